@@ -1,0 +1,37 @@
+# On a fresh machine: `make run` trains the default job, `make test` runs the tests.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: run test test-slow check bench clean
+
+run: .venv/installed
+	$(BIN)/fedveil run
+
+test: .venv/tested
+	$(BIN)/pytest -n 2
+
+test-slow: .venv/tested
+	$(BIN)/pytest -m slow
+
+check: .venv/tested
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# torch first and by its exact name: any other spelling may pull gigabytes of CUDA libraries.
+.venv/installed: pyproject.toml constraints.txt
+	@echo "Setting up .venv (about a minute the first time)..."
+	$(PYTHON) -m venv .venv
+	$(PIP) torch==2.13.0
+	$(PIP) setuptools
+	$(PIP) --no-build-isolation --editable .
+	@touch $@
+
+.venv/tested: .venv/installed
+	@echo "Adding the test tools..."
+	$(PIP) --no-build-isolation --editable '.[test]'
+	@touch $@

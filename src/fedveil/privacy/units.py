@@ -1,0 +1,47 @@
+"""The words every guarantee is made of: who is protected, against which change, towards whom."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Unit(StrEnum):
+    """What one unit of protection is."""
+
+    RECORD = "record"  # one example of one client
+    CLIENT = "client"  # all data of one client
+
+
+class Adjacency(StrEnum):
+    """Which change of one unit the guarantee hides."""
+
+    ADD_REMOVE = "add-remove"  # the unit is present or absent
+    REPLACE = "replace"  # the unit's data is changed, sizes fixed
+    ZERO_OUT = "zero-out"  # the unit's contribution is replaced by zero
+
+    @property
+    def sensitivity_factor(self) -> int:
+        """Largest change of a sum of clipped contributions, in units of the clip norm."""
+        return 2 if self is Adjacency.REPLACE else 1
+
+
+class Trust(StrEnum):
+    """Who may see what before noise."""
+
+    LOCAL = "local"  # nobody: every upload is already private
+    DISTRIBUTED = "distributed"  # an untrusted server sees a secure sum of noisy shares
+    CENTRAL = "central"  # a trusted aggregator adds the noise; others see released models
+
+
+class Arithmetic(StrEnum):
+    """How the noisy sum was computed."""
+
+    EXACT = "exact"  # integers on a grid, exact sampler
+    IDEALISED = "idealised"  # floating point, treated as real numbers
+
+
+class Entropy(StrEnum):
+    """Where the protective noise came from."""
+
+    SYSTEM = "system"  # the operating system
+    SEEDED = "seeded"  # a repeatable generator: simulation only
