@@ -1,0 +1,79 @@
+"""The command line. Each command is a module of this package and is imported only when named."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+from fedveil.errors import BadInput, FedveilError
+
+COMMANDS = {
+    "run": "train a model from a recipe; with no argument, the default job",
+    "account": "what a described mechanism, a recipe or a run costs in privacy",
+    "calibrate": "the noise, rounds or rate that a privacy budget buys",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong argument in one line instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 done, 2 bad input, 130 interrupted, 1 else."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _dispatch(arguments)
+    except FedveilError as error:
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(f"{where}{error.strerror or error}")
+        return 2
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("fedveil"))
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        raise BadInput(f"unknown command {name!r}: {hint}")
+    command = import_module(f"fedveil.cli.{name}")
+    parser = _Parser(prog=f"fedveil {name}", description=COMMANDS[name])
+    command.configure(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    code: int = command.execute(parser.parse_args(arguments[1:]))
+    return code
+
+
+def _usage() -> str:
+    lines = [f"  fedveil {name:<10} {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        ["Differentially private federated learning.", "", *lines, "", "fedveil NAME --help says more."]
+    )
+
+
+def _complain(message: str) -> None:
+    print(f"fedveil: {' '.join(message.split())}", file=sys.stderr)
