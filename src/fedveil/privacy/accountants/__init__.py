@@ -1,0 +1,1 @@
+"""Accountants: each turns steps into an upper bound on epsilon, or says that it cannot."""

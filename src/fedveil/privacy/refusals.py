@@ -1,0 +1,25 @@
+"""Combinations for which no proof exists. Each kind has its own error, so that callers can tell."""
+
+from __future__ import annotations
+
+from fedveil.errors import Refused
+
+
+class AmplificationRefused(Refused):
+    """Sampling credit towards somebody who learns the cohort."""
+
+
+class AdjacencyRefused(Refused):
+    """A neighbouring relation that the sampler's or the trust's proof does not cover."""
+
+
+class HonestSharesRefused(Refused):
+    """Not one honest noise share is sure to be in the sum."""
+
+
+class DeltaRefused(Refused):
+    """A delta that publishing one random unit would meet, or that the accountants cannot serve."""
+
+
+class MechanismRefused(Refused):
+    """A mechanism that cannot be run, or proved, under this trust or sampling."""

@@ -1,0 +1,151 @@
+"""What is to be accounted: releases, and the setting in which they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from fedveil.errors import BadInput
+from fedveil.privacy.arguments import count
+from fedveil.privacy.mechanisms import (
+    Mechanism,
+    _set,
+    kind_of,
+    mechanism_from_dict,
+    mechanism_to_dict,
+)
+from fedveil.privacy.sampling import (
+    Sampling,
+    sampling_from_dict,
+    sampling_kind,
+    sampling_to_dict,
+)
+from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
+
+
+@dataclass(frozen=True)
+class Release:
+    """`rounds` rounds of one mechanism on cohorts of one sampler.
+
+    uses: releases about a unit in each round in which it takes part.
+    participations: the most rounds in which any one unit took part, if a hard cap on it was
+        enforced or it was counted afterwards. Then participations are charged one by one and
+        sampling gets no credit (amplified epsilon and known counts exclude each other).
+    """
+
+    mechanism: Mechanism
+    sampling: Sampling
+    rounds: int
+    uses: int = 1
+    participations: int | None = None
+
+    def __post_init__(self) -> None:
+        kind_of(self.mechanism)
+        sampling_kind(self.sampling)
+        _set(self, "rounds", count("rounds", self.rounds, least=0))
+        _set(self, "uses", count("uses", self.uses))
+        if self.participations is not None:
+            _set(self, "participations", count("participations", self.participations, least=0))
+            if self.participations > self.rounds:
+                raise BadInput(
+                    f"participations: need at most rounds={self.rounds}, got {self.participations}"
+                )
+
+    @property
+    def counted_participations(self) -> int:
+        """Rounds in which one unit may take part, at most."""
+        if self.participations is not None:
+            return self.participations
+        return self.sampling.max_participations(self.rounds) if self.rounds else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "mechanism": mechanism_to_dict(self.mechanism),
+            "sampling": sampling_to_dict(self.sampling),
+            "rounds": self.rounds,
+            "uses": self.uses,
+            "participations": self.participations,
+        }
+
+    @staticmethod
+    def from_dict(document: Mapping[str, Any]) -> Release:
+        fields = _fields(document, "release", {"mechanism", "sampling", "rounds"})
+        mechanism = mechanism_from_dict(fields.pop("mechanism"))
+        sampling = sampling_from_dict(fields.pop("sampling"))
+        return _build(Release, "release", mechanism=mechanism, sampling=sampling, **fields)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Who is protected from whom, and how the noise is made.
+
+    population: number of protected units, if known; delta must stay below 1 / population.
+    colluders: clients that tell the adversary what they know: their own noise shares
+        (distributed), whether they were drawn (fixed-size sampling).
+    honest_shares: noise shares that are sure to be in every sum; by default the cohort without
+        the colluders. The noise multiplier counts all shares of the expected cohort.
+    """
+
+    unit: Unit
+    adjacency: Adjacency
+    trust: Trust
+    population: int | None = None
+    arithmetic: Arithmetic = Arithmetic.EXACT
+    entropy: Entropy = Entropy.SYSTEM
+    colluders: int = 0
+    honest_shares: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in _ENUMS.items():
+            _set(self, name, _choice(name, kind, getattr(self, name)))
+        if self.population is not None:
+            _set(self, "population", count("population", self.population))
+        _set(self, "colluders", count("colluders", self.colluders, least=0))
+        if self.honest_shares is not None:
+            _set(self, "honest_shares", count("honest_shares", self.honest_shares, least=0))
+
+    def to_dict(self) -> dict[str, Any]:
+        document: dict[str, Any] = {name: str(getattr(self, name)) for name in _ENUMS}
+        for name in ("population", "colluders", "honest_shares"):
+            document[name] = getattr(self, name)
+        return document
+
+    @staticmethod
+    def from_dict(document: Mapping[str, Any]) -> Setting:
+        return _build(Setting, "setting", **_fields(document, "setting", {"unit"}))
+
+
+_ENUMS: dict[str, type[StrEnum]] = {
+    "unit": Unit,
+    "adjacency": Adjacency,
+    "trust": Trust,
+    "arithmetic": Arithmetic,
+    "entropy": Entropy,
+}
+
+Built = TypeVar("Built")
+
+
+def _choice(name: str, kind: type[StrEnum], value: Any) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise BadInput(f"{name}: need one of {', '.join(kind)}, got {value!r}") from None
+
+
+def _fields(document: Mapping[str, Any], what: str, needed: set[str]) -> dict[str, Any]:
+    if not isinstance(document, Mapping):
+        raise BadInput(f"{what}: need an object, got {document!r}")
+    missing = needed - set(document)
+    if missing:
+        raise BadInput(f"{what}: {', '.join(sorted(missing))} missing")
+    return dict(document)
+
+
+def _build(kind: type[Built], what: str, **fields: Any) -> Built:
+    try:
+        return kind(**fields)
+    except TypeError:
+        raise BadInput(f"{what}: fields {sorted(fields)} do not describe one") from None

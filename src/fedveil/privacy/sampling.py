@@ -1,0 +1,288 @@
+"""Who takes part in a round. Each sampler draws the cohort and knows what may be proved of it.
+
+A draw uses 64-bit words of a `Stream` and no floating-point rounding, so that the law drawn is
+the law accounted (or one with a smaller rate). `amplifies` says whether the cohort is a secret
+random sample: only then may sampling lower epsilon, and only towards somebody who does not learn
+the cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import BadInput
+from fedveil.privacy.arguments import count, fraction
+from fedveil.privacy.mechanisms import _from_dict, _set
+from fedveil.randomness import Stream, Words
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Every client independently with probability `rate`.
+
+    `clients` is needed to draw, not to account.
+    """
+
+    rate: float
+    clients: int | None = None
+    amplifies: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _set(self, "rate", fraction("rate", self.rate))
+        if self.clients is not None:
+            _set(self, "clients", count("clients", self.clients))
+
+    def draw(self, round: int, stream: Stream) -> Ids:
+        """Sorted ids of this round's cohort; it may be empty, and then noise alone is released."""
+        clients = _needed(self.clients, "Poisson")
+        if self.rate == 1:
+            return np.arange(clients, dtype=np.int64)
+        # A word is below floor(rate * 2^64) with a probability of at most rate, and exactly rate
+        # from 2^-11 upwards (the float then has no bits below 2^-64).
+        threshold = np.uint64(int(self.rate * 2.0**64))
+        return np.flatnonzero(stream.words(clients) < threshold)
+
+    @property
+    def expected_cohort(self) -> float:
+        return self.rate * _needed(self.clients, "Poisson")
+
+    def max_participations(self, rounds: int) -> int:
+        """In the worst case a client is drawn every round."""
+        return rounds
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """A uniformly random set of exactly `cohort` clients, drawn anew every round."""
+
+    clients: int
+    cohort: int
+    amplifies: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_cohort(self)
+
+    def draw(self, round: int, stream: Stream) -> Ids:
+        """Sorted ids of this round's cohort."""
+        return random_subset(self.clients, self.cohort, stream)
+
+    @property
+    def expected_cohort(self) -> float:
+        return float(self.cohort)
+
+    def max_participations(self, rounds: int) -> int:
+        """In the worst case a client is drawn every round."""
+        return rounds
+
+
+@dataclass(frozen=True)
+class CappedPoisson:
+    """Poisson sampling; a cohort above `cap` is cut to a uniformly random subset of `cap`."""
+
+    clients: int
+    rate: float
+    cap: int
+    amplifies: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _set(self, "clients", count("clients", self.clients))
+        _set(self, "rate", fraction("rate", self.rate))
+        _set(self, "cap", count("cap", self.cap))
+        if self.cap > self.clients:
+            raise BadInput(f"cap: need at most clients={self.clients}, got {self.cap}")
+
+    def draw(self, round: int, stream: Stream) -> Ids:
+        """Sorted ids of this round's cohort."""
+        drawn = Poisson(self.rate, self.clients).draw(round, stream)
+        if len(drawn) <= self.cap:
+            return drawn
+        return drawn[random_subset(len(drawn), self.cap, stream)]
+
+    @property
+    def expected_cohort(self) -> float:
+        """E min(B, cap) for a binomial B: the sum of P(B > k) over k below the cap."""
+        from scipy.special import bdtrc
+
+        if self.rate == 1:
+            return float(self.cap)
+        return float(np.sum(bdtrc(np.arange(self.cap), self.clients, self.rate)))
+
+    def max_participations(self, rounds: int) -> int:
+        """In the worst case a client is drawn every round."""
+        return rounds
+
+
+@dataclass(frozen=True)
+class RoundRobin:
+    """The next `cohort` clients in order, for ever. Public: never amplifies."""
+
+    clients: int
+    cohort: int
+    amplifies: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_cohort(self)
+
+    def draw(self, round: int, stream: Stream | None = None) -> Ids:
+        """Sorted ids of this round's cohort; no randomness is used."""
+        first = round * self.cohort % self.clients
+        return np.sort((first + np.arange(self.cohort, dtype=np.int64)) % self.clients)
+
+    @property
+    def expected_cohort(self) -> float:
+        return float(self.cohort)
+
+    def max_participations(self, rounds: int) -> int:
+        """ceil(rounds * cohort / clients): some client has already had its extra turn."""
+        return -(-rounds * self.cohort // self.clients)
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """All clients in every round."""
+
+    clients: int | None = None
+    amplifies: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.clients is not None:
+            _set(self, "clients", count("clients", self.clients))
+
+    def draw(self, round: int, stream: Stream | None = None) -> Ids:
+        """The ids 0 .. clients - 1."""
+        return np.arange(_needed(self.clients, "Everyone"), dtype=np.int64)
+
+    @property
+    def expected_cohort(self) -> float:
+        return float(_needed(self.clients, "Everyone"))
+
+    def max_participations(self, rounds: int) -> int:
+        return rounds
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """A shuffled schedule in which participation counts never differ by more than one.
+
+    The schedule is made from the public number `key`, independently of any data; since everybody
+    may know it, it never amplifies.
+    """
+
+    clients: int
+    cohort: int
+    rounds: int
+    key: int = 0
+    amplifies: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_cohort(self)
+        _set(self, "rounds", count("rounds", self.rounds))
+        _set(self, "key", count("key", self.key, least=0))
+
+    def draw(self, round: int, stream: Stream | None = None) -> Ids:
+        """Sorted ids of this round's cohort; the schedule is public and uses no stream."""
+        if not 0 <= round < self.rounds:
+            raise BadInput(f"round: the schedule has {self.rounds} rounds, got {round}")
+        return _schedule(self)[round]
+
+    @property
+    def expected_cohort(self) -> float:
+        return float(self.cohort)
+
+    def max_participations(self, rounds: int) -> int:
+        """ceil(rounds * cohort / clients), for any prefix of the schedule."""
+        if rounds > self.rounds:
+            raise BadInput(f"rounds: the schedule has {self.rounds} rounds, got {rounds}")
+        return -(-rounds * self.cohort // self.clients)
+
+
+Sampling = Poisson | FixedSize | CappedPoisson | RoundRobin | Everyone | Balanced
+
+_KINDS: dict[str, type[Sampling]] = {
+    "poisson": Poisson,
+    "fixed": FixedSize,
+    "capped-poisson": CappedPoisson,
+    "round-robin": RoundRobin,
+    "everyone": Everyone,
+    "balanced": Balanced,
+}
+
+
+def sampling_kind(sampling: Sampling) -> str:
+    """The name of a sampler's kind in documents and on the command line."""
+    for name, kind in _KINDS.items():
+        if type(sampling) is kind:
+            return name
+    raise BadInput(f"sampling: {sampling!r} is none of {', '.join(_KINDS)}")
+
+
+def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
+    """A plain document from which `sampling_from_dict` rebuilds the sampler."""
+    return {"kind": sampling_kind(sampling), **asdict(sampling)}
+
+
+def sampling_from_dict(document: Mapping[str, Any]) -> Sampling:
+    """The sampler that `sampling_to_dict` described."""
+    sampling: Sampling = _from_dict(document, _KINDS, "sampling")
+    return sampling
+
+
+def random_subset(population: int, size: int, stream: Stream) -> Ids:
+    """A uniformly random set of `size` of the ids 0 .. population - 1, sorted.
+
+    The ids with the smallest of independent words. A tie across the boundary is redrawn: that
+    event treats all ids alike, so what remains is exactly uniform.
+    """
+    if size == population:
+        return np.arange(population, dtype=np.int64)
+    while True:
+        words: Words = stream.words(population)
+        order = np.argpartition(words, (size - 1, size))
+        if words[order[size - 1]] != words[order[size]]:
+            return np.sort(order[:size])
+
+
+@lru_cache(maxsize=8)
+def _schedule(plan: Balanced) -> Ids:
+    """All cohorts [rounds, cohort]: shuffles of all clients one after the other, cut into rounds.
+
+    A round that spans two shuffles must not name a client twice: the second shuffle then lets
+    those who stand in the first part of the round wait until the round is over.
+    """
+    stream = Stream(plan.key.to_bytes(32, "little"))
+    slots = np.empty(plan.rounds * plan.cohort, dtype=np.int64)
+    filled = 0
+    while filled < len(slots):
+        shuffle = np.argsort(stream.words(plan.clients), kind="stable").astype(np.int64)
+        started = filled % plan.cohort
+        if started:
+            waiting = np.isin(shuffle, slots[filled - started : filled])
+            head = shuffle[~waiting][: plan.cohort - started]
+            shuffle = np.concatenate([head, shuffle[~np.isin(shuffle, head)]])
+        taken = min(len(shuffle), len(slots) - filled)
+        slots[filled : filled + taken] = shuffle[:taken]
+        filled += taken
+    schedule = np.sort(slots.reshape(plan.rounds, plan.cohort), axis=1)
+    schedule.setflags(write=False)
+    return schedule
+
+
+def _check_cohort(sampling: FixedSize | RoundRobin | Balanced) -> None:
+    _set(sampling, "clients", count("clients", sampling.clients))
+    _set(sampling, "cohort", count("cohort", sampling.cohort))
+    if sampling.cohort > sampling.clients:
+        raise BadInput(f"cohort: need at most clients={sampling.clients}, got {sampling.cohort}")
+
+
+def _needed(clients: int | None, who: str) -> int:
+    if clients is None:
+        raise BadInput(f"clients: {who} sampling needs the number of clients here, got none")
+    return clients
