@@ -1,0 +1,171 @@
+"""Which examples are kept for testing: never so many that a client is left without any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.data.partition import Assignment, ByOwner, Partition, Rows, generator
+from fedveil.errors import BadInput
+
+TRAIN, VALIDATION, TEST = np.uint8(0), np.uint8(1), np.uint8(2)
+Parts = npt.NDArray[np.uint8]
+
+
+class Holdout(StrEnum):
+    """Where the test (and validation) examples come from, when the data bring none."""
+
+    WITHIN = "within"  # the same fraction of every client, at random
+    LATEST = "latest"  # the last examples of every client: data in the order of time
+    POOLED = "pooled"  # a fraction of all examples, whoever owns them
+    CLIENTS = "clients"  # all examples of some clients: what the model does for strangers
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Who trains on what, and the rows kept for validation and test."""
+
+    train: Assignment
+    validation: Rows
+    test: Rows
+    from_clients: bool  # something was held out from clients who also train
+
+
+def deal(
+    labels: npt.NDArray[np.generic],
+    owners: npt.ArrayLike | None,
+    partition: Partition,
+    holdout: Holdout,
+    *,
+    test: float,
+    validation: float,
+    seed: int,
+) -> Dealt:
+    """Deal `len(labels)` rows to clients and hold some out; who comes first depends on `holdout`.
+
+    `POOLED` takes its part before anything is dealt, unless the rows belong to owners already.
+    """
+    need_fractions(test, validation)
+    dealing, holding = generator(seed, "deal"), generator(seed, "hold out")
+    if holdout is Holdout.POOLED and not isinstance(partition, ByOwner):
+        part = pooled(len(labels), test, validation, holding)
+        _need_parts(part, test, validation)
+        kept = np.flatnonzero(part == TRAIN)
+        dealt = partition.assign(labels[kept], None, dealing)
+        train = Assignment(kept[dealt.rows], dealt.offsets)
+        return Dealt(train, np.flatnonzero(part == VALIDATION), np.flatnonzero(part == TEST), False)
+    dealt = partition.assign(labels, owners, dealing)
+    if test == 0 and validation == 0:
+        nothing = np.empty(0, dtype=np.int64)
+        return Dealt(dealt, nothing, nothing, False)
+    part = parts_of(dealt, holdout, test, validation, holding)
+    return Dealt(
+        train=dealt.keep(part == TRAIN),
+        validation=dealt.rows[part == VALIDATION],
+        test=dealt.rows[part == TEST],
+        from_clients=holdout is not Holdout.CLIENTS,
+    )
+
+
+def parts_of(
+    dealt: Assignment,
+    holdout: Holdout,
+    test: float,
+    validation: float,
+    draw: np.random.Generator,
+) -> Parts:
+    """TRAIN, VALIDATION or TEST for every row of the assignment, in its order."""
+    need_fractions(test, validation)
+    if holdout is Holdout.CLIENTS:
+        part = np.repeat(pooled(dealt.clients, test, validation, draw), dealt.sizes)
+    elif holdout is Holdout.POOLED:
+        part = _pooled_but_one_each(dealt, test, validation, draw)
+    else:
+        part = _within(dealt, holdout is Holdout.LATEST, test, validation, draw)
+    _need_parts(part, test, validation)
+    return part
+
+
+def pooled(count: int, test: float, validation: float, draw: np.random.Generator) -> Parts:
+    """A part for each of `count` things at random; at least one stays in training."""
+    need_fractions(test, validation)
+    tests = min(round(test * count), count - 1)
+    validations = min(round(validation * count), count - 1 - tests)
+    part = np.full(count, TRAIN)
+    order = draw.permutation(count)
+    part[order[:tests]] = TEST
+    part[order[tests : tests + validations]] = VALIDATION
+    return part
+
+
+def _need_parts(part: Parts, test: float, validation: float) -> None:
+    for name, fraction, code in (
+        ("test_fraction", test, TEST),
+        ("validation_fraction", validation, VALIDATION),
+    ):
+        if fraction > 0 and not (part == code).any():
+            raise BadInput(
+                f"{name}={fraction} holds out nothing of {len(part)} examples if every client "
+                "keeps one; use a larger fraction, holdout='clients' or test data of their own"
+            )
+
+
+def need_fractions(test: float, validation: float) -> None:
+    for name, fraction in (("test_fraction", test), ("validation_fraction", validation)):
+        if not 0 <= fraction < 1:
+            raise BadInput(f"{name}={fraction}: must be at least 0 and below 1")
+    if test + validation >= 1:
+        raise BadInput(
+            f"test_fraction={test} and validation_fraction={validation} leave nothing to train on"
+        )
+
+
+def _pooled_but_one_each(
+    dealt: Assignment, test: float, validation: float, draw: np.random.Generator
+) -> Parts:
+    """A random row of every client is safe; the others are drawn without regard to owners."""
+    client = np.repeat(np.arange(dealt.clients), dealt.sizes)
+    order = draw.permutation(len(client))
+    _, first = np.unique(client[order], return_index=True)
+    spare = np.delete(order, first)
+    tests = min(round(test * len(client)), len(spare))
+    validations = min(round(validation * len(client)), len(spare) - tests)
+    part = np.full(len(client), TRAIN)
+    part[spare[:tests]] = TEST
+    part[spare[tests : tests + validations]] = VALIDATION
+    return part
+
+
+def _within(
+    dealt: Assignment, latest: bool, test: float, validation: float, draw: np.random.Generator
+) -> Parts:
+    sizes = dealt.sizes
+    tests = np.minimum(_counts(test, sizes, draw), sizes - 1)
+    validations = np.minimum(_counts(validation, sizes, draw), sizes - 1 - tests)
+    from_end = np.repeat(sizes, sizes) - 1 - dealt.positions
+    if not latest:  # a random order within each client instead of the given one
+        client = np.repeat(np.arange(dealt.clients), sizes)
+        lottery = np.lexsort((draw.random(len(client)), client))
+        shuffled = np.empty_like(from_end)
+        shuffled[lottery] = from_end
+        from_end = shuffled
+    part = np.full(len(from_end), TRAIN)
+    part[from_end < np.repeat(tests + validations, sizes)] = VALIDATION
+    part[from_end < np.repeat(tests, sizes)] = TEST
+    return part
+
+
+def _counts(
+    fraction: float, sizes: npt.NDArray[np.int64], draw: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """`fraction * sizes`, rounded; clients owed less than one example give one now and then.
+
+    Plain rounding would never take anything from small clients, and random rounding would make
+    clients of equal size unequal.
+    """
+    owed = fraction * sizes
+    lucky = draw.random(len(sizes)) < owed
+    return np.where(owed >= 1, np.rint(owed), lucky).astype(np.int64)

@@ -1,0 +1,378 @@
+"""Who owns which example: ways to deal a pool of examples to clients.
+
+A partition is a frozen description; `assign` turns it into row numbers and offsets. All of them are
+vectorised over clients, never leave a client without examples, and draw from a generator of their
+own: how data was dealt is public and has nothing to do with the randomness that protects anybody.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import BadInput
+
+Rows = npt.NDArray[np.int64]
+
+
+def generator(seed: int, purpose: str) -> np.random.Generator:
+    """The public random numbers of one purpose: dealing examples, holding some out, and so on."""
+    if seed < 0:
+        raise BadInput(f"seed={seed}: must not be negative")
+    return np.random.default_rng([zlib.crc32(purpose.encode()), seed])
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Client `i` owns `rows[offsets[i]:offsets[i + 1]]`; rows that nobody owns are left out."""
+
+    rows: Rows
+    offsets: Rows
+    owners: npt.NDArray[np.generic] | None = None  # one name a client, where the data has names
+
+    @property
+    def clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Rows:
+        return np.diff(self.offsets)
+
+    @property
+    def positions(self) -> Rows:
+        """The place of every row within its client: 0, 1, ..."""
+        return np.arange(len(self.rows)) - np.repeat(self.offsets[:-1], self.sizes)
+
+    def keep(self, chosen: npt.NDArray[np.bool_]) -> Assignment:
+        """Only the chosen rows; clients left without any disappear."""
+        client = np.repeat(np.arange(self.clients), self.sizes)[chosen]
+        sizes = np.bincount(client, minlength=self.clients)
+        owners = None if self.owners is None else self.owners[sizes > 0]
+        return Assignment(self.rows[chosen], offsets_of(sizes[sizes > 0]), owners)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Limits:
+    """What every partition offers: a fixed number of examples a client, or a cap."""
+
+    examples_per_client: int | None = None
+    cap: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and value < 1:
+                raise BadInput(f"{field.name}={value}: must be at least 1")
+        if self.cap is not None and self.examples_per_client is not None:
+            raise BadInput(
+                f"cap={self.cap} and examples_per_client={self.examples_per_client}: give only one"
+            )
+
+
+@dataclass(frozen=True)
+class IID(_Limits):
+    """Every client gets a uniformly random share; sizes differ by at most one."""
+
+    clients: int
+
+    def assign(
+        self, labels: npt.NDArray[np.generic], owners: object, draw: np.random.Generator
+    ) -> Assignment:
+        rows = draw.permutation(len(labels))
+        return _deal(rows, self.clients, self.examples_per_client, self.cap, "IID")
+
+
+@dataclass(frozen=True)
+class SortedSlices(_Limits):
+    """Examples sorted by target, cut into equal slices, one a client (Fu et al., section VI-A).
+
+    With `per_client` the slices have exactly that many examples, drawn at random from the pool
+    before sorting; without `clients`, as many clients as the pool allows.
+    """
+
+    clients: int | None = None
+    per_client: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.per_client is not None and self.examples_per_client is not None:
+            raise BadInput(
+                f"per_client={self.per_client} and examples_per_client={self.examples_per_client} "
+                "mean the same: give one of them"
+            )
+        if self.clients is None and self._fixed is None:
+            raise BadInput("SortedSlices needs clients, per_client or both")
+
+    @property
+    def _fixed(self) -> int | None:
+        return self.per_client or self.examples_per_client
+
+    def assign(
+        self, labels: npt.NDArray[np.generic], owners: object, draw: np.random.Generator
+    ) -> Assignment:
+        _need_one_label_each(labels, "SortedSlices")
+        rows = draw.permutation(len(labels))  # ties fall at random
+        fixed = self._fixed
+        clients = self.clients if self.clients is not None else len(rows) // (fixed or 1)
+        if fixed is not None:
+            _need_examples(len(rows), clients, fixed, "SortedSlices")
+            rows = rows[: clients * fixed]
+        rows = rows[np.argsort(labels[rows], kind="stable")]
+        dealt = _deal(rows, clients, None, None, "SortedSlices")
+        return _limit(dealt, None, self.cap, draw)
+
+
+@dataclass(frozen=True)
+class Dirichlet(_Limits):
+    """Label mixes that differ between clients; smaller `alpha`, more different.
+
+    Without `examples_per_client`: each class is shared out in proportions drawn from
+    Dirichlet(alpha) over the clients, so sizes differ too. With it: each client draws its own mix
+    of classes from Dirichlet(alpha) and fills it as long as the classes last (all sizes equal).
+    """
+
+    clients: int
+    alpha: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha < float("inf"):
+            raise BadInput(f"alpha={self.alpha}: must be positive and finite")
+
+    def assign(
+        self, labels: npt.NDArray[np.generic], owners: object, draw: np.random.Generator
+    ) -> Assignment:
+        _need_one_label_each(labels, "Dirichlet")
+        if not np.issubdtype(labels.dtype, np.integer):
+            raise BadInput("Dirichlet deals by class, but targets are numbers: use SortedSlices")
+        _need_examples(len(labels), self.clients, self.examples_per_client or 1, "Dirichlet")
+        classes, codes = np.unique(labels, return_inverse=True)
+        if self.examples_per_client is None:
+            client = self._shares_of_classes(codes, len(classes), draw)
+            _fill_empty(client, self.clients, draw)
+            rows = np.argsort(client, kind="stable")
+            sizes = np.bincount(client, minlength=self.clients)
+        else:
+            rows = self._mixes_of_clients(codes, len(classes), self.examples_per_client, draw)
+            sizes = np.full(self.clients, self.examples_per_client)
+        return _limit(Assignment(rows, offsets_of(sizes)), None, self.cap, draw)
+
+    def _shares_of_classes(self, codes: Rows, classes: int, draw: np.random.Generator) -> Rows:
+        """The client of every row: classes are independent of each other."""
+        client = np.empty(len(codes), dtype=np.int64)
+        for label in range(classes):
+            ladder = np.cumsum(_dirichlet(self.alpha, self.clients, draw))
+            members = np.flatnonzero(codes == label)
+            places = np.sort(draw.random(len(members))) * ladder[-1]  # sorted: a faster search
+            client[draw.permutation(members)] = np.searchsorted(ladder, places, side="right")
+        return client
+
+    def _mixes_of_clients(
+        self, codes: Rows, classes: int, each: int, draw: np.random.Generator
+    ) -> Rows:
+        """Rows by client. A class that runs out leaves the mixes; the others fill its place."""
+        mixes = np.stack(
+            [_log_gamma(self.alpha, self.clients, draw) for _ in range(classes)], axis=1
+        )
+        mixes = np.exp(mixes - mixes.max(axis=1, keepdims=True))
+        supply = np.bincount(codes, minlength=classes)
+        granted = np.zeros((self.clients, classes), dtype=np.int64)
+        missing = np.full(self.clients, each)
+        while (needy := np.flatnonzero(missing)).size:
+            left = supply - granted.sum(axis=0)
+            chances = mixes[needy] * (left > 0)
+            hopeless = chances.sum(axis=1) <= 0  # its classes are gone: take what there is
+            chances[hopeless] = left
+            chances /= chances.sum(axis=1, keepdims=True)
+            wish = draw.multinomial(missing[needy], chances)
+            before = np.cumsum(wish, axis=0) - wish
+            grant = np.clip(
+                left - before, 0, wish
+            )  # first come, first served; ends one class or all
+            granted[needy] += grant
+            missing[needy] -= grant.sum(axis=1)
+        shuffled = draw.permutation(len(codes))
+        by_class = shuffled[np.argsort(codes[shuffled], kind="stable")]
+        first = np.cumsum(supply) - supply
+        picked = [
+            by_class[first[label] : first[label] + granted[:, label].sum()]
+            for label in range(classes)
+        ]
+        client = np.concatenate(
+            [np.repeat(np.arange(self.clients), granted[:, label]) for label in range(classes)]
+        )
+        return np.concatenate(picked)[np.argsort(client, kind="stable")].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class ByOwner(_Limits):
+    """Every owner is a client, in sorted order of the owner column.
+
+    `at_least` leaves out owners with fewer examples, `clients` keeps that many owners drawn at
+    random, `examples_per_client` also leaves out owners that have fewer.
+    """
+
+    clients: int | None = None
+    at_least: int = 1
+
+    def assign(
+        self,
+        labels: npt.NDArray[np.generic],
+        owners: npt.ArrayLike | None,
+        draw: np.random.Generator,
+    ) -> Assignment:
+        if owners is None:
+            raise BadInput("ByOwner: these data name no owners; use IID, Dirichlet or SortedSlices")
+        everyone = group(owners)
+        if everyone.sizes.sum() != len(labels):
+            raise BadInput(f"owners: {everyone.sizes.sum()} entries for {len(labels)} examples")
+        least = max(self.at_least, self.examples_per_client or 1)
+        enough = everyone.sizes >= least
+        if not enough.any():
+            raise BadInput(
+                f"no owner has {least} examples: the largest has {everyone.sizes.max()}; "
+                "lower at_least or examples_per_client"
+            )
+        if self.clients is not None:
+            able = np.flatnonzero(enough)
+            if self.clients > len(able):
+                raise BadInput(f"clients={self.clients}: only {len(able)} owners are usable")
+            enough[:] = False
+            enough[draw.choice(able, self.clients, replace=False)] = True
+        kept = everyone if enough.all() else everyone.keep(np.repeat(enough, everyone.sizes))
+        return _limit(kept, self.examples_per_client, self.cap, draw)
+
+
+Partition = IID | Dirichlet | SortedSlices | ByOwner
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "iid": IID,
+    "dirichlet": Dirichlet,
+    "sorted": SortedSlices,
+    "owner": ByOwner,
+}
+
+
+def named(name: str, **settings: Any) -> Partition:
+    """The partition of a recipe: `named("dirichlet", clients=100, alpha=0.1)`."""
+    if name not in PARTITIONS:
+        near = get_close_matches(name, PARTITIONS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PARTITIONS)}"
+        raise BadInput(f"partition {name!r} is unknown: {hint}")
+    kind = PARTITIONS[name]
+    known = [field.name for field in fields(kind)]
+    for setting in settings:
+        if setting not in known:
+            raise BadInput(f"partition {name!r} has no {setting!r}; it has {', '.join(known)}")
+    try:
+        return kind(**settings)
+    except TypeError:
+        needed = {"iid": "clients", "dirichlet": "clients and alpha"}.get(name, "")
+        raise BadInput(f"partition {name!r} needs {needed}") from None
+
+
+def group(owners: npt.ArrayLike) -> Assignment:
+    """Rows by owner, owners sorted, each owner's rows in their given order."""
+    column = np.asarray(owners)
+    if column.ndim != 1 or not len(column):
+        raise BadInput(f"owners: need one entry an example, got shape {column.shape}")
+    _need_owners(column)
+    try:
+        ordered = bool(np.all(column[:-1] <= column[1:]))
+        rows = np.arange(len(column)) if ordered else np.argsort(column, kind="stable")
+    except TypeError:
+        kinds = sorted({type(entry).__name__ for entry in column})
+        raise BadInput(f"owners: entries of different kinds ({', '.join(kinds)})") from None
+    arranged = column if ordered else column[rows]
+    first = np.flatnonzero(np.concatenate([[True], arranged[1:] != arranged[:-1]]))
+    offsets = np.concatenate([first, [len(column)]]).astype(np.int64)
+    names = arranged[first]
+    if names.dtype == object and all(isinstance(name, str) for name in names):
+        names = names.astype(str)
+    return Assignment(rows.astype(np.int64, copy=False), offsets, names)
+
+
+def offsets_of(sizes: npt.NDArray[np.integer[Any]]) -> Rows:
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+
+
+def _need_owners(column: npt.NDArray[np.generic]) -> None:
+    missing: npt.NDArray[np.bool_]
+    if column.dtype == object:
+        missing = np.fromiter((entry is None or entry != entry for entry in column), bool)
+    elif np.issubdtype(column.dtype, np.floating):
+        missing = np.isnan(column.astype(np.float64, copy=False))
+    else:
+        return
+    if missing.any():
+        raise BadInput(f"owners: example {int(missing.argmax())} names no owner")
+
+
+def _need_one_label_each(labels: npt.NDArray[np.generic], who: str) -> None:
+    if labels.ndim != 1:
+        raise BadInput(f"{who} needs one label an example, not sequences: use IID or ByOwner")
+
+
+def _need_examples(examples: int, clients: int, each: int, who: str) -> None:
+    if clients < 1 or examples < clients * each:
+        raise BadInput(
+            f"{who}: {clients} clients with {each} examples each need {clients * each} examples, "
+            f"there are {examples}"
+        )
+
+
+def _deal(rows: Rows, clients: int, each: int | None, cap: int | None, who: str) -> Assignment:
+    """Consecutive shares of `rows`, equal up to one, or of `each` rows."""
+    _need_examples(len(rows), clients, each or 1, who)
+    if each is None:
+        each, extra = divmod(len(rows), clients)
+        sizes = np.full(clients, each) + (np.arange(clients) < extra)
+    else:
+        sizes = np.full(clients, each)
+    dealt = Assignment(rows[: sizes.sum()].astype(np.int64, copy=False), offsets_of(sizes))
+    return dealt if cap is None else dealt.keep(dealt.positions < cap)
+
+
+def _limit(
+    dealt: Assignment, each: int | None, cap: int | None, draw: np.random.Generator
+) -> Assignment:
+    """At most `each` or `cap` rows a client, drawn at random, in their old order."""
+    limit = each or cap
+    if limit is None or dealt.sizes.max() <= limit:
+        return dealt
+    client = np.repeat(np.arange(dealt.clients), dealt.sizes)
+    lottery = np.lexsort((draw.random(len(client)), client))
+    chosen = np.zeros(len(client), dtype=bool)
+    chosen[lottery[dealt.positions < limit]] = True
+    return dealt.keep(chosen)
+
+
+def _fill_empty(client: Rows, clients: int, draw: np.random.Generator) -> None:
+    """Give every client without rows one row that its owner can spare, in place."""
+    empty = np.flatnonzero(np.bincount(client, minlength=clients) == 0)
+    if not empty.size:
+        return
+    order = draw.permutation(len(client))
+    _, first = np.unique(client[order], return_index=True)  # a random row of each: it stays
+    spare = np.delete(order, first)
+    client[spare[: len(empty)]] = empty
+
+
+def _log_gamma(alpha: float, count: int, draw: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Logarithms of Gamma(alpha) draws; small alphas would underflow without the logarithm.
+
+    G(alpha) has the law of G(alpha + 1) * U**(1/alpha).
+    """
+    exponential = draw.standard_exponential(count)  # -log U
+    return np.asarray(np.log(draw.standard_gamma(alpha + 1, count)) - exponential / alpha)
+
+
+def _dirichlet(alpha: float, count: int, draw: np.random.Generator) -> npt.NDArray[np.float64]:
+    logs = _log_gamma(alpha, count, draw)
+    weights = np.exp(logs - logs.max())
+    return np.asarray(weights / weights.sum())

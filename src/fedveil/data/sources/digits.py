@@ -1,0 +1,37 @@
+"""The embedded default: handwritten digits that come with scikit-learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.data.federation import Examples, Task
+from fedveil.data.partition import IID
+from fedveil.data.sources.source import Pool, Source, unit_pixels
+
+
+def read(data_dir: Path | None, *, seed: int) -> Pool:
+    from sklearn.datasets import load_digits  # a second to import: only when it is needed
+
+    bunch = load_digits()
+    images = bunch.images.astype(np.uint8)  # whole numbers 0..16
+    return Pool(
+        train=Examples(images, bunch.target.astype(np.int64)),
+        task=Task.CLASSIFICATION,
+        classes=10,
+        scaling=unit_pixels(16),
+    )
+
+
+DIGITS = Source(
+    name="digits",
+    what="8x8 grey images of handwritten digits, part of scikit-learn: nothing to download",
+    licence="CC BY 4.0 (E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998)",
+    task=Task.CLASSIFICATION,
+    classes=10,
+    examples=1797,
+    partition=IID(100),
+    read=read,
+    test_fraction=0.2,
+)

@@ -1,0 +1,134 @@
+"""A federation on disk: one `.npy` file a column and a manifest, opened as memory maps."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil.data.columns import Array
+from fedveil.data.federation import Examples, Federation, Scaling, Task
+from fedveil.errors import BadInput
+
+FORMAT = "fedveil federation 1"
+MANIFEST = "federation.json"
+
+
+def save(federation: Federation, directory: Path) -> Path:
+    """Write `directory`, which must not exist; it appears complete or not at all."""
+    if directory.exists():
+        raise BadInput(f"{directory}: exists already; name a new directory")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        columns = _columns(federation)
+        for name, column in columns.items():
+            np.save(partial / f"{name}.npy", column, allow_pickle=False)
+        manifest = {
+            "format": FORMAT,
+            "name": federation.name,
+            "task": str(federation.task),
+            "classes": federation.classes,
+            "class_names": list(federation.class_names),
+            "features": list(federation.features),
+            "notes": list(federation.notes),
+            "bytes": {name: (partial / f"{name}.npy").stat().st_size for name in columns},
+        }
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+        os.chmod(partial, 0o755)  # mkdtemp makes it private
+        os.replace(partial, directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return directory
+
+
+def load(directory: Path) -> Federation:
+    """Map the columns of a saved federation; nothing is read until it is used."""
+    manifest = _manifest(directory)
+    columns = {name: _map(directory, name, size) for name, size in manifest["bytes"].items()}
+
+    def examples(part: str) -> Examples:
+        return Examples(columns[f"{part}.inputs"], columns[f"{part}.targets"])
+
+    try:
+        scaling = None
+        if "scaling.shift" in columns:
+            scaling = Scaling(
+                columns["scaling.shift"].astype(np.float32),
+                columns["scaling.factor"].astype(np.float32),
+            )
+        return Federation(
+            train=examples("train"),
+            offsets=np.array(columns["offsets"]),
+            test=examples("test"),
+            task=Task(manifest["task"]),
+            classes=int(manifest["classes"]),
+            name=str(manifest["name"]),
+            validation=examples("validation") if "validation.inputs" in columns else None,
+            scaling=scaling,
+            notes=tuple(manifest["notes"]),
+            owners=columns.get("owners"),
+            class_names=tuple(manifest["class_names"]),
+            features=tuple(manifest["features"]),
+            verified=True,
+        )
+    except (KeyError, ValueError) as error:
+        raise BadInput(f"{directory}: not a whole federation ({error})") from None
+
+
+def _columns(federation: Federation) -> dict[str, Array]:
+    columns: dict[str, Array] = {"offsets": federation.offsets}
+    parts = {
+        "train": federation.train,
+        "test": federation.test,
+        "validation": federation.validation,
+    }
+    for part, examples in parts.items():
+        if examples is not None:
+            columns[f"{part}.inputs"] = examples.inputs
+            columns[f"{part}.targets"] = examples.targets
+    if federation.owners is not None:
+        owners = federation.owners
+        columns["owners"] = owners.astype(str) if owners.dtype == object else owners
+    if federation.scaling is not None:
+        columns["scaling.shift"] = federation.scaling.shift
+        columns["scaling.factor"] = federation.scaling.factor
+    return columns
+
+
+def _manifest(directory: Path) -> dict[str, Any]:
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise BadInput(f"{directory}: not a saved federation (no {MANIFEST})")
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            raise BadInput(f"{path}: format {manifest['format']!r}, this version reads {FORMAT!r}")
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, BadInput):
+            raise
+        raise BadInput(f"{path}: cannot be read as a manifest") from None
+    return manifest
+
+
+def _map(directory: Path, name: str, size: int) -> Array:
+    path = directory / f"{name}.npy"
+    if not path.is_file():
+        raise BadInput(f"{path}: missing; save the federation again")
+    if path.stat().st_size != size:
+        raise BadInput(
+            f"{path}: {path.stat().st_size} bytes, not {size}; save the federation again"
+        )
+    try:
+        column: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError:  # an empty array cannot be mapped, a broken header cannot be read
+        try:
+            column = np.load(path, allow_pickle=False)
+        except ValueError:
+            raise BadInput(f"{path}: not a NumPy array; save the federation again") from None
+    return column
