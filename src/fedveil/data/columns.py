@@ -60,7 +60,9 @@ def label_column(
     strange = known[codes] != text
     if strange.any():
         row = int(strange.argmax())
-        raise BadInput(f"{name}: label {str(text[row])!r} of example {row} is not among the classes")
+        raise BadInput(
+            f"{name}: label {str(text[row])!r} of example {row} is not among the classes"
+        )
     if class_names:  # in the order the caller gave
         place = {label: position for position, label in enumerate(class_names)}
         codes = np.array([place[str(label)] for label in known])[codes]

@@ -87,6 +87,7 @@ class Federation:
     owners: Array | None = field(default=None, repr=False)  # [clients], where the data name them
     class_names: tuple[str, ...] = field(default=(), repr=False)
     features: tuple[str, ...] = field(default=(), repr=False)  # names of flat inputs' columns
+    target_scaling: Scaling | None = field(default=None, repr=False)  # how regression targets were
     verified: bool = field(default=False, repr=False)  # values were checked when they were saved
 
     def __post_init__(self) -> None:

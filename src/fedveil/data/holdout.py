@@ -168,4 +168,7 @@ def _counts(
     """
     owed = fraction * sizes
     lucky = draw.random(len(sizes)) < owed
-    return np.where(owed >= 1, np.rint(owed), lucky).astype(np.int64)
+    counts = np.where(owed >= 1, np.rint(owed), lucky).astype(np.int64)
+    if fraction > 0 and not counts.any():  # bad luck: the largest client gives
+        counts[np.argmax(sizes)] = 1
+    return counts

@@ -1,0 +1,151 @@
+"""Columns of a table as inputs of a model: numbers scaled, categories one-hot, gaps marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fedveil.data.schema import Column, Kind
+
+MOST_CATEGORIES = 100  # a text column with more is no category
+FARTHEST = 5.0  # inputs are clipped there: one outlier must not rule a client's gradient
+NUMERIC_SHARE = 0.9  # text of which this share are numbers is a number with gaps
+_NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
+_ID_NAMES = ("", "id", "index", "row", "key", "uuid")
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a column was found to be, or why it is left out, and what the user should know."""
+
+    column: Column | None
+    why_not: str = ""
+    remark: str = ""
+
+
+def kind_of(values: Any) -> Kind:
+    """What the stored type says, before looking at any value."""
+    kind = values.type
+    if pa.types.is_boolean(kind):
+        return Kind.BOOLEAN
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return Kind.DATE
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return Kind.NUMBER
+    return Kind.CATEGORY if pa.types.is_string(kind) else Kind.IGNORE
+
+
+def judge(name: str, values: Any) -> Judged:
+    """Decide from the data themselves what a column is; nothing of this is private."""
+    if values.null_count == len(values):
+        return Judged(None, "no values at all")
+    kind = kind_of(values)
+    if kind is Kind.IGNORE:
+        return Judged(None, f"{values.type} values")
+    missing = values.null_count > 0
+    distinct = pc.count_distinct(values).as_py()
+    if distinct == 1 and not missing:
+        return Judged(None, "the same value everywhere")
+    if kind is Kind.CATEGORY:
+        return _judge_text(values, distinct, missing)
+    if kind is Kind.BOOLEAN:
+        return Judged(Column(kind, missing=missing))
+    everywhere = distinct == len(values) and pa.types.is_integer(values.type)
+    plain = name.casefold().replace("-", "_")
+    if everywhere and (plain in _ID_NAMES or plain.endswith(("_id", " id"))):
+        return Judged(None, "an identifier")
+    numbers = _numbers(values, kind)
+    return Judged(_measured(Column(kind, missing=missing), numbers))
+
+
+def _judge_text(values: Any, distinct: int, missing: bool) -> Judged:
+    if distinct > MOST_CATEGORIES or distinct > max(20, (len(values) - values.null_count) // 2):
+        numeric = pc.fill_null(pc.match_substring_regex(values, _NUMBER), False)
+        strange = len(values) - values.null_count - pc.sum(numeric).as_py()
+        if strange <= (1 - NUMERIC_SHARE) * len(values):
+            numbers = _numbers(values, Kind.NUMBER)
+            remark = f"{strange} entries that are no numbers count as missing"
+            return Judged(_measured(Column(Kind.NUMBER, missing=True), numbers), "", remark)
+        return Judged(None, f"text with {distinct} different values")
+    categories = sorted(pc.unique(values.drop_null()).to_pylist())
+    return Judged(Column(Kind.CATEGORY, categories=tuple(categories), missing=missing))
+
+
+def _measured(column: Column, numbers: npt.NDArray[np.float64]) -> Column:
+    known = numbers[np.isfinite(numbers)]
+    deviation = float(known.std())
+    return replace(column, mean=float(known.mean()), std=deviation if deviation > 0 else 1.0)
+
+
+def feature_names(name: str, column: Column) -> list[str]:
+    gap = [f"{name} (missing)"] if column.missing else []
+    if column.kind is Kind.CATEGORY:
+        return [*(f"{name}={category}" for category in column.categories), *gap]
+    return [name, *gap]
+
+
+def encode(values: Any, column: Column, out: Floats) -> None:
+    """Write the inputs of one column into `out [examples, features of the column]`."""
+    if column.kind is Kind.CATEGORY:
+        codes = category_codes(values, column.categories)
+        out[:] = 0
+        known = np.flatnonzero(codes >= 0)
+        out[known, codes[known]] = 1
+        gaps = np.asarray(values.is_null())
+    else:
+        numbers = np.clip(scaled(_numbers(values, column.kind), column), -FARTHEST, FARTHEST)
+        gaps = np.isnan(numbers)
+        out[:, 0] = np.where(gaps, 0.0, numbers)  # the centre: neither high nor low
+    if column.missing:
+        out[:, -1] = gaps
+
+
+def scaled(numbers: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.float64]:
+    if column.kind is Kind.BOOLEAN:
+        return numbers
+    if column.min is not None and column.max is not None:
+        numbers = np.clip(numbers, column.min, column.max)
+    return (numbers - column.centre) / column.width
+
+
+def category_codes(values: Any, categories: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Position of every value among the categories, -1 if missing or not among them."""
+    found = pc.index_in(as_text(values), value_set=pa.array(list(categories), pa.string()))
+    return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+
+
+def as_text(values: Any) -> Any:
+    """Values as categories are written: whole numbers without a decimal point."""
+    if pa.types.is_floating(values.type):
+        whole = pc.all(pc.equal(values, pc.round(values))).as_py()
+        if whole:
+            values = values.cast(pa.int64())
+    return values.cast(pa.string())
+
+
+def _numbers(values: Any, kind: Kind) -> npt.NDArray[np.float64]:
+    """Floats with NaN for missing values; dates as days since 1970-01-01."""
+    if pa.types.is_string(values.type):
+        if kind is Kind.DATE:
+            values = pc.strptime(values, format="%Y-%m-%d", unit="s", error_is_null=True)
+        elif kind is Kind.BOOLEAN:
+            values = pc.equal(pc.utf8_lower(values), "true")
+        else:
+            values = pc.if_else(pc.match_substring_regex(values, _NUMBER), values, None)
+    if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
+        seconds = values.cast(pa.timestamp("ms")).cast(pa.int64()).cast(pa.float64(), safe=False)
+        values = pc.divide(seconds, 86_400_000.0)
+    column = values.cast(pa.float64(), safe=False)
+    return np.asarray(column.to_numpy(), dtype=np.float64)
+
+
+def numbers_of(values: Any) -> npt.NDArray[np.float64]:
+    return _numbers(values, kind_of(values))

@@ -1,0 +1,171 @@
+"""Reading a CSV or Parquet file that nobody here has seen, or saying in one line why not."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from fedveil.errors import BadInput
+
+MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NULL", "null", "None")
+_DELIMITERS = ",;\t|"
+
+
+def read_table(path: Path) -> Any:
+    """The file as a `pyarrow.Table`: text trimmed, missing values null, column names unique."""
+    if path.is_dir():
+        raise BadInput(f"{path}: is a directory; name a CSV or Parquet file")
+    if not path.is_file():
+        near = get_close_matches(path.name, _neighbours(path), n=1)
+        raise BadInput(f"{path}: no such file" + (f"; did you mean {near[0]!r}?" if near else ""))
+    with path.open("rb") as file:
+        start = file.read(4)
+    if not start:
+        raise BadInput(f"{path}: is empty")
+    table = _parquet(path) if start == b"PAR1" else _csv(path, zipped=start[:2] == b"\x1f\x8b")
+    names = [name.strip() for name in table.column_names]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise BadInput(f"{path}: column {twice[0]!r} occurs more than once; rename one")
+    if not table.num_rows:
+        raise BadInput(f"{path}: has a header but no rows")
+    columns = [_tidy(path, name, table.column(i)) for i, name in enumerate(names)]
+    return pa.table(columns, names=names)
+
+
+def need_column(path: Path, names: Iterable[str], wanted: str, what: str) -> None:
+    """Refuse a column that is not there, naming the nearest that is."""
+    names = list(names)
+    if wanted in names:
+        return
+    folded = {name.casefold(): name for name in names}
+    near = [folded[wanted.casefold()]] if wanted.casefold() in folded else []
+    near = near or get_close_matches(wanted, names, n=1, cutoff=0.5)
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    hint = f"did you mean {near[0]!r}?" if near else f"its first line names {shown}"
+    raise BadInput(f"{path}: no column {wanted!r} ({what}); {hint}")
+
+
+def _neighbours(path: Path) -> list[str]:
+    try:
+        return [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return []
+
+
+def _parquet(path: Path) -> Any:
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(f"{path}: damaged Parquet file ({_first_line(error)})") from None
+
+
+def _csv(path: Path, zipped: bool) -> Any:
+    header = _header(path, zipped)
+    delimiter = max(_DELIMITERS, key=header.count)
+    try:
+        return _parse(path, zipped, delimiter, threads=True)
+    except pa.ArrowInvalid:
+        pass
+    except OSError as error:
+        raise BadInput(f"{path}: damaged gzip file ({_first_line(error)})") from None
+    try:  # one thread knows the number of the bad row
+        return _parse(path, zipped, delimiter, threads=False)
+    except pa.ArrowInvalid as error:
+        raise BadInput(f"{path}: {_complaint(str(error))}") from None
+
+
+def _parse(path: Path, zipped: bool, delimiter: str, threads: bool) -> Any:
+    with pa.OSFile(str(path)) as raw:
+        stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
+        return csv.read_csv(
+            stream,
+            # One block, so that the type of a column is decided by all of its rows.
+            read_options=csv.ReadOptions(use_threads=threads, block_size=2**31 - 1),
+            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            convert_options=csv.ConvertOptions(
+                null_values=list(MISSING),
+                strings_can_be_null=True,
+                timestamp_parsers=[csv.ISO8601, "%Y-%m"],
+            ),
+        )
+
+
+def _header(path: Path, zipped: bool) -> str:
+    try:
+        with pa.OSFile(str(path)) as raw:
+            stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
+            line = stream.read(1 << 16).split(b"\n")[0]
+    except (pa.ArrowException, OSError) as error:
+        raise BadInput(f"{path}: damaged gzip file ({_first_line(error)})") from None
+    if b"\0" in line:
+        raise BadInput(f"{path}: neither text nor Parquet; save it as UTF-8 CSV")
+    try:
+        return str(line.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise BadInput(f"{path}: the first line is not UTF-8; save the file as UTF-8") from None
+
+
+def _complaint(message: str) -> str:
+    """What the parser said, without the row's contents: they may be private."""
+    row = re.search(r"Row #(\d+)", message)
+    where = f"line {row[1]}" if row else "a line"
+    ragged = re.search(r"Expected (\d+) columns, got (\d+)", message)
+    if ragged:
+        return f"{where} has {ragged[2]} fields, the header has {ragged[1]}"
+    column = re.search(r"In CSV column #(\d+)", message)
+    if column:
+        return f"column {int(column[1]) + 1} mixes kinds of values"
+    return "cannot be read as CSV: " + message.splitlines()[0].split(":")[-1].strip()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:100]
+
+
+def _tidy(path: Path, name: str, column: Any) -> Any:
+    """Decode, trim, and make every kind of missing value null."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.cast(kind.value_type)
+        kind = column.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        _need_utf8(path, name, column)
+    if pa.types.is_large_string(kind):
+        column = column.cast(pa.string())
+        kind = column.type
+    if pa.types.is_string(kind):
+        text = pc.utf8_trim_whitespace(column)
+        return pc.if_else(pc.is_in(text, pa.array(MISSING)), None, text)
+    if pa.types.is_decimal(kind):
+        column = column.cast(pa.float64())
+        kind = column.type
+    if pa.types.is_floating(kind):
+        column = column.cast(pa.float64())
+        infinite = pc.fill_null(pc.is_inf(column), False)
+        if pc.any(infinite).as_py():
+            row = pc.index(infinite, True).as_py()
+            raise BadInput(f"{path}: column {name!r} holds infinity in row {row + 1}")
+        return pc.if_else(pc.is_nan(column), None, column)
+    return column
+
+
+def _need_utf8(path: Path, name: str, column: Any) -> None:
+    for row, value in enumerate(column):
+        try:
+            (value.as_py() or b"").decode()
+        except UnicodeDecodeError:
+            raise BadInput(
+                f"{path}: column {name!r}, row {row + 1} is not UTF-8; save the file as UTF-8"
+            ) from None
+    raise BadInput(f"{path}: column {name!r} holds raw bytes; leave it out")
