@@ -1,0 +1,98 @@
+"""Fast floating-point noise, for simulation only.
+
+The numbers are as good as 32-bit uniforms make them, but their low-order bits betray the value
+they were added to, so what is protected with them is reported with arithmetic "idealised". Real
+protection comes from the integer samplers beside this module.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import BadInput
+from fedveil.randomness import Stream
+
+Floats = npt.NDArray[np.float32]
+
+LARGEST_GAUSSIAN = math.sqrt(64.0 * math.log(2.0))  # 6.66 standard deviations
+LARGEST_LAPLACE = 32.0 * math.log(2.0)  # 22.2 scales
+
+_HALF_BLOCK = 1 << 15
+_MASK = np.int32(0x7FFFFFFF)
+
+
+def gaussian(stream: Stream, count: int, std: float = 1.0, *, out: Floats | None = None) -> Floats:
+    """`count` float32 Gaussians with standard deviation `std` (Box-Muller).
+
+    A uniform of 31 bits puts the farthest reachable value at 6.66 std. `out` is filled if given.
+    """
+    _require_scale("std", std)
+    out = _target(out, count)
+    half = max(1, min(_HALF_BLOCK, (count + 1) // 2))
+    bits = np.empty(2 * half, dtype=np.int32)
+    radius = np.empty(half, dtype=np.float32)
+    angle = np.empty(half, dtype=np.float32)
+    for start in range(0, count, 2 * half):
+        block = out[start : start + 2 * half]
+        pairs = (len(block) + 1) // 2
+        stream.fill(bits[: 2 * pairs].view(np.uint8))
+        r, a = radius[:pairs], angle[:pairs]
+        _minus_log_uniform(bits[:pairs], r)
+        r *= np.float32(2.0)
+        np.sqrt(r, out=r)
+        r *= np.float32(std)
+        a[:] = bits[pairs : 2 * pairs]
+        a *= np.float32(2.0 * math.pi * 2.0**-32)
+        first, second = block[:pairs], block[pairs:]
+        np.cos(a, out=first)
+        first *= r
+        a, r = a[: len(second)], r[: len(second)]
+        np.sin(a, out=second)
+        second *= r
+    return out
+
+
+def laplace(stream: Stream, count: int, scale: float = 1.0, *, out: Floats | None = None) -> Floats:
+    """`count` float32 Laplace variables (density exp(-|x|/scale) / (2 scale)), at most 22.2 scales.
+
+    `out` is filled if given.
+    """
+    _require_scale("scale", scale)
+    out = _target(out, count)
+    bits = np.empty(min(count, 2 * _HALF_BLOCK), dtype=np.int32)
+    sign = np.empty(len(bits), dtype=np.float32)
+    for start in range(0, count, max(1, len(bits))):
+        block = out[start : start + len(bits)]
+        drawn, s = bits[: len(block)], sign[: len(block)]
+        stream.fill(drawn.view(np.uint8))
+        s[:] = drawn
+        _minus_log_uniform(drawn, block)
+        block *= np.float32(scale)
+        np.copysign(block, s, out=block)
+    return out
+
+
+def _minus_log_uniform(bits: npt.NDArray[np.int32], out: Floats) -> None:
+    """-ln(u), u uniform over the odd multiples of 2^-32 (all 31 low bits count); keeps no sign."""
+    np.bitwise_and(bits, _MASK, out=bits)
+    out[:] = bits
+    out += np.float32(0.5)
+    out *= np.float32(2.0**-31)
+    np.log(out, out=out)
+    np.negative(out, out=out)
+
+
+def _require_scale(name: str, value: float) -> None:
+    if not 0.0 <= value < math.inf:
+        raise BadInput(f"{name}: need a finite number >= 0, got {value}")
+
+
+def _target(out: Floats | None, count: int) -> Floats:
+    if out is None:
+        return np.empty(count, dtype=np.float32)
+    if out.shape != (count,) or out.dtype != np.float32:
+        raise BadInput(f"out: need float32 of shape ({count},), got {out.dtype} {out.shape}")
+    return out
