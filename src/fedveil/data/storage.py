@@ -55,13 +55,13 @@ def load(directory: Path) -> Federation:
     def examples(part: str) -> Examples:
         return Examples(columns[f"{part}.inputs"], columns[f"{part}.targets"])
 
+    def scaling(name: str) -> Scaling | None:
+        if f"{name}.shift" not in columns:
+            return None
+        parts = (columns[f"{name}.{part}"].astype(np.float32) for part in ("shift", "factor"))
+        return Scaling(*parts)
+
     try:
-        scaling = None
-        if "scaling.shift" in columns:
-            scaling = Scaling(
-                columns["scaling.shift"].astype(np.float32),
-                columns["scaling.factor"].astype(np.float32),
-            )
         return Federation(
             train=examples("train"),
             offsets=np.array(columns["offsets"]),
@@ -70,7 +70,8 @@ def load(directory: Path) -> Federation:
             classes=int(manifest["classes"]),
             name=str(manifest["name"]),
             validation=examples("validation") if "validation.inputs" in columns else None,
-            scaling=scaling,
+            scaling=scaling("scaling"),
+            target_scaling=scaling("target_scaling"),
             notes=tuple(manifest["notes"]),
             owners=columns.get("owners"),
             class_names=tuple(manifest["class_names"]),
@@ -95,9 +96,10 @@ def _columns(federation: Federation) -> dict[str, Array]:
     if federation.owners is not None:
         owners = federation.owners
         columns["owners"] = owners.astype(str) if owners.dtype == object else owners
-    if federation.scaling is not None:
-        columns["scaling.shift"] = federation.scaling.shift
-        columns["scaling.factor"] = federation.scaling.factor
+    scalings = {"scaling": federation.scaling, "target_scaling": federation.target_scaling}
+    for name, scaling in scalings.items():
+        if scaling is not None:
+            columns[f"{name}.shift"], columns[f"{name}.factor"] = scaling.shift, scaling.factor
     return columns
 
 

@@ -17,6 +17,11 @@ from fedveil.errors import BadInput
 
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NULL", "null", "None")
 _DELIMITERS = ",;\t|"
+_CONVERT = csv.ConvertOptions(
+    null_values=list(MISSING),
+    strings_can_be_null=True,
+    timestamp_parsers=[csv.ISO8601, "%Y-%m"],
+)
 
 
 def read_table(path: Path) -> Any:
@@ -30,14 +35,15 @@ def read_table(path: Path) -> Any:
         start = file.read(4)
     if not start:
         raise BadInput(f"{path}: is empty")
-    table = _parquet(path) if start == b"PAR1" else _csv(path, zipped=start[:2] == b"\x1f\x8b")
+    typed = start == b"PAR1"
+    table = _parquet(path) if typed else _csv(path, zipped=start[:2] == b"\x1f\x8b")
     names = [name.strip() for name in table.column_names]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise BadInput(f"{path}: column {twice[0]!r} occurs more than once; rename one")
     if not table.num_rows:
         raise BadInput(f"{path}: has a header but no rows")
-    columns = [_tidy(path, name, table.column(i)) for i, name in enumerate(names)]
+    columns = [_tidy(path, name, table.column(i), typed) for i, name in enumerate(names)]
     return pa.table(columns, names=names)
 
 
@@ -93,11 +99,7 @@ def _parse(path: Path, zipped: bool, delimiter: str, threads: bool) -> Any:
             # One block, so that the type of a column is decided by all of its rows.
             read_options=csv.ReadOptions(use_threads=threads, block_size=2**31 - 1),
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=csv.ConvertOptions(
-                null_values=list(MISSING),
-                strings_can_be_null=True,
-                timestamp_parsers=[csv.ISO8601, "%Y-%m"],
-            ),
+            convert_options=_CONVERT,
         )
 
 
@@ -133,7 +135,7 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0][:100]
 
 
-def _tidy(path: Path, name: str, column: Any) -> Any:
+def _tidy(path: Path, name: str, column: Any, typed: bool) -> Any:
     """Decode, trim, and make every kind of missing value null."""
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -146,7 +148,8 @@ def _tidy(path: Path, name: str, column: Any) -> Any:
         kind = column.type
     if pa.types.is_string(kind):
         text = pc.utf8_trim_whitespace(column)
-        return pc.if_else(pc.is_in(text, pa.array(MISSING)), None, text)
+        text = pc.if_else(pc.is_in(text, pa.array(MISSING)), None, text)
+        return text if typed or text.equals(column) else _reread(text)
     if pa.types.is_decimal(kind):
         column = column.cast(pa.float64())
         kind = column.type
@@ -158,6 +161,19 @@ def _tidy(path: Path, name: str, column: Any) -> Any:
             raise BadInput(f"{path}: column {name!r} holds infinity in row {row + 1}")
         return pc.if_else(pc.is_nan(column), None, column)
     return column
+
+
+def _reread(text: Any) -> Any:
+    """A CSV column whose blanks hid its type, parsed again without them."""
+    written = pa.BufferOutputStream()
+    csv.write_csv(pa.table([text], names=["x"]), written)
+    again = csv.read_csv(
+        pa.BufferReader(written.getvalue()),
+        read_options=csv.ReadOptions(block_size=2**31 - 1),
+        parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+        convert_options=_CONVERT,
+    )
+    return again.column(0)
 
 
 def _need_utf8(path: Path, name: str, column: Any) -> None:

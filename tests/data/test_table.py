@@ -1,0 +1,371 @@
+"""Tables nobody here has seen: what becomes of every kind of column, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from fedveil.data.federation import Federation, Task
+from fedveil.data.partition import IID
+from fedveil.data.table import FROM_DATA_NOTE, from_table, schema_template
+from fedveil.errors import BadInput
+
+PEOPLE = """\
+id,state,age,income,member,since,job,comment,country,grade
+1,CA,30,1000.5,true,2020-01-01,nurse,aa1,US,good
+2,CA,40,,false,2020-01-11,driver,bb2,US,bad
+3,NY,50,3000.5,true,2020-01-21,nurse,cc3,US,good
+4,NY,60,2000.5,true,2020-01-31,?,dd4,US,bad
+5,CA,20,4000.5,false,2020-02-10,driver,ee5,US,good
+6,CA,10,5000.5,false,2020-02-20,clerk,ff6,US,bad
+"""
+
+
+@pytest.fixture
+def people(tmp_path):
+    # The comments must look like free text: more than twenty different ones.
+    rows = PEOPLE.splitlines()
+    more = [
+        row.replace(",US", f"{i},US").replace(row[:1], str(100 + i), 1)
+        for i, row in enumerate(rows[1:] * 4)
+    ]
+    path = tmp_path / "people.csv"
+    path.write_text("\n".join(rows + more) + "\n")
+    return path
+
+
+def column(federation: Federation, name: str):
+    everything = np.concatenate([federation.train.inputs, federation.test.inputs])
+    return everything[:, federation.features.index(name)]
+
+
+def test_every_kind_of_column_becomes_the_right_inputs(people):
+    federation = from_table(people, label="grade", client_column="state")
+    assert federation.features == (
+        *("age", "income", "income (missing)", "member", "since"),
+        *("job=clerk", "job=driver", "job=nurse", "job (missing)"),
+    )
+    assert list(federation.owners) == ["CA", "NY"]
+    assert federation.class_names == ("bad", "good")
+    for name in ("age", "since"):
+        assert column(federation, name).mean() == pytest.approx(0, abs=1e-6)
+        assert column(federation, name).std() == pytest.approx(1, abs=1e-6)
+    gaps = column(federation, "income (missing)")
+    assert gaps.mean() == pytest.approx(1 / 6)
+    assert set(column(federation, "income")[gaps == 1]) == {0.0}  # the mean
+    jobs = [column(federation, f"job={job}") for job in ("clerk", "driver", "nurse")]
+    np.testing.assert_array_equal(sum(jobs) + column(federation, "job (missing)"), 1)
+    assert set(column(federation, "member")) == {0.0, 1.0}
+
+
+def test_dates_keep_their_distances(people):
+    since = np.unique(column(from_table(people, label="grade", client_column="state"), "since"))
+    np.testing.assert_allclose(np.diff(since), np.diff(since)[0], rtol=1e-5)
+
+
+def test_everything_decided_is_said(people):
+    notes = " ".join(from_table(people, label="grade", client_column="state").notes)
+    assert FROM_DATA_NOTE in notes
+    assert "'id' (an identifier)" in notes
+    assert "'comment' (text with 30 different values)" in notes
+    assert "'country' (the same value everywhere)" in notes
+    assert "Missing values in 'income' (5), 'job' (5)" in notes
+    assert "days since 1970-01-01: 'since'" in notes
+    assert "Label 'grade' (text): classification into 2 classes" in notes
+
+
+@pytest.mark.parametrize(
+    "how", ["gz", "bom", "semicolon", "tab", "crlf", "spaces", "parquet", "dictionary"]
+)
+def test_the_same_table_in_another_dress_gives_the_same_federation(people, tmp_path, how):
+    text = people.read_text()
+    other = tmp_path / "other.csv"
+    if how == "gz":
+        other = tmp_path / "other.csv.gz"
+        other.write_bytes(gzip.compress(text.encode()))
+    elif how == "bom":
+        other.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    elif how == "crlf":
+        other.write_bytes(text.replace("\n", "\r\n").encode())
+    elif how in ("semicolon", "tab", "spaces"):
+        other.write_text(text.replace(",", {"semicolon": ";", "tab": "\t", "spaces": ", "}[how]))
+    else:
+        from pyarrow import csv
+
+        table = csv.read_csv(
+            people,
+            convert_options=csv.ConvertOptions(null_values=["", "?"], strings_can_be_null=True),
+        )
+        if how == "dictionary":
+            table = table.set_column(6, "job", table["job"].dictionary_encode())
+        parquet.write_table(table, other)
+    ours = from_table(people, label="grade", client_column="state")
+    theirs = from_table(other, label="grade", client_column="state")
+    assert ours.features == theirs.features
+    np.testing.assert_array_equal(ours.train.inputs, theirs.train.inputs)
+    np.testing.assert_array_equal(ours.train.targets, theirs.train.targets)
+
+
+def write(tmp_path, text, name="t.csv"):
+    path = tmp_path / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def labelled(tmp_path, labels, **settings):
+    rows = "\n".join(f"{i % 3},{i},{label}" for i, label in enumerate(labels))
+    path = write(tmp_path, f"who,x,y\n{rows}\n")
+    return from_table(path, label="y", client_column="who", test_fraction=0, **settings)
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "names"),
+    [
+        (["b", "a", "c"] * 4, Task.CLASSIFICATION, ("a", "b", "c")),
+        ([3, 1, 10] * 4, Task.CLASSIFICATION, ("1", "3", "10")),
+        ([1.0, 0.0] * 6, Task.CLASSIFICATION, ("0", "1")),
+        (["true", "false"] * 6, Task.CLASSIFICATION, ("false", "true")),
+        ([1.5, 0.0] * 6, Task.REGRESSION, ()),
+        (list(range(40)), Task.REGRESSION, ()),
+    ],
+)
+def test_the_label_decides_the_task_and_classes_keep_their_order(tmp_path, labels, task, names):
+    federation = labelled(tmp_path, labels)
+    assert federation.task is task
+    assert federation.class_names == names
+    if names:
+        by_row = federation.train.targets[np.argsort(column(federation, "x"))]
+        assert [names[code] for code in by_row] == [
+            str(label).removesuffix(".0") for label in labels
+        ]
+
+
+def test_the_task_can_be_asked_for(tmp_path):
+    assert labelled(tmp_path, [3, 1, 10] * 4, task="regression").task is Task.REGRESSION
+    many = labelled(tmp_path, [*range(30)] * 3, task="classification")
+    assert many.classes == 30
+    with pytest.raises(BadInput, match="task='ranking'"):
+        labelled(tmp_path, [1, 2], task="ranking")
+
+
+def test_regression_targets_are_standardised_and_can_be_undone(tmp_path):
+    labels = np.linspace(-3, 20, 50) ** 2
+    federation = labelled(tmp_path, labels)
+    stored = federation.train.targets
+    assert stored.mean() == pytest.approx(0, abs=1e-5)
+    assert stored.std() == pytest.approx(1, abs=1e-5)
+    undone = stored / federation.target_scaling.factor + federation.target_scaling.shift
+    np.testing.assert_allclose(np.sort(undone), np.sort(labels), rtol=1e-4, atol=1e-3)
+    again = Federation.open(federation.save(tmp_path / "saved"))
+    assert again.target_scaling.shift == federation.target_scaling.shift
+
+
+SCHEMA = {
+    "columns": {
+        "age": {"type": "number", "min": 0, "max": 40, "missing": True},
+        "income": {"type": "number", "mean": 3000, "std": 1000},
+        "job": {"type": "category", "categories": ["nurse", "pilot"]},
+        "since": {"type": "date", "min": "2020-01-01", "max": "2020-02-20"},
+        "member": {"type": "boolean"},
+        "id": {"type": "ignore"},
+        "grade": {"type": "category", "categories": ["good", "bad", "ugly"]},
+    }
+}
+
+
+def test_with_a_schema_inputs_depend_on_the_schema_alone(people, tmp_path):
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(SCHEMA))
+    federation = from_table(people, label="grade", client_column="state", schema=path)
+    assert federation.features == (
+        *("age", "age (missing)", "income", "job=nurse", "job=pilot", "since", "member"),
+    )
+    assert federation.class_names == ("good", "bad", "ugly")
+    assert FROM_DATA_NOTE not in federation.notes
+    notes = " ".join(federation.notes)
+    assert "public schema alone" in notes
+    assert "'comment', 'country'" in notes
+    # Values are clipped to the range: 50 and 60 count as 40.
+    assert column(federation, "age").max() == 1.0
+    assert column(federation, "since").min() == -1.0
+    assert column(federation, "since").max() == 1.0
+    assert column(federation, "income").max() == pytest.approx(2.0005)
+    assert column(federation, "job=pilot").max() == 0.0
+    # One row gone changes no input of the others.
+    lines = people.read_text().splitlines()
+    fewer = write(tmp_path, "\n".join(lines[:-1]) + "\n")
+    without = from_table(fewer, label="grade", client_column="state", schema=path, test_fraction=0)
+    everything = from_table(
+        people, label="grade", client_column="state", schema=path, test_fraction=0
+    )
+    kept = {row.tobytes() for row in without.train.inputs}
+    assert kept <= {row.tobytes() for row in everything.train.inputs}
+
+
+def test_a_schema_can_be_toml_and_describe_a_numeric_label(tmp_path):
+    path = write(
+        tmp_path,
+        '[columns.x]\ntype = "number"\nmean = 0\nstd = 2\n'
+        '[columns.y]\ntype = "number"\nmin = 0\nmax = 10\n',
+        "s.toml",
+    )
+    federation = labelled(tmp_path, [1.5, 2.5, 9.5] * 4, schema=path)
+    assert federation.task is Task.REGRESSION
+    np.testing.assert_allclose(np.unique(federation.train.targets), [-0.7, -0.5, 0.9], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"age": {"type": "numbr"}}, "column 'age': type='numbr'"),
+        ({"age": {"type": "number"}}, "column 'age': needs min and max, or mean and std"),
+        ({"age": {"type": "number", "min": 3, "max": 3}}, "min must be below max"),
+        ({"age": {"type": "number", "mean": 0, "std": -1}}, "std positive"),
+        ({"age": {"type": "number", "minimum": 3}}, "unknown key 'minimum'; did you mean 'min'?"),
+        ({"age": {"type": "number", "min": "low", "max": 3}}, "neither a number nor a date"),
+        ({"job": {"type": "category"}}, "needs its categories"),
+        ({"jobs": {"type": "boolean"}}, "no column 'jobs' (in the schema); did you mean 'job'?"),
+        ({"grade": {"type": "category", "categories": ["good", "x"]}}, "label 'bad' of row 2"),
+        ({"since": {"type": "number", "min": 0, "max": 1}}, "holds date, the schema says number"),
+    ],
+)
+def test_a_wrong_schema_is_refused_with_the_place(people, change, says):
+    schema = {"columns": {**SCHEMA["columns"], **change}}
+    with pytest.raises(BadInput) as caught:
+        from_table(people, label="grade", client_column="state", schema=schema)
+    assert says in str(caught.value)
+
+
+def test_the_template_names_columns_and_types_but_no_statistics(people, tmp_path):
+    text = schema_template(people, label="grade", client_column="state")
+    for fact in ("30", "1000.5", "nurse", "CA", "good", "2020"):
+        assert fact not in text
+    assert '[columns."since"]\ntype = "date"' in text
+    assert '[columns."state"]  # whose row it is\ntype = "ignore"' in text
+    path = write(tmp_path, text, "schema.toml")
+    with pytest.raises(BadInput, match="needs min and max"):  # it must be filled in
+        from_table(people, label="grade", client_column="state", schema=path)
+
+
+HEAD = "who,x,y\n"
+GOOD = HEAD + "1,2,a\n1,3,b\n2,4,a\n2,5,b\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "says"),
+    [
+        ("", {}, "t.csv: is empty"),
+        (HEAD, {}, "has a header but no rows"),
+        (GOOD + "1,2\n", {}, "line 6 has 2 fields, the header has 3"),
+        (GOOD + "1,2,3,secret\n", {}, "line 6 has 4 fields, the header has 3"),
+        ("who,x,x,y\n1,2,3,a\n", {}, "column 'x' occurs more than once"),
+        (GOOD, {"label": "z"}, "no column 'z' (the label); its first line names who, x, y"),
+        (GOOD, {"label": "Y"}, "no column 'Y' (the label); did you mean 'y'?"),
+        (GOOD, {"client_column": "wo"}, "no column 'wo' (the clients); did you mean 'who'?"),
+        (GOOD, {"client_column": None}, "name the column that says whose row"),
+        (GOOD, {"client_column": "y"}, "label and client column are both 'y'"),
+        (HEAD + "1,2,\n1,3,?\n", {}, "no row has a label (column 'y')"),
+        (HEAD + ",2,a\n,3,b\n", {}, "no row has a client (column 'who')"),
+        (HEAD + "1,2,a\n1,3,a\n", {}, "label 'y' has one value only, 'a'"),
+        (HEAD + "1,inf,a\n1,3,b\n", {}, "column 'x' holds infinity in row 1"),
+        (HEAD + "1,7,a\n1,7,b\n", {}, "no column besides 'y' can be used"),
+        (HEAD + "1,2,1.5\n1,3,1.5\n", {}, "the same everywhere"),
+        (HEAD.encode() + b"1,2,caf\xe9\n1,3,b\n", {}, "column 'y', row 1 is not UTF-8"),
+        (b"who,x,\xe9\n1,2,a\n", {}, "first line is not UTF-8"),
+        (GOOD.encode("utf-16"), {}, "UTF-8"),
+        (gzip.compress(GOOD.encode())[:-12], {}, "damaged gzip"),
+        (b"PAR1" + b"junk" * 9, {}, "damaged Parquet"),
+        (HEAD + "\n".join(f"1,{i},text{i}" for i in range(99)), {}, "99 different values"),
+        (HEAD + "1,2,2020-01-01\n1,3,2020-01-02\n", {}, "must be numbers or text"),
+    ],
+)
+def test_bad_files_are_refused_in_one_line_that_names_what_and_where(
+    tmp_path, text, settings, says
+):
+    path = write(tmp_path, text)
+    with pytest.raises(BadInput) as caught:
+        from_table(path, **{"label": "y", "client_column": "who", **settings})
+    assert says in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named_with_its_nearest_neighbour(people):
+    with pytest.raises(BadInput, match=r"peopel\.csv: no such file; did you mean 'people\.csv'"):
+        from_table(people.with_name("peopel.csv"), label="y", client_column="who")
+    with pytest.raises(BadInput, match="is a directory"):
+        from_table(people.parent, label="y", client_column="who")
+
+
+def test_rows_without_label_or_owner_are_left_out_and_said(tmp_path):
+    path = write(tmp_path, GOOD + "1,6,\n,7,a\n,8,\n")
+    federation = from_table(path, label="y", client_column="who", test_fraction=0)
+    assert len(federation.train) == 4
+    notes = " ".join(federation.notes)
+    assert "2 rows without a label ('y')" in notes
+    assert "1 rows without a client ('who')" in notes
+
+
+def test_clients_with_one_row_keep_it(tmp_path):
+    rows = "".join(f"{who},{i},{'ab'[i % 2]}\n" for i, who in enumerate([1] * 20 + [2, 3]))
+    federation = from_table(write(tmp_path, HEAD + rows), label="y", client_column="who")
+    assert federation.clients == 3
+    assert list(federation.sizes) == [16, 1, 1]
+    lonely = "".join(f"{i},{i % 7},{'ab'[i % 2]}\n" for i in range(50))
+    strangers = from_table(write(tmp_path, HEAD + lonely), label="y", client_column="who")
+    assert strangers.clients == 40
+    assert len(strangers.test) == 10
+    assert any("whole clients" in note for note in strangers.notes)
+
+
+def test_numbers_with_a_few_odd_entries_stay_numbers(tmp_path):
+    rows = "".join(f"{i % 3},{'unknown' if i == 7 else i / 4},{'ab'[i % 2]}\n" for i in range(60))
+    federation = from_table(write(tmp_path, HEAD + rows), label="y", client_column="who")
+    assert federation.features == ("x", "x (missing)")
+    assert column(federation, "x (missing)").sum() == 1
+    assert any("'x': 1 entries that are no numbers" in note for note in federation.notes)
+
+
+def test_an_outlier_is_clipped_at_five_deviations(tmp_path):
+    rows = "".join(f"{i % 3},{1e9 if i == 7 else i % 5},{'ab'[i % 2]}\n" for i in range(600))
+    federation = from_table(write(tmp_path, HEAD + rows), label="y", client_column="who")
+    assert column(federation, "x").max() == 5.0
+
+
+def test_a_late_text_in_a_number_column_is_seen_in_a_long_file(tmp_path):
+    """Types are decided by the whole file, not by its first megabyte."""
+    rows = "".join(f"{i % 3},{i / 4},{'ab'[i % 2]}\n" for i in range(120_000))
+    path = write(tmp_path, HEAD + rows + "1,n.a.,a\n")
+    federation = from_table(path, label="y", client_column="who")
+    assert federation.features == ("x", "x (missing)")
+
+
+def test_a_table_can_be_dealt_by_a_partition_instead(people):
+    federation = from_table(people, label="grade", partition=IID(5))
+    assert federation.clients == 5
+    assert federation.owners is None
+    assert "state=CA" in federation.features
+
+
+def test_parquet_columns_of_strange_types_are_left_out_and_said(tmp_path):
+    table = pa.table(
+        {
+            "who": pa.array([1, 1, 2, 2]),
+            "x": pa.array([1.0, float("nan"), 2.0, 3.0]),
+            "list": pa.array([[1], [2], [3], [4]]),
+            "nothing": pa.nulls(4),
+            "money": pa.array([1, 2, 3, 4]).cast(pa.decimal128(25, 2)),
+            "y": pa.array(["a", "b", "a", "b"]),
+        }
+    )
+    parquet.write_table(table, tmp_path / "t.parquet")
+    federation = from_table(tmp_path / "t.parquet", label="y", client_column="who", test_fraction=0)
+    assert federation.features == ("x", "x (missing)", "money")
+    notes = " ".join(federation.notes)
+    assert "'list' (list<" in notes
+    assert "'nothing' (no values at all)" in notes
