@@ -1,0 +1,210 @@
+"""`fedveil plan`: what a privacy budget buys, and on how many steps and rounds to spend it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedveil.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedveil.plan.advice import Advice
+    from fedveil.plan.bounds import FuBound, Score
+
+SCORES = ("fu", "hu", "cheng")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--iterations", action="store_true", help="best local steps and rounds")
+    search = parser.add_argument_group("iterations: what is given and what is searched")
+    search.add_argument("--total-steps", type=_whole, help="local steps x rounds, given")
+    search.add_argument("--local-steps", type=_whole, help="steps in a round, given")
+    search.add_argument("--max-steps", type=_whole, help="largest total to try (100000)")
+    search.add_argument("--score", choices=SCORES, default="fu", help="what to make small (fu)")
+    loss = parser.add_argument_group("the loss (from public or proxy data, never from private)")
+    loss.add_argument("--mu", type=float, dest="strong_convexity", help="strong convexity")
+    loss.add_argument("--lambda", type=float, dest="smoothness", help="smoothness")
+    loss.add_argument("--gradient-bound", type=float, help="largest norm of a gradient (G)")
+    loss.add_argument("--heterogeneity", type=float, help="Gamma: how far clients disagree")
+    loss.add_argument("--initial-distance", type=float, help="squared distance to the optimum")
+    loss.add_argument("--initial-gap", type=float, help="hu: loss at the start above the optimum")
+    loss.add_argument("--gradient-variance", type=float, help="hu: of one record's gradient")
+    run = parser.add_argument_group("the run")
+    run.add_argument("--clients", type=_whole, help="owners of data")
+    run.add_argument("--cohort", type=_whole, help="clients in a round")
+    run.add_argument("--dimension", type=_whole, help="weights of the model")
+    run.add_argument("--learning-rate", type=float, help="hu, cheng: of the local steps")
+    run.add_argument("--server-learning-rate", type=float, default=1.0, help="cheng (1)")
+    run.add_argument("--batch-size", type=_whole, help="hu: records in a step")
+    run.add_argument("--records", type=_whole, help="hu: records of a client")
+    run.add_argument("--honest-shares", type=_whole, default=1, help="hu: shares to credit (1)")
+    noise = parser.add_argument_group("the noise: a constant, or a budget")
+    noise.add_argument("--noise-constant", type=float, help="C_M of the bound")
+    noise.add_argument("--growth", type=float, help="z: its growth with rounds; 2 Laplace, 1 Gauss")
+    noise.add_argument("--noise", choices=("laplace", "gaussian"), help="C_M from a budget")
+    noise.add_argument("--epsilon", type=float)
+    noise.add_argument("--delta", type=float, help="default min(1e-5, clients^-1.1)")
+    noise.add_argument("--clip-norm", type=float, help="of the whole gradient: L1 laplace, L2 else")
+    noise.add_argument("--adjacency", choices=("replace", "zero-out"), default="replace")
+    noise.add_argument("--imbalance", type=float, default=1.0, help="N*sum(n^2)/(sum n)^2 (1)")
+    noise.add_argument("--spent-epsilon", type=float, default=0.0, help="used up before")
+    noise.add_argument("--spent-delta", type=float, default=0.0)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png, .pdf or .svg")
+
+
+def execute(args: argparse.Namespace) -> int:
+    if not args.iterations:
+        raise BadInput("plan: say --iterations")
+    from fedveil.plan.advice import advise
+
+    advice = advise(
+        _score(args),
+        total_steps=args.total_steps,
+        local_steps=args.local_steps,
+        max_steps=args.max_steps,
+    )
+    if args.plot is not None:
+        from fedveil.plan.figures import draw_iterations
+
+        draw_iterations(advice, args.plot)
+    _show_advice(args, advice)
+    return 0
+
+
+def _show_advice(args: argparse.Namespace, advice: Advice) -> None:
+    from fedveil.cli import console
+    from fedveil.plan.iterations import every_divisor
+
+    if args.json:
+        console.emit(advice.to_dict())
+        return
+    marks = {
+        advice.rule_of_thumb: "literal rule T^(z/(z+1))",
+        advice.asymptotic: "asymptotic rule",
+        advice.best: "best",
+    }
+    choices = every_divisor(advice.score, advice.chosen.total_steps)
+    ranked = choices if len(choices) <= 24 else sorted(choices, key=lambda c: c.bound)[:8]
+    shown = {*ranked, *(c for c in marks if c), advice.one_step, advice.chosen}
+    rows = [
+        [
+            str(choice.local_steps),
+            str(choice.rounds),
+            f"{choice.bound:.6g}",
+            f"{choice.bound / advice.best.bound:.3g}x",
+            marks.get(choice, "") if choice != advice.chosen else marks.get(choice, "as given"),
+        ]
+        for choice in sorted(shown, key=lambda c: c.local_steps)
+    ]
+    console.table(
+        f"{advice.chosen.total_steps} steps in all, score {advice.score.name}",
+        ["local steps", "rounds", "score", "of best", ""],
+        rows,
+    )
+    console.stdout().print(advice.sentence)
+    for warning in (advice.score.heuristic, *advice.warnings):
+        if warning:
+            console.stdout().print(f"Note: {warning}.")
+
+
+def _score(args: argparse.Namespace) -> Score:
+    from fedveil.plan.bounds import ChengScore, HuScore
+
+    if args.score == "fu":
+        return _fu(args)
+    epsilon, delta = _budget(args, f"--score {args.score}")
+    if args.score == "cheng":
+        _need(args, "--score cheng", "learning_rate", "dimension", "clients", "cohort")
+        return ChengScore(
+            args.learning_rate,
+            args.server_learning_rate,
+            args.dimension,
+            args.clients,
+            args.cohort,
+            epsilon,
+            delta,
+        )
+    names = ("initial_gap", "learning_rate", "smoothness", "gradient_variance", "gradient_bound",
+             "batch_size", "records", "dimension", "clients", "cohort")  # fmt: skip
+    _need(args, "--score hu", *names)
+    given = {name: getattr(args, name) for name in names}
+    return HuScore(**given, epsilon=epsilon, delta=delta, honest_shares=args.honest_shares)
+
+
+def _fu(args: argparse.Namespace) -> FuBound:
+    from fedveil.plan.bounds import FuBound
+
+    names = ("strong_convexity", "smoothness", "gradient_bound", "heterogeneity",
+             "initial_distance", "clients", "cohort")  # fmt: skip
+    _need(args, "--iterations", *names)
+    given = {name: getattr(args, name) for name in names}
+    if args.noise is None:
+        _need(args, "--iterations without --noise", "noise_constant", "growth")
+        return FuBound(**given, noise_constant=args.noise_constant, growth=args.growth)
+    if args.noise_constant is not None or args.growth is not None:
+        raise BadInput("--noise works the constant out; leave out --noise-constant and --growth")
+    epsilon, delta = _budget(args, "--noise")
+    _need(args, "--noise", "dimension", "clip_norm")
+    from fedveil.privacy.arguments import positive
+    from fedveil.privacy.papers.uploads import noise_constant_gaussian, noise_constant_laplace
+    from fedveil.privacy.units import Adjacency
+
+    factor = Adjacency(args.adjacency).sensitivity_factor
+    sensitivity = factor * positive("clip_norm", args.clip_norm)
+    if args.noise == "laplace":
+        constant = noise_constant_laplace(
+            dimension=args.dimension,
+            clients=args.clients,
+            cohort=args.cohort,
+            epsilon=epsilon,
+            gradient_sensitivity=sensitivity,
+            imbalance=args.imbalance,
+        )
+    else:
+        constant = noise_constant_gaussian(
+            dimension=args.dimension,
+            clients=args.clients,
+            epsilon=epsilon,
+            delta=delta,
+            gradient_sensitivity=sensitivity,
+            imbalance=args.imbalance,
+        )
+    growth = 2.0 if args.noise == "laplace" else 1.0
+    return FuBound(**given, noise_constant=constant, growth=growth, whole_participations=True)
+
+
+def _budget(args: argparse.Namespace, what: str) -> tuple[float, float]:
+    from fedveil.plan.spending import default_delta, remaining
+    from fedveil.privacy.arguments import count
+
+    _need(args, what, "epsilon", "clients")
+    delta = default_delta(count("clients", args.clients)) if args.delta is None else args.delta
+    return remaining(args.epsilon, delta, args.spent_epsilon, args.spent_delta)
+
+
+_FLAGS = {"strong_convexity": "--mu", "smoothness": "--lambda"}
+
+
+def _need(args: argparse.Namespace, what: str, *names: str) -> None:
+    missing = [
+        _FLAGS.get(name, "--" + name.replace("_", "-"))
+        for name in names
+        if getattr(args, name) is None
+    ]
+    if missing:
+        raise BadInput(f"{what} needs {', '.join(missing)}")
+
+
+def _whole(text: str) -> int:
+    """A whole number; 1e6 and 1_000_000 are read too."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise ValueError from None
+        return int(number)
+
+
+_whole.__name__ = "whole number"  # argparse says "invalid whole number value"

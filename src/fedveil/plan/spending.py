@@ -1,0 +1,30 @@
+"""What is left of a budget."""
+
+from __future__ import annotations
+
+from fedveil.errors import BadInput
+from fedveil.privacy.arguments import delta_value, not_negative, positive
+
+
+def default_delta(units: int) -> float:
+    """min(1e-5, units^-1.1): safely below one over the number of protected units."""
+    return float(min(1e-5, units**-1.1))
+
+
+def remaining(
+    epsilon: float, delta: float, spent_epsilon: float = 0.0, spent_delta: float = 0.0
+) -> tuple[float, float]:
+    """The (epsilon, delta) that may still be spent on the same units; both add up.
+
+    Basic composition holds whatever the earlier releases were, adaptive ones included.
+    """
+    positive("epsilon", epsilon)
+    delta_value(delta)
+    not_negative("spent_epsilon", spent_epsilon)
+    delta_value(spent_delta)
+    if spent_epsilon >= epsilon or (spent_delta > 0 and spent_delta >= delta):
+        raise BadInput(
+            f"the budget ({epsilon:g}, {delta:g}) is already spent: ({spent_epsilon:g}, "
+            f"{spent_delta:g}) went before; nothing can be trained on these units under it"
+        )
+    return epsilon - spent_epsilon, delta - spent_delta
