@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
+from fedveil.cli import console
 from fedveil.errors import BadInput, FedveilError
 
 COMMANDS = {
@@ -30,17 +31,17 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _dispatch(arguments)
     except FedveilError as error:
-        _complain(str(error))
+        console.complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _complain("interrupted")
+        console.complain("interrupted")
         return 130
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _complain(f"{where}{error.strerror or error}")
+        console.complain(f"{where}{error.strerror or error}")
         return 2
 
 
@@ -74,6 +75,3 @@ def _usage() -> str:
         ["Differentially private federated learning.", "", *lines, "", "fedveil NAME --help says more."]
     )
 
-
-def _complain(message: str) -> None:
-    print(f"fedveil: {' '.join(message.split())}", file=sys.stderr)

@@ -30,6 +30,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def complain(message: str) -> None:
+    """Say what went wrong, in one line on stderr."""
+    print(f"fedveil: {' '.join(message.split())}", file=sys.stderr)
+
+
 @cache
 def stdout() -> Console:
     from rich.console import Console

@@ -1,0 +1,96 @@
+"""The live view of a run; plain lines where there is no terminal to draw on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from fedveil.cli import console
+from fedveil.engine.evaluation import Metrics
+from fedveil.engine.run import RoundReport, Run
+
+Show = Callable[[RoundReport], None]
+
+
+@contextmanager
+def progress(run: Run, *, quiet: bool, json: bool) -> Iterator[Show]:
+    """A function that shows each finished round on stderr, as the place allows."""
+    if quiet:
+        yield lambda report: None
+    elif sys.stderr.isatty() and (json or sys.stdout.isatty()):
+        with _live(run) as show:
+            yield show
+    else:
+        yield _lines(run)
+
+
+@contextmanager
+def _live(run: Run) -> Iterator[Show]:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("round {task.completed}/{task.total}"),
+        BarColumn(),
+        TextColumn("{task.fields[metrics]}"),
+        TextColumn("{task.fields[speed]}"),
+        TimeRemainingColumn(),
+    )
+    speedometer = _Speedometer(run)
+    with Progress(*columns, console=console.stderr(), transient=False) as bar:
+        task = bar.add_task(
+            "", total=run.plan.method.rounds, completed=run.state.rounds, metrics="", speed=""
+        )
+
+        def show(report: RoundReport) -> None:
+            fields = {"speed": speedometer(report)}
+            if report.metrics is not None:
+                fields["metrics"] = _metrics(report.metrics, report.epsilon)
+            bar.update(task, completed=report.round, **fields)
+
+        yield show
+
+
+def _lines(run: Run) -> Show:
+    speedometer = _Speedometer(run)
+    total = run.plan.method.rounds
+
+    def show(report: RoundReport) -> None:
+        speed = speedometer(report)
+        if report.metrics is not None:
+            shown = _metrics(report.metrics, report.epsilon)
+            left = speedometer.seconds_left(report.round)
+            print(
+                f"round {report.round}/{total}  {shown}  {speed}  {left:.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    return show
+
+
+class _Speedometer:
+    """Clients a second since the start. It counts the expected cohort: the true one is secret."""
+
+    def __init__(self, run: Run) -> None:
+        self._cohort = run.plan.sampling.expected_cohort
+        self._first, self._total = run.state.rounds, run.plan.method.rounds
+        self._began = time.perf_counter()
+        self._pace = 0.0
+
+    def __call__(self, report: RoundReport) -> str:
+        self._pace = (time.perf_counter() - self._began) / (report.round - self._first)
+        return f"{self._cohort / self._pace:,.0f} clients/s"
+
+    def seconds_left(self, done: int) -> float:
+        return self._pace * (self._total - done)
+
+
+def _metrics(metrics: Metrics, epsilon: float | None) -> str:
+    parts = [f"loss {metrics.loss:.4f}"]
+    if metrics.accuracy is not None:
+        parts.append(f"accuracy {metrics.accuracy:.1%}")
+    if epsilon is not None:
+        parts.append(f"epsilon {epsilon:.3g}")
+    return "  ".join(parts)

@@ -1,0 +1,201 @@
+"""`fedveil run`: train a recipe to the end, or go on with a run that was stopped."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from fedveil import recipe as recipes
+from fedveil.cli import console
+from fedveil.errors import BadInput, Refused
+
+if TYPE_CHECKING:
+    from fedveil.engine.run import Run
+    from fedveil.plan.plan import Plan
+    from fedveil.recipe import Recipe
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="?", type=Path, help="a TOML recipe; none: the default job")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one recipe entry"
+    )
+    parser.add_argument("--data", metavar="FILE", help="a CSV or Parquet file to train on")
+    parser.add_argument("--client-column", metavar="NAME", help="its column that names the client")
+    parser.add_argument("--label", metavar="NAME", help="its column to predict")
+    parser.add_argument("--schema", metavar="FILE", help="public statistics of its columns")
+    parser.add_argument("--seed", type=int, help="repeatable simulation instead of protected noise")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="a new run directory")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run")
+    parser.add_argument("--explain", action="store_true", help="say which engine runs, and why")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+
+
+def execute(args: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    # Waiting threads that spin make two-threaded training collapse beside any busy neighbour.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    recipe = recipes.with_defaults(_recipe(args))
+
+    from fedveil.assemble import federation_of, plan_of  # torch and all: only once input is sane
+    from fedveil.engine.directory import RunDirectory
+    from fedveil.engine.run import Run, Speed
+
+    plan = plan_of(recipe, federation_of(recipe.data))
+    if recipe.evaluation.baseline and plan.protected:
+        raise Refused(
+            "evaluation.baseline trains without noise, and its accuracy would leave unprotected",
+            "give a --seed to simulate, or leave the baseline out",
+        )
+    if args.resume is not None:
+        directory = RunDirectory.open(args.resume, plan)
+    else:
+        output = args.output or _fresh_directory(plan)
+        directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
+    speed = Speed(recipe.engine.name, recipe.engine.chunk)
+    run = Run(plan, directory, speed=speed, every=recipe.evaluation.every)
+    began = time.perf_counter()
+    try:
+        _train(run, args)
+    except KeyboardInterrupt:
+        run.save()
+        console.complain(
+            f"interrupted after round {run.state.rounds} of {plan.method.rounds}; "
+            f"go on with: fedveil run --resume {directory.path}"
+        )
+        return 130
+    finally:
+        run.close()
+    result = _result(run, recipe, time.perf_counter() - began)
+    if args.json:
+        console.emit(result)
+    else:
+        _show(result, plan)
+    return 0
+
+
+def _recipe(args: argparse.Namespace) -> Recipe:
+    """The recipe of this call: a file or a stopped run's, then --set, then the short options."""
+    if args.resume is not None:
+        given = [args.recipe, args.output, args.seed, args.data, args.client_column, args.label]
+        if args.set or any(value is not None for value in [*given, args.schema]):
+            raise BadInput("--resume: goes on with the run as it is; give no other recipe options")
+        return recipes.parse(recipes.read(args.resume / "recipe.toml"))
+    table = {} if args.recipe is None else recipes.read(args.recipe)
+    short = {
+        "data.file": args.data,
+        "data.client_column": args.client_column,
+        "data.label": args.label,
+        "data.schema": args.schema,
+        "seed": args.seed,
+    }
+    return recipes.parse(table, args.set, {k: v for k, v in short.items() if v is not None})
+
+
+def _fresh_directory(plan: Plan) -> Path:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    base = Path("runs") / f"{stamp}-{plan.federation.name}-{plan.method.name}"
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def _train(run: Run, args: argparse.Namespace) -> None:
+    from fedveil.cli.progress import progress
+
+    plan = run.plan
+    if not args.quiet:
+        for note in plan.federation.notes:
+            console.stderr().print(f"[yellow]note:[/] {note}")
+        if plan.guarantee is not None:
+            console.stderr().print(f"[bold]Guarantee:[/] {plan.guarantee.statement}")
+        else:
+            console.stderr().print("[bold]No guarantee:[/] this method adds no noise.")
+    if args.explain:
+        from fedveil.engine.choose import choose
+
+        choice = choose(run.job, run.engine.name)
+        console.stderr().print(f"engine: {run.engine.name} ({choice.reason})")
+    with progress(run, quiet=args.quiet, json=args.json) as show:
+        for report in run:
+            show(report)
+
+
+def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
+    """The document that `--json` prints; also what the final table is made from."""
+    directory = run.directory
+    metrics = run.evaluate()
+    result: dict[str, Any] = {}
+    if metrics.accuracy is not None:
+        result["accuracy"] = metrics.accuracy
+    result["loss"] = metrics.loss
+    if metrics.accuracy is None:
+        result["rmse"] = metrics.rmse
+    if recipe.evaluation.baseline:
+        result["baseline"] = _baseline(recipe, run.plan)
+    result |= {
+        "rounds": run.state.rounds,
+        "planned_rounds": run.plan.method.rounds,
+        "seconds": round(seconds, 3),
+        "method": run.plan.method.name,
+        "clients": run.plan.federation.clients,
+        "parameters": run.plan.layout.size,
+        "engine": run.engine.name,
+        "seed": run.plan.seed,
+        "directory": None if directory is None else str(directory.path),
+        "guarantee": None if run.plan.guarantee is None else run.plan.guarantee.to_dict(),
+        "notes": list(run.plan.federation.notes),
+    }
+    if directory is not None:
+        directory.write_model(run.model_file())
+        directory.close()
+    return result
+
+
+def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
+    """The same training without clipping and noise, kept in memory only."""
+    from dataclasses import replace
+
+    from fedveil.assemble import plan_of
+    from fedveil.engine.run import Run
+
+    training = replace(recipe.training, method="fedavg")
+    plain = plan_of(replace(recipe, training=training), private.federation)
+    metrics = Run(plain, every=plain.method.rounds).finish()
+    return {"accuracy": metrics.accuracy, "loss": metrics.loss}
+
+
+def _show(result: dict[str, Any], plan: Plan) -> None:
+    rows = []
+    if "accuracy" in result:
+        rows.append(["accuracy", f"{result['accuracy']:.1%}"])
+    else:
+        rows.append(["root mean squared error", f"{result['rmse']:.4g}"])
+    if "baseline" in result:
+        plain = result["baseline"]
+        shown = f"{plain['accuracy']:.1%}" if plain["accuracy"] is not None else f"{plain['loss']:.4g}"
+        rows.append(["  without privacy", shown])
+    rows.append(["loss", f"{result['loss']:.4g}"])
+    rows.append(["rounds", f"{result['rounds']} of {result['planned_rounds']}"])
+    rows.append(["time", f"{result['seconds']:.1f} s"])
+    if plan.guarantee is not None:
+        rows.append(["epsilon", f"{plan.guarantee.epsilon:.4g} (delta {plan.guarantee.delta:.3g})"])
+        rows.append(["certified", "yes" if plan.guarantee.certified else f"no: {plan.guarantee.reason}"])
+    rows.append(["files", result["directory"]])
+    console.table(f"{plan.method.name} on {plan.federation.name}", ["result", ""], rows)
+    if plan.guarantee is not None:
+        console.stdout().print(plan.guarantee.statement)
+    else:
+        console.stdout().print("No privacy is guaranteed: this method adds no noise.")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

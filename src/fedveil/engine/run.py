@@ -1,0 +1,207 @@
+"""A Run executes a Plan round by round, and keeps what it did.
+
+The order inside a round is what makes the guarantee true: the release is written to the ledger,
+then the noisy result is computed, then it is stored, and only then shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedveil.engine.checkpoint import Checkpoint
+from fedveil.engine.choose import build_engine
+from fedveil.engine.contract import Cohort, Job, RoundSum
+from fedveil.engine.directory import RunDirectory
+from fedveil.engine.evaluation import Evaluator, Metrics
+from fedveil.engine.rows import client_sizes
+from fedveil.models.flat import load
+from fedveil.plan.plan import Plan
+
+_CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo rounds at no cost
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Settings that change how fast a plan runs, never what it guarantees."""
+
+    engine: str = "auto"
+    chunk: int | None = None
+
+
+@dataclass(frozen=True)
+class Insight:
+    """What a simulation may show of a round and a protected run may not: values without noise."""
+
+    cohort: int
+    loss: float  # mean over the cohort of the local training loss
+    norm: float  # median update norm before clipping
+    clipped: float  # share of updates that clipping shortened
+    rejected: int  # updates that were not finite and counted as zero
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """One finished round."""
+
+    round: int  # from 1
+    seconds: float
+    epsilon: float | None  # spent so far; only where metrics are
+    metrics: Metrics | None  # of the new weights on the test examples, at the chosen interval
+    insight: Insight | None  # simulations only
+
+    def to_dict(self) -> dict[str, Any]:
+        document: dict[str, Any] = {"round": self.round, "seconds": round(self.seconds, 6)}
+        if self.metrics is not None:
+            document |= asdict(self.metrics)
+            document["epsilon"] = self.epsilon
+        if self.insight is not None:
+            document["insight"] = asdict(self.insight)
+        return document
+
+
+class Run:
+    """Trains a plan. Iterate over it for one report a round, or call `finish`.
+
+    With a directory, every state between two rounds can be resumed after a crash; with a seed, the
+    resumed run ends with the same weights, bit for bit. `every` is how many rounds lie between two
+    evaluations.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        directory: RunDirectory | None = None,
+        *,
+        speed: Speed | None = None,
+        every: int | None = None,
+    ) -> None:
+        speed = speed or Speed()
+        self.plan, self.directory = plan, directory
+        self.every = every or max(1, plan.method.rounds // 20)
+        self._randomness = plan.randomness
+        self.job = Job(
+            plan.federation,
+            plan.module,
+            plan.layout,
+            plan.method.local,
+            plan.shaping,
+            self._randomness,
+        )
+        self.engine = build_engine(self.job, speed.engine, speed.chunk)
+        self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
+        self.state = Checkpoint(0, plan.start, plan.method.optimizer.start(plan.start))
+        self._saved = time.monotonic()
+        if directory is not None:
+            self.state = directory.load() or self.state
+
+    @property
+    def rounds_left(self) -> int:
+        """Rounds that can still be run: the plan's, less what a crash has spent for nothing."""
+        left = self.plan.method.rounds - self.state.rounds
+        ledger = self.directory.ledger if self.directory else None
+        if ledger is None or ledger.repeatable:
+            return left
+        return min(left, ledger.remaining)
+
+    def __iter__(self) -> Iterator[RoundReport]:
+        while self.rounds_left > 0:
+            yield self._round(last=self.rounds_left == 1)
+
+    def finish(self) -> Metrics:
+        """Train to the end and evaluate."""
+        for _ in self:
+            pass
+        return self.evaluate()
+
+    def _round(self, last: bool) -> RoundReport:
+        began = time.perf_counter()
+        plan, number = self.plan, self.state.rounds
+        cohort = plan.sampling.draw(number, self._randomness.stream("cohort", number))
+        if self.directory is not None and self.directory.ledger is not None:
+            self.directory.ledger.reserve(number)
+        result = self.engine.round_sum(self.state.weights, cohort, number)
+        average = self._average(result, cohort, number)
+        weights, optimizer = plan.method.optimizer.step(
+            self.state.weights, average, self.state.optimizer, number
+        )
+        state = Checkpoint(number + 1, weights, optimizer)
+        self._store(state, last)
+        self.state = state
+        return self._report(result, cohort, last, time.perf_counter() - began)
+
+    def _average(self, result: RoundSum, cohort: Cohort, number: int) -> Tensor:
+        plan = self.plan
+        protection, noise = plan.method.protection, plan.noise_multiplier
+        if protection is None or noise is None:
+            sizes = client_sizes(plan.federation, cohort)
+            weight = float(plan.shaping.weights(sizes).sum())
+            return (result.total / max(weight, 1e-30)).float()
+        private = protection.protect(
+            result.total, plan.shaping, noise, cohort, number, self._randomness
+        )
+        return private / plan.sampling.expected_cohort
+
+    def _store(self, state: Checkpoint, last: bool) -> None:
+        """A protected run stores every round before anybody sees it: it cannot draw it again."""
+        if self.directory is None:
+            return
+        due = time.monotonic() - self._saved > _CHECKPOINT_SECONDS
+        if self.plan.protected or due or last:
+            self.directory.save(state, durable=self.plan.protected or last)
+            self._saved = time.monotonic()
+
+    def _report(self, result: RoundSum, cohort: Cohort, last: bool, seconds: float) -> RoundReport:
+        done = self.state.rounds
+        metrics = self.evaluate() if last or done % self.every == 0 else None
+        report = RoundReport(
+            round=done,
+            seconds=seconds,
+            epsilon=self.plan.spent(done) if metrics else None,
+            metrics=metrics,
+            insight=None if self.plan.protected else _insight(result, len(cohort)),
+        )
+        if self.directory is not None:
+            self.directory.append_metrics(report.to_dict())
+        return report
+
+    def save(self) -> None:
+        """Store the state after the last finished round; called when a run is interrupted."""
+        if self.directory is not None:
+            self.directory.save(self.state, durable=True)
+
+    def evaluate(self) -> Metrics:
+        """Metrics of the current weights on the federation's test examples."""
+        return self._evaluator(self.state.weights, self.plan.federation.test)
+
+    def model(self) -> nn.Module:
+        """The trained model as a plain module."""
+        load(self.plan.module, self.state.weights)
+        return self.plan.module
+
+    def model_file(self) -> bytes:
+        """The trained parameters by name, as a safetensors file."""
+        views = self.plan.layout.views(self.state.weights)
+        return save({name: value.contiguous() for name, value in views.items()})
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def _insight(result: RoundSum, cohort: int) -> Insight:
+    if cohort == 0:
+        return Insight(0, float("nan"), float("nan"), 0.0, 0)
+    shortened = result.shaped_norms < result.norms * (1 - 1e-6)
+    return Insight(
+        cohort=cohort,
+        loss=float(result.losses.nanmean()),
+        norm=float(result.norms.nanmedian()),
+        clipped=float(shortened.float().mean()),
+        rejected=result.rejected,
+    )
+

@@ -1,0 +1,108 @@
+"""What happens to an update before it leaves the client: weigh, sparsify, clip (always last), snap."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedveil.errors import BadInput
+from fedveil.models.flat import Layout
+from fedveil.privacy.clipping import Clip, clip_rows
+from fedveil.privacy.noise import snap_rows
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """How a client shapes its update.
+
+    `sparsity` is the share of each tensor's entries set to zero by LUS (those with the smallest
+    |gradient x update|). `weight_cap` weighs an update by `min(examples, cap) / cap`, so that no
+    weight exceeds one; None weighs all clients alike. `granularity` snaps the clipped update to a
+    grid of that step and makes the sum an integer one; the norm bound holds after snapping.
+    """
+
+    clip: Clip | None = None
+    sparsity: float = 0.0
+    weight_cap: int | None = None
+    granularity: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sparsity < 1:
+            raise BadInput(f"sparsity: must be in [0, 1), got {self.sparsity}")
+        if self.weight_cap is not None and self.weight_cap < 1:
+            raise BadInput(f"weight_cap: must be at least 1, got {self.weight_cap}")
+        if self.granularity is not None:
+            if not (math.isfinite(self.granularity) and self.granularity > 0):
+                raise BadInput(f"granularity: must be positive, got {self.granularity}")
+            if self.clip is None:
+                raise BadInput("granularity: an integer sum needs a clip, or it may overflow")
+
+    def weights(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """The weight of clients of these sizes, at most 1, `[clients]`."""
+        if self.weight_cap is None:
+            return np.ones(len(sizes), dtype=np.float32)
+        return (np.minimum(sizes, self.weight_cap) / self.weight_cap).astype(np.float32)
+
+
+
+@dataclass(frozen=True)
+class ShapedRows:
+    """Updates as they leave, and what shaping did to them."""
+
+    rows: Tensor  # [clients, parameters]; float32, or int64 on the grid
+    norms: Tensor  # [clients], before clipping
+    shaped_norms: Tensor  # [clients], of `rows`
+    rejected: int  # updates that were not finite: they are zero now
+
+
+def shape_rows(
+    updates: Tensor,
+    shaping: Shaping,
+    layout: Layout,
+    sizes: npt.NDArray[np.int64],
+    gradient: Tensor | None = None,
+) -> ShapedRows:
+    """Shape updates `[clients, parameters]`, which may be overwritten.
+
+    `gradient` is each client's gradient at its final weights, needed by LUS alone. An update that
+    is not finite becomes zero: it must neither poison the sum nor say anything about the others.
+    """
+    order = shaping.clip.order if shaping.clip is not None else 2
+    finite = torch.isfinite(updates).all(dim=1)
+    if not bool(finite.all()):
+        updates[~finite] = 0
+    if shaping.sparsity and gradient is not None:
+        sparsify(updates, gradient, layout, shaping.sparsity)
+    norms = torch.linalg.vector_norm(updates, ord=order, dim=1)
+    if shaping.clip is not None:
+        clip_rows(updates, shaping.clip, in_place=True)
+    if shaping.weight_cap is not None:
+        updates *= torch.from_numpy(shaping.weights(sizes))[:, None]
+    rejected = int((~finite).sum())
+    if shaping.granularity is None or shaping.clip is None:
+        shaped = torch.linalg.vector_norm(updates, ord=order, dim=1)
+        return ShapedRows(updates, norms, shaped, rejected)
+    rows = snap_rows(updates, shaping.granularity, shaping.clip)
+    shaped = torch.linalg.vector_norm(rows.float(), ord=order, dim=1) * shaping.granularity
+    return ShapedRows(rows, norms, shaped, rejected)
+
+
+def sparsify(updates: Tensor, gradient: Tensor, layout: Layout, sparsity: float) -> None:
+    """LUS (Cheng, eq. 11-13): in each tensor keep the entries with the largest
+    |gradient x update| and set the share `sparsity` of the others to zero, in place.
+
+    Ties may keep more. The mask depends on data, so it is applied before the clip and never sent.
+    """
+    for slot in layout:
+        part = updates[:, slot.start : slot.stop]
+        dropped = math.floor(sparsity * part.shape[1])
+        if dropped == 0:
+            continue
+        saliency = (gradient[:, slot.start : slot.stop] * part).abs()
+        threshold = saliency.kthvalue(dropped + 1, dim=1).values
+        part[saliency < threshold[:, None]] = 0

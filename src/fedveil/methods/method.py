@@ -1,0 +1,89 @@
+"""A Method: the parts of one federated training algorithm, before it meets data and a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fedveil.errors import BadInput
+from fedveil.local.rule import LocalRule
+from fedveil.local.shaping import Shaping
+from fedveil.methods.protection import Protection
+from fedveil.privacy.sampling import (
+    Balanced,
+    CappedPoisson,
+    Everyone,
+    FixedSize,
+    Poisson,
+    RoundRobin,
+    Sampling,
+)
+from fedveil.server.optimizers import Optimizer, Sgd
+
+
+class Scheme(StrEnum):
+    """How cohorts are chosen."""
+
+    POISSON = "poisson"  # every client by its own coin
+    FIXED = "fixed"  # a uniformly random set of fixed size
+    ROUND_ROBIN = "round-robin"  # in turn
+    EVERYONE = "everyone"
+    BALANCED = "balanced"  # random, everybody equally often
+    CAPPED = "capped-poisson"  # Poisson, a random subset if more than `cap` came
+
+
+@dataclass(frozen=True)
+class CohortRule:
+    """Who takes part in a round. `size` is the cohort's (expected) size, `rate` its share."""
+
+    scheme: Scheme = Scheme.POISSON
+    size: int | None = None
+    rate: float | None = None
+    cap: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.scheme is Scheme.EVERYONE:
+            return
+        if (self.size is None) == (self.rate is None):
+            raise BadInput("training: set exactly one of cohort and rate")
+        if self.size is not None and self.size < 1:
+            raise BadInput(f"training.cohort: must be at least 1, got {self.size}")
+        if self.rate is not None and not 0 < self.rate <= 1:
+            raise BadInput(f"training.rate: must be in (0, 1], got {self.rate}")
+        if (self.cap is None) == (self.scheme is Scheme.CAPPED):
+            raise BadInput("training.cohort_cap: goes with sampling 'capped-poisson', and only it")
+
+    def resolve(self, clients: int, rounds: int) -> Sampling:
+        """The sampler for a population of this size."""
+        if self.scheme is Scheme.EVERYONE:
+            return Everyone(clients)
+        size = self.size if self.size is not None else max(1, round((self.rate or 0) * clients))
+        if size > clients:
+            raise BadInput(f"training.cohort: {size} is more than the {clients} clients there are")
+        rate = self.rate if self.rate is not None else size / clients
+        if self.scheme is Scheme.POISSON:
+            return Poisson(rate, clients)
+        if self.scheme is Scheme.CAPPED:
+            return CappedPoisson(clients, rate, self.cap or clients)
+        if self.scheme is Scheme.FIXED:
+            return FixedSize(clients, size)
+        if self.scheme is Scheme.ROUND_ROBIN:
+            return RoundRobin(clients, size)
+        return Balanced(clients, size, rounds)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Sampler, local rule, update shaping, protection and server step, in the order of a round."""
+
+    name: str
+    rounds: int
+    cohort: CohortRule
+    local: LocalRule
+    shaping: Shaping = field(default_factory=Shaping)
+    protection: Protection | None = None  # None: nothing is private
+    optimizer: Optimizer = field(default_factory=Sgd)
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise BadInput(f"training.rounds: must be at least 1, got {self.rounds}")

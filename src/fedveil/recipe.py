@@ -1,0 +1,235 @@
+"""A recipe: everything a run is made from, as a TOML file or `--set section.key=value`.
+
+Unknown keys, wrong types and impossible values are refused with the nearest right key; nothing is
+guessed. The resolved recipe, defaults included, is written to the run directory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import BadInput
+
+
+@dataclass(frozen=True)
+class DataSection:
+    source: str = "digits"  # a name from `fedveil data list`; not used when `file` is set
+    file: str | None = None  # a CSV or Parquet file
+    client_column: str | None = None
+    label: str | None = None
+    schema: str | None = None  # public statistics of the file's columns
+    task: str | None = None  # classification or regression; by default decided from the label
+    partition: str | None = None  # iid, dirichlet, sorted or owner; None: the source's own
+    clients: int | None = None
+    alpha: float | None = None  # concentration of the Dirichlet partition
+    examples_per_client: int | None = None
+    cap: int | None = None  # most examples a client keeps
+    test_fraction: float | None = None  # None: the source's own test part, or a fifth
+    directory: str | None = None  # where local copies of the data sets are
+    seed: int = 0  # of the partition; public
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    name: str = "auto"  # auto: linear or logistic regression, by task
+    hidden: tuple[int, ...] = ()  # widths of the hidden layers of an MLP
+    seed: int = 0  # of the initial weights; public
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    method: str = "dp-fedavg"
+    rounds: int = 60
+    sampling: str = "poisson"
+    cohort: int | None = None  # (expected) clients in a round
+    rate: float | None = None  # or their share of the population
+    cohort_cap: int | None = None
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float = 0.5
+    schedule: str = "constant"
+    decay: float = 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    weight_cap: int | None = None
+
+
+@dataclass(frozen=True)
+class PrivacySection:
+    epsilon: float | None = None
+    delta: float | None = None  # None: min(1e-5, units^-1.1)
+    noise_multiplier: float | None = None  # instead of epsilon
+    clip_norm: float = 1.0
+    arithmetic: str | None = None  # exact or idealised; None: exact without a seed
+
+
+@dataclass(frozen=True)
+class ServerSection:
+    optimizer: str = "sgd"  # sgd, adam or yogi
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+
+
+@dataclass(frozen=True)
+class EvaluationSection:
+    every: int | None = None  # rounds; None: about twenty times a run
+    baseline: bool = False  # also train without privacy and compare
+
+
+@dataclass(frozen=True)
+class EngineSection:
+    """Speed only: nothing here can change what is guaranteed."""
+
+    name: str = "auto"
+    chunk: int | None = None  # clients trained together
+    processes: int = 1
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    seed: int | None = None  # None: a protected run, noise from the operating system
+    data: DataSection = field(default_factory=DataSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    training: TrainingSection = field(default_factory=TrainingSection)
+    privacy: PrivacySection = field(default_factory=PrivacySection)
+    server: ServerSection = field(default_factory=ServerSection)
+    evaluation: EvaluationSection = field(default_factory=EvaluationSection)
+    engine: EngineSection = field(default_factory=EngineSection)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The table in a TOML file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f"recipe {path}: no such file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"recipe {path}: not valid TOML: {error}") from None
+
+
+def parse(
+    table: Mapping[str, Any],
+    assignments: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+) -> Recipe:
+    """A recipe from a table, `section.key=value` assignments, and values by dotted name.
+
+    The later ones win.
+    """
+    merged = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.strip():
+            raise BadInput(f"--set {assignment}: write section.key=value")
+        _assign(merged, name.strip(), _value(text.strip()))
+    for name, value in (values or {}).items():
+        _assign(merged, name, value)
+    return typing.cast(Recipe, _build(Recipe, merged, ""))
+
+
+def with_defaults(recipe: Recipe) -> Recipe:
+    """Decide what was left open between alternatives: cohort or rate, steps or epochs, budget."""
+    training, privacy = recipe.training, recipe.privacy
+    if training.sampling != "everyone" and training.cohort is None and training.rate is None:
+        training = replace(training, rate=0.5)
+    if training.local_steps is None and training.local_epochs is None:
+        training = replace(training, local_epochs=1)
+    private = training.method != "fedavg"
+    if private and privacy.epsilon is None and privacy.noise_multiplier is None:
+        privacy = replace(privacy, epsilon=8.0)
+    return replace(recipe, training=training, privacy=privacy)
+
+
+def to_table(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as a TOML table; keys that are not set are left out."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+            return {name: plain(item) for name, item in fields if item is not None}
+        return list(value) if isinstance(value, tuple) else value
+
+    return typing.cast(dict[str, Any], plain(recipe))
+
+
+def _assign(table: dict[str, Any], name: str, value: Any) -> None:
+    *sections, key = name.split(".")
+    for section in sections:
+        inner = table.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise BadInput(f"--set {name}: {section} is not a section")
+        table = inner
+    table[key] = value
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word is a string
+
+
+def _build(cls: type, table: Any, path: str) -> Any:
+    if not isinstance(table, Mapping):
+        raise BadInput(f"recipe: {path} must be a section, not {table!r}")
+    hints = typing.get_type_hints(cls)
+    values = {}
+    for key, value in table.items():
+        name = f"{path}.{key}" if path else key
+        if key not in hints:
+            raise BadInput(f"recipe: unknown key {name!r}{_nearest(key, path, hints)}")
+        kind = hints[key]
+        values[key] = _build(kind, value, name) if dataclasses.is_dataclass(kind) else _typed(
+            kind, value, name
+        )
+    return cls(**values)
+
+
+def _nearest(key: str, path: str, hints: Mapping[str, Any]) -> str:
+    """A hint at the nearest right key, in this section or in another."""
+    here = get_close_matches(key, hints, n=1)
+    if here:
+        return f"; did you mean {f'{path}.{here[0]}' if path else here[0]!r}?"
+    everywhere = {
+        inner: f"{section}.{inner}"
+        for section, kind in typing.get_type_hints(Recipe).items()
+        if dataclasses.is_dataclass(kind)
+        for inner in typing.get_type_hints(kind)
+    }
+    near = get_close_matches(key, everywhere, n=1)
+    if near:
+        return f"; did you mean {everywhere[near[0]]}?"
+    return f"; there are {', '.join(hints)}"
+
+
+def _typed(kind: Any, value: Any, name: str) -> Any:
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    for option in options:
+        if option is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        if option is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if option in (str, bool) and isinstance(value, option):
+            return value
+        if option is str and name in ("data.label", "data.client_column") and value is not None:
+            return str(value)
+        if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):
+            inner = typing.get_args(option)[0]
+            return tuple(_typed(inner, item, f"{name}[{i}]") for i, item in enumerate(value))
+    wanted = " or ".join(_kind_name(o) for o in options if o is not type(None))
+    raise BadInput(f"recipe: {name} must be {wanted}, got {value!r}")
+
+
+def _kind_name(option: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+    return names.get(option, "a list of whole numbers")

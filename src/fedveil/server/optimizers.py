@@ -1,0 +1,87 @@
+"""How the server turns a released average update into new shared weights.
+
+All of this is post-processing of a value that is already private, so it costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedveil.errors import BadInput
+
+State = dict[str, Tensor]  # named vectors [parameters], never changed in place; in checkpoints
+
+
+def _check(learning_rate: float, **shares: float) -> None:
+    if not (math.isfinite(learning_rate) and learning_rate > 0):
+        raise BadInput(f"server.learning_rate: must be positive, got {learning_rate}")
+    for name, value in shares.items():
+        if not 0 <= value < 1:
+            raise BadInput(f"server.{name}: must be in [0, 1), got {value}")
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """`v = momentum * v + update; w += learning_rate * v`. Rate 1 without momentum: FedAvg."""
+
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.learning_rate, momentum=self.momentum)
+
+    def start(self, weights: Tensor) -> State:
+        return {"velocity": torch.zeros_like(weights)} if self.momentum else {}
+
+    def step(
+        self, weights: Tensor, update: Tensor, state: State, round: int
+    ) -> tuple[Tensor, State]:
+        """New weights and state; `round` counts from 0."""
+        if self.momentum:
+            update = self.momentum * state["velocity"] + update
+            state = {"velocity": update}
+        return weights + self.learning_rate * update, state
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam on the average update (FedAdam; Reddi et al. 2021), with bias correction.
+
+    `yogi` replaces the second moment's average by Yogi's additive step.
+    """
+
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    second_momentum: float = 0.99
+    stability: float = 1e-3
+    yogi: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self.learning_rate, momentum=self.momentum, second_momentum=self.second_momentum)
+        if not (math.isfinite(self.stability) and self.stability > 0):
+            raise BadInput(f"server.stability: must be positive, got {self.stability}")
+
+    def start(self, weights: Tensor) -> State:
+        return {"first": torch.zeros_like(weights), "second": torch.zeros_like(weights)}
+
+    def step(
+        self, weights: Tensor, update: Tensor, state: State, round: int
+    ) -> tuple[Tensor, State]:
+        """New weights and state; `round` counts from 0."""
+        fresh, square = 1 - self.second_momentum, update.square()
+        first = torch.lerp(state["first"], update, 1 - self.momentum)
+        if self.yogi:
+            second = state["second"] + fresh * torch.sign(square - state["second"]) * square
+        else:
+            second = torch.lerp(state["second"], square, fresh)
+        mean = first / (1 - self.momentum ** (round + 1))
+        deviation = (second / (1 - self.second_momentum ** (round + 1))).sqrt()
+        moved = weights + self.learning_rate * mean / (deviation + self.stability)
+        return moved, {"first": first, "second": second}
+
+
+Optimizer = Sgd | Adam

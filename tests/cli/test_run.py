@@ -1,0 +1,244 @@
+"""`fedveil run` as a user meets it: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+SMALL = ["--set", "training.rounds=6", "--set", "training.rate=0.3", "--set", "data.clients=40"]
+
+
+def fedveil(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fedveil", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+def weights(directory: Path) -> bytes:
+    return b"".join(v.tobytes() for _, v in sorted(load_file(directory / "model.safetensors").items()))
+
+
+def test_json_holds_what_scripts_rely_on(tmp_path: Path) -> None:
+    done = fedveil("run", *SMALL, "--json", "--output", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert {"accuracy", "rounds", "seconds", "directory", "guarantee"} <= set(document)
+    wanted = "epsilon delta unit adjacency trust sampling accountant arithmetic certified statement"
+    assert set(wanted.split()) <= set(document["guarantee"])
+    assert document["guarantee"]["certified"] is True
+    assert document["guarantee"]["epsilon"] <= 8
+    directory = tmp_path / document["directory"]
+    files = "recipe.toml metrics.jsonl ledger.jsonl guarantee.json model.safetensors checkpoint"
+    assert set(files.split()) <= {path.name for path in directory.iterdir()}
+
+
+def test_the_guarantee_is_printed_before_the_first_round(tmp_path: Path) -> None:
+    done = fedveil("run", *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Guarantee:.*round 1/", done.stderr, re.DOTALL)
+    assert "\x1b[" not in done.stderr + done.stdout  # plain lines when nobody watches
+
+
+def test_a_protected_run_keeps_nothing_that_noise_does_not_cover(tmp_path: Path) -> None:
+    assert fedveil("run", *SMALL, "--output", "out", cwd=tmp_path).returncode == 0
+    for path in (tmp_path / "out").rglob("*"):
+        if path.suffix in (".jsonl", ".json", ".toml"):
+            text = path.read_text()
+            assert "insight" not in text
+            assert "norm\"" not in text.replace("clip_norm\"", "")
+    lines = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
+    allowed = {"round", "seconds", "loss", "accuracy", "epsilon"}
+    assert all(set(json.loads(line)) <= allowed for line in lines)
+
+
+def test_a_seed_repeats_a_run_and_is_not_certified(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        done = fedveil("run", *SMALL, "--seed", "7", "--output", name, "--json", cwd=tmp_path)
+        assert json.loads(done.stdout)["guarantee"]["certified"] is False
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    fedveil("run", *SMALL, "--seed", "8", "--output", "c", cwd=tmp_path)
+    assert weights(tmp_path / "a") != weights(tmp_path / "c")
+
+
+def test_without_a_seed_two_runs_differ(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert fedveil("run", *SMALL, "--output", name, cwd=tmp_path).returncode == 0
+    assert weights(tmp_path / "a") != weights(tmp_path / "b")
+
+
+BAD = {
+    "unknown key": (["--set", "training.roundz=3"], "training.rounds"),
+    "epsilon": (["--set", "privacy.epsilon=0"], "privacy.epsilon"),
+    "negative epsilon": (["--set", "privacy.epsilon=-1"], "privacy.epsilon"),
+    "delta zero": (["--set", "privacy.delta=0"], "privacy.delta"),
+    "delta above 1/clients": (["--set", "privacy.delta=0.5"], "privacy.delta"),
+    "cohort": (["--set", "training.cohort=1000"], "1000"),
+    "rounds": (["--set", "training.rounds=0"], "rounds"),
+    "method": (["--set", "training.method=magic"], "magic"),
+    "model": (["--set", "model.name=magic"], "magic"),
+    "engine": (["--set", "engine.name=magic"], "magic"),
+    "recipe": (["nothing.toml"], "nothing.toml"),
+    "data file": (["--data", "nothing.csv", "--client-column", "a", "--label", "b"], "nothing.csv"),
+    "option": (["--frobnicate"], "--frobnicate"),
+    "resume": (["--resume", "nothing"], "nothing"),
+    "seed": (["--seed", "x"], "--seed"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "named"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str], named: str, tmp_path: Path
+) -> None:
+    done = fedveil("run", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert named in done.stderr
+    assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+def test_an_existing_output_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    done = fedveil("run", *SMALL, "--output", "out", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "exists" in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "fedveil", *arguments]
+    return subprocess.Popen(
+        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+LONG = ["--set", "training.rounds=60", "--set", "training.local_epochs=2", "--set",
+        "evaluation.every=1", "--set", "engine.chunk=1"]
+
+
+def wait_for_round(process: subprocess.Popen[str], round: int) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(f"round {round}/"):
+            return
+    raise AssertionError("the run ended too early")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path: Path, number: int) -> None:
+    whole = fedveil("run", *LONG, "--seed", "3", "--output", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    process = start("run", *LONG, "--seed", "3", "--output", "cut", cwd=tmp_path)
+    wait_for_round(process, 3)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "--resume cut" in errors
+    assert fedveil("run", "--resume", "cut", cwd=tmp_path).returncode == 0
+    assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
+
+
+def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
+    process = start("run", *LONG, "--seed", "3", "--output", "out", cwd=tmp_path)
+    try:
+        wait_for_round(process, 1)
+        second = fedveil("run", "--resume", "out", cwd=tmp_path)
+        assert second.returncode == 2
+        assert "in use" in second.stderr
+    finally:
+        process.kill()
+        process.wait()
+
+
+def killed_and_resumed(tmp_path: Path, seed: int | None, kills: int) -> Path:
+    """A run killed `kills` times at random moments and always resumed."""
+    draw = random.Random(1)
+    options = [] if seed is None else ["--seed", str(seed)]
+    first = ["run", *LONG, *options, "--output", "cut"]
+    for attempt in range(kills):
+        exists = (tmp_path / "cut").exists()
+        process = start(*(["run", "--resume", "cut"] if exists else first), cwd=tmp_path)
+        if attempt == 0 or not exists:
+            wait_for_round(process, 1)
+        time.sleep(draw.uniform(0.0, 6.0))
+        process.kill()
+        process.communicate()
+    last = fedveil("run", "--resume", "cut", "--json", cwd=tmp_path)
+    assert last.returncode == 0, last.stderr
+    return tmp_path / "cut"
+
+
+@pytest.mark.slow
+def test_twenty_kills_leave_the_same_weights(tmp_path: Path) -> None:
+    fedveil("run", *LONG, "--seed", "3", "--output", "whole", cwd=tmp_path)
+    cut = killed_and_resumed(tmp_path, 3, 20)
+    assert weights(cut) == weights(tmp_path / "whole")
+    assert len((cut / "ledger.jsonl").read_text().splitlines()) == 1 + 60
+
+
+def test_a_kill_leaves_the_same_weights(tmp_path: Path) -> None:
+    fedveil("run", *LONG, "--seed", "3", "--output", "whole", cwd=tmp_path)
+    assert weights(killed_and_resumed(tmp_path, 3, 2)) == weights(tmp_path / "whole")
+
+
+def test_a_protected_run_killed_mid_round_never_releases_more_than_planned(tmp_path: Path) -> None:
+    cut = killed_and_resumed(tmp_path, None, 3)
+    entries = (cut / "ledger.jsonl").read_text().splitlines()[1:]
+    rounds = [json.loads(line)["round"] for line in entries]
+    assert len(rounds) <= 60  # never more releases than were accounted
+    shown = [json.loads(line)["round"] for line in (cut / "metrics.jsonl").read_text().splitlines()]
+    assert shown == sorted(set(shown))
+    assert len(shown) <= len(rounds)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "foreign", "empty"])
+def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
+    fedveil("run", *SMALL, "--seed", "1", "--output", "a", cwd=tmp_path)
+    state = tmp_path / "a/checkpoint/state.safetensors"
+    data = bytearray(state.read_bytes())
+    if damage == "flip":
+        data[-5] ^= 1
+    elif damage == "cut":
+        data = data[: len(data) // 2]
+    elif damage == "empty":
+        data = bytearray()
+    else:
+        fedveil("run", *SMALL, "--seed", "2", "--output", "b", cwd=tmp_path)
+        data = bytearray((tmp_path / "b/checkpoint/state.safetensors").read_bytes())
+    state.write_bytes(data)
+    done = fedveil("run", "--resume", "a", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "checkpoint" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    """A limit on file sizes stands in for the full disk: writes fail the same way."""
+    limited = (
+        "import resource, runpy, sys;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000));"
+        "sys.argv = ['fedveil', *sys.argv[1:]];"
+        "from fedveil.cli import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", limited, "run", *SMALL, "--output", "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("fedveil:")]) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_disk_is_one_line(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    done = fedveil("run", *SMALL, "--output", "out", cwd=tmp_path)
+    tmp_path.chmod(0o700)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
