@@ -1,0 +1,72 @@
+"""The round as both sides compute it: what follows from a plan, and how lists are packed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedveil.secagg import derive
+from fedveil.secagg.errors import Malformed
+from fedveil.secagg.graph import Graph, round_graph
+from fedveil.secagg.messages import Plan
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A plan with its digest (the SHA-256 of its body) and its graph."""
+
+    plan: Plan
+    digest: bytes
+    graph: Graph
+
+    def rank(self, device: int, neighbour: int) -> int:
+        """Where `neighbour` stands in the list of `device`'s neighbours."""
+        return bisect_left(self.graph.neighbours(device), neighbour)
+
+    def bitmap(self, present: Collection[int]) -> bytes:
+        """One bit per member."""
+        flags = np.fromiter((member in present for member in self.plan.members), dtype=np.bool_)
+        return np.packbits(flags, bitorder="little").tobytes()
+
+    def present(self, bitmap: bytes) -> frozenset[int]:
+        """The members whose bit is set; `Malformed` unless exactly one bit per member is given."""
+        count = len(self.plan.members)
+        if len(bitmap) != (count + 7) // 8:
+            raise Malformed(f"bitmap of {len(bitmap)} bytes for {count} members")
+        flags = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
+        if flags[count:].any():
+            raise Malformed("bitmap: a bit beyond the last member is set")
+        return frozenset(self.plan.members[i] for i in np.flatnonzero(flags[:count]))
+
+    def sharers_digest(self, bitmap: bytes) -> bytes:
+        return derive.digest(b"sharers", self.digest, bitmap)
+
+    def survivors_digest(self, sharers: bytes, survivors: bytes) -> bytes:
+        """Binds both bitmaps: devices that agree on it agree on everything so far."""
+        return derive.digest(b"survivors", self.digest, sharers, survivors)
+
+
+def lay_out(plan: Plan, digest: bytes) -> Layout:
+    """The layout of a plan whose degree is possible for its cohort."""
+    graph = round_graph(plan.federation, plan.round, plan.purpose, plan.members, plan.degree)
+    return Layout(plan, digest, graph)
+
+
+def piece(packed: bytes, size: int, place: int) -> bytes:
+    """The piece at a place of a packed list."""
+    return packed[place * size : (place + 1) * size]
+
+
+def check_pieces(packed: bytes, size: int, count: int, name: str) -> None:
+    """`Malformed` unless a packed list has `count` pieces of `size` bytes."""
+    if len(packed) != size * count:
+        raise Malformed(f"{name}: {len(packed)} bytes, need {size} for each of {count}")
+
+
+def pieces(packed: bytes, size: int, owners: Sequence[int], name: str) -> dict[int, bytes]:
+    """Cut a packed list into one piece of `size` bytes for each owner."""
+    check_pieces(packed, size, len(owners), name)
+    return {owner: piece(packed, size, place) for place, owner in enumerate(owners)}

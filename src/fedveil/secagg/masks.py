@@ -1,0 +1,58 @@
+"""Masks: AES-256-CTR keystreams read as little-endian words and added modulo 2^bits.
+
+A key makes one mask and is never used again (it is derived for one round and one pair), so the
+counter starts at zero. Words of 32 or 64 bits wrap by themselves, which is the modulus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+
+Words: TypeAlias = npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
+
+# Two blocks of this size (keystream and accumulator) stay in the second-level cache.
+_BLOCK_BYTES = 1 << 18
+# Open ciphers at a time: bounds the memory of a server that removes thousands of masks.
+_OPEN_CIPHERS = 256
+
+
+def word_type(bits: int) -> np.dtype[np.uint32] | np.dtype[np.uint64]:
+    """The little-endian word of a modulus 2^bits, bits = 32 or 64."""
+    return np.dtype("<u4") if bits == 32 else np.dtype("<u8")
+
+
+def apply_masks(total: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
+    """Add and subtract the masks of the given 32-byte keys, in place, modulo 2^bits of `total`.
+
+    `total` is one-dimensional, contiguous and of a `word_type`. Blocks are the outer loop: each
+    block of the accumulator is read once, however many masks there are.
+    """
+    signed = [(key, False) for key in added] + [(key, True) for key in subtracted]
+    for start in range(0, len(signed), _OPEN_CIPHERS):
+        _apply_open(total, [(_cipher(k), s) for k, s in signed[start : start + _OPEN_CIPHERS]])
+
+
+def _cipher(key: bytes) -> CipherContext:
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+
+
+def _apply_open(total: Words, ciphers: list[tuple[CipherContext, bool]]) -> None:
+    block = min(_BLOCK_BYTES // total.itemsize, max(1, total.size))
+    zeros = memoryview(bytes(block * total.itemsize))
+    stream = np.empty(block, dtype=total.dtype)
+    stream_bytes = memoryview(stream.view(np.uint8))  # type: ignore[arg-type]
+    for start in range(0, total.size, block):
+        part = total[start : start + block]
+        mask, size = stream[: part.size], part.nbytes
+        source, sink = zeros[:size], stream_bytes[:size]
+        for cipher, subtract in ciphers:
+            cipher.update_into(source, sink)
+            if subtract:
+                np.subtract(part, mask, out=part)
+            else:
+                np.add(part, mask, out=part)
