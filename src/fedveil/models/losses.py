@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn import functional
 
 from fedveil.data.federation import Task
 
@@ -16,7 +16,7 @@ def example_losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     a model linear in inputs of norm R is R^2-smooth.
     """
     if task is Task.CLASSIFICATION:
-        return F.cross_entropy(outputs, targets, reduction="none")
+        return functional.cross_entropy(outputs, targets, reduction="none")
     if task is Task.SEQUENCE:
-        return F.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none").mean(-1)
+        return functional.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none").mean(-1)
     return 0.5 * (outputs.reshape(targets.shape) - targets).square()

@@ -6,10 +6,23 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedveil.data.federation import Federation, Task
 from fedveil.errors import BadInput
+from fedveil.models.images import (
+    ChannelsFirst,
+    ChengCnn,
+    FuCnn,
+    LiangCnn,
+    Shape,
+    SmallCnn,
+    WideCnn,
+)
+from fedveil.models.residual import ResNet18
+from fedveil.models.text import CharacterLstm
+
+Builder = Callable[[Federation, Sequence[int]], nn.Module]
 
 
 class Linear(nn.Sequential):
@@ -32,40 +45,7 @@ class Mlp(nn.Sequential):
         super().__init__(*layers, nn.Linear(features, outputs))
 
 
-class SmallCnn(nn.Sequential):
-    """Two 3x3 convolutions (16, 32 channels) with pooling, then one hidden layer of 64."""
-
-    def __init__(self, shape: tuple[int, int, int], outputs: int) -> None:
-        channels, height, width = shape
-        flat = 32 * (height // 4) * (width // 4)
-        super().__init__(
-            nn.Conv2d(channels, 16, 3, padding=1),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 3, padding=1),
-            nn.MaxPool2d(2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(flat, 64),
-            nn.ReLU(),
-            nn.Linear(64, outputs),
-        )
-
-
-class ChannelsFirst(nn.Module):
-    """Feeds images `[n, h, w]` or `[n, h, w, channels]` to a network that wants channels first."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, images: Tensor) -> Tensor:
-        images = images.unsqueeze(-3) if images.dim() == 3 else images.movedim(-1, -3)
-        outputs: Tensor = self.network(images)
-        return outputs
-
-
-def _image_shape(federation: Federation) -> tuple[int, int, int]:
+def _image_shape(federation: Federation) -> Shape:
     shape = federation.input_shape
     if len(shape) == 2:
         return 1, *shape
@@ -94,15 +74,40 @@ def _mlp(federation: Federation, hidden: Sequence[int]) -> nn.Module:
     return Mlp(math.prod(federation.input_shape), hidden or (64,), _outputs(federation))
 
 
-def _cnn(federation: Federation, hidden: Sequence[int]) -> nn.Module:
-    return ChannelsFirst(SmallCnn(_image_shape(federation), _outputs(federation)))
+def _hu(federation: Federation, hidden: Sequence[int]) -> nn.Module:
+    """Hu's 3-layer ReLU network for Adult."""
+    return _mlp(federation, hidden or (64, 32))
 
 
-MODELS: dict[str, Callable[[Federation, Sequence[int]], nn.Module]] = {
+def _images(network: Callable[[Shape, int], nn.Module]) -> Builder:
+    def make(federation: Federation, hidden: Sequence[int]) -> nn.Module:
+        return ChannelsFirst(network(_image_shape(federation), _outputs(federation)))
+
+    return make
+
+
+def _lstm(federation: Federation, hidden: Sequence[int]) -> nn.Module:
+    if federation.task is Task.REGRESSION or len(federation.input_shape) != 1:
+        raise BadInput(
+            f"model: 'lstm' reads texts of token ids, not {federation.task} of inputs of shape "
+            f"{federation.input_shape}"
+        )
+    every = federation.task is Task.SEQUENCE
+    return CharacterLstm(federation.classes, every_position=every)
+
+
+MODELS: dict[str, Builder] = {
     "linear": _linear,
     "logistic": _logistic,
     "mlp": _mlp,
-    "cnn": _cnn,
+    "cnn": _images(SmallCnn),
+    "cnn-wide": _images(WideCnn),
+    "fu-cnn": _images(FuCnn),
+    "hu-mlp": _hu,
+    "liang-cnn": _images(LiangCnn),
+    "cheng-cnn": _images(ChengCnn),
+    "resnet18": _images(ResNet18),
+    "lstm": _lstm,
 }
 
 
