@@ -1,0 +1,246 @@
+"""Clipping in L1 and L2 that keeps its promise in floating point.
+
+Formal guarantee: whatever goes in, the norm of what comes out, measured in exact arithmetic, is at
+most the bound. A vector inside the bound comes back bit for bit. One with a NaN or an infinity
+contributes exactly zero and is flagged.
+
+Works on numpy arrays and torch tensors (through their memory) of float32 or float64; whoever uses
+numpy alone never loads torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.errors import BadInput
+from fedveil.privacy.units import Adjacency
+
+Array = TypeVar("Array")  # numpy.ndarray or torch.Tensor
+Floating = npt.NDArray[Any]
+Reals = npt.NDArray[np.float64]
+
+_BLOCK = 1 << 15  # numbers that fit the second-level cache in double precision
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A bound on what one unit contributes: its `order`-norm (1 or 2) is at most `norm`."""
+
+    norm: float
+    order: int = 2
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.norm < math.inf:
+            raise BadInput(f"clip_norm: need a finite number > 0, got {self.norm}")
+        if self.order not in (1, 2):
+            raise BadInput(f"order: need 1 or 2, got {self.order}")
+
+    def sensitivity(self, adjacency: Adjacency) -> float:
+        """The most a sum of clipped contributions moves, in the same norm, when one unit does."""
+        return adjacency.sensitivity_factor * self.norm
+
+
+@dataclass(frozen=True)
+class ClippedVector(Generic[Array]):
+    """`factor` is what the vector was multiplied by: 1 if inside, 0 if not `finite`."""
+
+    values: Array
+    factor: float
+    finite: bool
+
+
+@dataclass(frozen=True)
+class ClippedRows(Generic[Array]):
+    """As `ClippedVector`, for each row: `factors` float64 [rows], `finite` bool [rows]."""
+
+    values: Array
+    factors: Reals
+    finite: npt.NDArray[np.bool_]
+
+    @property
+    def rejected(self) -> int:
+        """How many rows held a NaN or an infinity and now hold zeros."""
+        return int((~self.finite).sum())
+
+
+def clip_vector(vector: Array, clip: Clip, *, in_place: bool = False) -> ClippedVector[Array]:
+    """Clip a whole update or gradient [d]. An unchanged vector is returned itself, not a copy."""
+    values = _as_numpy("vector", vector, 1, in_place)
+    rows = _clip(values.reshape(1, -1), clip, in_place)
+    unchanged = in_place or rows.factors[0] == 1.0
+    result = vector if unchanged else _like(vector, rows.values.reshape(-1))
+    return ClippedVector(result, float(rows.factors[0]), bool(rows.finite[0]))
+
+
+def clip_rows(rows: Array, clip: Clip, *, in_place: bool = False) -> ClippedRows[Array]:
+    """Clip each row of [rows, d] on its own. Unchanged rows may come back as `rows` itself."""
+    clipped = _clip(_as_numpy("rows", rows, 2, in_place), clip, in_place)
+    unchanged = in_place or bool(np.all(clipped.factors == 1.0))
+    result = rows if unchanged else _like(rows, clipped.values)
+    return ClippedRows(result, clipped.factors, clipped.finite)
+
+
+def clip_factors(norms: Array, clip: Clip, *, relative_error: float = 0.0) -> Array:
+    """What to multiply examples by, given only their norms [examples] (ghost norms).
+
+    The true norms may exceed `norms` by `relative_error`. A factor times such a vector, rounded
+    to nearest in the dtype of `norms` and barring underflow, stays within the bound. Norms that
+    are no finite number >= 0 get factor 0.
+    """
+    values = _as_numpy("norms", norms, 1, False)
+    if not 0.0 <= relative_error < math.inf:
+        raise BadInput(f"relative_error: need a finite number >= 0, got {relative_error}")
+    dtype = values.dtype.type
+    wide = values.astype(np.float64)
+    valid = np.isfinite(wide) & (wide >= 0.0)
+    largest = np.where(valid, wide, 0.0) * (1.0 + relative_error) * (1.0 + 2.0**-50)
+    shrink = (1.0 - 2.0**-50) / (1.0 + _rounding(dtype)) ** 2
+    outside = largest > clip.norm
+    with np.errstate(over="ignore", divide="ignore"):
+        factors = np.where(outside, clip.norm / np.where(outside, largest, 1.0) * shrink, 1.0)
+    return _like(norms, _round_down(np.where(valid, factors, 0.0), dtype))
+
+
+def _clip(rows: Floating, clip: Clip, in_place: bool) -> ClippedRows[Floating]:
+    dimension = rows.shape[1]
+    dtype = rows.dtype.type
+    root, exponent, finite = _norms(rows, clip.order)
+
+    # `root * 2^exponent` is the norm up to this relative error, whatever the order of summation.
+    slack = (dimension + 8) * 2.0**-52
+    with np.errstate(over="ignore"):
+        norms = np.ldexp(root, exponent)
+        inside = norms * (1.0 + slack) <= clip.norm
+    for row in np.flatnonzero(~inside & finite & (norms * (1.0 - slack) <= clip.norm)):
+        inside[row] = _is_inside(rows[row], clip)
+
+    # The result is rounded at most twice: each value grows by (1 + u)^2 and less than two of the
+    # dtype's least steps.
+    underflow = 2.0 * float(np.finfo(dtype).smallest_subnormal)
+    room = clip.norm - underflow * (dimension if clip.order == 1 else math.sqrt(dimension))
+    shrink = (1.0 - 2.0**-48) / ((1.0 + slack) * (1.0 + _rounding(dtype)) ** 2)
+    factors = np.where(inside, 1.0, 0.0)
+    scaled = ~inside & finite
+    if scaled.any():
+        # The factor is ideal * 2^power, kept apart so that neither underflows. If it lies below the
+        # dtype's normal numbers it is applied in two steps, the first a power of two.
+        mantissa, power = np.frexp(np.where(scaled, root, 1.0))
+        room_mantissa, room_power = math.frexp(max(0.0, room))
+        ideal = room_mantissa * shrink / mantissa
+        power = np.where(scaled, room_power - power - exponent, 0)
+        smallest = int(np.finfo(dtype).minexp)
+        first = np.where(np.frexp(ideal)[1] - 1 + power < smallest, smallest, 0)
+        second = _round_down(np.where(scaled, np.ldexp(ideal, power - first), 1.0), dtype)
+        factors[scaled] = np.ldexp(second.astype(np.float64), first)[scaled]
+        with np.errstate(invalid="ignore", under="ignore"):
+            for multiplier in (np.ldexp(dtype(1), first), second):
+                if np.any(multiplier != 1):
+                    rows = np.multiply(rows, multiplier[:, None], out=rows if in_place else None)
+                    in_place = True
+    if not finite.all():
+        if not in_place:
+            rows = rows.copy()
+        rows[~finite] = 0
+    return ClippedRows(rows, factors, finite)
+
+
+def _norms(
+    rows: Floating, order: int
+) -> tuple[Reals, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Norms as `root * 2^exponent` (each sum rounded in any order), and which rows are finite."""
+    sums = _power_sums(rows, order)
+    exponent = np.zeros(len(rows), dtype=np.int64)
+    finite = np.isfinite(sums)
+    if rows.dtype == np.float64:
+        # Doubles may overflow or underflow on the way: such rows are measured again, scaled by a
+        # power of two.
+        for row in np.flatnonzero(~finite | (sums < 2.0**-600)):
+            finite[row] = bool(np.isfinite(rows[row]).all())
+            if finite[row] and rows.shape[1]:
+                exponent[row] = np.frexp(np.max(np.abs(rows[row])))[1]
+                sums[row] = _power_sums(np.ldexp(rows[row : row + 1], -exponent[row]), order)[0]
+    return np.sqrt(sums) if order == 2 else sums, exponent, finite
+
+
+def _power_sums(rows: Floating, order: int) -> Reals:
+    """Sum of |x| or x^2 along each row, in double precision; squares of float32 are exact there."""
+    count, dimension = rows.shape
+    sums = np.zeros(count)
+    step = max(1, _BLOCK // max(1, dimension))
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        for row in range(0, count, step):
+            for column in range(0, dimension, _BLOCK):
+                part = rows[row : row + step, column : column + _BLOCK].astype(np.float64)
+                if order == 1:
+                    sums[row : row + step] += np.abs(part, out=part).sum(axis=1)
+                elif step == 1:
+                    sums[row] += np.dot(part[0], part[0])
+                else:
+                    sums[row : row + step] += np.einsum("ij,ij->i", part, part)
+    return sums
+
+
+def _is_inside(row: Floating, clip: Clip) -> bool:
+    """Whether the exact norm is at most the bound: for the rare row too close to tell otherwise."""
+    bound = Fraction(clip.norm) ** clip.order
+    if row.dtype == np.float32:
+        # |x| and x^2 are exact in double precision, and fsum rounds the exact sum only once, so
+        # its sign is right. The bound is the sum of two or three doubles.
+        terms = np.abs(row.astype(np.float64)) ** clip.order
+        pieces = []
+        while bound:
+            pieces.append(-float(bound))
+            bound += Fraction(pieces[-1])
+        return math.fsum([*terms.tolist(), *pieces]) <= 0.0
+    mantissas, exponents = np.frexp(row[row != 0.0])
+    least = int(exponents.min(initial=0))
+    total = 0
+    for mantissa, exponent in zip(
+        np.ldexp(mantissas, 53).astype(np.int64).tolist(), exponents.tolist(), strict=True
+    ):
+        total += (abs(mantissa) << (exponent - least)) ** clip.order
+    return total * Fraction(2) ** (clip.order * (least - 53)) <= bound
+
+
+def _rounding(dtype: Any) -> float:
+    """The largest relative error of rounding to nearest."""
+    return float(np.finfo(dtype).eps) / 2.0
+
+
+def _round_down(values: Reals, dtype: Any) -> Floating:
+    """The largest numbers of the dtype that are not above `values` >= 0."""
+    rounded = values.astype(dtype)
+    return np.where(rounded > values, np.nextafter(rounded, dtype(0)), rounded)
+
+
+def _as_numpy(name: str, array: Any, dimensions: int, in_place: bool) -> Floating:
+    """The array's own memory as numpy (a copy only from another device)."""
+    values = array
+    if not isinstance(array, np.ndarray):
+        if not hasattr(array, "detach"):
+            raise BadInput(f"{name}: need a numpy array or a torch tensor, got {type(array)}")
+        if in_place and array.device.type != "cpu":
+            raise BadInput(f"in_place: need a tensor on the CPU, got one on {array.device}")
+        if str(array.dtype) in ("torch.float32", "torch.float64"):
+            values = array.detach().cpu().numpy()
+    if not isinstance(values, np.ndarray) or values.dtype not in (np.float32, np.float64):
+        raise BadInput(f"{name}: need float32 or float64, got {array.dtype}")
+    if values.ndim != dimensions:
+        raise BadInput(f"{name}: need {dimensions} dimension(s), got shape {tuple(array.shape)}")
+    return values
+
+
+def _like(array: Array, values: Floating) -> Array:
+    """`values` as the kind of array that was given."""
+    if isinstance(array, np.ndarray):
+        return values  # type: ignore[return-value]
+    import torch  # loaded already: a tensor came in
+
+    tensor: Any = array
+    return torch.from_numpy(values).to(tensor.device)  # type: ignore[return-value]
