@@ -47,7 +47,7 @@ class ModelSection:
 @dataclass(frozen=True)
 class TrainingSection:
     method: str = "dp-fedavg"
-    rounds: int = 60
+    rounds: int = 50
     sampling: str = "poisson"
     cohort: int | None = None  # (expected) clients in a round
     rate: float | None = None  # or their share of the population
@@ -55,7 +55,7 @@ class TrainingSection:
     local_steps: int | None = None
     local_epochs: int | None = None
     batch_size: int | None = None
-    learning_rate: float = 0.5
+    learning_rate: float = 0.1
     schedule: str = "constant"
     decay: float = 1.0
     momentum: float = 0.0
@@ -107,6 +107,13 @@ class Recipe:
     engine: EngineSection = field(default_factory=EngineSection)
 
 
+# What `fedveil run` trains when it is given neither a recipe nor data.
+DEFAULT_JOB: dict[str, Any] = {
+    "training": {"rounds": 60, "rate": 0.5, "local_epochs": 3, "learning_rate": 2.0},
+    "privacy": {"epsilon": 4.0, "clip_norm": 0.8},
+}
+
+
 def read(path: Path) -> dict[str, Any]:
     """The table in a TOML file."""
     try:
@@ -143,10 +150,10 @@ def with_defaults(recipe: Recipe) -> Recipe:
     if training.sampling != "everyone" and training.cohort is None and training.rate is None:
         training = replace(training, rate=0.5)
     if training.local_steps is None and training.local_epochs is None:
-        training = replace(training, local_epochs=1)
+        training = replace(training, local_epochs=5)
     private = training.method != "fedavg"
     if private and privacy.epsilon is None and privacy.noise_multiplier is None:
-        privacy = replace(privacy, epsilon=8.0)
+        privacy = replace(privacy, epsilon=4.0)
     return replace(recipe, training=training, privacy=privacy)
 
 

@@ -56,7 +56,7 @@ def test_a_protected_run_keeps_nothing_that_noise_does_not_cover(tmp_path: Path)
             assert "insight" not in text
             assert "norm\"" not in text.replace("clip_norm\"", "")
     lines = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
-    allowed = {"round", "seconds", "loss", "accuracy", "epsilon"}
+    allowed = {"round", "loss", "accuracy", "epsilon"}
     assert all(set(json.loads(line)) <= allowed for line in lines)
 
 

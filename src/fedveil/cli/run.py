@@ -87,7 +87,10 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         if args.set or any(value is not None for value in [*given, args.schema]):
             raise BadInput("--resume: goes on with the run as it is; give no other recipe options")
         return recipes.parse(recipes.read(args.resume / "recipe.toml"))
-    table = {} if args.recipe is None else recipes.read(args.recipe)
+    if args.recipe is not None:
+        table = recipes.read(args.recipe)
+    else:
+        table = recipes.DEFAULT_JOB if args.data is None else {}
     short = {
         "data.file": args.data,
         "data.client_column": args.client_column,

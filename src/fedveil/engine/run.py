@@ -50,13 +50,15 @@ class RoundReport:
     """One finished round."""
 
     round: int  # from 1
-    seconds: float
+    seconds: float | None  # simulations only: the time betrays the size of the cohort
     epsilon: float | None  # spent so far; only where metrics are
     metrics: Metrics | None  # of the new weights on the test examples, at the chosen interval
     insight: Insight | None  # simulations only
 
     def to_dict(self) -> dict[str, Any]:
-        document: dict[str, Any] = {"round": self.round, "seconds": round(self.seconds, 6)}
+        document: dict[str, Any] = {"round": self.round}
+        if self.seconds is not None:
+            document["seconds"] = round(self.seconds, 6)
         if self.metrics is not None:
             document |= asdict(self.metrics)
             document["epsilon"] = self.epsilon
@@ -161,7 +163,7 @@ class Run:
         metrics = self.evaluate() if last or done % self.every == 0 else None
         report = RoundReport(
             round=done,
-            seconds=seconds,
+            seconds=None if self.plan.protected else seconds,
             epsilon=self.plan.spent(done) if metrics else None,
             metrics=metrics,
             insight=None if self.plan.protected else _insight(result, len(cohort)),

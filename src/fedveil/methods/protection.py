@@ -19,7 +19,7 @@ from fedveil.local.shaping import Shaping
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.noise import choose_granularity, gaussian, protect_sum
-from fedveil.privacy.sampling import FixedSize, Sampling
+from fedveil.privacy.sampling import Balanced, FixedSize, RoundRobin, Sampling
 from fedveil.privacy.units import Adjacency, Trust, Unit
 from fedveil.randomness import Randomness
 
@@ -76,7 +76,12 @@ class CentralGaussian:
     trust: Trust = Trust.CENTRAL
 
     def adjacency(self, sampling: Sampling) -> Adjacency:
-        return Adjacency.REPLACE if isinstance(sampling, FixedSize) else Adjacency.ADD_REMOVE
+        """A client that is not there shifts everybody's turn in a schedule: there, it is zeroed."""
+        if isinstance(sampling, FixedSize):
+            return Adjacency.REPLACE
+        if isinstance(sampling, RoundRobin | Balanced):
+            return Adjacency.ZERO_OUT
+        return Adjacency.ADD_REMOVE
 
     def releases(
         self, noise_multiplier: float, sampling: Sampling, rounds: int
