@@ -72,9 +72,7 @@ def method_of(recipe: Recipe) -> Method:
 
 def plan_of(recipe: Recipe, federation: Federation) -> Plan:
     """The plan of a recipe on its federation: noise calibrated, guarantee known."""
-    model = build(
-        recipe.model.name, federation, hidden=recipe.model.hidden, seed=recipe.model.seed
-    )
+    model = build(recipe.model.name, federation, hidden=recipe.model.hidden, seed=recipe.model.seed)
     method = method_of(recipe)
     budget = None
     if method.protection is not None:
@@ -87,7 +85,9 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         model,
         budget=budget,
         seed=recipe.seed,
-        arithmetic=None if arithmetic is None else _named(Arithmetic, "privacy.arithmetic", arithmetic),
+        arithmetic=None
+        if arithmetic is None
+        else _named(Arithmetic, "privacy.arithmetic", arithmetic),
     )
 
 

@@ -196,9 +196,8 @@ def _build(cls: type, table: Any, path: str) -> Any:
         if key not in hints:
             raise BadInput(f"recipe: unknown key {name!r}{_nearest(key, path, hints)}")
         kind = hints[key]
-        values[key] = _build(kind, value, name) if dataclasses.is_dataclass(kind) else _typed(
-            kind, value, name
-        )
+        section = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        values[key] = _build(kind, value, name) if section else _typed(kind, value, name)
     return cls(**values)
 
 

@@ -24,7 +24,8 @@ def fedveil(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[st
 
 
 def weights(directory: Path) -> bytes:
-    return b"".join(v.tobytes() for _, v in sorted(load_file(directory / "model.safetensors").items()))
+    tensors = load_file(directory / "model.safetensors")
+    return b"".join(tensors[name].tobytes() for name in sorted(tensors))
 
 
 def test_json_holds_what_scripts_rely_on(tmp_path: Path) -> None:
@@ -54,7 +55,7 @@ def test_a_protected_run_keeps_nothing_that_noise_does_not_cover(tmp_path: Path)
         if path.suffix in (".jsonl", ".json", ".toml"):
             text = path.read_text()
             assert "insight" not in text
-            assert "norm\"" not in text.replace("clip_norm\"", "")
+            assert 'norm"' not in text.replace('clip_norm"', "")
     lines = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
     allowed = {"round", "loss", "accuracy", "epsilon"}
     assert all(set(json.loads(line)) <= allowed for line in lines)
@@ -120,8 +121,16 @@ def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-LONG = ["--set", "training.rounds=60", "--set", "training.local_epochs=2", "--set",
-        "evaluation.every=1", "--set", "engine.chunk=1"]
+LONG = [
+    "--set",
+    "training.rounds=60",
+    "--set",
+    "training.local_epochs=2",
+    "--set",
+    "evaluation.every=1",
+    "--set",
+    "engine.chunk=1",
+]
 
 
 def wait_for_round(process: subprocess.Popen[str], round: int) -> None:

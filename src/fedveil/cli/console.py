@@ -1,4 +1,4 @@
-"""What people and scripts see: one JSON document on stdout, or tables; everything else on stderr."""
+"""What people and scripts see: one JSON document or tables on stdout, all else on stderr."""
 
 from __future__ import annotations
 

@@ -44,10 +44,9 @@ def _live(run: Run) -> Iterator[Show]:
         )
 
         def show(report: RoundReport) -> None:
-            fields = {"speed": speedometer(report)}
+            bar.update(task, completed=report.round, speed=speedometer(report))
             if report.metrics is not None:
-                fields["metrics"] = _metrics(report.metrics, report.epsilon)
-            bar.update(task, completed=report.round, **fields)
+                bar.update(task, metrics=_metrics(report.metrics, report.epsilon))
 
         yield show
 

@@ -184,14 +184,18 @@ def _show(result: dict[str, Any], plan: Plan) -> None:
         rows.append(["root mean squared error", f"{result['rmse']:.4g}"])
     if "baseline" in result:
         plain = result["baseline"]
-        shown = f"{plain['accuracy']:.1%}" if plain["accuracy"] is not None else f"{plain['loss']:.4g}"
+        shown = (
+            f"{plain['accuracy']:.1%}" if plain["accuracy"] is not None else f"{plain['loss']:.4g}"
+        )
         rows.append(["  without privacy", shown])
     rows.append(["loss", f"{result['loss']:.4g}"])
     rows.append(["rounds", f"{result['rounds']} of {result['planned_rounds']}"])
     rows.append(["time", f"{result['seconds']:.1f} s"])
     if plan.guarantee is not None:
         rows.append(["epsilon", f"{plan.guarantee.epsilon:.4g} (delta {plan.guarantee.delta:.3g})"])
-        rows.append(["certified", "yes" if plan.guarantee.certified else f"no: {plan.guarantee.reason}"])
+        rows.append(
+            ["certified", "yes" if plan.guarantee.certified else f"no: {plan.guarantee.reason}"]
+        )
     rows.append(["files", result["directory"]])
     console.table(f"{plan.method.name} on {plan.federation.name}", ["result", ""], rows)
     if plan.guarantee is not None:

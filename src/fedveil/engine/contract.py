@@ -47,7 +47,8 @@ class RoundSum:
 class Engine(Protocol):
     """Computes rounds. Implementations differ in speed only: one test suite holds them together."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def round_sum(self, weights: Tensor, cohort: Cohort, round: int) -> RoundSum:
         """Train the clients of `cohort` (distinct ids) from `weights` `[parameters]`, float32,

@@ -40,7 +40,9 @@ class RunDirectory:
     def create(cls, path: Path, plan: Plan, recipe: dict[str, Any]) -> RunDirectory:
         """Make a new run directory, whole or not at all."""
         if path.exists():
-            raise BadInput(f"--output {path}: exists already; resume it with --resume, or choose another")
+            raise BadInput(
+                f"--output {path}: exists already; resume it with --resume, or choose another"
+            )
         partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
         text = tomli_w.dumps(recipe)
         try:

@@ -53,8 +53,8 @@ class Evaluator:
             outputs = functional_call(self._module, parameters, (inputs,))
             loss += float(example_losses(task, outputs, targets).sum(dtype=torch.float64))
             if task is not Task.REGRESSION:
-                hits = (outputs.argmax(dim=-1) == targets).float()
-                correct += float(hits.mean(dim=tuple(range(1, hits.dim()))).sum()) if hits.dim() > 1 else float(hits.sum())
+                hits = (outputs.argmax(dim=-1) == targets).float().reshape(len(targets), -1)
+                correct += float(hits.mean(dim=1).sum())
         count = len(examples)
         accuracy = None if task is Task.REGRESSION else correct / count
         return Metrics(loss / count, accuracy)

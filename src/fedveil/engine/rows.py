@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.data.columns import Array
 from fedveil.data.federation import Federation
 from fedveil.engine.contract import Cohort, Job, RoundSum
 from fedveil.local.batches import draw_batches
@@ -80,7 +81,7 @@ def client_sizes(federation: Federation, cohort: Cohort) -> Cohort:
 
 
 def gather(federation: Federation, clients: Cohort, sizes: Cohort) -> tuple[Tensor, Tensor]:
-    """Inputs `[clients, most, ...]` and targets of some clients, padded with a client's first row."""
+    """Inputs `[clients, most, ...]` and targets of clients, padded with each one's first row."""
     train, starts = federation.train, federation.offsets[clients]
     if len(clients) == 1:
         rows: slice | Cohort = slice(int(starts[0]), int(starts[0] + sizes[0]))
@@ -92,10 +93,8 @@ def gather(federation: Federation, clients: Cohort, sizes: Cohort) -> tuple[Tens
     return as_tensor(federation.model_inputs(inputs)), as_tensor(targets)
 
 
-def as_tensor(array: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+def as_tensor(array: Array) -> Tensor:
     """A tensor over the array's memory; training never writes to it, so a read-only map will do."""
     if not array.flags.writeable:
         array = array.copy()
     return torch.from_numpy(np.ascontiguousarray(array))
-
-

@@ -206,4 +206,3 @@ def _insight(result: RoundSum, cohort: int) -> Insight:
         clipped=float(shortened.float().mean()),
         rejected=result.rejected,
     )
-

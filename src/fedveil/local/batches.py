@@ -65,28 +65,52 @@ def draw_batches(
     """
     steps = step_counts(sizes, rule)
     largest = int(sizes.max(initial=0))
-    every = np.arange(largest)
-    present = every < sizes[:, None]
     if rule.batch_size is None or (rule.batch_size >= largest and not rule.drop_last):
-        positions = np.broadcast_to(every, present.shape)
-        return Batches(positions[:, None], present[:, None], steps, full=True)
+        every = np.arange(largest)
+        positions = np.broadcast_to(every, (len(sizes), 1, largest))
+        return Batches(positions, (every < sizes[:, None])[:, None], steps, full=True)
 
     per_epoch = batches_per_epoch(sizes, rule)
-    most = int(steps.max(initial=0))
+    most, batch = int(steps.max(initial=0)), min(rule.batch_size, largest)
     epochs = int((-(-steps // per_epoch)).max(initial=0))
-    batch = min(rule.batch_size, largest)
-    order = np.empty((len(clients), epochs, largest), dtype=np.int64)
-    for epoch in range(epochs):
-        words = randomness.shuffle_words(round, clients[:, None], every + epoch * _EPOCH)
-        # Absent records get the largest word; a stable sort keeps them last.
-        words = np.where(present, words >> np.uint64(1), np.uint64(2**64 - 1))
-        order[:, epoch] = np.argsort(words, axis=1, kind="stable")
+    width = int(per_epoch.max(initial=0)) * batch  # an epoch's places, the last batch filled up
+    order = _shuffled(clients, sizes, round, epochs, randomness)
+    if order.shape[2] < width:
+        order = np.pad(order, ((0, 0), (0, 0), (0, width - order.shape[2])))
+    places = np.arange(width)
+    present = places < sizes[:, None]  # [clients, places]
 
-    step = np.arange(most)
-    epoch_of = step // per_epoch[:, None]  # [clients, steps]
-    place = (step % per_epoch[:, None] * rule.batch_size)[:, :, None] + np.arange(batch)
-    mask = (place < sizes[:, None, None]) & (step < steps[:, None])[:, :, None]
-    epoch_of = np.minimum(epoch_of, epochs - 1)[:, :, None]
-    who = np.arange(len(clients))[:, None, None]
-    positions = order[who, epoch_of, np.minimum(place, largest - 1)]
-    return Batches(np.where(mask, positions, 0), mask, steps, full=False)
+    shape = (len(clients), -1, batch)
+    if bool((per_epoch == per_epoch[:1]).all()):
+        positions = order[:, :, :width].reshape(shape)[:, :most]
+        mask = np.tile(present, (1, epochs)).reshape(shape)[:, :most]
+        if rule.steps is None:  # whole epochs, all alike
+            return Batches(positions, mask, steps, full=False)
+    else:
+        # Clients with fewer batches an epoch start their next epoch earlier.
+        step = np.arange(most)
+        epoch = np.minimum(step // per_epoch[:, None], epochs - 1)
+        first = step % per_epoch[:, None] * batch
+        where = first[:, :, None] + np.arange(batch)
+        who = np.arange(len(clients))[:, None, None]
+        positions, mask = order[who, epoch[:, :, None], where], present[who, where]
+    mask = mask & (np.arange(most) < steps[:, None])[:, :, None]
+    return Batches(positions, mask, steps, full=False)
+
+
+def _shuffled(clients: Ints, sizes: Ints, round: int, epochs: int, randomness: Randomness) -> Ints:
+    """Each client's records in each epoch's order, `[clients, epochs, largest]`; absent ones last.
+
+    Sorts hashed words that carry their position in the low bits: no ties, and no index to keep.
+    """
+    largest = int(sizes.max(initial=0))
+    every = np.arange(largest)
+    low = np.uint64((1 << max(1, (largest - 1).bit_length())) - 1)
+    counters = every + np.arange(epochs)[:, None] * _EPOCH
+    words = randomness.shuffle_words(round, clients[:, None, None], counters)
+    words = (words >> np.uint64(1)) & ~low | every.astype(np.uint64)
+    absent = every >= sizes[:, None]
+    if absent.any():
+        words |= absent[:, None].astype(np.uint64) << np.uint64(63)
+    words.sort(axis=2)
+    return (words & low).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What happens to an update before it leaves the client: weigh, sparsify, clip (always last), snap."""
+"""What happens to an update before it leaves the client: sparsify, clip, weigh, snap."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ class Shaping:
         if self.weight_cap is None:
             return np.ones(len(sizes), dtype=np.float32)
         return (np.minimum(sizes, self.weight_cap) / self.weight_cap).astype(np.float32)
-
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,15 @@ rule says is here, once, for every engine that keeps its clients' weights as row
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedveil.local.batches import Batches
 from fedveil.local.rule import GradientClip, LocalRule
-from fedveil.privacy.clipping import Clip, clip_rows
+from fedveil.privacy.clipping import Clip, clip_factors, clip_rows
 from fedveil.privacy.noise import gaussian
 from fedveil.randomness import Stream
 
@@ -23,9 +24,10 @@ class Gradients(Protocol):
     """Gradients of the mean loss of each client's batch.
 
     `weights [clients, parameters]`, `inputs [clients, batch, ...]`, `targets [clients, batch, ...]`,
-    `mask [clients, batch]` (which records are real; None: all). With `clip`, each example's gradient is clipped
-    first and the sum divided by `denominator`. Returns gradients `[clients, parameters]`, which the
-    caller may overwrite, and mean losses `[clients]`.
+    `mask [clients, batch]` (which records are real; None: all). With `clip`, each example's
+    gradient is clipped first and the sum divided by `denominator`. Returns gradients
+    `[clients, parameters]`, which the caller may overwrite until the next call, and mean losses
+    `[clients]`.
     """
 
     def __call__(
@@ -39,39 +41,46 @@ class Gradients(Protocol):
     ) -> tuple[Tensor, Tensor]: ...
 
 
-class Chunk:
-    """The records of a chunk of clients, padded to the largest, and the batches of their steps.
+@runtime_checkable
+class Descent(Protocol):
+    """Gradients that can also take a step of plain SGD without forming a gradient apart."""
 
-    Clients must come in order of falling step counts, so that those still training are the first
-    rows: `inputs [clients, most, ...]`, `targets [clients, most, ...]`, `sizes [clients]`.
-    """
+    def begin(self, start: Tensor, clients: int) -> Tensor:
+        """Rows of weights `[clients, parameters]`, all equal to `start`, to hand to `descend`."""
+        ...
 
-    def __init__(self, inputs: Tensor, targets: Tensor, sizes: Tensor, batches: Batches) -> None:
-        self.inputs, self.targets, self.sizes, self.batches = inputs, targets, sizes, batches
-        self._rows = torch.arange(len(inputs))[:, None]
+    def descend(
+        self,
+        weights: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        rate: float,
+        keep: float,
+    ) -> Tensor:
+        """`weights = keep * weights - rate * gradient` in place; returns mean losses `[clients]`.
 
-    def active(self, step: int) -> int:
-        """How many clients take step `step`: the first so many rows."""
-        return int((self.batches.steps > step).sum())
+        `weights` are the first rows of what `begin` gave.
+        """
+        ...
 
-    def batch(self, step: int, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inputs, targets and mask of one step of the first `active` clients."""
-        positions, valid = self.batches.at(step)
-        mask = None if valid[:active].all() else torch.from_numpy(valid[:active])
-        if self.batches.full:
-            return self.inputs[:active], self.targets[:active], mask
-        where = (self._rows[:active], torch.from_numpy(positions[:active]))
-        return self.inputs[where], self.targets[where], mask
 
-    def everything(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """All records of all clients, and which are real."""
-        mask = torch.arange(self.inputs.shape[1]) < self.sizes[:, None]
-        return self.inputs, self.targets, None if bool(mask.all()) else mask
+class Supply(Protocol):
+    """What the local steps of a chunk of clients see; clients in order of falling step counts."""
+
+    steps: npt.NDArray[np.int64]  # [clients]
+    active: list[int]  # how many clients take each step
+
+    def __len__(self) -> int: ...
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs, targets and mask of the clients that take this step."""
+        ...
 
 
 def local_updates(
     start: Tensor,
-    chunk: Chunk,
+    supply: Supply,
     rule: LocalRule,
     rates: Sequence[float],
     gradients: Gradients,
@@ -82,22 +91,46 @@ def local_updates(
     `rates[s]` is the learning rate of step s; `noise` holds a stream for each client if the rule
     adds gradient noise. Returns updates `[clients, parameters]` and mean losses `[clients]`.
     """
-    count = len(chunk.inputs)
-    moved = start.new_zeros(count, len(start))  # weights - start
+    if rule.plain and isinstance(gradients, Descent):
+        moved, losses = _descend(start, supply, rule, rates, gradients)
+    else:
+        moved, losses = _walk(start, supply, rule, rates, gradients, noise)
+    counts = torch.from_numpy(supply.steps).clamp(min=1).to(losses.device)
+    return moved, losses / counts
+
+
+def _descend(
+    start: Tensor, supply: Supply, rule: LocalRule, rates: Sequence[float], descent: Descent
+) -> tuple[Tensor, Tensor]:
+    """Plain SGD: the weights themselves are the only state."""
+    weights = descent.begin(start, len(supply))
+    losses = start.new_zeros(len(supply))
+    for step, active in enumerate(supply.active):
+        rate = rates[step]
+        keep = 1 - rate * rule.weight_decay
+        losses[:active] += descent.descend(weights[:active], *supply.batch(step), rate, keep)
+    return weights - start, losses
+
+
+def _walk(
+    start: Tensor,
+    supply: Supply,
+    rule: LocalRule,
+    rates: Sequence[float],
+    gradients: Gradients,
+    noise: Sequence[Stream],
+) -> tuple[Tensor, Tensor]:
+    """The whole rule, line by line."""
+    moved = start.new_zeros(len(supply), len(start))  # weights - start
     velocity = torch.zeros_like(moved) if rule.momentum else None
-    losses = start.new_zeros(count)
+    losses = start.new_zeros(len(supply))
     clip = rule.gradient_clip
+    each = clip if rule.per_example else None
     denominator = float(rule.batch_size or 0)
-    for step, rate in enumerate(rates):
-        active = chunk.active(step)
-        if active == 0:
-            break
+    for step, active in enumerate(supply.active):
         rows = moved[:active]
         weights = rows + start
-        inputs, targets, mask = chunk.batch(step, active)
-        gradient, loss = gradients(
-            weights, inputs, targets, mask, clip if rule.per_example else None, denominator
-        )
+        gradient, loss = gradients(weights, *supply.batch(step), each, denominator)
         losses[:active] += loss
         if rule.per_example and rule.gradient_noise:
             _add_noise(gradient, rule.gradient_noise, noise)
@@ -105,19 +138,31 @@ def local_updates(
             gradient.add_(weights, alpha=rule.weight_decay)
         if rule.penalty:
             outside = torch.linalg.vector_norm(rows, dim=1) > rule.penalty_radius
-            gradient.add_(rows * outside[:, None], alpha=rule.penalty)
+            gradient.addcmul_(rows, outside[:, None].to(rows.dtype), value=rule.penalty)
         if clip is not None and not clip.per_example:
-            clip_rows(gradient, Clip(clip.norm, clip.order), in_place=True)
+            shorten(gradient, Clip(clip.norm, clip.order))
         if rule.gradient_noise and not rule.per_example:
             _add_noise(gradient, rule.gradient_noise, noise)
         if velocity is not None:
             gradient = velocity[:active].mul_(rule.momentum).add_(gradient)
-        rows.add_(gradient, alpha=-rate)
+        rows.add_(gradient, alpha=-rates[step])
         if rule.projection_radius is not None:
-            clip_rows(rows, Clip(rule.projection_radius, 2), in_place=True)
-    return moved, losses / torch.from_numpy(chunk.batches.steps).clamp(min=1)
+            shorten(rows, Clip(rule.projection_radius, 2))
+    return moved, losses
+
+
+def shorten(rows: Tensor, clip: Clip) -> None:
+    """Clip each row in place, on any device; the bound holds in exact arithmetic."""
+    if rows.device.type == "cpu":
+        clip_rows(rows, clip, in_place=True)
+        return
+    norms = torch.linalg.vector_norm(rows.double(), ord=clip.order, dim=1).float().cpu()
+    # Rounding the norm to single precision is the largest error by far.
+    factors = clip_factors(norms, clip, relative_error=2.0**-23)
+    rows.mul_(factors.to(rows.device)[:, None])
+    rows[(factors == 0).to(rows.device)] = 0  # a row that is not finite
 
 
 def _add_noise(gradient: Tensor, std: float, streams: Sequence[Stream]) -> None:
     for row, stream in zip(gradient, streams, strict=False):
-        row.add_(torch.from_numpy(gaussian(stream, len(row), std)))
+        row.add_(torch.from_numpy(gaussian(stream, len(row), std)).to(row.device))

@@ -13,8 +13,8 @@ from __future__ import annotations
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.method import CohortRule, Method
-from fedveil.privacy.clipping import Clip
 from fedveil.methods.protection import CentralGaussian
+from fedveil.privacy.clipping import Clip
 from fedveil.server.optimizers import Optimizer, Sgd
 
 

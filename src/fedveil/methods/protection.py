@@ -115,6 +115,8 @@ class CentralGaussian:
 def clip_norm(shaping: Shaping) -> float:
     """The bound on one client's contribution; without one there is no sensitivity and no epsilon."""
     if shaping.clip is None:
-        raise Refused("updates are not clipped, so one client may change the sum without bound",
-                      "set privacy.clip_norm")
+        raise Refused(
+            "updates are not clipped, so one client may change the sum without bound",
+            "set privacy.clip_norm",
+        )
     return shaping.clip.norm

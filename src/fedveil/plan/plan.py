@@ -46,11 +46,11 @@ class Budget:
     def resolved_delta(self, units: int) -> float:
         """The delta to use for this many protected units; at or above 1/units it is refused."""
         if self.delta is None:
-            return min(1e-5, units**-1.1)
+            return min(1e-5, math.pow(units, -1.1))
         if not 0 < self.delta < 1 / units:
             raise BadInput(
-                f"privacy.delta: must be between 0 and 1/{units} (one over the number of "
-                f"protected {'clients' if units else 'units'}), got {self.delta}"
+                f"privacy.delta: must be above 0 and below one over the {units} protected "
+                f"units, got {self.delta}"
             )
         return self.delta
 
@@ -92,7 +92,8 @@ class Plan:
             return None
         if rounds == 0:
             return 0.0
-        return account(self.releases(rounds), setting=self.setting, delta=self.guarantee.delta).epsilon
+        releases, delta = self.releases(rounds), self.guarantee.delta
+        return account(releases, setting=self.setting, delta=delta).epsilon
 
 
 def plan(
@@ -136,10 +137,15 @@ def plan(
         arithmetic=arithmetic,
         entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
     )
-    noise = budget.noise_multiplier
-    if noise is None:
+    if budget.noise_multiplier is not None:
+        noise = budget.noise_multiplier
+    else:
         noise = calibrate_noise(
-            epsilon=budget.epsilon, delta=delta, sampling=sampling, rounds=method.rounds, setting=setting
+            epsilon=budget.epsilon or 0.0,
+            delta=delta,
+            sampling=sampling,
+            rounds=method.rounds,
+            setting=setting,
         ).noise_multiplier
     shaping = method.shaping
     if arithmetic is Arithmetic.EXACT:

@@ -13,12 +13,13 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput, FedveilError
-from fedveil.privacy.accounting import Release, Setting
+from fedveil.privacy.accounting import Release, Setting, account
+from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.units import Entropy
 
 VERSION = 1
@@ -148,17 +149,16 @@ def _replay(path: Path) -> tuple[Header, list[Entry], int]:
     except FileNotFoundError:
         raise BadInput(f"ledger {path}: no such file") from None
     complete = data.rfind(b"\n") + 1
-    number = 0
+    entries: list[Entry] = []
     try:
-        lines = data[:complete].decode().splitlines()
-        header = Header.from_dict(json.loads(lines[0]))
-        entries = []
-        for number, line in enumerate(lines[1:], start=1):
+        first, *lines = data[:complete].decode().splitlines()
+        header = Header.from_dict(json.loads(first))
+        for line in lines:
             document = json.loads(line)
             entry = Entry(int(document["round"]), int(document["planned"]))
             if not (0 <= entry.planned < len(header.planned) and entry.round >= 0):
                 raise ValueError("it names a release that was never planned")
             entries.append(entry)
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise BadInput(f"ledger {path}, line {number + 1}: cannot be read: {error}") from None
+        raise BadInput(f"ledger {path}, line {len(entries) + 2}: cannot be read: {error}") from None
     return header, entries, complete
