@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from fedveil.engine.contract import Engine, Job
@@ -42,12 +43,12 @@ def choose(job: Job, name: str = "auto") -> Choice:
 
 def build_engine(job: Job, name: str = "auto", chunk: int | None = None) -> Engine:
     """Make the chosen engine. `chunk` is how many clients train together at most."""
-    task = job.federation.task
+    task, device = job.federation.task, torch.device("cpu")
     if choose(job, name).name == "sequential":
-        gradients = AutogradGradients(job.module, job.layout, task)
+        gradients = AutogradGradients(job.module, job.layout, task, device)
         return RowEngine("sequential", job, gradients, 1)
     # About 6 MB of weights stay in cache; per-example gradients take a batch as much.
     batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
     fits = 6_000_000 // (4 * job.layout.size * batch)
     size = chunk or max(1, min(50, fits))
-    return RowEngine("generic", job, VmapGradients(job.module, job.layout, task), size)
+    return RowEngine("generic", job, VmapGradients(job.module, job.layout, task, device), size)

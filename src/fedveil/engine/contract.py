@@ -7,11 +7,12 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from fedveil.data.federation import Federation
 from fedveil.local.rule import LocalRule
-from fedveil.local.shaping import Shaping
+from fedveil.local.shaping import ShapedRows, Shaping
 from fedveil.models.flat import Layout
 from fedveil.randomness import Randomness
 
@@ -32,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True)
 class RoundSum:
-    """What an engine gives back. Statistics follow the order of the cohort, `[cohort]`.
+    """What an engine gives back, on the CPU. Statistics follow the order of the cohort, `[cohort]`.
 
     They describe single clients without noise: a protected run must not show or keep them.
     """
@@ -47,8 +48,7 @@ class RoundSum:
 class Engine(Protocol):
     """Computes rounds. Implementations differ in speed only: one test suite holds them together."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
     def round_sum(self, weights: Tensor, cohort: Cohort, round: int) -> RoundSum:
         """Train the clients of `cohort` (distinct ids) from `weights` `[parameters]`, float32,
@@ -56,5 +56,48 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Release worker processes and memory."""
+        """Release worker processes and memory. Safe to call twice."""
         ...
+
+
+class RunningSum:
+    """A round's sum while its chunks come in."""
+
+    def __init__(self, job: Job, cohort: int) -> None:
+        integer = job.shaping.granularity is not None
+        self._total = torch.zeros(job.layout.size, dtype=torch.int64 if integer else torch.float64)
+        self._norms, self._shaped, self._losses = (torch.zeros(cohort) for _ in range(3))
+        self._rejected = 0
+
+    def add_rows(self, where: Cohort, shaped: ShapedRows, losses: Tensor) -> None:
+        """Shaped updates of the clients at the places `where` of the cohort."""
+        rows = shaped.rows
+        # Integers add exactly in any order; floats are summed in double precision across chunks.
+        self.add(
+            where,
+            rows.sum(dim=0) if len(rows) > 1 else rows[0],
+            shaped.norms,
+            shaped.shaped_norms,
+            losses,
+            shaped.rejected,
+        )
+
+    def add(
+        self,
+        where: Cohort,
+        total: Tensor,
+        norms: Tensor,
+        shaped_norms: Tensor,
+        losses: Tensor,
+        rejected: int,
+    ) -> None:
+        """The sum of a chunk's shaped updates, and its statistics."""
+        self._total += total.cpu()
+        places = torch.from_numpy(where)
+        self._norms[places] = norms.cpu()
+        self._shaped[places] = shaped_norms.cpu()
+        self._losses[places] = losses.cpu()
+        self._rejected += rejected
+
+    def result(self) -> RoundSum:
+        return RoundSum(self._total, self._norms, self._shaped, self._losses, self._rejected)

@@ -10,25 +10,28 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedveil.data.federation import Task
 from fedveil.local.rule import GradientClip
+from fedveil.local.steps import shorten
 from fedveil.models.flat import Layout
 from fedveil.models.losses import example_losses
-from fedveil.privacy.clipping import Clip, clip_rows
+from fedveil.privacy.clipping import Clip
 
 
 class AutogradGradients:
     """One client at a time; its parameters and gradients are views of one flat buffer each."""
 
-    def __init__(self, module: nn.Module, layout: Layout, task: Task) -> None:
-        self._module = copy.deepcopy(module).train()
+    def __init__(self, module: nn.Module, layout: Layout, task: Task, device: torch.device) -> None:
+        self._module = copy.deepcopy(module).train().to(device)
         self._task = task
-        self._weights = torch.zeros(layout.size)
-        self._gradient = torch.zeros(layout.size)
-        self._per_example = VmapGradients(module, layout, task)
-        weights, gradients = layout.views(self._weights), layout.views(self._gradient)
+        self._weights = torch.zeros(layout.size, device=device)
+        self._gradient = torch.zeros(layout.size, device=device)
+        self._per_example = VmapGradients(module, layout, task, device)
+        views = layout.views(self._weights)
+        self._gradients = list(layout.views(self._gradient).values())
+        self._parameters = []
         for name, parameter in self._module.named_parameters():
             if parameter.requires_grad:
-                parameter.data = weights[name]
-                parameter.grad = gradients[name]
+                parameter.data = views[name]
+                self._parameters.append(parameter)
 
     def __call__(
         self,
@@ -41,26 +44,57 @@ class AutogradGradients:
     ) -> tuple[Tensor, Tensor]:
         if clip is not None:
             return self._per_example(weights, inputs, targets, mask, clip, denominator)
-        if len(weights) != 1:
-            raise ValueError(f"one client at a time, not {len(weights)}")
+        self._weights.copy_(weights[0])
+        loss = self._backward(inputs, targets, mask)
+        for view, parameter in zip(self._gradients, self._parameters, strict=True):
+            if parameter.grad is None:  # not used in this forward pass
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+        return self._gradient[None], loss
+
+    def begin(self, start: Tensor, clients: int) -> Tensor:
+        self._weights.copy_(start)
+        return self._weights[None]
+
+    def descend(
+        self,
+        weights: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        rate: float,
+        keep: float,
+    ) -> Tensor:
+        loss = self._backward(inputs, targets, mask)
+        if keep != 1:
+            self._weights.mul_(keep)
+        used = [p for p in self._parameters if p.grad is not None]
+        with torch.no_grad():
+            torch._foreach_add_(used, [p.grad for p in used], alpha=-rate)
+        return loss
+
+    def _backward(self, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+        """Leave the gradient of one client's mean loss in the parameters; returns `[1]`."""
+        if len(inputs) != 1:
+            raise ValueError(f"one client at a time, not {len(inputs)}")
         x, y = inputs[0], targets[0]
         if mask is not None:
             x, y = x[mask[0]], y[mask[0]]
-        self._weights.copy_(weights[0])
-        self._gradient.zero_()
+        for parameter in self._parameters:
+            parameter.grad = None  # autograd then hands over its own buffer instead of adding
         loss = example_losses(self._task, self._module(x), y).mean()
         loss.backward()  # type: ignore[no-untyped-call]
-        return self._gradient[None], loss.detach()[None]
+        return loss.detach()[None]
 
 
 class VmapGradients:
     """A chunk of clients at once, each with weights of its own, through `torch.func`."""
 
-    def __init__(self, module: nn.Module, layout: Layout, task: Task) -> None:
-        self._module = copy.deepcopy(module).train()
+    def __init__(self, module: nn.Module, layout: Layout, task: Task, device: torch.device) -> None:
+        self._module = copy.deepcopy(module).train().to(device)
         self._layout, self._task = layout, task
-        frozen = (p for p in self._module.parameters() if p.requires_grad)
-        for parameter in frozen:
+        for parameter in self._module.parameters():
             parameter.requires_grad_(False)  # weights come as arguments, never from the module
         self._of_clients = vmap(grad_and_value(self._mean_loss), randomness="different")
         of_examples = vmap(
@@ -87,14 +121,12 @@ class VmapGradients:
         clip: GradientClip | None,
         denominator: float,
     ) -> tuple[Tensor, Tensor]:
-        count = inputs.shape[:2]
-        real = torch.ones(count) if mask is None else mask.float()
+        real = weights.new_ones(targets.shape[:2]) if mask is None else mask.to(weights.dtype)
         share = real / real.sum(dim=1, keepdim=True)
         if clip is None:
             gradients, losses = self._of_clients(weights, inputs, targets, share)
             return gradients, losses
         each, example = self._of_examples(weights, inputs, targets)  # [clients, batch, parameters]
-        each = each.contiguous()
-        clip_rows(each.view(-1, each.shape[-1]), Clip(clip.norm, clip.order), in_place=True)
+        shorten(each.view(-1, each.shape[-1]), Clip(clip.norm, clip.order))
         gradients = torch.einsum("cb,cbd->cd", real, each) / denominator
         return gradients, (example * share).sum(dim=1)
