@@ -21,8 +21,8 @@ BUDGET = (
 )
 HU = (
     "plan --iterations --score hu --total-steps 200 --initial-gap 1 --learning-rate 0.01 "
-    "--lambda 1 --gradient-variance 1 --gradient-bound 1 --batch-size 244 --records 2440 --dimension 100 "
-    "--clients 16 --cohort 10 --epsilon 10 --delta 1e-4"
+    "--lambda 1 --gradient-variance 1 --gradient-bound 1 --batch-size 244 --records 2440 "
+    "--dimension 100 --clients 16 --cohort 10 --epsilon 10 --delta 1e-4"
 )
 CHENG = (
     "plan --iterations --score cheng --total-steps 1000 --learning-rate 0.03 --dimension 1e6 "

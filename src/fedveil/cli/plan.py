@@ -6,17 +6,19 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedveil.cli.plan_tables import show_advice, show_feasible
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedveil.plan.advice import Advice
     from fedveil.plan.bounds import FuBound, Score
 
 SCORES = ("fu", "hu", "cheng")
+TRUSTS = ("local", "distributed", "central")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--iterations", action="store_true", help="best local steps and rounds")
+    parser.add_argument("--feasible", action="store_true", help="noise by trust and sampling")
     search = parser.add_argument_group("iterations: what is given and what is searched")
     search.add_argument("--total-steps", type=_whole, help="local steps x rounds, given")
     search.add_argument("--local-steps", type=_whole, help="steps in a round, given")
@@ -32,13 +34,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     loss.add_argument("--gradient-variance", type=float, help="hu: of one record's gradient")
     run = parser.add_argument_group("the run")
     run.add_argument("--clients", type=_whole, help="owners of data")
-    run.add_argument("--cohort", type=_whole, help="clients in a round")
+    run.add_argument("--cohort", type=_wholes, help="clients in a round; feasible: or a list")
     run.add_argument("--dimension", type=_whole, help="weights of the model")
     run.add_argument("--learning-rate", type=float, help="hu, cheng: of the local steps")
     run.add_argument("--server-learning-rate", type=float, default=1.0, help="cheng (1)")
     run.add_argument("--batch-size", type=_whole, help="hu: records in a step")
     run.add_argument("--records", type=_whole, help="hu: records of a client")
     run.add_argument("--honest-shares", type=_whole, default=1, help="hu: shares to credit (1)")
+    budget = parser.add_argument_group("feasible: what to tabulate")
+    budget.add_argument("--rounds", type=_wholes, help="as 10,100,1000 (these)")
+    budget.add_argument("--trust", choices=TRUSTS, action="append", help="only this; may repeat")
+    budget.add_argument("--dropped", type=float, default=0.1, help="share of shares lost (0.1)")
+    budget.add_argument("--colluders", type=_whole, default=1, help="colluding clients (1)")
     noise = parser.add_argument_group("the noise: a constant, or a budget")
     noise.add_argument("--noise-constant", type=float, help="C_M of the bound")
     noise.add_argument("--growth", type=float, help="z: its growth with rounds; 2 Laplace, 1 Gauss")
@@ -54,10 +61,45 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    if not args.iterations:
-        raise BadInput("plan: say --iterations")
+    if args.iterations == args.feasible:
+        raise BadInput("plan: say --iterations or --feasible")
+    return _iterations(args) if args.iterations else _feasible(args)
+
+
+def _feasible(args: argparse.Namespace) -> int:
+    from fedveil.plan import feasible
+    from fedveil.privacy.units import Trust
+
+    _need(args, "--feasible", "epsilon", "clients", "dimension", "cohort")
+    question = feasible.question_of(
+        epsilon=args.epsilon,
+        delta=args.delta,
+        clients=args.clients,
+        dimension=args.dimension,
+        spent_epsilon=args.spent_epsilon,
+        spent_delta=args.spent_delta,
+        cohorts=args.cohort,
+        rounds=args.rounds or feasible.ROUNDS,
+        trusts=tuple(Trust(name) for name in args.trust or TRUSTS),
+        dropped=args.dropped,
+        colluders=args.colluders,
+    )
+    rows = feasible.feasible(question)
+    if args.plot is not None:
+        from fedveil.plan.figures import draw_feasible
+
+        draw_feasible(rows, args.plot)
+    show_feasible(question, rows, as_json=args.json)
+    return 0
+
+
+def _iterations(args: argparse.Namespace) -> int:
     from fedveil.plan.advice import advise
 
+    if args.cohort is not None:
+        if len(args.cohort) > 1:
+            raise BadInput("--cohort: --iterations takes one number")
+        args.cohort = args.cohort[0]
     advice = advise(
         _score(args),
         total_steps=args.total_steps,
@@ -68,44 +110,8 @@ def execute(args: argparse.Namespace) -> int:
         from fedveil.plan.figures import draw_iterations
 
         draw_iterations(advice, args.plot)
-    _show_advice(args, advice)
+    show_advice(advice, as_json=args.json)
     return 0
-
-
-def _show_advice(args: argparse.Namespace, advice: Advice) -> None:
-    from fedveil.cli import console
-    from fedveil.plan.iterations import every_divisor
-
-    if args.json:
-        console.emit(advice.to_dict())
-        return
-    marks = {
-        advice.rule_of_thumb: "literal rule T^(z/(z+1))",
-        advice.asymptotic: "asymptotic rule",
-        advice.best: "best",
-    }
-    choices = every_divisor(advice.score, advice.chosen.total_steps)
-    ranked = choices if len(choices) <= 24 else sorted(choices, key=lambda c: c.bound)[:8]
-    shown = {*ranked, *(c for c in marks if c), advice.one_step, advice.chosen}
-    rows = [
-        [
-            str(choice.local_steps),
-            str(choice.rounds),
-            f"{choice.bound:.6g}",
-            f"{choice.bound / advice.best.bound:.3g}x",
-            marks.get(choice, "") if choice != advice.chosen else marks.get(choice, "as given"),
-        ]
-        for choice in sorted(shown, key=lambda c: c.local_steps)
-    ]
-    console.table(
-        f"{advice.chosen.total_steps} steps in all, score {advice.score.name}",
-        ["local steps", "rounds", "score", "of best", ""],
-        rows,
-    )
-    console.stdout().print(advice.sentence)
-    for warning in (advice.score.heuristic, *advice.warnings):
-        if warning:
-            console.stdout().print(f"Note: {warning}.")
 
 
 def _score(args: argparse.Namespace) -> Score:
@@ -207,4 +213,9 @@ def _whole(text: str) -> int:
         return int(number)
 
 
+def _wholes(text: str) -> tuple[int, ...]:
+    return tuple(_whole(part) for part in text.split(","))
+
+
+_wholes.__name__ = "list of whole numbers"
 _whole.__name__ = "whole number"  # argparse says "invalid whole number value"

@@ -18,6 +18,7 @@ from fedveil.plan.iterations import (
     score_of,
     split,
 )
+from fedveil.plan.spending import about
 
 DEFAULT_MAX_STEPS = 100_000
 
@@ -141,7 +142,7 @@ def _warnings(score: FuBound, chosen: Iterations, limit: int | None) -> tuple[st
         cure = "more clients will not help; give it more steps, or a smaller gradient bound"
         if needed is not None and score.noise_constant > 0:
             cure = (
-                f"at the same rate, about {_rounded(needed)} clients (now {score.clients}) would "
+                f"at the same rate, {about(needed)} clients (now {score.clients}) would "
                 "halve the distance"
             )
         found.append(
@@ -165,9 +166,3 @@ def _choice(choice: Iterations, best: Iterations) -> dict[str, Any]:
 
 def _times(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _rounded(number: int) -> int:
-    """Two significant digits, upwards: more would be pretence."""
-    unit: int = 10 ** max(0, len(str(number)) - 2)
-    return -(-number // unit) * unit

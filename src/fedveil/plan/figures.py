@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from fedveil.plan.iterations import Iterations, every_divisor
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from fedveil.plan.feasible import Row
 
 _STYLE: dict[Any, Any] = {
     "font.family": "serif",
@@ -40,6 +43,39 @@ def draw_iterations(advice: Advice, path: Path) -> None:
         left, right = figure.subplots(1, 2)
         _against_local_steps(left, advice)
         _against_total(right, advice)
+        save(figure, path)
+
+
+def draw_feasible(rows: Sequence[Row], path: Path) -> None:
+    """Noise and signal-to-noise against rounds, one line for every way and cohort."""
+    from matplotlib import rc_context
+
+    with rc_context(_STYLE):
+        figure = new_figure(7.2, 3.4)
+        left, right = figure.subplots(1, 2)
+        lines = dict.fromkeys((row.trust, row.sampling, row.cohort) for row in rows)
+        cohorts = {cohort for _, _, cohort in lines}
+        for number, (trust, sampling, cohort) in enumerate(lines):
+            drawn = [
+                r for r in rows if (r.trust, r.sampling, r.cohort) == (trust, sampling, cohort)
+            ]
+            rounds = [r.rounds for r in drawn]
+            style = {
+                "color": ("black", "0.45", "0.7")[number % 3],
+                "linestyle": ("-", "--", ":", "-.")[number % 4],
+                "marker": "os^Dv"[number % 5],
+                "markersize": 4,
+                "label": f"{trust}, {sampling}" + (f", {cohort}" if len(cohorts) > 1 else ""),
+            }
+            left.loglog(rounds, [r.noise_multiplier for r in drawn], **style)
+            right.loglog(rounds, [r.run_signal_to_noise for r in drawn], **style)
+        left.set_ylabel("noise multiplier")
+        right.set_ylabel("signal-to-noise over the run")
+        right.axhline(1, color="0.6", linewidth=0.6)
+        for axes in (left, right):
+            axes.set_xlabel("rounds")
+        handles, labels = left.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=3)
         save(figure, path)
 
 

@@ -1,4 +1,4 @@
-"""What is left of a budget."""
+"""What is left of a budget, and what more of it would take."""
 
 from __future__ import annotations
 
@@ -28,3 +28,9 @@ def remaining(
             f"{spent_delta:g}) went before; nothing can be trained on these units under it"
         )
     return epsilon - spent_epsilon, delta - spent_delta
+
+
+def about(number: int) -> str:
+    """A count to two significant digits, upwards: more would be pretence."""
+    unit: int = 10 ** max(0, len(str(number)) - 2)
+    return f"about {-(-number // unit) * unit}"

@@ -1,0 +1,107 @@
+"""How `fedveil plan` shows its answers: one JSON document, or tables and sentences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedveil.cli import console
+
+if TYPE_CHECKING:
+    from fedveil.plan.advice import Advice
+    from fedveil.plan.feasible import Question, Row
+
+
+def show_feasible(question: Question, rows: list[Row], *, as_json: bool) -> None:
+    """The feasible set, a table for every trust and sampling."""
+    from fedveil.plan.feasible import SIGNAL_TO_NOISE, warnings
+
+    if as_json:
+        console.emit(
+            {
+                "epsilon": question.epsilon,
+                "delta": question.delta,
+                "clients": question.clients,
+                "dimension": question.dimension,
+                "dropped": question.dropped,
+                "colluders": question.colluders,
+                "signal_to_noise": SIGNAL_TO_NOISE,
+                "rows": [row.to_dict() for row in rows],
+                "warnings": warnings(rows),
+            }
+        )
+        return
+    say = console.stdout().print
+    say(
+        f"Noise for ({question.epsilon:g}, {question.delta:.3g}), protecting one of "
+        f"{question.clients} clients whole; {question.dimension} weights."
+    )
+    for trust, sampling in dict.fromkeys((row.trust, row.sampling) for row in rows):
+        shown = [row for row in rows if (row.trust, row.sampling) == (trust, sampling)]
+        said = shown[0].claim.paper.removesuffix(" et al.")
+        console.table(
+            f"{trust} trust, {sampling} sampling, adjacency {shown[0].adjacency}",
+            [
+                "cohort",
+                "rounds",
+                "noise",
+                "S/N round",
+                "S/N run",
+                f"ε: {question.dropped:.0%} drop",
+                f"{question.colluders} collude",
+                f"{said} says",
+            ],
+            [_feasible_row(row) for row in shown],
+        )
+    say(f"Noise: std on the sum / clip norm. S/N: {SIGNAL_TO_NOISE}.")
+    say("What a paper says of the same noise is not proved.")
+    for warning in warnings(rows):
+        say(f"Warning: {warning}.")
+
+
+def _feasible_row(row: Row) -> list[str]:
+    return [
+        str(row.cohort),
+        str(row.rounds),
+        f"{row.noise_multiplier:.3f}",
+        f"{row.signal_to_noise:.2g}",
+        f"{row.run_signal_to_noise:.2g}",
+        f"{row.epsilon_if_dropped:.3f}",
+        f"{row.epsilon_if_colluding:.3f}",
+        f"{row.claim.value:.2f}",
+    ]
+
+
+def show_advice(advice: Advice, *, as_json: bool) -> None:
+    """The best local steps and rounds beside what the rules would have cost."""
+    from fedveil.plan.iterations import every_divisor
+
+    if as_json:
+        console.emit(advice.to_dict())
+        return
+    marks = {
+        advice.rule_of_thumb: "literal rule T^(z/(z+1))",
+        advice.asymptotic: "asymptotic rule",
+        advice.best: "best",
+    }
+    choices = every_divisor(advice.score, advice.chosen.total_steps)
+    ranked = choices if len(choices) <= 24 else sorted(choices, key=lambda c: c.bound)[:8]
+    shown = {*ranked, *(c for c in marks if c), advice.one_step, advice.chosen}
+    rows = [
+        [
+            str(choice.local_steps),
+            str(choice.rounds),
+            f"{choice.bound:.6g}",
+            f"{choice.bound / advice.best.bound:.3g}x",
+            marks.get(choice, "") if choice != advice.chosen else marks.get(choice, "as given"),
+        ]
+        for choice in sorted(shown, key=lambda c: c.local_steps)
+    ]
+    console.table(
+        f"{advice.chosen.total_steps} steps in all, score {advice.score.name}",
+        ["local steps", "rounds", "score", "of best", ""],
+        rows,
+    )
+    console.stdout().print(advice.sentence)
+    for warning in (advice.score.heuristic, *advice.warnings):
+        if warning:
+            console.stdout().print(f"Note: {warning}.")

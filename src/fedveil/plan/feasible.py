@@ -1,0 +1,238 @@
+"""The feasible set: for a budget, how much noise every choice of trust, sampling and rounds costs.
+
+Signal and noise are compared in units of the clip norm. If all clients of a cohort send the same
+update of full norm, their average has norm 1; the noise on that average has norm
+`noise_multiplier * sqrt(dimension) / cohort` (times `sqrt(cohort)` if every client adds the noise
+by itself, LOCAL). `signal_to_noise` is the ratio, for one round; over T rounds that all pull the
+same way it grows to sqrt(T) times this. Real updates agree less, so the true ratio is lower:
+below 1 over the run, nothing can be learnt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedveil.errors import BadInput, Refused
+from fedveil.plan.spending import about, default_delta, remaining
+from fedveil.privacy.accounting import Release, Setting, account
+from fedveil.privacy.arguments import count, not_negative
+from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.papers.cheng import paper_cheng_epsilon
+from fedveil.privacy.papers.claim import Claim
+from fedveil.privacy.papers.fu import paper_fu_gaussian_epsilon
+from fedveil.privacy.papers.liang import paper_liang_epsilon
+from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampling, sampling_kind
+from fedveil.privacy.units import Adjacency, Arithmetic, Trust, Unit
+
+ROUNDS = (10, 100, 1000)
+SIGNAL_TO_NOISE = (
+    "norm of the average of a cohort that agrees fully, over the norm of the noise on it; "
+    "over a run sqrt(rounds) times this"
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A trust with a sampler and the adjacency that its proof covers."""
+
+    trust: Trust
+    sampling: Callable[[int, int], Sampling]  # from (clients, cohort)
+    adjacency: Adjacency
+
+
+WAYS = (
+    Way(Trust.CENTRAL, lambda n, b: Poisson(b / n, n), Adjacency.ADD_REMOVE),
+    Way(Trust.CENTRAL, FixedSize, Adjacency.REPLACE),
+    Way(Trust.DISTRIBUTED, RoundRobin, Adjacency.ZERO_OUT),
+    Way(Trust.LOCAL, RoundRobin, Adjacency.REPLACE),
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A budget for protecting whole clients, and what is to be done with it.
+
+    dropped: share of a cohort's noise shares that fail to arrive, for `epsilon_if_dropped`.
+    colluders: clients that tell the adversary what they know, for `epsilon_if_colluding`.
+    """
+
+    epsilon: float
+    delta: float
+    clients: int
+    dimension: int
+    cohorts: tuple[int, ...]
+    rounds: tuple[int, ...] = ROUNDS
+    trusts: tuple[Trust, ...] = tuple(Trust)
+    dropped: float = 0.1
+    colluders: int = 1
+
+    def __post_init__(self) -> None:
+        remaining(self.epsilon, self.delta)
+        count("clients", self.clients)
+        count("dimension", self.dimension)
+        for cohort in self.cohorts:
+            if count("cohort", cohort) > self.clients:
+                raise BadInput(f"cohort: need at most clients={self.clients}, got {cohort}")
+        for rounds in self.rounds:
+            count("rounds", rounds)
+        if not (self.cohorts and self.rounds and self.trusts):
+            raise BadInput("cohorts, rounds and trusts: need at least one of each")
+        if not_negative("dropped", self.dropped) >= 1:
+            raise BadInput(f"dropped: need a share below 1, got {self.dropped:g}")
+        if count("colluders", self.colluders, least=0) >= self.clients:
+            raise BadInput(f"colluders: need fewer than clients={self.clients}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to spend the budget."""
+
+    trust: Trust
+    sampling: str
+    adjacency: Adjacency
+    cohort: int
+    rounds: int
+    participations: int
+    noise_multiplier: float
+    epsilon: float
+    signal_to_noise: float
+    run_signal_to_noise: float
+    clients_needed: int
+    epsilon_if_dropped: float
+    epsilon_if_colluding: float
+    claim: Claim
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {
+            **fields,
+            "trust": str(self.trust),
+            "adjacency": str(self.adjacency),
+            "claim": self.claim.to_dict(),
+        }
+
+
+def feasible(question: Question) -> list[Row]:
+    """Every way, cohort and number of rounds asked for, with the least noise that meets it."""
+    return [
+        _row(question, way, cohort, rounds)
+        for way in WAYS
+        if way.trust in question.trusts
+        for cohort in question.cohorts
+        for rounds in question.rounds
+    ]
+
+
+def question_of(
+    *,
+    epsilon: float,
+    delta: float | None,
+    clients: int,
+    dimension: int,
+    spent_epsilon: float = 0.0,
+    spent_delta: float = 0.0,
+    **rest: Any,
+) -> Question:
+    """A question about what is left of a budget; delta by default min(1e-5, clients^-1.1)."""
+    count("clients", clients)
+    left, left_delta = remaining(
+        epsilon, default_delta(clients) if delta is None else delta, spent_epsilon, spent_delta
+    )
+    return Question(left, left_delta, clients, dimension, **rest)
+
+
+def warnings(rows: Sequence[Row]) -> list[str]:
+    """For every trust whose best row still drowns in noise: that it does, and the cure."""
+    found = []
+    for trust in dict.fromkeys(row.trust for row in rows):
+        best = max((r for r in rows if r.trust is trust), key=lambda r: r.run_signal_to_noise)
+        if best.run_signal_to_noise < 1:
+            found.append(
+                f"{trust}: even {best.rounds} rounds of cohorts of {best.cohort} drown in noise "
+                f"(run signal-to-noise {best.run_signal_to_noise:.2g}): the model will not learn; "
+                f"at the same rate it takes {about(best.clients_needed)} clients"
+            )
+    return found
+
+
+def _row(question: Question, way: Way, cohort: int, rounds: int) -> Row:
+    sampling = way.sampling(question.clients, cohort)
+    setting = Setting(
+        Unit.CLIENT,
+        way.adjacency,
+        way.trust,
+        population=question.clients,
+        arithmetic=Arithmetic.IDEALISED,
+    )
+    noise = calibrate_noise(
+        epsilon=question.epsilon,
+        delta=question.delta,
+        sampling=sampling,
+        rounds=rounds,
+        setting=setting,
+    ).noise_multiplier
+    release = Release(Gaussian(noise), sampling, rounds)
+
+    def cost(changed: Setting) -> float:
+        try:
+            return account([release], setting=changed, delta=question.delta).epsilon
+        except Refused:
+            return math.inf  # not one honest share is sure to be left
+
+    guarantee = account([release], setting=setting, delta=question.delta)
+    alone = way.trust is Trust.LOCAL
+    ratio = (math.sqrt(cohort) if alone else cohort) / (noise * math.sqrt(question.dimension))
+    over_run = ratio * math.sqrt(rounds)
+    arriving = cohort - math.ceil(question.dropped * cohort)
+    shared = way.trust is Trust.DISTRIBUTED
+    return Row(
+        trust=way.trust,
+        sampling=sampling_kind(sampling),
+        adjacency=way.adjacency,
+        cohort=cohort,
+        rounds=rounds,
+        participations=guarantee.participations,
+        noise_multiplier=noise,
+        epsilon=guarantee.epsilon,
+        signal_to_noise=ratio,
+        run_signal_to_noise=over_run,
+        clients_needed=math.ceil(question.clients * max(1.0, over_run ** (-2 if alone else -1))),
+        epsilon_if_dropped=cost(replace(setting, honest_shares=arriving))
+        if shared
+        else cost(setting),
+        epsilon_if_colluding=cost(replace(setting, colluders=question.colluders)),
+        claim=_claim(way, question, cohort, rounds, noise),
+    )
+
+
+def _claim(way: Way, question: Question, cohort: int, rounds: int, noise: float) -> Claim:
+    """What the paper whose setting this is would have said of the same noise."""
+    if way.trust is Trust.LOCAL:
+        return paper_fu_gaussian_epsilon(
+            noise_multiplier=noise,
+            participations=cohort * rounds / question.clients,
+            delta=question.delta,
+            c2=1.0,
+        )
+    if way.trust is Trust.DISTRIBUTED:
+        return paper_cheng_epsilon(
+            noise_multiplier=noise,
+            delta=question.delta,
+            clients=question.clients,
+            cohort=cohort,
+            rounds=rounds,
+            c2=1.0,
+        )
+    return paper_liang_epsilon(
+        noise_multiplier=noise,
+        clients=question.clients,
+        cohort=cohort,
+        rounds=rounds,
+        delta=question.delta,
+        sampling="fixed" if way.adjacency is Adjacency.REPLACE else "poisson",
+    )
