@@ -10,13 +10,24 @@ from typing import Any
 from fedveil.data.federation import Federation
 from fedveil.data.holdout import Holdout
 from fedveil.data.partition import Partition
+from fedveil.data.sources.adult import ADULT
+from fedveil.data.sources.cifar10 import CIFAR10
 from fedveil.data.sources.digits import DIGITS
+from fedveil.data.sources.femnist import FEMNIST
+from fedveil.data.sources.lending_club import LENDING_CLUB
+from fedveil.data.sources.mnist import MNIST, MNIST_WRITERS
+from fedveil.data.sources.shakespeare import SHAKESPEARE
 from fedveil.data.sources.source import Source
+from fedveil.data.sources.svhn import SVHN, SVHN_EXTRA
 from fedveil.data.sources.synthetic import NAMES as SYNTHETIC
 from fedveil.data.sources.synthetic import Synthetic
 from fedveil.errors import BadInput
 
-SOURCES: dict[str, Source] = {source.name: source for source in (DIGITS,)}
+_ALL = (
+    *(DIGITS, MNIST, MNIST_WRITERS, FEMNIST, CIFAR10, SVHN, SVHN_EXTRA),
+    *(SHAKESPEARE, ADULT, LENDING_CLUB),
+)
+SOURCES: dict[str, Source] = {source.name: source for source in _ALL}
 
 
 def load(

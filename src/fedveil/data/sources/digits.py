@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from fedveil.data.federation import Examples, Task
+from fedveil.data.files import Arrays
 from fedveil.data.partition import IID
 from fedveil.data.sources.source import Pool, Source, unit_pixels
 
 
-def read(data_dir: Path | None, *, seed: int) -> Pool:
+def build(arrays: Arrays, copy: str) -> Pool:
     from sklearn.datasets import load_digits  # a second to import: only when it is needed
 
     bunch = load_digits()
@@ -32,6 +31,7 @@ DIGITS = Source(
     classes=10,
     examples=1797,
     partition=IID(100),
-    read=read,
+    build=build,
+    home="https://archive.ics.uci.edu/dataset/80",
     test_fraction=0.2,
 )
