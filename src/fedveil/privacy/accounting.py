@@ -1,96 +1,186 @@
-"""What a series of releases costs: `account` turns releases in a setting into a Guarantee."""
+"""What a series of releases costs: `account` turns releases in a setting into a Guarantee.
+
+Every valid accountant is asked; the smallest upper bound is reported and all are kept. Queries are
+pure: nothing is remembered but a cache of answers.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
 from fedveil.errors import BadInput
-from fedveil.privacy.accountants.exact import exact_epsilon, pure_epsilon
+from fedveil.privacy.accountants.exact import (
+    concentrated_epsilon,
+    exact_epsilon,
+    pure_epsilon,
+    unamplified_epsilon,
+)
 from fedveil.privacy.accountants.pld import pld_epsilon
-from fedveil.privacy.accountants.rdp import rdp_epsilon
-from fedveil.privacy.accountants.steps import Step
+from fedveil.privacy.accountants.rdp import rdp_epsilon, selected_epsilon
+from fedveil.privacy.accountants.steps import Step, merged
 from fedveil.privacy.arguments import delta_value
-from fedveil.privacy.guarantee import _TOKEN, Guarantee
-from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.gradient_perturbation import NoisyGradients
+from fedveil.privacy.guarantee import _MAKER, Guarantee
+from fedveil.privacy.mechanisms import Gaussian, Mechanism, NoisyVotes
 from fedveil.privacy.refusals import DeltaRefused
 from fedveil.privacy.releases import Release, Setting
-from fedveil.privacy.sampling import sampling_kind
-from fedveil.privacy.translation import honest_shares, step_of
+from fedveil.privacy.sampling import Everyone, sampling_kind
+from fedveil.privacy.theorems import theorem_of
+from fedveil.privacy.translation import honest_shares, population_of, step_of
+from fedveil.privacy.tuning import AllRuns, RandomRuns, Tuning
 from fedveil.privacy.units import Arithmetic, Entropy, Trust
 
-__all__ = ["Release", "Setting", "account"]
+__all__ = ["Release", "Setting", "account", "default_delta", "per_client_epsilons"]
 
 
-def account(releases: Sequence[Release], *, setting: Setting, delta: float) -> Guarantee:
-    """The guarantee of all `releases` together, at `delta`. Pure, and cached."""
-    return _account(tuple(releases), setting, delta_value(delta))
+def account(
+    releases: Sequence[Release], *, setting: Setting, delta: float, tuning: Tuning | None = None
+) -> Guarantee:
+    """The guarantee of all `releases` together at `delta`.
+
+    Releases compose adaptively: later ones may depend on what earlier ones showed. Those of one
+    round that use the same secret cohort are *one* release (see `joint_noise_multiplier`).
+    delta = 0 asks for pure differential privacy, which only Laplace noise has.
+    """
+    if not isinstance(setting, Setting):
+        raise BadInput(f"setting: need a Setting, got {setting!r}")
+    listed = tuple(releases)
+    if not listed or not all(isinstance(release, Release) for release in listed):
+        raise BadInput("releases: need one or more Release objects")
+    return _account(listed, setting, delta_value(delta), tuning)
 
 
-@lru_cache(maxsize=4096)
-def _account(releases: tuple[Release, ...], setting: Setting, delta: float) -> Guarantee:
-    if not releases:
-        raise BadInput("releases: need at least one")
+def fast_epsilon(
+    releases: Sequence[Release], *, setting: Setting, delta: float, tuning: Tuning | None = None
+) -> float:
+    """An upper bound on the epsilon that `account` reports, from the quick accountants alone.
+
+    Rényi curves are slow for fixed-size sampling and rarely win; they are asked only where no
+    other accountant answers.
+    """
+    listed = tuple(releases)
+    _check_delta(listed, setting, delta)
+    steps = merged([step_of(release, setting) for release in listed])
+    return min(value for _, value in _bounds(steps, delta, tuning, quick=True))
+
+
+def per_client_epsilons(
+    participations: npt.ArrayLike, *, mechanism: Mechanism, setting: Setting, delta: float
+) -> npt.NDArray[np.float64]:
+    """Epsilon of each client from the number of rounds in which it really took part.
+
+    Allowed where selection does not depend on data; sampling gets no credit, and the headline is
+    the largest. Publishing these counts excludes any amplified epsilon for the same run.
+    """
+    counts = np.asarray(participations)
+    if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer) or np.any(counts < 0):
+        raise BadInput("participations: need one whole number of at least 0 for each client")
+    distinct, position = np.unique(counts, return_inverse=True)
+    everyone = Everyone()
+    epsilons = [
+        account([Release(mechanism, everyone, int(rounds))], setting=setting, delta=delta).epsilon
+        for rounds in distinct
+    ]
+    return np.array(epsilons, dtype=np.float64)[position]
+
+
+def default_delta(population: int) -> float:
+    """min(1e-5, population^-1.1): well below the 1/population that protects nobody."""
+    return float(min(1e-5, float(population) ** -1.1))
+
+
+@lru_cache(maxsize=8192)
+def _account(
+    releases: tuple[Release, ...], setting: Setting, delta: float, tuning: Tuning | None
+) -> Guarantee:
     _check_delta(releases, setting, delta)
-    steps = tuple(step_of(release, setting) for release in releases)
-    alternatives = _alternatives(tuple(step for step in steps if step.count), delta)
-    accountant = min(alternatives, key=lambda name: alternatives[name])
+    steps = merged([step_of(release, setting) for release in releases])
+    bounds = _bounds(steps, delta, tuning)
+    accountant = min(bounds, key=lambda item: item[1])[0]
     reason = _why_not(releases, setting)
     shares = [honest_shares(release, setting) for release in releases]
     return Guarantee(
-        epsilon=alternatives[accountant],
+        epsilon=dict(bounds)[accountant],
         delta=delta,
         accountant=accountant,
-        alternatives=alternatives,
-        theorem="",
+        bounds=bounds,
+        theorem=theorem_of(accountant, steps),
         sampling=" + ".join(dict.fromkeys(sampling_kind(item.sampling) for item in releases)),
         rounds=sum(release.rounds for release in releases),
         participations=sum(release.counted_participations for release in releases),
         honest_shares=min((item for item in shares if item is not None), default=None),
-        noise_multiplier=_multiplier(releases),
+        noise_multiplier=_common_multiplier(releases),
         certified=not reason,
         reason=reason,
         releases=releases,
         setting=setting,
-        _token=_TOKEN,
+        tuning=tuning,
+        maker=_MAKER,
     )
 
 
+@lru_cache(maxsize=8192)
+def _bounds(
+    steps: tuple[Step, ...], delta: float, tuning: Tuning | None, quick: bool = False
+) -> tuple[tuple[str, float], ...]:
+    """(accountant, epsilon) for every accountant that is valid here, the tightest kind first."""
+    if not steps:
+        return (("exact", 0.0),)
+    if isinstance(tuning, AllRuns):
+        steps = tuple(replace(step, count=step.count * tuning.runs) for step in steps)
+    if isinstance(tuning, RandomRuns):
+        selected = selected_epsilon(steps, delta, tuning.mean, tuning.repeats.shape)
+        return (("rdp", math.inf if selected is None else selected),)
+    exact = exact_epsilon(steps, delta)
+    found: list[tuple[str, float | None]] = [("exact", exact), ("pure", pure_epsilon(steps))]
+    if delta > 0:
+        numeric = pld_epsilon(steps, delta) if exact is None else None
+        found.append(("pld", numeric))
+        if not quick or (exact is None and numeric is None):
+            found.append(("rdp", rdp_epsilon(steps, delta)))
+        found.append(("zcdp", concentrated_epsilon(steps, delta)))
+        if exact is None:
+            found.append(("unamplified", unamplified_epsilon(steps, delta)))
+    valid = tuple((name, value) for name, value in found if value is not None)
+    return valid or (("none", math.inf),)
+
+
 def _check_delta(releases: tuple[Release, ...], setting: Setting, delta: float) -> None:
-    known = setting.population
-    if known is not None and delta >= 1 / known:
+    population = population_of(releases, setting)
+    if population is not None and delta >= 1 / population:
         raise DeltaRefused(
-            f"delta {delta:g} is not below 1/{known}: publishing one random {setting.unit} whole "
-            "would satisfy it",
-            f"use {min(1e-5, known**-1.1):.3g}",
+            f"delta {delta:g} is not below 1/{population}: publishing one random {setting.unit} "
+            "whole would satisfy it",
+            f"use at most {default_delta(population):.3g}",
         )
 
 
-@lru_cache(maxsize=4096)
-def _alternatives(steps: tuple[Step, ...], delta: float) -> dict[str, float]:
-    if not steps:
-        return {"exact": 0.0}
-    exact = exact_epsilon(steps, delta)
-    if exact is not None:
-        return {"exact": exact}
-    found = {"pure": pure_epsilon(steps)}
-    if delta > 0:
-        found |= {"pld": pld_epsilon(steps, delta), "rdp": rdp_epsilon(steps, delta)}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _multiplier(releases: tuple[Release, ...]) -> float | None:
+def _common_multiplier(releases: tuple[Release, ...]) -> float | None:
     found = {getattr(item.mechanism, "noise_multiplier", None) for item in releases}
     return found.pop() if len(found) == 1 else None
 
 
 def _why_not(releases: tuple[Release, ...], setting: Setting) -> str:
+    """Why the proof does not cover what runs; empty if it does."""
+    reasons = []
     if setting.entropy is not Entropy.SYSTEM:
-        return "the noise comes from a seed, so whoever knows it can subtract the noise"
+        reasons.append("the noise comes from a seed, and whoever knows the seed can subtract it")
     if setting.arithmetic is not Arithmetic.EXACT:
-        return "floating-point noise leaks through its low-order bits"
-    if setting.trust is Trust.DISTRIBUTED and any(
-        isinstance(release.mechanism, Gaussian) for release in releases
+        reasons.append("arithmetic is idealised: floating-point noise leaks in its low-order bits")
+    continuous = (Gaussian, NoisyVotes, NoisyGradients)
+    if setting.trust is not Trust.LOCAL and any(
+        isinstance(item.mechanism, continuous)
+        and (setting.trust is Trust.DISTRIBUTED or isinstance(item.mechanism, NoisyGradients))
+        for item in releases
     ):
-        return "continuous noise shares cannot be summed in the integers of a secure sum"
-    return ""
+        reasons.append(
+            "continuous noise shares do not survive the integers of a secure sum; discrete "
+            "Gaussian shares would be certified"
+        )
+    return "; ".join(reasons)

@@ -1,30 +1,38 @@
-"""Checks of single numbers: each returns the value as a plain Python number or raises BadInput."""
+"""Checks of single numbers: each returns the value as a plain Python number or raises BadInput.
+
+Also how checked values get into frozen dataclasses, and documents become them.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 from fedveil.errors import BadInput
+
+Built = TypeVar("Built")
 
 LARGEST_COUNT = 10**12  # more rounds, clients or uses than this is a typing error
 
 
 def positive(name: str, value: Any) -> float:
-    """A finite float above zero."""
+    """A finite float above zero, within 1e-100 and 1e100 so that its square stays finite."""
     number = _real(name, value)
     if not (math.isfinite(number) and number > 0):
         raise BadInput(f"{name}: need a finite number above 0, got {value!r}")
+    if not 1e-100 <= number <= 1e100:
+        raise BadInput(f"{name}: need a number between 1e-100 and 1e100, got {value!r}")
     return number
 
 
 def not_negative(name: str, value: Any) -> float:
-    """A finite float, zero allowed."""
+    """A finite float of at most 1e100, zero allowed."""
     number = _real(name, value)
     if not (math.isfinite(number) and number >= 0):
         raise BadInput(f"{name}: need a finite number of at least 0, got {value!r}")
-    return number
+    return number if number == 0 else positive(name, value)
 
 
 def fraction(name: str, value: Any) -> float:
@@ -59,4 +67,35 @@ def count(name: str, value: Any, least: int = 1) -> int:
 def _real(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise BadInput(f"{name}: need a number, got {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise BadInput(f"{name}: {str(value)[:20]}... is too large") from None
+
+
+def settle(instance: object, **values: object) -> None:
+    """Store checked values on a frozen dataclass while it is being made."""
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
+
+
+def described(document: Any, kinds: Mapping[str, type[Any]], what: str) -> Any:
+    """The object that a document {"kind": name, field: value, ...} describes."""
+    if not isinstance(document, Mapping):
+        raise BadInput(f"{what}: need an object with a kind, got {document!r}")
+    fields = dict(document)
+    kind = kinds.get(str(fields.pop("kind", None)))
+    if kind is None:
+        raise BadInput(f"{what}: kind {document.get('kind')!r} is none of {', '.join(kinds)}")
+    return built(kind, fields, what)
+
+
+def built(kind: type[Built], fields: Any, what: str) -> Built:
+    """`kind(**fields)`, with a wrong set of fields reported as bad input."""
+    if not isinstance(fields, Mapping):
+        raise BadInput(f"{what}: need an object, got {fields!r}")
+    try:
+        return kind(**fields)
+    except TypeError:
+        names = ", ".join(map(str, fields)) or "none"
+        raise BadInput(f"{what}: fields {names} do not describe a {kind.__name__}") from None

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass
 from typing import Any
 
+from fedveil.errors import BadInput
+from fedveil.privacy.arguments import delta_value
 from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.tuning import Tuning, tuning_from_dict, tuning_to_dict
 from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 
-_TOKEN = object()
+VERSION = 1
+_MAKER = object()  # held by `accounting`, which is the only one to make guarantees
+_TOLERANCE = 1e-6  # by which epsilons of two machines may differ
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta)-differential privacy with everything that the numbers depend on."""
+    """(epsilon, delta)-differential privacy with everything that the numbers depend on.
+
+    accountant: which of the valid accountants gave the smallest epsilon; `alternatives` has all.
+    theorem: what proves it.
+    participations: rounds that were charged to one unit.
+    honest_shares: noise shares that must be in every sum; None if nobody splits the noise.
+    noise_multiplier: of the releases, if they have one and the same.
+    certified: the proof covers exactly this mechanism, arithmetic and randomness; else `reason`
+        says what is missing, and epsilon is what the ideal mechanism would have.
+    """
 
     epsilon: float
     delta: float
     accountant: str
-    alternatives: Mapping[str, float]
+    bounds: tuple[tuple[str, float], ...]
     theorem: str
     sampling: str
     rounds: int
@@ -30,11 +46,17 @@ class Guarantee:
     reason: str
     releases: tuple[Release, ...]
     setting: Setting
-    _token: object = field(repr=False, compare=False, default=None)
+    tuning: Tuning | None = None
+    maker: InitVar[object] = None
 
-    def __post_init__(self) -> None:
-        if self._token is not _TOKEN:
-            raise TypeError("a Guarantee is made by fedveil.privacy.accounting.account only")
+    def __post_init__(self, maker: object) -> None:
+        if maker is not _MAKER:
+            raise TypeError("a Guarantee is made by fedveil.privacy.account and nothing else")
+
+    @property
+    def alternatives(self) -> dict[str, float]:
+        """Epsilon by every valid accountant, the reported one included."""
+        return dict(self.bounds)
 
     @property
     def unit(self) -> Unit:
@@ -58,20 +80,79 @@ class Guarantee:
 
     @property
     def statement(self) -> str:
-        return f"({self.epsilon:.4g}, {self.delta:.4g})-differential privacy for one {self.unit}"
+        """The guarantee in plain English, with all that it assumes."""
+        from fedveil.privacy.statement import statement_of
+
+        return statement_of(self)
 
     def to_dict(self) -> dict[str, Any]:
+        """Everything, as plain values; an infinite epsilon is the string "inf"."""
         return {
-            "epsilon": self.epsilon,
+            "version": VERSION,
+            "epsilon": _number(self.epsilon),
             "delta": self.delta,
+            "noise_multiplier": self.noise_multiplier,
+            "unit": str(self.unit),
+            "adjacency": str(self.adjacency),
+            "trust": str(self.trust),
+            "sampling": self.sampling,
+            "rounds": self.rounds,
+            "participations": self.participations,
+            "honest_shares": self.honest_shares,
+            "accountant": self.accountant,
+            "alternatives": {name: _number(value) for name, value in self.bounds},
+            "theorem": self.theorem,
+            "arithmetic": str(self.arithmetic),
+            "entropy": str(self.entropy),
+            "certified": self.certified,
+            "reason": self.reason,
+            "statement": self.statement,
             "releases": [release.to_dict() for release in self.releases],
             "setting": self.setting.to_dict(),
+            "tuning": tuning_to_dict(self.tuning),
         }
 
     @staticmethod
     def from_dict(document: Mapping[str, Any]) -> Guarantee:
+        """The guarantee of a document, computed again from its releases.
+
+        Nothing in the document is believed: one that says anything else than what its own
+        releases, setting and delta prove is refused.
+        """
         from fedveil.privacy.accounting import account
 
-        releases = [Release.from_dict(item) for item in document["releases"]]
-        setting = Setting.from_dict(document["setting"])
-        return account(releases, setting=setting, delta=document["delta"])
+        if not isinstance(document, Mapping):
+            raise BadInput(f"guarantee: need an object, got {document!r}")
+        if document.get("version") != VERSION:
+            raise BadInput(f"guarantee: version {document.get('version')!r} is not {VERSION}")
+        missing = {"releases", "setting", "delta"} - set(document)
+        if missing or not isinstance(document["releases"], (list, tuple)):
+            raise BadInput("guarantee: need a list of releases, a setting and a delta")
+        found = account(
+            [Release.from_dict(release) for release in document["releases"]],
+            setting=Setting.from_dict(document["setting"]),
+            delta=delta_value(document["delta"]),
+            tuning=tuning_from_dict(document.get("tuning")),
+        )
+        # Through JSON, so that both sides have lists where there were tuples.
+        said, proved = (json.loads(json.dumps(one)) for one in (dict(document), found.to_dict()))
+        for name in sorted(set(said) | set(proved)):
+            if not _same(said.get(name), proved.get(name)):
+                raise BadInput(
+                    f"guarantee: {name} is {said.get(name)!r} in the document, but its releases "
+                    f"prove {proved.get(name)!r}"
+                )
+        return found
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else "inf"
+
+
+def _same(said: Any, proved: Any) -> bool:
+    if isinstance(said, dict) and isinstance(proved, dict):
+        return set(said) == set(proved) and all(_same(said[name], proved[name]) for name in said)
+    if isinstance(said, float) or isinstance(proved, float):
+        numbers = all(type(x) in (int, float) for x in (said, proved))
+        return numbers and math.isclose(said, proved, rel_tol=_TOLERANCE, abs_tol=1e-12)
+    return type(said) is type(proved) and bool(said == proved)

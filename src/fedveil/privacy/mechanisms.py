@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.privacy.arguments import count, not_negative, positive
+from fedveil.privacy.arguments import count, described, not_negative, positive, settle
+from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Gaussian:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _set(self, "noise_multiplier", positive("noise_multiplier", self.noise_multiplier))
+        settle(self, noise_multiplier=positive("noise_multiplier", self.noise_multiplier))
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Laplace:
     scale_multiplier: float
 
     def __post_init__(self) -> None:
-        _set(self, "scale_multiplier", positive("scale_multiplier", self.scale_multiplier))
+        settle(self, scale_multiplier=positive("scale_multiplier", self.scale_multiplier))
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class DiscreteGaussian:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _set(self, "noise_multiplier", positive("noise_multiplier", self.noise_multiplier))
+        settle(self, noise_multiplier=positive("noise_multiplier", self.noise_multiplier))
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,11 @@ class DiscreteGaussianSum:
     clip_norm: L2 clip of one unit before rounding.
     granularity: grid spacing.
     share_std: std of one client's noise, in the units of clip_norm.
-    shares: honest shares that are sure to be in the sum.
+    shares: noise shares in the sum, those of colluders included (the setting takes them out).
     dimension: coordinates after padding.
-    rounding_beta: 0 rounds to nearest (or unconditionally); above 0, stochastic rounding is
-        repeated until the norm bound that holds with probability 1 - beta is met.
+    rounding_beta: how the clipped vector gets to the grid. Above 0: stochastic rounding, repeated
+        until the norm bound that holds with probability 1 - beta is met. 0: any rounding to a
+        neighbouring grid point. None: the norm was checked after rounding, so the clip still holds.
     """
 
     clip_norm: float
@@ -74,22 +76,50 @@ class DiscreteGaussianSum:
     share_std: float
     shares: int
     dimension: int
-    rounding_beta: float = math.exp(-0.5)
+    rounding_beta: float | None = math.exp(-0.5)
 
     def __post_init__(self) -> None:
         for name in ("clip_norm", "granularity", "share_std"):
-            _set(self, name, positive(name, getattr(self, name)))
+            settle(self, **{name: positive(name, getattr(self, name))})
         for name in ("shares", "dimension"):
-            _set(self, name, count(name, getattr(self, name)))
-        beta = not_negative("rounding_beta", self.rounding_beta)
-        if beta >= 1:
-            raise BadInput(f"rounding_beta: need a number below 1, got {beta!r}")
-        _set(self, "rounding_beta", beta)
+            settle(self, **{name: count(name, getattr(self, name))})
+        if self.rounding_beta is not None:
+            beta = not_negative("rounding_beta", self.rounding_beta)
+            if beta >= 1:
+                raise BadInput(f"rounding_beta: need a number below 1, got {beta!r}")
+            settle(self, rounding_beta=beta)
 
     @property
     def noise_multiplier(self) -> float:
         """Std of the sum of all shares / clip norm, rounding ignored."""
         return math.sqrt(self.shares) * self.share_std / self.clip_norm
+
+    def grid_sensitivity(self) -> tuple[float, float]:
+        """L2 and L1 norm bounds of one rounded contribution, in grid units."""
+        scaled, root = self.clip_norm / self.granularity, math.sqrt(self.dimension)
+        if self.rounding_beta is None:
+            l2 = scaled
+        else:
+            l2 = scaled + root
+            if self.rounding_beta > 0:
+                slack = math.sqrt(2 * math.log(1 / self.rounding_beta))
+                inside = scaled**2 + self.dimension / 4 + slack * (scaled + root / 2)
+                l2 = min(l2, math.sqrt(inside))
+        return l2, min(root * l2, l2**2)  # whole numbers: |x| <= x^2
+
+
+@dataclass(frozen=True)
+class NoisyVotes:
+    """A noisy histogram of one-hot votes, one vote of each unit (AE-DPFL).
+
+    noise_std: std of the noise on every count. A changed vote moves two counts by one: sqrt(2),
+    not 2, under replace.
+    """
+
+    noise_std: float
+
+    def __post_init__(self) -> None:
+        settle(self, noise_std=positive("noise_std", self.noise_std))
 
 
 @dataclass(frozen=True)
@@ -99,18 +129,50 @@ class Zcdp:
     rho: float
 
     def __post_init__(self) -> None:
-        _set(self, "rho", positive("rho", self.rho))
+        settle(self, rho=positive("rho", self.rho))
 
 
-Mechanism = Gaussian | Laplace | DiscreteGaussian | DiscreteGaussianSum | Zcdp
+Mechanism = (
+    Gaussian
+    | Laplace
+    | DiscreteGaussian
+    | DiscreteGaussianSum
+    | NoisyVotes
+    | Zcdp
+    | NoisyGradients
+    | GridGradients
+)
 
 _KINDS: dict[str, type[Mechanism]] = {
     "gaussian": Gaussian,
     "laplace": Laplace,
     "discrete-gaussian": DiscreteGaussian,
     "discrete-gaussian-sum": DiscreteGaussianSum,
+    "noisy-votes": NoisyVotes,
     "zcdp": Zcdp,
+    "noisy-gradients": NoisyGradients,
+    "grid-gradients": GridGradients,
 }
+
+
+def joint_noise_multiplier(*multipliers: float) -> float:
+    """The one Gaussian that several Gaussians on the *same cohort* amount to, under any sampling.
+
+    Releases of one round that see the same secret sample (model and clip quantile, say) must be
+    accounted together: as two separately sampled releases they would be undercharged.
+    """
+    if not multipliers:
+        raise BadInput("multipliers: need at least one")
+    total = math.fsum(positive("noise_multiplier", one) ** -2 for one in multipliers)
+    return 1 / math.sqrt(total)
+
+
+def quantile_noise_multiplier(bit_std: float) -> float:
+    """Noise multiplier of the released sum of `bit - 1/2` with noise of std `bit_std`.
+
+    One unit contributes a half at most, so the release adds (0.5 / bit_std)**2 to mu squared.
+    """
+    return 2 * positive("bit_std", bit_std)
 
 
 def kind_of(mechanism: Mechanism) -> str:
@@ -128,21 +190,5 @@ def mechanism_to_dict(mechanism: Mechanism) -> dict[str, Any]:
 
 def mechanism_from_dict(document: Mapping[str, Any]) -> Mechanism:
     """The mechanism that `mechanism_to_dict` described."""
-    return _from_dict(document, _KINDS, "mechanism")
-
-
-def _from_dict(document: Mapping[str, Any], kinds: Mapping[str, type[Any]], what: str) -> Any:
-    if not isinstance(document, Mapping):
-        raise BadInput(f"{what}: need an object with a kind, got {document!r}")
-    fields = dict(document)
-    kind = kinds.get(str(fields.pop("kind", None)))
-    if kind is None:
-        raise BadInput(f"{what}: unknown kind {document.get('kind')!r}, need {', '.join(kinds)}")
-    try:
-        return kind(**fields)
-    except TypeError:
-        raise BadInput(f"{what}: fields {sorted(fields)} do not describe {kind.__name__}") from None
-
-
-def _set(instance: object, name: str, value: object) -> None:
-    object.__setattr__(instance, name, value)
+    mechanism: Mechanism = described(document, _KINDS, "mechanism")
+    return mechanism

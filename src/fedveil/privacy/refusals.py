@@ -23,3 +23,7 @@ class DeltaRefused(Refused):
 
 class MechanismRefused(Refused):
     """A mechanism that cannot be run, or proved, under this trust or sampling."""
+
+
+class GradientRefused(Refused):
+    """A certificate for noisy gradients that its conditions do not support."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.privacy.arguments import count
+from fedveil.privacy.arguments import built, count, settle
 from fedveil.privacy.mechanisms import (
     Mechanism,
-    _set,
     kind_of,
     mechanism_from_dict,
     mechanism_to_dict,
@@ -29,7 +28,7 @@ from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 class Release:
     """`rounds` rounds of one mechanism on cohorts of one sampler.
 
-    uses: releases about a unit in each round in which it takes part.
+    uses: releases about a unit in each round in which it takes part, all from the same cohort.
     participations: the most rounds in which any one unit took part, if a hard cap on it was
         enforced or it was counted afterwards. Then participations are charged one by one and
         sampling gets no credit (amplified epsilon and known counts exclude each other).
@@ -44,14 +43,18 @@ class Release:
     def __post_init__(self) -> None:
         kind_of(self.mechanism)
         sampling_kind(self.sampling)
-        _set(self, "rounds", count("rounds", self.rounds, least=0))
-        _set(self, "uses", count("uses", self.uses))
+        settle(self, rounds=count("rounds", self.rounds, least=0), uses=count("uses", self.uses))
         if self.participations is not None:
-            _set(self, "participations", count("participations", self.participations, least=0))
+            settle(self, participations=count("participations", self.participations, least=0))
             if self.participations > self.rounds:
                 raise BadInput(
                     f"participations: need at most rounds={self.rounds}, got {self.participations}"
                 )
+
+    @property
+    def amplified(self) -> bool:
+        """Whether credit is claimed for a secret random cohort."""
+        return self.sampling.amplifies and self.participations is None
 
     @property
     def counted_participations(self) -> int:
@@ -71,10 +74,13 @@ class Release:
 
     @staticmethod
     def from_dict(document: Mapping[str, Any]) -> Release:
-        fields = _fields(document, "release", {"mechanism", "sampling", "rounds"})
-        mechanism = mechanism_from_dict(fields.pop("mechanism"))
-        sampling = sampling_from_dict(fields.pop("sampling"))
-        return _build(Release, "release", mechanism=mechanism, sampling=sampling, **fields)
+        if not (isinstance(document, Mapping) and {"mechanism", "sampling"} <= set(document)):
+            raise BadInput(f"release: need an object with mechanism and sampling, got {document!r}")
+        parts = {
+            "mechanism": mechanism_from_dict(document["mechanism"]),
+            "sampling": sampling_from_dict(document["sampling"]),
+        }
+        return built(Release, {**document, **parts}, "release")
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,10 @@ class Setting:
 
     population: number of protected units, if known; delta must stay below 1 / population.
     colluders: clients that tell the adversary what they know: their own noise shares
-        (distributed), whether they were drawn (fixed-size sampling).
-    honest_shares: noise shares that are sure to be in every sum; by default the cohort without
-        the colluders. The noise multiplier counts all shares of the expected cohort.
+        (distributed trust), whether they were drawn (fixed-size sampling).
+    honest_shares: noise shares that are sure to be in every sum, if fewer than the expected cohort
+        without the colluders. A Gaussian's noise multiplier always counts *all* shares of the
+        expected cohort; what is missing is taken off here.
     """
 
     unit: Unit
@@ -99,12 +106,12 @@ class Setting:
 
     def __post_init__(self) -> None:
         for name, kind in _ENUMS.items():
-            _set(self, name, _choice(name, kind, getattr(self, name)))
+            settle(self, **{name: _choice(name, kind, getattr(self, name))})
+        settle(self, colluders=count("colluders", self.colluders, least=0))
         if self.population is not None:
-            _set(self, "population", count("population", self.population))
-        _set(self, "colluders", count("colluders", self.colluders, least=0))
+            settle(self, population=count("population", self.population))
         if self.honest_shares is not None:
-            _set(self, "honest_shares", count("honest_shares", self.honest_shares, least=0))
+            settle(self, honest_shares=count("honest_shares", self.honest_shares, least=0))
 
     def to_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {name: str(getattr(self, name)) for name in _ENUMS}
@@ -114,7 +121,7 @@ class Setting:
 
     @staticmethod
     def from_dict(document: Mapping[str, Any]) -> Setting:
-        return _build(Setting, "setting", **_fields(document, "setting", {"unit"}))
+        return built(Setting, document, "setting")
 
 
 _ENUMS: dict[str, type[StrEnum]] = {
@@ -125,27 +132,9 @@ _ENUMS: dict[str, type[StrEnum]] = {
     "entropy": Entropy,
 }
 
-Built = TypeVar("Built")
-
 
 def _choice(name: str, kind: type[StrEnum], value: Any) -> StrEnum:
     try:
         return kind(value)
     except ValueError:
         raise BadInput(f"{name}: need one of {', '.join(kind)}, got {value!r}") from None
-
-
-def _fields(document: Mapping[str, Any], what: str, needed: set[str]) -> dict[str, Any]:
-    if not isinstance(document, Mapping):
-        raise BadInput(f"{what}: need an object, got {document!r}")
-    missing = needed - set(document)
-    if missing:
-        raise BadInput(f"{what}: {', '.join(sorted(missing))} missing")
-    return dict(document)
-
-
-def _build(kind: type[Built], what: str, **fields: Any) -> Built:
-    try:
-        return kind(**fields)
-    except TypeError:
-        raise BadInput(f"{what}: fields {sorted(fields)} do not describe one") from None

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import BadInput
-from fedveil.privacy.arguments import count, fraction
-from fedveil.privacy.mechanisms import _from_dict, _set
+from fedveil.privacy.arguments import count, described, fraction, settle
 from fedveil.randomness import Stream, Words
 
 Ids = npt.NDArray[np.int64]
@@ -36,9 +35,9 @@ class Poisson:
     amplifies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _set(self, "rate", fraction("rate", self.rate))
+        settle(self, rate=fraction("rate", self.rate))
         if self.clients is not None:
-            _set(self, "clients", count("clients", self.clients))
+            settle(self, clients=count("clients", self.clients))
 
     def draw(self, round: int, stream: Stream) -> Ids:
         """Sorted ids of this round's cohort; it may be empty, and then noise alone is released."""
@@ -93,9 +92,9 @@ class CappedPoisson:
     amplifies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _set(self, "clients", count("clients", self.clients))
-        _set(self, "rate", fraction("rate", self.rate))
-        _set(self, "cap", count("cap", self.cap))
+        settle(self, clients=count("clients", self.clients))
+        settle(self, rate=fraction("rate", self.rate))
+        settle(self, cap=count("cap", self.cap))
         if self.cap > self.clients:
             raise BadInput(f"cap: need at most clients={self.clients}, got {self.cap}")
 
@@ -154,7 +153,7 @@ class Everyone:
 
     def __post_init__(self) -> None:
         if self.clients is not None:
-            _set(self, "clients", count("clients", self.clients))
+            settle(self, clients=count("clients", self.clients))
 
     def draw(self, round: int, stream: Stream | None = None) -> Ids:
         """The ids 0 .. clients - 1."""
@@ -184,14 +183,15 @@ class Balanced:
 
     def __post_init__(self) -> None:
         _check_cohort(self)
-        _set(self, "rounds", count("rounds", self.rounds))
-        _set(self, "key", count("key", self.key, least=0))
+        settle(self, rounds=count("rounds", self.rounds))
+        settle(self, key=count("key", self.key, least=0))
 
     def draw(self, round: int, stream: Stream | None = None) -> Ids:
         """Sorted ids of this round's cohort; the schedule is public and uses no stream."""
         if not 0 <= round < self.rounds:
             raise BadInput(f"round: the schedule has {self.rounds} rounds, got {round}")
-        return _schedule(self)[round]
+        cohort: Ids = _schedule(self)[round]
+        return cohort
 
     @property
     def expected_cohort(self) -> float:
@@ -231,7 +231,7 @@ def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
 
 def sampling_from_dict(document: Mapping[str, Any]) -> Sampling:
     """The sampler that `sampling_to_dict` described."""
-    sampling: Sampling = _from_dict(document, _KINDS, "sampling")
+    sampling: Sampling = described(document, _KINDS, "sampling")
     return sampling
 
 
@@ -276,8 +276,8 @@ def _schedule(plan: Balanced) -> Ids:
 
 
 def _check_cohort(sampling: FixedSize | RoundRobin | Balanced) -> None:
-    _set(sampling, "clients", count("clients", sampling.clients))
-    _set(sampling, "cohort", count("cohort", sampling.cohort))
+    settle(sampling, clients=count("clients", sampling.clients))
+    settle(sampling, cohort=count("cohort", sampling.cohort))
     if sampling.cohort > sampling.clients:
         raise BadInput(f"cohort: need at most clients={sampling.clients}, got {sampling.cohort}")
 

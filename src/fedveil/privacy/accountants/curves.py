@@ -39,9 +39,7 @@ def spread(step: Step) -> float | None:
         return math.sqrt(step.count) / step.noise
     if isinstance(step, LaplaceStep):
         return math.sqrt(math.log1p((step.rate * math.expm1(min(1 / step.noise, 30.0))) ** 2))
-    if isinstance(
-        step, (PoissonGaussianStep, FixedSizeGaussianStep, CappedPoissonGaussianStep)
-    ):
+    if isinstance(step, (PoissonGaussianStep, FixedSizeGaussianStep, CappedPoissonGaussianStep)):
         squared = min(step.noise**-2, 600.0)
         return math.sqrt(math.log1p(step.rate**2 * math.expm1(squared)))
     return None
@@ -102,7 +100,7 @@ def symmetrised(noise: float, rate: float, interval: float) -> Any:
 
     loss = min(LARGEST_LOSS, _gaussian_loss(noise))
     reach = max(1, math.ceil(math.log1p(rate * math.expm1(loss)) / interval))
-    losses = np.arange(reach + 1) * interval
+    losses = np.arange(reach + 1, dtype=np.float64) * interval
     upper = _largest_divergence(noise, rate, losses)
     # The pair is symmetric, so negative losses follow from H_1/a(P,Q) = 1 - 1/a + H_a(Q,P)/a.
     shrink = np.exp(-losses[:0:-1])
@@ -126,7 +124,8 @@ def _largest_divergence(noise: float, rate: float, losses: Floats) -> Floats:
     possible = inside > 0
     cut = noise**2 * np.log(np.where(possible, inside, 1.0)) + 0.5
     add = (1 - growth * (1 - rate)) * ndtr(cut / noise) - growth * rate * ndtr((cut - 1) / noise)
-    return np.maximum(np.maximum(remove, np.where(possible, add, 0.0)), 0.0)
+    largest: Floats = np.maximum(np.maximum(remove, np.where(possible, add, 0.0)), 0.0)
+    return largest
 
 
 def _not_increasing(deltas: Floats) -> Floats:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.privacy.accountants.curves import LARGEST_LOSS, largest_loss, single_step, spread
-from fedveil.privacy.accountants.steps import Step
+from fedveil.privacy.accountants.steps import GaussianStep, Step
 
 LEAST_DELTA_PER_ROUND = 1e-13
 _DELTA_SHARE = 0.999
@@ -38,39 +38,33 @@ def pld_epsilon(steps: Sequence[Step], delta: float) -> float | None:
         return None
     if any(spread(step) is None or largest_loss(step) > LARGEST_LOSS for step in steps):
         return None
-    blocks = [_block(step) for step in steps]
-    if any(block is None for block in blocks):
-        return None
-    total = blocks[0]
-    if len(blocks) > 1:
-        common = _common_interval(steps)
-        total = _regrid(blocks[0], common)
-        for block in blocks[1:]:
-            total = total.compose(_regrid(block, common))
-            if total._pmf_remove.size > _LARGEST_SIZE:
-                return None
+    total: Any = None
+    for step in steps:
+        block = _block(step)
+        if block is None:
+            return None
+        if len(steps) > 1:
+            block = _regrid(block, _common_interval(steps))
+        total = block if total is None else total.compose(block)
+        if total._pmf_remove.size > _LARGEST_SIZE:
+            return None
     return float(total.get_epsilon_for_delta(_DELTA_SHARE * delta))
 
 
 def interval(step: Step) -> float:
-    """Grid for one step: a sixteenth of one loss, between 1.6e-5 and 1e-3 (coarser for huge ones)."""
+    """Grid for one step: a sixteenth of one loss, from 1.6e-5 to 1e-3 (coarser for huge losses)."""
     size = spread(step) or 0.0
     return _grid_below(min(size / _LOSS_CELLS, _GRID * max(1.0, size**2)))
 
 
 def _common_interval(steps: Sequence[Step]) -> float:
-    sizes = []
-    for step in steps:
-        one, _ = spread(step) or 0.0, step.count
-        sizes.append(one * math.sqrt(_compositions(step)))
-    finest = max(interval(step) for step in steps)
-    return max(finest, _grid_below(max(sizes) / _TOTAL_CELLS))
+    """Grid for a sum of blocks: a small part of the largest block, and none of theirs is finer.
 
-
-def _compositions(step: Step) -> int:
-    from fedveil.privacy.accountants.steps import GaussianStep
-
-    return 1 if isinstance(step, GaussianStep) else step.count
+    The spread of an unsampled Gaussian step is that of all its rounds already.
+    """
+    rounds = [1 if isinstance(step, GaussianStep) else step.count for step in steps]
+    sizes = [(spread(step) or 0.0) * math.sqrt(n) for step, n in zip(steps, rounds, strict=True)]
+    return max(*(interval(step) for step in steps), _grid_below(max(sizes) / _TOTAL_CELLS))
 
 
 def _grid_below(target: float) -> float:

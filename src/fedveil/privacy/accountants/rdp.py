@@ -50,12 +50,25 @@ _ROUNDING = 1e-13  # lifts a curve by more than its rounding error
 
 def rdp_epsilon(steps: Sequence[Step], delta: float) -> float | None:
     """Upper bound on epsilon at `delta`, or None if a step has no Rényi curve."""
-    if any(isinstance(step, CappedPoissonGaussianStep) for step in steps):
-        return None
-    if any(isinstance(step, LaplaceStep) and step.rate < 1 for step in steps):
+    if not _has_curve(steps):
         return None
     orders = orders_for(steps)
     return converted(orders, composed_curve(steps, orders), delta)
+
+
+def selected_epsilon(
+    steps: Sequence[Step], delta: float, mean: float, shape: float
+) -> float | None:
+    """Bound for the best of a random number of runs of all `steps` (Papernot, Steinke 2022)."""
+    from dp_accounting.rdp import rdp_privacy_accountant as library
+
+    if not _has_curve(steps):
+        return None
+    orders = orders_for(steps)
+    curve = composed_curve(steps, orders)
+    with _quiet(), np.errstate(over="ignore", invalid="ignore"):
+        selected = library._compute_rdp_repeat_and_select(np.array(orders), curve, mean, shape)
+    return converted(orders, np.where(np.isnan(selected), np.inf, selected), delta)
 
 
 def converted(orders: Orders, curve: Curve, delta: float) -> float:
@@ -66,6 +79,14 @@ def converted(orders: Orders, curve: Curve, delta: float) -> float:
     if len(finite) == 0 or delta == 0:
         return np.inf
     return float(compute_epsilon([orders[i] for i in finite], curve[finite], delta)[0])
+
+
+def _has_curve(steps: Sequence[Step]) -> bool:
+    return not any(
+        isinstance(step, CappedPoissonGaussianStep)
+        or (isinstance(step, LaplaceStep) and step.rate < 1)
+        for step in steps
+    )
 
 
 def orders_for(steps: Sequence[Step]) -> Orders:

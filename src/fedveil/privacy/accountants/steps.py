@@ -6,7 +6,8 @@ under the adjacency in force), not to the clip norm: `translation` has made the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -94,3 +95,13 @@ Step = (
     | ZcdpStep
     | DiscreteSumStep
 )
+
+
+def merged(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Equal steps become one, in a fixed order, and empty ones go: composition does not mind."""
+    counts: dict[Step, int] = {}
+    for step in steps:
+        if step.count:
+            once = replace(step, count=1)
+            counts[once] = counts.get(once, 0) + step.count
+    return tuple(replace(once, count=counts[once]) for once in sorted(counts, key=repr))
