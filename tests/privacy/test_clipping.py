@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ def is_within(vector: npt.NDArray[Any], clip: Clip) -> bool:
     return exact_power_norm(vector, clip.order) <= Fraction(clip.norm) ** clip.order
 
 
+@cache
 def adversarial_vectors() -> dict[str, npt.NDArray[np.float64]]:
     rng = np.random.default_rng(5)
     few = rng.normal(size=1000).round(2)  # few distinct values: exact norms stay cheap

@@ -71,18 +71,18 @@ class ClippedRows(Generic[Array]):
 
 def clip_vector(vector: Array, clip: Clip, *, in_place: bool = False) -> ClippedVector[Array]:
     """Clip a whole update or gradient [d]. An unchanged vector is returned itself, not a copy."""
-    values = _as_numpy("vector", vector, 1, in_place)
+    values = as_numpy("vector", vector, 1, in_place)
     rows = _clip(values.reshape(1, -1), clip, in_place)
     unchanged = in_place or rows.factors[0] == 1.0
-    result = vector if unchanged else _like(vector, rows.values.reshape(-1))
+    result = vector if unchanged else like(vector, rows.values.reshape(-1))
     return ClippedVector(result, float(rows.factors[0]), bool(rows.finite[0]))
 
 
 def clip_rows(rows: Array, clip: Clip, *, in_place: bool = False) -> ClippedRows[Array]:
     """Clip each row of [rows, d] on its own. Unchanged rows may come back as `rows` itself."""
-    clipped = _clip(_as_numpy("rows", rows, 2, in_place), clip, in_place)
+    clipped = _clip(as_numpy("rows", rows, 2, in_place), clip, in_place)
     unchanged = in_place or bool(np.all(clipped.factors == 1.0))
-    result = rows if unchanged else _like(rows, clipped.values)
+    result = rows if unchanged else like(rows, clipped.values)
     return ClippedRows(result, clipped.factors, clipped.finite)
 
 
@@ -93,7 +93,7 @@ def clip_factors(norms: Array, clip: Clip, *, relative_error: float = 0.0) -> Ar
     to nearest in the dtype of `norms` and barring underflow, stays within the bound. Norms that
     are no finite number >= 0 get factor 0.
     """
-    values = _as_numpy("norms", norms, 1, False)
+    values = as_numpy("norms", norms, 1, False)
     if not 0.0 <= relative_error < math.inf:
         raise BadInput(f"relative_error: need a finite number >= 0, got {relative_error}")
     dtype = values.dtype.type
@@ -104,7 +104,7 @@ def clip_factors(norms: Array, clip: Clip, *, relative_error: float = 0.0) -> Ar
     outside = largest > clip.norm
     with np.errstate(over="ignore", divide="ignore"):
         factors = np.where(outside, clip.norm / np.where(outside, largest, 1.0) * shrink, 1.0)
-    return _like(norms, _round_down(np.where(valid, factors, 0.0), dtype))
+    return like(norms, _round_down(np.where(valid, factors, 0.0), dtype))
 
 
 def _clip(rows: Floating, clip: Clip, in_place: bool) -> ClippedRows[Floating]:
@@ -219,7 +219,7 @@ def _round_down(values: Reals, dtype: Any) -> Floating:
     return np.where(rounded > values, np.nextafter(rounded, dtype(0)), rounded)
 
 
-def _as_numpy(name: str, array: Any, dimensions: int, in_place: bool) -> Floating:
+def as_numpy(name: str, array: Any, dimensions: int, in_place: bool) -> Floating:
     """The array's own memory as numpy (a copy only from another device)."""
     values = array
     if not isinstance(array, np.ndarray):
@@ -236,7 +236,7 @@ def _as_numpy(name: str, array: Any, dimensions: int, in_place: bool) -> Floatin
     return values
 
 
-def _like(array: Array, values: Floating) -> Array:
+def like(array: Array, values: Floating) -> Array:
     """`values` as the kind of array that was given."""
     if isinstance(array, np.ndarray):
         return values  # type: ignore[return-value]

@@ -2,13 +2,31 @@
 
 from fedveil.privacy.noise.discrete_gaussian import discrete_gaussian
 from fedveil.privacy.noise.discrete_laplace import discrete_laplace
+from fedveil.privacy.noise.grid import (
+    choose_granularity,
+    protect_sum,
+    protect_sum_laplace,
+    share,
+    snap_conditional,
+    snap_rows,
+    snap_rows_stochastic,
+    unsnap,
+)
 from fedveil.privacy.noise.rounded_gaussian import rounded_gaussian
 from fedveil.privacy.noise.simulated import gaussian, laplace
 
 __all__ = [
+    "choose_granularity",
     "discrete_gaussian",
     "discrete_laplace",
     "gaussian",
     "laplace",
+    "protect_sum",
+    "protect_sum_laplace",
     "rounded_gaussian",
+    "share",
+    "snap_conditional",
+    "snap_rows",
+    "snap_rows_stochastic",
+    "unsnap",
 ]
