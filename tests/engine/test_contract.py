@@ -168,6 +168,18 @@ def test_a_client_whose_update_is_not_finite_counts_as_zero(engine: str) -> None
     assert torch.isfinite(result.total).all()
 
 
+@pytest.mark.parametrize("engine", EACH)
+def test_a_round_may_bring_a_shaping_of_its_own(engine: str) -> None:
+    own = Shaping(Clip(0.05, 2), granularity=2.0**-22)
+    planned = make_job("softmax", RULES["one epoch of batches"], Shaping(Clip(0.2, 2)))
+    direct = make_job("softmax", RULES["one epoch of batches"], own)
+    start, cohort = start_of(planned), np.arange(len(SIZES))
+    expected = build_engine(direct, engine, 3).round_sum(start, cohort, 1)
+    result = build_engine(planned, engine, 3).round_sum(start, cohort, 1, own)
+    assert torch.equal(result.total, expected.total)
+    assert torch.equal(result.shaped_norms, expected.shaped_norms)
+
+
 def test_auto_picks_a_runnable_engine_and_says_why() -> None:
     for model in MODELS:
         job = make_job(model, RULES["one epoch of batches"], SHAPINGS["clip"])

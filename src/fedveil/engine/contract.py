@@ -38,7 +38,7 @@ class RoundSum:
     They describe single clients without noise: a protected run must not show or keep them.
     """
 
-    total: Tensor  # [parameters]; float64, or int64 in units of the grid
+    total: Tensor  # [the shaping's width]; float64, or int64 in units of the grid
     norms: Tensor  # norm of each update before clipping, in the clip's order (else L2)
     shaped_norms: Tensor  # the same after shaping
     losses: Tensor  # mean batch loss over the client's local steps, each before its step
@@ -50,9 +50,14 @@ class Engine(Protocol):
 
     name: str
 
-    def round_sum(self, weights: Tensor, cohort: Cohort, round: int) -> RoundSum:
+    def round_sum(
+        self, weights: Tensor, cohort: Cohort, round: int, shaping: Shaping | None = None
+    ) -> RoundSum:
         """Train the clients of `cohort` (distinct ids) from `weights` `[parameters]`, float32,
-        in round `round`, and sum their shaped updates. An empty cohort gives zero."""
+        in round `round`, and sum their shaped updates. An empty cohort gives zero.
+
+        `shaping` stands in for the job's in this round: the same but for another clip and grid,
+        where these change from round to round."""
         ...
 
     def close(self) -> None:
@@ -65,7 +70,9 @@ class RunningSum:
 
     def __init__(self, job: Job, cohort: int) -> None:
         integer = job.shaping.granularity is not None
-        self._total = torch.zeros(job.layout.size, dtype=torch.int64 if integer else torch.float64)
+        width = job.shaping.width(job.layout)
+        self.job = job
+        self._total = torch.zeros(width, dtype=torch.int64 if integer else torch.float64)
         self._norms, self._shaped, self._losses = (torch.zeros(cohort) for _ in range(3))
         self._rejected = 0
 

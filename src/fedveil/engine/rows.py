@@ -6,7 +6,7 @@ They differ in how they compute gradients and in how many clients go into a chun
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedveil.engine.contract import Cohort, Job, RoundSum, RunningSum
 from fedveil.local.batches import draw_batches
 from fedveil.local.records import Records, as_tensor, client_sizes
-from fedveil.local.shaping import shape_rows
+from fedveil.local.shaping import Senders, Shaping, shape_rows
 from fedveil.local.steps import Gradients, local_updates
 from fedveil.randomness import Stream
 
@@ -34,9 +34,12 @@ class RowEngine:
     chunk: int
     device: torch.device = torch.device("cpu")
 
-    def round_sum(self, weights: Tensor, cohort: Cohort, round: int) -> RoundSum:
-        sizes = client_sizes(self.job.federation, cohort)
-        total = RunningSum(self.job, len(cohort))
+    def round_sum(
+        self, weights: Tensor, cohort: Cohort, round: int, shaping: Shaping | None = None
+    ) -> RoundSum:
+        job = self.job if shaping is None else replace(self.job, shaping=shaping)
+        sizes = client_sizes(job.federation, cohort)
+        total = RunningSum(job, len(cohort))
         self.add_to(total, weights, cohort, sizes, np.arange(len(cohort)), round)
         return total.result()
 
@@ -50,7 +53,7 @@ class RowEngine:
         round: int,
     ) -> None:
         """Train the clients at these places of the cohort and add their updates to the sum."""
-        job, start = self.job, weights.to(self.device)
+        job, start = total.job, weights.to(self.device)
         values = job.federation.train.inputs[:1].size
         for chunk in chunks_of(sizes[places], values, self.chunk):
             where = places[chunk]
@@ -66,7 +69,8 @@ class RowEngine:
             if job.shaping.sparsity:
                 gradient = self.gradients(start + updates, *records.everything(), None, 0.0)[0]
                 gradient = gradient.cpu()
-            shaped = shape_rows(updates.cpu(), job.shaping, job.layout, held, gradient)
+            senders = Senders(clients, held, weights, round, job.randomness)
+            shaped = shape_rows(updates.cpu(), job.shaping, job.layout, senders, gradient)
             total.add_rows(where, shaped, losses)
 
     def close(self) -> None:

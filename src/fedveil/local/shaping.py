@@ -1,4 +1,7 @@
-"""What happens to an update before it leaves the client: sparsify, clip, weigh, snap."""
+"""What happens to an update before it leaves the client: sparsify, clip, weigh, rotate, snap.
+
+Or, where clients vote instead of sending updates, how their trained weights become votes.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,38 @@ import torch
 from torch import Tensor
 
 from fedveil.errors import BadInput
+from fedveil.local.ballot import Ballot
+from fedveil.local.rotation import Rotation
 from fedveil.models.flat import Layout
 from fedveil.privacy.clipping import Clip, clip_rows
-from fedveil.privacy.noise import snap_rows
+from fedveil.privacy.mechanisms import DiscreteGaussianSum
+from fedveil.privacy.noise import snap_conditional, snap_rows
+from fedveil.randomness import Randomness
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Shaping:
-    """How a client shapes its update.
+    """How a client shapes what it sends.
 
     `sparsity` is the share of each tensor's entries set to zero by LUS (those with the smallest
     |gradient x update|). `weight_cap` weighs an update by `min(examples, cap) / cap`, so that no
     weight exceeds one; None weighs all clients alike. `granularity` snaps the clipped update to a
     grid of that step and makes the sum an integer one; the norm bound holds after snapping.
+    `rotation` rotates the clipped update before it is snapped; `rounding_beta` then rounds at
+    random until the norm is one that holds with probability 1 - beta, and the mechanism's own,
+    slightly larger, norm bound takes the clip's place. With a `ballot`, votes are sent instead of
+    the update.
     """
 
     clip: Clip | None = None
     sparsity: float = 0.0
     weight_cap: int | None = None
     granularity: float | None = None
+    rotation: Rotation | None = None
+    rounding_beta: float | None = None
+    ballot: Ballot | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.sparsity < 1:
@@ -41,8 +57,21 @@ class Shaping:
                 raise BadInput(f"granularity: must be positive, got {self.granularity}")
             if self.clip is None:
                 raise BadInput("granularity: an integer sum needs a clip, or it may overflow")
+        if self.granularity is None and (self.rotation or self.rounding_beta is not None):
+            raise BadInput("rotation, rounding_beta: they belong to a grid, and none is set")
 
-    def weights(self, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    @property
+    def only_clips(self) -> bool:
+        """Whether what leaves is the update times one number: nothing looks at single entries."""
+        return self.sparsity == 0 and self.granularity is None and self.ballot is None
+
+    def width(self, layout: Layout) -> int:
+        """How many numbers a client sends."""
+        if self.ballot is not None:
+            return self.ballot.width
+        return layout.size if self.rotation is None else self.rotation.width(layout.size)
+
+    def weights(self, sizes: Ints) -> npt.NDArray[np.float32]:
         """The weight of clients of these sizes, at most 1, `[clients]`."""
         if self.weight_cap is None:
             return np.ones(len(sizes), dtype=np.float32)
@@ -53,17 +82,28 @@ class Shaping:
 class ShapedRows:
     """Updates as they leave, and what shaping did to them."""
 
-    rows: Tensor  # [clients, parameters]; float32, or int64 on the grid
+    rows: Tensor  # [clients, width]; float32, or int64 on the grid
     norms: Tensor  # [clients], before clipping
     shaped_norms: Tensor  # [clients], of `rows`
     rejected: int  # updates that were not finite: they are zero now
+
+
+@dataclass(frozen=True)
+class Senders:
+    """Whose updates are shaped, and when."""
+
+    clients: Ints  # [clients]
+    sizes: Ints  # [clients], examples of each
+    start: Tensor  # shared weights [parameters] from which they trained
+    round: int
+    randomness: Randomness
 
 
 def shape_rows(
     updates: Tensor,
     shaping: Shaping,
     layout: Layout,
-    sizes: npt.NDArray[np.int64],
+    senders: Senders,
     gradient: Tensor | None = None,
 ) -> ShapedRows:
     """Shape updates `[clients, parameters]`, which may be overwritten.
@@ -75,20 +115,42 @@ def shape_rows(
     finite = torch.isfinite(updates).all(dim=1)
     if not bool(finite.all()):
         updates[~finite] = 0
+    rejected = int((~finite).sum())
+    if shaping.ballot is not None:
+        norms = torch.linalg.vector_norm(updates, dim=1)
+        votes = shaping.ballot(senders.start + updates, layout, shaping.granularity)
+        return ShapedRows(votes, norms, norms, rejected)
     if shaping.sparsity and gradient is not None:
         sparsify(updates, gradient, layout, shaping.sparsity)
     norms = torch.linalg.vector_norm(updates, ord=order, dim=1)
     if shaping.clip is not None:
         clip_rows(updates, shaping.clip, in_place=True)
     if shaping.weight_cap is not None:
-        updates *= torch.from_numpy(shaping.weights(sizes))[:, None]
-    rejected = int((~finite).sum())
+        updates *= torch.from_numpy(shaping.weights(senders.sizes))[:, None]
     if shaping.granularity is None or shaping.clip is None:
         shaped = torch.linalg.vector_norm(updates, ord=order, dim=1)
         return ShapedRows(updates, norms, shaped, rejected)
-    rows = snap_rows(updates, shaping.granularity, shaping.clip)
+    rows = _on_grid(updates, shaping, shaping.clip, shaping.granularity, senders)
     shaped = torch.linalg.vector_norm(rows.float(), ord=order, dim=1) * shaping.granularity
     return ShapedRows(rows, norms, shaped, rejected)
+
+
+def _on_grid(
+    updates: Tensor, shaping: Shaping, clip: Clip, granularity: float, senders: Senders
+) -> Tensor:
+    """Clipped updates as integers `[clients, width]`."""
+    if shaping.rotation is not None:
+        updates = shaping.rotation.forward(updates, senders.round)
+    if shaping.rounding_beta is None:
+        return snap_rows(updates, granularity, clip)
+    width, beta = updates.shape[1], shaping.rounding_beta
+    # Only the way to the grid matters here; the noise comes later.
+    target = DiscreteGaussianSum(clip.norm, granularity, granularity, 1, width, beta)
+    rows = []
+    for place, client in enumerate(senders.clients):
+        stream = senders.randomness.stream("rounding", senders.round, int(client))
+        rows.append(snap_conditional(updates[place : place + 1], target, stream))
+    return torch.cat(rows) if rows else updates.long()
 
 
 def sparsify(updates: Tensor, gradient: Tensor, layout: Layout, sparsity: float) -> None:
