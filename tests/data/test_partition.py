@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedveil.data.assignment import generator, group
 from fedveil.data.partition import (
     IID,
     ByOwner,
     Dirichlet,
     Partition,
     SortedSlices,
-    generator,
-    group,
     named,
 )
 from fedveil.errors import BadInput

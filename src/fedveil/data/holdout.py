@@ -8,7 +8,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.data.partition import Assignment, ByOwner, Partition, Rows, generator
+from fedveil.data.assignment import Assignment, Rows, generator
+from fedveil.data.partition import ByOwner, Partition
 from fedveil.errors import BadInput
 
 TRAIN, VALIDATION, TEST = np.uint8(0), np.uint8(1), np.uint8(2)

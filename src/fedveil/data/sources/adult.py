@@ -139,6 +139,7 @@ ADULT = Source(
     task=Task.CLASSIFICATION,
     classes=2,
     examples=48_842,
+    clients=16,
     partition=IID(16, examples_per_client=3052),
     build=build,
     copies=(

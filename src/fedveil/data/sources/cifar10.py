@@ -90,6 +90,7 @@ CIFAR10 = Source(
     task=Task.CLASSIFICATION,
     classes=10,
     examples=60_000,
+    clients=500,
     partition=Dirichlet(500, 1.0, examples_per_client=100),
     build=build,
     copies=(

@@ -30,6 +30,7 @@ DIGITS = Source(
     task=Task.CLASSIFICATION,
     classes=10,
     examples=1797,
+    clients=100,
     partition=IID(100),
     build=build,
     home="https://archive.ics.uci.edu/dataset/80",

@@ -95,6 +95,7 @@ FEMNIST = Source(
     task=Task.CLASSIFICATION,
     classes=62,
     examples=749_068,
+    clients=3400,
     partition=ByOwner(),
     build=build,
     copies=(

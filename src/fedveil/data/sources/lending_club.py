@@ -149,6 +149,7 @@ LENDING_CLUB = Source(
     task=Task.REGRESSION,
     classes=0,
     examples=42_535,
+    clients=425,
     partition=SortedSlices(per_client=80),
     build=build,
     copies=(

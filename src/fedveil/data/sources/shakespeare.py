@@ -10,12 +10,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.data.assignment import offsets_of
 from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Task
 from fedveil.data.files import Arrays, Copy, File
 from fedveil.data.formats import parse_example, read_federated_sqlite, reading
 from fedveil.data.holdout import Holdout
-from fedveil.data.partition import ByOwner, offsets_of
+from fedveil.data.partition import ByOwner
 from fedveil.data.sources.source import Pool, Source
 from fedveil.errors import BadInput
 
@@ -109,6 +110,7 @@ SHAKESPEARE = Source(
     task=Task.SEQUENCE,
     classes=len(CHARACTERS),
     examples=53_171,
+    clients=1062,
     partition=ByOwner(at_least=2),
     build=build,
     copies=(

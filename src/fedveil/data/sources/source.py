@@ -46,6 +46,7 @@ class Source:
     task: Task
     classes: int
     examples: int  # train and test together, as published
+    clients: int  # with the default partition of the published data
     partition: Partition
     build: Callable[..., Pool]
     copies: tuple[Copy, ...] = ()  # none: embedded

@@ -29,7 +29,7 @@ _TEST = File(
 _EXTRA = File(
     "extra_32x32.mat",
     _ADDRESS + "extra_32x32.mat",
-    None,
+    1_329_278_602,
     ("sha256:a133a4beb38a00fcdda90c9489e0c04f900b660ce8a316a5e854838379a71eb3",),
 )
 _SUBSET = File(
@@ -93,6 +93,7 @@ SVHN = Source(
     task=Task.CLASSIFICATION,
     classes=10,
     examples=99_289,
+    clients=2000,
     partition=IID(2000),
     build=build,
     copies=(
@@ -111,10 +112,10 @@ SVHN_EXTRA = Source(
     task=Task.CLASSIFICATION,
     classes=10,
     examples=630_420,
+    clients=2000,
     partition=IID(2000),
     build=build,
     copies=(Copy("mat", (_TRAIN, _EXTRA, _TEST), decode_mats),),
     options=("pixels",),
     home=_ADDRESS,
-    remarks=("The size of the extra file is not known here; its sha256 is.",),
 )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.data.assignment import generator
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.data.partition import generator
 from fedveil.errors import BadInput
 
 DTYPES = ("float32", "float16")
@@ -97,4 +97,8 @@ class Synthetic:
 NAMES = {
     Task.REGRESSION: "synthetic-linear",
     Task.CLASSIFICATION: "synthetic-logistic",
+}
+WHAT = {
+    Task.REGRESSION: "made-up clients around one linear model, of any number and size",
+    Task.CLASSIFICATION: "made-up clients around one logistic model, of any number and size",
 }
