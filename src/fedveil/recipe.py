@@ -114,6 +114,14 @@ DEFAULT_JOB: dict[str, Any] = {
 }
 
 
+# Of each pair a recipe sets one; setting the other on the command line takes its place.
+_ALTERNATIVES = (
+    ("training", "cohort", "rate"),
+    ("training", "local_steps", "local_epochs"),
+    ("privacy", "epsilon", "noise_multiplier"),
+)
+
+
 def read(path: Path) -> dict[str, Any]:
     """The table in a TOML file."""
     try:
@@ -134,12 +142,18 @@ def parse(
     The later ones win.
     """
     merged = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
+    changes: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
             raise BadInput(f"--set {assignment}: write section.key=value")
-        _assign(merged, name.strip(), _value(text.strip()))
-    for name, value in (values or {}).items():
+        changes[name.strip()] = _value(text.strip())
+    changes |= values or {}
+    for section, one, other in _ALTERNATIVES:
+        for changed, replaced in ((one, other), (other, one)):
+            if f"{section}.{changed}" in changes and isinstance(merged.get(section), dict):
+                merged[section].pop(replaced, None)
+    for name, value in changes.items():
         _assign(merged, name, value)
     return typing.cast(Recipe, _build(Recipe, merged, ""))
 

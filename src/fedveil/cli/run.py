@@ -53,13 +53,14 @@ def execute(args: argparse.Namespace) -> int:
             "evaluation.baseline trains without noise, and its accuracy would leave unprotected",
             "give a --seed to simulate, or leave the baseline out",
         )
+    speed = Speed(recipe.engine.name, recipe.engine.chunk)
+    run = Run(plan, speed=speed, every=recipe.evaluation.every)
     if args.resume is not None:
         directory = RunDirectory.open(args.resume, plan)
     else:
         output = args.output or _fresh_directory(plan)
         directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
-    speed = Speed(recipe.engine.name, recipe.engine.chunk)
-    run = Run(plan, directory, speed=speed, every=recipe.evaluation.every)
+    run.keep_in(directory)
     began = time.perf_counter()
     try:
         _train(run, args)

@@ -48,7 +48,8 @@ class RoundSum:
 class Engine(Protocol):
     """Computes rounds. Implementations differ in speed only: one test suite holds them together."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def round_sum(
         self, weights: Tensor, cohort: Cohort, round: int, shaping: Shaping | None = None

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,6 +45,7 @@ class RunDirectory:
                 f"--output {path}: exists already; resume it with --resume, or choose another"
             )
         partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+        new = [parent for parent in path.parents if not parent.exists()]
         text = tomli_w.dumps(recipe)
         try:
             (partial / "checkpoint").mkdir(parents=True)
@@ -67,6 +69,9 @@ class RunDirectory:
             partial.rename(path)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
+            for parent in new:
+                with suppress(OSError):
+                    parent.rmdir()
             raise
         return cls(path, plan, text, lock)
 

@@ -70,7 +70,7 @@ class RoundReport:
 class Run:
     """Trains a plan. Iterate over it for one report a round, or call `finish`.
 
-    With a directory, every state between two rounds can be resumed after a crash; with a seed, the
+    Kept in a directory, every state between two rounds can be resumed after a crash; with a seed, the
     resumed run ends with the same weights, bit for bit. `every` is how many rounds lie between two
     evaluations.
     """
@@ -78,13 +78,13 @@ class Run:
     def __init__(
         self,
         plan: Plan,
-        directory: RunDirectory | None = None,
         *,
         speed: Speed | None = None,
         every: int | None = None,
     ) -> None:
         speed = speed or Speed()
-        self.plan, self.directory = plan, directory
+        self.plan = plan
+        self.directory: RunDirectory | None = None
         self.every = every or max(1, plan.method.rounds // 20)
         self._randomness = plan.randomness
         self.job = Job(
@@ -99,8 +99,12 @@ class Run:
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.method.optimizer.start(plan.start))
         self._saved = time.monotonic()
-        if directory is not None:
-            self.state = directory.load() or self.state
+
+    def keep_in(self, directory: RunDirectory) -> Run:
+        """Keep this run in a directory, going on from the state that is stored there."""
+        self.directory = directory
+        self.state = directory.load()
+        return self
 
     @property
     def rounds_left(self) -> int:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedveil.errors import Refused
 from fedveil.local.shaping import Shaping
-from fedveil.privacy.accounting import Release
+from fedveil.privacy.accounting import Release, Setting
+from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.noise import choose_granularity, gaussian, protect_sum
 from fedveil.privacy.sampling import Balanced, FixedSize, RoundRobin, Sampling
@@ -43,6 +44,12 @@ class Protection(Protocol):
         self, noise_multiplier: float, sampling: Sampling, rounds: int
     ) -> tuple[Release, ...]:
         """Everything that leaves in `rounds` rounds."""
+        ...
+
+    def calibrate(
+        self, epsilon: float, delta: float, sampling: Sampling, rounds: int, setting: Setting
+    ) -> float:
+        """The least noise multiplier with which `rounds` rounds keep to the budget."""
         ...
 
     def granularity(
@@ -88,6 +95,11 @@ class CentralGaussian:
     ) -> tuple[Release, ...]:
         return (Release(Gaussian(noise_multiplier), sampling, rounds),)
 
+    def calibrate(
+        self, epsilon: float, delta: float, sampling: Sampling, rounds: int, setting: Setting
+    ) -> float:
+        return least_gaussian(epsilon, delta, sampling, rounds, setting)
+
     def granularity(
         self, shaping: Shaping, noise_multiplier: float, parameters: int, cohort: int
     ) -> float:
@@ -110,6 +122,18 @@ class CentralGaussian:
             return (total + noise).float()
         noisy = protect_sum(total.numpy(), std, shaping.granularity, stream)
         return torch.from_numpy(noisy * shaping.granularity).float()
+
+
+def least_gaussian(
+    epsilon: float, delta: float, sampling: Sampling, rounds: int, setting: Setting
+) -> float:
+    """The least multiplier of Gaussian noise on one release a round that keeps to the budget."""
+    found = calibrate_noise(
+        epsilon=epsilon, delta=delta, sampling=sampling, rounds=rounds, setting=setting
+    )
+    if not isinstance(found, Gaussian):
+        raise TypeError(f"calibration gave {found!r} where Gaussian noise was asked for")
+    return found.noise_multiplier
 
 
 def clip_norm(shaping: Shaping) -> float:

@@ -17,7 +17,6 @@ from fedveil.local.shaping import Shaping
 from fedveil.methods.method import Method
 from fedveil.models.flat import Layout, flatten, layout_of
 from fedveil.privacy.accounting import Release, Setting, account
-from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.sampling import Sampling
 from fedveil.privacy.units import Arithmetic, Entropy, Unit
@@ -140,13 +139,8 @@ def plan(
     if budget.noise_multiplier is not None:
         noise = budget.noise_multiplier
     else:
-        noise = calibrate_noise(
-            epsilon=budget.epsilon or 0.0,
-            delta=delta,
-            sampling=sampling,
-            rounds=method.rounds,
-            setting=setting,
-        ).noise_multiplier
+        epsilon = budget.epsilon or 0.0
+        noise = protection.calibrate(epsilon, delta, sampling, method.rounds, setting)
     shaping = method.shaping
     if arithmetic is Arithmetic.EXACT:
         grid = protection.granularity(shaping, noise, layout.size, federation.clients)
