@@ -1,0 +1,116 @@
+"""Fast floating-point noise against the distributions it stands for.
+
+Each statistical test rejects at p < 1e-6 under fixed keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy import stats
+
+from fedveil.errors import BadInput
+from fedveil.privacy.noise import gaussian, laplace
+from fedveil.privacy.noise.simulated import LARGEST_GAUSSIAN, LARGEST_LAPLACE
+from fedveil.randomness import Stream
+
+Draw = Callable[..., npt.NDArray[np.float32]]
+KINDS = [(gaussian, stats.norm), (laplace, stats.laplace)]
+FALSE_ALARM = 1e-6
+
+
+def stream(name: str) -> Stream:
+    return Stream(hashlib.sha256(name.encode()).digest())
+
+
+@pytest.mark.parametrize(("draw", "law"), KINDS)
+@pytest.mark.parametrize("spread", [1e-20, 0.01, 1.0, 3e20])
+def test_draws_follow_the_law(draw: Draw, law: stats.rv_continuous, spread: float) -> None:
+    draws = draw(stream(f"law {spread}"), 500_000, spread)
+    assert draws.dtype == np.float32
+    assert stats.kstest(draws.astype(float) / spread, law.cdf).pvalue > FALSE_ALARM
+
+
+@pytest.mark.parametrize(("draw", "law"), KINDS)
+def test_tails_are_as_heavy_as_they_should_be(draw: Draw, law: stats.rv_continuous) -> None:
+    count = 20_000_000
+    draws = np.abs(draw(stream("tails"), count, 1.0))
+    for limit in (3.0, 4.0, 5.0):
+        mean = 2 * law.sf(limit) * count
+        seen = int((draws > limit).sum())
+        assert stats.poisson.cdf(seen, mean) > FALSE_ALARM / 2
+        assert stats.poisson.sf(seen - 1, mean) > FALSE_ALARM / 2
+
+
+class Extreme(Stream):
+    """Only zero bits, or only one bits."""
+
+    def __init__(self, byte: int) -> None:
+        self.byte = byte
+
+    def fill(self, out: npt.NDArray[np.uint8]) -> None:
+        out[:] = self.byte
+
+
+@pytest.mark.parametrize("byte", [0x00, 0xFF, 0x7F, 0x80])
+def test_extreme_words_give_finite_values_within_the_documented_reach(byte: int) -> None:
+    normal = gaussian(Extreme(byte), 10, 1.0)
+    assert np.isfinite(normal).all()
+    assert np.abs(normal).max() <= LARGEST_GAUSSIAN * (1 + 1e-6)
+    double = laplace(Extreme(byte), 10, 1.0)
+    assert np.isfinite(double).all()
+    assert np.abs(double).max() <= LARGEST_LAPLACE * (1 + 1e-6)
+    if byte == 0:
+        assert np.abs(normal).max() == pytest.approx(6.6604, rel=1e-4)
+        assert np.abs(double).max() == pytest.approx(22.1807, rel=1e-4)
+
+
+@pytest.mark.parametrize(("draw", "law"), KINDS)
+def test_coordinates_are_uncorrelated_in_value_and_in_size(
+    draw: Draw, law: stats.rv_continuous
+) -> None:
+    """Box-Muller pairs share a radius: neither values nor squares may correlate, at the lag of a
+    pair or any other (each within five standard errors, 24 correlations: false alarm 1.4e-5)."""
+    size = 1 << 18
+    draws = draw(stream("lags"), size, 1.0).astype(float)
+    uniform = law.cdf(draws)
+    for lag in (1, 2, 1 << 15, 1 << 16, 3, 4096):
+        for function in (lambda u: u, lambda u: np.abs(u - 0.5)):
+            left, right = function(uniform[:-lag]), function(uniform[lag:])
+            correlation = np.corrcoef(left, right)[0, 1]
+            assert abs(correlation) * math.sqrt(size - lag) < 5
+
+
+def test_a_key_fixes_every_value_and_another_key_changes_them() -> None:
+    for draw, _ in KINDS:
+        first = draw(stream("a"), 100_000, 2.0)
+        np.testing.assert_array_equal(first, draw(stream("a"), 100_000, 2.0))
+        assert np.mean(first == draw(stream("b"), 100_000, 2.0)) < 0.001
+        np.testing.assert_allclose(draw(stream("a"), 100_000, 4.0), 2 * first, rtol=1e-6)
+
+
+@pytest.mark.parametrize("draw", [gaussian, laplace])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 65_535, 65_536, 65_537, 200_001])
+def test_any_count_can_be_drawn(draw: Draw, count: int) -> None:
+    draws = draw(stream("count"), count, 1.0)
+    assert draws.shape == (count,)
+    assert np.isfinite(draws).all()
+    assert len(np.unique(draws)) >= 0.95 * count
+    out = np.zeros(count, dtype=np.float32)
+    assert draw(stream("count"), count, 1.0, out=out) is out
+    np.testing.assert_array_equal(out, draws)
+
+
+@pytest.mark.parametrize("draw", [gaussian, laplace])
+def test_bad_arguments_are_named(draw: Draw) -> None:
+    for spread in (-1.0, math.nan, math.inf):
+        with pytest.raises(BadInput, match="need a finite number"):
+            draw(stream("x"), 1, spread)
+    with pytest.raises(BadInput, match="out"):
+        draw(stream("x"), 3, 1.0, out=np.zeros(2, dtype=np.float32))
+    assert not draw(stream("x"), 5, 0.0).any()
