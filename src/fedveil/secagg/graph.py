@@ -29,11 +29,8 @@ class Graph:
         known = self._known.get(device)
         if known is None:
             size, place = len(self._order), self._place[device]
-            if self.degree == size - 1:
-                steps = range(1, size)
-            else:
-                half = self.degree // 2
-                steps = [*range(1, half + 1), *range(size - half, size)]  # type: ignore[assignment]
+            half = size if self.degree == size - 1 else self.degree // 2
+            steps = [step for step in range(1, size) if step <= half or size - step <= half]
             known = tuple(sorted(self._order[(place + step) % size] for step in steps))
             self._known[device] = known
         return known

@@ -45,7 +45,7 @@ def _apply_open(total: Words, ciphers: list[tuple[CipherContext, bool]]) -> None
     block = min(_BLOCK_BYTES // total.itemsize, max(1, total.size))
     zeros = memoryview(bytes(block * total.itemsize))
     stream = np.empty(block, dtype=total.dtype)
-    stream_bytes = memoryview(stream.view(np.uint8))  # type: ignore[arg-type]
+    stream_bytes = stream.data.cast("B")
     for start in range(0, total.size, block):
         part = total[start : start + block]
         mask, size = stream[: part.size], part.nbytes

@@ -27,6 +27,11 @@ from functools import lru_cache
 from fedveil.errors import BadInput
 
 
+# Up to here everybody is joined to everybody: a sparse graph would save little, and the complete
+# one needs no luck and withstands a server that lies about who survived.
+SMALL_COHORT = 32
+
+
 @dataclass(frozen=True)
 class Topology:
     """A decided graph for one cohort, and what can go wrong with it."""
@@ -87,10 +92,13 @@ def choose(
     recovery_failure: float,
     sparse: bool = True,
 ) -> Topology:
-    """The smallest degree whose failures stay below the given probabilities, else complete."""
+    """The smallest degree whose failures stay below the given probabilities, else complete.
+
+    Cohorts of up to `SMALL_COHORT` devices always get the complete graph.
+    """
     if cohort < 2:
         raise BadInput(f"cohort = {cohort}: a sum hides its terms only among two or more devices")
-    for degree in range(2, cohort - 1, 2) if sparse else ():
+    for degree in _sparse_degrees(cohort) if sparse else ():
         least = _least_threshold(cohort, degree, colluders, security_failure)
         if least is None:
             continue
@@ -107,6 +115,13 @@ def choose(
             f"colluders + 2 * losses must stay below {cohort - 1}"
         )
     return assess(cohort, cohort - 1, threshold, colluders, losses)
+
+
+def _sparse_degrees(cohort: int) -> range:
+    """Degrees worth trying: none in a small cohort, never fewer than 2 * log2(cohort)."""
+    if cohort <= SMALL_COHORT:
+        return range(0)
+    return range(2 * math.ceil(math.log2(cohort)), cohort - 1, 2)
 
 
 def _least_threshold(cohort: int, degree: int, colluders: int, failure: float) -> int | None:

@@ -1,0 +1,121 @@
+"""A cast of real state machines, and a round played between them one leg at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedveil.secagg.device import DeviceRound
+from fedveil.secagg.journal import Journal, MemoryJournal
+from fedveil.secagg.keys import DeviceKeys, new_keys
+from fedveil.secagg.participant import Participant
+from fedveil.secagg.roster import Admission, Roster
+from fedveil.secagg.server import Server, ServerRound
+from fedveil.secagg.terms import Terms
+
+NOBODY: frozenset[int] = frozenset()
+
+
+@dataclass
+class Cast:
+    terms: Terms
+    server: Server
+    devices: dict[int, Participant]
+    pinned: dict[int, bytes]
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted(self.devices)
+
+    def play(self, round: int = 1, dimension: int = 5, bits: int = 32, **kwargs: object) -> Play:
+        members = kwargs.pop("members", self.ids)
+        opened = self.server.open(round, members, dimension, bits, **kwargs)  # type: ignore
+        return Play(self, opened)
+
+
+@dataclass
+class Play:
+    """One round; each leg takes the devices that stay silent in it."""
+
+    cast: Cast
+    server: ServerRound
+    rounds: dict[int, DeviceRound] = field(default_factory=dict)
+    frames: list[bytes] = field(default_factory=list)  # everything the server was sent
+
+    def send(self, frame: bytes) -> None:
+        self.frames.append(frame)
+        self.server.receive(frame)
+
+    def share(self, silent: Collection[int] = NOBODY) -> None:
+        for device in self.server.layout.plan.members:
+            if device not in silent:
+                self.rounds[device] = self.cast.devices[device].join(self.server.plan)
+                self.send(self.rounds[device].shares)
+        self.server.close_sharing()
+        for device in self.server.sharers:
+            self.rounds[device].take_sharers(self.server.sharers_for(device))
+
+    def upload(
+        self, vectors: Callable[[int], np.ndarray], silent: Collection[int] = NOBODY
+    ) -> None:
+        for device in self.server.sharers:
+            if device not in silent:
+                self.send(self.rounds[device].mask(vectors(device)))
+        self.server.close_upload()
+
+    def confirm(self, silent: Collection[int] = NOBODY) -> None:
+        for device in self.server.survivors:
+            if device not in silent:
+                self.send(self.rounds[device].confirm(self.server.survivors_for(device)))
+        self.server.close_confirmation()
+
+    def unmask(self, silent: Collection[int] = NOBODY) -> np.ndarray:
+        for device in self.server.confirmed:
+            if device not in silent:
+                self.send(self.rounds[device].unmask(self.server.confirmed_for(device)))
+        return self.server.finish()
+
+
+def assemble(
+    count: int,
+    *,
+    min_honest: int = 2,
+    colluders: int = 0,
+    max_dropout: float = 0.0,
+    sparse: bool = True,
+    own_rosters: bool = False,
+    journal: Callable[[int], Journal] = lambda _: MemoryJournal(),
+) -> Cast:
+    """`count` enrolled devices with ids 10, 20, ... and a server that knows them."""
+    terms = Terms("test", min_honest, colluders, max_dropout, sparse=sparse)
+    keys: dict[int, DeviceKeys] = {10 * i: new_keys("test", 10 * i) for i in range(1, count + 1)}
+    pinned = {i: k.identity.public_key().public_bytes_raw() for i, k in keys.items()}
+    key = Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes_raw()
+    shared = roster_of(pinned, keys)
+    devices = {
+        i: Participant(
+            k, roster_of(pinned, keys) if own_rosters else shared, terms, public, journal(i)
+        )
+        for i, k in keys.items()
+    }
+    return Cast(terms, Server(key, shared, terms), devices, pinned)
+
+
+def roster_of(pinned: dict[int, bytes], keys: dict[int, DeviceKeys]) -> Roster:
+    roster = Roster("test", Admission(pinned))
+    for device_keys in keys.values():
+        roster.admit(device_keys.card())
+    return roster
+
+
+def small_vectors(dimension: int = 5) -> Callable[[int], np.ndarray]:
+    """A different vector for every device, with negative entries."""
+    return lambda device: np.arange(dimension, dtype=np.int64) * device - 17 * (device % 3)
+
+
+def plain_sum(vectors: Callable[[int], np.ndarray], devices: Collection[int]) -> np.ndarray:
+    return np.sum([vectors(device) for device in devices], axis=0)

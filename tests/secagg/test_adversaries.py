@@ -1,0 +1,477 @@
+"""A passive server with colluders, and servers that lie: what they can and cannot learn."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+from dataclasses import replace
+
+import networkx as nx
+import numpy as np
+import pytest
+from scipy.stats import chi2_contingency, chisquare
+
+from fedveil.secagg import pairs, wire
+from fedveil.secagg.errors import (
+    Forged,
+    Malformed,
+    NotReleased,
+    OutOfTurn,
+    RuleBroken,
+    SecureAggregationError,
+)
+from fedveil.secagg.graph import Graph
+from fedveil.secagg.masks import apply_masks
+from fedveil.secagg.messages import Confirmed, Masked, Sharers, Shares, Survivors, Unmask
+from fedveil.secagg.recovery import _recover
+from fedveil.secagg.shares import SHARE_BYTES
+from fedveil.secagg.topology import choose
+from tests.secagg.play import assemble, plain_sum, small_vectors
+
+VECTORS = small_vectors()
+
+
+# --- the passive server and its colluders ---------------------------------------------------------
+
+
+class Spy:
+    """Everything a passive server and its colluding devices hold after a round."""
+
+    def __init__(self, play, colluders) -> None:
+        self.play, self.colluders = play, colluders
+        self.layout = play.server.layout
+        self.roots = {c: {n: k.root for n, k in play.rounds[c]._pairs.items()} for c in colluders}
+
+    def known_root(self, a: int, b: int) -> bytes | None:
+        """The key of a pair, if a colluder is in it or one of the two was lost."""
+        for own, other in ((a, b), (b, a)):
+            if own in self.colluders:
+                return self.roots[own][other]
+            dealt = self.play.server._dealt.get(own)
+            if dealt is not None and own not in self.play.server.survivors:
+                secret = _recover(self.layout, own, dealt, False, self.play.server._answers)
+                rank = self.layout.rank(own, other)
+                return pairs.wrap(dealt.wrapped[32 * rank : 32 * (rank + 1)], secret, other)
+        return None
+
+    def strip(self, device: int, own_mask: bool = True) -> np.ndarray:
+        """A device's upload without every mask that the spies can compute."""
+        frame = next(
+            f
+            for f in self.play.frames
+            if f[5] == Masked.KIND and wire.read(f, Masked, 10**9).device == device
+        )
+        words = np.frombuffer(wire.read(frame, Masked, 10**9).vector, "<u4").copy()
+        dealt = self.play.server._dealt[device]
+        added, subtracted = [], []
+        if own_mask:
+            secret = _recover(self.layout, device, dealt, True, self.play.server._answers)
+            subtracted.append(pairs.self_mask_key(secret))
+        for other in self.layout.graph.neighbours(device):
+            root = self.known_root(device, other)
+            if root is not None:
+                (subtracted if device < other else added).append(pairs.mask_key(root))
+        apply_masks(words, added, subtracted)
+        return words
+
+
+def watched_round(vectors, colluders, dimension, round=1):
+    """Six devices; 60 shares and is then lost."""
+    cast = assemble(6, min_honest=2, colluders=2, max_dropout=1 / 6)
+    play = cast.play(round=round, dimension=dimension)
+    play.share()
+    spy = Spy(play, colluders)
+    play.upload(vectors, silent={60})
+    play.confirm()
+    total = play.unmask()
+    return spy, total
+
+
+DIMENSION = 60_000
+
+
+def extreme_vectors(device: int) -> np.ndarray:
+    """Inputs that would jump to the eye: constants of opposite sign, and a ramp."""
+    ramp = np.arange(DIMENSION, dtype=np.int64)
+    return {30: np.full(DIMENSION, 2**28), 40: np.full(DIMENSION, -(2**28)), 50: ramp}.get(
+        device, np.full(DIMENSION, 12345)
+    )
+
+
+def moved_vectors(device: int) -> np.ndarray:
+    """Other inputs of the honest devices with the same honest sum."""
+    ramp = np.arange(DIMENSION, dtype=np.int64)
+    return {30: ramp, 40: np.zeros(DIMENSION, np.int64), 50: np.zeros(DIMENSION, np.int64)}.get(
+        device, np.full(DIMENSION, 12345)
+    )
+
+
+def cells(words: list[np.ndarray], shift: int) -> np.ndarray:
+    """Counts of (3 bits of the first, 3 bits of the second) at a position."""
+    a, b = ((w >> np.uint32(shift)) & np.uint32(7) for w in words)
+    return np.bincount(a * 8 + b, minlength=64)
+
+
+def simulated_view(honest_sum: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """What the simulator writes, knowing the honest sum alone: uniform terms of that sum."""
+    first, second = (rng.integers(0, 2**32, DIMENSION, dtype=np.uint32) for _ in range(2))
+    return [first, second, honest_sum.astype(np.uint32) - first - second]
+
+
+# Each test below makes at most 24 comparisons at level 1e-7: false alarm below 3e-6.
+LEVEL = 1e-7
+SHIFTS = (0, 8, 16, 29)
+
+
+def distinguishable(view: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    for first, second in itertools.combinations(range(3), 2):
+        for shift in SHIFTS:
+            table = [
+                cells([view[first], view[second]], shift),
+                cells([other[first], other[second]], shift),
+            ]
+            if chi2_contingency(table).pvalue < LEVEL:
+                return True
+    return False
+
+
+@pytest.mark.parametrize("vectors", [extreme_vectors, moved_vectors])
+def test_the_view_of_server_and_colluders_is_that_of_a_simulator_knowing_the_honest_sum(vectors):
+    spy, total = watched_round(vectors, {10, 20}, DIMENSION)
+    honest = [30, 40, 50]
+    assert np.array_equal(total, plain_sum(vectors, [10, 20, *honest]))
+    view = [spy.strip(device) for device in honest]
+    honest_sum = plain_sum(vectors, honest)
+    assert np.array_equal(sum(view[1:], view[0]), honest_sum.astype(np.uint32))
+    assert not distinguishable(view, simulated_view(honest_sum, np.random.default_rng(11)))
+    for words in view:
+        for shift in SHIFTS:
+            pairs_of_neighbours = cells([words[:-1:2], words[1::2]], shift)
+            assert chisquare(pairs_of_neighbours).pvalue > LEVEL
+
+
+def test_two_sets_of_inputs_with_one_sum_cannot_be_told_apart():
+    views = []
+    for vectors in (extreme_vectors, moved_vectors):
+        spy, _ = watched_round(vectors, {10, 20}, DIMENSION)
+        views.append([spy.strip(device) for device in (30, 40, 50)])
+    assert not distinguishable(*views)
+
+
+def test_control_with_one_honest_device_among_colluders_the_spies_read_it():
+    # The same stripping exposes the vector when everybody else colludes.
+    spy, _ = watched_round(extreme_vectors, {10, 20, 40, 50}, DIMENSION)
+    assert np.array_equal(spy.strip(30), extreme_vectors(30).astype(np.uint32))
+
+
+def test_control_a_missing_pair_mask_would_be_noticed():
+    spy, _ = watched_round(extreme_vectors, {10, 20}, DIMENSION)
+    view = [spy.strip(device) for device in (30, 40, 50)]
+    leaky = [extreme_vectors(30).astype(np.uint32), view[1], view[0] + view[2] - view[1]]
+    honest_sum = plain_sum(extreme_vectors, (30, 40, 50))
+    assert distinguishable(leaky, simulated_view(honest_sum, np.random.default_rng(12)))
+
+
+def test_masks_of_different_rounds_are_unrelated():
+    cast = assemble(3)
+    uploads = []
+    for round in (1, 2):
+        play = cast.play(round=round, dimension=DIMENSION)
+        play.share()
+        uploads.append(play.rounds[10].mask(np.zeros(DIMENSION, np.int64)))
+    words = [np.frombuffer(wire.read(f, Masked, 10**9).vector, "<u4") for f in uploads]
+    for shift in SHIFTS:
+        assert chisquare(cells([words[0], words[1]], shift)).pvalue > LEVEL
+        assert chisquare(cells([words[0], words[0] - words[1]], shift)).pvalue > LEVEL
+
+
+# --- late, repeated and foreign messages ----------------------------------------------------------
+
+
+def test_a_vector_that_comes_after_its_device_was_declared_lost_stays_hidden():
+    cast = assemble(6, min_honest=2, colluders=2, max_dropout=1 / 6)
+    play = cast.play(dimension=DIMENSION)
+    play.share()
+    spy = Spy(play, {10, 20})
+    late = play.rounds[60].mask(extreme_vectors(30))
+    play.upload(extreme_vectors, silent={60})
+    with pytest.raises(OutOfTurn, match="too late"):
+        play.server.receive(late)
+    play.confirm()
+    with pytest.raises(OutOfTurn, match="too late"):
+        play.server.receive(late)
+    total = play.unmask()
+    assert np.array_equal(total, plain_sum(extreme_vectors, [10, 20, 30, 40, 50]))
+    # All its pair masks are known by now; its own mask is not, and no share of it was given.
+    play.frames.append(late)
+    words = spy.strip(60, own_mask=False)
+    for shift in SHIFTS:
+        assert chisquare(cells([words[:-1:2], words[1::2]], shift)).pvalue > LEVEL
+    dealt, layout = play.server._dealt[60], play.server.layout
+    _recover(layout, 60, dealt, False, play.server._answers)
+    with pytest.raises(NotReleased):
+        _recover(layout, 60, dealt, True, play.server._answers)
+
+
+def test_replayed_frames_are_out_of_turn_and_change_nothing():
+    cast = assemble(4)
+    old = cast.play(round=1)
+    old.share()
+    old.upload(VECTORS)
+    old.confirm()
+    old.unmask()
+    new = cast.play(round=2)
+
+    def replay() -> None:
+        for frame in [*old.frames, *new.frames]:
+            with pytest.raises(OutOfTurn):
+                new.server.receive(frame)
+
+    replay()
+    new.share()
+    replay()
+    new.upload(VECTORS)
+    replay()
+    new.confirm()
+    replay()
+    assert np.array_equal(new.unmask(), plain_sum(VECTORS, cast.ids))
+
+
+def test_a_stranger_and_a_member_speaking_for_another_are_refused():
+    cast = assemble(4)
+    play = cast.play(members=cast.ids[:3])
+    outsider = cast.play(round=2)
+    stranger = cast.devices[40].join(outsider.server.plan).shares
+    with pytest.raises(OutOfTurn, match="not in this round"):
+        play.server.receive(stranger)
+    message = wire.read(cast.devices[10].join(play.server.plan).shares, Shares, 10**6)
+    impostor = cast.devices[20].keys.identity
+    with pytest.raises(Forged):
+        play.server.receive(wire.seal(message, impostor))
+
+
+# --- devices that cheat ---------------------------------------------------------------------------
+
+
+def resend(play, device: int, frame: bytes, **changes: object) -> bytes:
+    """A frame with other content, signed by its device all the same."""
+    kind = {4: Shares, 6: Masked, 8: None, 10: Unmask}[frame[5]]
+    message = replace(wire.read(frame, kind, 10**9), **changes)
+    return wire.seal(message, play.cast.devices[device].keys.identity)
+
+
+def test_a_wrong_share_ends_without_a_sum():
+    cast = assemble(5, min_honest=2, max_dropout=0.2)
+    play = cast.play()
+    play.share()
+    play.upload(VECTORS, silent={50})
+    play.confirm()
+    for device in (10, 20, 30, 40):
+        frame = play.rounds[device].unmask(play.server.confirmed_for(device))
+        if device == 20:
+            shares = bytearray(wire.read(frame, Unmask, 10**6).shares)
+            shares[0] ^= 1
+            frame = resend(play, 20, frame, shares=bytes(shares))
+        play.send(frame)
+    with pytest.raises(NotReleased, match="do not fit its commitment"):
+        play.server.finish()
+
+
+def test_a_wrong_recovery_key_is_noticed_when_the_device_is_lost():
+    cast = assemble(5, min_honest=2, max_dropout=0.2)
+    play = cast.play()
+    play.rounds = {d: cast.devices[d].join(play.server.plan) for d in cast.ids}
+    for device, joined in play.rounds.items():
+        frame = joined.shares
+        if device == 50:
+            wrapped = bytearray(wire.read(frame, Shares, 10**6).wrapped)
+            wrapped[0] ^= 1
+            frame = resend(play, 50, frame, wrapped=bytes(wrapped))
+        play.send(frame)
+    play.server.close_sharing()
+    for device, joined in play.rounds.items():
+        joined.take_sharers(play.server.sharers_for(device))
+    play.upload(VECTORS, silent={50})
+    play.confirm()
+    with pytest.raises(NotReleased, match="device 50 left a wrong key for device 10"):
+        play.unmask()
+
+
+def test_two_devices_that_disagree_on_their_key_are_noticed_before_any_vector():
+    cast = assemble(4)
+    play = cast.play()
+    first, second = (cast.devices[d].join(play.server.plan).shares for d in (10, 20))
+    play.server.receive(first)
+    checks = bytes(len(wire.read(second, Shares, 10**6).checks))
+    with pytest.raises(Forged, match="devices 20 and 10 hold different keys"):
+        play.server.receive(resend(play, 20, second, checks=checks))
+    play.server.receive(second)
+
+
+# --- a server that tells devices different things -------------------------------------------------
+
+
+def lie_about_survivors(cast, play, told: dict[int, frozenset[int]], colluders: set[int]):
+    """Tell each device its own list, then show it every confirmation of that list.
+
+    Colluders confirm every list. Returns, by device that answered, the list it acted on.
+    """
+    layout, server = play.server.layout, play.server
+    sharers = server._sharers
+    truth = {d: server._upload_tags[d] for d in server.survivors}
+    digests, acted = {}, {}
+    for device, listed in told.items():
+        alive = [n for n in layout.graph.neighbours(device) if n in listed]
+        tags = b"".join(truth[n][device] for n in alive)
+        frame = Survivors(layout.digest, device, layout.bitmap(listed), tags)
+        digests[device] = layout.survivors_digest(sharers, layout.bitmap(listed))
+        try:
+            play.rounds[device].confirm(wire.seal(frame, cast.server.key))
+        except RuleBroken:
+            digests[device] = b""
+    for device, listed in told.items():
+        if device in colluders or not digests[device]:
+            continue
+        agreeing = [
+            n
+            for n in layout.graph.neighbours(device)
+            if n in listed and (n in colluders or digests.get(n) == digests[device])
+        ]
+        tags = b"".join(
+            play.rounds[n]._tag(device, b"confirm", n, digests[device]) for n in agreeing
+        )
+        frame = Confirmed(layout.digest, device, layout.bitmap(agreeing), tags)
+        # The tags of honest neighbours must be computed before those unmask and forget their keys.
+        acted[device] = (wire.seal(frame, cast.server.key), listed)
+    answered = {}
+    for device, (frame, listed) in acted.items():
+        try:
+            play.rounds[device].unmask(frame)
+        except SecureAggregationError:
+            continue
+        answered[device] = listed
+    return answered
+
+
+@pytest.mark.parametrize("colluders", [set(), {20}])
+def test_no_split_of_the_cohort_yields_both_kinds_of_share_of_one_device(colluders):
+    # Complete graph, all ways to tell some devices that 60 survived and others that it is lost.
+    everybody = frozenset({10, 20, 30, 40, 50, 60})
+    without = everybody - {60}
+    base = assemble(6, min_honest=3, colluders=len(colluders), max_dropout=1 / 6)
+    honest = sorted(without - colluders)
+    for round, choice in enumerate(itertools.product((everybody, without), repeat=len(honest))):
+        play = base.play(round=round)
+        play.share()
+        play.upload(VECTORS)
+        told = dict(zip(honest, choice, strict=True)) | dict.fromkeys(colluders, everybody)
+        answered = lie_about_survivors(base, play, told, colluders)
+        threshold = play.server.layout.plan.threshold
+        self_shares = len(colluders) + sum(60 in listed for listed in answered.values())
+        pair_shares = len(colluders) + sum(60 not in listed for listed in answered.values())
+        assert self_shares < threshold or pair_shares < threshold
+        assert len(set(answered.values())) <= 1  # all who act, act on one list
+        if len(set(choice)) == 1:  # an honest server is served
+            assert sorted(answered) == honest
+
+
+def test_devices_told_of_different_sharers_do_not_unmask_each_other():
+    cast = assemble(6, min_honest=3, max_dropout=1 / 6)
+    play = cast.play()
+    for device in cast.ids:
+        play.rounds[device] = cast.devices[device].join(play.server.plan)
+        play.send(play.rounds[device].shares)
+    play.server.close_sharing()
+    layout = play.server.layout
+    for device in cast.ids:
+        frame = play.server.sharers_for(device)
+        if device == 10:  # told that 60 never shared: its mask would lack that pair
+            message = wire.read(frame, Sharers, 10**6)
+            present = layout.bitmap({10, 20, 30, 40, 50})
+            message = replace(message, present=present, sealed=message.sealed[: 4 * 80])
+            frame = wire.seal(message, cast.server.key)
+        play.rounds[device].take_sharers(frame)
+    frame = play.rounds[10].mask(VECTORS(10))
+    with pytest.raises(Malformed, match=r"Masked\.tags"):
+        play.server.receive(frame)  # an honest server notices the missing tag at once
+    # A lying server makes up the tag for 60; the neighbours of 10 see through the others.
+    message = wire.read(frame, Masked, 10**6)
+    play.server._upload_tags[10] = dict(
+        zip(
+            (20, 30, 40, 50, 60),
+            [message.tags[i : i + 16] for i in range(0, 64, 16)] + [bytes(16)],
+            strict=True,
+        )
+    )
+    for device in (20, 30, 40, 50, 60):
+        play.server.receive(play.rounds[device].mask(VECTORS(device)))
+    play.server.close_upload()
+    for device in (20, 30, 40, 50, 60):
+        with pytest.raises(Forged, match="device 10 was told of other sharers"):
+            play.rounds[device].confirm(play.server.survivors_for(device))
+
+
+def test_splitting_the_circle_never_shows_a_sum_of_fewer_than_the_stated_group():
+    # A model of the rules on a sparse graph: the server tells arcs of the circle different lists.
+    cohort, losses = 60, 6
+    found = choose(cohort, 0, losses, security_failure=2.0**-40, recovery_failure=2.0**-20)
+    assert not found.complete
+    rng = random.Random(7)
+    shown = []
+    for _ in range(400):
+        graph = Graph(range(cohort), found.degree, rng.randbytes(32))
+        order = graph._order
+        lists = []
+        for _ in range(2):
+            start, size = rng.randrange(cohort), rng.randint(1, losses)
+            lists.append(frozenset(order[(start + i) % cohort] for i in range(size)))
+        cut, length = rng.randrange(cohort), rng.randint(1, cohort - 1)
+        lost_for = {order[(cut + i) % cohort]: lists[0 if i < length else 1] for i in range(cohort)}
+        acts = [
+            d
+            for d in order
+            if d not in lost_for[d]
+            and sum(
+                lost_for[n] == lost_for[d] and n not in lost_for[d] for n in graph.neighbours(d)
+            )
+            >= found.threshold
+        ]
+        given = {d: [n for n in graph.neighbours(d) if n in acts] for d in order}
+        lost_known = {
+            d for d in order if sum(d in lost_for[n] for n in given[d]) >= found.threshold
+        }
+        self_known = {
+            d for d in order if sum(d not in lost_for[n] for n in given[d]) >= found.threshold
+        }
+        assert not lost_known & self_known
+        kept = nx.Graph()
+        kept.add_nodes_from(d for d in order if d not in lost_known)
+        kept.add_edges_from(
+            (d, n) for d in kept.nodes for n in graph.neighbours(d) if n in kept.nodes
+        )
+        shown += [len(c) for c in nx.connected_components(kept) if c <= self_known]
+    assert shown  # some of these lies do yield a sum
+    assert min(shown) >= found.smallest_group(cohort)
+
+
+def test_every_frame_of_a_round_hides_the_secrets_it_carries():
+    # No share, root or secret of an honest pair appears in clear in what the server relays.
+    cast = assemble(4)
+    play = cast.play()
+    play.share()
+    kept = copy.copy(play.rounds[10])
+    play.upload(VECTORS)
+    play.confirm()
+    wire_bytes = b"".join(play.frames)
+    for keys in kept._pairs.values():
+        for secret in keys:
+            assert secret not in wire_bytes
+    for both in kept._held.values():
+        assert both[:SHARE_BYTES] not in wire_bytes
+        assert both[SHARE_BYTES:] not in wire_bytes
+    play.unmask()
+    opened = b"".join(play.frames)
+    for both in kept._held.values():
+        assert both[:SHARE_BYTES] in opened  # survivors: the share of their own mask
+        assert both[SHARE_BYTES:] not in opened  # never the other kind

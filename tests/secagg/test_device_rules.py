@@ -1,0 +1,296 @@
+"""What a device refuses on its own, whatever the server signs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+from dataclasses import replace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedveil.errors import BadInput
+from fedveil.secagg import wire
+from fedveil.secagg.errors import ForeignKey, Forged, Malformed, OutOfTurn, RuleBroken
+from fedveil.secagg.journal import FileJournal, MemoryJournal
+from fedveil.secagg.messages import Confirmed, Plan, Sharers, Survivors
+from tests.secagg.play import assemble, small_vectors
+
+VECTORS = small_vectors()
+
+
+def plan_of(play) -> Plan:
+    return wire.read(play.server.plan, Plan, 10**6)
+
+
+def signed(cast, message) -> bytes:
+    return wire.seal(message, cast.server.key)
+
+
+# --- one cohort per round number, ever ------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "file"])
+def journal(request, tmp_path):
+    return MemoryJournal() if request.param == "memory" else FileJournal(tmp_path / "journal")
+
+
+def test_a_round_is_claimed_once_and_numbers_only_rise(journal):
+    journal.claim("f", 5, "update", b"cohort")
+    for round, purpose, members in ((5, "update", b"cohort"), (5, "update", b"x"), (4, "a", b"x")):
+        with pytest.raises(RuleBroken):
+            journal.claim("f", round, purpose, members)
+    with pytest.raises(RuleBroken, match="another cohort"):
+        journal.claim("f", 5, "clip", b"another cohort")
+    journal.claim("f", 5, "clip", b"cohort")
+    with pytest.raises(RuleBroken):
+        journal.claim("f", 5, "clip", b"cohort")
+    journal.claim("g", 1, "update", b"cohort")
+    journal.claim("f", 9, "update", b"new")
+    with pytest.raises(RuleBroken):
+        journal.claim("f", 7, "update", b"new")
+
+
+def test_two_cohorts_in_one_round_are_refused():
+    # The attack that unmasks a device: the same round with and without it.
+    cast = assemble(5)
+    first = cast.play(round=3)
+    second = cast.play(round=3, members=cast.ids[:4])
+    cast.devices[10].join(first.server.plan)
+    with pytest.raises(RuleBroken, match="answered before"):
+        cast.devices[10].join(second.server.plan)
+    other_purpose = cast.play(round=3, members=cast.ids[:4], purpose="clip")
+    with pytest.raises(RuleBroken, match="another cohort"):
+        cast.devices[10].join(other_purpose.server.plan)
+    cast.devices[10].join(cast.play(round=3, purpose="clip").server.plan)
+
+
+def test_the_memory_of_rounds_outlives_the_device(tmp_path):
+    cast = assemble(3, journal=lambda i: FileJournal(tmp_path / f"{i}.journal"))
+    plan = cast.play(round=7).server.plan
+    cast.devices[10].join(plan)
+    restarted = cast.devices[10]
+    restarted._journal = FileJournal(tmp_path / "10.journal")
+    with pytest.raises(RuleBroken, match="round 7"):
+        restarted.join(plan)
+    with pytest.raises(RuleBroken, match="numbers only rise"):
+        restarted.join(cast.play(round=6).server.plan)
+    restarted.join(cast.play(round=8).server.plan)
+
+
+def _claim(path, results) -> None:
+    try:
+        FileJournal(path).claim("f", 1, "update", b"m")
+        results.put(True)
+    except RuleBroken:
+        results.put(False)
+
+
+def test_of_two_processes_only_one_can_claim_a_round(tmp_path):
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    FileJournal(tmp_path / "j")
+    runners = [context.Process(target=_claim, args=(tmp_path / "j", results)) for _ in range(4)]
+    for runner in runners:
+        runner.start()
+    outcomes = [results.get(timeout=20) for _ in runners]
+    for runner in runners:
+        runner.join()
+    assert sorted(outcomes) == [False, False, False, True]
+
+
+def test_a_broken_journal_means_no_round(tmp_path):
+    (tmp_path / "j").write_bytes(b"this is no database" * 100)
+    with pytest.raises(RuleBroken, match="no round without it"):
+        FileJournal(tmp_path / "j")
+    with pytest.raises(RuleBroken, match="no round without it"):
+        FileJournal(tmp_path / "missing" / "j")
+    journal = FileJournal(tmp_path / "k")
+    with sqlite3.connect(tmp_path / "k") as connection:
+        connection.execute("DROP TABLE claims")
+    with pytest.raises(RuleBroken, match="no round without it"):
+        journal.claim("f", 1, "update", b"m")
+
+
+def test_nothing_leaves_a_device_whose_claim_failed():
+    cast = assemble(3)
+
+    class Broken:
+        def claim(self, *_: object) -> None:
+            raise RuleBroken("disk full")
+
+    cast.devices[10]._journal = Broken()
+    with pytest.raises(RuleBroken, match="disk full"):
+        cast.devices[10].join(cast.play().server.plan)
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+def test_a_plan_not_signed_by_the_server_is_forged():
+    cast = assemble(3)
+    plan = plan_of(cast.play())
+    with pytest.raises(Forged):
+        cast.devices[10].join(wire.seal(plan, Ed25519PrivateKey.generate()))
+    with pytest.raises(Forged):
+        cast.devices[10].join(wire.seal(plan, cast.devices[20].keys.identity))
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"federation": "other"}, RuleBroken),
+        ({"bits": 48}, Malformed),
+        ({"members": (20, 30, 40, 50)}, RuleBroken),
+        ({"members": (10, 20, 30)}, RuleBroken),
+        ({"roster": bytes(32)}, ForeignKey),
+        ({"degree": 2}, RuleBroken),
+        ({"threshold": 2}, RuleBroken),
+        ({"min_survivors": 3}, RuleBroken),
+        ({"members": (10, 20, 30, 40, 60)}, RuleBroken),
+    ],
+)
+def test_a_plan_that_falls_short_is_refused_even_if_signed(change, error):
+    cast = assemble(5, min_honest=3, colluders=1, max_dropout=0.2)
+    plan = plan_of(cast.play())
+    with pytest.raises(error):
+        cast.devices[10].join(signed(cast, replace(plan, **change)))
+    cast.devices[10].join(signed(cast, plan))  # a refused plan has not used up the round
+
+
+def test_a_cohort_that_differs_from_the_signed_one_is_refused():
+    cast = assemble(5)
+    frame = cast.play().server.plan
+    bigger = cast.play(round=2, members=cast.ids[:4]).server.plan
+    body, signature = bigger[wire.HEADER :], frame[6 : wire.HEADER]
+    with pytest.raises(Forged):
+        cast.devices[10].join(frame[:6] + signature + body)
+
+
+# --- the later legs -------------------------------------------------------------------------------
+
+
+def shared(cast, **kwargs):
+    play = cast.play(**kwargs)
+    for device in cast.ids:
+        play.rounds[device] = cast.devices[device].join(play.server.plan)
+        play.send(play.rounds[device].shares)
+    play.server.close_sharing()
+    return play
+
+
+def test_a_device_left_out_of_the_sharers_sends_nothing():
+    cast = assemble(5, min_honest=2, max_dropout=0.2)
+    play = shared(cast)
+    message = wire.read(play.server.sharers_for(10), Sharers, 10**5)
+    without = play.server.layout.bitmap({20, 30, 40, 50})
+    with pytest.raises(RuleBroken, match="not among the sharers"):
+        play.rounds[10].take_sharers(signed(cast, replace(message, present=without)))
+    few = play.server.layout.bitmap({10, 20, 30})
+    with pytest.raises(RuleBroken, match="3 of 5 devices shared"):
+        play.rounds[10].take_sharers(signed(cast, replace(message, present=few)))
+    play.rounds[10].take_sharers(play.server.sharers_for(10))
+
+
+def test_shares_changed_on_the_way_are_forged():
+    cast = assemble(4)
+    play = shared(cast)
+    message = wire.read(play.server.sharers_for(10), Sharers, 10**5)
+    sealed = bytearray(message.sealed)
+    sealed[90] ^= 1
+    with pytest.raises(Forged, match="from device 30"):
+        play.rounds[10].take_sharers(signed(cast, replace(message, sealed=bytes(sealed))))
+    swapped = message.sealed[80:160] + message.sealed[:80] + message.sealed[160:]
+    with pytest.raises(Forged):
+        play.rounds[10].take_sharers(signed(cast, replace(message, sealed=swapped)))
+    play.rounds[10].take_sharers(play.server.sharers_for(10))
+
+
+def uploaded(cast, lost=frozenset(), **kwargs):
+    play = shared(cast, **kwargs)
+    for device in cast.ids:
+        play.rounds[device].take_sharers(play.server.sharers_for(device))
+    play.upload(VECTORS, lost)
+    return play
+
+
+def test_a_device_declared_lost_unmasks_nothing():
+    cast = assemble(5, min_honest=2, max_dropout=0.2)
+    play = uploaded(cast)
+    message = wire.read(play.server.survivors_for(10), Survivors, 10**5)
+    without = play.server.layout.bitmap({20, 30, 40, 50})
+    with pytest.raises(RuleBroken, match="declared lost"):
+        play.rounds[10].confirm(signed(cast, replace(message, present=without)))
+
+
+def test_too_few_survivors_are_refused_by_the_device_too():
+    cast = assemble(5, min_honest=4, max_dropout=0.2)
+    play = uploaded(cast)
+    message = wire.read(play.server.survivors_for(10), Survivors, 10**5)
+    few = play.server.layout.bitmap({10, 20, 30})
+    with pytest.raises(RuleBroken, match="3 of 5 devices survived, need 4"):
+        play.rounds[10].confirm(signed(cast, replace(message, present=few, tags=bytes(32))))
+
+
+def test_a_survivor_that_never_shared_is_refused():
+    cast = assemble(5, min_honest=2, max_dropout=0.2)
+    play = cast.play()
+    play.share(silent={50})
+    play.upload(VECTORS)
+    message = wire.read(play.server.survivors_for(10), Survivors, 10**5)
+    everybody = play.server.layout.bitmap(cast.ids)
+    with pytest.raises(RuleBroken, match="never shared"):
+        play.rounds[10].confirm(signed(cast, replace(message, present=everybody)))
+
+
+def test_one_list_of_survivors_per_round():
+    # A server that asks for the other kind of share with a second list gets nothing.
+    cast = assemble(5, min_honest=2, max_dropout=0.2)
+    play = uploaded(cast)
+    frame = play.server.survivors_for(10)
+    play.rounds[10].confirm(frame)
+    message = wire.read(frame, Survivors, 10**5)
+    other = play.server.layout.bitmap({10, 20, 30, 40})
+    with pytest.raises(OutOfTurn):
+        play.rounds[10].confirm(signed(cast, replace(message, present=other, tags=bytes(48))))
+    with pytest.raises(OutOfTurn):
+        play.rounds[10].confirm(frame)
+
+
+def test_shares_leave_only_after_enough_neighbours_confirmed_the_same_list():
+    cast = assemble(5, min_honest=2, max_dropout=0.2)  # threshold 3
+    play = uploaded(cast)
+    for device in cast.ids:
+        play.send(play.rounds[device].confirm(play.server.survivors_for(device)))
+    play.server.close_confirmation()
+    message = wire.read(play.server.confirmed_for(10), Confirmed, 10**5)
+    two = play.server.layout.bitmap({20, 30})
+    with pytest.raises(RuleBroken, match="2 neighbours act on these survivors, need 3"):
+        play.rounds[10].unmask(signed(cast, replace(message, present=two, tags=message.tags[:32])))
+    with pytest.raises(Forged, match="acts on other survivors"):
+        play.rounds[10].unmask(signed(cast, replace(message, tags=bytes(64))))
+    play.rounds[10].unmask(play.server.confirmed_for(10))
+
+
+def test_frames_of_another_round_or_device_are_out_of_turn():
+    cast = assemble(4)
+    first, second = shared(cast, round=1), shared(cast, round=2)
+    with pytest.raises(OutOfTurn, match="another round"):
+        second.rounds[10].take_sharers(first.server.sharers_for(10))
+    with pytest.raises(OutOfTurn, match="another device"):
+        second.rounds[10].take_sharers(second.server.sharers_for(20))
+    with pytest.raises(Malformed):
+        second.rounds[10].take_sharers(second.server.plan)
+
+
+def test_a_vector_is_masked_once_and_only_in_its_turn():
+    cast = assemble(3)
+    play = shared(cast)
+    with pytest.raises(OutOfTurn):
+        play.rounds[10].mask(VECTORS(10))
+    play.rounds[10].take_sharers(play.server.sharers_for(10))
+    with pytest.raises(BadInput, match="6 entries, the plan has 5"):
+        play.rounds[10].mask(small_vectors(6)(10))
+    play.rounds[10].mask(VECTORS(10))
+    with pytest.raises(OutOfTurn):
+        play.rounds[10].mask(VECTORS(10))

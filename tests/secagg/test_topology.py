@@ -1,0 +1,189 @@
+"""Graph and thresholds against exact counts, scipy, networkx and brute force."""
+
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+
+import networkx as nx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare, hypergeom
+
+from fedveil.errors import BadInput
+from fedveil.secagg import topology
+from fedveil.secagg.errors import RuleBroken
+from fedveil.secagg.graph import Graph, graph_seed
+from fedveil.secagg.terms import Terms
+from fedveil.secagg.topology import assess, choose
+
+LIMITS = {"security_failure": 2.0**-40, "recovery_failure": 2.0**-20}
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), population=st.integers(2, 300))
+def test_tails_equal_exact_counts(data, population):
+    marked = data.draw(st.integers(0, population))
+    drawn = data.draw(st.integers(1, population))
+    above = data.draw(st.integers(-1, drawn))
+    exact = Fraction(
+        sum(
+            math.comb(marked, x) * math.comb(population - marked, drawn - x)
+            for x in range(max(0, above + 1), min(marked, drawn) + 1)
+        ),
+        math.comb(population, drawn),
+    )
+    assert topology._tail(population, marked, drawn, above) == pytest.approx(
+        float(exact), rel=1e-9, abs=1e-300
+    )
+
+
+@pytest.mark.parametrize("cohort", [60, 150, 1000, 5000])
+@pytest.mark.parametrize(("colluding", "lost"), [(0, 0.1), (0.05, 0.1), (0.1, 0.2)])
+def test_the_chosen_graph_keeps_its_promises_by_scipy(cohort, colluding, lost):
+    colluders, losses = int(colluding * cohort), int(lost * cohort)
+    found = choose(cohort, colluders, losses, **LIMITS)
+    k, t = found.degree, found.threshold
+    two_faced = cohort * hypergeom.sf(2 * t - k - 1, cohort - 1, colluders, k)
+    stuck = cohort * hypergeom.sf(k - t, cohort - 1, losses, k)
+    assert two_faced <= 2.0**-40
+    assert stuck <= 2.0**-20
+    assert found.security_failure >= two_faced * (1 - 1e-6)
+    assert found.recovery_failure == pytest.approx(stuck, rel=1e-6, abs=1e-30)
+
+
+def test_two_neighbours_fewer_would_break_a_promise():
+    found = choose(1000, 50, 100, **LIMITS)
+    for threshold in range(1, found.degree - 1):
+        worse = assess(1000, found.degree - 2, threshold, 50, 100)
+        assert worse.security_failure > 2.0**-40 or worse.recovery_failure > 2.0**-20
+
+
+def test_the_degree_grows_like_a_logarithm():
+    degrees = [choose(n, n // 20, n // 10, **LIMITS).degree for n in (1000, 4000, 16000)]
+    assert degrees[0] < degrees[1] < degrees[2] < 1.5 * degrees[0]
+
+
+@pytest.mark.parametrize(
+    ("cohort", "colluders", "losses", "threshold"),
+    [(2, 0, 0, 1), (3, 1, 0, 2), (10, 2, 3, 6), (16, 0, 7, 8)],
+)
+def test_small_cohorts_join_everybody_and_cannot_fail(cohort, colluders, losses, threshold):
+    found = choose(cohort, colluders, losses, **LIMITS)
+    assert (found.degree, found.threshold) == (cohort - 1, threshold)
+    assert found.security_failure == found.recovery_failure == 0
+
+
+def test_even_without_colluders_and_losses_a_graph_is_no_ring():
+    assert choose(1000, 0, 0, **LIMITS).degree == 20
+
+
+def test_impossible_losses_are_named():
+    with pytest.raises(BadInput, match=r"colluders \+ 2 \* losses"):
+        choose(10, 2, 4, **LIMITS)
+    with pytest.raises(BadInput, match="cohort = 1"):
+        choose(1, 0, 0, **LIMITS)
+
+
+def test_the_stated_failures_bound_what_random_orders_do():
+    # A graph too thin on purpose, so that failures are frequent enough to count.
+    cohort, degree, threshold, colluders, losses = 40, 8, 6, 6, 6
+    stated = assess(cohort, degree, threshold, colluders, losses)
+    rng = random.Random(5)
+    members = list(range(cohort))
+    unsafe = stuck = 0
+    runs = 1500
+    for _ in range(runs):
+        graph = Graph(members, degree, rng.randbytes(32))
+        bad = set(rng.sample(members, colluders))
+        lost = set(rng.sample([m for m in members if m not in bad], losses))
+        honest = [m for m in members if m not in bad]
+        two_faced = any(
+            2 * threshold <= degree + len(bad & set(graph.neighbours(m))) for m in honest
+        )
+        kept = nx.Graph()
+        kept.add_nodes_from(m for m in honest if m not in lost)
+        kept.add_edges_from(
+            (m, n) for m in kept.nodes for n in graph.neighbours(m) if n in kept.nodes
+        )
+        unsafe += two_faced or not nx.is_connected(kept)
+        stuck += any(len(set(graph.neighbours(m)) - lost) < threshold for m in members)
+    # Counted frequencies may exceed the bounds by chance only; five standard deviations.
+    for count, bound in ((unsafe, stated.security_failure), (stuck, stated.recovery_failure)):
+        spread = 5 * math.sqrt(min(bound, 1) * runs)
+        assert 0 < count <= bound * runs + spread
+
+
+@pytest.mark.parametrize(("cohort", "degree"), [(2, 1), (5, 4), (9, 4), (12, 11), (30, 12)])
+def test_graphs_are_regular_symmetric_and_without_loops(cohort, degree):
+    members = [7 * i for i in range(cohort)]
+    graph = Graph(members, degree, bytes(32))
+    for member in members:
+        neighbours = graph.neighbours(member)
+        assert len(neighbours) == degree
+        assert list(neighbours) == sorted(set(neighbours))
+        assert member not in neighbours
+        assert all(member in graph.neighbours(n) for n in neighbours)
+
+
+def test_neighbours_are_uniform_over_seeds():
+    # Who stands next to device 0 among 10 others, over 3000 seeds; false alarm one in a million.
+    counts = np.zeros(11)
+    for i in range(3000):
+        for neighbour in Graph(range(11), 4, i.to_bytes(32, "little")).neighbours(0):
+            counts[neighbour] += 1
+    assert counts[0] == 0
+    assert chisquare(counts[1:]).pvalue > 1e-6
+
+
+def test_another_round_purpose_or_cohort_is_another_graph():
+    base = graph_seed("f", 1, "update", (1, 2, 3))
+    others = [
+        graph_seed("g", 1, "update", (1, 2, 3)),
+        graph_seed("f", 2, "update", (1, 2, 3)),
+        graph_seed("f", 1, "clip", (1, 2, 3)),
+        graph_seed("f", 1, "update", (1, 2, 4)),
+    ]
+    assert len({base, *others}) == 5
+
+
+def test_terms_refuse_a_graph_that_is_too_sparse():
+    terms = Terms("f", min_honest=500, colluders=50, max_dropout=0.1)
+    found = terms.topology(1000)
+    terms.check(1000, found.degree, found.threshold, 550)
+    terms.check(1000, 999, (999 + 50) // 2 + 1, 550)
+    with pytest.raises(RuleBroken, match="too sparse"):
+        terms.check(1000, 20, 20, 550)  # two arcs of ten may well hold no honest survivor
+    with pytest.raises(RuleBroken, match="too sparse"):
+        terms.check(1000, found.degree, found.threshold - 8, 550)
+    with pytest.raises(RuleBroken, match="no graph"):
+        terms.check(1000, 61, 40, 550)
+    with pytest.raises(RuleBroken, match="no graph"):
+        terms.check(1000, found.degree, found.degree + 1, 550)
+    with pytest.raises(RuleBroken, match="survivors would be released"):
+        terms.check(1000, found.degree, found.threshold, 549)
+    with pytest.raises(RuleBroken, match="cohort of 549"):
+        terms.check(549, 548, 400, 550)
+    with pytest.raises(RuleBroken, match="ask for all"):
+        Terms("f", 500, 50, 0.1, sparse=False).check(1000, found.degree, found.threshold, 550)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"federation": ""},
+        {"federation": "x" * 129},
+        {"min_honest": 0},
+        {"colluders": -1},
+        {"max_dropout": 1.0},
+        {"max_dropout": float("nan")},
+        {"security_failure": 0.0},
+        {"recovery_failure": 1.0},
+    ],
+)
+def test_terms_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(BadInput, match=next(iter(wrong))):
+        Terms(**({"federation": "f", "min_honest": 2} | wrong))
