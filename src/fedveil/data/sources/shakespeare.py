@@ -32,7 +32,8 @@ def encode(text: str) -> npt.NDArray[np.uint8]:
     """Places in the vocabulary; what is not in it reads as a blank."""
     table = np.full(256, _UNKNOWN, np.uint8)
     table[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
-    codes: npt.NDArray[np.uint8] = table[np.frombuffer(text.encode("latin-1", "replace"), np.uint8)]
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    codes: npt.NDArray[np.uint8] = table[np.minimum(points, 255)]
     return codes
 
 
