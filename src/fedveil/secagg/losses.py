@@ -67,7 +67,7 @@ def unmasking_course(
     confirmed = survivors - losses.before_confirming
     _enough(len(confirmed), cohort, "confirmed", threshold)
     answering = _connected(graph, confirmed, confirmed, threshold) - losses.before_unmasking
-    for device in sharers:
+    for device in sorted(sharers):
         came = sum(neighbour in answering for neighbour in graph.neighbours(device))
         if came < threshold:
             raise NotReleased(f"device {device}: {came} shares came, need {threshold}")

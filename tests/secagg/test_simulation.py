@@ -1,0 +1,169 @@
+"""The simulation's two modes: one sum, bit for bit, and the same refusals."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from fedveil.errors import BadInput
+from fedveil.randomness import Stream
+from fedveil.secagg.errors import NotReleased, RuleBroken
+from fedveil.secagg.losses import Losses, draw_losses
+from fedveil.secagg.rounds import Mode
+from fedveil.secagg.simulation import Simulation, secure_sum
+from fedveil.secagg.terms import Terms
+
+
+def vectors_of(dimension: int, bits: int = 32):
+    """Vectors so large that their sum wraps: both modes must wrap alike."""
+    span = 2 ** (bits - 1)
+
+    def vector(device: int) -> np.ndarray:
+        rng = np.random.default_rng(device)
+        return rng.integers(-span, span, dimension, dtype=np.int64)
+
+    return vector
+
+
+def outcome(mode: Mode, terms: Terms, members, losses: Losses, bits: int = 32, round: int = 4):
+    try:
+        result = secure_sum(
+            vectors_of(7, bits),
+            members,
+            dimension=7,
+            bits=bits,
+            simulation=Simulation(terms, mode),
+            round=round,
+            losses=losses,
+        )
+    except NotReleased as refusal:
+        return str(refusal)
+    assert result.report.mode is mode
+    return result.survivors, result.total.tolist()
+
+
+LEGS = list(Losses.__dataclass_fields__)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cohort=st.sampled_from([3, 6, 11, 36]),
+    lost=st.dictionaries(st.integers(0, 35), st.sampled_from(LEGS), max_size=9),
+    bits=st.sampled_from([32, 64]),
+    max_dropout=st.sampled_from([0.0, 0.2, 0.3]),
+)
+def test_full_and_modelled_give_the_same_sum_or_the_same_refusal(cohort, lost, bits, max_dropout):
+    members = [3 * i + 1 for i in range(cohort)]
+    at = {members[place % cohort]: leg for place, leg in lost.items()}
+    losses = Losses(**{leg: frozenset(m for m in at if at[m] == leg) for leg in LEGS})
+    terms = Terms("t", min_honest=2, max_dropout=max_dropout)
+    full = outcome(Mode.FULL, terms, members, losses, bits)
+    event("refused" if isinstance(full, str) else "released")
+    assert full == outcome(Mode.MODELLED, terms, members, losses, bits)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_sparse_round_with_losses_at_every_leg_is_exact(mode):
+    members = list(range(60))
+    losses = Losses(frozenset({1}), frozenset({2, 3}), frozenset({4}), frozenset({5}))
+    terms = Terms("t", min_honest=30, colluders=3, max_dropout=0.1)
+    result = secure_sum(
+        lambda device: np.full(9, device - 20, dtype=np.int64),
+        members,
+        dimension=9,
+        bits=32,
+        simulation=Simulation(terms, mode),
+        round=0,
+        losses=losses,
+    )
+    alive = [m for m in members if m not in (1, 2, 3)]
+    assert result.survivors == tuple(alive)
+    assert result.total.tolist() == [sum(m - 20 for m in alive)] * 9
+    assert result.report.lost == 3
+    assert not result.report.topology.complete
+    assert (result.report.min_honest, result.report.colluders) == (30, 3)
+    assert 1 < result.report.smallest_group <= 30
+    assert all(seconds >= 0 for seconds in result.report.seconds.values())
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_only_wanted_devices_add_and_each_once(mode):
+    simulation = Simulation(Terms("t", 2, max_dropout=0.25), mode)
+    opened = simulation.open(1, [1, 2, 3, 4], 2, 32, Losses(before_upload=frozenset({2})))
+    assert opened.wanted == (1, 3, 4)
+    vector = np.array([1, -1])
+    opened.add(1, vector)
+    for device in (1, 2, 9):
+        with pytest.raises(BadInput, match=f"device = {device}"):
+            opened.add(device, vector)
+    with pytest.raises(BadInput, match="shape"):
+        opened.add(3, np.array([1, 2, 3]))
+    with pytest.raises(BadInput, match="int64"):
+        opened.add(3, np.array([0.5, 1.0]))
+    opened.add(3, vector)
+    opened.add(4, vector)
+    assert opened.finish().total.tolist() == [3, -3]
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_wanted_device_that_adds_nothing_counts_as_lost(mode):
+    simulation = Simulation(Terms("t", 2, max_dropout=0.25), mode)
+    opened = simulation.open(1, [1, 2, 3, 4], 1, 64)
+    for device in (1, 2, 3):
+        opened.add(device, np.array([device]))
+    result = opened.finish()
+    assert result.total.tolist() == [6]
+    assert result.survivors == (1, 2, 3)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_small_cohorts_are_not_released(mode):
+    simulation = Simulation(Terms("t", min_honest=3, colluders=1), mode)
+    with pytest.raises(NotReleased, match="cohort of 3"):
+        simulation.open(1, [1, 2, 3], 5, 32)
+    with pytest.raises(BadInput, match="twice"):
+        simulation.open(1, [1, 1, 2, 3], 5, 32)
+    with pytest.raises(BadInput, match="bits"):
+        simulation.open(1, [1, 2, 3, 4], 5, 16)
+
+
+def test_simulated_devices_keep_the_rule_of_one_cohort_per_round():
+    simulation = Simulation(Terms("t", 2), Mode.FULL)
+    simulation.open(5, [1, 2, 3], 1, 32)
+    with pytest.raises(RuleBroken):
+        simulation.open(5, [1, 2, 4], 1, 32)
+
+
+def test_memory_is_that_of_a_few_vectors_however_many_devices():
+    dimension, cohort = 200_000, 24
+    simulation = Simulation(Terms("t", 2, max_dropout=0.1), Mode.FULL)
+    zeros = np.zeros(dimension, dtype=np.int64)
+    tracemalloc.start()
+    secure_sum(
+        lambda _: zeros,
+        list(range(cohort)),
+        dimension=dimension,
+        bits=32,
+        simulation=simulation,
+        round=1,
+        losses=Losses(before_upload=frozenset({3})),
+    )
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    one_vector = 4 * dimension
+    assert peak < 8 * one_vector < cohort * one_vector
+
+
+def test_losses_are_drawn_at_the_given_rate_and_repeat_with_the_stream():
+    members = list(range(10_000))
+    lost = draw_losses(members, 0.2, Stream(bytes(32))).before_upload
+    assert lost == draw_losses(members, 0.2, Stream(bytes(32))).before_upload
+    assert abs(len(lost) - 2000) < 5 * (10_000 * 0.2 * 0.8) ** 0.5
+    assert draw_losses(members, 0.0, Stream(bytes(32))).before_upload == frozenset()
+    assert draw_losses(members, 1.0, Stream(bytes(32))).before_upload == frozenset(members)
+    with pytest.raises(BadInput, match="dropout"):
+        draw_losses(members, 1.5, Stream(bytes(32)))
