@@ -14,7 +14,7 @@ from dp_accounting import gaussian_mechanism
 from fedveil import cli
 from fedveil.errors import BadInput
 from fedveil.plan.feasible import Question, Row, feasible, question_of, warnings
-from fedveil.plan.spending import about, default_delta, remaining
+from fedveil.plan.spending import about, remaining
 from fedveil.privacy.units import Trust
 
 near = pytest.approx
@@ -133,11 +133,10 @@ def test_papers_claim_less_than_is_proved_without_amplification() -> None:
 
 def test_what_is_left_of_a_budget() -> None:
     assert remaining(4, 1e-5, 1, 4e-6) == (3, near(6e-6))
-    assert default_delta(1000) == 1e-5
-    assert default_delta(10**6) == near(10**-6.6)
-    assert question_of(
-        epsilon=4, delta=None, clients=1000, dimension=1, cohorts=(1,), spent_epsilon=1.5
-    ).epsilon == near(2.5)
+    left = question_of(
+        epsilon=4, delta=None, clients=10**6, dimension=1, cohorts=(1,), spent_epsilon=1.5
+    )
+    assert (left.epsilon, left.delta) == (2.5, near(10**-6.6))
     for spent in ((4, 0), (5, 0), (0, 1e-5)):
         with pytest.raises(BadInput, match="already spent"):
             remaining(4, 1e-5, *spent)

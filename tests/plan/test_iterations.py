@@ -105,10 +105,10 @@ def test_the_literal_rule_can_be_terrible() -> None:
     mu=st.floats(0.01, 3),
     ratio=st.floats(1, 50),
     gradient=st.floats(0.1, 10),
-    gamma=st.floats(0, 5),
+    gamma=st.just(0.0) | st.floats(1e-6, 5),
     distance=st.floats(0.01, 100),
-    noise=st.floats(0, 10),
-    growth=st.floats(0, 2),
+    noise=st.just(0.0) | st.floats(1e-6, 10),
+    growth=st.just(0.0) | st.floats(1e-6, 2),
     clients=st.integers(1, 500),
     data=st.data(),
 )

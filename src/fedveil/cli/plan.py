@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.cli.plan_tables import show_advice, show_feasible
+from fedveil.cli import console
+from fedveil.cli.plan_tables import feasible_document, show_advice, show_feasible
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
@@ -17,6 +18,10 @@ TRUSTS = ("local", "distributed", "central")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="?", type=Path, help="plan this recipe's budget")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change it")
+    parser.add_argument("--proxy", metavar="SOURCE", help="public data to estimate the loss on")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="save the recommended recipe")
     parser.add_argument("--iterations", action="store_true", help="best local steps and rounds")
     parser.add_argument("--feasible", action="store_true", help="noise by trust and sampling")
     search = parser.add_argument_group("iterations: what is given and what is searched")
@@ -61,8 +66,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
+    if args.recipe is not None or args.set:
+        from fedveil.cli.plan_recipe import plan_recipe
+
+        return plan_recipe(args)
+    for flag in ("proxy", "write"):
+        if getattr(args, flag) is not None:
+            raise BadInput(f"--{flag}: goes with a recipe")
     if args.iterations == args.feasible:
-        raise BadInput("plan: say --iterations or --feasible")
+        raise BadInput("plan: give a recipe, or say --iterations or --feasible")
     return _iterations(args) if args.iterations else _feasible(args)
 
 
@@ -89,7 +101,10 @@ def _feasible(args: argparse.Namespace) -> int:
         from fedveil.plan.figures import draw_feasible
 
         draw_feasible(rows, args.plot)
-    show_feasible(question, rows, as_json=args.json)
+    if args.json:
+        console.emit(feasible_document(question, rows))
+    else:
+        show_feasible(question, rows)
     return 0
 
 
@@ -110,7 +125,10 @@ def _iterations(args: argparse.Namespace) -> int:
         from fedveil.plan.figures import draw_iterations
 
         draw_iterations(advice, args.plot)
-    show_advice(advice, as_json=args.json)
+    if args.json:
+        console.emit(advice.to_dict())
+    else:
+        show_advice(advice)
     return 0
 
 
@@ -181,7 +199,8 @@ def _fu(args: argparse.Namespace) -> FuBound:
 
 
 def _budget(args: argparse.Namespace, what: str) -> tuple[float, float]:
-    from fedveil.plan.spending import default_delta, remaining
+    from fedveil.plan.spending import remaining
+    from fedveil.privacy.accounting import default_delta
     from fedveil.privacy.arguments import count
 
     _need(args, what, "epsilon", "clients")

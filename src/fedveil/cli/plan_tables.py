@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 
@@ -11,25 +11,27 @@ if TYPE_CHECKING:
     from fedveil.plan.feasible import Question, Row
 
 
-def show_feasible(question: Question, rows: list[Row], *, as_json: bool) -> None:
+def feasible_document(question: Question, rows: list[Row]) -> dict[str, Any]:
+    """The feasible set as one document."""
+    from fedveil.plan.feasible import SIGNAL_TO_NOISE, warnings
+
+    return {
+        "epsilon": question.epsilon,
+        "delta": question.delta,
+        "clients": question.clients,
+        "dimension": question.dimension,
+        "dropped": question.dropped,
+        "colluders": question.colluders,
+        "signal_to_noise": SIGNAL_TO_NOISE,
+        "rows": [row.to_dict() for row in rows],
+        "warnings": warnings(rows),
+    }
+
+
+def show_feasible(question: Question, rows: list[Row]) -> None:
     """The feasible set, a table for every trust and sampling."""
     from fedveil.plan.feasible import SIGNAL_TO_NOISE, warnings
 
-    if as_json:
-        console.emit(
-            {
-                "epsilon": question.epsilon,
-                "delta": question.delta,
-                "clients": question.clients,
-                "dimension": question.dimension,
-                "dropped": question.dropped,
-                "colluders": question.colluders,
-                "signal_to_noise": SIGNAL_TO_NOISE,
-                "rows": [row.to_dict() for row in rows],
-                "warnings": warnings(rows),
-            }
-        )
-        return
     say = console.stdout().print
     say(
         f"Noise for ({question.epsilon:g}, {question.delta:.3g}), protecting one of "
@@ -71,13 +73,10 @@ def _feasible_row(row: Row) -> list[str]:
     ]
 
 
-def show_advice(advice: Advice, *, as_json: bool) -> None:
+def show_advice(advice: Advice) -> None:
     """The best local steps and rounds beside what the rules would have cost."""
     from fedveil.plan.iterations import every_divisor
 
-    if as_json:
-        console.emit(advice.to_dict())
-        return
     marks = {
         advice.rule_of_thumb: "literal rule T^(z/(z+1))",
         advice.asymptotic: "asymptotic rule",

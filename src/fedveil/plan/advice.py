@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fedveil.errors import BadInput
@@ -120,7 +120,7 @@ def clients_needed(score: FuBound, total_steps: int, target: float) -> int | Non
     """
 
     def best(clients: float) -> float:
-        quiet = replace(score, noise_constant=score.noise_constant * score.clients / clients)
+        quiet = score.with_noise(score.clients / clients)
         return best_local_steps(quiet, total_steps).bound
 
     most = 1e15

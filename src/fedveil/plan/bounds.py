@@ -8,7 +8,7 @@ constant may be measured on private data: they come from the user, or from publi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -41,6 +41,8 @@ class FuBound:
         eta^2 * C_M * local_steps^2 * rounds^z (z = 2 Laplace, 1 Gaussian).
     whole_participations: charge ceil(cohort*rounds/clients) participations, which is what noise
         calibrated to a budget pays, instead of the fraction.
+    noise_curve: pairs (rounds, C_M * rounds^z) from an accountant, in order; then the noise is read
+        off between them and `noise_constant`, `growth` serve the rules of thumb only.
 
     The learning rate is 2/(mu*(k + max(8*lambda/mu, local_steps))) at step k.
     """
@@ -55,6 +57,7 @@ class FuBound:
     noise_constant: float
     growth: float
     whole_participations: bool = False
+    noise_curve: tuple[tuple[float, float], ...] = ()
     name: ClassVar[str] = "fu"
     heuristic: ClassVar[str] = ""
 
@@ -79,16 +82,13 @@ class FuBound:
 
     def after(self, steps: Numbers, local_steps: Numbers, rounds: Numbers) -> Numbers:
         """The bound after `steps` steps of a run whose noise is made for `rounds` rounds."""
-        charged = np.asarray(rounds, dtype=np.float64)
-        if self.whole_participations:
-            charged = np.ceil(charged * self.cohort / self.clients) * self.clients / self.cohort
         squared = self.gradient_bound**2
         without_noise = (
             6 * self.smoothness * self.heterogeneity
             + 8 * (local_steps - 1) ** 2 * squared
             + 4 * local_steps**2 * squared * self.sampling_error
         )
-        noise = self.noise_constant * local_steps**2 * charged**self.growth
+        noise = local_steps**2 * self._variance(rounds)
         offset = np.maximum(8 * self.smoothness / self.strong_convexity, local_steps)
         scale = 4 / self.strong_convexity**2
         done = np.floor_divide(steps, local_steps)
@@ -96,12 +96,29 @@ class FuBound:
         result: Numbers = settled + scale * done * noise / (steps + offset - 1) ** 2
         return result
 
+    def _variance(self, rounds: Numbers) -> Numbers:
+        """Variance of a round's averaged noise over (eta * local_steps)^2."""
+        if self.noise_curve:
+            known, values = np.log(np.array(self.noise_curve)).T
+            between: Numbers = np.exp(np.interp(np.log(rounds), known, values))
+            return between
+        charged = np.asarray(rounds, dtype=np.float64)
+        if self.whole_participations:
+            charged = np.ceil(charged * self.cohort / self.clients) * self.clients / self.cohort
+        variance: Numbers = self.noise_constant * charged**self.growth
+        return variance
+
     @property
     def sampling_error(self) -> float:
         """(N-b)/((N-1)b): variance of a mean over a cohort; 0 if everybody takes part."""
         if self.cohort == self.clients:
             return 0.0
         return (self.clients - self.cohort) / ((self.clients - 1) * self.cohort)
+
+    def with_noise(self, factor: float) -> FuBound:
+        """The same with `factor` times the variance of the noise."""
+        curve = tuple((rounds, factor * value) for rounds, value in self.noise_curve)
+        return replace(self, noise_constant=factor * self.noise_constant, noise_curve=curve)
 
     def asymptotic_local_steps(self, total_steps: int) -> float:
         """Theorem 5 with its constant: the best E for many steps, not rounded to a divisor."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from fedveil.errors import BadInput, Refused
-from fedveil.plan.spending import about, default_delta, remaining
-from fedveil.privacy.accounting import Release, Setting, account
+from fedveil.plan.spending import about, remaining
+from fedveil.privacy.accounting import Release, Setting, account, default_delta
 from fedveil.privacy.arguments import count, not_negative
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.mechanisms import Gaussian
@@ -169,13 +169,14 @@ def _row(question: Question, way: Way, cohort: int, rounds: int) -> Row:
         population=question.clients,
         arithmetic=Arithmetic.IDEALISED,
     )
-    noise = calibrate_noise(
+    found = calibrate_noise(
         epsilon=question.epsilon,
         delta=question.delta,
         sampling=sampling,
         rounds=rounds,
         setting=setting,
-    ).noise_multiplier
+    )
+    noise = cast(Gaussian, found).noise_multiplier
     release = Release(Gaussian(noise), sampling, rounds)
 
     def cost(changed: Setting) -> float:

@@ -6,11 +6,6 @@ from fedveil.errors import BadInput
 from fedveil.privacy.arguments import delta_value, not_negative, positive
 
 
-def default_delta(units: int) -> float:
-    """min(1e-5, units^-1.1): safely below one over the number of protected units."""
-    return float(min(1e-5, units**-1.1))
-
-
 def remaining(
     epsilon: float, delta: float, spent_epsilon: float = 0.0, spent_delta: float = 0.0
 ) -> tuple[float, float]:

@@ -1,0 +1,128 @@
+"""`fedveil plan RECIPE`: the feasible set around a recipe, and the steps and rounds to take."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from fedveil import recipe as recipes
+from fedveil.cli import console
+from fedveil.cli.plan_tables import feasible_document, show_advice, show_feasible
+from fedveil.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedveil.plan.constants import LossConstants
+    from fedveil.plan.feasible import Question, Row
+    from fedveil.plan.from_recipe import Proposal, Situation
+
+_LOSS = (
+    ("strong_convexity", "--mu"),
+    ("smoothness", "--lambda"),
+    ("gradient_bound", "--gradient-bound"),
+    ("heterogeneity", "--heterogeneity"),
+    ("initial_distance", "--initial-distance"),
+)
+_OWN = ("clients", "cohort", "dimension", "epsilon", "delta", "noise_constant", "growth", "noise")
+
+
+def plan_recipe(args: argparse.Namespace) -> int:
+    """Both questions unless one of --iterations and --feasible was asked for."""
+    for name in _OWN:
+        if getattr(args, name) is not None:
+            raise BadInput(f"--{name.replace('_', '-')}: the recipe says it; change it with --set")
+    table = recipes.DEFAULT_JOB if args.recipe is None else recipes.read(args.recipe)
+    recipe = recipes.with_defaults(recipes.parse(table, args.set))
+
+    from fedveil.plan.from_recipe import proposals, situation_of
+
+    both = args.iterations == args.feasible
+    situation = situation_of(recipe, args.spent_epsilon, args.spent_delta)
+    document: dict[str, Any] = {}
+    if both or args.feasible:
+        question, rows = _feasible(args, situation)
+        document |= feasible_document(question, rows)
+        if not args.json:
+            show_feasible(question, rows)
+    if both or args.iterations:
+        loss = _loss(args, situation)
+        advice, offered = proposals(situation, loss)
+        document |= {
+            **advice.to_dict(),
+            "constants": {name: getattr(loss, name) for name, _ in _LOSS},
+            "constants_from": loss.source,
+            "proposals": [proposal.to_dict() for proposal in offered],
+            "warnings": [*document.get("warnings", []), *advice.warnings],
+        }
+        if args.plot is not None:
+            from fedveil.plan.figures import draw_iterations
+
+            draw_iterations(advice, args.plot)
+        if args.write is not None:
+            _write(args, situation, offered[0])
+        if not args.json:
+            show_advice(advice)
+            _show(offered, loss)
+    if args.json:
+        console.emit(document)
+    return 0
+
+
+def _feasible(args: argparse.Namespace, situation: Situation) -> tuple[Question, list[Row]]:
+    from fedveil.plan.feasible import Question, feasible
+    from fedveil.privacy.units import Trust
+
+    rounds = situation.rounds
+    question = Question(
+        situation.epsilon,
+        situation.delta,
+        situation.clients,
+        situation.dimension,
+        (situation.cohort,),
+        args.rounds or tuple(dict.fromkeys((max(1, rounds // 4), rounds, 4 * rounds))),
+        tuple(Trust(name) for name in args.trust or ("local", "distributed", "central")),
+        args.dropped,
+        args.colluders,
+    )
+    rows = feasible(question)
+    if args.plot is not None and args.feasible:
+        from fedveil.plan.figures import draw_feasible
+
+        draw_feasible(rows, args.plot)
+    return question, rows
+
+
+def _loss(args: argparse.Namespace, situation: Situation) -> LossConstants:
+    """The user's constants if all are given, else an estimate on public data, never a mixture."""
+    from fedveil.plan.constants import LossConstants
+    from fedveil.plan.from_recipe import public_constants
+
+    given = {name: getattr(args, name) for name, _ in _LOSS}
+    missing = [flag for name, flag in _LOSS if given[name] is None]
+    if len(missing) == len(_LOSS):
+        return public_constants(situation.recipe, args.proxy)
+    if missing:
+        raise BadInput(f"the loss's constants: give all of them or none; missing {missing[0]}")
+    return LossConstants(
+        **given, initial_gap=float("nan"), gradient_variance=float("nan"), source="the user"
+    )
+
+
+def _write(args: argparse.Namespace, situation: Situation, proposal: Proposal) -> None:
+    import tomli_w
+
+    from fedveil.plan.from_recipe import recipe_with
+
+    table = recipes.to_table(recipe_with(situation.recipe, proposal))
+    args.write.write_text(tomli_w.dumps(table), encoding="utf-8")
+
+
+def _show(offered: tuple[Proposal, ...], loss: LossConstants) -> None:
+    console.table(
+        "What to run",
+        ["", "local steps", "rounds", "epsilon", "score"],
+        [[p.name, str(p.local_steps), str(p.rounds), f"{p.epsilon:g}", f"{p.bound:.4g}"]
+         for p in offered],
+    )  # fmt: skip
+    for proposal in offered:
+        console.stdout().print(f"{proposal.name.capitalize()}: {proposal.reason}.")
+    console.stdout().print(f"The loss's constants come from {loss.source}, not from private data.")

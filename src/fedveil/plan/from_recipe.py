@@ -1,0 +1,215 @@
+"""Planning questions out of a recipe: its population, model and budget, and a proxy's constants."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from fedveil.assemble import federation_of, plan_of
+from fedveil.errors import BadInput
+from fedveil.plan.advice import Advice, advise
+from fedveil.plan.bounds import FuBound
+from fedveil.plan.constants import LossConstants, estimate
+from fedveil.plan.iterations import Iterations, every_divisor
+from fedveil.plan.plan import Plan
+from fedveil.plan.spending import remaining
+from fedveil.privacy.accounting import Setting
+from fedveil.privacy.calibration import calibrate_noise
+from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.units import Arithmetic, Trust, Unit
+from fedveil.recipe import DataSection, Recipe
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a recipe fixes before the numbers of steps and rounds are chosen."""
+
+    recipe: Recipe
+    plan: Plan
+    setting: Setting
+    local_steps: int
+    epsilon: float
+    delta: float
+
+    @property
+    def clients(self) -> int:
+        return self.plan.federation.clients
+
+    @property
+    def cohort(self) -> int:
+        return max(1, round(self.plan.sampling.expected_cohort))
+
+    @property
+    def dimension(self) -> int:
+        return self.plan.layout.size
+
+    @property
+    def rounds(self) -> int:
+        return self.plan.method.rounds
+
+    @property
+    def total_steps(self) -> int:
+        return self.local_steps * self.rounds
+
+
+def situation_of(recipe: Recipe, spent_epsilon: float = 0.0, spent_delta: float = 0.0) -> Situation:
+    """The recipe as it would run. Of its data only counts are used, never values."""
+    if recipe.privacy.epsilon is None:
+        raise BadInput("privacy.epsilon: a plan needs a budget")
+    plan = plan_of(recipe, federation_of(recipe.data))
+    if plan.setting is None or plan.guarantee is None:
+        raise BadInput(f"training.method: {plan.method.name!r} adds no noise, so nothing to plan")
+    if plan.setting.unit is not Unit.CLIENT:
+        raise BadInput(
+            f"training.method: {plan.method.name!r} protects records; only methods that protect "
+            "whole clients are planned by this bound"
+        )
+    epsilon, delta = remaining(
+        recipe.privacy.epsilon, plan.guarantee.delta, spent_epsilon, spent_delta
+    )
+    setting = replace(plan.setting, arithmetic=Arithmetic.IDEALISED)
+    return Situation(recipe, plan, setting, _local_steps(plan), epsilon, delta)
+
+
+def public_constants(recipe: Recipe, proxy: str | None) -> LossConstants:
+    """Constants from the named public source; by default the recipe's own, if it is one.
+
+    A recipe that trains on a file is taken to be private: a proxy must be named.
+    """
+    if proxy is None and recipe.data.file is not None:
+        raise BadInput(
+            f"--proxy: {recipe.data.file} is private, so no constants may be measured on it; "
+            "name a public source (fedveil data list), or give --mu, --lambda, "
+            "--gradient-bound, --heterogeneity and --initial-distance"
+        )
+    if proxy is None or proxy == recipe.data.source:
+        return estimate(federation_of(recipe.data))
+    return estimate(federation_of(DataSection(source=proxy, directory=recipe.data.directory)))
+
+
+def score_of_recipe(
+    situation: Situation, loss: LossConstants, *, budget_factor: float = 1.0
+) -> FuBound:
+    """Fu's bound for the recipe's own trust and sampling, its noise read from the accountant.
+
+    Updates are taken to be clipped where `local_steps` gradients of the bounded norm can reach, so
+    a round's averaged noise has variance (eta*E)^2 times `4 * d * G^2 * z(rounds)^2 / cohort^2`
+    (over `cohort` alone where every client adds the noise by itself). Noise is taken as Gaussian.
+    """
+    most = max(2, situation.total_steps)
+    anchors = np.unique(np.geomspace(1, most, 5).round().astype(int))
+    curve = tuple((float(t), _variance(situation, loss, int(t), budget_factor)) for t in anchors)
+    logs = np.log(np.array(curve))
+    growth, constant = np.polyfit(logs[:, 0], logs[:, 1], 1)
+    return FuBound(
+        loss.strong_convexity,
+        loss.smoothness,
+        loss.gradient_bound,
+        loss.heterogeneity,
+        loss.initial_distance,
+        situation.clients,
+        situation.cohort,
+        noise_constant=math.exp(constant),
+        growth=float(np.clip(growth, 0, 2)),
+        noise_curve=curve,
+    )
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A choice worth making, and why."""
+
+    name: str
+    local_steps: int
+    rounds: int
+    epsilon: float
+    bound: float
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {field: getattr(self, field) for field in self.__dataclass_fields__}
+
+
+def proposals(situation: Situation, loss: LossConstants) -> tuple[Advice, tuple[Proposal, ...]]:
+    """The advice for the recipe's total steps: one recommendation and two alternatives."""
+    score = score_of_recipe(situation, loss)
+    advice = advise(score, total_steps=situation.total_steps)
+    best = advice.best
+    careful = score_of_recipe(situation, loss, budget_factor=0.5)
+    private = advise(careful, total_steps=situation.total_steps).best
+    cheap = _cheaper(score, best, situation.total_steps)
+    epsilon = situation.epsilon
+    return advice, (
+        Proposal(
+            "recommended",
+            best.local_steps,
+            best.rounds,
+            epsilon,
+            best.bound,
+            f"the lowest bound of all ways to split {situation.total_steps} steps into rounds",
+        ),
+        Proposal(
+            "more private",
+            private.local_steps,
+            private.rounds,
+            epsilon / 2,
+            private.bound,
+            f"half of the budget; the bound is {private.bound / best.bound:.3g} times as large",
+        ),
+        Proposal(
+            "cheaper",
+            cheap.local_steps,
+            cheap.rounds,
+            epsilon,
+            cheap.bound,
+            "the fewest rounds of all choices whose bound is at most a quarter larger"
+            if cheap != best
+            else "no choice has fewer rounds at a bound at most a quarter larger",
+        ),
+    )
+
+
+def recipe_with(recipe: Recipe, proposal: Proposal) -> Recipe:
+    """The recipe with the proposal's local steps, rounds and budget."""
+    training = replace(
+        recipe.training,
+        local_steps=proposal.local_steps,
+        local_epochs=None,
+        rounds=proposal.rounds,
+    )
+    privacy = replace(recipe.privacy, epsilon=proposal.epsilon, noise_multiplier=None)
+    return replace(recipe, training=training, privacy=privacy)
+
+
+def _cheaper(score: FuBound, best: Iterations, total_steps: int) -> Iterations:
+    fine = [c for c in every_divisor(score, total_steps) if c.bound <= 1.25 * best.bound]
+    return min(fine, key=lambda choice: choice.rounds)
+
+
+def _variance(
+    situation: Situation, loss: LossConstants, rounds: int, budget_factor: float
+) -> float:
+    found = calibrate_noise(
+        epsilon=budget_factor * situation.epsilon,
+        delta=situation.delta,
+        sampling=situation.plan.method.cohort.resolve(situation.clients, rounds),
+        rounds=rounds,
+        setting=situation.setting,
+    )
+    noise = cast(Gaussian, found).noise_multiplier
+    alone = situation.setting.trust is Trust.LOCAL
+    averaging = situation.cohort if alone else situation.cohort**2
+    return 4 * situation.dimension * (loss.gradient_bound * noise) ** 2 / averaging
+
+
+def _local_steps(plan: Plan) -> int:
+    """Steps of a round; for epochs, those of a client of average size."""
+    local, data = plan.method.local, plan.federation
+    if local.steps is not None:
+        return local.steps
+    records = round(len(data.train) / data.clients)
+    batch = local.batch_size or records
+    return (local.epochs or 1) * max(1, math.ceil(records / batch))
