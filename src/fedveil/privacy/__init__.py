@@ -9,11 +9,23 @@ from typing import Any
 
 _PUBLIC = {
     "units": ["Adjacency", "Arithmetic", "Entropy", "Trust", "Unit"],
-    "mechanisms": ["DiscreteGaussian", "DiscreteGaussianSum", "Gaussian", "Laplace", "Zcdp"],
+    "mechanisms": [
+        "DiscreteGaussian",
+        "DiscreteGaussianSum",
+        "Gaussian",
+        "Laplace",
+        "NoisyVotes",
+        "Zcdp",
+        "joint_noise_multiplier",
+        "quantile_noise_multiplier",
+    ],
+    "gradient_perturbation": ["GridGradients", "NoisyGradients", "NonExpansive", "record_uses"],
     "sampling": ["Balanced", "CappedPoisson", "Everyone", "FixedSize", "Poisson", "RoundRobin"],
-    "accounting": ["Release", "Setting", "account"],
+    "releases": ["Release", "Setting"],
+    "tuning": ["AllRuns", "RandomRuns"],
+    "accounting": ["account", "default_delta", "per_client_epsilons"],
     "guarantee": ["Guarantee"],
-    "calibration": ["calibrate_noise"],
+    "calibration": ["calibrate_noise", "calibrate_rate", "calibrate_rounds"],
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted(_HOME)

@@ -86,7 +86,7 @@ class Guarantee:
         return statement_of(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as plain values; an infinite epsilon is the string "inf"."""
+        """Everything, as plain values; JSON has no infinity, so an infinite epsilon is null."""
         return {
             "version": VERSION,
             "epsilon": _number(self.epsilon),
@@ -145,8 +145,8 @@ class Guarantee:
         return found
 
 
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else "inf"
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _same(said: Any, proved: Any) -> bool:

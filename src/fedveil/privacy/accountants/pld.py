@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.privacy.accountants.composition import epsilon_at, self_composed
 from fedveil.privacy.accountants.curves import LARGEST_LOSS, largest_loss, single_step, spread
 from fedveil.privacy.accountants.steps import GaussianStep, Step
 
@@ -48,7 +49,7 @@ def pld_epsilon(steps: Sequence[Step], delta: float) -> float | None:
         total = block if total is None else total.compose(block)
         if total._pmf_remove.size > _LARGEST_SIZE:
             return None
-    return float(total.get_epsilon_for_delta(_DELTA_SHARE * delta))
+    return max(epsilon_at(pmf, _DELTA_SHARE * delta) for pmf in (total._pmf_remove, total._pmf_add))
 
 
 def interval(step: Step) -> float:
@@ -76,16 +77,14 @@ def _grid_below(target: float) -> float:
 @lru_cache(maxsize=32)
 def _block(step: Step) -> Any | None:
     """All rounds of one step, composed on the step's own grid; None if it would not fit."""
-    from dp_accounting.pld import common
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
     one, times = single_step(step, interval(step))
-    for pmf in {id(one._pmf_remove): one._pmf_remove, id(one._pmf_add): one._pmf_add}.values():
-        if pmf.size * times > _LARGEST_SIZE:
-            dense = pmf.to_dense_pmf()
-            low, high = common.compute_self_convolve_bounds(dense._probs, times, 1e-15)
-            if high - low > _LARGEST_SIZE:
-                return None
-    return one.self_compose(times)
+    pmfs = [one._pmf_remove] if one._symmetric else [one._pmf_remove, one._pmf_add]
+    composed = [self_composed(pmf, times, _LARGEST_SIZE) for pmf in pmfs]
+    if any(pmf is None for pmf in composed):
+        return None
+    return PrivacyLossDistribution(*composed)
 
 
 def _regrid(distribution: Any, interval: float) -> Any:

@@ -1,0 +1,153 @@
+"""`fedveil calibrate`: the noise, the rounds or the rate that a privacy budget buys."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from fedveil.cli import console, described
+from fedveil.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedveil.privacy.releases import Release, Setting
+    from fedveil.privacy.tuning import Tuning
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--epsilon", type=float, required=True, help="the budget")
+    parser.add_argument(
+        "--find",
+        choices=("noise", "rounds", "rate"),
+        default="noise",
+        help="what to find; everything else is given (noise)",
+    )
+    described.add_arguments(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    from fedveil.privacy.accounting import account
+
+    found, release, setting, delta, tuning = _FINDERS[args.find](args)
+    guarantee = account([release], setting=setting, delta=delta, tuning=tuning)
+    if args.json:
+        console.emit({"target_epsilon": args.epsilon, "found": found, **guarantee.to_dict()})
+        return 0
+    answer = ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in found.items())
+    described.show(guarantee, f"For epsilon {args.epsilon:g}: {answer}")
+    return 0
+
+
+Answer = tuple[dict[str, Any], "Release", "Setting", float, "Tuning | None"]
+
+
+def _noise(args: argparse.Namespace) -> Answer:
+    from fedveil.privacy import mechanisms as m
+    from fedveil.privacy.calibration import calibrate_noise
+    from fedveil.privacy.releases import Release
+
+    rounds = _rounds(args)
+    for name in ("noise_multiplier", "scale_multiplier", "rho", "share_std"):
+        if getattr(args, name) is not None:
+            raise BadInput(f"--{name.replace('_', '-')}: given, so there is no noise to find")
+    kind = described.mechanism_kind(args)
+    families: dict[str, Any] = {
+        "gaussian": m.Gaussian,
+        "laplace": m.Laplace,
+        "discrete-gaussian": m.DiscreteGaussian,
+    }
+    if kind == "zcdp":
+        raise BadInput("--mechanism: zcdp has no noise to find; name the mechanism itself")
+    family: Any = families.get(kind) or described.discrete_sum_of(args, 1.0)
+    sampling = described.sampling_of(args, rounds)
+    setting = described.setting_of(args, sampling)
+    probe = Release(m.Gaussian(1.0), sampling, rounds, args.uses, args.participations)
+    delta, tuning = described.delta_of(args, probe, setting), described.tuning_of(args)
+    mechanism = calibrate_noise(
+        epsilon=args.epsilon,
+        delta=delta,
+        sampling=sampling,
+        rounds=rounds,
+        setting=setting,
+        mechanism=family,
+        uses=args.uses,
+        participations=args.participations,
+        tuning=tuning,
+    )
+    field = {"laplace": "scale_multiplier", "discrete-gaussian-sum": "share_std"}
+    name = field.get(kind, "noise_multiplier")
+    release = Release(mechanism, sampling, rounds, args.uses, args.participations)
+    return {name: getattr(mechanism, name)}, release, setting, delta, tuning
+
+
+def _find_rounds(args: argparse.Namespace) -> Answer:
+    from dataclasses import replace
+
+    from fedveil.privacy.calibration import calibrate_rounds
+    from fedveil.privacy.releases import Release
+    from fedveil.privacy.sampling import Balanced
+
+    _not_given(args, "rounds", "participations")
+    mechanism, sampling = described.mechanism_of(args), described.sampling_of(args, 1)
+    setting, tuning = described.setting_of(args, sampling), described.tuning_of(args)
+    delta = described.delta_of(args, Release(mechanism, sampling, 1, args.uses), setting)
+    rounds = calibrate_rounds(
+        epsilon=args.epsilon,
+        delta=delta,
+        sampling=sampling,
+        mechanism=mechanism,
+        setting=setting,
+        uses=args.uses,
+        tuning=tuning,
+    )
+    if isinstance(sampling, Balanced):
+        sampling = replace(sampling, rounds=rounds)
+    release = Release(mechanism, sampling, rounds, args.uses)
+    return {"rounds": rounds}, release, setting, delta, tuning
+
+
+def _find_rate(args: argparse.Namespace) -> Answer:
+    from fedveil.privacy.calibration import calibrate_rate
+    from fedveil.privacy.releases import Release
+    from fedveil.privacy.sampling import CappedPoisson, Poisson
+
+    _not_given(args, "rate", "cohort", "participations")
+    rounds = _rounds(args)
+    if args.sampling in ("fixed", "round-robin", "balanced"):
+        args.cohort = 1
+    else:
+        args.sampling = args.sampling or "poisson"
+        args.rate = 0.5 if args.sampling != "everyone" else None
+    mechanism, sampling = described.mechanism_of(args), described.sampling_of(args, rounds)
+    setting, tuning = described.setting_of(args, sampling), described.tuning_of(args)
+    delta = described.delta_of(args, Release(mechanism, sampling, rounds, args.uses), setting)
+    sampling = calibrate_rate(
+        epsilon=args.epsilon,
+        delta=delta,
+        sampling=sampling,
+        rounds=rounds,
+        mechanism=mechanism,
+        setting=setting,
+        uses=args.uses,
+        tuning=tuning,
+    )
+    if isinstance(sampling, (Poisson, CappedPoisson)):
+        found: dict[str, Any] = {"rate": sampling.rate}
+    else:
+        found = {"cohort": int(sampling.expected_cohort)}
+    release = Release(mechanism, sampling, rounds, args.uses)
+    return found, release, setting, delta, tuning
+
+
+_FINDERS = {"noise": _noise, "rounds": _find_rounds, "rate": _find_rate}
+
+
+def _rounds(args: argparse.Namespace) -> int:
+    if args.rounds is None:
+        raise BadInput("--rounds: needed (or --find rounds)")
+    return int(args.rounds)
+
+
+def _not_given(args: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if getattr(args, name) is not None:
+            raise BadInput(f"--{name.replace('_', '-')}: given, so --find {args.find} has no use")
