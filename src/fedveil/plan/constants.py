@@ -18,7 +18,7 @@ from fedveil.data.federation import Federation, Task
 from fedveil.errors import BadInput
 
 Array = NDArray[np.float64]
-_RIDGE = 1e-4  # of the classification loss, so that its optimum exists
+_RIDGE = 1e-2  # of the classification loss: its optimum must exist, and not lie infinitely far
 
 
 @dataclass(frozen=True)
