@@ -1,0 +1,124 @@
+"""The file under a client's ledger: events that are only ever appended, in SQLite.
+
+Each event carries a digest over itself and the one before it, so an edited or cut-out event is
+noticed on opening. Putting back an older copy of the whole file, or deleting it, is not: the file
+belongs where only its owner can write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedveil.errors import BadInput, FedveilError
+
+VERSION = 1
+_APPLICATION = 0x66766C31  # marks the file as ours
+_LOCK_SECONDS = 60.0
+
+Body = dict[str, Any]
+
+# A commit or a cancel names the seq of its reservation; no reservation has two of them.
+_SCHEMA = (
+    "CREATE TABLE events (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL,"
+    " reservation INTEGER UNIQUE, body TEXT NOT NULL, digest TEXT NOT NULL)",
+    "CREATE TRIGGER no_update BEFORE UPDATE ON events"
+    " BEGIN SELECT RAISE(ABORT, 'append only'); END",
+    "CREATE TRIGGER no_delete BEFORE DELETE ON events"
+    " BEGIN SELECT RAISE(ABORT, 'append only'); END",
+)
+_CHARGED = """
+SELECT body, COUNT(*) FROM events AS reserved WHERE kind = 'reserve' AND NOT EXISTS (
+    SELECT 1 FROM events WHERE reservation = reserved.seq AND kind = 'cancel'
+) GROUP BY body
+"""
+
+
+class Events:
+    """The events inside one transaction. Kinds: open, lower, reserve, commit, cancel."""
+
+    def __init__(self, database: sqlite3.Connection, path: Path) -> None:
+        self._database, self._path = database, path
+
+    def append(self, kind: str, body: Body, reservation: int | None = None) -> int:
+        """Write one event down; its number."""
+        last = self._database.execute("SELECT seq, digest FROM events ORDER BY seq DESC LIMIT 1")
+        seq, before = last.fetchone() or (0, "")
+        event = (seq + 1, kind, reservation, json.dumps(body, sort_keys=True))
+        row = (*event, _digest(before, event))
+        self._database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
+        return int(seq + 1)
+
+    def verified(self) -> list[Body]:
+        """The bodies of the events that set the terms (open, lower), all digests checked."""
+        before, expected, terms = "", 1, []
+        for *event, digest in self._database.execute("SELECT * FROM events ORDER BY seq"):
+            if event[0] != expected or digest != _digest(before, tuple(event)):
+                raise BadInput(f"client ledger {self._path}: event {expected} was altered")
+            if event[1] in ("open", "lower"):
+                terms.append(json.loads(event[3]))
+            before, expected = digest, expected + 1
+        return terms
+
+    def budget(self) -> float:
+        """The lowest budget ever set."""
+        bodies = self._database.execute("SELECT body FROM events WHERE kind IN ('open', 'lower')")
+        return min(float(json.loads(body)["budget_epsilon"]) for (body,) in bodies)
+
+    def charged(self) -> list[tuple[Body, int]]:
+        """Every reservation that was not cancelled, and how often the same one was made."""
+        return [(json.loads(body), times) for body, times in self._database.execute(_CHARGED)]
+
+    def fate(self, reservation: int) -> str | None:
+        """What became of a reservation: open, commit or cancel; None if there is none."""
+        row = self._database.execute(
+            "SELECT (SELECT kind FROM events WHERE reservation = reserved.seq)"
+            " FROM events AS reserved WHERE seq = ? AND kind = 'reserve'",
+            (reservation,),
+        ).fetchone()
+        return None if row is None else str(row[0] or "open")
+
+
+@contextmanager
+def transaction(path: Path) -> Iterator[Events]:
+    """The file at `path` under an exclusive lock; it changes only if the block ends well."""
+    database = None
+    try:
+        database = sqlite3.connect(path, timeout=_LOCK_SECONDS, isolation_level=None)
+        database.execute("PRAGMA synchronous = EXTRA")  # survive a power cut
+        database.execute("BEGIN IMMEDIATE")
+        _check_kind(database, path)
+        yield Events(database, path)
+        database.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        raise FedveilError(f"client ledger {path}: {error}; nothing was written") from None
+    except sqlite3.DatabaseError as error:
+        raise BadInput(f"client ledger {path}: not a ledger, or damaged: {error}") from None
+    finally:
+        if database is not None:
+            database.close()  # takes back what was not committed
+
+
+def _check_kind(database: sqlite3.Connection, path: Path) -> None:
+    """Make the table in an empty file; refuse a file of somebody else or of another version."""
+    (application,) = database.execute("PRAGMA application_id").fetchone()
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    (tables,) = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    if application == 0 and tables == 0:
+        database.execute(f"PRAGMA application_id = {_APPLICATION}")
+        database.execute(f"PRAGMA user_version = {VERSION}")
+        for statement in _SCHEMA:
+            database.execute(statement)
+    elif application != _APPLICATION:
+        raise BadInput(f"client ledger {path}: this is another program's database")
+    elif version != VERSION:
+        raise BadInput(f"client ledger {path}: version {version}, not {VERSION}")
+
+
+def _digest(before: str, event: tuple[Any, ...]) -> str:
+    return hashlib.sha256(json.dumps([before, *event]).encode()).hexdigest()

@@ -1,0 +1,211 @@
+"""A client's own lifetime ledger: what all runs and models together may learn about it.
+
+The client keeps one SQLite file. Before it takes part in anything it *reserves* the release; the
+reservation is on disk before a byte leaves, and is refused if the client's epsilon, over all runs
+it ever took part in, would exceed its budget. A reservation counts as spent from the first moment,
+unless it is *cancelled* because nothing left: whatever crashes, the ledger never counts too little.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from fedveil.errors import BadInput, Refused
+from fedveil.privacy.accountants.exact import (
+    concentrated_epsilon,
+    exact_epsilon,
+    pure_epsilon,
+    unamplified_epsilon,
+)
+from fedveil.privacy.accountants.pld import pld_epsilon
+from fedveil.privacy.accountants.rdp import rdp_epsilon
+from fedveil.privacy.accountants.steps import Step, merged
+from fedveil.privacy.accounting import Release, Setting, account
+from fedveil.privacy.arguments import delta_value, positive
+from fedveil.privacy.client_events import Body, transaction
+from fedveil.privacy.mechanisms import Zcdp
+from fedveil.privacy.refusals import AdjacencyRefused
+from fedveil.privacy.translation import step_of
+from fedveil.privacy.units import Adjacency, Trust, Unit
+
+_TRUSTS = (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)  # from trusting nobody to trusting most
+
+
+class LifetimeBudgetExceeded(Refused):
+    """Taking part once more would cost the client more than it ever agreed to."""
+
+
+class TermsRefused(Refused):
+    """A release that does not fit what the client's guarantee is about, or whom it trusts."""
+
+
+class ClientLedger:
+    """The file at `path`, created if it is not there.
+
+    budget_epsilon, delta: the client's lifetime guarantee. On reopening, a lower budget is adopted
+        and remembered; a higher one, or another delta, is refused.
+    unit, adjacency: what the guarantee is about. Every release is accounted under this adjacency,
+        whatever its own run reports. A record-level ledger also takes client-level releases.
+    trust: the most that the client trusts. Amplification by sampling rests on a trusted
+        aggregator, so amplified releases need `Trust.CENTRAL`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        budget_epsilon: float,
+        delta: float,
+        *,
+        unit: Unit = Unit.CLIENT,
+        adjacency: Adjacency = Adjacency.ZERO_OUT,
+        trust: Trust = Trust.DISTRIBUTED,
+    ) -> None:
+        self.path = Path(path)
+        self.delta = delta_value(delta)
+        self.unit, self.adjacency, self.trust = Unit(unit), Adjacency(adjacency), Trust(trust)
+        budget = positive("budget_epsilon", budget_epsilon)
+        terms = {name: getattr(self, name) for name in ("delta", "unit", "adjacency", "trust")}
+        with transaction(self.path) as events:
+            kept = events.verified()
+            if not kept:
+                events.append("open", {"budget_epsilon": budget, **terms})
+                return
+            for name, value in terms.items():
+                if kept[0][name] != value:
+                    raise BadInput(
+                        f"{name}: client ledger {self.path} was made for {kept[0][name]}, "
+                        f"got {value}"
+                    )
+            allowed = events.budget()
+            if budget > allowed:
+                raise BadInput(
+                    f"budget_epsilon: client ledger {self.path} allows {allowed:g} for a lifetime, "
+                    f"which cannot be raised; got {budget:g}"
+                )
+            if budget < allowed:
+                events.append("lower", {"budget_epsilon": budget})
+
+    @property
+    def budget_epsilon(self) -> float:
+        """The lowest budget the ledger was ever opened with."""
+        with transaction(self.path) as events:
+            return events.budget()
+
+    def spent(self) -> float:
+        """Lifetime epsilon at the ledger's delta, open reservations included."""
+        with transaction(self.path) as events:
+            return self._epsilon(events.charged())
+
+    def reserve(self, release: Release, setting: Setting, *, run: str = "") -> int:
+        """Write down that the client is about to take part, or refuse; the reservation's number.
+
+        `release` is what taking part now may show: normally one round, reserved before every
+        participation. An amplified release is the exception: its proof counts every round of the
+        run, those without this client too, so it is reserved once, before the run, in full.
+        """
+        self._check(release, setting)
+        body = {"run": run, "release": release.to_dict(), "setting": setting.to_dict()}
+        with transaction(self.path) as events:
+            charged = events.charged()
+            if release.amplified and any(
+                other["run"] == run and Release.from_dict(other["release"]).amplified
+                for other, _ in charged
+            ):
+                raise TermsRefused(
+                    f"run {run!r} has an amplified reservation already, and that covers a fixed "
+                    "number of rounds, drawn or not",
+                    "reserve once with all rounds, and name another run differently",
+                )
+            epsilon = self._epsilon([*charged, (body, 1)])
+            allowed = events.budget()
+            if not epsilon <= allowed:
+                raise LifetimeBudgetExceeded(
+                    f"run {run!r}: lifetime epsilon would be {epsilon:.4g}, above this client's "
+                    f"budget of {allowed:g} at delta {self.delta:g}",
+                    "stay out of this run, or ask for more noise",
+                )
+            return events.append("reserve", body)
+
+    def commit(self, reservation: int) -> None:
+        """Confirm that what was reserved has left. It counts either way; now for good."""
+        self._close(reservation, "commit")
+
+    def cancel(self, reservation: int) -> None:
+        """Take a reservation back: only if nothing derived from the client's data has left."""
+        self._close(reservation, "cancel")
+
+    def _close(self, reservation: int, kind: str) -> None:
+        with transaction(self.path) as events:
+            fate = events.fate(reservation)
+            if fate is None:
+                raise BadInput(f"reservation: {reservation} is not in client ledger {self.path}")
+            if fate not in ("open", kind):
+                raise BadInput(f"reservation: cannot {kind} {reservation}, it has a {fate}")
+            if fate == "open":
+                events.append(kind, {}, reservation)
+
+    def _check(self, release: Release, setting: Setting) -> None:
+        """Refuse what the client's terms or the theory do not cover."""
+        if _TRUSTS.index(setting.trust) > _TRUSTS.index(self.trust):
+            raise TermsRefused(
+                f"the release relies on {setting.trust} trust, this client agreed to {self.trust}",
+                f"use a run under {self.trust} trust",
+            )
+        if setting.unit is Unit.RECORD and self.unit is Unit.CLIENT:
+            raise TermsRefused(
+                "the release protects single records, this ledger a whole client",
+                "use a client-level run, or keep a record-level ledger",
+            )
+        guarantee = account([release], setting=self._terms(release, setting), delta=self.delta)
+        if not guarantee.certified:
+            raise TermsRefused(
+                f"nothing protects this client: {guarantee.reason}", "use a protected run"
+            )
+
+    def _terms(self, release: Release, setting: Setting) -> Setting:
+        """The release's setting under the ledger's adjacency."""
+        if setting.adjacency is self.adjacency:
+            return setting
+        replaced = setting.adjacency is Adjacency.REPLACE and self.adjacency is Adjacency.ZERO_OUT
+        if isinstance(release.mechanism, Zcdp):  # its rho is for one adjacency only
+            if replaced:
+                return setting
+            raise TermsRefused(
+                f"rho is known for {setting.adjacency}, this ledger is about {self.adjacency}",
+                f"describe the release for {self.adjacency}",
+            )
+        own = replace(setting, adjacency=self.adjacency)
+        try:
+            step_of(release, own)
+        except AdjacencyRefused:
+            # Zeroing a contribution is one way of replacing it, so a proof for replace will do.
+            if replaced:
+                return setting
+            raise
+        return own
+
+    def _epsilon(self, charged: list[tuple[Body, int]]) -> float:
+        """Lifetime epsilon: all steps of all runs composed, each in its own run's setting."""
+        steps = []
+        for body, times in charged:
+            release = Release.from_dict(body["release"])
+            step = step_of(release, self._terms(release, Setting.from_dict(body["setting"])))
+            steps.append(replace(step, count=step.count * times))
+        return _composed(merged(steps), self.delta)
+
+
+def _composed(steps: tuple[Step, ...], delta: float) -> float:
+    """The smallest valid bound on epsilon."""
+    if not steps:
+        return 0.0
+    exact = exact_epsilon(steps, delta)
+    if exact is not None:
+        return exact
+    bounds = [pure_epsilon(steps)]
+    if delta > 0:
+        for accountant in (pld_epsilon, rdp_epsilon, concentrated_epsilon, unamplified_epsilon):
+            bounds.append(accountant(steps, delta))
+    return min((bound for bound in bounds if bound is not None), default=math.inf)

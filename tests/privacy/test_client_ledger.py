@@ -1,0 +1,395 @@
+"""A client's lifetime ledger: exact totals, refusals, crashes, rivals and damaged files."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from scipy import optimize, stats
+
+from fedveil.errors import BadInput, FedveilError, Refused
+from fedveil.privacy.accounting import Release, Setting, account
+from fedveil.privacy.client_ledger import ClientLedger, LifetimeBudgetExceeded, TermsRefused
+from fedveil.privacy.mechanisms import (
+    DiscreteGaussian,
+    DiscreteGaussianSum,
+    Gaussian,
+    Laplace,
+    Zcdp,
+)
+from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
+from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
+
+DELTA = 1e-6
+LOCAL = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL)
+CENTRAL = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
+ONCE = Release(Gaussian(4.0), Everyone(), 1)
+
+
+def gaussian_epsilon(mu: float) -> float:
+    """Exact epsilon at DELTA of a Gaussian mechanism with sensitivity / std = mu."""
+
+    def excess(epsilon: float) -> float:
+        near, far = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+        return float(stats.norm.cdf(near) - math.exp(epsilon) * stats.norm.cdf(far) - DELTA)
+
+    return float(optimize.brentq(excess, 0.0, 200.0))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "client.ledger"
+
+
+def test_gaussian_participations_of_all_runs_compose_exactly(path: Path) -> None:
+    ledger = ClientLedger(path, 10.0, DELTA)
+    assert ledger.spent() == 0.0
+    ledger.reserve(ONCE, LOCAL, run="a")
+    ledger.reserve(ONCE, LOCAL, run="a")
+    ledger.reserve(Release(Gaussian(2.0), Everyone(), 3), LOCAL, run="b")
+    mu = math.sqrt(2 / 4.0**2 + 3 / 2.0**2)
+    assert ledger.spent() == pytest.approx(gaussian_epsilon(mu), rel=1e-6)
+    # another run's population and collusion do not change what this client spends on local noise
+    ledger.reserve(ONCE, replace(LOCAL, population=1000, colluders=3), run="c")
+    assert ledger.spent() == pytest.approx(gaussian_epsilon(math.sqrt(mu**2 + 1 / 16)), rel=1e-6)
+
+
+def test_participation_beyond_the_budget_is_refused_and_not_charged(path: Path) -> None:
+    affordable = 7
+    budget = gaussian_epsilon(math.sqrt(affordable) / 4.0) + 1e-6
+    ledger = ClientLedger(path, budget, DELTA)
+    for _ in range(affordable):
+        ledger.commit(ledger.reserve(ONCE, LOCAL))
+    spent = ledger.spent()
+    with pytest.raises(LifetimeBudgetExceeded, match="budget"):
+        ledger.reserve(ONCE, LOCAL)
+    assert issubclass(LifetimeBudgetExceeded, Refused)
+    assert ledger.spent() == spent <= budget
+    tiny = Release(Gaussian(1e6), Everyone(), 1)
+    ledger.reserve(tiny, LOCAL)  # something that costs next to nothing still fits
+
+
+def test_an_open_reservation_counts_and_a_cancelled_one_does_not(path: Path) -> None:
+    ledger = ClientLedger(path, 5.0, DELTA)
+    first = ledger.reserve(ONCE, LOCAL)
+    once = ledger.spent()
+    assert once > 0
+    second = ledger.reserve(ONCE, LOCAL)
+    assert ledger.spent() > once
+    ledger.cancel(second)
+    ledger.cancel(second)
+    assert ledger.spent() == once
+    ledger.commit(first)
+    ledger.commit(first)
+    assert ledger.spent() == once
+    with pytest.raises(BadInput, match="cannot cancel"):
+        ledger.cancel(first)
+    with pytest.raises(BadInput, match="cannot commit"):
+        ledger.commit(second)
+    for unknown in (0, 1, 99):  # event 1 opened the ledger: not a reservation
+        with pytest.raises(BadInput, match="not in client ledger"):
+            ledger.cancel(unknown)
+
+
+def test_totals_survive_reopening(path: Path) -> None:
+    ledger = ClientLedger(path, 5.0, DELTA)
+    ledger.reserve(ONCE, LOCAL)
+    spent = ledger.spent()
+    assert ClientLedger(path, 5.0, DELTA).spent() == spent
+
+
+def test_budgets_can_only_shrink(path: Path) -> None:
+    ledger = ClientLedger(path, 5.0, DELTA)
+    ledger.reserve(ONCE, LOCAL)
+    with pytest.raises(BadInput, match="cannot be raised"):
+        ClientLedger(path, 6.0, DELTA)
+    lowered = ClientLedger(path, 0.5, DELTA)
+    assert lowered.budget_epsilon == ledger.budget_epsilon == 0.5
+    with pytest.raises(LifetimeBudgetExceeded):
+        ledger.reserve(ONCE, LOCAL)  # the object opened before obeys as well
+    with pytest.raises(BadInput, match="cannot be raised"):
+        ClientLedger(path, 5.0, DELTA)
+    assert lowered.spent() > 0.5  # below what is spent already: nothing more, and no error
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"delta": 1e-5}, "delta"),
+        ({"unit": Unit.RECORD}, "unit"),
+        ({"adjacency": Adjacency.REPLACE}, "adjacency"),
+        ({"trust": Trust.CENTRAL}, "trust"),
+    ],
+)
+def test_the_meaning_of_the_guarantee_cannot_change(
+    path: Path, changed: dict[str, object], name: str
+) -> None:
+    ClientLedger(path, 5.0, DELTA)
+    with pytest.raises(BadInput, match=name):
+        ClientLedger(path, 5.0, **{"delta": DELTA, **changed})  # type: ignore[arg-type]
+
+
+def test_every_release_is_accounted_under_the_ledgers_adjacency(path: Path) -> None:
+    """A replaced client moves a sum twice as far: the run's own zero-out report does not count."""
+    ledger = ClientLedger(path, 50.0, DELTA, adjacency=Adjacency.REPLACE)
+    ledger.reserve(ONCE, LOCAL)
+    assert ledger.spent() == pytest.approx(gaussian_epsilon(2 / 4.0), rel=1e-6)
+
+
+def test_a_rho_known_for_one_adjacency_is_not_used_for_another(tmp_path: Path) -> None:
+    rho = Release(Zcdp(0.01), Everyone(), 1)
+    strict = ClientLedger(tmp_path / "replace", 5.0, DELTA, adjacency=Adjacency.REPLACE)
+    with pytest.raises(TermsRefused, match="rho"):
+        strict.reserve(rho, LOCAL)
+    covered = ClientLedger(tmp_path / "zero", 5.0, DELTA)
+    covered.reserve(rho, replace(LOCAL, adjacency=Adjacency.REPLACE))
+    assert covered.spent() > 0
+
+
+def test_record_level_releases_do_not_protect_a_whole_client(tmp_path: Path) -> None:
+    record = replace(LOCAL, unit=Unit.RECORD)
+    with pytest.raises(TermsRefused, match="single records"):
+        ClientLedger(tmp_path / "client", 5.0, DELTA).reserve(ONCE, record)
+    ledger = ClientLedger(tmp_path / "record", 5.0, DELTA, unit=Unit.RECORD)
+    ledger.reserve(ONCE, record)
+    ledger.reserve(ONCE, LOCAL)  # client level covers record level
+    assert ledger.spent() == pytest.approx(gaussian_epsilon(math.sqrt(2) / 4), rel=1e-6)
+
+
+def test_amplified_releases_need_central_trust_and_are_charged_once_in_full(tmp_path: Path) -> None:
+    poisson = Release(Gaussian(1.0), Poisson(0.01), 100)
+    with pytest.raises(TermsRefused, match="trust"):
+        ClientLedger(tmp_path / "distributed", 9.0, DELTA).reserve(poisson, CENTRAL, run="a")
+    ledger = ClientLedger(tmp_path / "central", 9.0, DELTA, trust=Trust.CENTRAL)
+    ledger.reserve(poisson, CENTRAL, run="a")
+    alone = account([poisson], setting=CENTRAL, delta=DELTA).epsilon
+    assert ledger.spent() == pytest.approx(alone, rel=1e-6)
+    # Charging it round by round, when drawn, would claim credit for the draw twice.
+    with pytest.raises(TermsRefused, match="once"):
+        ledger.reserve(replace(poisson, rounds=1), CENTRAL, run="a")
+    ledger.reserve(poisson, CENTRAL, run="b")
+    both = account([replace(poisson, rounds=200)], setting=CENTRAL, delta=DELTA).epsilon
+    assert ledger.spent() == pytest.approx(both, rel=1e-6)
+    with pytest.raises(Refused):  # the theory's own refusals come through
+        ledger.reserve(poisson, replace(CENTRAL, trust=Trust.LOCAL), run="c")
+
+
+def test_fixed_size_releases_are_proved_for_replace_which_covers_zero_out(path: Path) -> None:
+    ledger = ClientLedger(path, 20.0, DELTA, trust=Trust.CENTRAL)
+    release = Release(Gaussian(4.0), FixedSize(1000, 50), 20)
+    setting = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
+    ledger.reserve(release, setting, run="a")
+    expected = account([release], setting=setting, delta=DELTA).epsilon
+    assert ledger.spent() == pytest.approx(expected, rel=1e-6)
+
+
+def test_unlike_mechanisms_of_unlike_settings_compose(path: Path) -> None:
+    """Local Laplace, local discrete Gaussian and a distributed sum in one lifetime."""
+    ledger = ClientLedger(path, 30.0, DELTA)
+    shares = DiscreteGaussianSum(1.0, 2.0**-10, 0.3, shares=100, dimension=64, rounding_beta=None)
+    distributed = replace(LOCAL, trust=Trust.DISTRIBUTED, colluders=20)
+    parts = [
+        (Release(Laplace(2.0), Everyone(), 1), LOCAL),
+        (Release(DiscreteGaussian(3.0), Everyone(), 2), LOCAL),
+        (Release(shares, Everyone(100), 1), distributed),
+    ]
+    for release, setting in parts:
+        ledger.reserve(release, setting)
+    alone = [account([r], setting=s, delta=DELTA).epsilon for r, s in parts]
+    thirds = [account([r], setting=s, delta=DELTA / 3).epsilon for r, s in parts]
+    assert max(alone) < ledger.spent() <= sum(thirds)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        replace(LOCAL, entropy=Entropy.SEEDED),
+        replace(LOCAL, arithmetic=Arithmetic.IDEALISED),
+        replace(LOCAL, trust=Trust.DISTRIBUTED),  # continuous shares
+    ],
+)
+def test_releases_that_nothing_certifies_are_refused(path: Path, setting: Setting) -> None:
+    ledger = ClientLedger(path, 5.0, DELTA)
+    with pytest.raises(TermsRefused, match="nothing protects"):
+        ledger.reserve(ONCE, setting)
+    assert ledger.spent() == 0.0
+
+
+def test_pure_budgets_take_pure_releases_only(path: Path) -> None:
+    ledger = ClientLedger(path, 1.0, 0.0)
+    ledger.reserve(Release(Laplace(2.0), Everyone(), 1), LOCAL)
+    assert ledger.spent() == pytest.approx(0.5)
+    with pytest.raises(LifetimeBudgetExceeded):
+        ledger.reserve(ONCE, LOCAL)
+
+
+# ---- crashes and rivals -------------------------------------------------------------------
+
+CHILD = """
+import os, signal, sys, time
+sys.path.insert(0, {here!r})
+from test_client_ledger import DELTA, LOCAL, ONCE
+from fedveil.privacy.client_ledger import ClientLedger, LifetimeBudgetExceeded
+path, budget = {path!r}, {budget!r}
+"""
+
+
+def child(path: Path, budget: float, code: str) -> subprocess.Popen[str]:
+    """A process of its own that shares the ledger."""
+    head = CHILD.format(here=str(Path(__file__).parent), path=str(path), budget=budget)
+    return subprocess.Popen([sys.executable, "-c", head + code], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_client_killed_after_reserving_has_spent(path: Path) -> None:
+    process = child(
+        path,
+        5.0,
+        "ClientLedger(path, budget, DELTA).reserve(ONCE, LOCAL)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)",
+    )
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert ClientLedger(path, 5.0, DELTA).spent() == pytest.approx(gaussian_epsilon(1 / 4))
+
+
+def test_whenever_killed_the_ledger_never_counts_less_than_what_left(path: Path) -> None:
+    """The child reserves, "uploads" (prints) and commits in a loop until it is killed."""
+    process = child(
+        path,
+        100.0,
+        "ledger = ClientLedger(path, budget, DELTA)\n"
+        "while True:\n"
+        "    number = ledger.reserve(ONCE, LOCAL)\n"
+        "    print('left', flush=True)\n"
+        "    ledger.commit(number)\n",
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.15)
+    process.kill()
+    left = 1 + process.communicate()[0].count("left")
+    ledger = ClientLedger(path, 100.0, DELTA)
+    assert ledger.spent() >= gaussian_epsilon(math.sqrt(left) / 4) - 1e-6
+    assert ledger.spent() <= gaussian_epsilon(math.sqrt(left + 1) / 4) + 1e-6
+    ledger.reserve(ONCE, LOCAL)  # no stale lock is left behind
+
+
+def test_two_processes_cannot_spend_the_same_budget_twice(path: Path) -> None:
+    affordable = 25
+    budget = gaussian_epsilon(math.sqrt(affordable) / 4.0) + 1e-6
+    rivals = [
+        child(
+            path,
+            budget,
+            "ledger, got = ClientLedger(path, budget, DELTA), 0\n"
+            "try:\n"
+            "    while True:\n"
+            "        ledger.reserve(ONCE, LOCAL)\n"
+            "        got += 1\n"
+            "except LifetimeBudgetExceeded:\n"
+            "    print(got)\n",
+        )
+        for _ in range(2)
+    ]
+    got = [int(process.communicate()[0]) for process in rivals]
+    assert sum(got) == affordable
+    assert ClientLedger(path, budget, DELTA).spent() <= budget
+
+
+# ---- files --------------------------------------------------------------------------------
+
+
+def test_foreign_and_damaged_files_are_one_clear_error(tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("dear diary, " * 100)
+    with pytest.raises(BadInput, match="not a ledger"):
+        ClientLedger(text, 5.0, DELTA)
+    assert text.read_text().startswith("dear diary")
+
+    foreign = tmp_path / "browser.sqlite"
+    with sqlite3.connect(foreign) as database:
+        database.execute("CREATE TABLE history (url TEXT)")
+    with pytest.raises(BadInput, match="another program"):
+        ClientLedger(foreign, 5.0, DELTA)
+
+    damaged = tmp_path / "damaged"
+    ledger = ClientLedger(damaged, 50.0, DELTA)
+    for _ in range(40):
+        ledger.reserve(ONCE, LOCAL)
+    content = bytearray(damaged.read_bytes())
+    content[4096:] = os.urandom(len(content) - 4096)
+    damaged.write_bytes(bytes(content))
+    with pytest.raises(BadInput, match="client ledger"):
+        ClientLedger(damaged, 50.0, DELTA)
+
+    with pytest.raises(FedveilError, match="unable to open"):
+        ClientLedger(tmp_path / "no" / "such" / "folder", 5.0, DELTA)
+
+
+def test_a_newer_version_is_not_misread(path: Path) -> None:
+    ClientLedger(path, 5.0, DELTA)
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 2")
+    with pytest.raises(BadInput, match="version 2"):
+        ClientLedger(path, 5.0, DELTA)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE events SET body = replace(body, '5.0', '500.0') WHERE kind = 'open'",
+        "UPDATE events SET body = replace(body, '4.0', '40.0') WHERE kind = 'reserve'",
+        "DELETE FROM events WHERE seq = 2",
+    ],
+)
+def test_edited_events_are_noticed(path: Path, edit: str) -> None:
+    ledger = ClientLedger(path, 5.0, DELTA)
+    ledger.reserve(ONCE, LOCAL)
+    ledger.reserve(ONCE, LOCAL)
+    with sqlite3.connect(path) as database:
+        with pytest.raises(sqlite3.IntegrityError, match="append only"):
+            database.execute(edit)
+        database.execute("DROP TRIGGER no_update")
+        database.execute("DROP TRIGGER no_delete")
+        assert database.execute(edit).rowcount >= 1
+    with pytest.raises(BadInput, match="altered"):
+        ClientLedger(path, 5.0, DELTA)
+
+
+def test_a_ledger_that_cannot_be_written_grants_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = ClientLedger(path, 5.0, DELTA)
+    monkeypatch.setattr("fedveil.privacy.client_events._LOCK_SECONDS", 0.05)
+    rival = sqlite3.connect(path, isolation_level=None)
+    rival.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(FedveilError, match="nothing was written"):
+        ledger.reserve(ONCE, LOCAL)
+    rival.close()
+    assert ledger.spent() == 0.0
+
+
+@pytest.mark.parametrize("budget", [0.0, -1.0, math.nan, math.inf, "5"])
+def test_impossible_budgets_are_refused(path: Path, budget: float) -> None:
+    with pytest.raises(BadInput, match="budget_epsilon"):
+        ClientLedger(path, budget, DELTA)
+    assert not path.exists()
+
+
+def test_hundreds_of_participations_stay_cheap(path: Path) -> None:
+    """Equal reservations are charged as one step: the cost of a check does not grow with them."""
+    ledger = ClientLedger(path, 50.0, DELTA)
+    for _ in range(300):
+        ledger.reserve(ONCE, LOCAL, run="long")
+    start = time.perf_counter()
+    ledger.spent()
+    assert time.perf_counter() - start < 1.0
+    assert ledger.spent() == pytest.approx(gaussian_epsilon(math.sqrt(300) / 4), rel=1e-6)
