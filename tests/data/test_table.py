@@ -273,7 +273,11 @@ GOOD = HEAD + "1,2,a\n1,3,b\n2,4,a\n2,5,b\n"
         (HEAD + ",2,a\n,3,b\n", {}, "no row has a client (column 'who')"),
         (HEAD + "1,2,a\n1,3,a\n", {}, "label 'y' has one value only, 'a'"),
         (HEAD + "1,inf,a\n1,3,b\n", {}, "column 'x' holds infinity in row 1"),
-        (HEAD + "1,7,a\n1,7,b\n", {}, "no column besides 'y' can be used"),
+        (
+            HEAD + "1,7,a\n1,7,b\n",
+            {},
+            "besides 'y' can be used as an input (Columns left out: 'x'",
+        ),
         (HEAD + "1,2,1.5\n1,3,1.5\n", {}, "the same everywhere"),
         (HEAD.encode() + b"1,2,caf\xe9\n1,3,b\n", {}, "column 'y', row 1 is not UTF-8"),
         (b"who,x,\xe9\n1,2,a\n", {}, "first line is not UTF-8"),
@@ -321,6 +325,47 @@ def test_clients_with_one_row_keep_it(tmp_path):
     assert strangers.clients == 40
     assert len(strangers.test) == 10
     assert any("whole clients" in note for note in strangers.notes)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["7", "07", "007"],
+        [str(2**63 + i) for i in range(3)],
+        ["1e3", "1000", "1000.0"],
+        ["12345678901234567891", "12345678901234567892", "x"],
+    ],
+)
+def test_clients_whose_names_look_like_one_number_stay_apart(tmp_path, names):
+    rows = "".join(f"{names[i % 3]},{i % 7},{'ab'[i % 2]}\n" for i in range(60))
+    federation = from_table(write(tmp_path, HEAD + rows), label="y", client_column="who")
+    assert list(federation.owners) == sorted(names)
+
+
+def test_whole_numbers_as_clients_stand_in_the_order_of_numbers(tmp_path):
+    rows = "".join(f"{10 - i % 10},{i % 7},{'ab'[i % 2]}\n" for i in range(60))
+    federation = from_table(write(tmp_path, HEAD + rows), label="y", client_column="who")
+    assert list(federation.owners) == list(range(1, 11))
+
+
+def test_decimal_commas_are_numbers(tmp_path):
+    rows = "".join(f"{i % 3};{i},{i % 10};{i // 2},5\n" for i in range(60))
+    path = write(tmp_path, HEAD.replace(",", ";") + rows)
+    federation = from_table(path, label="y", client_column="who")
+    assert federation.task is Task.REGRESSION
+    assert federation.features == ("x",)
+    ours = np.sort(column(federation, "x"))
+    values = np.sort([i + (i % 10) / 10 for i in range(60)])
+    np.testing.assert_allclose(ours, (values - values.mean()) / values.std(), rtol=1e-4)
+
+
+def test_thousands_commas_are_numbers(tmp_path):
+    rows = "".join(f'{i % 3},"{i * 997:,}",{"ab"[i % 2]}\n' for i in range(60))
+    federation = from_table(write(tmp_path, HEAD + rows), label="y", client_column="who")
+    assert federation.features == ("x",)
+    values = np.arange(60) * 997
+    ours = np.sort(column(federation, "x"))
+    np.testing.assert_allclose(ours, (values - values.mean()) / values.std(), rtol=1e-4)
 
 
 def test_numbers_with_a_few_odd_entries_stay_numbers(tmp_path):

@@ -60,7 +60,8 @@ def judge(name: str, values: Any) -> Judged:
         return Judged(Column(kind, missing=missing))
     everywhere = distinct == len(values) and pa.types.is_integer(values.type)
     plain = name.casefold().replace("-", "_")
-    if everywhere and (plain in _ID_NAMES or plain.endswith(("_id", " id"))):
+    named = plain in _ID_NAMES or plain.endswith(("_id", " id")) or plain.startswith("unnamed:")
+    if everywhere and named:
         return Judged(None, "an identifier")
     numbers = _numbers(values, kind)
     return Judged(_measured(Column(kind, missing=missing), numbers))

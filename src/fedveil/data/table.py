@@ -64,7 +64,7 @@ def from_table(
         raise BadInput(f"{path}: name the column that says whose row it is (client_column)")
     if client_column == label:
         raise BadInput(f"{path}: label and client column are both {label!r}")
-    table = read_table(path)
+    table = read_table(path, exact=client_column)
     need_column(path, table.column_names, label, "the label")
     if client_column is not None:
         need_column(path, table.column_names, client_column, "the clients")
@@ -77,7 +77,8 @@ def from_table(
         columns, remarks = _described(path, table, public, (label, client_column))
         notes += remarks
     if not columns:
-        raise BadInput(f"{path}: no column besides {label!r} can be used as an input")
+        why = f" ({remarks[0].rstrip('.')})" if remarks else ""
+        raise BadInput(f"{path}: no column besides {label!r} can be used as an input{why}")
     wanted, kind, names, scaling, remark = _targets(
         path, label, table.column(label), task, (public or {}).get(label)
     )

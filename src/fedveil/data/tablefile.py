@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,17 @@ from fedveil.errors import BadInput
 
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NULL", "null", "None")
 _DELIMITERS = ",;\t|"
-_CONVERT = csv.ConvertOptions(
-    null_values=list(MISSING),
-    strings_can_be_null=True,
-    timestamp_parsers=[csv.ISO8601, "%Y-%m"],
-)
+_WHOLE = r"^(0|-?[1-9]\d{0,17})$"  # a whole number in its one spelling
+_THOUSANDS = r"^[-+]?\d{1,3}(,\d{3})*(\.\d+)?$"  # 1,234.5
+_COMMA = r"^[-+]?\d+(,\d+)?$"  # 1234,5
 
 
-def read_table(path: Path) -> Any:
-    """The file as a `pyarrow.Table`: text trimmed, missing values null, column names unique."""
+def read_table(path: Path, exact: str | None = None) -> Any:
+    """The file as a `pyarrow.Table`: text trimmed, missing values null, column names unique.
+
+    The `exact` column of a CSV file is read as text and becomes numbers only if no two texts become
+    one number: people must not melt together because their names look like numbers.
+    """
     if path.is_dir():
         raise BadInput(f"{path}: is a directory; name a CSV or Parquet file")
     if not path.is_file():
@@ -36,14 +38,16 @@ def read_table(path: Path) -> Any:
     if not start:
         raise BadInput(f"{path}: is empty")
     typed = start == b"PAR1"
-    table = _parquet(path) if typed else _csv(path, zipped=start[:2] == b"\x1f\x8b")
+    table = _parquet(path) if typed else _csv(path, start[:2] == b"\x1f\x8b", exact)
     names = [name.strip() for name in table.column_names]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise BadInput(f"{path}: column {twice[0]!r} occurs more than once; rename one")
     if not table.num_rows:
         raise BadInput(f"{path}: has a header but no rows")
-    columns = [_tidy(path, name, table.column(i), typed) for i, name in enumerate(names)]
+    columns = [
+        _tidy(path, name, table.column(i), typed, name == exact) for i, name in enumerate(names)
+    ]
     return pa.table(columns, names=names)
 
 
@@ -76,22 +80,23 @@ def _parquet(path: Path) -> Any:
         raise BadInput(f"{path}: damaged Parquet file ({_first_line(error)})") from None
 
 
-def _csv(path: Path, zipped: bool) -> Any:
+def _csv(path: Path, zipped: bool, exact: str | None) -> Any:
     header = _header(path, zipped)
     delimiter = max(_DELIMITERS, key=header.count)
     try:
-        return _parse(path, zipped, delimiter, threads=True)
+        return _parse(path, zipped, delimiter, exact, threads=True)
     except pa.ArrowInvalid:
         pass
     except OSError as error:
         raise BadInput(f"{path}: damaged gzip file ({_first_line(error)})") from None
     try:  # one thread knows the number of the bad row
-        return _parse(path, zipped, delimiter, threads=False)
+        return _parse(path, zipped, delimiter, exact, threads=False)
     except pa.ArrowInvalid as error:
         raise BadInput(f"{path}: {_complaint(str(error))}") from None
 
 
-def _parse(path: Path, zipped: bool, delimiter: str, threads: bool) -> Any:
+def _parse(path: Path, zipped: bool, delimiter: str, exact: str | None, threads: bool) -> Any:
+    as_text = {} if exact is None else {exact: pa.string(), f" {exact}": pa.string()}
     with pa.OSFile(str(path)) as raw:
         stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
         return csv.read_csv(
@@ -99,8 +104,17 @@ def _parse(path: Path, zipped: bool, delimiter: str, threads: bool) -> Any:
             # One block, so that the type of a column is decided by all of its rows.
             read_options=csv.ReadOptions(use_threads=threads, block_size=2**31 - 1),
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=_CONVERT,
+            convert_options=_convert(as_text),
         )
+
+
+def _convert(types: Mapping[str, Any] | None = None) -> Any:
+    return csv.ConvertOptions(
+        column_types=types,
+        null_values=list(MISSING),
+        strings_can_be_null=True,
+        timestamp_parsers=[csv.ISO8601, "%Y-%m"],
+    )
 
 
 def _header(path: Path, zipped: bool) -> str:
@@ -135,7 +149,7 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0][:100]
 
 
-def _tidy(path: Path, name: str, column: Any, typed: bool) -> Any:
+def _tidy(path: Path, name: str, column: Any, typed: bool, exact: bool) -> Any:
     """Decode, trim, and make every kind of missing value null."""
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -149,7 +163,11 @@ def _tidy(path: Path, name: str, column: Any, typed: bool) -> Any:
     if pa.types.is_string(kind):
         text = pc.utf8_trim_whitespace(column)
         text = pc.if_else(pc.is_in(text, pa.array(MISSING)), None, text)
-        return text if typed or text.equals(column) else _reread(text)
+        if exact:
+            return text.cast(pa.int64()) if _all_match(text, _WHOLE) else text
+        if typed:
+            return text
+        return _reread(text, column)
     if pa.types.is_decimal(kind):
         column = column.cast(pa.float64())
         kind = column.type
@@ -163,15 +181,26 @@ def _tidy(path: Path, name: str, column: Any, typed: bool) -> Any:
     return column
 
 
-def _reread(text: Any) -> Any:
-    """A CSV column whose blanks hid its type, parsed again without them."""
+def _all_match(text: Any, pattern: str) -> bool:
+    matches = pc.match_substring_regex(text, pattern)
+    return text.null_count < len(text) and bool(pc.all(matches).as_py())
+
+
+def _reread(text: Any, column: Any) -> Any:
+    """A CSV column whose blanks or commas may have hidden its type, parsed again without them."""
+    if _all_match(text, _THOUSANDS):
+        text = pc.replace_substring(text, ",", "")
+    elif _all_match(text, _COMMA):
+        text = pc.replace_substring(text, ",", ".")
+    elif text.equals(column):
+        return column
     written = pa.BufferOutputStream()
     csv.write_csv(pa.table([text], names=["x"]), written)
     again = csv.read_csv(
         pa.BufferReader(written.getvalue()),
         read_options=csv.ReadOptions(block_size=2**31 - 1),
         parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
-        convert_options=_CONVERT,
+        convert_options=_convert(),
     )
     return again.column(0)
 
