@@ -200,6 +200,10 @@ def test_bad_numbers_are_refused_by_name(bad: float) -> None:
         hu.bit_probability(bad, shuffled=True)
 
 
+def test_a_certain_bit_still_has_a_finite_bound() -> None:
+    assert 36 < hu.bit_attack_epsilon(hu.bit_probability(100, shuffled=False), 1, 1e-4) < 37
+
+
 def test_a_fair_coin_reveals_nothing() -> None:
     assert hu.bit_attack_epsilon(0.5, 100, 1e-4) == 0.0
     assert hu.bit_divergence(0.5, 100) == 0.0
