@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.cli import console, described
@@ -15,6 +16,9 @@ PAPERS = ("fu", "hu", "liang", "cheng")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source", nargs="?", type=Path, help="a run directory or a recipe, instead of a description"
+    )
     described.add_arguments(parser)
     paper = parser.add_argument_group("beside it, what a paper would have claimed")
     paper.add_argument("--paper", choices=PAPERS)
@@ -30,6 +34,10 @@ def execute(args: argparse.Namespace) -> int:
         from fedveil.cli.account_papers import compare
 
         return compare(args)
+    if args.source is not None:
+        from fedveil.cli import stored
+
+        return report(stored.guarantee_of(args.source), args)
     return report(guarantee_of(args), args)
 
 

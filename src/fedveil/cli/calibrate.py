@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console, described
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--epsilon", type=float, required=True, help="the budget")
+    parser.add_argument("source", nargs="?", type=Path, help="a recipe, instead of a description")
+    parser.add_argument("--epsilon", type=float, help="the budget; by default the recipe's")
     parser.add_argument(
         "--find",
         choices=("noise", "rounds", "rate"),
@@ -27,6 +29,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     from fedveil.privacy.accounting import account
 
+    if args.source is not None:
+        from fedveil.cli import stored
+
+        planned = stored.guarantee_of(args.source, args.epsilon)
+        if args.json:
+            console.emit(planned.to_dict())
+        else:
+            described.show(planned, f"For {args.source}")
+        return 0
+    if args.epsilon is None:
+        raise BadInput("--epsilon: needed")
     found, release, setting, delta, tuning = _FINDERS[args.find](args)
     guarantee = account([release], setting=setting, delta=delta, tuning=tuning)
     if args.json:
