@@ -42,6 +42,12 @@ class Assignment:
         """The place of every row within its client: 0, 1, ..."""
         return np.arange(len(self.rows)) - np.repeat(self.offsets[:-1], self.sizes)
 
+    def lottery(self, draw: np.random.Generator) -> Rows:
+        """Places of all rows, client by client, each client's in random order."""
+        client = np.repeat(np.arange(self.clients, dtype=np.float64), self.sizes)
+        client += draw.random(len(client))  # one sort does both
+        return np.argsort(client)
+
     def keep(self, chosen: npt.NDArray[np.bool_]) -> Assignment:
         """Only the chosen rows; clients left without any disappear."""
         client = np.repeat(np.arange(self.clients), self.sizes)[chosen]

@@ -148,10 +148,8 @@ def _within(
     validations = np.minimum(_counts(validation, sizes, draw), sizes - 1 - tests)
     from_end = np.repeat(sizes, sizes) - 1 - dealt.positions
     if not latest:  # a random order within each client instead of the given one
-        client = np.repeat(np.arange(dealt.clients), sizes)
-        lottery = np.lexsort((draw.random(len(client)), client))
         shuffled = np.empty_like(from_end)
-        shuffled[lottery] = from_end
+        shuffled[dealt.lottery(draw)] = from_end
         from_end = shuffled
     part = np.full(len(from_end), TRAIN)
     part[from_end < np.repeat(tests + validations, sizes)] = VALIDATION

@@ -270,10 +270,8 @@ def _limit(
     limit = each or cap
     if limit is None or dealt.sizes.max() <= limit:
         return dealt
-    client = np.repeat(np.arange(dealt.clients), dealt.sizes)
-    lottery = np.lexsort((draw.random(len(client)), client))
-    chosen = np.zeros(len(client), dtype=bool)
-    chosen[lottery[dealt.positions < limit]] = True
+    chosen = np.zeros(len(dealt.rows), dtype=bool)
+    chosen[dealt.lottery(draw)[dealt.positions < limit]] = True
     return dealt.keep(chosen)
 
 

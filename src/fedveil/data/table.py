@@ -32,8 +32,8 @@ MOST_CLASSES = 20  # a numeric label with more different values is a quantity
 MOST_TEXT_CLASSES = 1000
 
 FROM_DATA_NOTE = (
-    "Means, deviations and categories were taken from the data themselves and are not covered by "
-    "the guarantee; a schema of public ranges avoids this."
+    "Means, deviations, categories and the counts in these notes were taken from the data "
+    "themselves and are not covered by the guarantee; a schema of public ranges avoids this."
 )
 
 
@@ -69,7 +69,7 @@ def from_table(
     if client_column is not None:
         need_column(path, table.column_names, client_column, "the clients")
     public = _public(schema)
-    table, notes = _with_labels_and_owners(path, table, label, client_column)
+    table, notes = _with_labels_and_owners(path, table, label, client_column, public is None)
     if public is None:
         columns, remarks = _judged(table, (label, client_column))
         notes += remarks
@@ -137,9 +137,9 @@ def _public(schema: Path | str | Mapping[str, Any] | None) -> dict[str, Column] 
 
 
 def _with_labels_and_owners(
-    path: Path, table: Any, label: str, client_column: str | None
+    path: Path, table: Any, label: str, client_column: str | None, count: bool
 ) -> tuple[Any, list[str]]:
-    """Only the rows that have a label and an owner."""
+    """Only the rows that have a label and an owner; `count` says how many had not."""
     notes = []
     for name, what in ((label, "label"), (client_column, "client")):
         if name is None:
@@ -148,7 +148,8 @@ def _with_labels_and_owners(
         if gaps == table.num_rows:
             raise BadInput(f"{path}: no row has a {what} (column {name!r})")
         if gaps:
-            notes.append(f"{gaps} rows without a {what} ({name!r}) were left out.")
+            how_many = f"{gaps} rows" if count else "Rows"
+            notes.append(f"{how_many} without a {what} ({name!r}) were left out.")
             table = table.filter(pc.is_valid(table.column(name)))
     return table, notes
 
