@@ -154,6 +154,13 @@ def test_a_smaller_alpha_makes_clients_more_different():
     assert spread == sorted(spread, reverse=True)
 
 
+def test_balanced_mixes_share_out_everything_equally():
+    labels = np.arange(1003) % 7
+    dealt = Dirichlet(10, 0.2, balanced=True).assign(labels, None, generator(0, "t"))
+    assert set(dealt.sizes) == {100}
+    owners_of(dealt, 1003)
+
+
 def test_a_tiny_alpha_does_not_underflow():
     labels = np.repeat(np.arange(3), 50)
     dealt = Dirichlet(5, 1e-6).assign(labels, None, generator(0, "t"))

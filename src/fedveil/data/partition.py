@@ -28,7 +28,7 @@ class _Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int) and value < 1:
+            if type(value) is int and value < 1:
                 raise BadInput(f"{field.name}={value}: must be at least 1")
         if self.cap is not None and self.examples_per_client is not None:
             raise BadInput(
@@ -93,13 +93,14 @@ class SortedSlices(_Limits):
 class Dirichlet(_Limits):
     """Label mixes that differ between clients; smaller `alpha`, more different.
 
-    Without `examples_per_client`: each class is shared out in proportions drawn from
-    Dirichlet(alpha) over the clients, so sizes differ too. With it: each client draws its own mix
-    of classes from Dirichlet(alpha) and fills it as long as the classes last (all sizes equal).
+    Each class is shared out in proportions drawn from Dirichlet(alpha) over the clients, so sizes
+    differ too. Or `balanced` (implied by `examples_per_client`): each client draws its own mix of
+    classes from Dirichlet(alpha) and fills it as long as the classes last; all sizes are equal.
     """
 
     clients: int
     alpha: float
+    balanced: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,14 +115,17 @@ class Dirichlet(_Limits):
             raise BadInput("Dirichlet deals by class, but targets are numbers: use SortedSlices")
         _need_examples(len(labels), self.clients, self.examples_per_client or 1, "Dirichlet")
         classes, codes = np.unique(labels, return_inverse=True)
-        if self.examples_per_client is None:
+        each = self.examples_per_client
+        if each is None and self.balanced:
+            each = len(labels) // self.clients
+        if each is None:
             client = self._shares_of_classes(codes, len(classes), draw)
             _fill_empty(client, self.clients, draw)
             rows = np.argsort(client, kind="stable")
             sizes = np.bincount(client, minlength=self.clients)
         else:
-            rows = self._mixes_of_clients(codes, len(classes), self.examples_per_client, draw)
-            sizes = np.full(self.clients, self.examples_per_client)
+            rows = self._mixes_of_clients(codes, len(classes), each, draw)
+            sizes = np.full(self.clients, each)
         return _limit(Assignment(rows, offsets_of(sizes)), None, self.cap, draw)
 
     def _shares_of_classes(self, codes: Rows, classes: int, draw: np.random.Generator) -> Rows:

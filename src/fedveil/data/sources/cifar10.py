@@ -91,7 +91,7 @@ CIFAR10 = Source(
     classes=10,
     examples=60_000,
     clients=500,
-    partition=Dirichlet(500, 1.0, examples_per_client=100),
+    partition=Dirichlet(500, 1.0, balanced=True),
     build=build,
     copies=(
         Copy(
