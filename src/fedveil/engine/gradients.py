@@ -9,11 +9,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedveil.data.federation import Task
+from fedveil.engine.contract import Job
+from fedveil.local.records import as_tensor
 from fedveil.local.rule import GradientClip
 from fedveil.local.steps import shorten
-from fedveil.models.flat import Layout
+from fedveil.models.flat import Layout, flatten
 from fedveil.models.losses import example_losses
 from fedveil.privacy.clipping import Clip
+
+_VALUES = 16_000_000  # numbers in gradients of single examples held at once: 64 MB
 
 
 class AutogradGradients:
@@ -24,7 +28,10 @@ class AutogradGradients:
         self._task = task
         self._weights = torch.zeros(layout.size, device=device)
         self._gradient = torch.zeros(layout.size, device=device)
-        self._per_example = VmapGradients(module, layout, task, device)
+        recurrent = any(isinstance(child, nn.RNNBase) for child in module.modules())
+        self._per_example = (
+            ExampleLoop(self) if recurrent else VmapGradients(module, layout, task, device)
+        )
         views = layout.views(self._weights)
         self._gradients = list(layout.views(self._gradient).values())
         self._parameters = []
@@ -53,26 +60,22 @@ class AutogradGradients:
                 view.copy_(parameter.grad)
         return self._gradient[None], loss
 
-    def begin(self, start: Tensor, clients: int) -> Tensor:
+    def begin(self, start: Tensor, clients: int) -> None:
         self._weights.copy_(start)
-        return self._weights[None]
 
     def descend(
-        self,
-        weights: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        rate: float,
-        keep: float,
+        self, inputs: Tensor, targets: Tensor, mask: Tensor | None, rate: float, keep: float
     ) -> Tensor:
         loss = self._backward(inputs, targets, mask)
         if keep != 1:
             self._weights.mul_(keep)
-        used = [p for p in self._parameters if p.grad is not None]
-        with torch.no_grad():
-            torch._foreach_add_(used, [p.grad for p in used], alpha=-rate)
+        moving = [(p.data, p.grad) for p in self._parameters if p.grad is not None]
+        weights, gradients = [list(part) for part in zip(*moving, strict=True)]
+        torch._foreach_add_(weights, gradients, alpha=-rate)
         return loss
+
+    def finish(self) -> Tensor:
+        return self._weights.clone()[None]
 
     def _backward(self, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
         """Leave the gradient of one client's mean loss in the parameters; returns `[1]`."""
@@ -126,7 +129,59 @@ class VmapGradients:
         if clip is None:
             gradients, losses = self._of_clients(weights, inputs, targets, share)
             return gradients, losses
-        each, example = self._of_examples(weights, inputs, targets)  # [clients, batch, parameters]
-        shorten(each.view(-1, each.shape[-1]), Clip(clip.norm, clip.order))
-        gradients = torch.einsum("cb,cbd->cd", real, each) / denominator
-        return gradients, (example * share).sum(dim=1)
+        gradients, losses = torch.zeros_like(weights), weights.new_zeros(len(weights))
+        piece = max(1, _VALUES // weights.numel())
+        for begin in range(0, share.shape[1], piece):
+            part = slice(begin, begin + piece)
+            each, example = self._of_examples(weights, inputs[:, part], targets[:, part])
+            shorten(each.view(-1, each.shape[-1]), Clip(clip.norm, clip.order))
+            gradients += torch.einsum("cb,cbd->cd", real[:, part], each)
+            losses += (example * share[:, part]).sum(dim=1)
+        return gradients.div_(denominator), losses
+
+
+class ExampleLoop:
+    """Clipped gradients of one client, one example after the other: for what `vmap` cannot do."""
+
+    def __init__(self, gradients: AutogradGradients) -> None:
+        self._gradients = gradients
+
+    def __call__(
+        self,
+        weights: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        clip: GradientClip,
+        denominator: float,
+    ) -> tuple[Tensor, Tensor]:
+        real = range(inputs.shape[1]) if mask is None else torch.nonzero(mask[0])[:, 0].tolist()
+        total, losses = torch.zeros_like(weights), weights.new_zeros(1)
+        for example in real:
+            one = slice(example, example + 1)
+            gradient, loss = self._gradients(
+                weights, inputs[:, one], targets[:, one], None, None, 0.0
+            )
+            shorten(gradient, Clip(clip.norm, clip.order))
+            total += gradient
+            losses += loss
+        return total.div_(denominator), losses / max(1, len(real))
+
+
+def why_not_vmap(job: Job) -> str | None:
+    """Why `torch.func` cannot train several clients of this job at once; None if it can."""
+    for name, child in job.module.named_modules():
+        if isinstance(child, nn.RNNBase):
+            return f"torch cannot batch layer {name} ({type(child).__name__}) over clients"
+    federation, layout = job.federation, job.layout
+    inputs = as_tensor(federation.model_inputs(federation.train.inputs[:1]))[
+        None
+    ].repeat_interleave(2, 0)
+    targets = as_tensor(federation.train.targets[:1])[None].repeat_interleave(2, 0)
+    gradients = VmapGradients(job.module, layout, federation.task, torch.device("cpu"))
+    try:
+        gradients(flatten(job.module).repeat(2, 1), inputs, targets, None, None, 1.0)
+    except Exception as error:  # whatever a user's module may raise under vmap
+        first = str(error).strip().splitlines()
+        return f"torch.func cannot batch the model: {first[0] if first else type(error).__name__}"
+    return None

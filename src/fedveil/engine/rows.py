@@ -21,6 +21,8 @@ from fedveil.randomness import Stream
 
 __all__ = ["RowEngine", "as_tensor", "chunks_of", "client_sizes"]
 
+CPU = torch.device("cpu")
+
 _VALUES = 4_000_000  # input values in one chunk: 16 MB
 
 
@@ -32,7 +34,7 @@ class RowEngine:
     job: Job
     gradients: Gradients
     chunk: int
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
 
     def round_sum(
         self, weights: Tensor, cohort: Cohort, round: int, shaping: Shaping | None = None

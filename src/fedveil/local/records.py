@@ -22,7 +22,7 @@ class Records:
 
     Clients come in order of falling step counts, so that those still training are the first rows.
     Records are gathered once: in the order of the steps if no record is used twice, else client by
-    client, padded to the largest. Padding repeats real records and is masked.
+    client, padded to the largest (always, if `padded`). Padding repeats real records and is masked.
     """
 
     def __init__(
@@ -32,13 +32,16 @@ class Records:
         sizes: Ints,
         batches: Batches,
         device: torch.device | None = None,
+        *,
+        padded: bool = False,
     ) -> None:
         self._federation, self._clients, self._sizes = federation, clients, sizes
         self._device = device
         self.steps = batches.steps
         self._batches = batches
         _, drawn, self._batch = batches.positions.shape
-        self._in_order = not batches.full and drawn * self._batch <= int(sizes.max(initial=0))
+        once = drawn * self._batch <= int(sizes.max(initial=0))
+        self._in_order = once and not (batches.full or padded)
         if self._in_order:
             where = np.where(batches.mask, batches.positions, 0).transpose(1, 0, 2)
             starts = federation.offsets[clients][:, None]
@@ -48,9 +51,9 @@ class Records:
         # How many clients take each step, and whether any of its places is padding.
         order = np.arange(int(batches.steps.max(initial=0)))
         self.active = (batches.steps[:, None] > order).sum(axis=0).tolist()
-        real = batches.mask.sum(axis=(0, 2))
-        places = np.asarray(self.active) * self._batch
-        self._masked: list[bool] = (real < places).tolist() if len(order) else []
+        counts = self.active[:1] if batches.full else self.active
+        real = batches.mask[:, : len(counts)].sum(axis=(0, 2))
+        self._masked: list[bool] = (real < np.asarray(counts) * self._batch).tolist()
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -62,18 +65,26 @@ class Records:
     def batch(self, step: int) -> Batch:
         """The batches of the clients that take this step, `[active, batch, ...]`."""
         active = self.active[step]
-        at = 0 if self._batches.full else step
-        mask = self._mask[:active, at] if self._masked[step] else None
-        if self._batches.full:
-            return self.inputs[:active], self.targets[:active], mask
+        rows, mask = self.places(step)
         if self._in_order:
             return self.inputs[step, :active], self.targets[step, :active], mask
-        rows = self._rows[step, :active].reshape(-1)
+        if rows is None:
+            return self.inputs[:active], self.targets[:active], mask
         inputs, targets = (
-            column.flatten(0, 1).index_select(0, rows).unflatten(0, (active, self._batch))
+            column.flatten(0, 1).index_select(0, rows).view(active, self._batch, *column.shape[2:])
             for column in (self.inputs, self.targets)
         )
         return inputs, targets, mask
+
+    def places(self, step: int) -> tuple[Tensor | None, Tensor | None]:
+        """Rows of the step's records in the padded `inputs`, clients and places flattened together
+        (None: all records in order), and which are real, `[active, batch]` (None: all)."""
+        active = self.active[step]
+        at = 0 if self._batches.full else step
+        mask = self._mask[:active, at] if self._masked[at] else None
+        if self._batches.full or self._in_order:
+            return None, mask
+        return self._rows[step, :active].reshape(-1), mask
 
     def everything(self) -> Batch:
         """All records of all clients, `[clients, most, ...]`."""

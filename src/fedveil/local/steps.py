@@ -23,11 +23,11 @@ from fedveil.randomness import Stream
 class Gradients(Protocol):
     """Gradients of the mean loss of each client's batch.
 
-    `weights [clients, parameters]`, `inputs [clients, batch, ...]`, `targets [clients, batch, ...]`,
+    `weights [clients, parameters]`, `inputs` and `targets` `[clients, batch, ...]`,
     `mask [clients, batch]` (which records are real; None: all). With `clip`, each example's
     gradient is clipped first and the sum divided by `denominator`. Returns gradients
-    `[clients, parameters]`, which the caller may overwrite until the next call, and mean losses
-    `[clients]`.
+    `[clients, parameters]`, which the caller may overwrite and keep until the next call, and mean
+    losses `[clients]`.
     """
 
     def __call__(
@@ -45,23 +45,21 @@ class Gradients(Protocol):
 class Descent(Protocol):
     """Gradients that can also take a step of plain SGD without forming a gradient apart."""
 
-    def begin(self, start: Tensor, clients: int) -> Tensor:
-        """Rows of weights `[clients, parameters]`, all equal to `start`, to hand to `descend`."""
+    def begin(self, start: Tensor, clients: int) -> None:
+        """Put this many clients at `start` `[parameters]`."""
         ...
 
     def descend(
-        self,
-        weights: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        rate: float,
-        keep: float,
+        self, inputs: Tensor, targets: Tensor, mask: Tensor | None, rate: float, keep: float
     ) -> Tensor:
-        """`weights = keep * weights - rate * gradient` in place; returns mean losses `[clients]`.
+        """`weights = keep * weights - rate * gradient` for the first `len(inputs)` clients.
 
-        `weights` are the first rows of what `begin` gave.
+        Returns their mean losses.
         """
+        ...
+
+    def finish(self) -> Tensor:
+        """The weights of all clients, `[clients, parameters]`, which the caller may overwrite."""
         ...
 
 
@@ -103,13 +101,13 @@ def _descend(
     start: Tensor, supply: Supply, rule: LocalRule, rates: Sequence[float], descent: Descent
 ) -> tuple[Tensor, Tensor]:
     """Plain SGD: the weights themselves are the only state."""
-    weights = descent.begin(start, len(supply))
+    descent.begin(start, len(supply))
     losses = start.new_zeros(len(supply))
     for step, active in enumerate(supply.active):
         rate = rates[step]
         keep = 1 - rate * rule.weight_decay
-        losses[:active] += descent.descend(weights[:active], *supply.batch(step), rate, keep)
-    return weights - start, losses
+        losses[:active] += descent.descend(*supply.batch(step), rate, keep)
+    return descent.finish().sub_(start), losses
 
 
 def _walk(
