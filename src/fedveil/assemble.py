@@ -17,6 +17,7 @@ from fedveil.methods.fedavg import fedavg
 from fedveil.methods.method import CohortRule, Method, Scheme
 from fedveil.models.zoo import build
 from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.privacy.clipping import Clip
 from fedveil.privacy.units import Arithmetic
 from fedveil.recipe import DataSection, Recipe
 from fedveil.server.optimizers import Adam, Optimizer, Sgd
@@ -106,7 +107,7 @@ def _dp_fedavg(recipe: Recipe) -> Method:
         rounds=recipe.training.rounds,
         cohort=_cohort(recipe),
         local=_local(recipe),
-        clip_norm=recipe.privacy.clip_norm,
+        clip=Clip(recipe.privacy.clip_norm),
         weight_cap=recipe.training.weight_cap,
         optimizer=_optimizer(recipe),
     )

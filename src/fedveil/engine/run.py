@@ -7,21 +7,20 @@ then the noisy result is computed, then it is stored, and only then shown.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 
 from fedveil.engine.checkpoint import Checkpoint
 from fedveil.engine.choose import build_engine
 from fedveil.engine.contract import Cohort, Job, RoundSum
 from fedveil.engine.directory import RunDirectory
 from fedveil.engine.evaluation import Evaluator, Metrics
-from fedveil.engine.rows import client_sizes
 from fedveil.models.flat import load
-from fedveil.plan.plan import Plan
+from fedveil.plan.plan import Plan, Released
 
 _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo rounds at no cost
 
@@ -54,6 +53,7 @@ class RoundReport:
     epsilon: float | None  # spent so far; only where metrics are
     metrics: Metrics | None  # of the new weights on the test examples, at the chosen interval
     insight: Insight | None  # simulations only
+    figures: Mapping[str, float]  # released beside the update, and accounted for
 
     def to_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {"round": self.round}
@@ -62,6 +62,7 @@ class RoundReport:
         if self.metrics is not None:
             document |= asdict(self.metrics)
             document["epsilon"] = self.epsilon
+        document |= self.figures
         if self.insight is not None:
             document["insight"] = asdict(self.insight)
         return document
@@ -91,13 +92,13 @@ class Run:
             plan.federation,
             plan.module,
             plan.layout,
-            plan.method.local,
+            plan.local,
             plan.shaping,
             self._randomness,
         )
         self.engine = build_engine(self.job, speed.engine, speed.chunk)
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
-        self.state = Checkpoint(0, plan.start, plan.method.optimizer.start(plan.start))
+        self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
         self._saved = time.monotonic()
 
     def keep_in(self, directory: RunDirectory) -> Run:
@@ -131,27 +132,21 @@ class Run:
         cohort = plan.sampling.draw(number, self._randomness.stream("cohort", number))
         if self.directory is not None and self.directory.ledger is not None:
             self.directory.ledger.reserve(number)
-        result = self.engine.round_sum(self.state.weights, cohort, number)
-        average = self._average(result, cohort, number)
-        weights, optimizer = plan.method.optimizer.step(
-            self.state.weights, average, self.state.optimizer, number
+        shaping = plan.shaping_in(number, self.state.optimizer)
+        result = self.engine.round_sum(self.state.weights, cohort, number, shaping)
+        released = plan.release(
+            result.total, result.norms, shaping, cohort, number, self._randomness
         )
-        state = Checkpoint(number + 1, weights, optimizer)
+        update = released.average
+        if plan.method.smoothing is not None:
+            update = plan.method.smoothing(update, plan.layout)
+        weights, optimizer = plan.optimizer.step(
+            self.state.weights, update, self.state.optimizer, number
+        )
+        state = Checkpoint(number + 1, weights, {**optimizer, **released.state})
         self._store(state, last)
         self.state = state
-        return self._report(result, cohort, last, time.perf_counter() - began)
-
-    def _average(self, result: RoundSum, cohort: Cohort, number: int) -> Tensor:
-        plan = self.plan
-        protection, noise = plan.method.protection, plan.noise_multiplier
-        if protection is None or noise is None:
-            sizes = client_sizes(plan.federation, cohort)
-            weight = float(plan.shaping.weights(sizes).sum())
-            return (result.total / max(weight, 1e-30)).float()
-        private = protection.protect(
-            result.total, plan.shaping, noise, cohort, number, self._randomness
-        )
-        return private / plan.sampling.expected_cohort
+        return self._report(result, released, cohort, last, time.perf_counter() - began)
 
     def _store(self, state: Checkpoint, last: bool) -> None:
         """A protected run stores every round before anybody sees it: it cannot draw it again."""
@@ -162,7 +157,9 @@ class Run:
             self.directory.save(state, durable=self.plan.protected or last)
             self._saved = time.monotonic()
 
-    def _report(self, result: RoundSum, cohort: Cohort, last: bool, seconds: float) -> RoundReport:
+    def _report(
+        self, result: RoundSum, released: Released, cohort: Cohort, last: bool, seconds: float
+    ) -> RoundReport:
         done = self.state.rounds
         metrics = self.evaluate() if last or done % self.every == 0 else None
         report = RoundReport(
@@ -171,6 +168,7 @@ class Run:
             epsilon=self.plan.spent(done) if metrics else None,
             metrics=metrics,
             insight=None if self.plan.protected else _insight(result, len(cohort)),
+            figures=released.figures,
         )
         if self.directory is not None:
             self.directory.append_metrics(report.to_dict())

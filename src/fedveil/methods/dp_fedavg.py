@@ -1,21 +1,39 @@
-"""DP-FedAvg (McMahan et al. 2018): client-level privacy from a trusted aggregator's noise.
+"""DP-FedAvg (McMahan et al. 2018): client-level privacy from noise on the sum of updates.
 
     cohort   every client by its own coin of bias `rate` (Poisson)
     client   local SGD from the shared weights, update clipped to norm C
-    server   (sum of updates + N(0, (z C)^2 I)) / (rate * clients), then its optimiser
+    server   (sum of updates + N(0, (z C)^2 I)) / (rate * clients), then smoothing, then its
+             optimiser
 
 The denominator is the public expected cohort, never the realised one, and noise is released for an
 empty cohort too: both are what the Poisson accounting assumes.
+
+Every part can be exchanged: noise by each client or in shares instead of by the aggregator, Laplace
+noise beside an L1 clip, a clip that follows a quantile, BLUR's penalty, LUS, a server optimiser.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
+from fedveil.methods.about import About
+from fedveil.methods.central_noise import CentralNoise
+from fedveil.methods.clip_rules import ClipTracking
 from fedveil.methods.method import CohortRule, Method
-from fedveil.methods.protection import CentralGaussian
+from fedveil.methods.protection import Protection
 from fedveil.privacy.clipping import Clip
 from fedveil.server.optimizers import Optimizer, Sgd
+from fedveil.server.smoothing import Smoothing
+
+ABOUT = About(
+    name="dp-fedavg",
+    what="clipped updates, noise on their sum",
+    source="McMahan et al. 2018; baseline of Cheng et al.",
+    protects="all data of one client",
+    towards="everybody who sees the released models (trusted aggregator)",
+)
 
 
 def dp_fedavg(
@@ -23,17 +41,25 @@ def dp_fedavg(
     rounds: int,
     cohort: CohortRule,
     local: LocalRule,
-    clip_norm: float,
+    clip: Clip,
+    protection: Protection | None = None,
+    sparsity: float = 0.0,
+    by_examples: bool = False,
     weight_cap: int | None = None,
+    tracking: ClipTracking | None = None,
     optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
 ) -> Method:
-    """DP-FedAvg with central Gaussian noise; the plan decides how much."""
+    """DP-FedAvg with central Gaussian noise unless another protection is given."""
     return Method(
-        name="dp-fedavg",
+        name=ABOUT.name,
         rounds=rounds,
         cohort=cohort,
         local=local,
-        shaping=Shaping(clip=Clip(clip_norm, 2), weight_cap=weight_cap),
-        protection=CentralGaussian(),
+        shaping=Shaping(clip=clip, sparsity=sparsity, weight_cap=weight_cap),
+        protection=protection or CentralNoise(),
+        clip_rule=None if tracking is None else replace(tracking, initial=clip),
         optimizer=optimizer or Sgd(),
+        smoothing=smoothing,
+        by_examples=by_examples,
     )

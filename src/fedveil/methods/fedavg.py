@@ -1,11 +1,26 @@
-"""FedAvg (McMahan et al. 2017): average what clients learned. No noise, no guarantee."""
+"""FedAvg, FedSGD (McMahan et al. 2017) and FedProx (Li et al. 2020). No noise, no guarantee.
+
+cohort   any sampler
+client   local SGD from the shared weights w0
+         FedSGD: one step on all records; FedProx: + penalty / 2 |w - w0|^2 in the loss
+server   w <- w + server step of  sum_i weight_i * update_i / sum_i weight_i  over the cohort
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from fedveil.errors import BadInput
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
+from fedveil.methods.about import About
 from fedveil.methods.method import CohortRule, Method
 from fedveil.server.optimizers import Optimizer, Sgd
+from fedveil.server.smoothing import Smoothing
+
+FEDAVG = About("fedavg", "averages what clients learned", "McMahan et al. 2017")
+FEDSGD = About("fedsgd", "averages one gradient of each client", "McMahan et al. 2017")
+FEDPROX = About("fedprox", "FedAvg with a pull back to the shared weights", "Li et al. 2020")
 
 
 def fedavg(
@@ -13,10 +28,12 @@ def fedavg(
     rounds: int,
     cohort: CohortRule,
     local: LocalRule,
+    by_examples: bool = False,
     weight_cap: int | None = None,
     optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
 ) -> Method:
-    """w <- w + server step of  sum_i weight_i * update_i / sum_i weight_i over the cohort."""
+    """FedAvg, uniform or weighted by (capped) numbers of examples."""
     return Method(
         name="fedavg",
         rounds=rounds,
@@ -24,4 +41,55 @@ def fedavg(
         local=local,
         shaping=Shaping(weight_cap=weight_cap),
         optimizer=optimizer or Sgd(),
+        smoothing=smoothing,
+        by_examples=by_examples,
     )
+
+
+def fedsgd(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalRule,
+    by_examples: bool = False,
+    weight_cap: int | None = None,
+    optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
+) -> Method:
+    """FedAvg with a single full-batch step."""
+    method = fedavg(
+        rounds=rounds,
+        cohort=cohort,
+        local=replace(local, steps=1, epochs=None, batch_size=None),
+        by_examples=by_examples,
+        weight_cap=weight_cap,
+        optimizer=optimizer,
+        smoothing=smoothing,
+    )
+    return replace(method, name="fedsgd")
+
+
+def fedprox(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalRule,
+    penalty: float,
+    by_examples: bool = False,
+    weight_cap: int | None = None,
+    optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
+) -> Method:
+    """FedAvg with the gradient of penalty / 2 |w - w0|^2 added at every local step."""
+    if not penalty > 0:
+        raise BadInput(f"training.penalty: fedprox needs a positive one, got {penalty}")
+    method = fedavg(
+        rounds=rounds,
+        cohort=cohort,
+        local=replace(local, penalty=penalty, penalty_radius=0.0),
+        by_examples=by_examples,
+        weight_cap=weight_cap,
+        optimizer=optimizer,
+        smoothing=smoothing,
+    )
+    return replace(method, name="fedprox")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fedveil.errors import BadInput
+from fedveil.errors import BadInput, Refused
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
+from fedveil.methods.clip_rules import ClipRule
 from fedveil.methods.protection import Protection
 from fedveil.privacy.sampling import (
     Balanced,
@@ -19,6 +20,7 @@ from fedveil.privacy.sampling import (
     Sampling,
 )
 from fedveil.server.optimizers import Optimizer, Sgd
+from fedveil.server.smoothing import Smoothing
 
 
 class Scheme(StrEnum):
@@ -73,8 +75,31 @@ class CohortRule:
 
 
 @dataclass(frozen=True)
+class Voting:
+    """Clients vote on public inputs, and the shared model learns from the votes (AE-DPFL)."""
+
+    questions: int | None = None  # public inputs to label; None: all there are
+    epochs: int = 100
+    batch_size: int = 64
+    learning_rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name in ("questions", "epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(f"server.{name}: must be at least 1, got {value}")
+        if not self.learning_rate > 0:
+            raise BadInput(f"server.learning_rate: must be positive, got {self.learning_rate}")
+
+
+@dataclass(frozen=True)
 class Method:
-    """Sampler, local rule, update shaping, protection and server step, in the order of a round."""
+    """Sampler, local rule, update shaping, protection and server step, in the order of a round.
+
+    `smoothing` acts on what was released, after the noise: before it, it would be part of a
+    sensitivity that nobody has bounded. `by_examples` weighs updates by their clients' numbers of
+    examples; a private method also needs a cap on them, `shaping.weight_cap`.
+    """
 
     name: str
     rounds: int
@@ -82,8 +107,20 @@ class Method:
     local: LocalRule
     shaping: Shaping = field(default_factory=Shaping)
     protection: Protection | None = None  # None: nothing is private
+    clip_rule: ClipRule | None = None  # None: the shaping's clip in every round
+    smoothing: Smoothing | None = None
     optimizer: Optimizer = field(default_factory=Sgd)
+    voting: Voting | None = None
+    by_examples: bool = False
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise BadInput(f"training.rounds: must be at least 1, got {self.rounds}")
+        if self.voting is not None and self.smoothing is not None:
+            raise BadInput("server.smoothing: votes have no neighbours to be smoothed with")
+        if self.protection is not None and self.by_examples and self.shaping.weight_cap is None:
+            raise Refused(
+                "updates weighted by a client's number of examples, without a cap: one client "
+                "with many examples may move the sum without bound",
+                "set training.weight_cap to a public number of examples",
+            )

@@ -1,146 +1,155 @@
-"""Where a method's noise is added, and which release that makes.
+"""What a method says about its noise: where it is added, and which releases that makes.
 
 A protection ties two things that must never drift apart: the noise that is drawn, and the privacy
-event that is accounted for it.
+event that is accounted for it. Both follow from the same `Terms`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedveil.data.federation import Federation
 from fedveil.errors import Refused
+from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
-from fedveil.privacy.accounting import Release, Setting
-from fedveil.privacy.calibration import calibrate_noise
-from fedveil.privacy.mechanisms import Gaussian
-from fedveil.privacy.noise import choose_granularity, gaussian, protect_sum
-from fedveil.privacy.sampling import Balanced, FixedSize, RoundRobin, Sampling
-from fedveil.privacy.units import Adjacency, Trust, Unit
-from fedveil.randomness import Randomness
+from fedveil.models.flat import Layout
+from fedveil.privacy.accounting import Release
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.sampling import (
+    Balanced,
+    CappedPoisson,
+    FixedSize,
+    Poisson,
+    RoundRobin,
+    Sampling,
+)
+from fedveil.privacy.units import Adjacency, Arithmetic, Trust, Unit
+from fedveil.randomness import Randomness, Stream
 
 Cohort = npt.NDArray[np.int64]
 
 
+class Noise(StrEnum):
+    """The law of the noise: Gaussian beside an L2 clip, Laplace beside an L1 clip."""
+
+    GAUSSIAN = "gaussian"
+    LAPLACE = "laplace"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the plan has decided when it asks a protection to do its part.
+
+    `noise_multiplier` is the noise (std, or scale for Laplace) on the sum over the clip norm of one
+    protected unit. `shaping` holds the first round's clip.
+    """
+
+    sampling: Sampling
+    rounds: int
+    local: LocalRule
+    shaping: Shaping
+    federation: Federation = field(repr=False)
+    module: nn.Module = field(repr=False)
+    layout: Layout = field(repr=False)
+    arithmetic: Arithmetic
+    noise_multiplier: float = 1.0
+
+    @property
+    def exact(self) -> bool:
+        return self.arithmetic is Arithmetic.EXACT
+
+    @property
+    def clip(self) -> Clip:
+        """The bound on one contribution; without one there is no sensitivity and no epsilon."""
+        if self.shaping.clip is None:
+            raise Refused(
+                "updates are not clipped, so one client may change the sum without bound",
+                "set privacy.clip_norm",
+            )
+        return self.shaping.clip
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Who is protected, against which change, towards whom, and who may work against it."""
+
+    unit: Unit
+    adjacency: Adjacency
+    trust: Trust
+    colluders: int = 0
+    honest_shares: int | None = None
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """One use of noise: in which round, on whose sum, from which randomness, and what for."""
+
+    round: int
+    cohort: Cohort
+    randomness: Randomness
+    purpose: str = "noise"
+
+    def stream(self, client: int = -1) -> Stream:
+        """The stream of the server's noise, or of one client's."""
+        return self.randomness.stream(self.purpose, self.round, int(client))
+
+
 class Protection(Protocol):
-    """What a Method says about its noise; the noise multiplier is decided by the plan."""
+    """One way to make a method private."""
 
-    @property
-    def unit(self) -> Unit: ...
-
-    @property
-    def trust(self) -> Trust: ...
-
-    def adjacency(self, sampling: Sampling) -> Adjacency:
-        """Which change of one unit is hidden under this sampling."""
+    def promise(self, terms: Terms) -> Promise:
+        """What the guarantee is about; refuses what cannot be proved."""
         ...
 
-    def releases(
-        self, noise_multiplier: float, sampling: Sampling, rounds: int
-    ) -> tuple[Release, ...]:
+    def local(self, terms: Terms) -> LocalRule:
+        """What clients do, with any noise that belongs into their steps."""
+        ...
+
+    def shaping(self, terms: Terms, clip: Clip | None) -> Shaping:
+        """What leaves a client in a round with this clip, on the grid that its noise needs."""
+        ...
+
+    def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
         """Everything that leaves in `rounds` rounds."""
         ...
 
-    def calibrate(
-        self, epsilon: float, delta: float, sampling: Sampling, rounds: int, setting: Setting
-    ) -> float:
-        """The least noise multiplier with which `rounds` rounds keep to the budget."""
-        ...
-
-    def granularity(
-        self, shaping: Shaping, noise_multiplier: float, parameters: int, cohort: int
-    ) -> float:
-        """The grid on which the exact arithmetic works, for at most `cohort` clients a round."""
-        ...
-
-    def protect(
-        self,
-        total: Tensor,
-        shaping: Shaping,
-        noise_multiplier: float,
-        cohort: Cohort,
-        round: int,
-        randomness: Randomness,
-    ) -> Tensor:
+    def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
         """The private sum, float32 `[parameters]`, from the engine's sum of shaped updates."""
         ...
 
 
-@dataclass(frozen=True)
-class CentralGaussian:
-    """A trusted aggregator adds N(0, (z C)^2) to every coordinate of the sum of clipped updates.
+def usual_adjacency(sampling: Sampling) -> Adjacency:
+    """The change that a trusted aggregator hides under this sampling.
 
-    Exact arithmetic: the updates are integers on a grid, the sum is exact, and the noise is a
-    continuous Gaussian rounded to the grid, which is post-processing of the continuous mechanism.
+    A client that is absent shifts everybody's turn in a schedule and frees a place in a cohort of
+    fixed size: there its data is zeroed or replaced.
     """
-
-    unit: Unit = Unit.CLIENT
-    trust: Trust = Trust.CENTRAL
-
-    def adjacency(self, sampling: Sampling) -> Adjacency:
-        """A client that is not there shifts everybody's turn in a schedule: there, it is zeroed."""
-        if isinstance(sampling, FixedSize):
-            return Adjacency.REPLACE
-        if isinstance(sampling, RoundRobin | Balanced):
-            return Adjacency.ZERO_OUT
-        return Adjacency.ADD_REMOVE
-
-    def releases(
-        self, noise_multiplier: float, sampling: Sampling, rounds: int
-    ) -> tuple[Release, ...]:
-        return (Release(Gaussian(noise_multiplier), sampling, rounds),)
-
-    def calibrate(
-        self, epsilon: float, delta: float, sampling: Sampling, rounds: int, setting: Setting
-    ) -> float:
-        return least_gaussian(epsilon, delta, sampling, rounds, setting)
-
-    def granularity(
-        self, shaping: Shaping, noise_multiplier: float, parameters: int, cohort: int
-    ) -> float:
-        norm = clip_norm(shaping)
-        return choose_granularity(norm, noise_multiplier * norm, parameters, cohort)
-
-    def protect(
-        self,
-        total: Tensor,
-        shaping: Shaping,
-        noise_multiplier: float,
-        cohort: Cohort,
-        round: int,
-        randomness: Randomness,
-    ) -> Tensor:
-        std = noise_multiplier * clip_norm(shaping)
-        stream = randomness.stream("noise", round)
-        if shaping.granularity is None:
-            noise = torch.from_numpy(gaussian(stream, len(total), std))
-            return (total + noise).float()
-        noisy = protect_sum(total.numpy(), std, shaping.granularity, stream)
-        return torch.from_numpy(noisy * shaping.granularity).float()
+    if isinstance(sampling, FixedSize):
+        return Adjacency.REPLACE
+    if isinstance(sampling, RoundRobin | Balanced):
+        return Adjacency.ZERO_OUT
+    return Adjacency.ADD_REMOVE
 
 
-def least_gaussian(
-    epsilon: float, delta: float, sampling: Sampling, rounds: int, setting: Setting
-) -> float:
-    """The least multiplier of Gaussian noise on one release a round that keeps to the budget."""
-    found = calibrate_noise(
-        epsilon=epsilon, delta=delta, sampling=sampling, rounds=rounds, setting=setting
-    )
-    if not isinstance(found, Gaussian):
-        raise TypeError(f"calibration gave {found!r} where Gaussian noise was asked for")
-    return found.noise_multiplier
+def worst_case(sampling: Sampling, rounds: int) -> int | None:
+    """Participations to charge to somebody who sees the cohorts; None: as the sampler counts them.
+
+    A random cohort that is no secret gives no credit: its clients may be drawn every round.
+    """
+    return sampling.max_participations(rounds) if sampling.amplifies else None
 
 
-def clip_norm(shaping: Shaping) -> float:
-    """The bound on one client's contribution; without one there is no sensitivity and no epsilon."""
-    if shaping.clip is None:
+def certain_cohort(sampling: Sampling) -> int:
+    """How many noise shares are in every sum."""
+    if isinstance(sampling, Poisson | CappedPoisson):
         raise Refused(
-            "updates are not clipped, so one client may change the sum without bound",
-            "set privacy.clip_norm",
+            "Poisson cohorts vary in size, so the number of noise shares in a sum is not certain",
+            "use sampling balanced, round-robin, fixed or everyone under distributed trust",
         )
-    return shaping.clip.norm
+    return int(sampling.expected_cohort)

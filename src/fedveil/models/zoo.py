@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedveil.data.federation import Federation, Task
 from fedveil.errors import BadInput
@@ -22,16 +23,48 @@ from fedveil.models.images import (
 from fedveil.models.residual import ResNet18
 from fedveil.models.text import CharacterLstm
 
-Builder = Callable[[Federation, Sequence[int]], nn.Module]
+
+@dataclass(frozen=True)
+class Options:
+    """What a model may be told: widths of hidden layers, and the longest input it sees."""
+
+    hidden: tuple[int, ...] = ()
+    input_norm: float | None = None
+
+
+Builder = Callable[[Federation, Options], nn.Module]
+
+
+class BoundedInputs(nn.Module):
+    """Shortens inputs `[n, features]` to Euclidean length `norm`; shorter ones pass as they are."""
+
+    def __init__(self, norm: float) -> None:
+        super().__init__()
+        if not (math.isfinite(norm) and norm > 0):
+            raise BadInput(f"model.input_norm: must be positive and finite, got {norm}")
+        self.norm = norm
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(inputs, dim=-1, keepdim=True)
+        return inputs * (self.norm / length.clamp(min=self.norm))
 
 
 class Linear(nn.Sequential):
-    """One affine map of the flattened input: linear or softmax regression. Starts at zero."""
+    """One affine map of the flattened input: linear or softmax regression. Starts at zero.
 
-    def __init__(self, features: int, outputs: int) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(features, outputs))
+    With an `input_norm`, longer inputs are shortened to it first, which bounds the curvature of
+    the loss.
+    """
+
+    def __init__(self, features: int, outputs: int, input_norm: float | None = None) -> None:
+        bound = [] if input_norm is None else [BoundedInputs(input_norm)]
+        super().__init__(nn.Flatten(), *bound, nn.Linear(features, outputs))
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
+
+    @property
+    def input_norm(self) -> float | None:
+        return next((part.norm for part in self if isinstance(part, BoundedInputs)), None)
 
 
 class Mlp(nn.Sequential):
@@ -58,35 +91,36 @@ def _outputs(federation: Federation) -> int:
     return 1 if federation.task is Task.REGRESSION else federation.classes
 
 
-def _linear(federation: Federation, hidden: Sequence[int]) -> nn.Module:
+def _linear(federation: Federation, options: Options) -> nn.Module:
     if federation.task is not Task.REGRESSION:
         raise BadInput("model: 'linear' predicts numbers; use 'logistic' for classes")
-    return Linear(math.prod(federation.input_shape), 1)
+    return Linear(math.prod(federation.input_shape), 1, options.input_norm)
 
 
-def _logistic(federation: Federation, hidden: Sequence[int]) -> nn.Module:
+def _logistic(federation: Federation, options: Options) -> nn.Module:
     if federation.task is Task.REGRESSION:
         raise BadInput("model: 'logistic' predicts classes; use 'linear' for numbers")
-    return Linear(math.prod(federation.input_shape), federation.classes)
+    features = math.prod(federation.input_shape)
+    return Linear(features, federation.classes, options.input_norm)
 
 
-def _mlp(federation: Federation, hidden: Sequence[int]) -> nn.Module:
-    return Mlp(math.prod(federation.input_shape), hidden or (64,), _outputs(federation))
+def _mlp(federation: Federation, options: Options) -> nn.Module:
+    return Mlp(math.prod(federation.input_shape), options.hidden or (64,), _outputs(federation))
 
 
-def _hu(federation: Federation, hidden: Sequence[int]) -> nn.Module:
+def _hu(federation: Federation, options: Options) -> nn.Module:
     """Hu's 3-layer ReLU network for Adult."""
-    return _mlp(federation, hidden or (64, 32))
+    return _mlp(federation, replace(options, hidden=options.hidden or (64, 32)))
 
 
 def _images(network: Callable[[Shape, int], nn.Module]) -> Builder:
-    def make(federation: Federation, hidden: Sequence[int]) -> nn.Module:
+    def make(federation: Federation, options: Options) -> nn.Module:
         return ChannelsFirst(network(_image_shape(federation), _outputs(federation)))
 
     return make
 
 
-def _lstm(federation: Federation, hidden: Sequence[int]) -> nn.Module:
+def _lstm(federation: Federation, options: Options) -> nn.Module:
     if federation.task is Task.REGRESSION or len(federation.input_shape) != 1:
         raise BadInput(
             f"model: 'lstm' reads texts of token ids, not {federation.task} of inputs of shape "
@@ -112,7 +146,12 @@ MODELS: dict[str, Builder] = {
 
 
 def build(
-    name: str, federation: Federation, *, hidden: Sequence[int] = (), seed: int = 0
+    name: str,
+    federation: Federation,
+    *,
+    hidden: Sequence[int] = (),
+    input_norm: float | None = None,
+    seed: int = 0,
 ) -> nn.Module:
     """A freshly initialised model of this name that fits the federation.
 
@@ -122,6 +161,8 @@ def build(
         name = "linear" if federation.task is Task.REGRESSION else "logistic"
     if name not in MODELS:
         raise BadInput(f"model.name: unknown model {name!r}; there are {', '.join(MODELS)}")
+    if input_norm is not None and name not in ("linear", "logistic"):
+        raise BadInput(f"model.input_norm: for linear models only, and {name!r} is none")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[name](federation, hidden)
+        return MODELS[name](federation, Options(tuple(hidden), input_norm))

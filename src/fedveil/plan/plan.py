@@ -7,27 +7,43 @@ proved cannot be planned.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from fedveil.data.federation import Federation
+from fedveil.data.federation import Federation, Task
 from fedveil.errors import BadInput, Refused
+from fedveil.local.ballot import Ballot
+from fedveil.local.records import as_tensor, client_sizes
+from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
-from fedveil.methods.method import Method
+from fedveil.methods.clip_rules import ClipTracking
+from fedveil.methods.method import Method, Voting
+from fedveil.methods.protection import Cohort, Occasion, Protection, Terms
 from fedveil.models.flat import Layout, flatten, layout_of
-from fedveil.privacy.accounting import Release, Setting, account
+from fedveil.privacy.accounting import (
+    Release,
+    Setting,
+    account,
+    default_delta,
+    fast_epsilon,
+)
 from fedveil.privacy.guarantee import Guarantee
+from fedveil.privacy.mechanisms import Laplace
+from fedveil.privacy.root import least_at_most
 from fedveil.privacy.sampling import Sampling
 from fedveil.privacy.units import Arithmetic, Entropy, Unit
 from fedveil.randomness import Randomness
+from fedveil.server.distillation import Distillation
+from fedveil.server.optimizers import Optimizer, State
 
 
 @dataclass(frozen=True)
 class Budget:
     """How much privacy may be spent: epsilon (the noise follows) or the noise (epsilon follows).
 
-    `delta=None` stands for min(1e-5, units^-1.1).
+    `delta=None` stands for min(1e-5, units^-1.1); zero asks for pure differential privacy.
     """
 
     epsilon: float | None = None
@@ -42,16 +58,30 @@ class Budget:
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise BadInput(f"privacy.{name}: must be positive and finite, got {value}")
 
-    def resolved_delta(self, units: int) -> float:
-        """The delta to use for this many protected units; at or above 1/units it is refused."""
+    def resolved_delta(self, units: int, *, pure: bool = False) -> float:
+        """The delta to use for this many protected units; at or above 1/units it is refused.
+
+        Zero needs a mechanism that is private without any delta (`pure`).
+        """
         if self.delta is None:
-            return min(1e-5, math.pow(units, -1.1))
+            return default_delta(units)
+        if self.delta == 0 and pure:
+            return 0.0
         if not 0 < self.delta < 1 / units:
             raise BadInput(
-                f"privacy.delta: must be above 0 and below one over the {units} protected "
-                f"units, got {self.delta}"
+                f"privacy.delta: must be between 0 and 1/{units} (one over the number of "
+                f"protected units), got {self.delta}"
             )
         return self.delta
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a round released, and what it leaves for the next one."""
+
+    average: Tensor  # [parameters], or the votes' histogram
+    state: State  # of the clip rule; released values only
+    figures: Mapping[str, float] = field(default_factory=dict)  # released statistics by name
 
 
 @dataclass(frozen=True)
@@ -64,9 +94,10 @@ class Plan:
     layout: Layout = field(repr=False)
     start: Tensor = field(repr=False)  # initial weights [parameters]
     sampling: Sampling
-    shaping: Shaping
+    shaping: Shaping  # of the first round
+    optimizer: Optimizer
     seed: int | None
-    noise_multiplier: float | None = None
+    terms: Terms | None = field(default=None, repr=False)  # what the noise is fitted to
     setting: Setting | None = None
     guarantee: Guarantee | None = None
 
@@ -79,11 +110,29 @@ class Plan:
     def randomness(self) -> Randomness:
         return Randomness(self.seed)
 
+    @property
+    def noise_multiplier(self) -> float | None:
+        return None if self.terms is None else self.terms.noise_multiplier
+
+    @property
+    def local(self) -> LocalRule:
+        """What clients do, with any noise that belongs into their steps."""
+        if self.method.protection is None or self.terms is None:
+            return self.method.local
+        return self.method.protection.local(self.terms)
+
+    def shaping_in(self, round: int, state: State) -> Shaping:
+        """What leaves a client in round `round` (from 0), after the rounds that left `state`."""
+        if self.method.protection is None or self.terms is None or self.method.clip_rule is None:
+            return self.shaping
+        clip = self.method.clip_rule.clip(self.method.local, round, state)
+        return self.method.protection.shaping(self.terms, clip)
+
     def releases(self, rounds: int) -> tuple[Release, ...]:
         """What leaves in the first `rounds` rounds."""
-        if self.method.protection is None or self.noise_multiplier is None or rounds == 0:
+        if self.method.protection is None or self.terms is None or rounds == 0:
             return ()
-        return self.method.protection.releases(self.noise_multiplier, self.sampling, rounds)
+        return _releases(self.method, self.method.protection, self.terms, rounds)
 
     def spent(self, rounds: int) -> float | None:
         """Epsilon after `rounds` rounds; None if the method gives no guarantee."""
@@ -93,6 +142,32 @@ class Plan:
             return 0.0
         releases, delta = self.releases(rounds), self.guarantee.delta
         return account(releases, setting=self.setting, delta=delta).epsilon
+
+    def release(
+        self,
+        total: Tensor,
+        norms: Tensor,
+        shaping: Shaping,
+        cohort: Cohort,
+        round: int,
+        randomness: Randomness,
+    ) -> Released:
+        """What a round's sum of shaped updates and their norms `[cohort]` become when they leave.
+
+        A private method divides by the public expected cohort, never by the realised one.
+        """
+        protection, terms, rule = self.method.protection, self.terms, self.method.clip_rule
+        if protection is None or terms is None:
+            weight = float(shaping.weights(client_sizes(self.federation, cohort)).sum())
+            return Released((total / max(weight, 1e-30)).float(), {})
+        occasion = Occasion(round, cohort, randomness)
+        average = protection.protect(terms, total, shaping, occasion)
+        average /= self.sampling.expected_cohort
+        if not isinstance(rule, ClipTracking):
+            return Released(average, {})
+        clip = shaping.clip or terms.clip
+        state, share = rule.track(protection, terms, norms, clip, occasion)
+        return Released(average, state, {"clip_norm": clip.norm, "below_clip": share})
 
 
 def plan(
@@ -111,8 +186,14 @@ def plan(
     """
     layout = layout_of(model)
     sampling = method.cohort.resolve(federation.clients, method.rounds)
+    shaping, optimizer = method.shaping, method.optimizer
+    if method.voting is not None:
+        shaping, optimizer = _votes(method.voting, shaping, federation, model, layout)
+    if method.by_examples and shaping.weight_cap is None:
+        # Dividing by the sum of weights makes any common factor vanish.
+        shaping = replace(shaping, weight_cap=int(federation.sizes.max()))
     undecided = Plan(
-        method, federation, model, layout, flatten(model), sampling, method.shaping, seed
+        method, federation, model, layout, flatten(model), sampling, shaping, optimizer, seed
     )
     protection = method.protection
     if protection is None:
@@ -126,27 +207,106 @@ def plan(
         raise BadInput(f"privacy.epsilon: method {method.name!r} needs a budget")
     if arithmetic is None:
         arithmetic = Arithmetic.EXACT if seed is None else Arithmetic.IDEALISED
-    units = federation.clients if protection.unit is Unit.CLIENT else len(federation.train)
-    delta = budget.resolved_delta(units)
-    setting = Setting(
-        unit=protection.unit,
-        adjacency=protection.adjacency(sampling),
-        trust=protection.trust,
-        population=units,
-        arithmetic=arithmetic,
-        entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
+    if method.clip_rule is not None:
+        shaping = replace(shaping, clip=method.clip_rule.clip(method.local, 0, {}))
+    terms = Terms(
+        sampling, method.rounds, method.local, shaping, federation, model, layout, arithmetic
     )
+    setting = _setting(protection, terms, seed)
+    pure = all(
+        isinstance(release.mechanism, Laplace)
+        for release in _releases(method, protection, terms, method.rounds)
+    )
+    delta = budget.resolved_delta(setting.population or federation.clients, pure=pure)
     if budget.noise_multiplier is not None:
         noise = budget.noise_multiplier
     else:
-        epsilon = budget.epsilon or 0.0
-        noise = protection.calibrate(epsilon, delta, sampling, method.rounds, setting)
-    shaping = method.shaping
-    if arithmetic is Arithmetic.EXACT:
-        grid = protection.granularity(shaping, noise, layout.size, federation.clients)
-        shaping = replace(shaping, granularity=grid)
-    releases = protection.releases(noise, sampling, method.rounds)
-    guarantee = account(releases, setting=setting, delta=delta)
+        noise = _calibrated(method, protection, terms, setting, budget.epsilon or 0.0, delta)
+    terms = replace(terms, noise_multiplier=noise)
+    releases = _releases(method, protection, terms, method.rounds)
     return replace(
-        undecided, shaping=shaping, noise_multiplier=noise, setting=setting, guarantee=guarantee
+        undecided,
+        shaping=protection.shaping(terms, shaping.clip),
+        terms=terms,
+        setting=setting,
+        guarantee=account(releases, setting=setting, delta=delta),
     )
+
+
+def _setting(protection: Protection, terms: Terms, seed: int | None) -> Setting:
+    promise, federation = protection.promise(terms), terms.federation
+    by_client = promise.unit is Unit.CLIENT
+    return Setting(
+        unit=promise.unit,
+        adjacency=promise.adjacency,
+        trust=promise.trust,
+        population=federation.clients if by_client else len(federation.train),
+        arithmetic=terms.arithmetic,
+        entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
+        colluders=promise.colluders,
+        honest_shares=promise.honest_shares,
+    )
+
+
+def _releases(
+    method: Method, protection: Protection, terms: Terms, rounds: int
+) -> tuple[Release, ...]:
+    if isinstance(method.clip_rule, ClipTracking):
+        return method.clip_rule.releases(protection, terms, rounds)
+    return protection.releases(terms, rounds)
+
+
+def _calibrated(
+    method: Method,
+    protection: Protection,
+    terms: Terms,
+    setting: Setting,
+    epsilon: float,
+    delta: float,
+) -> float:
+    """The least noise multiplier with which all releases together keep to epsilon."""
+
+    def releases(noise: float) -> tuple[Release, ...]:
+        fitted = replace(terms, noise_multiplier=noise)
+        return _releases(method, protection, fitted, terms.rounds)
+
+    def quick(noise: float) -> float:
+        return fast_epsilon(releases(noise), setting=setting, delta=delta)
+
+    def reported(noise: float) -> float:
+        return account(releases(noise), setting=setting, delta=delta).epsilon
+
+    # Noise as if every participation were charged alone: too much, but the right order.
+    guess = math.sqrt(max(1, terms.rounds)) / epsilon
+    noise = least_at_most(quick, epsilon, guess, least=1e-6, most=1e9)
+    if noise is None:
+        raise Refused(
+            f"no amount of noise on the updates keeps to epsilon {epsilon}: other releases, such "
+            "as a tracked clip, or missing noise shares cost more",
+            "raise privacy.epsilon or privacy.clip_noise, or name fewer colluders",
+        )
+    # Where a slow accountant beats the quick ones, less noise will do: search again with it.
+    if reported(noise) < 0.999 * quick(noise):
+        noise = least_at_most(reported, epsilon, noise, least=1e-6, most=1e9) or noise
+    return noise
+
+
+def _votes(
+    voting: Voting, shaping: Shaping, federation: Federation, model: nn.Module, layout: Layout
+) -> tuple[Shaping, Optimizer]:
+    """A ballot on the federation's public inputs, and the server's way to learn from it."""
+    if federation.task is not Task.CLASSIFICATION:
+        raise BadInput(f"training.method: votes need classes, and this is {federation.task}")
+    if federation.validation is None or len(federation.validation) == 0:
+        raise BadInput(
+            "data.public_fraction: voting needs public inputs; set aside a share such as 0.2"
+        )
+    public = federation.validation.inputs[: voting.questions]
+    if voting.questions is not None and len(public) < voting.questions:
+        raise BadInput(f"server.questions: there are only {len(public)} public inputs")
+    inputs = as_tensor(federation.model_inputs(public)).contiguous()
+    classes = federation.classes
+    distillation = Distillation(
+        model, layout, inputs, classes, voting.epochs, voting.batch_size, voting.learning_rate
+    )
+    return replace(shaping, ballot=Ballot(model, inputs, classes)), distillation

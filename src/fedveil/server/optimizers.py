@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,20 @@ from torch import Tensor
 from fedveil.errors import BadInput
 
 State = dict[str, Tensor]  # named vectors [parameters], never changed in place; in checkpoints
+
+
+class Optimizer(Protocol):
+    """Turns released updates into weights; what it remembers is a `State`."""
+
+    def start(self, weights: Tensor) -> State:
+        """The state before the first round."""
+        ...
+
+    def step(
+        self, weights: Tensor, update: Tensor, state: State, round: int
+    ) -> tuple[Tensor, State]:
+        """New weights and state; `round` counts from 0."""
+        ...
 
 
 def _check(learning_rate: float, **shares: float) -> None:
@@ -82,6 +97,3 @@ class Adam:
         deviation = (second / (1 - self.second_momentum ** (round + 1))).sqrt()
         moved = weights + self.learning_rate * mean / (deviation + self.stability)
         return moved, {"first": first, "second": second}
-
-
-Optimizer = Sgd | Adam

@@ -1,0 +1,76 @@
+"""Noise that a trusted aggregator adds to the sum of clipped updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedveil.local.rule import LocalRule
+from fedveil.local.shaping import Shaping
+from fedveil.methods.protection import Noise, Occasion, Promise, Terms, usual_adjacency
+from fedveil.privacy.accounting import Release
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.mechanisms import Gaussian, Laplace
+from fedveil.privacy.noise import (
+    choose_granularity,
+    gaussian,
+    laplace,
+    protect_sum,
+    protect_sum_laplace,
+    unsnap,
+)
+from fedveil.privacy.units import Adjacency, Trust, Unit
+
+
+@dataclass(frozen=True)
+class CentralNoise:
+    """Noise z C on every coordinate of the sum, where C bounds one client's update.
+
+    Exact arithmetic: the updates are integers on a grid, the sum is exact, and Gaussian noise is a
+    continuous one rounded to the grid, which is post-processing of the continuous mechanism.
+    """
+
+    noise: Noise = Noise.GAUSSIAN
+    adjacency: Adjacency | None = None  # None: the one that the sampling's proof is about
+    colluders: int = 0
+
+    def promise(self, terms: Terms) -> Promise:
+        adjacency = self.adjacency or usual_adjacency(terms.sampling)
+        return Promise(Unit.CLIENT, adjacency, Trust.CENTRAL, self.colluders)
+
+    def local(self, terms: Terms) -> LocalRule:
+        return terms.local
+
+    def shaping(self, terms: Terms, clip: Clip | None) -> Shaping:
+        clip = clip or terms.clip
+        shaping = replace(terms.shaping, clip=clip)
+        return replace(shaping, granularity=fine_grid(terms, clip)) if terms.exact else shaping
+
+    def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
+        return (Release(mechanism_of(self.noise, terms), terms.sampling, rounds),)
+
+    def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
+        scale = terms.noise_multiplier * (shaping.clip or terms.clip).norm
+        stream, gauss = occasion.stream(), self.noise is Noise.GAUSSIAN
+        if shaping.granularity is None:
+            drawn = (gaussian if gauss else laplace)(stream, len(total), scale)
+            return (total + torch.from_numpy(drawn)).float()
+        add = protect_sum if gauss else protect_sum_laplace
+        noisy = add(total.numpy(), scale, shaping.granularity, stream)
+        return torch.from_numpy(unsnap(noisy, shaping.granularity)).float()
+
+
+def mechanism_of(noise: Noise, terms: Terms) -> Gaussian | Laplace:
+    """What one participation releases. The clip must be of the noise's own order."""
+    if noise is Noise.LAPLACE:
+        return Laplace(terms.noise_multiplier)
+    return Gaussian(terms.noise_multiplier)
+
+
+def fine_grid(terms: Terms, clip: Clip) -> float:
+    """A grid on which neither the updates nor the noise lose anything that could be noticed."""
+    noise, width = terms.noise_multiplier * clip.norm, terms.shaping.width(terms.layout)
+    clients = terms.federation.clients
+    return choose_granularity(clip.norm, noise, width, clients, order=clip.order)

@@ -1,0 +1,116 @@
+"""Noise on a histogram of votes (AE-DPFL): by a trusted aggregator, or in shares."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedveil.errors import Refused
+from fedveil.local.ballot import Ballot
+from fedveil.local.rule import LocalRule
+from fedveil.local.shaping import Shaping
+from fedveil.methods.protection import Occasion, Promise, Terms, certain_cohort, usual_adjacency
+from fedveil.privacy.accounting import Release
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisyVotes
+from fedveil.privacy.noise import gaussian, protect_sum, share, unsnap
+from fedveil.privacy.units import Adjacency, Trust, Unit
+
+_STEPS = 64.0  # least std of a noise share in grid steps; votes stay whole numbers of steps
+
+
+@dataclass(frozen=True)
+class VoteNoise:
+    """Gaussian noise of std z sqrt(Q) on every count of Q public questions.
+
+    A ballot of Q one-hot votes has length sqrt(Q), so z is again noise over the length of one
+    contribution. The whole noisy histogram is covered, not just its argmax.
+    """
+
+    trust: Trust = Trust.DISTRIBUTED
+    adjacency: Adjacency | None = None
+    colluders: int = 0
+    honest_shares: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.trust is Trust.LOCAL:
+            raise Refused(
+                "votes protected one by one would need as much noise each as all of them together",
+                "use trust distributed (secure sum) or central",
+            )
+
+    def promise(self, terms: Terms) -> Promise:
+        if self.trust is Trust.CENTRAL:
+            adjacency = self.adjacency or usual_adjacency(terms.sampling)
+            return Promise(Unit.CLIENT, adjacency, Trust.CENTRAL, self.colluders)
+        adjacency = self.adjacency or Adjacency.ZERO_OUT
+        return Promise(
+            Unit.CLIENT, adjacency, Trust.DISTRIBUTED, self.colluders, self.honest_shares
+        )
+
+    def local(self, terms: Terms) -> LocalRule:
+        return terms.local
+
+    def shaping(self, terms: Terms, clip: Clip | None) -> Shaping:
+        if not terms.exact:
+            return terms.shaping
+        # The clip is the ballot's own length: nothing is cut, but integer sums need a bound.
+        length = Clip(math.sqrt(self._questions(terms)))
+        return replace(terms.shaping, clip=length, granularity=self._grid(terms))
+
+    def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
+        questions = self._questions(terms)
+        if self.trust is Trust.DISTRIBUTED and terms.exact:
+            ballots = DiscreteGaussianSum(
+                clip_norm=math.sqrt(questions),
+                granularity=self._grid(terms),
+                share_std=self._share_std(terms),
+                shares=certain_cohort(terms.sampling),
+                dimension=self._ballot(terms).width,
+                rounding_beta=None,
+            )
+            return (Release(ballots, terms.sampling, rounds),)
+        votes = NoisyVotes(self._std(terms))
+        return (Release(votes, terms.sampling, rounds, uses=questions),)
+
+    def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
+        """The noisy histogram `[questions * classes]`."""
+        grid, width = shaping.granularity, len(total)
+        if self.trust is Trust.CENTRAL:
+            if grid is None:
+                noise = gaussian(occasion.stream(), width, self._std(terms))
+                return (total + torch.from_numpy(noise)).float()
+            noisy = protect_sum(total.numpy(), self._std(terms), grid, occasion.stream())
+            return torch.from_numpy(unsnap(noisy, grid)).float()
+        std = self._share_std(terms)
+        histogram = total.numpy().copy()
+        for client in occasion.cohort:
+            stream = occasion.stream(client)
+            histogram += (
+                gaussian(stream, width, std) if grid is None else share(width, std, grid, stream)
+            )
+        values = histogram if grid is None else unsnap(histogram, grid)
+        return torch.from_numpy(values).float()
+
+    def _ballot(self, terms: Terms) -> Ballot:
+        if terms.shaping.ballot is None:
+            raise Refused("vote noise protects votes, and this method casts none", "use ae-dpfl")
+        return terms.shaping.ballot
+
+    def _questions(self, terms: Terms) -> int:
+        return len(self._ballot(terms).inputs)
+
+    def _std(self, terms: Terms) -> float:
+        return terms.noise_multiplier * math.sqrt(self._questions(terms))
+
+    def _share_std(self, terms: Terms) -> float:
+        return self._std(terms) / math.sqrt(certain_cohort(terms.sampling))
+
+    def _grid(self, terms: Terms) -> float:
+        """One over a whole power of two: a vote is a whole number of steps."""
+        central = self.trust is Trust.CENTRAL
+        std = self._std(terms) if central else self._share_std(terms)
+        return 2.0 ** min(0, math.frexp(std / _STEPS)[1] - 1)
