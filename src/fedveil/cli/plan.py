@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     noise.add_argument("--imbalance", type=float, default=1.0, help="N*sum(n^2)/(sum n)^2 (1)")
     noise.add_argument("--spent-epsilon", type=float, default=0.0, help="used up before")
     noise.add_argument("--spent-delta", type=float, default=0.0)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it: .png, .pdf or .svg")
+    parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw it: .png, .pdf or .svg")
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -219,6 +219,14 @@ def _need(args: argparse.Namespace, what: str, *names: str) -> None:
     ]
     if missing:
         raise BadInput(f"{what} needs {', '.join(missing)}")
+
+
+def _picture(text: str) -> Path:
+    """Refused before anything is worked out."""
+    path = Path(text)
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise argparse.ArgumentTypeError(f"{text}: use .png, .pdf or .svg")
+    return path
 
 
 def _whole(text: str) -> int:

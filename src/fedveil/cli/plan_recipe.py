@@ -112,7 +112,7 @@ def _write(args: argparse.Namespace, situation: Situation, proposal: Proposal) -
 
     from fedveil.plan.from_recipe import recipe_with
 
-    table = recipes.to_table(recipe_with(situation.recipe, proposal))
+    table = recipes.to_table(recipe_with(situation, proposal))
     args.write.write_text(tomli_w.dumps(table), encoding="utf-8")
 
 

@@ -85,9 +85,10 @@ def public_constants(recipe: Recipe, proxy: str | None) -> LossConstants:
             "name a public source (fedveil data list), or give --mu, --lambda, "
             "--gradient-bound, --heterogeneity and --initial-distance"
         )
-    if proxy is None or proxy == recipe.data.source:
+    if recipe.data.file is None and proxy in (None, recipe.data.source):
         return estimate(federation_of(recipe.data))
-    return estimate(federation_of(DataSection(source=proxy, directory=recipe.data.directory)))
+    named = DataSection(source=proxy or recipe.data.source, directory=recipe.data.directory)
+    return estimate(federation_of(named))
 
 
 def score_of_recipe(
@@ -172,15 +173,24 @@ def proposals(situation: Situation, loss: LossConstants) -> tuple[Advice, tuple[
     )
 
 
-def recipe_with(recipe: Recipe, proposal: Proposal) -> Recipe:
-    """The recipe with the proposal's local steps, rounds and budget."""
+def recipe_with(situation: Situation, proposal: Proposal) -> Recipe:
+    """The recipe with the proposal's local steps, rounds and budget.
+
+    The clip norm goes along with the number of local steps, as the bound takes it to do.
+    """
+    recipe = situation.recipe
     training = replace(
         recipe.training,
         local_steps=proposal.local_steps,
         local_epochs=None,
         rounds=proposal.rounds,
     )
-    privacy = replace(recipe.privacy, epsilon=proposal.epsilon, noise_multiplier=None)
+    privacy = replace(
+        recipe.privacy,
+        epsilon=proposal.epsilon,
+        noise_multiplier=None,
+        clip_norm=recipe.privacy.clip_norm * proposal.local_steps / situation.local_steps,
+    )
     return replace(recipe, training=training, privacy=privacy)
 
 

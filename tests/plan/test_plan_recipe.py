@@ -1,0 +1,162 @@
+"""`fedveil plan RECIPE`: budgets out of recipes, constants out of public data only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dp_accounting import gaussian_mechanism
+
+from fedveil import cli
+from fedveil import recipe as recipes
+from fedveil.plan.constants import LossConstants
+from fedveil.plan.from_recipe import score_of_recipe, situation_of
+
+near = pytest.approx
+RECIPE = """
+seed = 1
+[training]
+rounds = 12
+sampling = "everyone"
+local_steps = 2
+[privacy]
+epsilon = 4.0
+clip_norm = 0.8
+"""
+CONSTANTS = {
+    "--mu": "1",
+    "--lambda": "4",
+    "--gradient-bound": "1",
+    "--heterogeneity": "0.1",
+    "--initial-distance": "1",
+}
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "plan", "what a budget buys")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return str(path)
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> str:
+    """A recipe on a file of three owners, which is private for all we know."""
+    rng = np.random.default_rng(0)
+    rows = [
+        f"{owner},{x:.4f},{y:.4f},{x - y:.4f}"
+        for owner in "abc"
+        for x, y in rng.normal(size=(12, 2))
+    ]
+    (tmp_path / "visits.csv").write_text("\n".join(["owner,x,y,score", *rows]))
+    path = tmp_path / "private.toml"
+    path.write_text(
+        RECIPE
+        + f'[data]\nfile = "{tmp_path / "visits.csv"}"\nclient_column = "owner"\nlabel = "score"\n'
+        'task = "regression"\n'
+    )
+    return str(path)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *line: str) -> dict:
+    assert cli.main(["plan", *line, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *line: str) -> str:
+    assert cli.main(["plan", *line]) == 2
+    out = capsys.readouterr()
+    assert out.out == ""
+    return out.err
+
+
+def test_noise_of_the_score_is_the_accountants() -> None:
+    """Everybody every round, a trusted server: exact Gaussian, no sampling."""
+    table = {"training": {"rounds": 12, "sampling": "everyone", "local_steps": 2}}
+    chosen = recipes.parse({"seed": 1, **table, "privacy": {"epsilon": 4.0}})
+    situation = situation_of(recipes.with_defaults(chosen))
+    loss = LossConstants(1, 4, 1.5, 0.1, 1, 1, 1, "here")
+    score = score_of_recipe(situation, loss)
+    sigma = gaussian_mechanism.get_sigma_gaussian(4, situation.delta)
+    unit = 4 * situation.dimension * (1.5 * sigma / situation.clients) ** 2
+    assert situation.total_steps == 24
+    for rounds, value in score.noise_curve:
+        assert value == near(unit * rounds, rel=3e-3)
+    assert score.growth == near(1.0, abs=0.01)
+    middle = score(np.array([4.0]), np.array([6.0])) - score.with_noise(1e-9)(
+        np.array([4.0]), np.array([6.0])
+    )
+    power = score(np.array([1.0]), np.array([24.0])) - score.with_noise(1e-9)(
+        np.array([1.0]), np.array([24.0])
+    )
+    assert middle == near(power, rel=0.02)  # z = 1: the noise does not depend on the split
+
+
+def test_iterations_from_a_recipe(
+    capsys: pytest.CaptureFixture[str], recipe: str, tmp_path: Path
+) -> None:
+    saved, picture = tmp_path / "best.toml", tmp_path / "bound.png"
+    said = answer(capsys, recipe, "--iterations", "--write", str(saved), "--plot", str(picture))
+    assert said["local_steps"] * said["rounds"] == 24
+    assert said["rule_of_thumb"]["total_steps"] == 24
+    assert said["constants_from"] == "digits"
+    assert [p["name"] for p in said["proposals"]] == ["recommended", "more private", "cheaper"]
+    assert said["proposals"][1]["epsilon"] == 2.0
+    assert said["proposals"][2]["rounds"] <= said["rounds"]
+    written = recipes.parse(recipes.read(saved))
+    assert written.training.local_steps == said["local_steps"]
+    assert written.training.rounds == said["rounds"]
+    assert written.privacy.clip_norm == near(0.8 * said["local_steps"] / 2)
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_feasible_set_around_a_recipe(capsys: pytest.CaptureFixture[str], recipe: str) -> None:
+    said = answer(capsys, recipe, "--feasible", "--trust", "local")
+    assert [row["rounds"] for row in said["rows"]] == [3, 12, 48]
+    assert said["clients"] == 100
+    assert "local_steps" not in said
+
+
+def test_constants_are_never_measured_on_a_file(
+    capsys: pytest.CaptureFixture[str], private: str
+) -> None:
+    assert "--proxy" in complaint(capsys, private, "--iterations")
+    given = answer(
+        capsys, private, "--iterations", *(part for pair in CONSTANTS.items() for part in pair)
+    )
+    assert given["constants_from"] == "the user"
+    proxy = answer(capsys, private, "--iterations", "--proxy", "digits")
+    assert proxy["constants_from"] == "digits"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (["--set", "training.method=fedavg"], "adds no noise"),
+        (["--set", "privacy.epsilon=0"], "epsilon"),
+        (["--spent-epsilon", "4"], "already spent"),
+        (["--epsilon", "3"], "change it with --set"),
+        (["--noise-constant", "1"], "change it with --set"),
+        (["--iterations", "--mu", "1"], "all of them or none; missing --lambda"),
+        (["--iterations", "--proxy", "nowhere"], "nowhere"),
+        (["--iterations", "--plot", "bound.txt"], "use .png, .pdf or .svg"),
+    ],
+)
+def test_mistakes_in_one_line(
+    capsys: pytest.CaptureFixture[str], recipe: str, change: list[str], says: str
+) -> None:
+    said = complaint(capsys, recipe, *change)
+    assert says in said
+    assert said.count("\n") == 1
+
+
+def test_a_proxy_without_a_recipe_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "goes with a recipe" in complaint(capsys, "--iterations", "--proxy", "digits")
+    assert "no such file" in complaint(capsys, "nothing.toml")
