@@ -1,0 +1,1 @@
+"""How fast fedveil is, beside its peers: `python -m benchmarks --help`."""

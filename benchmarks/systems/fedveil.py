@@ -1,0 +1,89 @@
+"""fedveil, by its public interface; a variant names an engine."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import nn
+
+import fedveil as fv
+from benchmarks import models
+from benchmarks.clock import Clock
+from benchmarks.systems import Unsupported
+from benchmarks.workloads import Workload, draw
+from fedveil.models.zoo import MODELS
+from fedveil.privacy.clipping import Clip
+
+
+def federation(workload: Workload) -> fv.Federation:
+    data = draw(workload)
+    kind = fv.Task.CLASSIFICATION
+    if workload.regression:
+        kind = fv.Task.REGRESSION
+    elif workload.sequence:
+        kind = fv.Task.SEQUENCE
+    return fv.Federation(
+        train=fv.Examples(data.inputs, data.targets),
+        offsets=np.arange(workload.clients + 1) * workload.records,
+        test=fv.Examples(data.inputs[:1], data.targets[:1]),
+        task=kind,
+        classes=0 if workload.regression else workload.outputs,
+    )
+
+
+def module(workload: Workload, data: fv.Federation) -> nn.Module:
+    """fedveil's own model where it has one of exactly this shape, else the peers' module."""
+    plain = models.build(workload)
+    if workload.model not in MODELS:
+        return plain
+    own = fv.build(workload.model, data, hidden=workload.hidden)
+    return own if _shapes(own) == _shapes(plain) else plain
+
+
+def _shapes(network: nn.Module) -> list[tuple[int, ...]]:
+    return [tuple(parameter.shape) for parameter in network.parameters()]
+
+
+def method(workload: Workload, rounds: int) -> fv.Method:
+    everyone = workload.cohort == workload.clients
+    cohort = (
+        fv.CohortRule(fv.Scheme.EVERYONE)
+        if everyone
+        else fv.CohortRule(fv.Scheme.FIXED, size=workload.cohort)
+    )
+    rate = fv.LearningRate(workload.learning_rate)
+    if workload.per_example:
+        local = fv.LocalRule(
+            rate,
+            epochs=workload.epochs,
+            batch_size=workload.batch_size,
+            gradient_clip=fv.GradientClip(workload.clip_norm, per_example=True),
+            gradient_noise=workload.noise_multiplier * workload.clip_norm / workload.batch_size,
+        )
+        return fv.fedavg(rounds=rounds, cohort=cohort, local=local)
+    full = workload.batch_size == workload.records
+    local = fv.LocalRule(
+        rate, epochs=workload.epochs, batch_size=None if full else workload.batch_size
+    )
+    clip = Clip(workload.clip_norm)
+    return fv.dp_fedavg(rounds=rounds, cohort=cohort, local=local, clip=clip)
+
+
+def run(workload: Workload, variant: str, clock: Clock) -> None:
+    data, rounds = federation(workload), clock.span.rounds
+    plan = fv.plan(
+        method(workload, rounds),
+        data,
+        module(workload, data),
+        budget=None if workload.per_example else fv.Budget(noise_multiplier=1.0),
+        seed=0,
+    )
+    try:
+        training = fv.Run(plan, speed=fv.Speed(engine=variant or "auto"), every=rounds + 1)
+    except fv.FedveilError as reason:
+        raise Unsupported(str(reason)) from None
+    clock.notes.append(f"engine {training.engine.name}")
+    for _ in training:
+        clock.lap()
+        if clock.enough:
+            break
+    training.close()
