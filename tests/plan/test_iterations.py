@@ -19,6 +19,7 @@ from fedveil.plan.iterations import (
     best_rounds,
     divisors,
     every_divisor,
+    fu_bound,
     rule_of_thumb,
     score_of,
     split,
@@ -60,6 +61,8 @@ def theorem_3(k: int, E: int, Tg: int, bound: FuBound) -> float:
 def test_bound_golden() -> None:
     """Golden numbers 15 and 16."""
     assert score_of(base(1e-4, 2), 4, 30).bound == near(2.1759997, rel=1e-7)
+    assert fu_bound(120, 4, 30, 1, 4, 1, 0.1, 1, 1e-4, 2, 5000, 5000) == near(2.1759997, rel=1e-7)
+    assert fu_bound(100, 1, 100, 0.5, 2, 3, 0.2, 4, 1e-3, 1, 100, 10) == near(1.6666237, rel=1e-7)
     other = FuBound(0.5, 2, 3, 0.2, 4, 100, 10, 1e-3, 1)
     assert score_of(other, 1, 100).bound == near(1.6666237, rel=1e-7)
 

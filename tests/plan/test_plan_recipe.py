@@ -90,6 +90,9 @@ def test_noise_of_the_score_is_the_accountants() -> None:
     for rounds, value in score.noise_curve:
         assert value == near(unit * rounds, rel=3e-3)
     assert score.growth == near(1.0, abs=0.01)
+    one, far = np.array([1.0]), np.array([2400.0])  # a hundred times beyond the last pair
+    alone = score(one, far) - score.with_noise(1e-9)(one, far)
+    assert alone == near(4 * 2400 * unit * 2400 / (2400 + 31) ** 2, rel=0.02)
     middle = score(np.array([4.0]), np.array([6.0])) - score.with_noise(1e-9)(
         np.array([4.0]), np.array([6.0])
     )

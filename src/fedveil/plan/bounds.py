@@ -100,7 +100,11 @@ class FuBound:
         """Variance of a round's averaged noise over (eta * local_steps)^2."""
         if self.noise_curve:
             known, values = np.log(np.array(self.noise_curve)).T
-            between: Numbers = np.exp(np.interp(np.log(rounds), known, values))
+            wanted = np.log(rounds)
+            # Beyond the last pair the curve goes on as steeply as it came.
+            slope = (values[-1] - values[-2]) / (known[-1] - known[-2]) if len(known) > 1 else 0.0
+            beyond = slope * np.maximum(0.0, wanted - known[-1])
+            between: Numbers = np.exp(np.interp(wanted, known, values) + beyond)
             return between
         charged = np.asarray(rounds, dtype=np.float64)
         if self.whole_participations:

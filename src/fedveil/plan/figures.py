@@ -146,10 +146,10 @@ def _mark(axes: Axes, choice: Iterations | None, label: str, marker: str, face: 
             marker,
             markerfacecolor=face,
             markeredgecolor="black",
-            markersize=6,
+            markersize=4 if face == "black" else 7,  # the best is seen inside the others
             linestyle="none",
             label=f"{label}: $E = {choice.local_steps}$",
-            zorder=2,
+            zorder=3 if face == "black" else 2,
         )
 
 

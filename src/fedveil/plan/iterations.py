@@ -31,6 +31,40 @@ class Iterations:
         return self.local_steps * self.rounds
 
 
+def fu_bound(
+    steps: int,
+    local_steps: int,
+    rounds: int,
+    strong_convexity: float,
+    smoothness: float,
+    gradient_bound: float,
+    heterogeneity: float,
+    initial_distance: float,
+    noise_constant: float,
+    growth: float,
+    clients: int,
+    cohort: int,
+) -> float:
+    """Theorem 3 of Fu et al. after `steps` steps, in the order of the paper's symbols.
+
+    k, E, T_g, mu, lambda, G, Gamma, Y_0, C_M, z, N, b.
+    """
+    bound = FuBound(
+        strong_convexity,
+        smoothness,
+        gradient_bound,
+        heterogeneity,
+        initial_distance,
+        clients,
+        cohort,
+        noise_constant,
+        growth,
+    )
+    for name, value in (("steps", steps), ("local_steps", local_steps), ("rounds", rounds)):
+        count(name, value)
+    return float(bound.after(*(np.array(float(x)) for x in (steps, local_steps, rounds))))
+
+
 def divisors(number: int) -> NDArray[np.int64]:
     """All divisors of a positive number, ascending."""
     if count("total_steps", number) > MOST_TOTAL_STEPS:
