@@ -1,4 +1,4 @@
-"""`fedveil run` as a user meets it: in a process of its own."""
+"""`fedveil run` as a user meets it; in a process of its own where it is to be killed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,44 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from safetensors.numpy import load_file
 
+from fedveil.cli import console, main
+
 SMALL = ["--set", "training.rounds=6", "--set", "training.rate=0.3", "--set", "data.clients=40"]
 
 
-def fedveil(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedveil", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Fedveil(Protocol):
+    def __call__(self, *arguments: str) -> Done: ...
+
+
+@pytest.fixture
+def fedveil(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Fedveil:
+    """The command line, called in this process and in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    console.stdout.cache_clear()
+    console.stderr.cache_clear()
+
+    def call(*arguments: str) -> Done:
+        code = main(list(arguments))
+        printed = capsys.readouterr()
+        return Done(code, printed.out, printed.err)
+
+    return call
 
 
 def weights(directory: Path) -> bytes:
@@ -28,8 +55,8 @@ def weights(directory: Path) -> bytes:
     return b"".join(tensors[name].tobytes() for name in sorted(tensors))
 
 
-def test_json_holds_what_scripts_rely_on(tmp_path: Path) -> None:
-    done = fedveil("run", *SMALL, "--json", "--output", "out", cwd=tmp_path)
+def test_json_holds_what_scripts_rely_on(fedveil: Fedveil, tmp_path: Path) -> None:
+    done = fedveil("run", *SMALL, "--json", "--output", "out")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert {"accuracy", "rounds", "seconds", "directory", "guarantee"} <= set(document)
@@ -42,15 +69,17 @@ def test_json_holds_what_scripts_rely_on(tmp_path: Path) -> None:
     assert set(files.split()) <= {path.name for path in directory.iterdir()}
 
 
-def test_the_guarantee_is_printed_before_the_first_round(tmp_path: Path) -> None:
-    done = fedveil("run", *SMALL, cwd=tmp_path)
+def test_the_guarantee_is_printed_before_the_first_round(fedveil: Fedveil, tmp_path: Path) -> None:
+    done = fedveil("run", *SMALL)
     assert done.returncode == 0, done.stderr
     assert re.search(r"Guarantee:.*round 1/", done.stderr, re.DOTALL)
     assert "\x1b[" not in done.stderr + done.stdout  # plain lines when nobody watches
 
 
-def test_a_protected_run_keeps_nothing_that_noise_does_not_cover(tmp_path: Path) -> None:
-    assert fedveil("run", *SMALL, "--output", "out", cwd=tmp_path).returncode == 0
+def test_a_protected_run_keeps_nothing_that_noise_does_not_cover(
+    fedveil: Fedveil, tmp_path: Path
+) -> None:
+    assert fedveil("run", *SMALL, "--output", "out").returncode == 0
     for path in (tmp_path / "out").rglob("*"):
         if path.suffix in (".jsonl", ".json", ".toml"):
             text = path.read_text()
@@ -61,18 +90,18 @@ def test_a_protected_run_keeps_nothing_that_noise_does_not_cover(tmp_path: Path)
     assert all(set(json.loads(line)) <= allowed for line in lines)
 
 
-def test_a_seed_repeats_a_run_and_is_not_certified(tmp_path: Path) -> None:
+def test_a_seed_repeats_a_run_and_is_not_certified(fedveil: Fedveil, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        done = fedveil("run", *SMALL, "--seed", "7", "--output", name, "--json", cwd=tmp_path)
+        done = fedveil("run", *SMALL, "--seed", "7", "--output", name, "--json")
         assert json.loads(done.stdout)["guarantee"]["certified"] is False
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
-    fedveil("run", *SMALL, "--seed", "8", "--output", "c", cwd=tmp_path)
+    fedveil("run", *SMALL, "--seed", "8", "--output", "c")
     assert weights(tmp_path / "a") != weights(tmp_path / "c")
 
 
-def test_without_a_seed_two_runs_differ(tmp_path: Path) -> None:
+def test_without_a_seed_two_runs_differ(fedveil: Fedveil, tmp_path: Path) -> None:
     for name in ("a", "b"):
-        assert fedveil("run", *SMALL, "--output", name, cwd=tmp_path).returncode == 0
+        assert fedveil("run", *SMALL, "--output", name).returncode == 0
     assert weights(tmp_path / "a") != weights(tmp_path / "b")
 
 
@@ -97,28 +126,26 @@ BAD = {
 
 @pytest.mark.parametrize(("arguments", "named"), BAD.values(), ids=BAD.keys())
 def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: list[str], named: str, tmp_path: Path
+    fedveil: Fedveil, arguments: list[str], named: str, tmp_path: Path
 ) -> None:
-    done = fedveil("run", *arguments, cwd=tmp_path)
+    done = fedveil("run", *arguments)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert named in done.stderr
     assert list(tmp_path.iterdir()) == []  # nothing half-written
 
 
-def test_an_existing_output_directory_is_refused(tmp_path: Path) -> None:
+def test_an_existing_output_directory_is_refused(fedveil: Fedveil, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    done = fedveil("run", *SMALL, "--output", "out", cwd=tmp_path)
+    done = fedveil("run", *SMALL, "--output", "out")
     assert done.returncode == 2
     assert "exists" in done.stderr
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+def start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "fedveil", *arguments]
-    return subprocess.Popen(
-        command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 LONG = [
@@ -127,7 +154,7 @@ LONG = [
     "--set",
     "training.local_epochs=2",
     "--set",
-    "evaluation.every=1",
+    "evaluation.every=2",
     "--set",
     "engine.chunk=1",
 ]
@@ -142,24 +169,26 @@ def wait_for_round(process: subprocess.Popen[str], round: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_says_how_to_go_on_and_does(tmp_path: Path, number: int) -> None:
-    whole = fedveil("run", *LONG, "--seed", "3", "--output", "whole", cwd=tmp_path)
+def test_an_interrupted_run_says_how_to_go_on_and_does(
+    fedveil: Fedveil, tmp_path: Path, number: int
+) -> None:
+    whole = fedveil("run", *LONG, "--seed", "3", "--output", "whole")
     assert whole.returncode == 0, whole.stderr
-    process = start("run", *LONG, "--seed", "3", "--output", "cut", cwd=tmp_path)
-    wait_for_round(process, 3)
+    process = start("run", *LONG, "--seed", "3", "--output", "cut")
+    wait_for_round(process, 2)
     process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "--resume cut" in errors
-    assert fedveil("run", "--resume", "cut", cwd=tmp_path).returncode == 0
+    assert fedveil("run", "--resume", "cut").returncode == 0
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
-def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
-    process = start("run", *LONG, "--seed", "3", "--output", "out", cwd=tmp_path)
+def test_a_directory_in_use_is_refused(fedveil: Fedveil, tmp_path: Path) -> None:
+    process = start("run", *LONG, "--seed", "3", "--output", "out")
     try:
-        wait_for_round(process, 1)
-        second = fedveil("run", "--resume", "out", cwd=tmp_path)
+        wait_for_round(process, 2)
+        second = fedveil("run", "--resume", "out")
         assert second.returncode == 2
         assert "in use" in second.stderr
     finally:
@@ -167,39 +196,41 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
         process.wait()
 
 
-def killed_and_resumed(tmp_path: Path, seed: int | None, kills: int) -> Path:
+def killed_and_resumed(fedveil: Fedveil, tmp_path: Path, seed: int | None, kills: int) -> Path:
     """A run killed `kills` times at random moments and always resumed."""
     draw = random.Random(1)
     options = [] if seed is None else ["--seed", str(seed)]
     first = ["run", *LONG, *options, "--output", "cut"]
     for attempt in range(kills):
         exists = (tmp_path / "cut").exists()
-        process = start(*(["run", "--resume", "cut"] if exists else first), cwd=tmp_path)
+        process = start(*(["run", "--resume", "cut"] if exists else first))
         if attempt == 0 or not exists:
-            wait_for_round(process, 1)
+            wait_for_round(process, 2)
         time.sleep(draw.uniform(0.0, 6.0))
         process.kill()
         process.communicate()
-    last = fedveil("run", "--resume", "cut", "--json", cwd=tmp_path)
+    last = fedveil("run", "--resume", "cut", "--json")
     assert last.returncode == 0, last.stderr
     return tmp_path / "cut"
 
 
 @pytest.mark.slow
-def test_twenty_kills_leave_the_same_weights(tmp_path: Path) -> None:
-    fedveil("run", *LONG, "--seed", "3", "--output", "whole", cwd=tmp_path)
-    cut = killed_and_resumed(tmp_path, 3, 20)
+def test_twenty_kills_leave_the_same_weights(fedveil: Fedveil, tmp_path: Path) -> None:
+    fedveil("run", *LONG, "--seed", "3", "--output", "whole")
+    cut = killed_and_resumed(fedveil, tmp_path, 3, 20)
     assert weights(cut) == weights(tmp_path / "whole")
     assert len((cut / "ledger.jsonl").read_text().splitlines()) == 1 + 60
 
 
-def test_a_kill_leaves_the_same_weights(tmp_path: Path) -> None:
-    fedveil("run", *LONG, "--seed", "3", "--output", "whole", cwd=tmp_path)
-    assert weights(killed_and_resumed(tmp_path, 3, 2)) == weights(tmp_path / "whole")
+def test_a_kill_leaves_the_same_weights(fedveil: Fedveil, tmp_path: Path) -> None:
+    fedveil("run", *LONG, "--seed", "3", "--output", "whole")
+    assert weights(killed_and_resumed(fedveil, tmp_path, 3, 2)) == weights(tmp_path / "whole")
 
 
-def test_a_protected_run_killed_mid_round_never_releases_more_than_planned(tmp_path: Path) -> None:
-    cut = killed_and_resumed(tmp_path, None, 3)
+def test_a_protected_run_killed_mid_round_never_releases_more_than_planned(
+    fedveil: Fedveil, tmp_path: Path
+) -> None:
+    cut = killed_and_resumed(fedveil, tmp_path, None, 3)
     entries = (cut / "ledger.jsonl").read_text().splitlines()[1:]
     rounds = [json.loads(line)["round"] for line in entries]
     assert len(rounds) <= 60  # never more releases than were accounted
@@ -209,8 +240,10 @@ def test_a_protected_run_killed_mid_round_never_releases_more_than_planned(tmp_p
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "foreign", "empty"])
-def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
-    fedveil("run", *SMALL, "--seed", "1", "--output", "a", cwd=tmp_path)
+def test_a_damaged_or_foreign_checkpoint_is_refused(
+    fedveil: Fedveil, tmp_path: Path, damage: str
+) -> None:
+    fedveil("run", *SMALL, "--seed", "1", "--output", "a")
     state = tmp_path / "a/checkpoint/state.safetensors"
     data = bytearray(state.read_bytes())
     if damage == "flip":
@@ -220,16 +253,18 @@ def test_a_damaged_or_foreign_checkpoint_is_refused(tmp_path: Path, damage: str)
     elif damage == "empty":
         data = bytearray()
     else:
-        fedveil("run", *SMALL, "--seed", "2", "--output", "b", cwd=tmp_path)
+        fedveil("run", *SMALL, "--seed", "2", "--output", "b")
         data = bytearray((tmp_path / "b/checkpoint/state.safetensors").read_bytes())
     state.write_bytes(data)
-    done = fedveil("run", "--resume", "a", cwd=tmp_path)
+    done = fedveil("run", "--resume", "a")
     assert done.returncode == 2
     assert "checkpoint" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
+    fedveil: Fedveil, tmp_path: Path
+) -> None:
     """A limit on file sizes stands in for the full disk: writes fail the same way."""
     limited = (
         "import resource, runpy, sys;"
@@ -245,9 +280,9 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(tmp_path: Path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_disk_is_one_line(tmp_path: Path) -> None:
+def test_a_read_only_disk_is_one_line(fedveil: Fedveil, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    done = fedveil("run", *SMALL, "--output", "out", cwd=tmp_path)
+    done = fedveil("run", *SMALL, "--output", "out")
     tmp_path.chmod(0o700)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
