@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from fedveil.errors import BadInput, Refused
 from fedveil.plan.spending import about, remaining
@@ -176,7 +176,7 @@ def _row(question: Question, way: Way, cohort: int, rounds: int) -> Row:
         rounds=rounds,
         setting=setting,
     )
-    noise = cast(Gaussian, found).noise_multiplier
+    noise = found.noise_multiplier
     release = Release(Gaussian(noise), sampling, rounds)
 
     def cost(changed: Setting) -> float:

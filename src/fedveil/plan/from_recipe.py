@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from fedveil.plan.plan import Plan
 from fedveil.plan.spending import remaining
 from fedveil.privacy.accounting import Setting
 from fedveil.privacy.calibration import calibrate_noise
-from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.units import Arithmetic, Trust, Unit
 from fedveil.recipe import DataSection, Recipe
 
@@ -209,7 +208,7 @@ def _variance(
         rounds=rounds,
         setting=situation.setting,
     )
-    noise = cast(Gaussian, found).noise_multiplier
+    noise = found.noise_multiplier
     alone = situation.setting.trust is Trust.LOCAL
     averaging = situation.cohort if alone else situation.cohort**2
     return 4 * situation.dimension * (loss.gradient_bound * noise) ** 2 / averaging
