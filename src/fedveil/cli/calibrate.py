@@ -10,6 +10,8 @@ from fedveil.cli import console, described
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fedveil.privacy.releases import Release, Setting
     from fedveil.privacy.tuning import Tuning
 
@@ -55,7 +57,7 @@ Answer = tuple[dict[str, Any], "Release", "Setting", float, "Tuning | None"]
 
 def _noise(args: argparse.Namespace) -> Answer:
     from fedveil.privacy import mechanisms as m
-    from fedveil.privacy.calibration import calibrate_noise
+    from fedveil.privacy.calibration import calibrate_mechanism
     from fedveil.privacy.releases import Release
 
     rounds = _rounds(args)
@@ -63,25 +65,26 @@ def _noise(args: argparse.Namespace) -> Answer:
         if getattr(args, name) is not None:
             raise BadInput(f"--{name.replace('_', '-')}: given, so there is no noise to find")
     kind = described.mechanism_kind(args)
-    families: dict[str, Any] = {
+    makers: dict[str, Callable[[float], m.Mechanism]] = {
         "gaussian": m.Gaussian,
         "laplace": m.Laplace,
         "discrete-gaussian": m.DiscreteGaussian,
+        "discrete-gaussian-sum": lambda std: described.discrete_sum_of(args, std),
     }
     if kind == "zcdp":
         raise BadInput("--mechanism: zcdp has no noise to find; name the mechanism itself")
-    family: Any = families.get(kind) or described.discrete_sum_of(args, 1.0)
+    make = makers[kind]
     sampling = described.sampling_of(args, rounds)
     setting = described.setting_of(args, sampling)
     probe = Release(m.Gaussian(1.0), sampling, rounds, args.uses, args.participations)
     delta, tuning = described.delta_of(args, probe, setting), described.tuning_of(args)
-    mechanism = calibrate_noise(
+    mechanism = calibrate_mechanism(
+        make,
         epsilon=args.epsilon,
         delta=delta,
         sampling=sampling,
         rounds=rounds,
         setting=setting,
-        mechanism=family,
         uses=args.uses,
         participations=args.participations,
         tuning=tuning,

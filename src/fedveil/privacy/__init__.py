@@ -25,7 +25,12 @@ _PUBLIC = {
     "tuning": ["AllRuns", "RandomRuns"],
     "accounting": ["account", "default_delta", "per_client_epsilons"],
     "guarantee": ["Guarantee"],
-    "calibration": ["calibrate_noise", "calibrate_rate", "calibrate_rounds"],
+    "calibration": [
+        "calibrate_mechanism",
+        "calibrate_noise",
+        "calibrate_rate",
+        "calibrate_rounds",
+    ],
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted(_HOME)

@@ -9,18 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import account, fast_epsilon
 from fedveil.privacy.arguments import LARGEST_COUNT, count, delta_value, positive
-from fedveil.privacy.mechanisms import (
-    DiscreteGaussian,
-    DiscreteGaussianSum,
-    Gaussian,
-    Laplace,
-    Mechanism,
-)
+from fedveil.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.root import least_at_most
 from fedveil.privacy.sampling import (
@@ -33,6 +28,8 @@ from fedveil.privacy.sampling import (
     Sampling,
 )
 from fedveil.privacy.tuning import Tuning
+
+Noisy = TypeVar("Noisy", bound=Mechanism)
 
 _MOST_ROUNDS = 10**9
 _LEAST_RATE = 1e-9
@@ -67,31 +64,59 @@ def calibrate_noise(
     sampling: Sampling,
     rounds: int,
     setting: Setting,
-    mechanism: type[Gaussian | Laplace | DiscreteGaussian] | DiscreteGaussianSum = Gaussian,
     uses: int = 1,
     participations: int | None = None,
     also: Sequence[Release] = (),
     tuning: Tuning | None = None,
-) -> Gaussian | Laplace | DiscreteGaussian | DiscreteGaussianSum:
-    """The least noise with which `rounds` rounds (and the releases `also`) keep to the budget.
+) -> Gaussian:
+    """The least Gaussian noise with which `rounds` rounds (and `also`) keep to the budget."""
+    return calibrate_mechanism(
+        Gaussian,
+        epsilon=epsilon,
+        delta=delta,
+        sampling=sampling,
+        rounds=rounds,
+        setting=setting,
+        uses=uses,
+        participations=participations,
+        also=also,
+        tuning=tuning,
+    )
 
-    mechanism: Gaussian, Laplace or DiscreteGaussian; or a DiscreteGaussianSum whose share_std is
-        to be found and whose other fields hold.
+
+def calibrate_mechanism(
+    make: Callable[[float], Noisy],
+    *,
+    epsilon: float,
+    delta: float,
+    sampling: Sampling,
+    rounds: int,
+    setting: Setting,
+    uses: int = 1,
+    participations: int | None = None,
+    also: Sequence[Release] = (),
+    tuning: Tuning | None = None,
+) -> Noisy:
+    """The mechanism `make(level)` with the least level of noise that keeps to the budget.
+
+    make: Gaussian, Laplace, DiscreteGaussian, or any function whose mechanism costs less the
+        higher its argument, such as `lambda std: replace(discrete_sum, share_std=std)`.
     """
     question = _question(epsilon, delta, setting, also, tuning)
     rounds = count("rounds", rounds)
 
     def release(noise: float) -> Release:
-        return Release(_with_noise(mechanism, noise), sampling, rounds, uses, participations)
+        return Release(make(noise), sampling, rounds, uses, participations)
 
-    guess = _guess_noise(question, release(1.0), mechanism)
+    guess = _guess_noise(question, release(1.0))
     noise = least_at_most(lambda x: question.cost(release(x)), question.epsilon, guess)
     if noise is None:
         raise BadInput(f"epsilon: no amount of noise gives {epsilon!r} at delta {delta!r} here")
     # Where a slow accountant beats the quick ones, less noise will do: search again with it.
     if question.reported(release(noise)) < 0.999 * question.cost(release(noise)):
-        noise = least_at_most(lambda x: question.reported(release(x)), question.epsilon, noise)
-    return _with_noise(mechanism, noise or math.inf)
+        better = least_at_most(lambda x: question.reported(release(x)), question.epsilon, noise)
+        noise = better or noise
+    return make(noise)
 
 
 def calibrate_rounds(
@@ -169,38 +194,23 @@ def _question(
     return _Question(positive("epsilon", epsilon), delta_value(delta), setting, tuple(also), tuning)
 
 
-def _with_noise(
-    mechanism: type[Gaussian | Laplace | DiscreteGaussian] | DiscreteGaussianSum, noise: float
-) -> Gaussian | Laplace | DiscreteGaussian | DiscreteGaussianSum:
-    if isinstance(mechanism, DiscreteGaussianSum):
-        return replace(mechanism, share_std=noise)
-    return mechanism(noise)
-
-
-def _guess_noise(
-    question: _Question,
-    release: Release,
-    mechanism: type[Gaussian | Laplace | DiscreteGaussian] | DiscreteGaussianSum,
-) -> float:
+def _guess_noise(question: _Question, release: Release) -> float:
     """Where to start: the noise for which all rounds together look like one Gaussian."""
     factor = question.setting.adjacency.sensitivity_factor
-    times = max(1, (release.rounds if release.amplified else release.counted_participations))
-    times *= release.uses
-    if mechanism is Laplace or question.delta == 0:
+    times = release.rounds if release.amplified else release.counted_participations
+    times = max(1, times) * release.uses
+    if isinstance(release.mechanism, Laplace) or question.delta == 0:
         return min(max(factor * times / question.epsilon, 1e-6), 1e12)
     total = 1 / gaussian_noise(min(question.epsilon, 1e6), question.delta)
-    rate = 1.0
-    if release.amplified:
-        sampling = release.sampling
-        if isinstance(sampling, (Poisson, CappedPoisson)):
-            rate = sampling.rate
-        elif isinstance(sampling, FixedSize):
-            rate = sampling.cohort / sampling.clients
-    guess = factor / math.sqrt(math.log1p((total / rate) ** 2 / times))
+    rate, sampling = 1.0, release.sampling
+    if release.amplified and isinstance(sampling, (Poisson, CappedPoisson)):
+        rate = sampling.rate
+    elif release.amplified and isinstance(sampling, FixedSize):
+        rate = sampling.cohort / sampling.clients
     if rate == 1:
         guess = factor * math.sqrt(times) / total
-    if isinstance(mechanism, DiscreteGaussianSum):
-        guess *= mechanism.clip_norm / math.sqrt(mechanism.shares)
+    else:
+        guess = factor / math.sqrt(math.log1p((total / rate) ** 2 / times))
     return min(max(guess, 1e-6), 1e12)
 
 

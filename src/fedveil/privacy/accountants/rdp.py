@@ -5,9 +5,8 @@ Guards (each has a test):
   every curve is therefore lifted by more than its rounding error before it is used.
 * Its fractional orders may fail to converge for large rates: such orders come out infinite and
   drop out, and the whole orders, which cannot fail, are always among those tried.
-* Its `REPLACE_ONE` does not double the sensitivity of a Gaussian or of Laplace noise; steps carry
-  noise that is already relative to the sensitivity, and only the fixed-size event, whose theorem
-  asks for it, uses that relation.
+* Its `REPLACE_ONE` does not double the sensitivity of a Gaussian or of Laplace noise. It is never
+  used: steps carry noise that is already relative to the sensitivity.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from fedveil.privacy.accountants.steps import (
     Step,
     ZcdpStep,
 )
+from fedveil.privacy.accountants.without_replacement import fixed_size_curve
 
 Curve = npt.NDArray[np.float64]
 Orders = tuple[float, ...]
@@ -121,6 +121,9 @@ def _curve(step: Step, orders: Orders) -> Curve:
         curve = _perhaps_sampled(step.rho * grid, grid, step.rate)
     elif isinstance(step, DiscreteSumStep):
         curve = _perhaps_sampled(discrete_sum_curve(step, grid), grid, step.rate)
+    elif isinstance(step, FixedSizeGaussianStep):
+        noise, rate = min(step.noise, _MUCH_NOISE), max(step.rate, _LEAST_RATE)
+        curve = fixed_size_curve(noise, rate, grid)
     else:
         curve = _library_curve(step, orders)
     curve = np.where(np.isnan(curve), np.inf, curve)
@@ -133,25 +136,18 @@ def _perhaps_sampled(curve: Curve, grid: Curve, rate: float) -> Curve:
 
 def _library_curve(step: Step, orders: Orders) -> Curve:
     from dp_accounting import dp_event
-    from dp_accounting.privacy_accountant import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant
 
-    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     if isinstance(step, LaplaceStep):
         event = dp_event.LaplaceDpEvent(step.noise)
     elif isinstance(step, PoissonGaussianStep):
         event = dp_event.PoissonSampledDpEvent(
             max(step.rate, _LEAST_RATE), dp_event.GaussianDpEvent(min(step.noise, _MUCH_NOISE))
         )
-    elif isinstance(step, FixedSizeGaussianStep):
-        relation = NeighboringRelation.REPLACE_ONE
-        event = dp_event.SampledWithoutReplacementDpEvent(  # only the ratio of the sizes counts
-            1.0, max(step.rate, _LEAST_RATE), dp_event.GaussianDpEvent(min(step.noise, _MUCH_NOISE))
-        )
     else:
         raise TypeError(f"no Rényi curve for {step!r}")
     with _quiet(), np.errstate(over="ignore", invalid="ignore"):
-        curve: Curve = RdpAccountant(orders, relation).compose(event).rdp
+        curve: Curve = RdpAccountant(orders).compose(event).rdp
     return curve
 
 
