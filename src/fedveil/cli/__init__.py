@@ -15,6 +15,8 @@ COMMANDS = {
     "run": "train a model from a recipe; with no argument, the default job",
     "account": "what a described mechanism, a recipe or a run costs in privacy",
     "calibrate": "the noise, rounds or rate that a privacy budget buys",
+    "plan": "how to spend a budget: rounds, local steps, cohort, and what to expect",
+    "data": "which data sets there are; a schema file for a table",
 }
 
 
@@ -72,6 +74,11 @@ def _dispatch(arguments: list[str]) -> int:
 def _usage() -> str:
     lines = [f"  fedveil {name:<10} {text}" for name, text in COMMANDS.items()]
     return "\n".join(
-        ["Differentially private federated learning.", "", *lines, "", "fedveil NAME --help says more."]
+        [
+            "Differentially private federated learning.",
+            "",
+            *lines,
+            "",
+            "fedveil NAME --help says more.",
+        ]
     )
-
