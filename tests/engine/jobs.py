@@ -98,9 +98,24 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Task]] = {
     ),
     "own module": (lambda: Residual(), (6,), Task.CLASSIFICATION),
     "cnn": (lambda: ChannelsFirst(SmallCnn((1, 4, 4), 3)), (4, 4), Task.CLASSIFICATION),
+    "colour cnn": (
+        lambda: ChannelsFirst(
+            nn.Sequential(
+                nn.Conv2d(2, 4, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(4, 3, 2, bias=False),
+                nn.GroupNorm(3, 3),
+                nn.Flatten(),
+                nn.Linear(12, 3),
+            )
+        ),
+        (6, 6, 2),
+        Task.CLASSIFICATION,
+    ),
     "lstm": (lambda: CharacterLstm(3, every_position=True), (5,), Task.SEQUENCE),
 }
-SLOW = ("cnn", "lstm")  # models on which a few rules stand for all
+SLOW = ("cnn", "colour cnn", "lstm")  # models on which a few rules stand for all
 FEW = ("two epochs, weight decay", "BLUR (Cheng)", "per example, noisy (Hu)")
 
 

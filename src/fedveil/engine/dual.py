@@ -11,6 +11,7 @@ clipped updates is one matrix product. Exact up to rounding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -180,7 +181,8 @@ class Dual:
         norms = torch.linalg.vector_norm(error, ord=clip.order, dim=2) * picked
         bound = Clip(clip.norm, clip.order)
         slack = (2 * self._inputs.shape[2] + 16) * 2.0**-24
-        return clip_factors(norms.flatten(), bound, relative_error=slack).view(norms.shape)
+        factors: Tensor = clip_factors(norms.flatten(), bound, relative_error=slack)
+        return factors.view(norms.shape)
 
     def _pull(self, here: Span, rule: LocalRule) -> Tensor:
         """Strength of the penalty's pull on each client: none inside the radius."""
@@ -207,7 +209,7 @@ class Dual:
         """Upper bound on the squared terms that a norm is made of, cancellation apart."""
         lengths = self._gram[: len(vector.shift)].diagonal(dim1=1, dim2=2).sqrt()
         spread = (vector.coefficients.square().sum(dim=2).sqrt() * lengths).sum(dim=1)
-        return (spread + vector.shift.abs() * self._start_square**0.5).square()
+        return (spread + vector.shift.abs() * math.sqrt(self._start_square)).square()
 
 
 def clip_whole(clip: GradientClip | None) -> Clip | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedveil.data.federation import Task
 from fedveil.engine.contract import Job
+from fedveil.engine.kernels import tuned
 from fedveil.local.records import as_tensor
 from fedveil.local.rule import GradientClip
 from fedveil.local.steps import shorten
@@ -21,24 +23,18 @@ _VALUES = 16_000_000  # numbers in gradients of single examples held at once: 64
 
 
 class AutogradGradients:
-    """One client at a time; its parameters and gradients are views of one flat buffer each."""
+    """One client at a time, by the fastest kernels there are for its layers."""
 
     def __init__(self, module: nn.Module, layout: Layout, task: Task, device: torch.device) -> None:
-        self._module = copy.deepcopy(module).train().to(device)
-        self._task = task
-        self._weights = torch.zeros(layout.size, device=device)
-        self._gradient = torch.zeros(layout.size, device=device)
+        self._module = tuned(module).train().to(device)
+        self._layout, self._task = layout, task
+        named = dict(self._module.named_parameters())
+        self._parameters = [named[slot.name] for slot in layout]
+        self._weights = [parameter.data for parameter in self._parameters]
         recurrent = any(isinstance(child, nn.RNNBase) for child in module.modules())
         self._per_example = (
             ExampleLoop(self) if recurrent else VmapGradients(module, layout, task, device)
         )
-        views = layout.views(self._weights)
-        self._gradients = list(layout.views(self._gradient).values())
-        self._parameters = []
-        for name, parameter in self._module.named_parameters():
-            if parameter.requires_grad:
-                parameter.data = views[name]
-                self._parameters.append(parameter)
 
     def __call__(
         self,
@@ -51,31 +47,35 @@ class AutogradGradients:
     ) -> tuple[Tensor, Tensor]:
         if clip is not None:
             return self._per_example(weights, inputs, targets, mask, clip, denominator)
-        self._weights.copy_(weights[0])
+        self.begin(weights[0], 1)
         loss = self._backward(inputs, targets, mask)
-        for view, parameter in zip(self._gradients, self._parameters, strict=True):
+        gradient = torch.empty_like(weights)
+        views = self._layout.views(gradient[0]).values()
+        for view, parameter in zip(views, self._parameters, strict=True):
             if parameter.grad is None:  # not used in this forward pass
                 view.zero_()
             else:
                 view.copy_(parameter.grad)
-        return self._gradient[None], loss
+        return gradient, loss
 
     def begin(self, start: Tensor, clients: int) -> None:
-        self._weights.copy_(start)
+        views = self._layout.views(start).values()
+        for weight, view in zip(self._weights, views, strict=True):
+            weight.copy_(view)
 
     def descend(
         self, inputs: Tensor, targets: Tensor, mask: Tensor | None, rate: float, keep: float
     ) -> Tensor:
         loss = self._backward(inputs, targets, mask)
         if keep != 1:
-            self._weights.mul_(keep)
-        moving = [(p.data, p.grad) for p in self._parameters if p.grad is not None]
-        weights, gradients = [list(part) for part in zip(*moving, strict=True)]
-        torch._foreach_add_(weights, gradients, alpha=-rate)
+            torch._foreach_mul_(self._weights, keep)
+        used = [i for i, parameter in enumerate(self._parameters) if parameter.grad is not None]
+        gradients = [cast(Tensor, self._parameters[i].grad) for i in used]
+        torch._foreach_add_([self._weights[i] for i in used], gradients, alpha=-rate)
         return loss
 
     def finish(self) -> Tensor:
-        return self._weights.clone()[None]
+        return torch.cat([weight.flatten() for weight in self._weights])[None]
 
     def _backward(self, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
         """Leave the gradient of one client's mean loss in the parameters; returns `[1]`."""
