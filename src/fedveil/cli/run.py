@@ -119,6 +119,8 @@ def _train(run: Run, args: argparse.Namespace) -> None:
     if not args.quiet:
         for note in plan.federation.notes:
             console.stderr().print(f"[yellow]note:[/] {note}")
+        for warning in plan.warnings:
+            console.stderr().print(f"[red]warning:[/] {warning}")
         if plan.guarantee is not None:
             console.stderr().print(f"[bold]Guarantee:[/] {plan.guarantee.statement}")
         else:
@@ -142,7 +144,7 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
         result["accuracy"] = metrics.accuracy
     result["loss"] = metrics.loss
     if metrics.accuracy is None:
-        result["rmse"] = metrics.rmse
+        result["rmse"] = metrics.rmse * _label_unit(run.plan)
     if recipe.evaluation.baseline:
         result["baseline"] = _baseline(recipe, run.plan)
     result |= {
@@ -157,11 +159,18 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
         "directory": None if directory is None else str(directory.path),
         "guarantee": None if run.plan.guarantee is None else run.plan.guarantee.to_dict(),
         "notes": list(run.plan.federation.notes),
+        "warnings": list(run.plan.warnings),
     }
     if directory is not None:
         directory.write_model(run.model_file())
         directory.close()
     return result
+
+
+def _label_unit(plan: Plan) -> float:
+    """What one unit of a standardised regression target is in the label's own unit."""
+    scaling = plan.federation.target_scaling
+    return 1.0 if scaling is None else 1.0 / float(scaling.factor)
 
 
 def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
@@ -182,7 +191,7 @@ def _show(result: dict[str, Any], plan: Plan) -> None:
     if "accuracy" in result:
         rows.append(["accuracy", f"{result['accuracy']:.1%}"])
     else:
-        rows.append(["root mean squared error", f"{result['rmse']:.4g}"])
+        rows.append(["root mean squared error (label's unit)", f"{result['rmse']:.4g}"])
     if "baseline" in result:
         plain = result["baseline"]
         shown = (

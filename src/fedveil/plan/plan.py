@@ -33,7 +33,7 @@ from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Laplace
 from fedveil.privacy.root import least_at_most
 from fedveil.privacy.sampling import Sampling
-from fedveil.privacy.units import Arithmetic, Entropy, Unit
+from fedveil.privacy.units import Arithmetic, Entropy, Trust, Unit
 from fedveil.randomness import Randomness
 from fedveil.server.distillation import Distillation
 from fedveil.server.optimizers import Optimizer, State
@@ -127,6 +127,28 @@ class Plan:
             return self.shaping
         clip = self.method.clip_rule.clip(self.method.local, round, state)
         return self.method.protection.shaping(self.terms, clip)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against running this plan: noise in which no update can be seen.
+
+        If all clients send the same update of full norm, their averages over the run add up to
+        sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
+        """
+        noise, setting = self.noise_multiplier, self.setting
+        if noise is None or setting is None or setting.unit is not Unit.CLIENT:
+            return ()
+        cohort, clients = self.sampling.expected_cohort, self.federation.clients
+        seen = math.sqrt(cohort) if setting.trust is Trust.LOCAL else cohort
+        ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise
+        if ratio >= 1:
+            return ()
+        needed = math.ceil(clients * ratio ** (-2 if setting.trust is Trust.LOCAL else -1))
+        return (
+            f"cohorts of {cohort:g} drown in this noise (signal-to-noise {ratio:.2g} over the "
+            f"run): do not expect the model to learn. It takes about {needed:,} clients at the "
+            "same rate, or a larger epsilon, or fewer parameters",
+        )
 
     def releases(self, rounds: int) -> tuple[Release, ...]:
         """What leaves in the first `rounds` rounds."""
