@@ -23,7 +23,7 @@ from fedveil.secagg.errors import (
 )
 from fedveil.secagg.graph import Graph
 from fedveil.secagg.masks import apply_masks
-from fedveil.secagg.messages import Confirmed, Masked, Sharers, Shares, Survivors, Unmask
+from fedveil.secagg.messages import Confirm, Confirmed, Masked, Sharers, Shares, Survivors, Unmask
 from fedveil.secagg.recovery import _recover
 from fedveil.secagg.shares import SHARE_BYTES
 from fedveil.secagg.topology import choose
@@ -173,17 +173,19 @@ def test_control_a_missing_pair_mask_would_be_noticed():
     assert distinguishable(leaky, simulated_view(honest_sum, np.random.default_rng(12)))
 
 
-def test_masks_of_different_rounds_are_unrelated():
+def test_pair_masks_of_different_rounds_and_purposes_are_unrelated():
     cast = assemble(3)
-    uploads = []
-    for round in (1, 2):
-        play = cast.play(round=round, dimension=DIMENSION)
-        play.share()
-        uploads.append(play.rounds[10].mask(np.zeros(DIMENSION, np.int64)))
-    words = [np.frombuffer(wire.read(f, Masked, 10**9).vector, "<u4") for f in uploads]
-    for shift in SHIFTS:
-        assert chisquare(cells([words[0], words[1]], shift)).pvalue > LEVEL
-        assert chisquare(cells([words[0], words[0] - words[1]], shift)).pvalue > LEVEL
+    masks = []
+    for round, purpose in ((1, "update"), (1, "clip"), (2, "update")):
+        play = cast.play(round=round, purpose=purpose, dimension=DIMENSION)
+        root = cast.devices[10].join(play.server.plan)._pairs[20].root
+        words = np.zeros(DIMENSION, "<u4")
+        apply_masks(words, [pairs.mask_key(root)], [])
+        masks.append(words)
+    for first, second in itertools.combinations(masks, 2):
+        for shift in SHIFTS:
+            assert chisquare(cells([first, second], shift)).pvalue > LEVEL
+            assert chisquare(cells([first, first - second], shift)).pvalue > LEVEL
 
 
 # --- late, repeated and foreign messages ----------------------------------------------------------
@@ -238,6 +240,42 @@ def test_replayed_frames_are_out_of_turn_and_change_nothing():
     assert np.array_equal(new.unmask(), plain_sum(VECTORS, cast.ids))
 
 
+def test_a_frame_sent_twice_counts_once():
+    cast = assemble(4)
+    play = cast.play()
+
+    def twice(frame: bytes) -> None:
+        play.send(frame)
+        with pytest.raises(OutOfTurn, match="before"):
+            play.server.receive(frame)
+
+    for device in cast.ids:
+        play.rounds[device] = cast.devices[device].join(play.server.plan)
+        twice(play.rounds[device].shares)
+    play.server.close_sharing()
+    for device in cast.ids:
+        play.rounds[device].take_sharers(play.server.sharers_for(device))
+        twice(play.rounds[device].mask(VECTORS(device)))
+    play.server.close_upload()
+    for device in cast.ids:
+        twice(play.rounds[device].confirm(play.server.survivors_for(device)))
+    play.server.close_confirmation()
+    for device in cast.ids:
+        twice(play.rounds[device].unmask(play.server.confirmed_for(device)))
+    assert np.array_equal(play.server.finish(), plain_sum(VECTORS, cast.ids))
+
+
+def test_a_confirmation_of_other_survivors_is_refused_by_the_server():
+    cast = assemble(4)
+    play = cast.play()
+    play.share()
+    play.upload(VECTORS)
+    frame = play.rounds[10].confirm(play.server.survivors_for(10))
+    with pytest.raises(Forged, match="device 10 acts on other survivors"):
+        play.server.receive(resend(play, 10, frame, survivors=bytes(32)))
+    play.server.receive(frame)
+
+
 def test_a_stranger_and_a_member_speaking_for_another_are_refused():
     cast = assemble(4)
     play = cast.play(members=cast.ids[:3])
@@ -256,7 +294,7 @@ def test_a_stranger_and_a_member_speaking_for_another_are_refused():
 
 def resend(play, device: int, frame: bytes, **changes: object) -> bytes:
     """A frame with other content, signed by its device all the same."""
-    kind = {4: Shares, 6: Masked, 8: None, 10: Unmask}[frame[5]]
+    kind = {4: Shares, 6: Masked, 8: Confirm, 10: Unmask}[frame[5]]
     message = replace(wire.read(frame, kind, 10**9), **changes)
     return wire.seal(message, play.cast.devices[device].keys.identity)
 

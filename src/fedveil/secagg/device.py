@@ -141,9 +141,8 @@ class DeviceRound:
         tags = pieces(message.tags, TAG_BYTES, alive, "Survivors.tags")
         content = self.layout.sharers_digest(self._sharers)
         for neighbour in alive:
-            if not derive.same(
-                tags[neighbour], self._tag(neighbour, b"upload", neighbour, content)
-            ):
+            expected = self._tag(neighbour, b"upload", neighbour, content)
+            if not derive.same(tags[neighbour], expected):
                 raise Forged(f"device {neighbour} was told of other sharers than {self._id}")
         self._surviving = survivors
         self._survivors = self.layout.survivors_digest(self._sharers, message.present)

@@ -26,7 +26,6 @@ from functools import lru_cache
 
 from fedveil.errors import BadInput
 
-
 # Up to here everybody is joined to everybody: a sparse graph would save little, and the complete
 # one needs no luck and withstands a server that lies about who survived.
 SMALL_COHORT = 32
