@@ -14,6 +14,10 @@ test: .venv/tested
 test-slow: .venv/tested
 	$(BIN)/pytest -m slow
 
+# About an hour on two quiet cores; `.venv/bin/python -m benchmarks --quick` takes a few minutes.
+bench: .venv/installed
+	$(BIN)/python -m benchmarks
+
 check: .venv/tested
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
