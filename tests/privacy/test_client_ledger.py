@@ -283,22 +283,30 @@ def test_whenever_killed_the_ledger_never_counts_less_than_what_left(path: Path)
 
 
 def test_two_processes_cannot_spend_the_same_budget_twice(path: Path) -> None:
-    affordable = 25
+    affordable = 60
     budget = gaussian_epsilon(math.sqrt(affordable) / 4.0) + 1e-6
+    go = path.with_suffix(".go")
     rivals = [
         child(
             path,
             budget,
             "ledger, got = ClientLedger(path, budget, DELTA), 0\n"
+            "print('ready', flush=True)\n"
+            f"while not os.path.exists({str(go)!r}): pass\n"
             "try:\n"
             "    while True:\n"
             "        ledger.reserve(ONCE, LOCAL)\n"
             "        got += 1\n"
+            "        time.sleep(0.002)\n"
             "except LifetimeBudgetExceeded:\n"
             "    print(got)\n",
         )
         for _ in range(2)
     ]
+    for process in rivals:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    go.touch()
     got = [int(process.communicate()[0]) for process in rivals]
     assert sum(got) == affordable
     assert ClientLedger(path, budget, DELTA).spent() <= budget

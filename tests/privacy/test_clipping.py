@@ -177,6 +177,18 @@ def test_factors_too_small_for_the_dtype_do_not_erase_the_direction() -> None:
 
 
 @pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_rounding_among_subnormals_does_not_lengthen(
+    dtype: type[np.floating[Any]], order: int
+) -> None:
+    """Three least steps, scaled by 0.6, round up to two: a sixth longer than allowed."""
+    step = float(np.finfo(dtype).smallest_subnormal)
+    vector = np.full(1000, 3 * step, dtype=dtype)
+    bound = step * (1800 if order == 1 else math.floor(1.8 * math.sqrt(1000)))
+    assert is_within(clip_vector(vector, Clip(bound, order)).values, Clip(bound, order))
+
+
+@pytest.mark.parametrize("order", [1, 2])
 def test_rows_vectors_and_tensors_agree(order: int) -> None:
     rng = np.random.default_rng(0)
     rows = (rng.normal(size=(40, 1000)) * rng.exponential(size=(40, 1))).astype(np.float32)

@@ -128,6 +128,20 @@ def test_stochastic_rounding_is_unbiased() -> None:
     assert np.all(np.abs(snapped - values) < 1)
 
 
+def test_a_row_that_keeps_rounding_outwards_is_cut_towards_zero() -> None:
+    """All-zero words round everything up: 10.9 to 11 again and again, beyond the bound."""
+
+    class Zeros(Stream):
+        def fill(self, out: npt.NDArray[np.uint8]) -> None:
+            out[:] = 0
+
+    clip = Clip(109.0 + 1e-9)
+    rows = np.full((1, 100), 10.9)
+    snapped = snap_rows_stochastic(rows, 1.0, clip, Zeros(bytes(32)))
+    assert is_within(snapped[0], 1.0, clip)
+    assert snapped.tolist() == [[10] * 100]
+
+
 @pytest.mark.parametrize("beta", [None, 0.0, math.exp(-0.5), 0.9])
 def test_conditional_rounding_meets_the_accounted_bound(beta: float | None) -> None:
     mechanism = DiscreteGaussianSum(

@@ -218,6 +218,30 @@ def test_table_accepts_outright_only_what_lies_under_the_curve(
     np.testing.assert_array_equal(sampler._lookup[inside & decided], expected)
 
 
+@pytest.mark.parametrize("spread", [0.25, 0.3, 64.0, 129.0, 1000.3, 2.0**30, 2.0**46])
+@pytest.mark.parametrize(("curve", "continuous"), [(Bell, False), (Tent, False), (Bell, True)])
+def test_heights_in_double_precision_keep_the_proved_error(
+    curve: Callable[[Fraction], Curve], continuous: bool, spread: float
+) -> None:
+    """Error at most 2^-45 (height + 1), at the ends and at random places of every tenth cell."""
+    layout = lay_out(curve(Fraction(spread)), continuous=continuous)
+    sampler = SlabSampler(layout)
+    rng = np.random.default_rng(0)
+    size = 2.0**layout.shift
+    rows = np.repeat(np.arange(0, 2 * layout.cells, 10), 4)
+    along = rng.random(len(rows)) * size
+    along[::4], along[1::4] = 0.0, size * (1 - 2.0**-48)
+    if not continuous:
+        along = np.floor(along)
+    heights = sampler._heights(rows, along)
+    with mpmath.workprec(200):
+        for row, place, height in zip(rows.tolist(), along.tolist(), heights.tolist(), strict=True):
+            x = (row - layout.cells) * mpmath.mpf(2) ** layout.shift + mpmath.mpf(place)
+            x = (x - mpmath.mpf(1) / 2 if continuous else x) / mpmath.mpf(spread)
+            truth = sampler.height * mpmath.exp(-(x**2) / 2 if curve is Bell else -abs(x))
+            assert abs(height - truth) <= mpmath.mpf(2) ** -45 * (truth + 1)
+
+
 class Scripted(Stream):
     """A stream whose words are given; asking for more than there are is an error."""
 
@@ -274,6 +298,23 @@ def test_a_real_place_takes_digits_until_the_height_is_known() -> None:
         )
         assert kept is expected
         assert not stream.left
+
+
+@pytest.mark.parametrize(("next_place", "expected"), [(1, True), (2**64 - 1, False)])
+def test_a_trial_between_the_heights_at_the_ends_of_a_place_is_left_open(
+    next_place: int, expected: bool
+) -> None:
+    """Nothing is known of the place yet, and the curve crosses the trial along the cell."""
+    layout = lay_out(Bell(Fraction(64)), continuous=True)
+    height = 400
+    ends = [height * math.exp(-(x**2) / (2 * 64**2)) for x in (29.5, 30.5)]
+    slab = int(ends[0])
+    assert slab + 0.25 > ends[1]
+    assert slab + 0.25 < ends[0]
+    stream = Scripted([0, next_place])
+    place, trial = LazyUniform(0, 0), LazyUniform(1 << 62, 64)
+    assert under_cell(layout, height, 30, slab, place, trial, stream) is expected
+    assert place.bits == 64
 
 
 def test_a_tail_block_of_any_number_can_be_drawn() -> None:
