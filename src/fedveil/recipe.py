@@ -33,6 +33,7 @@ class DataSection:
     examples_per_client: int | None = None
     cap: int | None = None  # most examples a client keeps
     test_fraction: float | None = None  # None: the source's own test part, or a fifth
+    public_fraction: float | None = None  # set aside as public, unlabelled inputs to vote on
     directory: str | None = None  # where local copies of the data sets are
     seed: int = 0  # of the partition; public
 
@@ -41,6 +42,7 @@ class DataSection:
 class ModelSection:
     name: str = "auto"  # auto: linear or logistic regression, by task
     hidden: tuple[int, ...] = ()  # widths of the hidden layers of an MLP
+    input_norm: float | None = None  # of a linear model: longer inputs are shortened to it
     seed: int = 0  # of the initial weights; public
 
 
@@ -48,7 +50,7 @@ class ModelSection:
 class TrainingSection:
     method: str = "dp-fedavg"
     rounds: int = 50
-    sampling: str = "poisson"
+    sampling: str | None = None  # None: the method's own
     cohort: int | None = None  # (expected) clients in a round
     rate: float | None = None  # or their share of the population
     cohort_cap: int | None = None
@@ -60,7 +62,11 @@ class TrainingSection:
     decay: float = 1.0
     momentum: float = 0.0
     weight_decay: float = 0.0
-    weight_cap: int | None = None
+    weighting: str = "uniform"  # or examples: by each client's number of them
+    weight_cap: int | None = None  # examples that count at most; a private weighting needs it
+    penalty: float | None = None  # BLUR's lambda outside the clip; FedProx's everywhere
+    sparsity: float | None = None  # LUS: share of each tensor's update set to zero
+    upload: str = "dense"  # sparse uploads are refused where noise must cover all coordinates
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,17 @@ class PrivacySection:
     delta: float | None = None  # None: min(1e-5, units^-1.1)
     noise_multiplier: float | None = None  # instead of epsilon
     clip_norm: float = 1.0
+    noise: str = "gaussian"  # or laplace, beside a clip in L1
+    trust: str | None = None  # central, local or distributed; None: the method's own
+    unit: str | None = None  # record or client, where a method can protect either
+    adjacency: str | None = None  # add-remove, replace or zero-out; None: the proof's own
+    colluders: int = 0  # clients that work with the adversary and bring no noise
+    honest_shares: int | None = None  # noise shares sure to arrive, if fewer than the cohort
+    rotate: bool = False  # rotate and round updates before a secure sum, as ddgauss does
+    bits: int | None = None  # of the modulus of a rotated sum; None: as few as it takes
+    clip_quantile: float | None = None  # the clip follows this quantile of the update norms
+    clip_rate: float = 0.2  # how fast; 0 only releases the share within the clip
+    clip_noise: float = 0.05  # std on the released count, as a share of the cohort
     arithmetic: str | None = None  # exact or idealised; None: exact without a seed
 
 
@@ -77,6 +94,20 @@ class ServerSection:
     optimizer: str = "sgd"  # sgd, adam or yogi
     learning_rate: float = 1.0
     momentum: float = 0.0
+    smoothing: float = 0.0  # strength of Laplacian smoothing; 0: none
+    smoothing_flat: bool = False  # the whole update as one ring, instead of tensor by tensor
+    smoothing_order: str = "out-in-kernel"  # which weights of a convolution are neighbours
+    smoothing_place: str = "after-noise"
+
+
+@dataclass(frozen=True)
+class VotingSection:
+    """How the server of ae-dpfl learns from votes."""
+
+    questions: int | None = None  # public inputs to label; None: all
+    epochs: int = 100
+    batch_size: int = 64
+    learning_rate: float = 0.01
 
 
 @dataclass(frozen=True)
@@ -103,6 +134,7 @@ class Recipe:
     training: TrainingSection = field(default_factory=TrainingSection)
     privacy: PrivacySection = field(default_factory=PrivacySection)
     server: ServerSection = field(default_factory=ServerSection)
+    voting: VotingSection = field(default_factory=VotingSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
     engine: EngineSection = field(default_factory=EngineSection)
 
@@ -158,14 +190,27 @@ def parse(
     return typing.cast(Recipe, _build(Recipe, merged, ""))
 
 
+NOT_PRIVATE = ("fedavg", "fedsgd", "fedprox")
+
+_OWN_SAMPLING = {"fu": "round-robin", "ae-dpfl": "everyone"} | dict.fromkeys(
+    ("hu", "dp-sgd", "ddgauss"), "balanced"
+)
+_SEEN_SAMPLING = {"local": "round-robin", "distributed": "balanced"}  # no credit for a sample
+
+
 def with_defaults(recipe: Recipe) -> Recipe:
     """Decide what was left open between alternatives: cohort or rate, steps or epochs, budget."""
     training, privacy = recipe.training, recipe.privacy
+    if training.sampling is None:
+        usual = _SEEN_SAMPLING.get(privacy.trust or "", "poisson")
+        if training.method in NOT_PRIVATE:
+            usual = "poisson"
+        training = replace(training, sampling=_OWN_SAMPLING.get(training.method, usual))
     if training.sampling != "everyone" and training.cohort is None and training.rate is None:
         training = replace(training, rate=0.5)
     if training.local_steps is None and training.local_epochs is None:
         training = replace(training, local_epochs=5)
-    private = training.method != "fedavg"
+    private = training.method not in NOT_PRIVATE
     if private and privacy.epsilon is None and privacy.noise_multiplier is None:
         privacy = replace(privacy, epsilon=4.0)
     return replace(recipe, training=training, privacy=privacy)

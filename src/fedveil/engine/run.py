@@ -19,6 +19,7 @@ from fedveil.engine.choose import build_engine
 from fedveil.engine.contract import Cohort, Job, RoundSum
 from fedveil.engine.directory import RunDirectory
 from fedveil.engine.evaluation import Evaluator, Metrics
+from fedveil.methods.protection import Occasion
 from fedveil.models.flat import load
 from fedveil.plan.plan import Plan, Released
 
@@ -134,9 +135,8 @@ class Run:
             self.directory.ledger.reserve(number)
         shaping = plan.shaping_in(number, self.state.optimizer)
         result = self.engine.round_sum(self.state.weights, cohort, number, shaping)
-        released = plan.release(
-            result.total, result.norms, shaping, cohort, number, self._randomness
-        )
+        occasion = Occasion(number, cohort, self._randomness)
+        released = plan.release(result.total, result.norms, shaping, self.state.optimizer, occasion)
         update = released.average
         if plan.method.smoothing is not None:
             update = plan.method.smoothing(update, plan.layout)

@@ -81,7 +81,8 @@ class LocalRule:
         w = w0 + project(w - w0, projection_radius)
 
     Per-example clipping acts on the data gradient alone and its noise comes right after it, before
-    decay and penalty, which depend on the weights only.
+    decay and penalty, which depend on the weights only. On a grid, the gradient is rounded to it
+    and the noise is a Gaussian rounded to it, drawn exactly.
     """
 
     learning_rate: LearningRate
@@ -95,6 +96,8 @@ class LocalRule:
     projection_radius: float | None = None
     gradient_clip: GradientClip | None = None
     gradient_noise: float = 0.0  # std added to every coordinate of a step's gradient
+    gradient_grid: float | None = None  # add it on integers of this step, a power of two
+    last_step_noise: bool = True  # False: the last step's noise comes with the upload
     drop_last: bool = False  # leave out an epoch's last partial batch
 
     def __post_init__(self) -> None:

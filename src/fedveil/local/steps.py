@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedveil.local.rule import GradientClip, LocalRule
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows
-from fedveil.privacy.noise import gaussian
+from fedveil.privacy.noise import gaussian, protect_sum, unsnap
 from fedveil.randomness import Stream
 
 
@@ -129,8 +129,11 @@ def _walk(
         weights = rows + start
         gradient, loss = gradients(weights, *supply.batch(step), each, denominator)
         losses[:active] += loss
+        noisy = active
+        if not rule.last_step_noise:  # those that go on are the first rows
+            noisy = supply.active[step + 1] if step + 1 < len(supply.active) else 0
         if rule.per_example and rule.gradient_noise:
-            _add_noise(gradient, rule.gradient_noise, noise)
+            _add_noise(gradient[:noisy], rule, noise)
         if rule.weight_decay:
             gradient.add_(weights, alpha=rule.weight_decay)
         if rule.penalty:
@@ -139,7 +142,7 @@ def _walk(
         if clip is not None and not clip.per_example:
             shorten(gradient, Clip(clip.norm, clip.order))
         if rule.gradient_noise and not rule.per_example:
-            _add_noise(gradient, rule.gradient_noise, noise)
+            _add_noise(gradient[:noisy], rule, noise)
         if velocity is not None:
             gradient = velocity[:active].mul_(rule.momentum).add_(gradient)
         rows.add_(gradient, alpha=-rates[step])
@@ -160,6 +163,12 @@ def shorten(rows: Tensor, clip: Clip) -> None:
     rows[(factors == 0).to(rows.device)] = 0  # a row that is not finite
 
 
-def _add_noise(gradient: Tensor, std: float, streams: Sequence[Stream]) -> None:
+def _add_noise(gradient: Tensor, rule: LocalRule, streams: Sequence[Stream]) -> None:
+    std, grid = rule.gradient_noise, rule.gradient_grid
     for row, stream in zip(gradient, streams, strict=False):
-        row.add_(torch.from_numpy(gaussian(stream, len(row), std)).to(row.device))
+        if grid is None:
+            row.add_(torch.from_numpy(gaussian(stream, len(row), std)).to(row.device))
+            continue
+        steps = torch.nan_to_num(row.double().cpu() / grid, posinf=0.0, neginf=0.0).round().long()
+        drawn = unsnap(protect_sum(steps.numpy(), std, grid, stream), grid)
+        row.copy_(torch.from_numpy(drawn))

@@ -43,7 +43,7 @@ class CentralNoise:
     def local(self, terms: Terms) -> LocalRule:
         return terms.local
 
-    def shaping(self, terms: Terms, clip: Clip | None) -> Shaping:
+    def shaping(self, terms: Terms, clip: Clip | None, round: int = 0) -> Shaping:
         clip = clip or terms.clip
         shaping = replace(terms.shaping, clip=clip)
         return replace(shaping, granularity=fine_grid(terms, clip)) if terms.exact else shaping

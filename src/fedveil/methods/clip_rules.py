@@ -19,9 +19,11 @@ from fedveil.privacy.mechanisms import (
     joint_noise_multiplier,
     quantile_noise_multiplier,
 )
+from fedveil.privacy.units import Trust
 from fedveil.server.optimizers import State
 
 _WIDEST = 1e3  # a tracked clip stays within this factor of the first one
+_PER_OCTAVE = 8  # clips in use between C and 2 C: exact samplers are made once for each
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class StepBound:
     norm: float
     order: int = 2
 
-    def clip(self, local: LocalRule, round: int, state: State) -> Clip:
+    def clip(self, local: LocalRule, number: int, state: State) -> Clip:
         if local.steps is None and local.batch_size is not None:
             raise Refused(
                 "epochs over batches take as many steps as a client has data, and a bound on "
@@ -47,7 +49,7 @@ class StepBound:
                 "momentum, weight decay and penalties lengthen an update beyond its clipped steps",
                 "leave them out, or clip the whole update (method dp-fedavg)",
             )
-        rates = local.learning_rate.of_round(round, local.steps or local.epochs or 1)
+        rates = local.learning_rate.of_round(number, local.steps or local.epochs or 1)
         return Clip(self.norm * math.fsum(rates), self.order)
 
 
@@ -81,29 +83,30 @@ class ClipTracking:
                 "set privacy.clip_noise to a positive share of the cohort, such as 0.05",
             )
 
-    def clip(self, local: LocalRule, round: int, state: State) -> Clip:
+    def clip(self, local: LocalRule, number: int, state: State) -> Clip:
         if "clip_norm" not in state:
             return self.initial
-        return replace(self.initial, norm=float(state["clip_norm"]))
+        octaves = math.log2(float(state["clip_norm"]) / self.initial.norm)
+        scale = 2.0 ** (round(octaves * _PER_OCTAVE) / _PER_OCTAVE)
+        return replace(self.initial, norm=self.initial.norm * scale)
 
-    def start(self) -> State:
-        return {"clip_norm": torch.tensor([self.initial.norm], dtype=torch.float64)}
-
-    def bit_terms(self, terms: Terms) -> Terms:
+    def bit_terms(self, protection: Protection, terms: Terms) -> Terms:
         """The count as a sum of vectors of one coordinate, each of norm one half."""
+        cohort = terms.sampling.expected_cohort
+        std = self.bit_noise * cohort
+        if protection.promise(terms).trust is Trust.LOCAL:
+            std /= math.sqrt(cohort)  # every client adds as much
         return replace(
             terms,
             shaping=Shaping(clip=Clip(0.5, self.initial.order)),
             layout=Layout((Slot("below", (1,), 0),)),
-            noise_multiplier=quantile_noise_multiplier(
-                self.bit_noise * terms.sampling.expected_cohort
-            ),
+            noise_multiplier=quantile_noise_multiplier(std),
         )
 
     def releases(self, protection: Protection, terms: Terms, rounds: int) -> tuple[Release, ...]:
         """The releases of updates and counts together."""
         updates = protection.releases(terms, rounds)
-        counts = protection.releases(self.bit_terms(terms), rounds)
+        counts = protection.releases(self.bit_terms(protection, terms), rounds)
         (update,), (count,) = updates, counts
         if isinstance(update.mechanism, Gaussian) and isinstance(count.mechanism, Gaussian):
             # Both see the same cohort: one Gaussian, sampled once.
@@ -124,19 +127,22 @@ class ClipTracking:
         terms: Terms,
         norms: torch.Tensor,
         clip: Clip,
+        state: State,
         occasion: Occasion,
     ) -> tuple[State, float]:
         """Release the noisy share of update norms `[cohort]` within the clip, and follow it."""
-        own = self.bit_terms(terms)
-        shaping = protection.shaping(own, None)
-        halves = torch.where(norms <= clip.norm, 0.5, -0.5).double()
+        own = self.bit_terms(protection, terms)
+        shaping = protection.shaping(own, None, occasion.round)
+        halves = torch.where(norms <= clip.norm, 0.5, -0.5).double()[:, None]
+        if shaping.rotation is not None:
+            halves = shaping.rotation.forward(halves, occasion.round)
         if shaping.granularity is not None:
-            total = (halves / shaping.granularity).long().sum(dim=0, keepdim=True)  # exact
-        else:
-            total = halves.sum(dim=0, keepdim=True)
-        noisy = float(protection.protect(own, total, shaping, replace(occasion, purpose="bits")))
+            halves = (halves / shaping.granularity).long()  # powers of two: exact
+        bits = replace(occasion, purpose="bits")
+        noisy = float(protection.protect(own, halves.sum(dim=0), shaping, bits))
         share = 0.5 + noisy / terms.sampling.expected_cohort
-        moved = clip.norm * math.exp(-self.rate * (min(1.0, max(0.0, share)) - self.quantile))
+        norm = float(state["clip_norm"]) if "clip_norm" in state else clip.norm
+        moved = norm * math.exp(-self.rate * (min(1.0, max(0.0, share)) - self.quantile))
         low, high = self.initial.norm / _WIDEST, self.initial.norm * _WIDEST
         return {"clip_norm": torch.tensor([min(high, max(low, moved))], dtype=torch.float64)}, share
 

@@ -8,6 +8,10 @@ Which proof applies is decided here, from the model, the number of local steps a
 
 The fourth way, clipping the whole update and adding noise once, protects clients and is
 `SharedNoise`.
+
+Exact arithmetic. Alone: each mean gradient is rounded to a grid and a Gaussian rounded to that grid
+is added. Under a secure sum: uploads are rounded to the nearest point of a grid, and the last
+step's noise is a discrete Gaussian share on it.
 """
 
 from __future__ import annotations
@@ -16,20 +20,29 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
-from fedveil.data.federation import Task
 from fedveil.errors import BadInput, Refused
 from fedveil.local.batches import batches_per_epoch, step_counts
 from fedveil.local.rule import GradientClip, LocalRule
 from fedveil.local.shaping import Shaping
+from fedveil.methods.certificate import non_expansive
+from fedveil.methods.modular_grid import power_of_two_below
 from fedveil.methods.protection import Occasion, Promise, Terms, certain_cohort, worst_case
-from fedveil.models.zoo import Linear
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.gradient_perturbation import Loss, NoisyGradients, NonExpansive
-from fedveil.privacy.refusals import GradientRefused
+from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
+from fedveil.privacy.mechanisms import DiscreteGaussianSum, Mechanism
+from fedveil.privacy.noise import share, unsnap
 from fedveil.privacy.units import Adjacency, Trust, Unit
+
+Ints = npt.NDArray[np.int64]
+
+_ROUNDING = 1e-3  # how much rounding an upload may add to what one record moves
+_ROOM = 4.0  # uploads may be this much longer than clipped gradients make them; then they are cut
 
 
 class Proof(StrEnum):
@@ -57,9 +70,14 @@ class GradientNoise:
         """The strongest statement that is proved for these terms."""
         if not self.secure_sum:
             return Proof.ALONE
-        if _most_steps(terms) == 1:
+        if most_steps(terms) == 1:
             return Proof.ONE_STEP
-        return Proof.ALONE if non_expansive(terms) is None else Proof.CONVEX
+        honest = certain_cohort(terms.sampling) - self.colluders
+        if self.honest_shares is not None:
+            honest = min(honest, self.honest_shares)
+        if honest <= record_uses(terms) or non_expansive(terms, most_steps(terms)) is None:
+            return Proof.ALONE
+        return Proof.CONVEX
 
     def promise(self, terms: Terms) -> Promise:
         _check(terms)
@@ -70,63 +88,97 @@ class GradientNoise:
         )
 
     def local(self, terms: Terms) -> LocalRule:
-        return replace(terms.local, gradient_noise=self._std(terms))
+        noisy = replace(terms.local, gradient_noise=self._std(terms))
+        if not terms.exact:
+            return noisy
+        if self.proof(terms) is Proof.ALONE:
+            return replace(noisy, gradient_grid=_gradient_grid(terms))
+        return replace(noisy, last_step_noise=False)
 
-    def shaping(self, terms: Terms, clip: Clip | None) -> Shaping:
-        return terms.shaping
+    def shaping(self, terms: Terms, clip: Clip | None, round: int = 0) -> Shaping:
+        if not terms.exact or self.proof(terms) is Proof.ALONE:
+            return terms.shaping
+        # Clipping is never active here and would do no harm: it brings no two uploads apart.
+        room = Clip(_ROOM * math.fsum(_rates(terms, round)) * _bound(terms))
+        return replace(terms.shaping, clip=room, granularity=_upload_grid(terms, round))
 
     def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
-        proof = self.proof(terms)
-        gradients = NoisyGradients(
-            clip_norm=_clip(terms).norm,
-            batch_size=_batch(terms),
-            gradient_std=self._std(terms),
-            local_steps=_most_steps(terms),
-            record_uses=_record_uses(terms),
-            shares=None if proof is Proof.ALONE else certain_cohort(terms.sampling),
-            certificate=non_expansive(terms) if proof is Proof.CONVEX else None,
-        )
         seen = worst_case(terms.sampling, rounds)
-        return (Release(gradients, terms.sampling, rounds, participations=seen),)
+        return (Release(self._mechanism(terms), terms.sampling, rounds, participations=seen),)
 
     def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
-        """The noise is in the updates already."""
-        return total.float()
+        """The noise is in the updates already, but for the shares on a grid."""
+        if shaping.granularity is None:
+            return total.float()
+        std = _rates(terms, occasion.round)[-1] * self._std(terms)
+        whole = total.numpy().copy()
+        for client in occasion.cohort:
+            whole += share(len(whole), std, shaping.granularity, occasion.stream(client))
+        return torch.from_numpy(unsnap(whole, shaping.granularity)).float()
 
     def _std(self, terms: Terms) -> float:
-        return terms.noise_multiplier * _clip(terms).norm / _batch(terms)
+        return terms.noise_multiplier * _bound(terms) / _batch(terms)
+
+    def _mechanism(self, terms: Terms) -> Mechanism:
+        proof, steps, uses = self.proof(terms), most_steps(terms), record_uses(terms)
+        bound, batch, std = _bound(terms), _batch(terms), self._std(terms)
+        if proof is Proof.ALONE:
+            return NoisyGradients(bound, batch, std, steps, uses)
+        shares, rate = certain_cohort(terms.sampling), _rates(terms, 0)[-1]
+        certificate = non_expansive(terms, steps) if proof is Proof.CONVEX else None
+        if not terms.exact:
+            return NoisyGradients(bound, batch, std, steps, uses, shares, certificate)
+        grid, size = _upload_grid(terms, 0), terms.layout.size
+        if certificate is not None:
+            return GridGradients(bound, batch, std, steps, uses, shares, certificate, grid, size)
+        # One step: a record moves an upload by at most 2 rate G / batch before it is rounded.
+        return DiscreteGaussianSum(rate * bound / batch, grid, rate * std, shares, size, 0.0)
 
 
-def non_expansive(terms: Terms) -> NonExpansive | None:
-    """The certificate that local steps bring no two runs further apart, if there is one.
+def most_steps(terms: Terms) -> int:
+    return int(step_counts(terms.federation.sizes, terms.local).max())
 
-    Two classes scored by a softmax are a logistic model of the difference of their weights: one
-    example's gradient is a multiple of (-x, x), of length sqrt(2) |x|, and clipping it keeps the
-    loss convex. With more classes the certificate needs a clip that never acts.
+
+def record_uses(terms: Terms) -> int:
+    """The most times that a record is touched in a round: epochs begun, over all clients.
+
+    Sizes may be used: they stay fixed when a record is replaced.
     """
-    model, rule, task = terms.module, terms.local, terms.federation.task
-    if not isinstance(model, Linear) or model.input_norm is None:
-        return None
-    if rule.penalty or rule.projection_radius is not None:
-        return None
-    reach = math.hypot(model.input_norm, 1.0)  # the bias is a coordinate of one
-    clipped = True
-    if task is Task.REGRESSION:
-        loss = Loss.SQUARED
-    elif terms.federation.classes == 2:
-        loss, reach = Loss.LOGISTIC, math.sqrt(2) * reach
-    else:
-        loss, clipped = Loss.SOFTMAX, False
-    rates = dict.fromkeys(rule.learning_rate.of_round(0, _most_steps(terms)))
-    try:
-        certificate = NonExpansive(
-            loss, reach, tuple(rates), rule.weight_decay, clipped, rule.momentum
-        )
-    except GradientRefused:
-        return None
-    if not clipped and _clip(terms).norm < certificate.gradient_bound():
-        return None
-    return certificate
+    return int(uses_by_client(terms).max())
+
+
+def uses_by_client(terms: Terms) -> Ints:
+    """The same for each client, `[clients]`."""
+    sizes = terms.federation.sizes
+    steps, batches = step_counts(sizes, terms.local), batches_per_epoch(sizes, terms.local)
+    return -(-steps // batches)
+
+
+def _rates(terms: Terms, round: int) -> list[float]:
+    return terms.local.learning_rate.of_round(round, most_steps(terms))
+
+
+def _bound(terms: Terms) -> float:
+    """What one example's gradient counts for: its clip, and in exact arithmetic a little more.
+
+    A sum of b clipped gradients in single precision is off by at most b * 2^-24 times the sum of
+    their lengths, and each mean is rounded to a grid. Neighbouring batches err differently, so
+    both errors widen what one record can do.
+    """
+    clip, batch = _clip(terms).norm, _batch(terms)
+    return clip * (1 + batch * (batch + 4) * 2.0**-24 + 2e-6) if terms.exact else clip
+
+
+def _gradient_grid(terms: Terms) -> float:
+    """Rounding moves a gradient by half a step in each coordinate: 1e-6 of what a record does."""
+    step = 2e-6 * _clip(terms).norm / (_batch(terms) * math.sqrt(terms.layout.size))
+    return power_of_two_below(step)
+
+
+def _upload_grid(terms: Terms, round: int) -> float:
+    """Rounding adds at most a step in each coordinate to what one record moves."""
+    reach = _rates(terms, round)[-1] * _clip(terms).norm / _batch(terms)
+    return power_of_two_below(_ROUNDING * reach / math.sqrt(terms.layout.size))
 
 
 def _check(terms: Terms) -> None:
@@ -141,6 +193,8 @@ def _check(terms: Terms) -> None:
     _batch(terms)
     if terms.shaping.clip is not None or terms.shaping.sparsity or terms.shaping.weight_cap:
         raise BadInput("gradient noise: updates are already private; shape them on the server")
+    if terms.exact and (terms.local.projection_radius is not None or terms.local.momentum):
+        raise BadInput("gradient noise: on integers it goes with plain steps, without momentum")
 
 
 def _clip(terms: Terms) -> GradientClip:
@@ -159,17 +213,3 @@ def _batch(terms: Terms) -> int:
             "training.batch_size: set it; the sum of clipped gradients is divided by a fixed number"
         )
     return terms.local.batch_size
-
-
-def _most_steps(terms: Terms) -> int:
-    return int(step_counts(terms.federation.sizes, terms.local).max())
-
-
-def _record_uses(terms: Terms) -> int:
-    """The most times that a record is touched in a round: epochs begun, over all clients.
-
-    Sizes may be used: they stay fixed when a record is replaced.
-    """
-    sizes = terms.federation.sizes
-    steps, batches = step_counts(sizes, terms.local), batches_per_epoch(sizes, terms.local)
-    return int((-(-steps // batches)).max())

@@ -63,11 +63,11 @@ class Summands:
         Rounding lengthens a vector from c to at most sqrt(c^2 + d g^2 / 4 + c g + sqrt(d) g^2 / 2)
         (theory 6.3 at beta = exp(-1/2)).
         """
-        coarsest = _power_of_two_below(self.share_std / _SMOOTH)
+        coarsest = power_of_two_below(self.share_std / _SMOOTH)
         if bits is None:
             barely = 2 * _LONGER * self.clip_norm
             barely /= 0.5 + math.sqrt(0.25 + _LONGER * self.width / 2)
-            return min(coarsest, _power_of_two_below(barely))
+            return min(coarsest, power_of_two_below(barely))
         if not 2 <= bits <= 62:
             raise BadInput(f"privacy.bits: need 2 to 62, got {bits}")
         least = self.rotated_bits(coarsest, wrap_probability)
@@ -97,8 +97,9 @@ def proportional(granularity: float, clip_norm: float, other_clip_norm: float) -
     """The grid for another clip: a power of two, and relative to the clip at least as fine."""
     if clip_norm == other_clip_norm:
         return granularity
-    return _power_of_two_below(granularity / clip_norm * other_clip_norm)
+    return power_of_two_below(granularity / clip_norm * other_clip_norm)
 
 
-def _power_of_two_below(x: float) -> float:
+def power_of_two_below(x: float) -> float:
+    """The largest power of two that is not above x > 0."""
     return 2.0 ** (math.frexp(x)[1] - 1)

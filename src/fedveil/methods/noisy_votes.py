@@ -54,7 +54,7 @@ class VoteNoise:
     def local(self, terms: Terms) -> LocalRule:
         return terms.local
 
-    def shaping(self, terms: Terms, clip: Clip | None) -> Shaping:
+    def shaping(self, terms: Terms, clip: Clip | None, round: int = 0) -> Shaping:
         if not terms.exact:
             return terms.shaping
         # The clip is the ballot's own length: nothing is cut, but integer sums need a bound.

@@ -111,8 +111,8 @@ class Protection(Protocol):
         """What clients do, with any noise that belongs into their steps."""
         ...
 
-    def shaping(self, terms: Terms, clip: Clip | None) -> Shaping:
-        """What leaves a client in a round with this clip, on the grid that its noise needs."""
+    def shaping(self, terms: Terms, clip: Clip | None, round: int) -> Shaping:
+        """What leaves a client in this round, with this clip, on the grid that its noise needs."""
         ...
 
     def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:

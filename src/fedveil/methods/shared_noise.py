@@ -47,7 +47,7 @@ class SharedNoise:
     def local(self, terms: Terms) -> LocalRule:
         return terms.local
 
-    def shaping(self, terms: Terms, clip: Clip | None) -> Shaping:
+    def shaping(self, terms: Terms, clip: Clip | None, round: int = 0) -> Shaping:
         shaping = replace(terms.shaping, clip=clip or terms.clip)
         if not self._discrete(terms):
             return shaping

@@ -20,7 +20,7 @@ from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.clip_rules import ClipTracking
 from fedveil.methods.method import Method, Voting
-from fedveil.methods.protection import Cohort, Occasion, Protection, Terms
+from fedveil.methods.protection import Occasion, Protection, Terms
 from fedveil.models.flat import Layout, flatten, layout_of
 from fedveil.privacy.accounting import (
     Release,
@@ -123,10 +123,12 @@ class Plan:
 
     def shaping_in(self, round: int, state: State) -> Shaping:
         """What leaves a client in round `round` (from 0), after the rounds that left `state`."""
-        if self.method.protection is None or self.terms is None or self.method.clip_rule is None:
+        if self.method.protection is None or self.terms is None:
             return self.shaping
-        clip = self.method.clip_rule.clip(self.method.local, round, state)
-        return self.method.protection.shaping(self.terms, clip)
+        clip = self.terms.shaping.clip
+        if self.method.clip_rule is not None:
+            clip = self.method.clip_rule.clip(self.method.local, round, state)
+        return self.method.protection.shaping(self.terms, clip, round)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -170,9 +172,8 @@ class Plan:
         total: Tensor,
         norms: Tensor,
         shaping: Shaping,
-        cohort: Cohort,
-        round: int,
-        randomness: Randomness,
+        state: State,
+        occasion: Occasion,
     ) -> Released:
         """What a round's sum of shaped updates and their norms `[cohort]` become when they leave.
 
@@ -180,16 +181,16 @@ class Plan:
         """
         protection, terms, rule = self.method.protection, self.terms, self.method.clip_rule
         if protection is None or terms is None:
-            weight = float(shaping.weights(client_sizes(self.federation, cohort)).sum())
+            sizes = client_sizes(self.federation, occasion.cohort)
+            weight = float(shaping.weights(sizes).sum())
             return Released((total / max(weight, 1e-30)).float(), {})
-        occasion = Occasion(round, cohort, randomness)
         average = protection.protect(terms, total, shaping, occasion)
         average /= self.sampling.expected_cohort
         if not isinstance(rule, ClipTracking):
             return Released(average, {})
         clip = shaping.clip or terms.clip
-        state, share = rule.track(protection, terms, norms, clip, occasion)
-        return Released(average, state, {"clip_norm": clip.norm, "below_clip": share})
+        moved, share = rule.track(protection, terms, norms, clip, state, occasion)
+        return Released(average, moved, {"clip_norm": clip.norm, "below_clip": share})
 
 
 def plan(
@@ -248,7 +249,7 @@ def plan(
     releases = _releases(method, protection, terms, method.rounds)
     return replace(
         undecided,
-        shaping=protection.shaping(terms, shaping.clip),
+        shaping=protection.shaping(terms, shaping.clip, 0),
         terms=terms,
         setting=setting,
         guarantee=account(releases, setting=setting, delta=delta),

@@ -1,0 +1,45 @@
+"""AE-DPFL (Zhu et al. 2020), a baseline of Cheng et al.: agents vote, the server learns.
+
+    cohort   all N agents, once
+    agent    trains a model of its own from the public initial weights; for each of Q public,
+             unlabelled inputs it sends a one-hot vote plus N(0, s^2 / N) by secure sum
+    server   label of an input = argmax of its noisy histogram; trains the shared model on them
+
+Nothing is clipped: a ballot has length sqrt(Q) whatever the data, so mu = sqrt(Q) / s for a zeroed
+agent and sqrt(2 Q) / s for a replaced one, for the whole histogram. Bounds that depend on how
+clear the votes were are private themselves and are not printed. The inputs must be public; those
+held out from the clients' own data are so only in a simulation.
+"""
+
+from __future__ import annotations
+
+from fedveil.local.rule import LocalRule
+from fedveil.methods.about import About
+from fedveil.methods.method import CohortRule, Method, Scheme, Voting
+from fedveil.methods.noisy_votes import VoteNoise
+from fedveil.methods.protection import Protection
+
+ABOUT = About(
+    name="ae-dpfl",
+    what="agents vote on public inputs, noise on the counts, a model from the labels",
+    source="Zhu et al. 2020; baseline of Cheng et al.",
+    protects="all data of one client",
+    towards="everybody, the server included: it sees noisy counts alone",
+)
+
+
+def ae_dpfl(
+    *,
+    local: LocalRule,
+    voting: Voting | None = None,
+    protection: Protection | None = None,
+) -> Method:
+    """AE-DPFL: one round in which every client trains to the end of `local` and votes."""
+    return Method(
+        name=ABOUT.name,
+        rounds=1,
+        cohort=CohortRule(Scheme.EVERYONE),
+        local=local,
+        protection=protection or VoteNoise(),
+        voting=voting or Voting(),
+    )

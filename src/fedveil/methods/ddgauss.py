@@ -1,0 +1,73 @@
+"""The distributed discrete Gaussian (Kairouz, Liu, Steinke 2021), a baseline of Cheng et al.
+
+    cohort   n clients of a schedule that everybody may know
+    client   clip to c; pad to a power of two; random signs (public) and Hadamard rotation;
+             divide by the granularity g; round at random until the norm is at most R / g
+             add N_Z(0, (s / g)^2) to every coordinate; reduce modulo 2^bits
+    server   sum modulo 2^bits, centre, times g, rotate back; / n
+
+The noise that h honest clients add is accounted as a sum of h discrete Gaussians, which is close to
+but not one (theory 6.3). The server sees who takes part: sampling gives no credit. A sum that wraps
+around costs accuracy and never privacy; the modulus follows from `wrap_probability`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedveil.local.rotation import Rotation
+from fedveil.local.rule import LocalRule
+from fedveil.methods.about import About
+from fedveil.methods.clip_rules import ClipTracking
+from fedveil.methods.dp_fedavg import dp_fedavg
+from fedveil.methods.method import CohortRule, Method
+from fedveil.methods.shared_noise import SharedNoise
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.units import Adjacency
+from fedveil.server.optimizers import Optimizer
+from fedveil.server.smoothing import Smoothing
+
+ABOUT = About(
+    name="ddgauss",
+    what="rotated, rounded updates with discrete Gaussian shares in a modular secure sum",
+    source="Kairouz, Liu, Steinke 2021; baseline of Cheng et al.",
+    protects="all data of one client",
+    towards="everybody, the server included: it sees noisy sums alone",
+)
+
+
+def ddgauss(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalRule,
+    clip: Clip,
+    bits: int | None = None,
+    wrap_probability: float = 1e-6,
+    adjacency: Adjacency = Adjacency.ZERO_OUT,
+    colluders: int = 0,
+    honest_shares: int | None = None,
+    sparsity: float = 0.0,
+    by_examples: bool = False,
+    weight_cap: int | None = None,
+    tracking: ClipTracking | None = None,
+    optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
+) -> Method:
+    """DDGauss; `clip.norm` is c. `bits` fixes the modulus and lets the grid follow."""
+    method = dp_fedavg(
+        rounds=rounds,
+        cohort=cohort,
+        local=local,
+        clip=clip,
+        protection=SharedNoise(
+            Rotation(), bits, wrap_probability, adjacency, colluders, honest_shares
+        ),
+        sparsity=sparsity,
+        by_examples=by_examples,
+        weight_cap=weight_cap,
+        tracking=tracking,
+        optimizer=optimizer,
+        smoothing=smoothing,
+    )
+    return replace(method, name=ABOUT.name)

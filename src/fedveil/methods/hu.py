@@ -1,0 +1,121 @@
+"""Gradient perturbation with secure aggregation (Hu et al., Algorithm 1), and DP-SGD.
+
+    cohort   r of n devices, everybody equally often (balanced, public schedule)
+    client   tau steps on disjoint shuffled batches of gamma records              (eq. 5-6)
+                 g = (1 / gamma) sum of per-example gradients, each clipped to G
+                 theta <- theta - eta (g + b),   b ~ N(0, sigma^2 I)
+    server   secure sum of the uploads / r                                        (eq. 7-9)
+
+One record moves a mean gradient by at most 2 G / gamma (Corollary 1). What follows for a round
+depends on who sees what; the paper's division by r (Theorem 1) is false for tau > 1 and is only
+available as a claim in `privacy.papers.hu`. What is certified, chosen by `GradientNoise.proof`
+(e = times that a record is touched in a round, h = r - colluders):
+
+    1  alone     mu^2 = e (2 G / (gamma sigma))^2               any model, no trust at all
+    2  one step  mu   = 2 G / (gamma sigma sqrt(h))             tau = 1, secure sum
+    3  convex    mu   = 2 e G / (gamma sigma) min(1/sqrt(e), 1/sqrt(h))   non-expansive steps
+    4  client    the whole update clipped, noise in shares of z C / sqrt(r): `unit` client
+
+DP-SGD, the baseline, takes one step a round; the noise of the r devices of that round counts, not
+that of all n.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedveil.local.rule import GradientClip, LocalRule
+from fedveil.local.shaping import Shaping
+from fedveil.methods.about import About
+from fedveil.methods.gradient_noise import GradientNoise
+from fedveil.methods.method import CohortRule, Method
+from fedveil.methods.shared_noise import SharedNoise
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.units import Adjacency, Unit
+from fedveil.server.optimizers import Optimizer, Sgd
+from fedveil.server.smoothing import Smoothing
+
+HU = About(
+    name="hu",
+    what="per-example clipping, noise on every local gradient, secure sum",
+    source="Hu et al., concentrated differential privacy",
+    protects="one record of one client (or, unit client, all of a client's data)",
+    towards="everybody; the server sees the sum of uploads alone",
+)
+DP_SGD = About(
+    name="dp-sgd",
+    what="one noisy gradient step of every client in a round, secure sum",
+    source="Abadi et al. 2016; baseline of Hu et al.",
+    protects="one record of one client",
+    towards="everybody; the server sees the sum of uploads alone",
+)
+
+
+def hu(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalRule,
+    clip_norm: float,
+    unit: Unit = Unit.RECORD,
+    secure_sum: bool = True,
+    adjacency: Adjacency | None = None,
+    colluders: int = 0,
+    honest_shares: int | None = None,
+    optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
+) -> Method:
+    """Hu's algorithm. `clip_norm` is G, the bound of one example's gradient; for unit client it
+    is C, the bound of a whole update, and local steps go without noise."""
+    if unit is Unit.CLIENT:
+        protection: SharedNoise | GradientNoise = SharedNoise(
+            adjacency=adjacency or Adjacency.ZERO_OUT,
+            colluders=colluders,
+            honest_shares=honest_shares,
+        )
+        shaping = Shaping(clip=Clip(clip_norm))
+    else:
+        local = replace(local, gradient_clip=GradientClip(clip_norm, per_example=True))
+        protection = GradientNoise(
+            secure_sum, adjacency or Adjacency.REPLACE, colluders, honest_shares
+        )
+        shaping = Shaping()
+    return Method(
+        name=HU.name,
+        rounds=rounds,
+        cohort=cohort,
+        local=local,
+        shaping=shaping,
+        protection=protection,
+        optimizer=optimizer or Sgd(),
+        smoothing=smoothing,
+    )
+
+
+def dp_sgd(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalRule,
+    clip_norm: float,
+    secure_sum: bool = True,
+    adjacency: Adjacency | None = None,
+    colluders: int = 0,
+    honest_shares: int | None = None,
+    optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
+) -> Method:
+    """Hu's algorithm with tau = 1."""
+    method = hu(
+        rounds=rounds,
+        cohort=cohort,
+        local=replace(local, steps=1, epochs=None),
+        clip_norm=clip_norm,
+        secure_sum=secure_sum,
+        adjacency=adjacency,
+        colluders=colluders,
+        honest_shares=honest_shares,
+        optimizer=optimizer,
+        smoothing=smoothing,
+    )
+    return replace(method, name=DP_SGD.name)
