@@ -7,13 +7,14 @@
         rounds=60,
         cohort=fv.CohortRule(size=50),
         local=fv.LocalRule(fv.LearningRate(0.5), epochs=1),
-        clip_norm=1.0,
+        clip=fv.Clip(1.0),
     )
-    plan = fv.plan(method, federation, fv.build("logistic", federation), budget=fv.Budget(epsilon=8))
+    model = fv.build("logistic", federation)
+    plan = fv.plan(method, federation, model, budget=fv.Budget(epsilon=8))
     print(plan.guarantee.statement)
     run = fv.Run(plan)
     print(run.finish())
-    model = run.model()
+    trained = run.model()
 
 Names are imported when first used: asking for an epsilon does not load torch.
 """
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from fedveil.models.zoo import build
     from fedveil.plan.plan import Budget, Plan, plan
     from fedveil.privacy.accounting import Release, Setting, account
+    from fedveil.privacy.clipping import Clip
     from fedveil.privacy.guarantee import Guarantee
     from fedveil.server.optimizers import Adam, Sgd
 
@@ -54,15 +56,17 @@ _HOMES = {
     "fedveil.models.zoo": ("build",),
     "fedveil.plan.plan": ("Budget", "Plan", "plan"),
     "fedveil.privacy.accounting": ("Release", "Setting", "account"),
+    "fedveil.privacy.clipping": ("Clip",),
     "fedveil.privacy.guarantee": ("Guarantee",),
     "fedveil.server.optimizers": ("Adam", "Sgd"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: PLE0604
+__all__ = [
     "Adam",
     "BadInput",
     "Budget",
+    "Clip",
     "CohortRule",
     "Examples",
     "Federation",

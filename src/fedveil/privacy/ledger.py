@@ -46,9 +46,10 @@ class Header:
         }
 
     @classmethod
-    def from_dict(cls, document: dict[str, Any]) -> Header:
-        if document.get("version") != VERSION:
-            raise BadInput(f"ledger: version {document.get('version')!r}, not {VERSION}")
+    def from_dict(cls, document: Any) -> Header:
+        version = document.get("version") if isinstance(document, dict) else None
+        if version != VERSION:
+            raise BadInput(f"ledger: version {version!r}, not {VERSION}")
         return cls(
             Setting.from_dict(document["setting"]),
             float(document["delta"]),
