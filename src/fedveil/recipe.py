@@ -122,8 +122,9 @@ class EngineSection:
 
     name: str = "auto"
     chunk: int | None = None  # clients trained together
-    processes: int = 1
-    threads: int | None = None
+    processes: int | None = None  # None: several if rounds are long enough
+    threads: int | None = None  # of each process
+    device: str | None = None  # cpu or cuda; None: cpu
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ def execute(args: argparse.Namespace) -> int:
 
     from fedveil.assemble import federation_of, plan_of  # torch and all: only once input is sane
     from fedveil.engine.directory import RunDirectory
-    from fedveil.engine.run import Run, Speed
+    from fedveil.engine.reach import is_follower
+    from fedveil.engine.run import Run, Speed, follow_plan
 
     plan = plan_of(recipe, federation_of(recipe.data))
     if recipe.evaluation.baseline and plan.protected:
@@ -53,7 +54,11 @@ def execute(args: argparse.Namespace) -> int:
             "evaluation.baseline trains without noise, and its accuracy would leave unprotected",
             "give a --seed to simulate, or leave the baseline out",
         )
-    speed = Speed(recipe.engine.name, recipe.engine.chunk)
+    engine = recipe.engine
+    speed = Speed(engine.name, engine.chunk, engine.processes, engine.threads, engine.device)
+    if is_follower():  # torchrun started several of us, and another one leads
+        follow_plan(plan, speed)
+        return 0
     run = Run(plan, speed=speed, every=recipe.evaluation.every)
     if args.resume is not None:
         directory = RunDirectory.open(args.resume, plan)
@@ -126,10 +131,7 @@ def _train(run: Run, args: argparse.Namespace) -> None:
         else:
             console.stderr().print("[bold]No guarantee:[/] this method adds no noise.")
     if args.explain:
-        from fedveil.engine.choose import choose
-
-        choice = choose(run.job, run.engine.name)
-        console.stderr().print(f"engine: {run.engine.name} ({choice.reason})")
+        console.stderr().print(f"engine: {run.choice.name} ({run.choice.reason})")
     with progress(run, quiet=args.quiet, json=args.json) as show:
         for report in run:
             show(report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -9,60 +10,123 @@ from torch import nn
 
 from fedveil.engine.algebra import AlgebraEngine, dual_applies, moments_apply, one_layer
 from fedveil.engine.contract import Engine, Job
+from fedveil.engine.cost import Workload, cores, round_seconds, seconds_saved
 from fedveil.engine.gradients import AutogradGradients, VmapGradients, why_not_vmap
 from fedveil.engine.mlp import MlpGradients
+from fedveil.engine.reach import under_torchrun, why_not_elsewhere
 from fedveil.engine.rows import CPU, RowEngine
 from fedveil.engine.stack import Stack, affine_stack
 from fedveil.errors import BadInput
 
-ENGINES = ("auto", "algebra", "mlp", "generic", "sequential")
+ENGINES = ("auto", "algebra", "mlp", "generic", "sequential", "processes")
 
 _LARGE = 500_000  # parameters above which a chunk of clients no longer fits the cache
 _CACHE = 6_000_000  # bytes of weights that stay in cache while a chunk trains
+_LONG = 0.1  # seconds: shorter rounds stay in one process
+_COPY = 2_000_000_000  # bytes of data that are not copied just to be shared
 
 
 @dataclass(frozen=True)
 class Choice:
-    """An engine's name and the reason for it, in one sentence."""
+    """An engine, how many processes run it, and the reason, in one sentence."""
 
     name: str
     reason: str
+    processes: int = 1
 
 
-def supports(job: Job, name: str) -> str | None:
+def supports(job: Job, name: str, device: torch.device = CPU) -> str | None:
     """Why the engine of this name cannot run the job, in one clause; None if it can."""
     if name not in ENGINES:
         raise BadInput(f"engine.name: unknown engine {name!r}; there are {', '.join(ENGINES)}")
     if name == "algebra":
-        layer = one_layer(_stack(job))
-        if isinstance(layer, str):
-            return f"the model is not one affine layer: {layer}"
-        if not (dual_applies(job) or moments_apply(job)):
-            kind = "gradient noise" if job.rule.gradient_noise else "clipping gradients in L1"
-            return f"{kind} leaves the span of a client's data"
+        return _why_not_algebra(job, device)
     if name == "mlp":
         stack = _stack(job)
-        return (
-            f"the model is not a stack of affine layers: {stack}"
-            if isinstance(stack, str)
-            else None
-        )
+        if isinstance(stack, str):
+            return f"the model is not a stack of affine layers: {stack}"
+        return None
     if name == "generic":
         return why_not_vmap(job)
+    if name == "processes":
+        if device.type != "cpu" and not under_torchrun():
+            return "processes on GPUs are started by torchrun"
+        return None if under_torchrun() else why_not_elsewhere(job)
     return None
 
 
-def choose(job: Job, name: str = "auto") -> Choice:
-    """The fastest engine that can run this job, or the one asked for."""
+def choose(
+    job: Job,
+    name: str = "auto",
+    *,
+    processes: int | None = None,
+    workload: Workload | None = None,
+    device: torch.device = CPU,
+) -> Choice:
+    """The fastest engine that can run this job, or the one asked for.
+
+    `processes=None` leaves their number open: several if the workload is long enough to pay.
+    """
+    if processes is not None and processes < 1:
+        raise BadInput(f"engine.processes: must be at least 1, got {processes}")
+    inner = _engine(job, "auto" if name == "processes" else name, device)
+    count, why = _processes(job, name, processes, workload, device, inner.name)
+    return Choice(inner.name, f"{inner.reason}{why}", count)
+
+
+def build_engine(
+    job: Job,
+    choice: Choice | str = "auto",
+    chunk: int | None = None,
+    *,
+    processes: int | None = None,
+    device: torch.device = CPU,
+    threads: int | None = None,
+) -> Engine:
+    """Make the chosen engine, or choose by name first.
+
+    `chunk` is how many clients train together at most; `threads` how many each process uses.
+    """
+    if isinstance(choice, str):
+        choice = choose(job, choice, processes=processes, device=device)
+    if chunk is not None and chunk < 1:
+        raise BadInput(f"engine.chunk: must be at least 1, got {chunk}")
+    if threads is not None:
+        if threads < 1:
+            raise BadInput(f"engine.threads: must be at least 1, got {threads}")
+        torch.set_num_threads(threads)
+    own = _build(job, choice.name, chunk, device)
+    if choice.processes == 1:
+        return own
+    from fedveil.engine.processes import ProcessEngine
+
+    return ProcessEngine(job, own, choice.processes, chunk, threads or 1)
+
+
+def device_of(name: str | None) -> torch.device:
+    """The device of this name, this process's own among several GPUs; None is the CPU."""
+    try:
+        device = torch.device(name or "cpu")
+    except RuntimeError:
+        raise BadInput(f"engine.device: unknown device {name!r}; try cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BadInput(f"engine.device: {name!r} is not available on this machine; use cpu")
+    if device.type == "cuda" and device.index is None and under_torchrun():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device
+
+
+def _engine(job: Job, name: str, device: torch.device) -> Choice:
+    """Which engine trains clients inside a process."""
     if name != "auto":
-        obstacle = supports(job, name)
+        obstacle = supports(job, name, device)
         if obstacle is not None:
             raise BadInput(f"engine.name: {name!r} cannot run this: {obstacle}; try 'auto'")
         return Choice(name, "asked for")
-    if supports(job, "algebra") is None:
+    if supports(job, "algebra", device) is None:
         way = "moments" if moments_apply(job) else "coefficients of the examples"
         return Choice("algebra", f"a linear model: {way} stand for data and weights")
-    if supports(job, "mlp") is None:
+    if supports(job, "mlp", device) is None:
         return Choice("mlp", "affine layers: gradients of many clients by hand, as matrix products")
     heavy = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.dropout._DropoutNd)
     for module in job.module.modules():
@@ -71,22 +135,49 @@ def choose(job: Job, name: str = "auto") -> Choice:
             return Choice("sequential", f"{kind} layers run best one client at a time")
     if job.layout.size > _LARGE:
         return Choice("sequential", f"{job.layout.size:,} parameters keep one client's cores busy")
-    obstacle = supports(job, "generic")
+    obstacle = supports(job, "generic", device)
     if obstacle is not None:
         return Choice("sequential", f"one client at a time, because {obstacle}")
     return Choice("generic", "a small model: many clients go through each operation together")
 
 
-def build_engine(
-    job: Job, name: str = "auto", chunk: int | None = None, device: torch.device = CPU
-) -> Engine:
-    """Make the chosen engine. `chunk` is how many clients train together at most."""
+def _processes(
+    job: Job,
+    name: str,
+    asked: int | None,
+    workload: Workload | None,
+    device: torch.device,
+    inner: str,
+) -> tuple[int, str]:
+    """How many processes, and why."""
+    if under_torchrun():
+        size = int(os.environ["WORLD_SIZE"])
+        return size, f"; {size} processes, started by torchrun"
+    if name == "processes" or (asked or 1) > 1:
+        obstacle = supports(job, "processes", device)
+        if obstacle is not None:
+            raise BadInput(f"engine.processes: cannot run this: {obstacle}")
+        count = asked or max(2, cores())
+        if count == 1:
+            raise BadInput("engine.processes: 1 contradicts engine.name 'processes'; leave one out")
+        return count, f"; {count} processes, asked for"
+    available = cores()
+    if asked == 1 or workload is None or device.type != "cpu" or available == 1:
+        return 1, ""
+    seconds = round_seconds(job, workload)
+    if inner == "algebra" or seconds < _LONG or seconds_saved(job, workload, available) < 0:
+        return 1, "; one process, because rounds are short"
+    if why_not_elsewhere(job) is not None or job.federation.train.inputs.nbytes > _COPY:
+        return 1, "; one process, because the model or the data cannot be shared cheaply"
+    return available, f"; {available} processes, because a round takes about {seconds:.1g} s on one"
+
+
+def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engine:
     task = job.federation.task
-    chosen = choose(job, name).name
-    if chosen == "sequential":
+    if name == "sequential":
         gradients = AutogradGradients(job.module, job.layout, task, device)
         return RowEngine("sequential", job, gradients, 1, device)
-    if chosen == "generic":
+    if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
         vmapped = VmapGradients(job.module, job.layout, task, device)
@@ -95,7 +186,19 @@ def build_engine(
     if isinstance(stack, str):
         raise BadInput(f"engine.name: {name!r} cannot run this: {stack}")
     rows = RowEngine("mlp", job, MlpGradients(stack, task), chunk or _chunk(job, 1), device)
-    return rows if chosen == "mlp" else AlgebraEngine(job, stack, rows)
+    return rows if name == "mlp" else AlgebraEngine(job, stack, rows)
+
+
+def _why_not_algebra(job: Job, device: torch.device) -> str | None:
+    layer = one_layer(_stack(job))
+    if isinstance(layer, str):
+        return f"the model is not one affine layer: {layer}"
+    if device.type != "cpu":
+        return "algebra runs on the CPU"
+    if not (dual_applies(job) or moments_apply(job)):
+        kind = "gradient noise" if job.rule.gradient_noise else "clipping gradients in L1"
+        return f"{kind} leaves the span of a client's data"
+    return None
 
 
 def _stack(job: Job) -> Stack | str:

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from safetensors.torch import save
 from torch import nn
 
 from fedveil.engine.checkpoint import Checkpoint
-from fedveil.engine.choose import build_engine
+from fedveil.engine.choose import build_engine, choose, device_of
 from fedveil.engine.contract import Cohort, Job, RoundSum
+from fedveil.engine.cost import Workload
 from fedveil.engine.directory import RunDirectory
 from fedveil.engine.evaluation import Evaluator, Metrics
 from fedveil.methods.protection import Occasion
 from fedveil.models.flat import load
 from fedveil.plan.plan import Plan, Released
+from fedveil.randomness import Randomness
 
 _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo rounds at no cost
 
@@ -31,7 +33,10 @@ class Speed:
     """Settings that change how fast a plan runs, never what it guarantees."""
 
     engine: str = "auto"
-    chunk: int | None = None
+    chunk: int | None = None  # clients trained together
+    processes: int | None = None  # None: several if rounds are long enough
+    threads: int | None = None  # of each process
+    device: str | None = None  # cpu, or cuda
 
 
 @dataclass(frozen=True)
@@ -89,15 +94,18 @@ class Run:
         self.directory: RunDirectory | None = None
         self.every = every or max(1, plan.method.rounds // 20)
         self._randomness = plan.randomness
-        self.job = Job(
-            plan.federation,
-            plan.module,
-            plan.layout,
-            plan.local,
-            plan.shaping,
-            self._randomness,
+        self.job = _job(plan, self._randomness)
+        device = device_of(speed.device)
+        self.choice = choose(
+            self.job,
+            speed.engine,
+            processes=speed.processes,
+            workload=Workload(plan.sampling.expected_cohort, plan.method.rounds),
+            device=device,
         )
-        self.engine = build_engine(self.job, speed.engine, speed.chunk)
+        self.engine = build_engine(
+            self.job, self.choice, speed.chunk, device=device, threads=speed.threads
+        )
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
         self._saved = time.monotonic()
@@ -195,6 +203,24 @@ class Run:
 
     def close(self) -> None:
         self.engine.close()
+
+
+def follow_plan(plan: Plan, speed: Speed) -> None:
+    """Work for the process that leads this plan under `torchrun`, until it has finished."""
+    from fedveil.engine.processes import follow
+    from fedveil.engine.team import torchrun_group
+
+    device = device_of(speed.device)
+    job = _job(plan, plan.randomness)
+    choice = replace(choose(job, speed.engine, device=device), processes=1)
+    engine = build_engine(job, choice, speed.chunk, device=device, threads=speed.threads or 1)
+    follow(torchrun_group(device), engine)
+
+
+def _job(plan: Plan, randomness: Randomness) -> Job:
+    return Job(
+        plan.federation, plan.module, plan.layout, plan.local, plan.shaping, randomness
+    )
 
 
 def _insight(result: RoundSum, cohort: int) -> Insight:

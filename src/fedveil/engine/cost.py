@@ -1,0 +1,87 @@
+"""How long a round will take, roughly: enough to decide whether more processes pay."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedveil.engine.contract import Job
+from fedveil.local.batches import step_counts
+from fedveil.local.records import as_tensor
+
+_RATE = 35e9  # multiplications and additions a second that training reaches on one core
+_START = 4.0  # seconds until worker processes are ready
+
+
+@dataclass(frozen=True)
+class Workload:
+    """How much there is to do: expected clients in a round, and rounds."""
+
+    cohort: float
+    rounds: int
+
+
+def round_seconds(job: Job, workload: Workload) -> float:
+    """Predicted seconds of a round on one core, from the model's arithmetic alone."""
+    sizes = job.federation.sizes
+    batch = sizes if job.rule.batch_size is None else np.minimum(sizes, job.rule.batch_size)
+    records = float((step_counts(sizes, job.rule) * batch).mean())
+    # The backward pass takes about twice the forward pass.
+    return workload.cohort * records * 3 * operations(job) / _RATE
+
+
+def seconds_saved(job: Job, workload: Workload, processes: int) -> float:
+    """What a run gains from this many processes, their start-up taken off."""
+    return workload.rounds * round_seconds(job, workload) * (1 - 1 / processes) - _START
+
+
+def operations(job: Job) -> float:
+    """Multiplications in the forward pass of one example."""
+    federation, module = job.federation, job.module
+    example = as_tensor(federation.model_inputs(federation.train.inputs[:1]))
+    counted: list[float] = []
+    handles = [
+        child.register_forward_hook(_counter(counted))
+        for child in module.modules()
+        if not any(True for _ in child.children())
+    ]
+    training = module.training
+    try:
+        with torch.no_grad():
+            module.eval()(example)
+    finally:
+        module.train(training)
+        for handle in handles:
+            handle.remove()
+    return max(sum(counted), float(job.layout.size))
+
+
+def _counter(counted: list[float]) -> Any:
+    def count(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        held = sum(parameter.numel() for parameter in module.parameters(recurse=False))
+        first = outputs[0] if isinstance(outputs, tuple) else outputs
+        if not isinstance(first, Tensor) or not held:
+            return
+        if isinstance(module, nn.RNNBase):
+            counted.append(held * first.numel() / first.shape[-1])  # once for each position
+        elif isinstance(module, nn.modules.conv._ConvNd):
+            counted.append(held * first[0, 0].numel())
+        elif isinstance(module, nn.Linear):
+            counted.append(held * first.numel() / first.shape[-1])
+        else:
+            counted.append(float(first.numel()))
+
+    return count
+
+
+def cores() -> int:
+    """Cores this process may use: its affinity, or fewer if OMP_NUM_THREADS says so."""
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    available = available or os.cpu_count() or 1
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return min(available, int(wanted)) if wanted.isdigit() and int(wanted) else available

@@ -1,0 +1,195 @@
+"""Several processes share a cohort: each trains its part with an engine of its own; sums add up."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedveil.engine.contract import Cohort, Engine, Job, RoundSum
+from fedveil.engine.reach import under_torchrun
+from fedveil.engine.shared import SharedFederation, share
+from fedveil.engine.team import Group, Workers, torchrun_group
+from fedveil.local.batches import step_counts
+from fedveil.local.records import client_sizes
+from fedveil.local.rule import LocalRule
+from fedveil.local.shaping import Shaping
+from fedveil.models.flat import Layout
+from fedveil.randomness import Randomness
+
+_MANY = 2_000  # clients above which dealing in turn is as even as choosing the least loaded
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker needs once: a job whose columns are shared, and how to run it."""
+
+    federation: SharedFederation
+    module: nn.Module
+    layout: Layout
+    rule: LocalRule
+    shaping: Shaping
+    randomness: Randomness
+    engine: str
+    chunk: int | None
+    threads: int
+
+    def build(self) -> Engine:
+        from fedveil.engine.choose import build_engine
+
+        job = Job(
+            self.federation.open(),
+            self.module,
+            self.layout,
+            self.rule,
+            self.shaping,
+            self.randomness,
+        )
+        return build_engine(job, self.engine, self.chunk)
+
+
+class ProcessEngine:
+    """Leads a team: `own` trains this process's part of every cohort.
+
+    If a round fails or is interrupted the team is dissolved, and the next round starts a new one.
+    """
+
+    name = "processes"
+
+    def __init__(
+        self, job: Job, own: Engine, count: int, chunk: int | None = None, threads: int = 1
+    ) -> None:
+        self.job, self.own, self.count = job, own, count
+        self._chunk, self._threads = chunk, threads
+        self._shared: SharedFederation | None = None
+        self._workers: Workers | None = None
+        self._group: Group | None = None
+        if not under_torchrun():
+            self._start()
+
+    def _start(self) -> None:
+        """Start local workers; they import what they need while this process goes on."""
+        self._shared = share(self.job.federation)
+        self._workers = Workers(self.count - 1, self._shared.descriptors)
+
+    def _team(self) -> Group:
+        if self._group is None and under_torchrun():
+            self._group = torchrun_group(_device_of(self.own))
+        elif self._group is None:
+            if self._workers is None:
+                self._start()
+            if self._workers is None or self._shared is None:
+                raise RuntimeError("no workers")
+            self._group = self._workers.join(self._setup(self._shared))
+        return self._group
+
+    def _setup(self, shared: SharedFederation) -> Setup:
+        job = self.job
+        return Setup(
+            shared,
+            job.module,
+            job.layout,
+            job.rule,
+            job.shaping,
+            job.randomness,
+            self.own.name,
+            self._chunk,
+            self._threads,
+        )
+
+    def round_sum(
+        self, weights: Tensor, cohort: Cohort, round: int, shaping: Shaping | None = None
+    ) -> RoundSum:
+        try:
+            group = self._team()
+            owners = split(self.job, cohort, group.size)
+            group.tell((cohort, owners, round, shaping), weights)
+            with threads_at(self._threads):
+                return _take_part(group, self.own, weights, cohort, owners, round, shaping)
+        except BaseException:
+            self.close()  # the others may wait for a message that will never come
+            raise
+
+    def close(self) -> None:
+        group, workers, shared = self._group, self._workers, self._shared
+        self._group = self._workers = self._shared = None
+        if workers is not None:
+            workers.close()
+        elif group is not None and under_torchrun():
+            group.dismiss()
+        if shared is not None:
+            shared.close()
+        self.own.close()
+
+
+def follow(group: Group, engine: Engine) -> None:
+    """Do a follower's part of every round until the leader has no more work."""
+    while (heard := group.hear()) is not None:
+        (cohort, owners, round, shaping), weights = heard
+        _take_part(group, engine, weights, cohort, owners, round, shaping)
+
+
+def _take_part(
+    group: Group,
+    engine: Engine,
+    weights: Tensor,
+    cohort: Cohort,
+    owners: Cohort,
+    round: int,
+    shaping: Shaping | None,
+) -> RoundSum:
+    mine = np.flatnonzero(owners == group.rank)
+    part = engine.round_sum(weights, cohort[mine], round, shaping)
+    total = group.add(part.total)
+    # One row each for norms, norms after shaping, losses; the last column counts rejections.
+    statistics = torch.zeros(3, len(cohort) + 1, dtype=torch.float64)
+    rows = torch.stack([part.norms, part.shaped_norms, part.losses]).double()
+    statistics[:, torch.from_numpy(mine)] = rows
+    statistics[0, -1] = part.rejected
+    statistics = group.add(statistics)
+    norms, shaped, losses = statistics[:, :-1].float()
+    return RoundSum(total, norms, shaped, losses, int(statistics[0, -1]))
+
+
+def split(job: Job, cohort: Cohort, parts: int) -> Cohort:
+    """Which part trains each client: even by predicted cost, the same on every machine.
+
+    Depends on nothing but the cohort and the number of parts, so that a resumed run adds the same
+    numbers in the same order.
+    """
+    sizes = client_sizes(job.federation, cohort)
+    batch = sizes if job.rule.batch_size is None else np.minimum(sizes, job.rule.batch_size)
+    costs = step_counts(sizes, job.rule) * batch + 1
+    order = np.argsort(-costs, kind="stable")
+    owners = np.empty(len(cohort), dtype=np.int64)
+    if len(cohort) > _MANY:
+        turn = np.arange(len(cohort)) % (2 * parts)  # there and back again
+        owners[order] = np.where(turn < parts, turn, 2 * parts - 1 - turn)
+        return owners
+    loads = [(0, part) for part in range(parts)]
+    for place in order:
+        load, part = loads[0]
+        heapq.heapreplace(loads, (load + int(costs[place]), part))
+        owners[place] = part
+    return owners
+
+
+@contextmanager
+def threads_at(threads: int) -> Iterator[None]:
+    """As many threads as the workers have, so that all processes compute alike."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _device_of(engine: Engine) -> torch.device:
+    device = getattr(engine, "device", None)
+    return device if isinstance(device, torch.device) else torch.device("cpu")

@@ -1,0 +1,112 @@
+"""A federation's training columns where other processes of this machine can read them.
+
+Memory-mapped columns are opened again from their files; all others are copied once into memory
+without a name, which vanishes with the last process that holds it, however that process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.data.columns import Array
+from fedveil.data.federation import Examples, Federation, Scaling, Task
+
+
+@dataclass(frozen=True)
+class Column:
+    """How to find one array: in a file, or behind an inherited file descriptor."""
+
+    place: str | int
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    def open(self) -> Array:
+        """The array, read-only and without a copy."""
+        if isinstance(self.place, str):
+            return np.memmap(Path(self.place), self.dtype, "r", self.offset, self.shape)
+        with os.fdopen(os.dup(self.place), "rb") as file:
+            return np.memmap(file, self.dtype, "r", self.offset, self.shape)
+
+
+@dataclass(frozen=True)
+class SharedFederation:
+    """Everything of a federation that training needs; `open` rebuilds it in another process."""
+
+    inputs: Column
+    targets: Column
+    offsets: Column
+    task: Task
+    classes: int
+    name: str
+    scaling: Scaling | None
+
+    def open(self) -> Federation:
+        train = Examples(self.inputs.open(), self.targets.open())
+        nothing = Examples(train.inputs[:0], train.targets[:0])
+        offsets = np.asarray(self.offsets.open(), dtype=np.int64)
+        return Federation(
+            train,
+            offsets,
+            nothing,
+            self.task,
+            self.classes,
+            name=self.name,
+            scaling=self.scaling,
+            verified=True,
+        )
+
+    @property
+    def descriptors(self) -> list[int]:
+        """File descriptors that a worker process must inherit."""
+        columns = (self.inputs, self.targets, self.offsets)
+        return [column.place for column in columns if isinstance(column.place, int)]
+
+    def close(self) -> None:
+        """Give up this process's hold on the copies."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+def share(federation: Federation) -> SharedFederation:
+    """Put a federation where worker processes can read it."""
+    return SharedFederation(
+        _share(federation.train.inputs, "inputs"),
+        _share(federation.train.targets, "targets"),
+        _share(federation.offsets, "offsets"),
+        federation.task,
+        federation.classes,
+        federation.name,
+        federation.scaling,
+    )
+
+
+def _share(array: Array, name: str) -> Column:
+    mapped = _place_in_file(array)
+    if mapped is not None:
+        return mapped
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create(f"fedveil-{name}")
+    else:  # not on Linux: a file that is deleted already
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.truncate(descriptor, max(1, array.nbytes))
+    with os.fdopen(os.dup(descriptor), "r+b") as file:
+        np.memmap(file, array.dtype, "r+", 0, array.shape)[...] = array
+    return Column(descriptor, 0, array.dtype.str, array.shape)
+
+
+def _place_in_file(array: Array) -> Column | None:
+    """Where a memory-mapped array lies in its file; None if it is no contiguous part of one."""
+    root: object = array
+    while isinstance(root, np.ndarray) and isinstance(root.base, np.ndarray):
+        root = root.base
+    if not isinstance(root, np.memmap) or root.filename is None or not array.flags.c_contiguous:
+        return None
+    begin = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    return Column(str(root.filename), root.offset + begin, array.dtype.str, array.shape)
