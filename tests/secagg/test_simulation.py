@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from fedveil.errors import BadInput
 from fedveil.randomness import Stream
 from fedveil.secagg.errors import NotReleased, RuleBroken
-from fedveil.secagg.losses import Losses, draw_losses
+from fedveil.secagg.losses import Losses, draw_losses, planned_losses
 from fedveil.secagg.rounds import Mode
 from fedveil.secagg.simulation import Simulation, secure_sum
 from fedveil.secagg.terms import Terms
@@ -167,3 +168,23 @@ def test_losses_are_drawn_at_the_given_rate_and_repeat_with_the_stream():
     assert draw_losses(members, 1.0, Stream(bytes(32))).before_upload == frozenset(members)
     with pytest.raises(BadInput, match="dropout"):
         draw_losses(members, 1.5, Stream(bytes(32)))
+
+
+@pytest.mark.parametrize("cohort", [10, 40, 136, 1000])
+@pytest.mark.parametrize("rate", [0.0, 0.02, 0.2, 0.35])
+@pytest.mark.parametrize("failure", [0.05, 2.0**-20])
+def test_planned_losses_are_the_binomial_quantile_up_to_what_a_graph_recovers(
+    cohort, rate, failure
+):
+    planned = planned_losses(cohort, rate, 3, failure)
+    most = (cohort - 2 - 3) // 2
+    assert planned == min(int(binom.isf(failure, cohort, rate)), most)
+    Terms("t", cohort - planned - 3, 3, planned / cohort).topology(cohort)
+
+
+def test_planned_losses_refuse_what_cannot_be():
+    assert planned_losses(10, 1.0) == 4
+    with pytest.raises(BadInput, match="dropout"):
+        planned_losses(10, -0.1)
+    with pytest.raises(BadInput, match="cohort = 4"):
+        planned_losses(4, 0.1, colluders=3)

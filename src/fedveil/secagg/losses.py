@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,36 @@ def draw_losses(members: Sequence[int], rate: float, stream: Stream) -> Losses:
     return Losses(
         before_upload=frozenset(m for m, is_lost in zip(members, lost, strict=True) if is_lost)
     )
+
+
+def planned_losses(
+    cohort: int, rate: float, colluders: int = 0, failure_probability: float = 2.0**-20
+) -> int:
+    """How many losses to plan for if each device is lost with probability `rate`.
+
+    The smallest number that is exceeded with at most `failure_probability`, but never more than
+    any graph can recover (colluders + 2 * losses < cohort - 1). In small cohorts that cap binds,
+    and a round beyond it ends in `NotReleased`. A plan may then count on
+    cohort - losses - colluders honest survivors.
+    """
+    if not 0 <= rate <= 1:
+        raise BadInput(f"dropout = {rate}: need a probability in [0, 1]")
+    most = (cohort - 2 - colluders) // 2
+    if most < 0:
+        raise BadInput(f"cohort = {cohort}: too small for {colluders} colluders")
+    chances = [_binomial(cohort, lost, rate) for lost in range(cohort + 1)]
+    for count in range(most + 1):
+        if math.fsum(chances[count + 1 :]) <= failure_probability:
+            return count
+    return most
+
+
+def _binomial(cohort: int, lost: int, rate: float) -> float:
+    """The probability that exactly `lost` of `cohort` devices are lost."""
+    if rate in (0.0, 1.0):
+        return float(lost == int(rate) * cohort)
+    ways = math.lgamma(cohort + 1) - math.lgamma(lost + 1) - math.lgamma(cohort - lost + 1)
+    return math.exp(ways + lost * math.log(rate) + (cohort - lost) * math.log1p(-rate))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import ClassVar
 from fedveil.secagg.terms import MAX_COHORT
 from fedveil.secagg.wire import MAX_ID, Message, bytes_field, ids_field, int_field, text_field
 
-MAX_DIMENSION = 1 << 30
+MAX_DIMENSION = 1 << 28  # a vector of 64-bit words still fits one msgpack field
 
 
 @dataclass(frozen=True)

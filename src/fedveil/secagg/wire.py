@@ -29,9 +29,8 @@ from fedveil.secagg.errors import Forged, Malformed
 MAGIC = b"FVSA"
 VERSION = 1
 HEADER = 70
-MAX_FRAME = 1 << 33
+MAX_FRAME = 1 << 32
 MAX_ID = (1 << 63) - 1
-_MAX_FIELDS = 16
 
 Rule = Callable[[str, Any], None]
 
