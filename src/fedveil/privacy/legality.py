@@ -28,10 +28,10 @@ def check_legal(release: Release, setting: Setting) -> None:
     """Raise a Refused if no proof covers this release in this setting."""
     _check_trust(release, setting)
     _check_adjacency(release, setting)
-    if release.amplified:
-        _check_sampling(release, setting)
     if isinstance(release.mechanism, (NoisyGradients, GridGradients)):
         _check_gradients(release, release.mechanism, setting)
+    if release.amplified:
+        _check_sampling(release, setting)
 
 
 def _check_trust(release: Release, setting: Setting) -> None:

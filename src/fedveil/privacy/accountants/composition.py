@@ -15,7 +15,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 _TAIL = 1e-15  # mass that may fall outside the window; it is counted as infinite loss
-_DOUBLINGS = 24  # orders of the Chernoff bound that are tried, each twice the one before
+_ORDERS, _ORDER_GROWTH = 24, 2.0  # of the Chernoff bound
 
 
 def self_composed(pmf: Any, times: int, largest_size: int) -> Any | None:
@@ -46,17 +46,29 @@ def self_composed(pmf: Any, times: int, largest_size: int) -> Any | None:
 
 def window(mass: Floats, times: int) -> tuple[int, int]:
     """Cells of the `times`-fold sum outside which there is less mass than `_TAIL` (Chernoff)."""
-    low, high = 0, (len(mass) - 1) * times
     cells = np.arange(len(mass), dtype=np.float64)
-    log_mass = np.log(np.maximum(mass, 1e-320))
-    needed = math.log(2 / _TAIL)
-    for doubling in range(_DOUBLINGS):
-        order = 2.0**doubling / (100 * len(mass))
-        above = (times * _log_sum(log_mass + order * cells) + needed) / order
-        below = -(times * _log_sum(log_mass - order * cells) + needed) / order
-        high = min(high, math.ceil(above))
-        low = max(low, math.floor(below))
+    log_mass = np.log(np.maximum(mass, 1e-300))
+    widest = (len(mass) - 1) * times
+    high = min(widest, math.ceil(_tail_bound(log_mass, cells, times)))
+    low = max(0, math.floor(-_tail_bound(log_mass, -cells, times)))
     return min(low, high), high
+
+
+def _tail_bound(log_mass: Floats, cells: Floats, times: int) -> float:
+    """The least (times * log E exp(order * cell) + log(2 / tail)) / order found over orders.
+
+    As a function of the order it falls, then rises: the search ends where it turns.
+    """
+    needed, order, best = math.log(2 / _TAIL), 0.01 / len(cells), math.inf
+    for _ in range(_ORDERS):
+        logs = log_mass + order * cells
+        top = float(np.max(logs))
+        moment = top + math.log(float(np.sum(np.exp(np.maximum(logs - top, -600)))))
+        bound = (times * moment + needed) / order
+        if bound > best:
+            break
+        best, order = bound, _ORDER_GROWTH * order
+    return best
 
 
 def epsilon_at(pmf: Any, delta: float) -> float:
@@ -85,8 +97,3 @@ def epsilon_at(pmf: Any, delta: float) -> float:
         return loss
     # Between this loss and the next lower one the divergence is upper - exp(epsilon - loss) lower.
     return max(0.0, loss + math.log((upper - delta) / lower))
-
-
-def _log_sum(logs: Floats) -> float:
-    top = float(np.max(logs))
-    return top + math.log(float(np.sum(np.exp(logs - top))))

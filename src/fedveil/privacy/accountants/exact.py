@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from fedveil.privacy.accountants.steps import (
     CappedPoissonGaussianStep,
     FixedSizeGaussianStep,
@@ -16,7 +18,7 @@ from fedveil.privacy.accountants.steps import (
 )
 
 _LITTLE_NOISE = 1e-3  # below, the exact curve needs more than double precision
-_MUCH_NOISE = 1e9  # above, nothing is left to tell apart
+_MUCH_NOISE = 1e9  # more noise is accounted as this much: beyond, differences cancel
 _ROOT_TOLERANCE = 1e-11  # the library's root finder stops within 1e-12 of the root
 
 
@@ -32,7 +34,8 @@ def gaussian_epsilon(noise: float, delta: float) -> float:
         return math.inf
     if noise < _LITTLE_NOISE:
         return zcdp_epsilon(0.5 / noise**2 if noise > 1e-150 else math.inf, delta)
-    epsilon = float(get_epsilon_gaussian(min(noise, _MUCH_NOISE), delta))
+    with np.errstate(divide="ignore"):
+        epsilon = float(get_epsilon_gaussian(min(noise, _MUCH_NOISE), delta))
     return epsilon + _ROOT_TOLERANCE * (1 + epsilon) if epsilon > 0 else 0.0
 
 

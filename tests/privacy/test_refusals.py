@@ -1,0 +1,355 @@
+"""Everything that must be refused is, with its own error, a reason, and what would work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from fedveil.errors import Refused
+from fedveil.privacy import refusals as r
+from fedveil.privacy.accounting import account
+from fedveil.privacy.gradient_perturbation import NoisyGradients
+from fedveil.privacy.guarantee import Guarantee
+from fedveil.privacy.mechanisms import (
+    DiscreteGaussian,
+    DiscreteGaussianSum,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    NoisyVotes,
+    Zcdp,
+)
+from fedveil.privacy.papers.cheng import paper_cheng_epsilon
+from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.sampling import (
+    Balanced,
+    CappedPoisson,
+    Everyone,
+    FixedSize,
+    Poisson,
+    RoundRobin,
+    Sampling,
+)
+from fedveil.privacy.units import Adjacency, Trust, Unit
+
+ADDED = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
+REPLACED = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
+ZEROED = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.CENTRAL)
+SHARED = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
+LOCAL = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.LOCAL)
+SUM = DiscreteGaussianSum(1, 1 / 64, 0.1, 10, 64)
+
+
+def ask(
+    mechanism: Mechanism,
+    sampling: Sampling,
+    setting: Setting,
+    *,
+    uses: int = 1,
+    delta: float = 1e-6,
+    participations: int | None = None,
+) -> Guarantee:
+    release = Release(mechanism, sampling, 20, uses, participations)
+    return account([release], setting=setting, delta=delta)
+
+
+def refused(kind: type[Refused], question: Callable[[], object]) -> Refused:
+    with pytest.raises(kind) as caught:
+        question()
+    assert type(caught.value) is kind
+    assert caught.value.reason
+    assert caught.value.instead
+    assert str(caught.value) == f"{caught.value.reason}; {caught.value.instead}"
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+SECRET: list[Sampling] = [Poisson(0.1, 100), FixedSize(100, 10), CappedPoisson(100, 0.1, 20)]
+
+
+@pytest.mark.parametrize("sampling", SECRET, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("trust", [Trust.LOCAL, Trust.DISTRIBUTED])
+def test_no_amplification_towards_somebody_who_sees_the_cohort(
+    sampling: Sampling, trust: Trust
+) -> None:
+    for adjacency in (Adjacency.REPLACE, Adjacency.ZERO_OUT):
+        setting = Setting(Unit.CLIENT, adjacency, trust)
+        refused(r.AmplificationRefused, lambda s=setting: ask(Gaussian(3), sampling, s))
+        counted = ask(Gaussian(3), sampling, setting, participations=5)
+        everyone = Everyone(round(sampling.expected_cohort))
+        plain = ask(Gaussian(3), everyone, setting, participations=5)
+        assert counted.epsilon == pytest.approx(plain.epsilon)
+
+
+def test_round_robin_and_balanced_get_no_credit() -> None:
+    for sampling in (RoundRobin(100, 5), Balanced(100, 5, 20)):
+        assert (
+            ask(Gaussian(3), sampling, SHARED).epsilon
+            == ask(Gaussian(3), Everyone(5), replace(SHARED), participations=1).epsilon
+        )
+
+
+@pytest.mark.parametrize("trust", [Trust.LOCAL, Trust.DISTRIBUTED])
+def test_add_remove_needs_somebody_who_does_not_see_who_is_there(trust: Trust) -> None:
+    setting = replace(ADDED, trust=trust)
+    refused(r.AdjacencyRefused, lambda: ask(Gaussian(3), Everyone(), setting))
+
+
+def test_adjacencies_that_the_sampling_proofs_do_not_cover() -> None:
+    fixed, poisson, capped = FixedSize(100, 10), Poisson(0.1), CappedPoisson(100, 0.1, 20)
+    for setting in (ADDED, ZEROED):
+        refused(r.AdjacencyRefused, lambda s=setting: ask(Gaussian(3), fixed, s))
+    refused(r.AdjacencyRefused, lambda: ask(Gaussian(3), poisson, REPLACED))
+    for setting in (REPLACED, ZEROED):
+        refused(r.AdjacencyRefused, lambda s=setting: ask(Gaussian(3), capped, s))
+    for schedule in (RoundRobin(100, 10), Balanced(100, 10, 20)):
+        refused(r.AdjacencyRefused, lambda s=schedule: ask(Gaussian(3), s, ADDED))
+    refused(r.AdjacencyRefused, lambda: ask(Zcdp(0.1), poisson, ZEROED))
+    assert ask(Gaussian(3), poisson, ZEROED).epsilon == ask(Gaussian(3), poisson, ADDED).epsilon
+
+
+def test_mechanisms_that_do_not_fit_the_trust_or_the_sampling() -> None:
+    for mechanism in (Laplace(3), DiscreteGaussian(3)):
+        refused(r.MechanismRefused, lambda m=mechanism: ask(m, Everyone(), SHARED))
+    refused(r.MechanismRefused, lambda: ask(SUM, Everyone(), LOCAL))
+    for mechanism in (Laplace(3), DiscreteGaussian(3), Zcdp(0.1), SUM):
+        refused(r.MechanismRefused, lambda m=mechanism: ask(m, CappedPoisson(100, 0.1, 20), ADDED))
+        refused(r.MechanismRefused, lambda m=mechanism: ask(m, FixedSize(100, 10), REPLACED))
+    refused(r.MechanismRefused, lambda: ask(Laplace(3), Poisson(0.1), ADDED, uses=2))
+
+
+@pytest.mark.parametrize("colluders", [10, 11, 1000])
+def test_no_certificate_without_an_honest_share(colluders: int) -> None:
+    setting = replace(SHARED, colluders=colluders)
+    refused(r.HonestSharesRefused, lambda: ask(Gaussian(3), Everyone(10), setting))
+    refused(r.HonestSharesRefused, lambda: ask(SUM, Everyone(10), setting))
+    none = replace(SHARED, honest_shares=0)
+    refused(r.HonestSharesRefused, lambda: ask(Gaussian(3), Everyone(10), none))
+    all_others = replace(REPLACED, colluders=100)
+    refused(r.HonestSharesRefused, lambda: ask(Gaussian(3), FixedSize(100, 10), all_others))
+
+
+def test_colluders_are_taken_off_the_noise() -> None:
+    full = ask(Gaussian(3), Everyone(10), SHARED)
+    half = ask(Gaussian(3), Everyone(10), replace(SHARED, colluders=5))
+    assert half.honest_shares == 5
+    thinner = ask(Gaussian(3 / 2**0.5), Everyone(10), SHARED)
+    assert half.epsilon == pytest.approx(thinner.epsilon, rel=1e-12)
+    assert half.epsilon > full.epsilon
+    discrete = ask(SUM, Everyone(10), replace(SHARED, colluders=5))
+    assert discrete.epsilon == ask(replace(SUM, shares=5), Everyone(5), SHARED).epsilon
+
+
+def test_delta_must_stay_below_one_over_the_population() -> None:
+    for setting, sampling in (
+        (replace(ADDED, population=1000), Poisson(0.1)),
+        (ADDED, Poisson(0.1, 1000)),
+        (replace(ADDED, unit=Unit.RECORD, population=1000), Poisson(0.1, 10)),
+    ):
+        refused(r.DeltaRefused, lambda q=(sampling, setting): ask(Gaussian(3), *q, delta=1e-3))
+        assert ask(Gaussian(3), sampling, setting, delta=0.99e-3).delta == 0.99e-3
+    record = replace(ADDED, unit=Unit.RECORD)  # clients say nothing about the number of records
+    assert ask(Gaussian(3), Poisson(0.1, 10), record, delta=0.5).delta == 0.5
+
+
+def test_replace_is_always_charged_twice_the_clip() -> None:
+    """Whole-gradient clipping reported with the clip as sensitivity cannot be asked for."""
+    once, twice = (
+        ask(Laplace(20), Everyone(), replace(LOCAL, adjacency=one), delta=0).epsilon
+        for one in (Adjacency.ZERO_OUT, Adjacency.REPLACE)
+    )
+    assert twice == 2 * once
+    votes = ask(NoisyVotes(20), Everyone(), replace(SHARED, adjacency=Adjacency.REPLACE))
+    fewer = ask(NoisyVotes(20 / 2**0.5), Everyone(), SHARED)
+    assert votes.epsilon == pytest.approx(fewer.epsilon, rel=1e-12)
+
+
+def test_a_paper_s_constants_make_no_guarantee() -> None:
+    claim = paper_cheng_epsilon(
+        noise_multiplier=1.348, delta=1e-4, clients=3400, cohort=136, rounds=1000, c2=1
+    )
+    assert claim.certified is False
+    assert not isinstance(claim, Guarantee)
+    assert claim.value < ask(Gaussian(1.348), Poisson(0.04, 3400), ADDED, delta=1e-4).epsilon * 50
+
+
+def test_dividing_by_the_cohort_needs_one_step_or_a_certificate() -> None:
+    record = Setting(Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED)
+    steps = NoisyGradients(1, 100, 0.1, local_steps=5, record_uses=1, shares=10)
+    refused(r.GradientRefused, lambda: ask(steps, Everyone(10), record))
+    one = NoisyGradients(1, 100, 0.1, local_steps=1, record_uses=1, shares=10)
+    assert ask(one, Everyone(10), record).honest_shares == 10
+    unknown = replace(one, shares=None)
+    refused(r.GradientRefused, lambda: ask(unknown, Everyone(10), record))
+    client = replace(record, unit=Unit.CLIENT)
+    refused(r.GradientRefused, lambda: ask(one, Everyone(10), client))
+    secret = replace(record, trust=Trust.CENTRAL)
+    refused(r.AmplificationRefused, lambda: ask(one, FixedSize(100, 10), secret))
+    added = replace(record, trust=Trust.CENTRAL, adjacency=Adjacency.ADD_REMOVE)
+    refused(r.AdjacencyRefused, lambda: ask(one, Everyone(10), added))
+
+
+# What is only known where training is done: each fact that is refused, and one that is not.
+FACTS: list[tuple[type[Refused], Callable[..., None], dict[str, object], dict[str, object]]] = [
+    (
+        r.AmplificationRefused,
+        r.check_denominator,
+        {"amplified": True, "realised_cohort": True},
+        {"amplified": False, "realised_cohort": True},
+    ),
+    (
+        r.AmplificationRefused,
+        r.check_cohort_secrecy,
+        {"amplified": True, "published": ["seed"]},
+        {"amplified": True, "published": []},
+    ),
+    (
+        r.AmplificationRefused,
+        r.check_cohort_secrecy,
+        {"amplified": True, "skips_small_cohorts": True},
+        {"amplified": False, "published": ["cohort size"], "skips_small_cohorts": True},
+    ),
+    (
+        r.UnitRefused,
+        r.check_participation_count,
+        {"enforced": False, "realised": False},
+        {"enforced": True, "realised": False},
+    ),
+    (
+        r.UnitRefused,
+        r.check_unit,
+        {"proved": Unit.RECORD, "reported": Unit.CLIENT},
+        {"proved": Unit.CLIENT, "reported": Unit.RECORD},
+    ),
+    (
+        r.SensitivityRefused,
+        r.check_sensitivity,
+        {"claimed": 1.0, "clip_norm": 1.0, "adjacency": Adjacency.REPLACE},
+        {"claimed": 1.0, "clip_norm": 1.0, "adjacency": Adjacency.ZERO_OUT},
+    ),
+    (
+        r.SensitivityRefused,
+        r.check_layer_clipping,
+        {"layer_norms": [3.0, 4.0], "sensitivity": 4.9},
+        {"layer_norms": [3.0, 4.0], "sensitivity": 5.0},
+    ),
+    (
+        r.UploadRefused,
+        r.check_weights,
+        {
+            "unit": Unit.CLIENT,
+            "adjacency": Adjacency.REPLACE,
+            "sizes_leave_client": True,
+            "largest_weight": 1.0,
+        },
+        {
+            "unit": Unit.RECORD,
+            "adjacency": Adjacency.REPLACE,
+            "sizes_leave_client": True,
+            "largest_weight": 1.0,
+        },
+    ),
+    (
+        r.SensitivityRefused,
+        r.check_weights,
+        {
+            "unit": Unit.CLIENT,
+            "adjacency": Adjacency.REPLACE,
+            "sizes_leave_client": False,
+            "largest_weight": 1.5,
+        },
+        {
+            "unit": Unit.CLIENT,
+            "adjacency": Adjacency.REPLACE,
+            "sizes_leave_client": False,
+            "largest_weight": 1.0,
+        },
+    ),
+    (
+        r.UploadRefused,
+        r.check_upload,
+        {"noise_on_all_coordinates": True, "mask_leaves_client": True},
+        {"noise_on_all_coordinates": True, "mask_leaves_client": False},
+    ),
+    (
+        r.UploadRefused,
+        r.check_upload,
+        {"noise_on_all_coordinates": False, "mask_leaves_client": False},
+        {"noise_on_all_coordinates": True, "mask_leaves_client": False},
+    ),
+    (
+        r.UploadRefused,
+        r.check_upload,
+        {"noise_on_all_coordinates": True, "mask_leaves_client": False, "unnoised_buffers": True},
+        {"noise_on_all_coordinates": True, "mask_leaves_client": False},
+    ),
+    (
+        r.MechanismRefused,
+        r.check_rounding,
+        {"trust": Trust.DISTRIBUTED, "rounded_after_noise": True},
+        {"trust": Trust.CENTRAL, "rounded_after_noise": True},
+    ),
+    (
+        r.SensitivityRefused,
+        r.check_per_example_clipping,
+        {"couples_examples": True},
+        {"couples_examples": False},
+    ),
+    (
+        r.SensitivityRefused,
+        r.check_per_example_clipping,
+        {"couples_examples": False, "copies_clipped_separately": True},
+        {"couples_examples": False},
+    ),
+    (
+        r.PrivateInputRefused,
+        r.check_adaptive_clipping,
+        {"from_released_values": False},
+        {"from_released_values": True},
+    ),
+    (
+        r.PrivateInputRefused,
+        r.check_sources,
+        {"private": {"learning_rate": True, "clip_norm": False}},
+        {"private": {"learning_rate": False}},
+    ),
+    (
+        r.UploadRefused,
+        r.check_private_metrics,
+        {"shown": ["validation loss"]},
+        {"shown": ["validation loss"], "accounted": ["validation loss"]},
+    ),
+    (
+        r.ReuseRefused,
+        r.check_redraw,
+        {"may_have_left": True, "counted_again": False},
+        {"may_have_left": True, "counted_again": True},
+    ),
+    (r.ReuseRefused, r.check_noise_seeds, {"seeds": [1, 2, 1]}, {"seeds": [1, 2, 3]}),
+    (
+        r.ReuseRefused,
+        r.check_stored,
+        {"names": ["weights", "update norm"]},
+        {"names": ["weights"]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "check", "bad", "good"), FACTS)
+def test_facts_of_training_are_refused_or_let_through(
+    kind: type[Refused],
+    check: Callable[..., None],
+    bad: dict[str, object],
+    good: dict[str, object],
+) -> None:
+    refused(kind, lambda: check(**bad))
+    check(**good)
+
+
+def test_every_kind_of_refusal_is_told_apart_and_exits_with_two() -> None:
+    kinds = {value for value in vars(r).values() if isinstance(value, type)}
+    kinds = {kind for kind in kinds if issubclass(kind, Refused) and kind is not Refused}
+    assert len(kinds) >= 11
+    assert all(kind.__doc__ and kind.exit_code == 2 for kind in kinds)
