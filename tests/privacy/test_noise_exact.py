@@ -122,7 +122,7 @@ def test_frequencies_follow_the_probability_mass(
     cdf: Callable[[Reals, float], Reals],
     spread: float,
 ) -> None:
-    draws = draw(Stream(key(f"mass {spread}")), 2_000_000, spread)
+    draws = draw(Stream(key(f"mass {spread}")), 1_000_000, spread)
     assert_distributed(draws, lambda edges: cdf(edges, spread), spread)
 
 
@@ -140,7 +140,7 @@ def test_wide_noise_has_the_right_shape_and_uniform_low_bits(
     cdf: Callable[[Reals, float], Reals],
     spread: float,
 ) -> None:
-    draws = draw(Stream(key(f"wide {spread}")), 2_000_000, spread)
+    draws = draw(Stream(key(f"wide {spread}")), 1_000_000, spread)
     assert_distributed(draws, lambda edges: cdf(edges, spread), spread)
     counts = np.bincount(draws & 1023, minlength=1024)
     assert stats.chisquare(counts).pvalue > FALSE_ALARM
@@ -402,6 +402,26 @@ def test_moments_of_a_discrete_gaussian(std: float) -> None:
         variance, fourth = float(mass @ support**2), float(mass @ support**4)
     assert abs(draws.mean()) < 5 * math.sqrt(variance / count)
     assert abs((draws**2).mean() - variance) < 5 * math.sqrt((fourth - variance**2) / count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("draw", "cdf"), FAST)
+def test_a_billion_draws_follow_the_probability_mass(
+    draw: Callable[[Stream, int, float], Integers], cdf: Callable[[Reals, float], Reals]
+) -> None:
+    """Every integer within eight spreads, and all beyond on either side, by chi-square."""
+    spread, batch = 9.7, 10_000_000
+    edges = np.arange(-80.0, 81.0)
+    expected = np.diff(np.concatenate([[0.0], cdf(edges, spread), [1.0]])) * 100 * batch
+    observed = np.zeros(len(expected), dtype=np.int64)
+    stream = Stream(key("billion"))
+    for _ in range(100):
+        bins = np.clip(draw(stream, batch, spread), -81, 80) + 81
+        observed += np.bincount(bins, minlength=len(observed))
+    groups = _pool(expected, 20.0)
+    expected, seen = np.bincount(groups, expected), np.bincount(groups, observed)
+    statistic = float(((seen - expected) ** 2 / expected).sum())
+    assert stats.chi2.sf(statistic, len(expected) - 1) > FALSE_ALARM
 
 
 def test_a_key_fixes_every_value() -> None:
