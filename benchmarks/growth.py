@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import replace
 
 from benchmarks.measure import Document, Effort, measure, summarise
-from benchmarks.workloads import Workload
+from benchmarks.workloads import WORKLOADS, Workload
 
 TABLE = Workload(
     "growth",
@@ -50,9 +52,26 @@ def steps(quick: bool) -> list[Step]:
     ]
 
 
+def of_processes(rounds: list[Document]) -> list[Document]:
+    """One process and one on every core, among what was measured already."""
+    processes = {"fedveil:sequential": 1, "fedveil:processes": os.cpu_count() or 1}
+    return [
+        {"series": f"processes ({run['workload']})", "size": count, "data_mb": _data_mb(workload)}
+        | run
+        for name, workload in WORKLOADS.items()
+        for system, count in processes.items()
+        for run in rounds
+        if (run["workload"], run["system"]) == (name, system)
+    ]
+
+
 def grow(step: Step) -> Document:
     """Measure fedveil at one step; `data_mb` is what the records themselves take."""
     series, size, workload = step
     document = summarise([measure(workload, "fedveil", EFFORT)])
-    values = workload.clients * workload.records * (workload.inputs[0] * 4 + 8)
-    return {"series": series, "size": size, "data_mb": round(values / 2**20, 1)} | document
+    return {"series": series, "size": size, "data_mb": _data_mb(workload)} | document
+
+
+def _data_mb(workload: Workload) -> float:
+    of_record = math.prod(workload.inputs) * (8 if workload.sequence else 4) + 8
+    return round(workload.clients * workload.records * of_record / 2**20, 1)

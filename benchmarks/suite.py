@@ -62,11 +62,15 @@ class Results:
         os.replace(partial, self.path)
 
 
-def everything(
-    names: Sequence[str], effort: Effort, quick: bool, passes: int | None, path: Path = RESULTS
-) -> int:
-    """Measure it all, write `results.json` and `results.md`; 1 if anything failed."""
+def everything(names: Sequence[str], effort: Effort, quick: bool, passes: int | None) -> int:
+    """Measure it all, write `results.json` and `results.md`; 1 if anything failed.
+
+    Some workloads alone are written under `.benchmarks/` instead.
+    """
     began = time.monotonic()
+    whole = list(names) == list(WORKLOADS)
+    path = RESULTS if whole else ROOT / ".benchmarks" / RESULTS.name
+    path.parent.mkdir(exist_ok=True)
     passes = passes or (1 if quick else PASSES)
     results = Results(
         path,
@@ -86,11 +90,12 @@ def everything(
             for system in order[number % len(order) :] + order[: number % len(order)]:
                 say(f"pass {number + 1} of {passes}: {name} {system}")
                 results.add(measure(WORKLOADS[name], system, effort))
-    if list(names) == list(WORKLOADS):
+    if whole:
         for step in growth.steps(quick):
             say(f"growth: {step[0]} {step[1]:,}")
             results.document["growth"].append(growth.grow(step))
             results.write()
+        results.document["growth"] += growth.of_processes(results.document["rounds"])
         for part, options in PARTS:
             say(f"part: {part}")
             results.document["parts"][part] = measure_part(part, options)

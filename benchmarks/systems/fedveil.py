@@ -6,11 +6,9 @@ import numpy as np
 from torch import nn
 
 import fedveil as fv
-from benchmarks import models
 from benchmarks.clock import Clock
 from benchmarks.systems import Unsupported
 from benchmarks.workloads import Workload, draw
-from fedveil.models.zoo import MODELS
 from fedveil.privacy.clipping import Clip
 
 
@@ -31,16 +29,16 @@ def federation(workload: Workload) -> fv.Federation:
 
 
 def module(workload: Workload, data: fv.Federation) -> nn.Module:
-    """fedveil's own model where it has one of exactly this shape, else the peers' module."""
-    plain = models.build(workload)
-    if workload.model not in MODELS:
-        return plain
-    own = fv.build(workload.model, data, hidden=workload.hidden)
-    return own if _shapes(own) == _shapes(plain) else plain
+    """fedveil's own model of this shape."""
+    name = {"cnn": "cnn-wide"}.get(workload.model, workload.model)
+    return fv.build(name, data, hidden=workload.hidden)
 
 
-def _shapes(network: nn.Module) -> list[tuple[int, ...]]:
-    return [tuple(parameter.shape) for parameter in network.parameters()]
+def speed(variant: str) -> fv.Speed:
+    """As fedveil chooses, or one engine by name in this process alone, or several processes."""
+    if variant in ("", "processes"):
+        return fv.Speed(engine=variant or "auto")
+    return fv.Speed(engine=variant, processes=1)
 
 
 def method(workload: Workload, rounds: int) -> fv.Method:
@@ -79,7 +77,7 @@ def run(workload: Workload, variant: str, clock: Clock) -> None:
         seed=0,
     )
     try:
-        training = fv.Run(plan, speed=fv.Speed(engine=variant or "auto"), every=rounds + 1)
+        training = fv.Run(plan, speed=speed(variant), every=rounds + 1)
     except fv.FedveilError as reason:
         raise Unsupported(str(reason)) from None
     clock.notes.append(f"engine {training.engine.name}")
