@@ -43,7 +43,7 @@ class AlgebraEngine:
         job = self.job if shaping is None else replace(self.job, shaping=shaping)
         sizes = client_sizes(job.federation, cohort)
         total = RunningSum(job, len(cohort))
-        by_moments, by_dual = self._divide(sizes)
+        by_moments, by_dual = self.divide(sizes)
         for group, train in (
             (by_moments, self._train_moments),
             (by_dual, self._train_dual),
@@ -57,7 +57,7 @@ class AlgebraEngine:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _divide(self, sizes: Cohort) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    def divide(self, sizes: Cohort) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Which clients are cheapest by moments, and which by the dual.
 
         Costs are multiplications, with factors measured for narrow products and memory traffic.

@@ -72,6 +72,11 @@ class ProcessEngine:
         if not under_torchrun():
             self._start()
 
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the local workers."""
+        return [] if self._workers is None else self._workers.pids
+
     def _start(self) -> None:
         """Start local workers; they import what they need while this process goes on."""
         self._shared = share(self.job.federation)

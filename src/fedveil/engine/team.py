@@ -106,6 +106,10 @@ class Workers:
             for log in self._logs
         ]
 
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
     def join(self, setup: object) -> Group:
         """Give every worker its setup and form the group."""
         size = len(self._processes) + 1
@@ -155,7 +159,7 @@ class Workers:
 
 def local_group(store: Any, rank: int, size: int) -> Any:
     """A gloo group over the loopback interface; the default group stays free for the user."""
-    options: Any = ProcessGroupGloo.Options()  # type: ignore[no-untyped-call]
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._timeout = _LONG
     options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     return ProcessGroupGloo(PrefixStore("group", store), rank, size, options)

@@ -7,18 +7,16 @@ import pickle
 import signal
 import sys
 import threading
-from typing import Any
+import traceback
+
+_LIFELINE = 0  # standard input: the setup comes here, and its end is the leader's
 
 
 def main() -> None:
     """Read the setup, join the group, and follow the leader until it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's to handle
-    lifeline = sys.stdin.buffer
-    length = int.from_bytes(lifeline.read(8), "little")
-    blob = lifeline.read(length)
-    if not length or len(blob) < length:
-        return
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    blob = _read(int.from_bytes(_read(8), "little"))
+    threading.Thread(target=_end_with_leader, daemon=True).start()
 
     import torch
     from torch._C._distributed_c10d import TCPStore
@@ -36,11 +34,30 @@ def main() -> None:
     follow(Group(local_group(store, rank, size), torch.device("cpu"), lambda: None), engine)
 
 
-def _end_with(lifeline: Any) -> None:
+def _read(length: int) -> bytes:
+    parts = []
+    while length:
+        part = os.read(_LIFELINE, min(length, 1 << 20))
+        if not part:
+            os._exit(0)  # the leader left before it said anything
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
+
+
+def _end_with_leader() -> None:
     """Leave as soon as the leader does, even from the middle of a computation."""
-    lifeline.read()
+    while os.read(_LIFELINE, 1):
+        pass
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    code = 0
+    try:
+        main()
+    except BaseException:  # the leader reads the last line and reports it
+        traceback.print_exc()
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)  # the thread on the lifeline would keep an ordinary exit waiting

@@ -1,0 +1,102 @@
+"""Algebra is used where it pays, stays exact under cancellation, and keeps within its memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil.data.federation import Examples, Federation, Task
+from fedveil.engine.algebra import AlgebraEngine
+from fedveil.engine.choose import build_engine
+from fedveil.engine.contract import Job
+from fedveil.engine.moments import Moments
+from fedveil.engine.stack import Affine
+from fedveil.local.rule import LearningRate, LocalRule
+from fedveil.local.shaping import Shaping
+from fedveil.models.flat import Slot, layout_of
+from fedveil.models.zoo import Linear
+from fedveil.privacy.clipping import Clip
+from fedveil.randomness import Randomness
+
+from .jobs import RULES, SIZES, make_job, start_of
+from .reference import train
+
+
+def algebra(model: str, rule: str) -> AlgebraEngine:
+    engine = build_engine(make_job(model, RULES[rule], Shaping(Clip(0.2, 2))), "algebra")
+    assert isinstance(engine, AlgebraEngine)
+    return engine
+
+
+def test_each_client_goes_the_cheapest_way() -> None:
+    sizes = np.array(SIZES)
+    moments, dual = algebra("linear", "full batch, three steps, decaying").divide(sizes)
+    assert moments.sum() > 4  # 3 features, 4 weights: nearly everybody has more records
+    moments, dual = algebra("wide softmax", "steps over several epochs").divide(sizes)
+    assert not moments.any()
+    assert dual.all()  # 36 features: everybody has fewer records
+    moments, dual = algebra("softmax", "fewer steps than an epoch has").divide(sizes)
+    assert not dual[6]  # 20 records, 4 of them used
+    moments, dual = algebra("linear", "one epoch of batches").divide(sizes)
+    assert not moments[sizes > 4].any()  # batches are not the whole
+
+
+def test_an_update_that_cancels_is_still_clipped_at_its_norm() -> None:
+    """Two records almost alike with opposite labels pull the weights apart in almost the same
+    direction: the coefficients are large, the update is small."""
+    base = np.random.default_rng(0).normal(size=300).astype(np.float32) * 30
+    inputs = np.stack([base, base + 1e-4, base, base + 2e-4]).astype(np.float32)
+    examples = Examples(inputs, np.array([0, 1, 0, 1]))
+    federation = Federation(examples, np.array([0, 2, 4]), examples, Task.CLASSIFICATION, 2)
+    module = Linear(300, 2)
+    rule, shaping = LocalRule(LearningRate(0.02), steps=1), Shaping(Clip(1e-6, 2))
+    job = Job(federation, module, layout_of(module), rule, shaping, Randomness(1))
+    start = torch.zeros(job.layout.size)
+    result = build_engine(job, "algebra").round_sum(start, np.array([0, 1]), 0)
+    for place in (0, 1):
+        one = build_engine(job, "algebra").round_sum(start, np.array([place]), 0)
+        client = train(job, start, place, 0)
+        assert client.norm > 1e-6  # it is clipped
+        assert float(result.norms[place]) == pytest.approx(client.norm, rel=0.05)
+        assert float(one.total.norm()) <= 1e-6 * 1.01
+
+
+def test_moments_are_kept_only_if_they_are_small_beside_the_data() -> None:
+    layer = Affine(Slot("w", (1, 10), 0), Slot("b", (1,), 10))
+    for records, fit in ((80, True), (20, False)):
+        inputs = np.zeros((5 * records, 10), np.float32)
+        examples = Examples(inputs, np.zeros(5 * records, np.float32))
+        offsets = np.arange(6, dtype=np.int64) * records
+        federation = Federation(examples, offsets, examples, Task.REGRESSION, 0)
+        assert Moments.fit(federation, layer) is fit
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_moments_are_those_of_each_clients_own_records(keep: bool) -> None:
+    federation = make_job("linear", RULES["full batch, one step"], Shaping()).federation
+    layer = Affine(Slot("w", (1, 3), 0), Slot("b", (1,), 3))
+    moments = Moments(federation, layer, keep)
+    for clients in ([6, 0], [6, 2, 1], list(range(8))):  # some known by then, some not
+        ids = np.array(clients)
+        second, first = moments.of(ids, federation.sizes[ids])
+        for place, client in enumerate(clients):
+            rows = slice(*federation.offsets[client : client + 2])
+            x = np.c_[federation.train.inputs[rows], np.ones(SIZES[client])].astype(np.float64)
+            y = federation.train.targets[rows].astype(np.float64)
+            np.testing.assert_allclose(second[place], x.T @ x / len(x), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(first[place][:-1], x.T @ y / len(x), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(first[place][-1], (y * y).mean(), rtol=1e-5)
+
+
+def test_grid_and_floats_agree() -> None:
+    """The protected path forms every update; the other never does. They tell the same story."""
+    free = make_job("wide softmax", RULES["momentum"], Shaping(Clip(0.2, 2)))
+    grid = make_job("wide softmax", RULES["momentum"], Shaping(Clip(0.2, 2), granularity=2.0**-24))
+    start, cohort = start_of(free), np.arange(len(SIZES))
+    floats = build_engine(free, "algebra").round_sum(start, cohort, 0)
+    integers = build_engine(grid, "algebra").round_sum(start, cohort, 0)
+    torch.testing.assert_close(
+        integers.total.double() * 2.0**-24, floats.total, rtol=1e-5, atol=1e-6
+    )
+    torch.testing.assert_close(integers.norms, floats.norms, rtol=1e-5, atol=1e-7)
