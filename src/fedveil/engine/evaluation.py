@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.engine.rows import as_tensor
+from fedveil.engine.kernels import tuned
+from fedveil.local.records import as_tensor
 from fedveil.models.flat import Layout
 from fedveil.models.losses import example_losses
 
 _VALUES = 4_000_000  # input values in one batch of evaluation
+_HEAVY = 256  # examples in one batch for convolutional and recurrent networks
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,33 @@ class Evaluator:
 
     def __init__(self, federation: Federation, module: nn.Module, layout: Layout) -> None:
         self._federation, self._layout = federation, layout
-        self._module = copy.deepcopy(module).eval()
+        self._module = tuned(module).eval()
+        named = dict(self._module.named_parameters())
+        self._parameters = [named[slot.name] for slot in layout]
+        values = max(1, math.prod(federation.input_shape))
+        heavy = (nn.modules.conv._ConvNd, nn.RNNBase)
+        wide = any(isinstance(child, heavy) for child in module.modules())
+        # Activations of such layers outgrow their inputs, and the cache soon after.
+        self._batch = _HEAVY if wide else max(1, _VALUES // values)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def __call__(self, weights: Tensor, examples: Examples) -> Metrics:
-        """Metrics of `weights` `[parameters]` on `examples`."""
+        """Metrics of `weights` `[parameters]` on `examples`; not a number if there are none."""
         task = self._federation.task
-        parameters = self._layout.views(weights)
-        per_example = max(1, math.prod(self._federation.input_shape))
-        batch = max(1, _VALUES // per_example)
+        views = self._layout.views(weights).values()
+        for parameter, view in zip(self._parameters, views, strict=True):
+            parameter.copy_(view)
         loss = correct = 0.0
-        for begin in range(0, len(examples), batch):
-            part = slice(begin, begin + batch)
+        for begin in range(0, len(examples), self._batch):
+            part = slice(begin, begin + self._batch)
             inputs = as_tensor(self._federation.model_inputs(examples.inputs[part]))
             targets = as_tensor(examples.targets[part])
-            outputs = functional_call(self._module, parameters, (inputs,))
+            outputs = self._module(inputs)
             loss += float(example_losses(task, outputs, targets).sum(dtype=torch.float64))
             if task is not Task.REGRESSION:
                 hits = (outputs.argmax(dim=-1) == targets).float().reshape(len(targets), -1)
                 correct += float(hits.mean(dim=1).sum())
         count = len(examples)
-        accuracy = None if task is Task.REGRESSION else correct / count
-        return Metrics(loss / count, accuracy)
+        if not count:
+            return Metrics(math.nan, None if task is Task.REGRESSION else math.nan)
+        return Metrics(loss / count, None if task is Task.REGRESSION else correct / count)
