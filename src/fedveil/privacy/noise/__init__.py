@@ -12,7 +12,7 @@ from fedveil.privacy.noise.grid import (
     snap_rows_stochastic,
     unsnap,
 )
-from fedveil.privacy.noise.rounded_gaussian import rounded_gaussian
+from fedveil.privacy.noise.rounded import rounded_gaussian, rounded_laplace
 from fedveil.privacy.noise.simulated import gaussian, laplace
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "protect_sum",
     "protect_sum_laplace",
     "rounded_gaussian",
+    "rounded_laplace",
     "share",
     "snap_conditional",
     "snap_rows",

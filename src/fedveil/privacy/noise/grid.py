@@ -21,8 +21,7 @@ from fedveil.errors import BadInput
 from fedveil.privacy.clipping import Array, Clip, as_numpy, clip_rows, like
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise.discrete_gaussian import discrete_gaussian
-from fedveil.privacy.noise.discrete_laplace import discrete_laplace
-from fedveil.privacy.noise.rounded_gaussian import rounded_gaussian
+from fedveil.privacy.noise.rounded import rounded_gaussian, rounded_laplace
 from fedveil.privacy.noise.slabs import Integers
 from fedveil.randomness import Stream
 
@@ -129,9 +128,13 @@ def protect_sum(total: Integers, std: float, granularity: float, stream: Stream)
 def protect_sum_laplace(
     total: Integers, scale: float, granularity: float, stream: Stream
 ) -> Integers:
-    """`total` (grid units) plus discrete Laplace noise: pure (L1 sensitivity / scale)-DP."""
+    """`total` (grid units) plus continuous Laplace noise of `scale` rounded to the grid: int64.
+
+    As with `protect_sum`, this is the continuous mechanism, rounded: purely (L1 sensitivity /
+    scale)-private, and its composition curves hold too, as they would not for discrete noise.
+    """
     units = scale / require_granularity(granularity)
-    return _summable(total) + discrete_laplace(stream, total.size, units).reshape(total.shape)
+    return _summable(total) + rounded_laplace(stream, total.size, units).reshape(total.shape)
 
 
 def share(count: int, share_std: float, granularity: float, stream: Stream) -> Integers:
