@@ -16,6 +16,7 @@ COMMANDS = {
     "account": "what a described mechanism, a recipe or a run costs in privacy",
     "calibrate": "the noise, rounds or rate that a privacy budget buys",
     "plan": "how to spend a budget: rounds, local steps, cohort, and what to expect",
+    "reproduce": "the papers' tables and figures, run again on real data",
     "data": "which data sets there are; a schema file for a table",
 }
 

@@ -1,0 +1,21 @@
+"""The experiments by name."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from fedveil.errors import BadInput
+from fedveil.experiments.experiment import Experiment
+from fedveil.experiments.pages import liang_mnist
+
+EXPERIMENTS: dict[str, Experiment] = {
+    experiment.name: experiment for page in (liang_mnist,) for experiment in page.EXPERIMENTS
+}
+
+
+def find(name: str) -> Experiment:
+    if name not in EXPERIMENTS:
+        near = get_close_matches(name, EXPERIMENTS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see fedveil reproduce list"
+        raise BadInput(f"experiment {name!r} is unknown: {hint}")
+    return EXPERIMENTS[name]

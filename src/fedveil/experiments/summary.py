@@ -1,0 +1,96 @@
+"""Means and deviations over seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedveil.experiments.case import Case, Label
+from fedveil.experiments.experiment import Experiment, Scale
+from fedveil.experiments.runner import tasks
+from fedveil.experiments.store import Outcome, Store
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over several seeds. `lost` runs ended in infinity or NaN and are not in the mean."""
+
+    mean: float
+    deviation: float  # of single runs; zero for one run
+    runs: int
+    lost: int = 0
+
+    def __str__(self) -> str:
+        if not self.runs:
+            return "diverged"
+        shown = f"{_digits(self.mean)}"
+        if self.runs > 1:
+            shown += f" ± {_digits(self.deviation)}"
+        return shown + (f" ({self.lost} diverged)" if self.lost else "")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case with all its seeds."""
+
+    case: Case
+    outcomes: tuple[Outcome, ...]
+
+    def __getitem__(self, label: str) -> Label:
+        return self.case[label]
+
+    def matches(self, **labels: Label) -> bool:
+        return all(self.case.get(name) == value for name, value in labels.items())
+
+    def spread(self, figure: str) -> Spread:
+        """A figure at the end of the run."""
+        return spread_of([outcome["final"].get(figure) for outcome in self.outcomes])
+
+    def mean(self, figure: str) -> float:
+        """Its mean; infinite if every run diverged."""
+        found = self.spread(figure)
+        return found.mean if found.runs else math.inf
+
+    @property
+    def cost(self) -> Mapping[str, Any]:
+        cost: Mapping[str, Any] = self.outcomes[0]["cost"]
+        return cost
+
+    def curve(self, figure: str) -> list[tuple[int, Spread]]:
+        """(round, spread) along the run, where the figure was looked at."""
+        by_round: dict[int, list[float | None]] = {}
+        for outcome in self.outcomes:
+            for point in outcome["curve"]:
+                if figure in point:
+                    by_round.setdefault(point["round"], []).append(point[figure])
+        return [(number, spread_of(values)) for number, values in sorted(by_round.items())]
+
+
+def spread_of(values: Sequence[float | None]) -> Spread:
+    known = [value for value in values if value is not None]
+    if not known:
+        return Spread(math.nan, math.nan, 0, len(values))
+    deviation = statistics.stdev(known) if len(known) > 1 else 0.0
+    return Spread(statistics.fmean(known), deviation, len(known), len(values) - len(known))
+
+
+def rows_of(
+    experiment: Experiment, scale: Scale, store: Store, seeds: int | None = None
+) -> tuple[Row, ...]:
+    """Every case of which at least one run is finished, in the page's order."""
+    found: dict[Case, list[Outcome]] = {case: [] for case in experiment.cases(scale)}
+    for task in tasks(experiment, scale, seeds):
+        outcome = store.find(task.key)
+        if outcome is not None:
+            found[task.case].append(outcome)
+    return tuple(Row(case, tuple(outcomes)) for case, outcomes in found.items() if outcomes)
+
+
+def _digits(value: float) -> str:
+    size = abs(value)
+    if size >= 1e5:
+        return f"{value:.2e}"
+    return f"{value:.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else f"{value:.2f}"

@@ -1,0 +1,41 @@
+"""Everybody's local noise drawn in one go: the same law, for thousands of simulated clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedveil.local.shaping import Shaping
+from fedveil.methods.local_noise import LocalNoise
+from fedveil.methods.method import Method
+from fedveil.methods.protection import Noise, Occasion, Terms
+from fedveil.privacy.noise import gaussian, laplace
+
+
+@dataclass(frozen=True)
+class TogetherNoise(LocalNoise):
+    """`LocalNoise` whose `b` clients share one stream: only their sum is ever looked at.
+
+    For seeded runs. What is released, and so what is accounted for, is the same.
+    """
+
+    def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
+        if terms.exact:
+            return super().protect(terms, total, shaping, occasion)
+        scale = terms.noise_multiplier * (shaping.clip or terms.clip).norm
+        stream, clients, size = occasion.stream(), len(occasion.cohort), len(total)
+        if self.noise is Noise.GAUSSIAN:  # a sum of Gaussians is one
+            drawn = gaussian(stream, size, scale * clients**0.5)
+        else:
+            drawn = laplace(stream, clients * size, scale).reshape(clients, size).sum(axis=0)
+        return (total.double() + torch.from_numpy(drawn)).float()
+
+
+def drawn_together(method: Method) -> Method:
+    """The method with its local noise drawn in one go; any other method as it is."""
+    own = method.protection
+    if type(own) is not LocalNoise:
+        return method
+    return replace(method, protection=TogetherNoise(own.noise, own.adjacency))
