@@ -282,6 +282,17 @@ def test_every_client_pays_for_its_own_participations() -> None:
             [Release(Gaussian(3.0), Everyone(), int(count))], setting=SHARED, delta=1e-5
         )
         assert epsilon == alone.epsilon
+    halved = per_client_epsilons(
+        counts,
+        mechanism=Gaussian(3.0),
+        setting=replace(SHARED, colluders=5),
+        delta=1e-5,
+        sampling=Poisson(0.1, 100),
+    )
+    thinner = per_client_epsilons(
+        counts, mechanism=Gaussian(3.0 / math.sqrt(2)), setting=SHARED, delta=1e-5
+    )
+    assert halved == pytest.approx(thinner, rel=1e-9)
     many = per_client_epsilons(
         np.random.default_rng(1).integers(0, 50, 1_000_000),
         mechanism=Gaussian(3.0),

@@ -29,7 +29,7 @@ from fedveil.privacy.mechanisms import (
 )
 from fedveil.privacy.refusals import AmplificationRefused, DeltaRefused
 from fedveil.privacy.releases import Release, Setting
-from fedveil.privacy.root import least_at_most
+from fedveil.privacy.root import largest_at_most, least_at_most
 from fedveil.privacy.sampling import (
     Balanced,
     CappedPoisson,
@@ -267,6 +267,24 @@ def test_root_is_approached_from_the_safe_side() -> None:
     assert least_at_most(lambda x: math.inf if x < 7 else 0.0, 1.0, 1.0) == pytest.approx(
         7, rel=1e-3
     )
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 1.7])
+@pytest.mark.parametrize("target", [1.0, 7.3, 1000.0])
+def test_largest_whole_number_is_exact_and_found_in_few_steps(power: float, target: float) -> None:
+    asked: list[int] = []
+
+    def cost(n: int) -> float:
+        asked.append(n)
+        return float(n**power)
+
+    found = largest_at_most(cost, target, 10**9)
+    assert found is not None
+    assert found**power <= target < (found + 1) ** power
+    assert len(asked) < 40
+    assert largest_at_most(cost, target, 1) == 1
+    assert largest_at_most(lambda n: 0.0, target, 12345) == 12345
+    assert largest_at_most(lambda n: math.inf, target, 10) is None
 
 
 def test_a_typical_calibration_takes_seconds_not_minutes() -> None:

@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console, described
-from fedveil.errors import BadInput, Refused
+from fedveil.errors import BadInput, FedveilError, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,14 @@ def compare(args: argparse.Namespace) -> int:
         "liang": _liang,
         "cheng": _cheng,
     }
-    claimed, proved = sides[args.paper](args)
+    try:
+        claimed, proved = sides[args.paper](args)
+    except FedveilError:
+        raise
+    except (ValueError, ArithmeticError):
+        raise BadInput(
+            f"--paper: the formulas of {args.paper} break down at such numbers"
+        ) from None
     if args.json:
         documents = [_document(row) for row in proved]
         console.emit({**documents[0], "claimed": claimed.to_dict(), "proved": documents})
@@ -158,7 +165,7 @@ def _cheng(args: argparse.Namespace) -> tuple[Claim, Proved]:
     """Noise split over a Poisson cohort."""
     from fedveil.privacy.mechanisms import Gaussian
     from fedveil.privacy.papers import cheng
-    from fedveil.privacy.sampling import Everyone, Poisson
+    from fedveil.privacy.sampling import Poisson
 
     clients, noise, rounds = (
         _need(args, name) for name in ("clients", "noise_multiplier", "rounds")
@@ -174,12 +181,11 @@ def _cheng(args: argparse.Namespace) -> tuple[Claim, Proved]:
     )
     secret, mechanism = Poisson(rate, clients), Gaussian(noise)
     average = math.ceil(rate * rounds)
-    shares = Everyone(max(1, round(rate * clients)))
     rows = [
         _row("trusted aggregator, secret cohort", args, mechanism, secret, "client", "add-remove"),
         _row(
             f"untrusted server, {average} participations (the mean) enforced",
-            args, mechanism, shares, "client", "zero-out", "distributed", average,
+            args, mechanism, secret, "client", "zero-out", "distributed", average,
         ),
         _row(
             "untrusted server, amplified",

@@ -30,7 +30,7 @@ from fedveil.privacy.guarantee import _MAKER, Guarantee
 from fedveil.privacy.mechanisms import Gaussian, Mechanism, NoisyVotes
 from fedveil.privacy.refusals import DeltaRefused
 from fedveil.privacy.releases import Release, Setting
-from fedveil.privacy.sampling import Everyone, sampling_kind
+from fedveil.privacy.sampling import Everyone, Sampling, sampling_kind
 from fedveil.privacy.theorems import theorem_of
 from fedveil.privacy.translation import honest_shares, population_of, step_of
 from fedveil.privacy.tuning import AllRuns, RandomRuns, Tuning
@@ -71,22 +71,26 @@ def fast_epsilon(
 
 
 def per_client_epsilons(
-    participations: npt.ArrayLike, *, mechanism: Mechanism, setting: Setting, delta: float
+    participations: npt.ArrayLike,
+    *,
+    mechanism: Mechanism,
+    setting: Setting,
+    delta: float,
+    sampling: Sampling | None = None,
 ) -> npt.NDArray[np.float64]:
     """Epsilon of each client from the number of rounds in which it really took part.
 
     Allowed where selection does not depend on data; sampling gets no credit, and the headline is
-    the largest. Publishing these counts excludes any amplified epsilon for the same run.
+    the largest. Publishing these counts excludes any amplified epsilon for the same run. The
+    sampling that was used tells the number of noise shares, if there are colluders.
     """
     counts = np.asarray(participations)
     if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer) or np.any(counts < 0):
         raise BadInput("participations: need one whole number of at least 0 for each client")
     distinct, position = np.unique(counts, return_inverse=True)
-    everyone = Everyone()
-    epsilons = [
-        account([Release(mechanism, everyone, int(rounds))], setting=setting, delta=delta).epsilon
-        for rounds in distinct
-    ]
+    cohorts = Everyone() if sampling is None else sampling
+    releases = [Release(mechanism, cohorts, n, participations=n) for n in map(int, distinct)]
+    epsilons = [account([one], setting=setting, delta=delta).epsilon for one in releases]
     return np.array(epsilons, dtype=np.float64)[position]
 
 
@@ -103,10 +107,11 @@ def _account(
     steps = merged([step_of(release, setting) for release in releases])
     bounds = _bounds(steps, delta, tuning)
     accountant = min(bounds, key=lambda item: item[1])[0]
-    reason = _why_not(releases, setting)
+    epsilon = dict(bounds)[accountant]
+    reason = "no finite epsilon is proved" if math.isinf(epsilon) else _why_not(releases, setting)
     shares = [honest_shares(release, setting) for release in releases]
     return Guarantee(
-        epsilon=dict(bounds)[accountant],
+        epsilon=epsilon,
         delta=delta,
         accountant=accountant,
         bounds=bounds,

@@ -14,10 +14,10 @@ from typing import TypeVar
 from fedveil.errors import BadInput
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import account, fast_epsilon
-from fedveil.privacy.arguments import LARGEST_COUNT, count, delta_value, positive
+from fedveil.privacy.arguments import count, delta_value, positive
 from fedveil.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from fedveil.privacy.releases import Release, Setting
-from fedveil.privacy.root import least_at_most
+from fedveil.privacy.root import largest_at_most, least_at_most
 from fedveil.privacy.sampling import (
     Balanced,
     CappedPoisson,
@@ -133,18 +133,20 @@ def calibrate_rounds(
     """The most rounds that keep to the budget."""
     question = _question(epsilon, delta, setting, also, tuning)
 
-    def fits(rounds: int) -> bool:
+    def cost(rounds: int) -> float:
         cohorts = sampling
         if isinstance(sampling, Balanced):
             cohorts = replace(sampling, rounds=rounds)
         release = Release(mechanism, cohorts, rounds, uses)
-        return question.cost(release) <= question.epsilon or (
-            question.reported(release) <= question.epsilon
-        )
+        quick = question.cost(release)
+        # A slow accountant may do better, but not by much.
+        near = question.epsilon < quick < 1.5 * question.epsilon
+        return question.reported(release) if near else quick
 
-    if not fits(1):
+    rounds = largest_at_most(cost, question.epsilon, _MOST_ROUNDS)
+    if rounds is None:
         raise BadInput(f"epsilon: {epsilon!r} does not pay for a single round at delta {delta!r}")
-    return _largest(fits, _MOST_ROUNDS)
+    return rounds
 
 
 def calibrate_rate(
@@ -169,10 +171,12 @@ def calibrate_rate(
     if isinstance(sampling, Everyone):
         raise BadInput("sampling: everyone has no rate to find; use poisson or fixed")
     if isinstance(sampling, (FixedSize, RoundRobin, Balanced)):
-        if cost(replace(sampling, cohort=1)) > question.epsilon:
+        cohort = largest_at_most(
+            lambda n: cost(replace(sampling, cohort=n)), question.epsilon, sampling.clients
+        )
+        if cohort is None:
             raise BadInput(f"epsilon: {epsilon!r} does not pay for a cohort of one client")
-        fits = lambda n: cost(replace(sampling, cohort=n)) <= question.epsilon  # noqa: E731
-        return replace(sampling, cohort=_largest(fits, sampling.clients))
+        return replace(sampling, cohort=cohort)
     if isinstance(sampling, Poisson) and cost(replace(sampling, rate=1.0)) <= question.epsilon:
         return replace(sampling, rate=1.0)
     # The least inverse rate whose cost keeps to the budget.
@@ -204,7 +208,7 @@ def _guess_noise(question: _Question, release: Release) -> float:
     total = 1 / gaussian_noise(min(question.epsilon, 1e6), question.delta)
     rate, sampling = 1.0, release.sampling
     if release.amplified and isinstance(sampling, (Poisson, CappedPoisson)):
-        rate = sampling.rate
+        rate = max(sampling.rate, _LEAST_RATE)
     elif release.amplified and isinstance(sampling, FixedSize):
         rate = sampling.cohort / sampling.clients
     if rate == 1:
@@ -216,16 +220,3 @@ def _guess_noise(question: _Question, release: Release) -> float:
 
 def _below_one(sampling: Sampling) -> float:
     return math.nextafter(1.0, 0.0) if isinstance(sampling, CappedPoisson) else 1.0
-
-
-def _largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest whole number up to `most` that fits, if all smaller ones do; 1 does."""
-    low, high = 1, 2
-    most = min(most, LARGEST_COUNT)
-    while high <= most and fits(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

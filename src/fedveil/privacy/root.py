@@ -1,4 +1,4 @@
-"""The smallest number at which a falling function meets a target, found from the safe side."""
+"""Where a monotone cost meets a target, approached from the safe side."""
 
 from __future__ import annotations
 
@@ -63,3 +63,39 @@ def least_at_most(
                 (middle, value, high, above) if value > 0 else (low, below, middle, value)
             )
     return math.exp(high)
+
+
+def largest_at_most(cost: Callable[[int], float], target: float, most: int) -> int | None:
+    """The largest whole number in [1, most] with cost(n) <= target; None if there is none.
+
+    `cost` must not fall with n. The answer was evaluated and met the target, and the next number
+    (if there is one) was evaluated and did not. Regula falsi on logarithms, then bisection.
+    """
+    low, below = 1, cost(1)
+    if below > target:
+        return None
+    high = 2
+    while True:
+        if high > most:
+            high, above = most + 1, math.inf
+            break
+        above = cost(high)
+        if above > target:
+            break
+        low, below, high = high, above, 4 * high
+    guesses = 6
+    while high - low > 1:
+        middle = (low + high) // 2
+        if guesses and 0 < below < above < math.inf:
+            share = math.log(target / below) / math.log(above / below)
+            middle = round(math.exp(math.log(low) + share * math.log(high / low)))
+            # Both ends of a tight bracket are wanted, so the guesses step aside by turns.
+            aside = max(1, middle // 2000) * (1 if guesses % 2 else -1)
+            middle = min(max(middle + aside, low + 1), high - 1)
+            guesses -= 1
+        value = cost(middle)
+        if value <= target:
+            low, below = middle, value
+        else:
+            high, above = middle, value
+    return low

@@ -34,6 +34,8 @@ from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.sampling import CappedPoisson, Everyone, FixedSize, Poisson
 from fedveil.privacy.units import Trust
 
+_LEAST_RATE = 1e-12  # smaller ones are accounted as this: curves need the room
+
 
 def step_of(release: Release, setting: Setting) -> Step:
     """The step that a release stands for, or a refusal."""
@@ -69,9 +71,7 @@ def step_of(release: Release, setting: Setting) -> Step:
         return GaussianStep(noise, count)
     if isinstance(release.sampling, CappedPoisson):
         sampling = release.sampling
-        return CappedPoissonGaussianStep(
-            noise, sampling.clients, sampling.rate, sampling.cap, count
-        )
+        return CappedPoissonGaussianStep(noise, sampling.clients, rate, sampling.cap, count)
     if isinstance(release.sampling, FixedSize):
         return FixedSizeGaussianStep(noise, rate, count)
     return PoissonGaussianStep(noise, rate, count)
@@ -129,7 +129,9 @@ def _rate(release: Release, setting: Setting) -> float:
         return min(1.0, sampling.cohort / others)
     if isinstance(sampling, CappedPoisson) and sampling.rate == 1:
         raise BadInput("rate: a capped Poisson cohort at rate 1 is fixed-size sampling; use that")
-    return sampling.rate if isinstance(sampling, (Poisson, CappedPoisson)) else 1.0
+    if isinstance(sampling, (Poisson, CappedPoisson)):
+        return max(sampling.rate, _LEAST_RATE)
+    return 1.0
 
 
 def _honest_std(release: Release, setting: Setting) -> float:

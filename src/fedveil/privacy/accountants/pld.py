@@ -28,7 +28,7 @@ _GRID = 1e-3  # the grid is this times a power of two
 _FINEST = -6  # 1.6e-5; below 1e-5 rounding of the curve would show
 _LOSS_CELLS = 16  # cells in one spread: halving them moves epsilon by less than 0.1 %
 _TOTAL_CELLS = 64  # cells in the largest spread of a whole block, when blocks are combined
-_LARGEST_SIZE = 1 << 24  # cells; more would take minutes and gigabytes
+_LARGEST_SIZE = 1 << 22  # cells; more would take many seconds, for epsilons in the thousands
 _LARGEST_NUMBER_OF_BLOCKS = 64
 
 
@@ -74,7 +74,7 @@ def _grid_below(target: float) -> float:
     return _GRID * 2.0 ** max(power, _FINEST)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)  # blocks can be large
 def _block(step: Step) -> Any | None:
     """All rounds of one step, composed on the step's own grid; None if it would not fit."""
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
