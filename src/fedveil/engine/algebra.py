@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data.federation import Task
-from fedveil.engine.contract import Cohort, Job, RoundSum, RunningSum
+from fedveil.engine.contract import Cohort, Job, RoundSum, RunningSum, Take
 from fedveil.engine.dual import Dual, Span, clip_whole
 from fedveil.engine.moments import MomentGradients, Moments, MomentSupply
 from fedveil.engine.rows import RowEngine, chunks_of, noise_streams
@@ -38,11 +38,16 @@ class AlgebraEngine:
             )
 
     def round_sum(
-        self, weights: Tensor, cohort: Cohort, round: int, shaping: Shaping | None = None
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round: int,
+        shaping: Shaping | None = None,
+        take: Take | None = None,
     ) -> RoundSum:
         job = self.job if shaping is None else replace(self.job, shaping=shaping)
         sizes = client_sizes(job.federation, cohort)
-        total = RunningSum(job, len(cohort))
+        total = RunningSum(job, len(cohort), take)
         by_moments, by_dual = self.divide(sizes)
         for group, train in (
             (by_moments, self._train_moments),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +18,9 @@ from fedveil.models.flat import Layout
 from fedveil.randomness import Randomness
 
 Cohort = npt.NDArray[np.int64]
+
+# Places in the cohort, and what the clients there send: `[clients, width]`.
+Take = Callable[[Cohort, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,19 @@ class Engine(Protocol):
     def name(self) -> str: ...
 
     def round_sum(
-        self, weights: Tensor, cohort: Cohort, round: int, shaping: Shaping | None = None
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round: int,
+        shaping: Shaping | None = None,
+        take: Take | None = None,
     ) -> RoundSum:
         """Train the clients of `cohort` (distinct ids) from `weights` `[parameters]`, float32,
         in round `round`, and sum their shaped updates. An empty cohort gives zero.
 
         `shaping` stands in for the job's in this round: the same but for another clip and grid,
-        where these change from round to round."""
+        where these change from round to round. `take` is shown every client's own shaped update,
+        a few at a time, where the sum alone is not enough (on a grid, that is: see `RunningSum`)."""
         ...
 
     def close(self) -> None:
@@ -67,12 +77,18 @@ class Engine(Protocol):
 
 
 class RunningSum:
-    """A round's sum while its chunks come in."""
+    """A round's sum while its chunks come in.
 
-    def __init__(self, job: Job, cohort: int) -> None:
+    `take` sees the rows of each chunk. Engines form them all on a grid; without one they may
+    know nothing but their sum.
+    """
+
+    def __init__(self, job: Job, cohort: int, take: Take | None = None) -> None:
         integer = job.shaping.granularity is not None
         width = job.shaping.width(job.layout)
-        self.job = job
+        if take is not None and not integer:
+            raise ValueError("single updates are formed on a grid only")
+        self.job, self._take = job, take
         self._total = torch.zeros(width, dtype=torch.int64 if integer else torch.float64)
         self._norms, self._shaped, self._losses = (torch.zeros(cohort) for _ in range(3))
         self._rejected = 0
@@ -80,6 +96,8 @@ class RunningSum:
     def add_rows(self, where: Cohort, shaped: ShapedRows, losses: Tensor) -> None:
         """Shaped updates of the clients at the places `where` of the cohort."""
         rows = shaped.rows
+        if self._take is not None:
+            self._take(where, rows)
         # Integers add exactly in any order; floats are summed in double precision across chunks.
         self.add(
             where,

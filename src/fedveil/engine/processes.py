@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.engine.contract import Cohort, Engine, Job, RoundSum
+from fedveil.engine.contract import Cohort, Engine, Job, RoundSum, Take
 from fedveil.engine.reach import under_torchrun
 from fedveil.engine.shared import SharedFederation, share
 from fedveil.engine.team import Group, Workers, torchrun_group
@@ -108,8 +108,15 @@ class ProcessEngine:
         )
 
     def round_sum(
-        self, weights: Tensor, cohort: Cohort, round: int, shaping: Shaping | None = None
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round: int,
+        shaping: Shaping | None = None,
+        take: Take | None = None,
     ) -> RoundSum:
+        if take is not None:
+            return self._one_by_one(weights, cohort, round, shaping, take)
         try:
             group = self._team()
             owners = split(self.job, cohort, group.size)
@@ -119,6 +126,30 @@ class ProcessEngine:
         except BaseException:
             self.close()  # the others may wait for a message that will never come
             raise
+
+    def _one_by_one(
+        self, weights: Tensor, cohort: Cohort, round: int, shaping: Shaping | None, take: Take
+    ) -> RoundSum:
+        """Every part of the cohort in this process, which is where `take` wants the updates.
+
+        The parts are those of the team, so that each client's update is the same, bit for bit.
+        """
+        owners = split(self.job, cohort, self.count)
+        norms, shaped, losses = (torch.zeros(len(cohort)) for _ in range(3))
+        total, rejected = None, 0
+        for part in range(self.count):
+            mine = np.flatnonzero(owners == part)
+            with threads_at(self._threads):
+                found = self.own.round_sum(
+                    weights, cohort[mine], round, shaping, _at_places(take, mine)
+                )
+            norms[mine], shaped[mine] = found.norms, found.shaped_norms
+            losses[mine] = found.losses
+            total = found.total if total is None else total + found.total
+            rejected += found.rejected
+        if total is None:
+            raise RuntimeError("no processes")
+        return RoundSum(total, norms, shaped, losses, rejected)
 
     def close(self) -> None:
         group, workers, shared = self._group, self._workers, self._shared
@@ -130,6 +161,11 @@ class ProcessEngine:
         if shared is not None:
             shared.close()
         self.own.close()
+
+
+def _at_places(take: Take, places: Cohort) -> Take:
+    """`take` for a part of the cohort, those at `places`."""
+    return lambda where, rows: take(places[where], rows)
 
 
 def follow(group: Group, engine: Engine) -> None:

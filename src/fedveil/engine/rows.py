@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.engine.contract import Cohort, Job, RoundSum, RunningSum
+from fedveil.engine.contract import Cohort, Job, RoundSum, RunningSum, Take
 from fedveil.local.batches import draw_batches
 from fedveil.local.records import Records, as_tensor, client_sizes
 from fedveil.local.shaping import Senders, Shaping, shape_rows
@@ -37,11 +37,16 @@ class RowEngine:
     device: torch.device = CPU
 
     def round_sum(
-        self, weights: Tensor, cohort: Cohort, round: int, shaping: Shaping | None = None
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round: int,
+        shaping: Shaping | None = None,
+        take: Take | None = None,
     ) -> RoundSum:
         job = self.job if shaping is None else replace(self.job, shaping=shaping)
         sizes = client_sizes(job.federation, cohort)
-        total = RunningSum(job, len(cohort))
+        total = RunningSum(job, len(cohort), take)
         self.add_to(total, weights, cohort, sizes, np.arange(len(cohort)), round)
         return total.result()
 
