@@ -214,7 +214,10 @@ def with_defaults(recipe: Recipe) -> Recipe:
     private = training.method not in NOT_PRIVATE
     if private and privacy.epsilon is None and privacy.noise_multiplier is None:
         privacy = replace(privacy, epsilon=4.0)
-    return replace(recipe, training=training, privacy=privacy)
+    files = {name: getattr(recipe.data, name) for name in ("file", "schema", "directory")}
+    found = {name: str(Path(path).absolute()) for name, path in files.items() if path is not None}
+    data = replace(recipe.data, **found)  # a run can be resumed from anywhere
+    return replace(recipe, data=data, training=training, privacy=privacy)
 
 
 def to_table(recipe: Recipe) -> dict[str, Any]:

@@ -286,3 +286,29 @@ def test_a_read_only_disk_is_one_line(fedveil: Fedveil, tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_updates_that_are_not_finite_are_counted_and_the_run_goes_on(fedveil: Fedveil) -> None:
+    done = fedveil("run", *SMALL, "--seed", "1", "--set", "training.learning_rate=1e38", "--json")
+    assert done.returncode == 0
+    document = json.loads(done.stdout)
+    assert document["rejected_updates"] > 0
+    assert document["rounds"] == 6
+    protected = fedveil("run", *SMALL, "--set", "training.learning_rate=1e38", "--json")
+    assert "rejected_updates" not in json.loads(protected.stdout)
+
+
+def test_a_table_is_trained_on_and_its_run_resumed_from_elsewhere(
+    fedveil: Fedveil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f"c{i % 20},{i % 7},{'ab'[(i % 7) > 3]},{'xyz'[i % 3]}" for i in range(400)]
+    (tmp_path / "t.csv").write_text("who,number,label,kind\n" + "\n".join(rows) + "\n")
+    options = ["--data", "t.csv", "--client-column", "who", "--label", "label", "--json"]
+    done = fedveil("run", *options, "--set", "training.rounds=5", "--output", "out")
+    assert done.returncode == 0, done.stderr
+    assert any("not covered by the guarantee" in note for note in json.loads(done.stdout)["notes"])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = fedveil("run", "--resume", "../out", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["accuracy"] == json.loads(done.stdout)["accuracy"]

@@ -68,7 +68,7 @@ def execute(args: argparse.Namespace) -> int:
     run.keep_in(directory)
     began = time.perf_counter()
     try:
-        _train(run, args)
+        rejected = _train(run, args)
     except KeyboardInterrupt:
         run.save()
         console.complain(
@@ -79,6 +79,8 @@ def execute(args: argparse.Namespace) -> int:
     finally:
         run.close()
     result = _result(run, recipe, time.perf_counter() - began)
+    if not plan.protected:  # a protected run must not tell: the count has no noise
+        result["rejected_updates"] = rejected
     if args.json:
         console.emit(result)
     else:
@@ -117,10 +119,11 @@ def _fresh_directory(plan: Plan) -> Path:
     return path
 
 
-def _train(run: Run, args: argparse.Namespace) -> None:
+def _train(run: Run, args: argparse.Namespace) -> int:
+    """Train to the end; how many updates were not finite and counted as zero."""
     from fedveil.cli.progress import progress
 
-    plan = run.plan
+    plan, rejected = run.plan, 0
     if not args.quiet:
         for note in plan.federation.notes:
             console.stderr().print(f"[yellow]note:[/] {note}")
@@ -135,6 +138,8 @@ def _train(run: Run, args: argparse.Namespace) -> None:
     with progress(run, quiet=args.quiet, json=args.json) as show:
         for report in run:
             show(report)
+            rejected += report.insight.rejected if report.insight else 0
+    return rejected
 
 
 def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
@@ -203,6 +208,8 @@ def _show(result: dict[str, Any], plan: Plan) -> None:
     rows.append(["loss", f"{result['loss']:.4g}"])
     rows.append(["rounds", f"{result['rounds']} of {result['planned_rounds']}"])
     rows.append(["time", f"{result['seconds']:.1f} s"])
+    if result.get("rejected_updates"):
+        rows.append(["updates not finite: counted as zero", str(result["rejected_updates"])])
     if plan.guarantee is not None:
         rows.append(["epsilon", f"{plan.guarantee.epsilon:.4g} (delta {plan.guarantee.delta:.3g})"])
         rows.append(
