@@ -64,8 +64,8 @@ class MlpGradients:
         self._parts = []
         for layer in self._stack:
             bias = layer.bias_of(start)
-            repeated = None if bias is None else bias.repeat(clients, 1)
-            self._parts.append((layer.weight_of(start).repeat(clients, 1, 1), repeated))
+            repeated = None if bias is None else bias.expand(clients, -1).clone()
+            self._parts.append((layer.weight_of(start).expand(clients, -1, -1).clone(), repeated))
 
     def descend(
         self, inputs: Tensor, targets: Tensor, mask: Tensor | None, rate: float, keep: float

@@ -59,7 +59,7 @@ class Moments:
             if len(clients) != len(rows) or not np.array_equal(clients, np.arange(len(rows))):
                 rows = rows.index_select(0, torch.from_numpy(clients))
         square = self._size * self._size
-        return rows[:, :square].unflatten(1, (self._size, self._size)), rows[:, square:]  # type: ignore[no-untyped-call]
+        return rows[:, :square].view(-1, self._size, self._size), rows[:, square:]
 
     def _compute(self, into: Tensor, places: Cohort, clients: Cohort, sizes: Cohort) -> None:
         federation, layer = self._federation, self._layer
@@ -110,7 +110,7 @@ class MomentGradients:
         return gradient, loss.clamp_(min=0)
 
     def begin(self, start: Tensor, clients: int) -> None:
-        self._weights = start.repeat(clients, 1)
+        self._weights = start.expand(clients, -1).clone()
 
     def descend(
         self, inputs: Tensor, targets: Tensor, mask: Tensor | None, rate: float, keep: float
