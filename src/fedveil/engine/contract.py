@@ -68,7 +68,7 @@ class Engine(Protocol):
 
         `shaping` stands in for the job's in this round: the same but for another clip and grid,
         where these change from round to round. `take` is shown every client's own shaped update,
-        a few at a time, where the sum alone is not enough (on a grid, that is: see `RunningSum`)."""
+        a few at a time, where their sum is not enough (on a grid, that is: see `RunningSum`)."""
         ...
 
     def close(self) -> None:

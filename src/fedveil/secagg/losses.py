@@ -99,7 +99,7 @@ def unmasking_course(
     _enough(len(confirmed), cohort, "confirmed", threshold)
     answering = _connected(graph, confirmed, confirmed, threshold) - losses.before_unmasking
     for device in sorted(sharers):
-        came = sum(neighbour in answering for neighbour in graph.neighbours(device))
+        came = _neighbours_among(graph, device, answering)
         if came < threshold:
             raise NotReleased(f"device {device}: {came} shares came, need {threshold}")
 
@@ -109,10 +109,15 @@ def _connected(
 ) -> frozenset[int]:
     """The devices with at least `threshold` neighbours among the given ones."""
     return frozenset(
-        device
-        for device in devices
-        if sum(neighbour in among for neighbour in graph.neighbours(device)) >= threshold
+        device for device in devices if _neighbours_among(graph, device, among) >= threshold
     )
+
+
+def _neighbours_among(graph: Graph, device: int, among: frozenset[int]) -> int:
+    """How many of the given devices are neighbours of this one."""
+    if graph.degree == len(graph.members) - 1:  # everybody else is
+        return len(among) - (device in among)
+    return sum(neighbour in among for neighbour in graph.neighbours(device))
 
 
 def _enough(count: int, cohort: int, what: str, needed: int) -> None:

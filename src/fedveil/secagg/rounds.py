@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,7 +14,7 @@ import numpy as np
 from fedveil.errors import BadInput
 from fedveil.secagg.device import DeviceRound
 from fedveil.secagg.errors import RuleBroken
-from fedveil.secagg.graph import round_graph
+from fedveil.secagg.graph import Graph, round_graph
 from fedveil.secagg.losses import Losses, sharing_course, unmasking_course
 from fedveil.secagg.masks import word_type
 from fedveil.secagg.modulus import IntVector, decode, encode
@@ -141,21 +141,38 @@ class ModelledRound(OpenRound):
 
     def __init__(self, setting: Setting, watch: Stopwatch) -> None:
         super().__init__(setting, watch)
-        self._graph = round_graph(
+        self._fewest = setting.terms.fewest_survivors(len(setting.members))
+        self._sharers = frozenset(setting.members)
+        self.wanted = setting.members
+        if setting.losses != Losses():  # else everybody answers everybody, in any graph
+            with watch.phase("share"):
+                course = sharing_course(
+                    self._graph, setting.topology.threshold, self._fewest, setting.losses
+                )
+            self._sharers = course.sharers
+            self.wanted = tuple(sorted(course.ready))
+        self._total = np.zeros(setting.dimension, dtype=word_type(setting.bits))
+
+    @property
+    def _graph(self) -> Graph:
+        setting = self.setting
+        return round_graph(
             setting.terms.federation,
             setting.round,
             setting.purpose,
             setting.members,
             setting.topology.degree,
         )
-        self._fewest = setting.terms.fewest_survivors(len(setting.members))
-        with watch.phase("share"):
-            course = sharing_course(
-                self._graph, setting.topology.threshold, self._fewest, setting.losses
-            )
-        self._sharers = course.sharers
-        self.wanted = tuple(sorted(course.ready))
-        self._total = np.zeros(setting.dimension, dtype=word_type(setting.bits))
+
+    def add_sum(self, devices: Sequence[int], total: IntVector) -> None:
+        """The sum, modulo 2^bits, of these devices' vectors: the model needs no single ones."""
+        if not set(devices) <= set(self.wanted) or self._added & set(devices):
+            raise BadInput(f"devices: not wanted in round {self.setting.round}, or twice")
+        if total.shape != (self.setting.dimension,) or total.dtype != np.int64:
+            raise BadInput(f"total: need int64 ({self.setting.dimension},), got {total.shape}")
+        with self._watch.phase("add"):
+            np.add(self._total, total.astype(self._total.dtype), out=self._total)
+        self._added |= set(devices)
 
     def _upload(self, device: int, vector: IntVector) -> None:
         with self._watch.phase("add"):
@@ -163,14 +180,15 @@ class ModelledRound(OpenRound):
 
     def _unmask(self) -> IntVector:
         with self._watch.phase("unmask"):
-            unmasking_course(
-                self._graph,
-                self.setting.topology.threshold,
-                self._fewest,
-                self.setting.losses,
-                self._sharers,
-                frozenset(self._added),
-            )
+            if len(self._added) < len(self.setting.members) or self.setting.losses != Losses():
+                unmasking_course(
+                    self._graph,
+                    self.setting.topology.threshold,
+                    self._fewest,
+                    self.setting.losses,
+                    self._sharers,
+                    frozenset(self._added),
+                )
             return decode(self._total, self.setting.bits)
 
 
