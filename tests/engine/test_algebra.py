@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedveil.data.federation import Examples, Federation, Task
+from fedveil.engine import grams
 from fedveil.engine.algebra import AlgebraEngine
 from fedveil.engine.choose import build_engine
 from fedveil.engine.contract import Job
@@ -100,3 +101,27 @@ def test_grid_and_floats_agree() -> None:
         integers.total.double() * 2.0**-24, floats.total, rtol=1e-5, atol=1e-6
     )
     torch.testing.assert_close(integers.norms, floats.norms, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("model", ["wide softmax", "softmax without bias"])
+@pytest.mark.parametrize("sizes", [(7, 1, 3, 2), (4, 4, 4, 4)], ids=str)
+def test_kept_gram_matrices_change_nothing(
+    model: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grams, "_WORTH", 0)
+    job = make_job(model, RULES["steps over several epochs"], Shaping(Clip(0.2, 2)), sizes)
+    assert grams.Grams.fit(job.federation)
+    start, kept = start_of(job), build_engine(job, "algebra")
+    for cohort in ([0, 2], [3, 2, 1, 0], [1], [0, 1, 2, 3]):  # some known by then, some not
+        result = kept.round_sum(start, np.array(cohort), 5)
+        fresh = build_engine(job, "algebra").round_sum(start, np.array(cohort), 5)
+        assert torch.equal(result.total, fresh.total), "the history of a run shows in its sums"
+        expected = torch.stack([train(job, start, c, 5).update for c in cohort]).double().sum(0)
+        torch.testing.assert_close(result.total, expected, rtol=1e-4, atol=3e-6)
+
+
+def test_gram_matrices_are_kept_only_if_they_are_small_beside_the_data() -> None:
+    few = make_job("wide softmax", RULES["momentum"], Shaping(), (4, 4))
+    many = make_job("wide softmax", RULES["momentum"], Shaping(), (30, 30))
+    assert grams.Grams.fit(few.federation)
+    assert not grams.Grams.fit(many.federation)

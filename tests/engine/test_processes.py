@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from fedveil.data.federation import Federation
 from fedveil.engine.choose import build_engine
-from fedveil.engine.processes import ProcessEngine, split, threads_at
+from fedveil.engine.processes import ProcessEngine, split
 from fedveil.engine.shared import share
 from fedveil.engine.team import WorkerFailed
+from fedveil.engine.threads import threads_at
 from fedveil.local.batches import step_counts
 from fedveil.local.shaping import Shaping
 from fedveil.privacy.clipping import Clip

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedveil.data.federation import Task
 from fedveil.engine.contract import Cohort, Job, RoundSum, RunningSum, Take
 from fedveil.engine.dual import Dual, Span, clip_whole
+from fedveil.engine.grams import Grams
 from fedveil.engine.moments import MomentGradients, Moments, MomentSupply
 from fedveil.engine.rows import RowEngine, chunks_of, noise_streams
 from fedveil.engine.stack import Affine, Stack
@@ -31,6 +32,9 @@ class AlgebraEngine:
     def __init__(self, job: Job, stack: Stack, rows: RowEngine) -> None:
         self.job, self._rows = job, rows
         (self._layer,) = stack
+        self._grams: Grams | None = None
+        if dual_applies(job) and Grams.fit(job.federation):
+            self._grams = Grams(job.federation, self._layer.inputs)
         self._moments: Moments | None = None
         if moments_apply(job):
             self._moments = Moments(
@@ -125,7 +129,10 @@ class AlgebraEngine:
             clients, held = cohort[where], sizes[where]
             batches = draw_batches(clients, held, job.rule, round, job.randomness)
             records = Records(job.federation, clients, held, batches, padded=True)
-            dual = Dual(self._layer, task, records.inputs, records.targets, weights)
+            gram = None
+            if self._grams is not None and self._grams.pay(held):
+                gram = self._grams.of(clients, held, records.inputs.flatten(2))
+            dual = Dual(self._layer, task, records.inputs, records.targets, weights, gram)
             rates = job.rule.learning_rate.of_round(round, records.most_steps)
             span, losses = dual.train(records, job.rule, rates)
             if sums_by_norms(job.shaping):

@@ -16,6 +16,7 @@ from fedveil.engine.mlp import MlpGradients
 from fedveil.engine.reach import under_torchrun, why_not_elsewhere
 from fedveil.engine.rows import CPU, RowEngine
 from fedveil.engine.stack import Stack, affine_stack
+from fedveil.engine.threads import Threaded
 from fedveil.errors import BadInput
 
 ENGINES = ("auto", "algebra", "mlp", "generic", "sequential", "processes")
@@ -33,6 +34,7 @@ class Choice:
     name: str
     reason: str
     processes: int = 1
+    threads: int | None = None  # of each process during a round; None: as torch is set
 
 
 def supports(job: Job, name: str, device: torch.device = CPU) -> str | None:
@@ -71,7 +73,12 @@ def choose(
         raise BadInput(f"engine.processes: must be at least 1, got {processes}")
     inner = _engine(job, "auto" if name == "processes" else name, device)
     count, why = _processes(job, name, processes, workload, device, inner.name)
-    return Choice(inner.name, f"{inner.reason}{why}", count)
+    if count > 1:
+        return Choice(inner.name, f"{inner.reason}{why}", count, 1)
+    # Short operations gain nothing from a second thread and wait for it beside a busy neighbour.
+    short = workload is not None and round_seconds(job, workload) < _LONG
+    few = short and device.type == "cpu" and inner.name != "sequential"
+    return Choice(inner.name, f"{inner.reason}{why}", 1, 1 if few else None)
 
 
 def build_engine(
@@ -91,13 +98,12 @@ def build_engine(
         choice = choose(job, choice, processes=processes, device=device)
     if chunk is not None and chunk < 1:
         raise BadInput(f"engine.chunk: must be at least 1, got {chunk}")
-    if threads is not None:
-        if threads < 1:
-            raise BadInput(f"engine.threads: must be at least 1, got {threads}")
-        torch.set_num_threads(threads)
+    if threads is not None and threads < 1:
+        raise BadInput(f"engine.threads: must be at least 1, got {threads}")
+    threads = threads or choice.threads
     own = _build(job, choice.name, chunk, device)
     if choice.processes == 1:
-        return own
+        return own if threads is None else Threaded(own, threads)
     from fedveil.engine.processes import ProcessEngine
 
     return ProcessEngine(job, own, choice.processes, chunk, threads or 1)

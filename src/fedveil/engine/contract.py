@@ -90,8 +90,9 @@ class RunningSum:
             raise ValueError("single updates are formed on a grid only")
         self.job, self._take = job, take
         self._total = torch.zeros(width, dtype=torch.int64 if integer else torch.float64)
-        self._norms, self._shaped, self._losses = (torch.zeros(cohort) for _ in range(3))
-        self._rejected = 0
+        self._cohort, self._rejected = cohort, 0
+        self._places: list[Cohort] = []
+        self._statistics: list[Tensor] = []  # norms, norms after shaping, losses: [3, clients]
 
     def add_rows(self, where: Cohort, shaped: ShapedRows, losses: Tensor) -> None:
         """Shaped updates of the clients at the places `where` of the cohort."""
@@ -119,11 +120,15 @@ class RunningSum:
     ) -> None:
         """The sum of a chunk's shaped updates, and its statistics."""
         self._total += total.cpu()
-        places = torch.from_numpy(where)
-        self._norms[places] = norms.cpu()
-        self._shaped[places] = shaped_norms.cpu()
-        self._losses[places] = losses.cpu()
+        self._places.append(where)
+        self._statistics.append(torch.stack([norms.cpu(), shaped_norms.cpu(), losses.cpu()]))
         self._rejected += rejected
 
     def result(self) -> RoundSum:
-        return RoundSum(self._total, self._norms, self._shaped, self._losses, self._rejected)
+        """The sum of all chunks; the statistics in the order of the cohort."""
+        statistics = torch.zeros(3, self._cohort)
+        if self._places:
+            places = torch.from_numpy(np.concatenate(self._places))
+            statistics.index_copy_(1, places, torch.cat(self._statistics, dim=1))
+        norms, shaped_norms, losses = statistics
+        return RoundSum(self._total, norms, shaped_norms, losses, self._rejected)

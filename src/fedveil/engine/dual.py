@@ -39,10 +39,19 @@ class Span:
 
 
 class Dual:
-    """A chunk of clients: inputs `[clients, examples, features]`, padded ones get coefficient 0."""
+    """A chunk of clients: inputs `[clients, examples, features]`, padded ones get coefficient 0.
+
+    `gram` is `[clients, examples, examples]` without the bias, if it is known; it is overwritten.
+    """
 
     def __init__(
-        self, layer: Affine, task: Task, inputs: Tensor, targets: Tensor, start: Tensor
+        self,
+        layer: Affine,
+        task: Task,
+        inputs: Tensor,
+        targets: Tensor,
+        start: Tensor,
+        gram: Tensor | None = None,
     ) -> None:
         self._layer, self._task = layer, task
         self._inputs, self._targets = inputs.flatten(2), targets
@@ -51,9 +60,9 @@ class Dual:
         flat = self._inputs.flatten(0, 1)
         outputs = flat @ weight.t() if bias is None else torch.addmm(bias, flat, weight.t())
         self._outputs = outputs.view(*targets.shape, -1)  # X w0
-        self._gram = torch.bmm(self._inputs, self._inputs.transpose(1, 2))
-        if bias is not None:
-            self._gram += 1
+        if gram is None:
+            gram = torch.bmm(self._inputs, self._inputs.transpose(1, 2))
+        self._gram = gram if bias is None else gram.add_(1)
         self._start_square = float(start.square().sum(dtype=torch.float64))
 
     def train(

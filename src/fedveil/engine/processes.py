@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +13,7 @@ from fedveil.engine.contract import Cohort, Engine, Job, RoundSum, Take
 from fedveil.engine.reach import under_torchrun
 from fedveil.engine.shared import SharedFederation, share
 from fedveil.engine.team import Group, Workers, torchrun_group
+from fedveil.engine.threads import threads_at
 from fedveil.local.batches import step_counts
 from fedveil.local.records import client_sizes
 from fedveil.local.rule import LocalRule
@@ -218,17 +217,6 @@ def split(job: Job, cohort: Cohort, parts: int) -> Cohort:
         heapq.heapreplace(loads, (load + int(costs[place]), part))
         owners[place] = part
     return owners
-
-
-@contextmanager
-def threads_at(threads: int) -> Iterator[None]:
-    """As many threads as the workers have, so that all processes compute alike."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _device_of(engine: Engine) -> torch.device:
