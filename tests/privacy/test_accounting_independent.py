@@ -16,7 +16,7 @@ from scipy.special import logsumexp
 from scipy.stats import binom, norm
 
 from fedveil.privacy.accountants.composition import epsilon_at, self_composed
-from fedveil.privacy.accountants.curves import poisson, symmetrised
+from fedveil.privacy.accountants.curves import capped, poisson, symmetrised
 from fedveil.privacy.accountants.discrete import poisson_sampled_curve
 from fedveil.privacy.accountants.exact import gaussian_epsilon, unamplified_epsilon
 from fedveil.privacy.accountants.pld import interval, pld_epsilon
@@ -164,6 +164,23 @@ def test_our_pairs_and_powers_are_those_of_the_library(
         assert max(epsilon_at(pmf, delta) for pmf in found) == pytest.approx(
             composed.get_epsilon_for_delta(delta), rel=1e-5
         )
+
+
+@pytest.mark.parametrize(
+    ("noise", "clients", "rate", "cap"),
+    [(1.348, 3400, 0.04, 150), (0.6, 100, 0.1, 12), (3.0, 50, 0.5, 20), (0.2, 100, 0.1, 12)],
+)
+def test_our_capped_pairs_are_those_of_the_library(
+    noise: float, clients: int, rate: float, cap: int
+) -> None:
+    library = privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
+        clients, rate, cap, noise, value_discretization_interval=5e-3
+    )
+    ours = capped(noise, clients, rate, cap, 5e-3)
+    for delta in (1e-3, 1e-6, 1e-9):
+        assert max(
+            epsilon_at(pmf, delta) for pmf in (ours._pmf_remove, ours._pmf_add)
+        ) == pytest.approx(library.get_epsilon_for_delta(delta), rel=1e-8)
 
 
 @pytest.mark.parametrize(

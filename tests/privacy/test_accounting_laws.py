@@ -118,7 +118,7 @@ def test_more_colluders_never_cost_less(
 @given(noises, rates, rounds_)
 def test_a_smaller_delta_never_costs_less(noise: float, rate: float, rounds: int) -> None:
     for sampling, setting in ((Poisson(rate), ADDED), (fixed(rate), REPLACED)):
-        epsilons = [cost(noise, sampling, rounds, setting, d) for d in (9e-5, 1e-6, 1e-8, 1e-14)]
+        epsilons = [cost(noise, sampling, rounds, setting, d) for d in (9e-5, 1e-7, 1e-14)]
         assert all(low <= high * SLACK for low, high in pairwise(epsilons))
 
 

@@ -82,7 +82,7 @@ def test_noise_is_within_a_thousandth_of_the_least(
     assert epsilon_of(less, sampling, rounds, setting, delta) > epsilon
 
 
-@settings(deadline=None, derandomize=True, max_examples=12)
+@settings(deadline=None, derandomize=True, max_examples=8)
 @given(
     st.floats(0.05, 40),
     st.sampled_from([1e-4, 1e-6, 1e-9]),

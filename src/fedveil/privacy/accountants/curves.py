@@ -1,9 +1,10 @@
 """One step as a pair of discretised privacy loss distributions, rounded upwards.
 
-Unsampled Gaussians, capped Poisson and Laplace come from dp-accounting. Fixed-size sampling is
-built here: under *replace* the adversary may meet the add curve in one region of losses and the
-remove curve in another, so the larger of both hockey-stick curves is taken at every point before
-anything is composed (Zhu, Dong, Wang 2022, theorem on sampling without replacement).
+Unsampled Gaussians and Laplace come from dp-accounting; sampled Gaussians are built here, all
+points of a curve in one array operation. Fixed-size sampling needs care: under *replace* the
+adversary may meet the add curve in one region of losses and the remove curve in another, so the
+larger of both hockey-stick curves is taken at every point before anything is composed (Zhu, Dong,
+Wang 2022, theorem on sampling without replacement).
 """
 
 from __future__ import annotations
@@ -76,13 +77,7 @@ def single_step(step: Step, interval: float) -> tuple[Any, int]:
             step.noise, sampling_prob=step.rate, value_discretization_interval=interval
         ), step.count
     if isinstance(step, CappedPoissonGaussianStep):
-        return pld.from_truncated_subsampled_gaussian_mechanism(
-            dataset_size=step.clients,
-            sampling_probability=step.rate,
-            truncated_batch_size=step.cap,
-            noise_multiplier=step.noise,
-            value_discretization_interval=interval,
-        ), step.count
+        return capped(step.noise, step.clients, step.rate, step.cap, interval), step.count
     if isinstance(step, FixedSizeGaussianStep):
         return symmetrised(step.noise, step.rate, interval), step.count
     raise TypeError(f"no privacy loss distribution for {step!r}")
@@ -114,6 +109,39 @@ def symmetrised(noise: float, rate: float, interval: float) -> Any:
     remove, add = _divergences(noise, rate, np.arange(reach + 1, dtype=np.float64) * interval)
     either = np.maximum(remove, add)
     return PrivacyLossDistribution(_rounded_upwards(either, either, interval))
+
+
+def capped(noise: float, clients: int, rate: float, cap: int, interval: float) -> Any:
+    """One Gaussian on a Poisson sample that is cut to a random subset of `cap` (arXiv 2508.15089).
+
+    Where nothing is cut it is a Poisson step. Where something is, a client that comes in pushes
+    another one out: twice the sensitivity, bounded by replacement in a sample.
+    """
+    from scipy.stats import binom
+
+    plain = poisson(noise, rate, interval)
+    cut = float(binom.sf(cap - 1, clients - 1, rate))  # given that the client was drawn
+    if cut == 0:
+        return plain
+    kept = float(binom.sf(cap, clients, rate)) * cap / (cut * clients)  # given that some are cut
+    return _replaced(noise / 2, min(1.0, kept), interval).compute_mixture(plain, cut)
+
+
+def _replaced(noise: float, rate: float, interval: float) -> Any:
+    """(1-q)N(0) + qN(1) against (1-q)N(0) + qN(-1): one client replaced, sampling independent."""
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from scipy.special import ndtr
+
+    reach = _reach(noise / 2, rate, interval)
+    losses = np.arange(reach + 1, dtype=np.float64) * interval
+    # The loss exceeds `losses` to the right of `cut`, the root of a quadratic in exp(x / noise^2).
+    half, shape = (1 - rate) * -np.expm1(-losses), rate * math.exp(-0.5 / noise**2)
+    root = half + np.sqrt(half**2 + 4 * shape**2 * np.exp(-losses))
+    cut = noise**2 * (np.log(root) + losses - math.log(2 * rate)) + 0.5
+    outside = -(1 - rate) * np.expm1(losses) * ndtr(-cut / noise)
+    inside = rate * (ndtr((1 - cut) / noise) - np.exp(losses) * ndtr((-1 - cut) / noise))
+    divergence = np.maximum(outside + inside, 0.0)
+    return PrivacyLossDistribution(_rounded_upwards(divergence, divergence, interval))
 
 
 def _reach(noise: float, rate: float, interval: float) -> int:
