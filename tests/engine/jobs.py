@@ -74,6 +74,22 @@ RULES = {
         gradient_noise=0.3,
         weight_decay=0.1,
     ),
+    "per example, exact noise": LocalRule(
+        RATE,
+        epochs=2,
+        batch_size=3,
+        gradient_clip=GradientClip(0.5, per_example=True),
+        gradient_noise=0.3,
+        gradient_grid=2.0**-22,
+    ),
+    "per example, the last noise comes later (Hu)": LocalRule(
+        RATE,
+        epochs=2,
+        batch_size=3,
+        gradient_clip=GradientClip(0.5, per_example=True),
+        gradient_noise=0.3,
+        last_step_noise=False,
+    ),
 }
 SHAPINGS = {
     "nothing": Shaping(),

@@ -13,7 +13,9 @@ from torch.func import functional_call
 from fedveil.data.federation import Task
 from fedveil.engine.contract import Job
 from fedveil.local.batches import draw_batches
-from fedveil.privacy.noise import gaussian
+from fedveil.local.rule import LocalRule
+from fedveil.privacy.noise import gaussian, rounded_gaussian
+from fedveil.randomness import Stream
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,16 @@ def train(job: Job, start: Tensor, client: int, round: int) -> Client:
         x, y = inputs[positions[0][mask[0]]], targets[positions[0][mask[0]]]
         losses.append(float(loss_of(job, w, x, y)))
         g = data_gradient(job, w, x, y)
-        if rule.gradient_noise and rule.per_example:
-            g = g + torch.from_numpy(gaussian(stream, len(g), rule.gradient_noise))
+        noisy = rule.gradient_noise > 0 and (rule.last_step_noise or step + 1 < len(rates))
+        if noisy and rule.per_example:
+            g = with_noise(g, rule, stream)
         g = g + rule.weight_decay * w
         if (w - start).norm() > rule.penalty_radius:
             g = g + rule.penalty * (w - start)
         if rule.gradient_clip and not rule.per_example:
             g = clip(g, rule.gradient_clip.norm, rule.gradient_clip.order)
-        if rule.gradient_noise and not rule.per_example:
-            g = g + torch.from_numpy(gaussian(stream, len(g), rule.gradient_noise))
+        if noisy and not rule.per_example:
+            g = with_noise(g, rule, stream)
         v = rule.momentum * v + g
         w = w - rate * v
         if rule.projection_radius:
@@ -93,6 +96,15 @@ def train(job: Job, start: Tensor, client: int, round: int) -> Client:
     if job.shaping.weight_cap is not None:
         update = update * (min(len(targets), job.shaping.weight_cap) / job.shaping.weight_cap)
     return Client(update, norm, float(np.mean(losses)))
+
+
+def with_noise(gradient: Tensor, rule: LocalRule, stream: Stream) -> Tensor:
+    std, grid = rule.gradient_noise, rule.gradient_grid
+    if grid is None:
+        return gradient + torch.from_numpy(gaussian(stream, len(gradient), std))
+    noise = rounded_gaussian(stream, len(gradient), std / grid)
+    steps = torch.round(gradient.double() / grid) + torch.from_numpy(noise)
+    return (steps * grid).float()
 
 
 def sparsified(job: Job, update: Tensor, gradient: Tensor) -> Tensor:
