@@ -23,6 +23,7 @@ from fedveil.privacy.units import Trust
 from fedveil.server.optimizers import State
 
 _WIDEST = 1e3  # a tracked clip stays within this factor of the first one
+COUNT = "bits"  # what the count's noise and secure sum are for
 _PER_OCTAVE = 8  # clips in use between C and 2 C: exact samplers are made once for each
 
 
@@ -121,26 +122,35 @@ class ClipTracking:
             )
         return updates + counts
 
-    def track(
+    def halves(
+        self, protection: Protection, terms: Terms, norms: torch.Tensor, clip: Clip, round: int
+    ) -> tuple[Terms, Shaping, torch.Tensor]:
+        """What each client adds to the count, `[cohort, width]`, and how that is protected."""
+        own = self.bit_terms(protection, terms)
+        shaping = protection.shaping(own, None, round)
+        halves = torch.where(norms <= clip.norm, 0.5, -0.5).double()[:, None]
+        if shaping.rotation is not None:
+            halves = shaping.rotation.forward(halves, round)
+        if shaping.granularity is not None:
+            halves = (halves / shaping.granularity).long()  # powers of two: exact
+        return own, shaping, halves
+
+    def count(
         self,
         protection: Protection,
         terms: Terms,
         norms: torch.Tensor,
         clip: Clip,
-        state: State,
         occasion: Occasion,
-    ) -> tuple[State, float]:
-        """Release the noisy share of update norms `[cohort]` within the clip, and follow it."""
-        own = self.bit_terms(protection, terms)
-        shaping = protection.shaping(own, None, occasion.round)
-        halves = torch.where(norms <= clip.norm, 0.5, -0.5).double()[:, None]
-        if shaping.rotation is not None:
-            halves = shaping.rotation.forward(halves, occasion.round)
-        if shaping.granularity is not None:
-            halves = (halves / shaping.granularity).long()  # powers of two: exact
-        bits = replace(occasion, purpose="bits")
-        noisy = float(protection.protect(own, halves.sum(dim=0), shaping, bits))
-        share = 0.5 + noisy / terms.sampling.expected_cohort
+    ) -> float:
+        """The noisy sum over update norms `[cohort]` of (within the clip) - 1/2."""
+        own, shaping, halves = self.halves(protection, terms, norms, clip, occasion.round)
+        bits = replace(occasion, purpose=COUNT)
+        return float(protection.protect(own, halves.sum(dim=0), shaping, bits))
+
+    def follow(self, count: float, clients: float, clip: Clip, state: State) -> tuple[State, float]:
+        """The clip's next state, and the released share of norms within the present one."""
+        share = 0.5 + count / clients
         norm = float(state["clip_norm"]) if "clip_norm" in state else clip.norm
         moved = norm * math.exp(-self.rate * (min(1.0, max(0.0, share)) - self.quantile))
         low, high = self.initial.norm / _WIDEST, self.initial.norm * _WIDEST

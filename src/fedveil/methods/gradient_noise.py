@@ -20,8 +20,6 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -30,19 +28,20 @@ from fedveil.local.batches import batches_per_epoch, step_counts
 from fedveil.local.rule import GradientClip, LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.certificate import non_expansive
-from fedveil.methods.modular_grid import power_of_two_below
+from fedveil.methods.modular_grid import Ints, ModularGrid, NoisyIntegers, power_of_two_below
 from fedveil.methods.protection import Occasion, Promise, Terms, certain_cohort, worst_case
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, Mechanism
-from fedveil.privacy.noise import share, unsnap
 from fedveil.privacy.units import Adjacency, Trust, Unit
-
-Ints = npt.NDArray[np.int64]
+from fedveil.secagg.modulus import bits_for
 
 _ROUNDING = 1e-3  # how much rounding an upload may add to what one record moves
-_ROOM = 4.0  # uploads may be this much longer than clipped gradients make them; then they are cut
+_ROOM = 4.0  # uploads may be this much longer than gradients and noise make them; then they are cut
+_LONGEST = 2.0**29  # of an upload, in steps of its grid: squares still add up in 64 bits
+_BELOW_NOISE = 2.0**-10  # the grid of uploads that are private already, beside their noise
+_WRAP = 1e-6  # probability that a round's sum leaves its words: costs accuracy, not privacy
 
 
 class Proof(StrEnum):
@@ -73,8 +72,9 @@ class GradientNoise:
         if most_steps(terms) == 1:
             return Proof.ONE_STEP
         honest = certain_cohort(terms.sampling) - self.colluders
-        if self.honest_shares is not None:
-            honest = min(honest, self.honest_shares)
+        assumed = terms.honest_shares(self.honest_shares)
+        if assumed is not None:
+            honest = min(honest, assumed)
         if honest <= record_uses(terms) or non_expansive(terms, most_steps(terms)) is None:
             return Proof.ALONE
         return Proof.CONVEX
@@ -83,9 +83,8 @@ class GradientNoise:
         _check(terms)
         if self.proof(terms) is Proof.ALONE:
             return Promise(Unit.RECORD, self.adjacency, Trust.LOCAL)
-        return Promise(
-            Unit.RECORD, self.adjacency, Trust.DISTRIBUTED, self.colluders, self.honest_shares
-        )
+        honest = terms.honest_shares(self.honest_shares)
+        return Promise(Unit.RECORD, self.adjacency, Trust.DISTRIBUTED, self.colluders, honest)
 
     def local(self, terms: Terms) -> LocalRule:
         noisy = replace(terms.local, gradient_noise=self._std(terms))
@@ -96,11 +95,18 @@ class GradientNoise:
         return replace(noisy, last_step_noise=False)
 
     def shaping(self, terms: Terms, clip: Clip | None, round: int = 0) -> Shaping:
-        if not terms.exact or self.proof(terms) is Proof.ALONE:
+        if self.proof(terms) is Proof.ALONE:
+            if terms.secure is None:
+                return terms.shaping
+            # Uploads are private as they are: bounding and rounding them costs no privacy.
+            grid = self._private_grid(terms, round)
+        elif terms.exact:
+            # Clipping is never active here and would do no harm: it brings no two uploads apart.
+            grid = _upload_grid(terms, round)
+        else:
             return terms.shaping
-        # Clipping is never active here and would do no harm: it brings no two uploads apart.
-        room = Clip(_ROOM * math.fsum(_rates(terms, round)) * _bound(terms))
-        return replace(terms.shaping, clip=room, granularity=_upload_grid(terms, round))
+        room = min(self._reach(terms, round), _LONGEST * grid)
+        return replace(terms.shaping, clip=Clip(room), granularity=grid)
 
     def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
         seen = worst_case(terms.sampling, rounds)
@@ -108,13 +114,39 @@ class GradientNoise:
 
     def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
         """The noise is in the updates already, but for the shares on a grid."""
-        if shaping.granularity is None:
+        integers = self.integers(terms, shaping, occasion.round)
+        if integers is None:
             return total.float()
-        std = _rates(terms, occasion.round)[-1] * self._std(terms)
-        whole = total.numpy().copy()
-        for client in occasion.cohort:
-            whole += share(len(whole), std, shaping.granularity, occasion.stream(client))
-        return torch.from_numpy(unsnap(whole, shaping.granularity)).float()
+        whole = integers.noisy_sum(total.numpy(), map(occasion.stream, occasion.cohort))
+        return self.decode(terms, whole, shaping, occasion.round)
+
+    def integers(self, terms: Terms, shaping: Shaping, round: int) -> NoisyIntegers | None:
+        grid, clip = shaping.granularity, shaping.clip
+        if grid is None or clip is None:
+            return None
+        alone = self.proof(terms) is Proof.ALONE
+        std = 0.0 if alone else _rates(terms, round)[-1] * self._std(terms)
+        clients, size = certain_cohort(terms.sampling), terms.layout.size
+        return NoisyIntegers(
+            ModularGrid(grid, bits_for(clients, clip.norm, grid, std, _WRAP, size).bits), std
+        )
+
+    def decode(self, terms: Terms, whole: Ints, shaping: Shaping, round: int) -> Tensor:
+        integers = self.integers(terms, shaping, round)
+        if integers is None:
+            raise ValueError("no integers were summed")
+        return torch.from_numpy(integers.values(whole)).float()
+
+    def _reach(self, terms: Terms, round: int) -> float:
+        """A length that no upload has: clipped gradients, and more noise than ever comes."""
+        noise = self._std(terms) * (math.sqrt(terms.layout.size) + 6)
+        steps = math.fsum(_rates(terms, round)) / (1 - terms.local.momentum)
+        return _ROOM * steps * (_bound(terms) + noise)
+
+    def _private_grid(self, terms: Terms, round: int) -> float:
+        """Far below the noise of an upload."""
+        rates = math.hypot(*_rates(terms, round))
+        return power_of_two_below(_BELOW_NOISE * rates * self._std(terms))
 
     def _std(self, terms: Terms) -> float:
         return terms.noise_multiplier * _bound(terms) / _batch(terms)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from fedveil.errors import BadInput, Refused
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
+from fedveil.methods.aggregation import Aggregation
 from fedveil.methods.clip_rules import ClipRule
 from fedveil.methods.protection import Protection
 from fedveil.privacy.sampling import (
@@ -94,7 +95,7 @@ class Voting:
 
 @dataclass(frozen=True)
 class Method:
-    """Sampler, local rule, update shaping, protection and server step, in the order of a round.
+    """Sampler, local rule, shaping, protection, aggregation and server step: a round in order.
 
     `smoothing` acts on what was released, after the noise: before it, it would be part of a
     sensitivity that nobody has bounded. `by_examples` weighs updates by their clients' numbers of
@@ -107,6 +108,7 @@ class Method:
     local: LocalRule
     shaping: Shaping = field(default_factory=Shaping)
     protection: Protection | None = None  # None: nothing is private
+    aggregation: Aggregation = field(default_factory=Aggregation)
     clip_rule: ClipRule | None = None  # None: the shaping's clip in every round
     smoothing: Smoothing | None = None
     optimizer: Optimizer = field(default_factory=Sgd)

@@ -7,13 +7,15 @@ follows from a stated probability of it, over all coordinates of one round.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import BadInput
-from fedveil.privacy.noise import choose_granularity
+from fedveil.privacy.noise import choose_granularity, share, unsnap
+from fedveil.randomness import Stream
 from fedveil.secagg.modulus import bits_for
 
 Ints = npt.NDArray[np.int64]
@@ -35,6 +37,40 @@ class ModularGrid:
             return values  # 64-bit integers wrap by themselves
         half = 1 << (self.bits - 1)
         return ((values + half) & ((1 << self.bits) - 1)) - half
+
+
+@dataclass(frozen=True)
+class NoisyIntegers:
+    """What clients send into a sum: integers on the grid, each with a noise share of its own.
+
+    `share_std` is in the units of the data; zero if what is sent is private already.
+    """
+
+    grid: ModularGrid
+    share_std: float
+
+    @property
+    def word(self) -> int:
+        """Bits of the words that carry the sum; reducing it further is exact."""
+        return 32 if self.grid.bits <= 32 else 64
+
+    def noisy(self, whole: Ints, stream: Stream) -> Ints:
+        """Integers with one client's share, modulo 2^bits."""
+        if self.share_std == 0:
+            return self.grid.centre(whole)
+        noise = share(len(whole), self.share_std, self.grid.granularity, stream)
+        return self.grid.centre(whole + noise)
+
+    def noisy_sum(self, total: Ints, streams: Iterable[Stream]) -> Ints:
+        """A sum of integers with everybody's shares: the order does not matter modulo 2^bits."""
+        whole = self.grid.centre(total)
+        for stream in streams:
+            whole = self.noisy(whole, stream)
+        return whole
+
+    def values(self, whole: Ints) -> npt.NDArray[np.float64]:
+        """A sum, modulo 2^bits or a larger power, in the units of the data."""
+        return unsnap(self.grid.centre(whole), self.grid.granularity)
 
 
 @dataclass(frozen=True)

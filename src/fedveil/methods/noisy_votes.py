@@ -12,14 +12,17 @@ from fedveil.errors import Refused
 from fedveil.local.ballot import Ballot
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
+from fedveil.methods.modular_grid import Ints, ModularGrid, NoisyIntegers
 from fedveil.methods.protection import Occasion, Promise, Terms, certain_cohort, usual_adjacency
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisyVotes
-from fedveil.privacy.noise import gaussian, protect_sum, share, unsnap
+from fedveil.privacy.noise import gaussian, protect_sum, unsnap
 from fedveil.privacy.units import Adjacency, Trust, Unit
+from fedveil.secagg.modulus import bits_for
 
 _STEPS = 64.0  # least std of a noise share in grid steps; votes stay whole numbers of steps
+_WRAP = 1e-6  # probability that a round's sum leaves its words: costs accuracy, not privacy
 
 
 @dataclass(frozen=True)
@@ -42,14 +45,17 @@ class VoteNoise:
                 "use trust distributed (secure sum) or central",
             )
 
+    @property
+    def secure_sum(self) -> bool:
+        return self.trust is Trust.DISTRIBUTED
+
     def promise(self, terms: Terms) -> Promise:
         if self.trust is Trust.CENTRAL:
             adjacency = self.adjacency or usual_adjacency(terms.sampling)
             return Promise(Unit.CLIENT, adjacency, Trust.CENTRAL, self.colluders)
         adjacency = self.adjacency or Adjacency.ZERO_OUT
-        return Promise(
-            Unit.CLIENT, adjacency, Trust.DISTRIBUTED, self.colluders, self.honest_shares
-        )
+        honest = terms.honest_shares(self.honest_shares)
+        return Promise(Unit.CLIENT, adjacency, Trust.DISTRIBUTED, self.colluders, honest)
 
     def local(self, terms: Terms) -> LocalRule:
         return terms.local
@@ -85,15 +91,29 @@ class VoteNoise:
                 return (total + torch.from_numpy(noise)).float()
             noisy = protect_sum(total.numpy(), self._std(terms), grid, occasion.stream())
             return torch.from_numpy(unsnap(noisy, grid)).float()
+        integers = self.integers(terms, shaping, occasion.round)
+        if integers is not None:
+            whole = integers.noisy_sum(total.numpy(), map(occasion.stream, occasion.cohort))
+            return self.decode(terms, whole, shaping, occasion.round)
         std = self._share_std(terms)
         histogram = total.numpy().copy()
         for client in occasion.cohort:
-            stream = occasion.stream(client)
-            histogram += (
-                gaussian(stream, width, std) if grid is None else share(width, std, grid, stream)
-            )
-        values = histogram if grid is None else unsnap(histogram, grid)
-        return torch.from_numpy(values).float()
+            histogram += gaussian(occasion.stream(client), width, std)
+        return torch.from_numpy(histogram).float()
+
+    def integers(self, terms: Terms, shaping: Shaping, round: int) -> NoisyIntegers | None:
+        if shaping.granularity is None or self.trust is Trust.CENTRAL:
+            return None
+        std, clients = self._share_std(terms), certain_cohort(terms.sampling)
+        width = self._ballot(terms).width
+        bits = bits_for(clients, 1.0, shaping.granularity, std, _WRAP, width).bits
+        return NoisyIntegers(ModularGrid(shaping.granularity, bits), std)
+
+    def decode(self, terms: Terms, whole: Ints, shaping: Shaping, round: int) -> Tensor:
+        integers = self.integers(terms, shaping, round)
+        if integers is None:
+            raise ValueError("no integers were summed")
+        return torch.from_numpy(integers.values(whole)).float()
 
     def _ballot(self, terms: Terms) -> Ballot:
         if terms.shaping.ballot is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ from fedveil.data.federation import Federation
 from fedveil.errors import Refused
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
+from fedveil.methods.aggregation import SecureSums
+from fedveil.methods.modular_grid import Ints, NoisyIntegers
 from fedveil.models.flat import Layout
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
@@ -47,7 +49,8 @@ class Terms:
     """What the plan has decided when it asks a protection to do its part.
 
     `noise_multiplier` is the noise (std, or scale for Laplace) on the sum over the clip norm of one
-    protected unit. `shaping` holds the first round's clip.
+    protected unit. `shaping` holds the first round's clip. `secure` is how sums are hidden from
+    whoever takes them; None if they are not.
     """
 
     sampling: Sampling
@@ -59,6 +62,7 @@ class Terms:
     layout: Layout = field(repr=False)
     arithmetic: Arithmetic
     noise_multiplier: float = 1.0
+    secure: SecureSums | None = None
 
     @property
     def exact(self) -> bool:
@@ -73,6 +77,10 @@ class Terms:
                 "set privacy.clip_norm",
             )
         return self.shaping.clip
+
+    def honest_shares(self, assumed: int | None) -> int | None:
+        """Noise shares that are sure to be in every sum; `assumed` where nobody sees to it."""
+        return assumed if self.secure is None else self.secure.honest_shares
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,30 @@ class Protection(Protocol):
 
     def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
         """The private sum, float32 `[parameters]`, from the engine's sum of shaped updates."""
+        ...
+
+
+@runtime_checkable
+class InShares(Protection, Protocol):
+    """A protection under which clients hide their vectors from whoever sums them."""
+
+    @property
+    def secure_sum(self) -> bool:
+        """Whether sums are taken securely."""
+        ...
+
+    @property
+    def colluders(self) -> int: ...
+
+    @property
+    def honest_shares(self) -> int | None: ...
+
+    def integers(self, terms: Terms, shaping: Shaping, round: int) -> NoisyIntegers | None:
+        """What a client makes of its shaped update; None if that is no vector of integers."""
+        ...
+
+    def decode(self, terms: Terms, whole: Ints, shaping: Shaping, round: int) -> Tensor:
+        """The private sum, float32 `[parameters]`, from the sum of everybody's integers."""
         ...
 
 

@@ -11,12 +11,18 @@ from torch import Tensor
 from fedveil.local.rotation import Rotation
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
-from fedveil.methods.modular_grid import ModularGrid, Summands, proportional
+from fedveil.methods.modular_grid import (
+    Ints,
+    ModularGrid,
+    NoisyIntegers,
+    Summands,
+    proportional,
+)
 from fedveil.methods.protection import Occasion, Promise, Terms, certain_cohort, worst_case
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, Gaussian
-from fedveil.privacy.noise import gaussian, share, unsnap
+from fedveil.privacy.noise import gaussian, unsnap
 from fedveil.privacy.units import Adjacency, Trust, Unit
 
 _BETA = math.exp(-0.5)
@@ -39,10 +45,13 @@ class SharedNoise:
     colluders: int = 0
     honest_shares: int | None = None
 
+    @property
+    def secure_sum(self) -> bool:
+        return True
+
     def promise(self, terms: Terms) -> Promise:
-        return Promise(
-            Unit.CLIENT, self.adjacency, Trust.DISTRIBUTED, self.colluders, self.honest_shares
-        )
+        honest = terms.honest_shares(self.honest_shares)
+        return Promise(Unit.CLIENT, self.adjacency, Trust.DISTRIBUTED, self.colluders, honest)
 
     def local(self, terms: Terms) -> LocalRule:
         return terms.local
@@ -62,22 +71,27 @@ class SharedNoise:
         return (Release(self._mechanism(terms), terms.sampling, rounds, participations=seen),)
 
     def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
-        clip = shaping.clip or terms.clip
-        std = self._summands(terms, clip).share_std
-        if shaping.granularity is None:
+        integers = self.integers(terms, shaping, occasion.round)
+        if integers is None:
+            std = self._summands(terms, shaping.clip or terms.clip).share_std
             noisy = total.double().numpy().copy()
             for client in occasion.cohort:
                 noisy += gaussian(occasion.stream(client), len(noisy), std)
             return torch.from_numpy(noisy).float()
-        # Everybody reduces modulo 2^bits, and so does the sum: the order does not matter.
-        grid = self.grid(terms, clip)
-        whole = grid.centre(total.numpy())
-        for client in occasion.cohort:
-            noise = share(len(whole), std, grid.granularity, occasion.stream(client))
-            whole = grid.centre(whole + noise)
-        released = torch.from_numpy(unsnap(whole, grid.granularity))
+        whole = integers.noisy_sum(total.numpy(), map(occasion.stream, occasion.cohort))
+        return self.decode(terms, whole, shaping, occasion.round)
+
+    def integers(self, terms: Terms, shaping: Shaping, round: int) -> NoisyIntegers | None:
+        if shaping.granularity is None:
+            return None
+        clip = shaping.clip or terms.clip
+        return NoisyIntegers(self.grid(terms, clip), self._summands(terms, clip).share_std)
+
+    def decode(self, terms: Terms, whole: Ints, shaping: Shaping, round: int) -> Tensor:
+        grid = self.grid(terms, shaping.clip or terms.clip)
+        released = torch.from_numpy(unsnap(grid.centre(whole), grid.granularity))
         if self.rotation is not None:
-            released = self.rotation.backward(released, occasion.round, terms.layout.size)
+            released = self.rotation.backward(released, round, terms.layout.size)
         return released.float()
 
     def grid(self, terms: Terms, clip: Clip) -> ModularGrid:

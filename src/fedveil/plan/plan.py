@@ -22,6 +22,7 @@ from fedveil.methods.clip_rules import ClipTracking
 from fedveil.methods.method import Method, Voting
 from fedveil.methods.protection import Occasion, Protection, Terms
 from fedveil.models.flat import Layout, flatten, layout_of
+from fedveil.plan.secure_sums import check_sums, on_integers, secure_sums
 from fedveil.privacy.accounting import (
     Release,
     Setting,
@@ -177,19 +178,35 @@ class Plan:
     ) -> Released:
         """What a round's sum of shaped updates and their norms `[cohort]` become when they leave.
 
-        A private method divides by the public expected cohort, never by the realised one.
+        A private method divides by the public expected cohort, never by the realised one. Secure
+        sums come in by `averaged` instead.
         """
         protection, terms, rule = self.method.protection, self.terms, self.method.clip_rule
         if protection is None or terms is None:
             sizes = client_sizes(self.federation, occasion.cohort)
             weight = float(shaping.weights(sizes).sum())
             return Released((total / max(weight, 1e-30)).float(), {})
-        average = protection.protect(terms, total, shaping, occasion)
-        average /= self.sampling.expected_cohort
-        if not isinstance(rule, ClipTracking):
+        private = protection.protect(terms, total, shaping, occasion)
+        count = None
+        if isinstance(rule, ClipTracking):
+            clip = shaping.clip or terms.clip
+            count = rule.count(protection, terms, norms, clip, occasion)
+        return self.averaged(private, count, self.sampling.expected_cohort, shaping, state)
+
+    def averaged(
+        self, total: Tensor, count: float | None, clients: float, shaping: Shaping, state: State
+    ) -> Released:
+        """What private sums, of updates and of a tracked clip's count, become when they leave.
+
+        `clients` divides them: the expected cohort, or under a secure sum the survivors, whose
+        number is no secret there.
+        """
+        rule, terms = self.method.clip_rule, self.terms
+        average = total / clients
+        if count is None or terms is None or not isinstance(rule, ClipTracking):
             return Released(average, {})
         clip = shaping.clip or terms.clip
-        moved, share = rule.track(protection, terms, norms, clip, state, occasion)
+        moved, share = rule.follow(count, clients, clip, state)
         return Released(average, moved, {"clip_norm": clip.norm, "below_clip": share})
 
 
@@ -205,7 +222,8 @@ def plan(
     """Resolve a method against data, a model and a budget.
 
     With a seed the run is a simulation: its guarantee says what the same plan would certify.
-    `arithmetic=None` is exact without a seed and idealised (faster) with one.
+    `arithmetic=None` is exact without a seed and under a secure sum, which adds integers, and
+    idealised (faster) with a seed.
     """
     layout = layout_of(model)
     sampling = method.cohort.resolve(federation.clients, method.rounds)
@@ -228,13 +246,22 @@ def plan(
         return undecided
     if budget is None:
         raise BadInput(f"privacy.epsilon: method {method.name!r} needs a budget")
-    if arithmetic is None:
-        arithmetic = Arithmetic.EXACT if seed is None else Arithmetic.IDEALISED
     if method.clip_rule is not None:
         shaping = replace(shaping, clip=method.clip_rule.clip(method.local, 0, {}))
     terms = Terms(
-        sampling, method.rounds, method.local, shaping, federation, model, layout, arithmetic
+        sampling,
+        method.rounds,
+        method.local,
+        shaping,
+        federation,
+        model,
+        layout,
+        arithmetic or (Arithmetic.EXACT if seed is None else Arithmetic.IDEALISED),
+        secure=secure_sums(method, protection, sampling, federation.name),
     )
+    if arithmetic is None and on_integers(protection, terms):
+        terms = replace(terms, arithmetic=Arithmetic.EXACT)
+    check_sums(protection, terms)
     setting = _setting(protection, terms, seed)
     pure = all(
         isinstance(release.mechanism, Laplace)
