@@ -90,6 +90,20 @@ class PrivacySection:
 
 
 @dataclass(frozen=True)
+class AggregationSection:
+    """Secure sums. `aggregation = "secure"` is short for `secure = "modelled"`, and `"full"` for
+    `secure = "full"`. A method whose `privacy.trust` is left open is then under distributed trust.
+    """
+
+    secure: str | None = None  # full, modelled or none; None: modelled under distributed trust
+    dropout: float = 0.0  # probability with which each device is lost in a round; simulated
+    max_dropout: float | None = None  # share of a cohort that may be lost; None: as dropout needs
+    min_honest: int | None = None  # honest noise shares in every sum; None: all that must arrive
+    sparse: bool = False  # mask with some neighbours, not with everybody
+    honest_server: bool = False  # on a sparse graph: the server does not lie about who was lost
+
+
+@dataclass(frozen=True)
 class ServerSection:
     optimizer: str = "sgd"  # sgd, adam or yogi
     learning_rate: float = 1.0
@@ -134,6 +148,7 @@ class Recipe:
     model: ModelSection = field(default_factory=ModelSection)
     training: TrainingSection = field(default_factory=TrainingSection)
     privacy: PrivacySection = field(default_factory=PrivacySection)
+    aggregation: AggregationSection = field(default_factory=AggregationSection)
     server: ServerSection = field(default_factory=ServerSection)
     voting: VotingSection = field(default_factory=VotingSection)
     evaluation: EvaluationSection = field(default_factory=EvaluationSection)
@@ -175,6 +190,8 @@ def parse(
     The later ones win.
     """
     merged = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
+    if isinstance(merged.get("aggregation"), str):
+        merged["aggregation"] = {"secure": merged["aggregation"]}
     changes: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
@@ -182,6 +199,8 @@ def parse(
             raise BadInput(f"--set {assignment}: write section.key=value")
         changes[name.strip()] = _value(text.strip())
     changes |= values or {}
+    if isinstance(changes.get("aggregation"), str):
+        changes["aggregation.secure"] = changes.pop("aggregation")
     for section, one, other in _ALTERNATIVES:
         for changed, replaced in ((one, other), (other, one)):
             if f"{section}.{changed}" in changes and isinstance(merged.get(section), dict):
@@ -196,12 +215,19 @@ NOT_PRIVATE = ("fedavg", "fedsgd", "fedprox")
 _OWN_SAMPLING = {"fu": "round-robin", "ae-dpfl": "everyone"} | dict.fromkeys(
     ("hu", "dp-sgd", "ddgauss"), "balanced"
 )
+_OWN_SHARES = ("hu", "dp-sgd", "ddgauss", "ae-dpfl")  # distributed trust by themselves
 _SEEN_SAMPLING = {"local": "round-robin", "distributed": "balanced"}  # no credit for a sample
 
 
 def with_defaults(recipe: Recipe) -> Recipe:
     """Decide what was left open between alternatives: cohort or rate, steps or epochs, budget."""
-    training, privacy = recipe.training, recipe.privacy
+    training, privacy, aggregation = recipe.training, recipe.privacy, recipe.aggregation
+    if aggregation.secure == "secure":
+        aggregation = replace(aggregation, secure="modelled")
+    private = training.method not in NOT_PRIVATE
+    hidden = aggregation.secure in ("full", "modelled")
+    if private and hidden and privacy.trust is None and training.method not in _OWN_SHARES:
+        privacy = replace(privacy, trust="distributed")
     if training.sampling is None:
         usual = _SEEN_SAMPLING.get(privacy.trust or "", "poisson")
         if training.method in NOT_PRIVATE:
@@ -211,13 +237,12 @@ def with_defaults(recipe: Recipe) -> Recipe:
         training = replace(training, rate=0.5)
     if training.local_steps is None and training.local_epochs is None:
         training = replace(training, local_epochs=5)
-    private = training.method not in NOT_PRIVATE
     if private and privacy.epsilon is None and privacy.noise_multiplier is None:
         privacy = replace(privacy, epsilon=4.0)
     files = {name: getattr(recipe.data, name) for name in ("file", "schema", "directory")}
     found = {name: str(Path(path).absolute()) for name, path in files.items() if path is not None}
     data = replace(recipe.data, **found)  # a run can be resumed from anywhere
-    return replace(recipe, data=data, training=training, privacy=privacy)
+    return replace(recipe, data=data, training=training, privacy=privacy, aggregation=aggregation)
 
 
 def to_table(recipe: Recipe) -> dict[str, Any]:

@@ -186,9 +186,11 @@ def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
 
     from fedveil.assemble import plan_of
     from fedveil.engine.run import Run
+    from fedveil.recipe import AggregationSection
 
     training = replace(recipe.training, method="fedavg")
-    plain = plan_of(replace(recipe, training=training), private.federation)
+    bare = replace(recipe, training=training, aggregation=AggregationSection())
+    plain = plan_of(bare, private.federation)
     metrics = Run(plain, every=plain.method.rounds).finish()
     return {"accuracy": metrics.accuracy, "loss": metrics.loss}
 

@@ -102,6 +102,11 @@ class RunDirectory:
         """Replace the stored state."""
         save_checkpoint(self._checkpoint, state, self._fingerprint, durable=durable)
 
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        lines = self._metrics.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
     def append_metrics(self, document: dict[str, Any]) -> None:
         """Add a line to metrics.jsonl."""
         with self._metrics.open("a", encoding="utf-8") as file:

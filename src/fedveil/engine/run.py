@@ -16,13 +16,15 @@ from torch import nn
 
 from fedveil.engine.checkpoint import Checkpoint
 from fedveil.engine.choose import build_engine, choose, device_of
-from fedveil.engine.contract import Cohort, Job, RoundSum
+from fedveil.engine.contract import Job, RoundSum
 from fedveil.engine.cost import Workload
 from fedveil.engine.directory import RunDirectory
 from fedveil.engine.evaluation import Evaluator, Metrics
+from fedveil.engine.secure import Attendance, SecureRound, SecureRounds
+from fedveil.local.shaping import Shaping
 from fedveil.methods.protection import Occasion
 from fedveil.models.flat import load
-from fedveil.plan.plan import Plan, Released
+from fedveil.plan.plan import Plan
 from fedveil.randomness import Randomness
 
 _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo rounds at no cost
@@ -60,6 +62,7 @@ class RoundReport:
     metrics: Metrics | None  # of the new weights on the test examples, at the chosen interval
     insight: Insight | None  # simulations only
     figures: Mapping[str, float]  # released beside the update, and accounted for
+    attendance: Attendance | None = None  # of a secure sum, which shows it to its server anyway
 
     def to_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {"round": self.round}
@@ -69,6 +72,8 @@ class RoundReport:
             document |= asdict(self.metrics)
             document["epsilon"] = self.epsilon
         document |= self.figures
+        if self.attendance is not None:
+            document["secure"] = self.attendance.to_dict()
         if self.insight is not None:
             document["insight"] = asdict(self.insight)
         return document
@@ -77,9 +82,9 @@ class RoundReport:
 class Run:
     """Trains a plan. Iterate over it for one report a round, or call `finish`.
 
-    Kept in a directory, every state between two rounds can be resumed after a crash; with a seed, the
-    resumed run ends with the same weights, bit for bit. `every` is how many rounds lie between two
-    evaluations.
+    Kept in a directory, every state between two rounds can be resumed after a crash; with a seed,
+    the resumed run ends with the same weights, bit for bit. `every` is how many rounds lie between
+    two evaluations.
     """
 
     def __init__(
@@ -106,6 +111,9 @@ class Run:
         self.engine = build_engine(
             self.job, self.choice, speed.chunk, device=device, threads=speed.threads
         )
+        secure = plan.terms is not None and plan.terms.secure is not None
+        self.secure = SecureRounds(plan, self.engine) if secure else None
+        self.attendance: list[Attendance] = []  # of all rounds so far
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
         self._saved = time.monotonic()
@@ -114,6 +122,8 @@ class Run:
         """Keep this run in a directory, going on from the state that is stored there."""
         self.directory = directory
         self.state = directory.load()
+        kept = (line.get("secure") for line in directory.metrics())
+        self.attendance = [Attendance.from_dict(found) for found in kept if found]
         return self
 
     @property
@@ -142,9 +152,17 @@ class Run:
         if self.directory is not None and self.directory.ledger is not None:
             self.directory.ledger.reserve(number)
         shaping = plan.shaping_in(number, self.state.optimizer)
-        result = self.engine.round_sum(self.state.weights, cohort, number, shaping)
         occasion = Occasion(number, cohort, self._randomness)
-        released = plan.release(result.total, result.norms, shaping, self.state.optimizer, occasion)
+        secured = self._secured(shaping, occasion)
+        if secured is None:
+            result = self.engine.round_sum(self.state.weights, cohort, number, shaping)
+            released = plan.release(
+                result.total, result.norms, shaping, self.state.optimizer, occasion
+            )
+        elif secured.result is None or secured.released is None:
+            return self._lost(secured.attendance, last, time.perf_counter() - began)
+        else:
+            result, released = secured.result, secured.released
         update = released.average
         if plan.method.smoothing is not None:
             update = plan.method.smoothing(update, plan.layout)
@@ -154,7 +172,26 @@ class Run:
         state = Checkpoint(number + 1, weights, {**optimizer, **released.state})
         self._store(state, last)
         self.state = state
-        return self._report(result, released, cohort, last, time.perf_counter() - began)
+        insight = None if plan.protected else _insight(result)
+        attendance = None if secured is None else secured.attendance
+        seconds = time.perf_counter() - began
+        return self._report(insight, released.figures, attendance, last, seconds)
+
+    def _secured(self, shaping: Shaping, occasion: Occasion) -> SecureRound | None:
+        """The round by a secure sum, if the plan takes them."""
+        if self.secure is None:
+            return None
+        state = self.state
+        secured = self.secure.round(state.weights, shaping, state.optimizer, occasion)
+        self.attendance.append(secured.attendance)
+        return secured
+
+    def _lost(self, attendance: Attendance, last: bool, seconds: float) -> RoundReport:
+        """A round that gave no sum: weights stay; its number and its reservation are used up."""
+        state = replace(self.state, rounds=self.state.rounds + 1)
+        self._store(state, last)
+        self.state = state
+        return self._report(None, {}, attendance, last, seconds)
 
     def _store(self, state: Checkpoint, last: bool) -> None:
         """A protected run stores every round before anybody sees it: it cannot draw it again."""
@@ -166,7 +203,12 @@ class Run:
             self._saved = time.monotonic()
 
     def _report(
-        self, result: RoundSum, released: Released, cohort: Cohort, last: bool, seconds: float
+        self,
+        insight: Insight | None,
+        figures: Mapping[str, float],
+        attendance: Attendance | None,
+        last: bool,
+        seconds: float,
     ) -> RoundReport:
         done = self.state.rounds
         metrics = self.evaluate() if last or done % self.every == 0 else None
@@ -175,8 +217,9 @@ class Run:
             seconds=None if self.plan.protected else seconds,
             epsilon=self.plan.spent(done) if metrics else None,
             metrics=metrics,
-            insight=None if self.plan.protected else _insight(result, len(cohort)),
-            figures=released.figures,
+            insight=insight,
+            figures=figures,
+            attendance=attendance,
         )
         if self.directory is not None:
             self.directory.append_metrics(report.to_dict())
@@ -218,12 +261,11 @@ def follow_plan(plan: Plan, speed: Speed) -> None:
 
 
 def _job(plan: Plan, randomness: Randomness) -> Job:
-    return Job(
-        plan.federation, plan.module, plan.layout, plan.local, plan.shaping, randomness
-    )
+    return Job(plan.federation, plan.module, plan.layout, plan.local, plan.shaping, randomness)
 
 
-def _insight(result: RoundSum, cohort: int) -> Insight:
+def _insight(result: RoundSum) -> Insight:
+    cohort = len(result.norms)
     if cohort == 0:
         return Insight(0, float("nan"), float("nan"), 0.0, 0)
     shortened = result.shaped_norms < result.norms * (1 - 1e-6)

@@ -12,6 +12,7 @@ from fedveil.local.rotation import Rotation
 from fedveil.local.rule import LearningRate, LocalRule, Schedule
 from fedveil.methods import ae_dpfl, cheng, ddgauss, dp_fedavg, fedavg, fu, hu, liang
 from fedveil.methods.about import About
+from fedveil.methods.aggregation import Aggregation, Secure
 from fedveil.methods.central_noise import CentralNoise
 from fedveil.methods.clip_rules import ClipTracking
 from fedveil.methods.local_noise import LocalNoise
@@ -50,7 +51,7 @@ def method_of(recipe: Recipe) -> Method:
         raise BadInput(f"training.method: unknown method {name!r}; there are {', '.join(METHODS)}")
     _check_keys(recipe, METHODS[name])
     _check_order(recipe)
-    return METHODS[name].build(recipe)
+    return replace(METHODS[name].build(recipe), aggregation=_aggregation(recipe))
 
 
 def _fedavg(recipe: Recipe) -> Method:
@@ -327,6 +328,19 @@ def _protection(recipe: Recipe, usual: Trust) -> Protection:
         adjacency=adjacency or Adjacency.ZERO_OUT,
         colluders=privacy.colluders,
         honest_shares=privacy.honest_shares,
+    )
+
+
+def _aggregation(recipe: Recipe) -> Aggregation:
+    chosen = recipe.aggregation
+    secure = None if chosen.secure is None else named(Secure, "aggregation.secure", chosen.secure)
+    return Aggregation(
+        secure,
+        chosen.dropout,
+        chosen.max_dropout,
+        chosen.min_honest,
+        chosen.sparse,
+        chosen.honest_server,
     )
 
 

@@ -243,6 +243,10 @@ def plan(
                 f"method {method.name!r} adds no noise, so no epsilon can be promised",
                 "choose a private method such as dp-fedavg, or leave privacy.epsilon out",
             )
+        if method.aggregation.asked:
+            raise BadInput(
+                f"aggregation: secure sums carry noise shares, and method {method.name!r} has none"
+            )
         return undecided
     if budget is None:
         raise BadInput(f"privacy.epsilon: method {method.name!r} needs a budget")
