@@ -14,11 +14,13 @@ from torch import nn
 
 from fedveil.data.federation import Federation
 from fedveil.errors import BadInput
-from fedveil.experiments.case import Certified, Claimed, Noise
+from fedveil.experiments.case import Certified, Claimed, Noise, Without
 from fedveil.methods.method import Method
 from fedveil.plan.plan import Budget, Plan, plan
 from fedveil.privacy.accounting import Release, Setting, account, fast_epsilon
 from fedveil.privacy.root import least_at_most
+
+_NOTHING = 1e-12  # times the clip: noise that no figure shows
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,12 @@ def planned(
     if noise is None:
         made = plan(method, federation, model, seed=seed)
         return made, Cost(None, None, None, "no noise, no guarantee", None)
+    if isinstance(noise, Without):
+        made = plan(method, federation, model, budget=Budget(noise_multiplier=1.0), seed=seed)
+        if made.terms is None:
+            raise BadInput(f"method {method.name!r}: has no noise to leave out")
+        silent = replace(made, terms=replace(made.terms, noise_multiplier=_NOTHING), guarantee=None)
+        return silent, Cost(None, None, None, "no noise, no guarantee", None)
     pure = noise.delta == 0
     first = noise.noise_multiplier if isinstance(noise, Claimed) else 1.0
     budget = Budget(noise_multiplier=first, delta=0.0 if pure else None)

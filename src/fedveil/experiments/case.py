@@ -46,7 +46,12 @@ class Certified:
     delta: float
 
 
-Noise = Claimed | Certified | None  # None: nothing is private
+@dataclass(frozen=True)
+class Without:
+    """The private method with its noise left out; clipping and all else stay."""
+
+
+Noise = Claimed | Certified | Without | None  # None: the method itself is not private
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,11 @@ def run_case(case: Case, seed: int, tick: Tick = lambda share: None) -> Outcome:
     )
     method = drawn_together(method_of(recipe))
     plan, cost = planned(method, federation, model, case.noise, seed)
-    run = Run(plan, speed=Speed(recipe.engine.name, processes=1), every=method.rounds)
+    run = Run(
+        plan,
+        speed=Speed(recipe.engine.name, chunk=recipe.engine.chunk, processes=1),
+        every=method.rounds,
+    )
     watch = _Watch(run, case)
     try:
         curve = [watch(None)] if case.every else []

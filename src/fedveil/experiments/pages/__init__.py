@@ -6,10 +6,12 @@ from difflib import get_close_matches
 
 from fedveil.errors import BadInput
 from fedveil.experiments.experiment import Experiment
-from fedveil.experiments.pages import liang_mnist
+from fedveil.experiments.pages import fu_lending, hu_adult, liang_mnist
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for page in (liang_mnist,) for experiment in page.EXPERIMENTS
+    experiment.name: experiment
+    for page in (liang_mnist, fu_lending, hu_adult)
+    for experiment in page.EXPERIMENTS
 }
 
 
