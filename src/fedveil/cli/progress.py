@@ -45,6 +45,8 @@ def _live(run: Run) -> Iterator[Show]:
 
         def show(report: RoundReport) -> None:
             bar.update(task, completed=report.round, speed=speedometer(report))
+            if lost := _lost(report):
+                bar.console.print(lost)
             if report.metrics is not None:
                 bar.update(task, metrics=_metrics(report.metrics, report.epsilon))
 
@@ -57,6 +59,8 @@ def _lines(run: Run) -> Show:
 
     def show(report: RoundReport) -> None:
         speed = speedometer(report)
+        if lost := _lost(report):
+            print(lost, file=sys.stderr, flush=True)
         if report.metrics is not None:
             shown = _metrics(report.metrics, report.epsilon)
             left = speedometer.seconds_left(report.round)
@@ -84,6 +88,14 @@ class _Speedometer:
 
     def seconds_left(self, done: int) -> float:
         return self._pace * (self._total - done)
+
+
+def _lost(report: RoundReport) -> str:
+    """A line on a round that gave no sum; empty if it did."""
+    came = report.attendance
+    if came is None or not came.not_released:
+        return ""
+    return f"round {report.round} not released, weights kept: {came.not_released}"
 
 
 def _metrics(metrics: Metrics, epsilon: float | None) -> str:

@@ -122,6 +122,7 @@ def _fresh_directory(plan: Plan) -> Path:
 def _train(run: Run, args: argparse.Namespace) -> int:
     """Train to the end; how many updates were not finite and counted as zero."""
     from fedveil.cli.progress import progress
+    from fedveil.cli.secure_sums import planned
 
     plan, rejected = run.plan, 0
     if not args.quiet:
@@ -133,6 +134,8 @@ def _train(run: Run, args: argparse.Namespace) -> int:
             console.stderr().print(f"[bold]Guarantee:[/] {plan.guarantee.statement}")
         else:
             console.stderr().print("[bold]No guarantee:[/] this method adds no noise.")
+        if run.secure is not None:
+            console.stderr().print(f"[bold]Secure sums:[/] {planned(run.secure.sums)}")
     if args.explain:
         console.stderr().print(f"engine: {run.choice.name} ({run.choice.reason})")
     with progress(run, quiet=args.quiet, json=args.json) as show:
@@ -144,6 +147,8 @@ def _train(run: Run, args: argparse.Namespace) -> int:
 
 def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     """The document that `--json` prints; also what the final table is made from."""
+    from fedveil.cli.secure_sums import secure_document
+
     directory = run.directory
     metrics = run.evaluate()
     result: dict[str, Any] = {}
@@ -165,6 +170,7 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
         "seed": run.plan.seed,
         "directory": None if directory is None else str(directory.path),
         "guarantee": None if run.plan.guarantee is None else run.plan.guarantee.to_dict(),
+        "secure_sums": secure_document(run),
         "notes": list(run.plan.federation.notes),
         "warnings": list(run.plan.warnings),
     }
@@ -196,6 +202,8 @@ def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any], plan: Plan) -> None:
+    from fedveil.cli.secure_sums import secure_rows
+
     rows = []
     if "accuracy" in result:
         rows.append(["accuracy", f"{result['accuracy']:.1%}"])
@@ -217,6 +225,8 @@ def _show(result: dict[str, Any], plan: Plan) -> None:
         rows.append(
             ["certified", "yes" if plan.guarantee.certified else f"no: {plan.guarantee.reason}"]
         )
+    if result["secure_sums"] is not None:
+        rows += secure_rows(result["secure_sums"])
     rows.append(["files", result["directory"]])
     console.table(f"{plan.method.name} on {plan.federation.name}", ["result", ""], rows)
     if plan.guarantee is not None:

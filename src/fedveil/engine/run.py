@@ -113,7 +113,7 @@ class Run:
         )
         secure = plan.terms is not None and plan.terms.secure is not None
         self.secure = SecureRounds(plan, self.engine) if secure else None
-        self.attendance: list[Attendance] = []  # of all rounds so far
+        self.attendance: dict[int, Attendance] = {}  # by round, from 1
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
         self._saved = time.monotonic()
@@ -122,8 +122,11 @@ class Run:
         """Keep this run in a directory, going on from the state that is stored there."""
         self.directory = directory
         self.state = directory.load()
-        kept = (line.get("secure") for line in directory.metrics())
-        self.attendance = [Attendance.from_dict(found) for found in kept if found]
+        self.attendance = {
+            line["round"]: Attendance.from_dict(line["secure"])
+            for line in directory.metrics()
+            if "secure" in line
+        }
         return self
 
     @property
@@ -183,7 +186,7 @@ class Run:
             return None
         state = self.state
         secured = self.secure.round(state.weights, shaping, state.optimizer, occasion)
-        self.attendance.append(secured.attendance)
+        self.attendance[occasion.round + 1] = secured.attendance
         return secured
 
     def _lost(self, attendance: Attendance, last: bool, seconds: float) -> RoundReport:

@@ -76,10 +76,10 @@ class SecureRounds:
     @property
     def seconds(self) -> dict[str, float]:
         """Time by phase; a protected run shows the protocol's phases only."""
-        spent = self._watch.seconds
-        if self._plan.protected:
-            return {name: spent[name] for name in _PROTOCOL if name in spent}
-        return dict(spent)
+        spent, shown = self._watch.seconds, _PROTOCOL
+        if not self._plan.protected:
+            shown = ("train", "noise", *_PROTOCOL)
+        return {name: spent[name] for name in shown if name in spent}
 
     def round(
         self, weights: Tensor, shaping: Shaping, state: State, occasion: Occasion
