@@ -29,7 +29,8 @@ from fedveil.secagg.rounds import ModelledRound, OpenRound, Stopwatch
 from fedveil.secagg.simulation import Simulation
 from fedveil.server.optimizers import State
 
-# Phases of the protocol itself. How long training and noise take depends on data and on secrets.
+# How long training and noise take depends on data and on secrets; the protocol's phases do not.
+_SECRET = ("train", "noise")
 _PROTOCOL = ("enrol", "share", "mask", "add", "confirm", "unmask")
 
 
@@ -76,9 +77,8 @@ class SecureRounds:
     @property
     def seconds(self) -> dict[str, float]:
         """Time by phase; a protected run shows the protocol's phases only."""
-        spent, shown = self._watch.seconds, _PROTOCOL
-        if not self._plan.protected:
-            shown = ("train", "noise", *_PROTOCOL)
+        spent = self._watch.seconds
+        shown = _PROTOCOL if self._plan.protected else (*_SECRET, *_PROTOCOL)
         return {name: spent[name] for name in shown if name in spent}
 
     def round(
