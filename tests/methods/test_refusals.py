@@ -1,0 +1,230 @@
+"""What cannot be proved cannot be planned; what makes no sense is refused, never ignored."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedveil import recipe as recipes
+from fedveil.assemble import plan_of
+from fedveil.errors import BadInput, FedveilError, Refused
+from fedveil.methods.hu import dp_sgd
+from fedveil.methods.method import CohortRule, Scheme
+from fedveil.methods.named import METHODS
+from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.privacy.refusals import AdjacencyRefused, HonestSharesRefused
+from tests.methods.reference import federation, rule
+
+DATA = federation(sizes=(6,) * 12)
+
+
+def planned(*assignments: str) -> Plan:
+    """A plan on a small federation: `method key=value ...`, sections spelt out."""
+    method, *others = assignments
+    usual = ["training.rounds=3", "training.local_steps=2", f"training.method={method}"]
+    recipe = recipes.parse({}, [*usual, *others], {"seed": 1})
+    return plan_of(recipes.with_defaults(recipe), DATA)
+
+
+REFUSED: dict[str, tuple[tuple[str, ...], type[FedveilError], str]] = {
+    "sparse upload": (
+        ("cheng", "training.upload=sparse"),
+        Refused,
+        "noise on those alone",
+    ),
+    "smoothing before noise": (
+        ("dp-fed-ls", "server.smoothing_place=before-noise"),
+        Refused,
+        "after-noise",
+    ),
+    "weights without a cap": (
+        ("dp-fedavg", "training.weighting=examples"),
+        Refused,
+        "weight_cap",
+    ),
+    "Poisson cohorts under a secure sum": (
+        ("ddgauss", "training.sampling=poisson"),
+        Refused,
+        "not certain",
+    ),
+    "Laplace shares": (
+        ("dp-fedavg", "privacy.trust=distributed", "privacy.noise=laplace"),
+        Refused,
+        "shares",
+    ),
+    "add-remove towards the server": (
+        ("fu", "privacy.adjacency=add-remove"),
+        AdjacencyRefused,
+        "zero-out",
+    ),
+    "zero-out with cohorts of fixed size": (
+        ("dp-fed", "training.sampling=fixed", "privacy.adjacency=zero-out"),
+        AdjacencyRefused,
+        "replace",
+    ),
+    "votes one by one": (
+        ("ae-dpfl", "privacy.trust=local"),
+        Refused,
+        "distributed",
+    ),
+    "momentum beyond clipped steps": (
+        ("fu", "training.momentum=0.5"),
+        Refused,
+        "momentum",
+    ),
+    "a quantile without noise": (
+        ("dp-fedavg", "privacy.clip_quantile=0.5", "privacy.clip_noise=0"),
+        Refused,
+        "clip_noise",
+    ),
+    "a quantile that costs more than the budget": (
+        (
+            "dp-fedavg",
+            "privacy.clip_quantile=0.5",
+            "privacy.clip_noise=0.01",
+            "privacy.epsilon=0.5",
+        ),
+        Refused,
+        "clip_noise",
+    ),
+    "delta that protects nobody": (
+        ("dp-fedavg", "privacy.delta=0.1"),
+        BadInput,
+        "1/12",
+    ),
+    "pure privacy from Gaussian noise": (
+        ("fu", "privacy.delta=0"),
+        BadInput,
+        "delta",
+    ),
+    "records without a batch size": (
+        ("hu",),
+        BadInput,
+        "batch_size",
+    ),
+    "votes without public inputs": (
+        ("ae-dpfl", "voting.questions=50"),
+        BadInput,
+        "public",
+    ),
+    "a part that the method has not": (
+        ("fedavg", "training.sparsity=0.5"),
+        BadInput,
+        "cheng",
+    ),
+    "a key that the method has not": (
+        ("hu", "privacy.noise=laplace"),
+        BadInput,
+        "fu",
+    ),
+    "DP-Fed smoothed": (
+        ("dp-fed", "server.smoothing=1"),
+        BadInput,
+        "dp-fed-ls",
+    ),
+    "BLUR and LUS both off": (
+        ("cheng", "training.penalty=0", "training.sparsity=0"),
+        BadInput,
+        "dp-fedavg",
+    ),
+    "rotation without shares": (
+        ("dp-fedavg", "privacy.rotate=true"),
+        BadInput,
+        "distributed",
+    ),
+    "unknown trust": (("dp-fedavg", "privacy.trust=blind"), BadInput, "central"),
+    "unknown noise": (("fu", "privacy.noise=uniform"), BadInput, "laplace"),
+    "unknown weighting": (("fedavg", "training.weighting=loud"), BadInput, "examples"),
+    "unknown order": (("dp-fed-ls", "server.smoothing_order=abc"), BadInput, "out-in-kernel"),
+    "negative smoothing": (("dp-fedavg", "server.smoothing=-1"), BadInput, "smoothing"),
+    "sparsity of everything": (("cheng", "training.sparsity=1.0"), BadInput, "sparsity"),
+    "central trust for hu": (
+        ("hu", "privacy.trust=central", "training.batch_size=2"),
+        BadInput,
+        "distributed",
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "kind", "said"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused_with_the_reason_and_what_would_work(
+    words: tuple[str, ...], kind: type[FedveilError], said: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        planned(*words)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_epochs_over_batches_take_as_many_steps_as_there_are_data() -> None:
+    from fedveil.local.rule import LearningRate, LocalRule
+    from fedveil.methods.clip_rules import StepBound
+
+    epochs = LocalRule(LearningRate(0.1), epochs=2, batch_size=3)
+    with pytest.raises(Refused, match="private sizes"):
+        StepBound(1.0).clip(epochs, 0, {})
+
+
+def test_colluders_may_not_be_everybody() -> None:
+    with pytest.raises((HonestSharesRefused, BadInput), match="colluders"):
+        planned("ddgauss", "training.rate=1.0", "privacy.colluders=12")
+
+
+@pytest.mark.parametrize("statistics", [True, False], ids=["running statistics", "batch's own"])
+def test_per_example_clipping_with_batch_normalisation_is_refused(statistics: bool) -> None:
+    norm = nn.BatchNorm1d(4, track_running_stats=statistics)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(5, 4), norm, nn.Linear(4, 3))
+    method = dp_sgd(
+        rounds=2, cohort=CohortRule(Scheme.EVERYONE), local=rule(batch_size=3), clip_norm=1.0
+    )
+    with pytest.raises(FedveilError, match="normalisation"):
+        plan(method, DATA, model, budget=Budget(epsilon=4.0), seed=1)
+
+
+def test_group_normalisation_is_not_refused() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.GroupNorm(2, 4), nn.Linear(4, 3))
+    method = dp_sgd(
+        rounds=2, cohort=CohortRule(Scheme.EVERYONE), local=rule(batch_size=3), clip_norm=1.0
+    )
+    assert plan(method, DATA, model, budget=Budget(epsilon=4.0), seed=1).guarantee is not None
+
+
+def test_random_cohorts_get_no_credit_from_who_sees_them() -> None:
+    """Local trust with a random cohort is charged as if everybody came every round."""
+    everyone = planned("dp-fedavg", "privacy.trust=local", "training.sampling=everyone")
+    drawn = planned("dp-fedavg", "privacy.trust=local", "training.sampling=fixed")
+    assert drawn.noise_multiplier == pytest.approx(everyone.noise_multiplier)
+    hidden = planned("dp-fedavg", "training.sampling=poisson", "training.rate=0.1")
+    open_ = planned("dp-fedavg", "training.sampling=everyone")
+    assert hidden.noise_multiplier is not None
+    assert open_.noise_multiplier is not None
+    assert hidden.noise_multiplier < open_.noise_multiplier
+
+
+def test_post_processing_cannot_change_the_guarantee() -> None:
+    plain = planned("dp-fedavg")
+    free = [
+        "server.smoothing=2",
+        "server.optimizer=adam",
+        "server.momentum=0.9",
+        "server.learning_rate=0.3",
+        "training.penalty=0.4",
+        "training.sparsity=0.8",
+        "training.weight_cap=3",
+    ]
+    for part in free:
+        assert planned("dp-fedavg", part).guarantee == plain.guarantee, part
+    tracked = planned("dp-fedavg", "privacy.clip_quantile=0.5", "privacy.clip_noise=1.0")
+    assert tracked.guarantee != plain.guarantee
+
+
+def test_every_method_promises_what_it_says() -> None:
+    for name, entry in METHODS.items():
+        words = {"hu": ["training.batch_size=3"], "dp-sgd": ["training.batch_size=3"]}.get(name, [])
+        made = planned(name, *words)
+        assert made.method.name == name
+        assert (made.guarantee is not None) == entry.about.private
+        if made.guarantee is not None:
+            assert str(made.guarantee.unit) in entry.about.protects.replace("data of one ", "")
