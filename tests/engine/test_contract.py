@@ -13,12 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedveil.data.federation import Federation
 from fedveil.engine.choose import ENGINES, build_engine, supports
 from fedveil.engine.contract import Engine, Job
 from fedveil.local.rule import LearningRate, LocalRule
 from fedveil.local.shaping import Shaping
+from fedveil.models.flat import layout_of
 from fedveil.privacy.clipping import Clip
 
 from .jobs import FEW, MODELS, RULES, SHAPINGS, SIZES, SLOW, make_job, start_of
@@ -160,3 +162,20 @@ def test_rounds_repeat_bit_for_bit_and_leave_the_weights_alone(engine: str) -> N
     assert torch.equal(start, before)
     assert torch.equal(first.total, again.total)
     assert torch.equal(first.total, fresh.total)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "generic"])
+def test_dropout_follows_the_seed_and_leaves_the_callers_generator_alone(engine: str) -> None:
+    module = nn.Sequential(nn.Linear(12, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    job = make_job("mlp", RULES["momentum"], SHAPINGS["clip"])
+    job = replace(job, module=module, layout=layout_of(module))
+    start = start_of(job)
+    torch.manual_seed(7)
+    first = build_engine(job, engine, 3).round_sum(start, ALL, 3)
+    untouched = torch.rand(1)
+    torch.manual_seed(7)
+    assert torch.equal(untouched, torch.rand(1))
+    again = build_engine(job, engine, 3).round_sum(start, ALL, 3)
+    other = build_engine(job, engine, 3).round_sum(start, ALL, 4)
+    assert torch.equal(first.total, again.total)
+    assert not torch.equal(first.total, other.total)

@@ -182,12 +182,12 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
     task = job.federation.task
     if name == "sequential":
         gradients = AutogradGradients(job.module, job.layout, task, device)
-        return RowEngine("sequential", job, gradients, 1, device)
+        return RowEngine("sequential", job, gradients, 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
         vmapped = VmapGradients(job.module, job.layout, task, device)
-        return RowEngine("generic", job, vmapped, chunk or _chunk(job, batch), device)
+        return RowEngine("generic", job, vmapped, chunk or _chunk(job, batch), device, draws=True)
     stack = _stack(job)
     if isinstance(stack, str):
         raise BadInput(f"engine.name: {name!r} cannot run this: {stack}")

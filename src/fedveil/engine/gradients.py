@@ -180,7 +180,8 @@ def why_not_vmap(job: Job) -> str | None:
     targets = as_tensor(federation.train.targets[:1])[None].repeat_interleave(2, 0)
     gradients = VmapGradients(job.module, layout, federation.task, torch.device("cpu"))
     try:
-        gradients(flatten(job.module).repeat(2, 1), inputs, targets, None, None, 1.0)
+        with torch.random.fork_rng(devices=[]):
+            gradients(flatten(job.module).repeat(2, 1), inputs, targets, None, None, 1.0)
     except Exception as error:  # whatever a user's module may raise under vmap
         first = str(error).strip().splitlines()
         return f"torch.func cannot batch the model: {first[0] if first else type(error).__name__}"

@@ -6,6 +6,7 @@ They differ in how they compute gradients and in how many clients go into a chun
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,6 +36,7 @@ class RowEngine:
     gradients: Gradients
     chunk: int
     device: torch.device = CPU
+    draws: bool = False  # whether the module may draw random numbers of its own
 
     def round_sum(
         self,
@@ -69,9 +71,10 @@ class RowEngine:
             records = Records(job.federation, clients, held, batches, self.device)
             rates = job.rule.learning_rate.of_round(round, records.most_steps)
             streams = noise_streams(job, clients, round)
-            updates, losses = local_updates(
-                start, records, job.rule, rates, self.gradients, streams
-            )
+            with self._module_randomness(int(clients[0]), round):
+                updates, losses = local_updates(
+                    start, records, job.rule, rates, self.gradients, streams
+                )
             gradient = None
             if job.shaping.sparsity:
                 gradient = self.gradients(start + updates, *records.everything(), None, 0.0)[0]
@@ -79,6 +82,19 @@ class RowEngine:
             senders = Senders(clients, held, weights, round, job.randomness)
             shaped = shape_rows(updates.cpu(), job.shaping, job.layout, senders, gradient)
             total.add_rows(where, shaped, losses)
+
+    @contextmanager
+    def _module_randomness(self, client: int, round: int) -> Iterator[None]:
+        """What a module draws itself (dropout) follows the seed too, and the caller's generator
+        stays where it was."""
+        if not self.draws:
+            yield
+            return
+        word = self.job.randomness.stream("module", round, client).words(1)[0]
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(int(word >> np.uint64(1)))
+            yield
 
     def close(self) -> None:
         """Nothing to release."""
