@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.pld_pmf import DensePLDPmf
 from dp_accounting.privacy_accountant import NeighboringRelation, UnsupportedEventError
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 from scipy.stats import norm
@@ -18,7 +19,7 @@ from fedveil.privacy.accountants.composition import epsilon_at, self_composed
 from fedveil.privacy.accountants.curves import symmetrised
 from fedveil.privacy.accountants.exact import gaussian_epsilon
 from fedveil.privacy.accountants.pld import LEAST_DELTA_PER_ROUND, interval, pld_epsilon
-from fedveil.privacy.accountants.rdp import MIXED, composed_curve, rdp_epsilon
+from fedveil.privacy.accountants.rdp import MIXED, WHOLE, composed_curve, rdp_epsilon
 from fedveil.privacy.accountants.steps import (
     FixedSizeGaussianStep,
     GaussianStep,
@@ -78,8 +79,10 @@ def test_fractional_orders_that_fail_drop_out_silently(
 
 def test_a_rounded_negative_divergence_is_not_taken_for_zero_epsilon() -> None:
     assert rdp_privacy_accountant.compute_epsilon([2, 3], [-1e-18, 1.0], 1e-9)[0] == 0  # the trap
-    tiny = PoissonGaussianStep(50.0, 1e-9, 1)
-    assert np.all(composed_curve([tiny], MIXED) > 0)
+    event = dp_event.PoissonSampledDpEvent(1e-9, dp_event.GaussianDpEvent(1000.0))
+    assert np.any(RdpAccountant(WHOLE).compose(event).rdp < 0)
+    truth = np.array(WHOLE) / 2 * 1e-18 * 1e-6
+    assert np.all(composed_curve([PoissonGaussianStep(1000.0, 1e-9, 1)], WHOLE) >= truth)
 
 
 def test_forward_differences_of_the_library_drown_in_rounding() -> None:
@@ -126,6 +129,15 @@ def test_the_maximum_of_both_directions_after_composition_is_too_small() -> None
     later = pld_epsilon([PoissonGaussianStep(0.5, 0.1, rounds)], 1e-5)
     assert later is not None
     assert epsilon_at(symmetric, 1e-5) > later * 1.05
+
+
+def test_infinite_loss_is_never_lost_in_composition() -> None:
+    one = DensePLDPmf(0.1, 0, np.array([0.5, 0.49]), 0.01, True)
+    three = self_composed(one, 3, 1000)
+    assert three._infinity_mass == pytest.approx(1 - 0.99**3, rel=1e-9)
+    assert epsilon_at(three, 0.029) == math.inf
+    assert epsilon_at(three, 0.03) < math.inf
+    assert self_composed(one, 3, 2) is None
 
 
 @pytest.mark.parametrize("rounds", [1, 1000, 90_000])

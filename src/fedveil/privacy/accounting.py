@@ -25,7 +25,7 @@ from fedveil.privacy.accountants.pld import pld_epsilon
 from fedveil.privacy.accountants.rdp import rdp_epsilon, selected_epsilon
 from fedveil.privacy.accountants.steps import Step, merged
 from fedveil.privacy.arguments import delta_value
-from fedveil.privacy.gradient_perturbation import NoisyGradients
+from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.guarantee import _MAKER, Guarantee
 from fedveil.privacy.mechanisms import Gaussian, Mechanism, NoisyVotes
 from fedveil.privacy.refusals import DeltaRefused
@@ -187,5 +187,13 @@ def _why_not(releases: tuple[Release, ...], setting: Setting) -> str:
         reasons.append(
             "continuous noise shares do not survive the integers of a secure sum; discrete "
             "Gaussian shares would be certified"
+        )
+    if any(
+        isinstance(item.mechanism, GridGradients) and item.mechanism.local_steps > 1
+        for item in releases
+    ):
+        reasons.append(
+            "that several local steps keep two runs together is proved for real numbers; here "
+            "they are taken in floating point, whose rounding may bring the runs further apart"
         )
     return "; ".join(reasons)

@@ -155,7 +155,8 @@ class GridGradients:
     """The same on integers: weights are rounded to nearest before the last, discrete, noise.
 
     Each client's last step adds discrete Gaussian noise of std learning_rate * gradient_std on a
-    grid of spacing `granularity`; `dimension` weights. Certifiable in a secure sum.
+    grid of spacing `granularity`; `dimension` weights. The noise is exact; the steps before it are
+    taken in floating point, so more than one of them is not certified.
     """
 
     clip_norm: float

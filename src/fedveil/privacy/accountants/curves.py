@@ -107,7 +107,7 @@ def symmetrised(noise: float, rate: float, interval: float) -> Any:
 
     reach = _reach(noise, rate, interval)
     remove, add = _divergences(noise, rate, np.arange(reach + 1, dtype=np.float64) * interval)
-    either = np.maximum(remove, add)
+    either = np.maximum(remove, add)  # from loss 0 upwards it is `remove`; the rest is symmetry
     return PrivacyLossDistribution(_rounded_upwards(either, either, interval))
 
 
