@@ -229,8 +229,9 @@ def test_fields_that_contradict_each_other_are_refused() -> None:
         NoisyGradients(1.0, 10, 1.0, 3, 1, 5, "trust me")  # type: ignore[arg-type]
 
 
-def test_grid_gradients_are_certified_and_converge_to_the_continuous_bound() -> None:
-    """A finer grid costs less, down to the continuous mechanism's Rényi bound."""
+def test_grid_gradients_converge_to_the_continuous_bound() -> None:
+    """A finer grid costs less, down to the continuous mechanism's Rényi bound. Several steps in
+    floating point are not what was proved, so they are not certified."""
     fields = (1.0, 100, 0.05, 6, 2, 50, LOGISTIC)
     continuous = account(
         [Release(NoisyGradients(*fields), Everyone(), 5)], setting=SHARED, delta=1e-4
@@ -245,7 +246,8 @@ def test_grid_gradients_are_certified_and_converge_to_the_continuous_bound() -> 
     for granularity in (1e-3, 1e-4, 1e-5, 1e-6):
         mechanism = GridGradients(*fields, granularity, 32)  # type: ignore[arg-type]
         found = account([Release(mechanism, Everyone(), 5)], setting=SHARED, delta=1e-4)
-        assert found.certified
+        assert not found.certified
+        assert "floating point" in found.reason
         costs.append(found.epsilon)
     assert costs == sorted(costs, reverse=True)
     assert limit <= costs[-1] <= 1.01 * limit
