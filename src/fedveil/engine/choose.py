@@ -187,11 +187,13 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
         vmapped = VmapGradients(job.module, job.layout, task, device)
-        return RowEngine("generic", job, vmapped, chunk or _chunk(job, batch), device, draws=True)
+        return RowEngine(
+            "generic", job, vmapped, chunk or _chunk(job, batch, 100), device, draws=True
+        )
     stack = _stack(job)
     if isinstance(stack, str):
         raise BadInput(f"engine.name: {name!r} cannot run this: {stack}")
-    rows = RowEngine("mlp", job, MlpGradients(stack, task), chunk or _chunk(job, 1), device)
+    rows = RowEngine("mlp", job, MlpGradients(stack, task), chunk or _chunk(job, 1, 1000), device)
     return rows if name == "mlp" else AlgebraEngine(job, stack, rows)
 
 
@@ -211,5 +213,5 @@ def _stack(job: Job) -> Stack | str:
     return affine_stack(job.module, job.layout, job.federation)
 
 
-def _chunk(job: Job, copies: int) -> int:
-    return max(1, min(50, _CACHE // (4 * job.layout.size * copies)))
+def _chunk(job: Job, copies: int, most: int) -> int:
+    return max(1, min(most, _CACHE // (4 * job.layout.size * copies)))
