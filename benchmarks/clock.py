@@ -30,7 +30,7 @@ class Clock:
     span: Span
     start_seconds: float = 0.0
     laps: list[float] = field(default_factory=list)  # seconds of rounds after the warm-up
-    notes: list[str] = field(default_factory=list)  # what the system chose by itself
+    configuration: str = ""  # what the system chose by itself
     _rounds: int = 0
     _last: float = 0.0
 

@@ -66,7 +66,7 @@ def measure(workload: Workload, system: str, effort: Effort) -> Document:
         result: Document = json.loads(output.read_text(encoding="utf-8"))
     if "skipped" in result:
         return document | result
-    document["configuration"] = "; ".join([how.configuration, *result.pop("notes")])
+    result["configuration"] = result["configuration"] or how.configuration
     result["peak_memory_mb"] = round(max(peak, result["peak_memory_mb"]), 1)
     return document | result
 

@@ -32,7 +32,7 @@ def main(system: str, workload: str, span: str, output: str) -> None:
             "start_seconds": clock.start_seconds,
             "peak_memory_mb": peak_memory_mb(),
             "version": version(system),
-            "notes": clock.notes,
+            "configuration": clock.configuration,
         }
     if int(os.environ.get("RANK", "0")) == 0:
         Path(output).write_text(json.dumps(document), encoding="utf-8")

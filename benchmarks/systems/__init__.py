@@ -32,7 +32,8 @@ class Launch:
     @property
     def configuration(self) -> str:
         processes = "1 process" if self.processes == 1 else f"{self.processes} processes"
-        return processes if self.threads is None else f"{processes} x {self.threads} threads"
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return processes if self.threads is None else f"{processes} x {threads}"
 
 
 class Unsupported(Exception):

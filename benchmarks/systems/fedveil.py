@@ -80,7 +80,9 @@ def run(workload: Workload, variant: str, clock: Clock) -> None:
         training = fv.Run(plan, speed=speed(variant), every=rounds + 1)
     except fv.FedveilError as reason:
         raise Unsupported(str(reason)) from None
-    clock.notes.append(f"engine {training.engine.name}")
+    count = training.choice.processes
+    in_each = f" in {count} processes" if count > 1 else ""
+    clock.configuration = f"engine {training.choice.name}{in_each}"
     for _ in training:
         clock.lap()
         if clock.enough:

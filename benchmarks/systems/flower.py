@@ -97,6 +97,8 @@ def run(workload: Workload, variant: str, clock: Clock) -> None:
     if workload.per_example:
         raise Unsupported("Flower has no per-example clipping of its own")
     logging.getLogger("flwr").setLevel(logging.ERROR)
+    actors = os.cpu_count() or 1
+    clock.configuration = f"{actors} actors x 1 thread"
     run_simulation(
         server(workload, clock),
         client,
@@ -104,7 +106,7 @@ def run(workload: Workload, variant: str, clock: Clock) -> None:
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
             "init_args": {
-                "num_cpus": os.cpu_count() or 1,
+                "num_cpus": actors,
                 "include_dashboard": False,
                 "log_to_driver": False,
             },

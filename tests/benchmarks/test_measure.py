@@ -133,6 +133,15 @@ def results() -> list[dict[str, object]]:
     ]
 
 
+RESULTS = {
+    "machine": {"processor": "abacus"},
+    "date": "2026-01-01",
+    "passes": 1,
+    "quick": True,
+    "growth": [],
+}
+
+
 def test_a_target_compares_with_the_fastest_configuration_of_a_peer() -> None:
     target = report.Target("W1", ("fedveil",), report.PFL, 25)
     assert report.ratio(results(), target, "best") == pytest.approx(30)
@@ -140,20 +149,25 @@ def test_a_target_compares_with_the_fastest_configuration_of_a_peer() -> None:
     assert report.ratio(results(), flower, "best") is None
 
 
+def test_growth_has_limits_of_its_own() -> None:
+    step = {
+        "series": report.LARGE[0],
+        "size": report.LARGE[1],
+        "best": 1.5,
+        "median": 2.5,
+        "peak_memory_mb": 1600,
+        "data_mb": 1000,
+        "configuration": "",
+    }
+    page = report.render(RESULTS | {"rounds": [], "growth": [step], "parts": {}})
+    assert "at most 2.00 s | 1.50 s | 2.50 s | reached" in page
+    assert "at most 1.50x | 1.60x |  | **missed**" in page
+
+
 def test_the_page_says_what_was_reached_and_what_was_not_measured() -> None:
-    page = report.render(
-        {
-            "machine": {"processor": "abacus"},
-            "date": "2026-01-01",
-            "passes": 1,
-            "quick": True,
-            "rounds": results(),
-            "growth": [],
-            "parts": {"noise": "not there"},
-        }
-    )
+    page = report.render(RESULTS | {"rounds": results(), "parts": {"noise": "not there"}})
     assert "abacus" in page
-    assert "| fedveil | pfl or pfl:threads | 25x | 30x |" in page
+    assert "| fedveil | pfl or pfl:threads | at least 25x | 30x |" in page
     missed = [line for line in page.splitlines() if "**missed**" in line]
     assert any("fedveil:mlp" in line and "12x" in line for line in missed)
     assert "flower skipped: why not" in page
