@@ -19,6 +19,7 @@ from fedveil.methods.method import Method
 from fedveil.plan.plan import Budget, Plan, plan
 from fedveil.privacy.accounting import Release, Setting, account, fast_epsilon
 from fedveil.privacy.root import least_at_most
+from fedveil.privacy.units import Arithmetic
 
 _NOTHING = 1e-12  # times the clip: noise that no figure shows
 
@@ -34,6 +35,16 @@ class Cost:
     noise_multiplier: float | None
 
 
+def _plan(
+    method: Method, federation: Federation, model: nn.Module, budget: Budget, seed: int
+) -> Plan:
+    """A simulation with real numbers: the grids and masks of protected runs change no figure."""
+    made = plan(
+        method, federation, model, budget=budget, seed=seed, arithmetic=Arithmetic.IDEALISED
+    )
+    return made if made.terms is None else replace(made, terms=replace(made.terms, secure=None))
+
+
 def planned(
     method: Method, federation: Federation, model: nn.Module, noise: Noise, seed: int
 ) -> tuple[Plan, Cost]:
@@ -42,7 +53,7 @@ def planned(
         made = plan(method, federation, model, seed=seed)
         return made, Cost(None, None, None, "no noise, no guarantee", None)
     if isinstance(noise, Without):
-        made = plan(method, federation, model, budget=Budget(noise_multiplier=1.0), seed=seed)
+        made = _plan(method, federation, model, Budget(noise_multiplier=1.0), seed)
         if made.terms is None:
             raise BadInput(f"method {method.name!r}: has no noise to leave out")
         silent = replace(made, terms=replace(made.terms, noise_multiplier=_NOTHING), guarantee=None)
@@ -50,16 +61,10 @@ def planned(
     pure = noise.delta == 0
     first = noise.noise_multiplier if isinstance(noise, Claimed) else 1.0
     budget = Budget(noise_multiplier=first, delta=0.0 if pure else None)
-    made = plan(method, federation, model, budget=budget, seed=seed)
+    made = _plan(method, federation, model, budget, seed)
     if isinstance(noise, Certified):
         multiplier = _calibrated(made, noise)
-        made = plan(
-            method,
-            federation,
-            model,
-            budget=replace(budget, noise_multiplier=multiplier),
-            seed=seed,
-        )
+        made = _plan(method, federation, model, replace(budget, noise_multiplier=multiplier), seed)
     proved = account(made.releases(method.rounds), setting=_unnamed(made), delta=noise.delta)
     shown = f"{proved.theorem}; {proved.accountant}"
     claimed = noise.epsilon if isinstance(noise, Claimed) else None

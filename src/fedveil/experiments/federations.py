@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from fedveil.experiments.case import Data
 @lru_cache(maxsize=2)
 def federation_of(data: Data) -> Federation:
     """The federation that a case trains on. Who owns what is the same for every seed."""
-    federation = load(data.source, data.partition, **dict(data.settings))
+    settings: dict[str, Any] = dict(data.settings)
+    federation = load(data.source, data.partition, **settings)
     return _shuffled(federation) if data.shuffled else federation
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from fedveil.errors import BadInput
 from fedveil.experiments.case import Label
 from fedveil.experiments.experiment import Experiment, Panel
 from fedveil.experiments.summary import Row, Spread
@@ -35,7 +36,9 @@ def draw(experiment: Experiment, rows: Sequence[Row]) -> bytes:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = experiment.panels
+    panels = [panel for panel in experiment.panels if any(lines_of(panel, rows).values())]
+    if not panels:
+        raise BadInput(f"{experiment.name}: every run diverged; there is nothing to draw")
     columns = min(len(panels), 4 if len(panels) > 6 else 2 if len(panels) in (2, 4) else 3)
     height = math.ceil(len(panels) / columns)
     settings: dict[str, Any] = {
@@ -46,7 +49,7 @@ def draw(experiment: Experiment, rows: Sequence[Row]) -> bytes:
         "legend.frameon": False,
         "legend.fontsize": 7.5,
     }
-    with pyplot.rc_context(settings):
+    with pyplot.rc_context(settings):  # type: ignore[arg-type]
         figure, axes = pyplot.subplots(
             height, columns, figsize=(3.7 * columns, 2.9 * height), squeeze=False
         )
