@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -49,7 +47,7 @@ class AlgebraEngine:
         shaping: Shaping | None = None,
         take: Take | None = None,
     ) -> RoundSum:
-        job = self.job if shaping is None else replace(self.job, shaping=shaping)
+        job = self.job.shaped_by(shaping)
         sizes = client_sizes(job.federation, cohort)
         total = RunningSum(job, len(cohort), take)
         by_moments, by_dual = self.divide(sizes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +33,12 @@ class Job:
     rule: LocalRule
     shaping: Shaping
     randomness: Randomness
+
+    def shaped_by(self, shaping: Shaping | None) -> Job:
+        """The same job with another shaping; None keeps its own."""
+        if shaping is None or shaping is self.shaping:
+            return self
+        return replace(self, shaping=shaping)
 
 
 @dataclass(frozen=True)

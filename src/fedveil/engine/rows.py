@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -46,7 +46,7 @@ class RowEngine:
         shaping: Shaping | None = None,
         take: Take | None = None,
     ) -> RoundSum:
-        job = self.job if shaping is None else replace(self.job, shaping=shaping)
+        job = self.job.shaped_by(shaping)
         sizes = client_sizes(job.federation, cohort)
         total = RunningSum(job, len(cohort), take)
         self.add_to(total, weights, cohort, sizes, np.arange(len(cohort)), round)
