@@ -8,7 +8,7 @@ released.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fedveil.errors import BadInput
@@ -53,7 +53,7 @@ class Aggregation:
             raise BadInput(f"aggregation.max_dropout: must be in [0, 1), got {self.max_dropout}")
         if self.min_honest is not None and self.min_honest < 1:
             raise BadInput(f"aggregation.min_honest: must be at least 1, got {self.min_honest}")
-        if self.secure is Secure.NONE and self != Aggregation(secure=Secure.NONE):
+        if self.secure is Secure.NONE and replace(self, secure=None) != Aggregation():
             raise BadInput("aggregation.secure: 'none' leaves the section's other keys no meaning")
         if self.honest_server and not self.sparse:
             raise BadInput(

@@ -1,0 +1,397 @@
+"""Secure sums in whole runs: same result masked or modelled, enough honest noise, or no release."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedveil import recipe as recipes
+from fedveil.assemble import federation_of, plan_of
+from fedveil.cli import main
+from fedveil.data.federation import Federation
+from fedveil.engine.directory import RunDirectory
+from fedveil.engine.run import Run, Speed
+from fedveil.errors import BadInput, Refused
+from fedveil.methods.aggregation import Aggregation
+from fedveil.methods.protection import InShares
+from fedveil.plan.plan import Plan
+from fedveil.privacy.accounting import Release, account
+from fedveil.privacy.mechanisms import DiscreteGaussianSum
+from fedveil.privacy.noise import share
+from fedveil.recipe import DataSection, Recipe
+from fedveil.secagg.losses import draw_losses, planned_losses
+
+FEDERATION = federation_of(DataSection(clients=24))
+VOTERS = federation_of(DataSection(clients=24, public_fraction=0.05))
+
+UPDATES = {"training.method": "dp-fedavg", "privacy.trust": "distributed"}
+LINEAR = {"model.name": "logistic", "model.input_norm": 2.0}
+CASES: dict[str, dict[str, Any]] = {
+    "one noisy step": {"training.method": "dp-sgd", "training.batch_size": 16},
+    "convex steps": {
+        "training.method": "hu",
+        "training.local_steps": 2,
+        "training.batch_size": 16,
+        "privacy.clip_norm": 3.17,
+        **LINEAR,
+    },
+    "steps alone": {
+        "training.method": "hu",
+        "training.local_steps": 2,
+        "training.batch_size": 16,
+        "model.name": "mlp",
+        "model.hidden": [8],
+    },
+    "shares": UPDATES,
+    "ddgauss": {"training.method": "ddgauss", "privacy.colluders": 1},
+    "ddgauss, clip tracked": {
+        "training.method": "ddgauss",
+        "privacy.clip_quantile": 0.5,
+        "privacy.clip_noise": 0.2,
+    },
+    "votes": {
+        "training.method": "ae-dpfl",
+        "training.sampling": "everyone",
+        "voting.epochs": 2,
+        "privacy.epsilon": 20.0,
+    },
+}
+
+
+def recipe_of(values: dict[str, Any], **aggregation: Any) -> Recipe:
+    usual = {"training.rounds": 3, "privacy.epsilon": 8.0, "evaluation.every": 1}
+    if values.get("training.method") != "ae-dpfl":
+        usual |= {"training.cohort": 12, "training.local_epochs": 1}
+    for one, other in (
+        ("training.local_steps", "training.local_epochs"),
+        ("privacy.noise_multiplier", "privacy.epsilon"),
+    ):
+        if one in values:
+            usual.pop(other)
+    named = {f"aggregation.{name}": value for name, value in aggregation.items()}
+    return recipes.with_defaults(recipes.parse({}, values=usual | values | named))
+
+
+def plan_for(values: dict[str, Any], seed: int | None = 1, **aggregation: Any) -> Plan:
+    voting = values.get("training.method") == "ae-dpfl"
+    data: Federation = VOTERS if voting else FEDERATION
+    chosen = recipe_of(values if seed is None else values | {"seed": seed}, **aggregation)
+    return plan_of(chosen, data)
+
+
+def finished(plan: Plan, **speed: Any) -> Run:
+    run = Run(plan, speed=Speed(**speed))
+    run.finish()
+    run.close()
+    return run
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_masked_and_modelled_sums_end_in_the_same_weights(name: str) -> None:
+    runs = [
+        finished(plan_for(CASES[name], secure=mode, dropout=0.25), chunk=5)
+        for mode in ("full", "modelled")
+    ]
+    full, modelled = runs
+    assert torch.equal(full.state.weights, modelled.state.weights)
+    assert not torch.equal(full.state.weights, full.plan.start)
+    assert full.attendance == modelled.attendance
+    assert any(one.survivors < one.cohort for one in full.attendance.values())
+    assert full.secure is not None
+    assert full.secure.seconds["mask"] > 0
+    assert modelled.secure is not None
+    assert "mask" not in modelled.secure.seconds
+
+
+def test_a_sparse_graph_changes_who_masks_with_whom_and_no_sum() -> None:
+    values = UPDATES | {"seed": 1, "training.cohort": 40, "training.rounds": 2}
+    data = federation_of(DataSection(clients=48))
+    weights = []
+    for mode, sparse in (("full", True), ("modelled", True), ("modelled", False)):
+        settings = {"secure": mode, "sparse": sparse, "max_dropout": 0.1, "dropout": 0.02}
+        chosen = recipe_of(values | {"privacy.noise_multiplier": 1.0}, **settings)
+        run = finished(plan_of(chosen, data))
+        assert run.secure is not None
+        assert run.secure.sums.terms.topology(40).complete is not sparse
+        assert not any(one.not_released for one in run.attendance.values())
+        weights.append(run.state.weights)
+    assert all(torch.equal(weights[0], other) for other in weights[1:])
+
+
+@pytest.mark.parametrize("mode", ["full", "modelled"])
+def test_a_round_releases_the_mean_over_survivors_of_integers_and_their_own_noise(
+    mode: str,
+) -> None:
+    """Recomputed with Python's whole numbers from single clients and noise drawn here."""
+    plan = plan_for(UPDATES | {"training.rounds": 1}, secure=mode, dropout=0.25)
+    run = finished(plan, chunk=1)
+    cohort = plan.sampling.draw(0, plan.randomness.stream("cohort", 0))
+    lost = draw_losses(list(cohort), 0.25, plan.randomness.stream("losses", 0)).before_upload
+    assert 0 < len(lost) < len(cohort)
+    survivors = [client for client in cohort if client not in lost]
+    shaping = plan.shaping
+    assert shaping.granularity is not None
+    assert shaping.clip is not None
+    assert plan.noise_multiplier is not None
+    std = plan.noise_multiplier * shaping.clip.norm / math.sqrt(len(cohort))
+    total = [0] * plan.layout.size
+    for client in survivors:
+        row = run.engine.round_sum(plan.start, np.array([client]), 0, shaping).total
+        stream = plan.randomness.stream("noise", 0, int(client))
+        noise = share(plan.layout.size, std, shaping.granularity, stream)
+        total = [t + int(r) + int(n) for t, r, n in zip(total, row, noise, strict=True)]
+    assert max(map(abs, total)) < 2**63  # nothing wraps at this noise
+    mean = torch.tensor(total, dtype=torch.float64) * shaping.granularity / len(survivors)
+    assert torch.allclose(run.state.weights - plan.start, mean.float(), rtol=1e-5, atol=1e-7)
+
+
+def test_the_guarantee_counts_the_fewest_honest_shares_that_are_released() -> None:
+    """Epsilon is that of a sum of as many shares, accounted without any setting of losses."""
+    plan = plan_for(UPDATES, dropout=0.2, min_honest=7)
+    guarantee = plan.guarantee
+    assert guarantee is not None
+    assert plan.setting is not None
+    assert plan.noise_multiplier is not None
+    assert guarantee.honest_shares == 7
+    assert "7 honest noise shares" in guarantee.statement
+    assert plan.shaping.granularity is not None
+    alone = DiscreteGaussianSum(
+        1.0,
+        plan.shaping.granularity,
+        plan.noise_multiplier / math.sqrt(12),
+        7,
+        plan.layout.size,
+        None,
+    )
+    by_hand = account(
+        [Release(alone, plan.sampling, 3)],
+        setting=type(plan.setting).from_dict(plan.setting.to_dict() | {"honest_shares": None}),
+        delta=guarantee.delta,
+    )
+    assert guarantee.epsilon == pytest.approx(by_hand.epsilon, rel=1e-9)
+    assert guarantee.epsilon <= 8.0
+
+
+@pytest.mark.parametrize("name", ["shares", "ddgauss", "one noisy step", "convex steps", "votes"])
+def test_more_losses_to_plan_for_never_take_less_noise(name: str) -> None:
+    noises, honest = [], []
+    for dropout in (0.0, 0.05, 0.2):
+        plan = plan_for(CASES[name], dropout=dropout)
+        assert plan.guarantee is not None
+        assert plan.guarantee.epsilon <= 20.0
+        noises.append(plan.noise_multiplier or 0.0)
+        honest.append(plan.guarantee.honest_shares or 0)
+        members = 24 if name == "votes" else 12
+        colluders = CASES[name].get("privacy.colluders", 0)
+        assert honest[-1] == members - colluders - planned_losses(members, dropout, colluders)
+    assert noises == sorted(noises)
+    assert noises[0] < noises[-1]
+    assert honest == sorted(honest, reverse=True)
+
+
+def test_nobody_lost_costs_no_noise() -> None:
+    """Planned without losses, the noise is that of the whole cohort."""
+    plan = plan_for(UPDATES)
+    assert plan.guarantee is not None
+    assert plan.guarantee.honest_shares == 12
+    assert plan.terms is not None
+    assert plan.terms.secure is not None
+    assert plan.terms.secure.fewest == 12
+
+
+def test_noise_counts_the_smallest_group_that_a_lying_server_can_single_out() -> None:
+    """10 % colluders and 10 % losses of 100: docs/secagg.md gives degree 32, group 12."""
+    sparse = Aggregation(max_dropout=0.1, sparse=True).resolve("x", 100, 10)
+    assert sparse.terms.topology(100).degree == 32
+    assert sparse.honest_shares == 12
+    trusting = Aggregation(max_dropout=0.1, sparse=True, honest_server=True).resolve("x", 100, 10)
+    complete = Aggregation(max_dropout=0.1).resolve("x", 100, 10)
+    assert trusting.honest_shares == complete.honest_shares == 80
+
+
+@pytest.mark.parametrize("mode", ["full", "modelled"])
+def test_a_round_with_too_few_survivors_changes_nothing_and_is_paid_for(
+    tmp_path: Path, mode: str
+) -> None:
+    values = UPDATES | {"training.rounds": 8}
+    plan = plan_for(values, secure=mode, dropout=0.3, max_dropout=0.25)
+    directory = RunDirectory.create(tmp_path / "r", plan, {"seed": 1})
+    run = Run(plan, every=1).keep_in(directory)
+    assert run.secure is not None
+    assert run.secure.sums.fewest == 9
+    kept, missing = [], 0
+    before = run.state.weights
+    for report in run:
+        came = report.attendance
+        assert came is not None
+        assert bool(came.not_released) == (came.survivors < 9)
+        assert torch.equal(run.state.weights, before) == bool(came.not_released)
+        assert (report.insight is None) == bool(came.not_released)
+        before = run.state.weights
+        missing += bool(came.not_released)
+        kept.append(report.round)
+    assert kept == list(range(1, 9))
+    assert 0 < missing < 8
+    assert directory.ledger is not None
+    assert directory.ledger.remaining == 0
+    spent = directory.ledger.guarantee()
+    assert spent is not None
+    assert plan.guarantee is not None
+    assert spent.epsilon == plan.guarantee.epsilon
+    lines = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
+    assert sum("not_released" in line["secure"] for line in lines) == missing
+
+
+def test_if_everybody_vanishes_the_model_stays_as_it_began() -> None:
+    run = finished(plan_for(UPDATES, dropout=0.99))
+    assert torch.equal(run.state.weights, run.plan.start)
+    assert all(one.not_released for one in run.attendance.values())
+
+
+def test_a_run_with_losses_resumed_from_its_directory_ends_the_same(tmp_path: Path) -> None:
+    values = UPDATES | {"training.rounds": 6}
+    plan = plan_for(values, dropout=0.3, max_dropout=0.25)
+    whole = finished(plan)
+    directory = RunDirectory.create(tmp_path / "r", plan, {"seed": 1})
+    first = Run(plan).keep_in(directory)
+    for report in first:
+        if report.round == 3:
+            first.save()
+            break
+    directory.close()
+    second = Run(plan).keep_in(RunDirectory.open(tmp_path / "r", plan))
+    second.finish()
+    assert torch.equal(second.state.weights, whole.state.weights)
+    assert second.attendance == whole.attendance
+
+
+def test_a_protected_round_that_breaks_off_while_masking_is_paid_for_and_never_drawn_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_for(UPDATES | {"training.rounds": 4}, seed=None, secure="full")
+    directory = RunDirectory.create(tmp_path / "r", plan, {})
+    run = Run(plan).keep_in(directory)
+    masked = 0
+
+    def dies(device: Any, vector: Any) -> bytes:
+        nonlocal masked
+        masked += 1
+        raise RuntimeError("out of power")
+
+    reports = iter(run)
+    next(reports)
+    with monkeypatch.context() as broken:
+        broken.setattr("fedveil.secagg.device.DeviceRound.mask", dies)
+        with pytest.raises(RuntimeError, match="power"):
+            next(reports)
+    assert masked == 1
+    directory.close()
+    again = Run(plan).keep_in(RunDirectory.open(tmp_path / "r", plan))
+    assert again.state.rounds == 1
+    assert again.rounds_left == 2  # four were planned, one is done, one paid for nothing
+    assert len(list(again)) == 2
+
+
+def test_a_protected_run_shows_who_came_and_how_long_the_protocol_took_and_no_more() -> None:
+    run = Run(plan_for(UPDATES, seed=None, secure="full", dropout=0.1))
+    for report in run:
+        assert report.insight is None
+        assert report.seconds is None
+        assert report.attendance is not None
+        assert report.attendance.cohort == 12
+    assert run.secure is not None
+    assert set(run.secure.seconds) == {"enrol", "share", "mask", "add", "confirm", "unmask"}
+    assert run.plan.guarantee is not None
+    assert run.plan.guarantee.certified
+
+
+def test_idealised_updates_are_lost_like_integers() -> None:
+    """The same devices vanish, and next to no noise leaves the same average up to the grid."""
+    quiet = UPDATES | {"privacy.noise_multiplier": 1e-3}
+    quiet_runs = []
+    for arithmetic in ("exact", "idealised"):
+        values = quiet | {"privacy.arithmetic": arithmetic}
+        quiet_runs.append(finished(plan_for(values, dropout=0.25)))
+    exact, idealised = quiet_runs
+    assert exact.attendance == idealised.attendance
+    assert torch.allclose(exact.state.weights, idealised.state.weights, atol=1e-3)
+
+
+def test_several_processes_mask_what_they_model() -> None:
+    values = CASES["steps alone"] | {"training.rounds": 2}
+    full, modelled = (
+        finished(plan_for(values, secure=mode, dropout=0.1), processes=2)
+        for mode in ("full", "modelled")
+    )
+    assert full.engine.name == modelled.engine.name == "processes"
+    assert torch.equal(full.state.weights, modelled.state.weights)
+
+
+@pytest.mark.parametrize(
+    ("values", "aggregation", "error", "match"),
+    [
+        (UPDATES, {"secure": "none"}, Refused, "rests on secure sums"),
+        (UPDATES, {"secure": "maybe"}, BadInput, "aggregation.secure: unknown"),
+        (UPDATES, {"dropout": 1.0}, BadInput, "aggregation.dropout"),
+        (UPDATES, {"max_dropout": 0.5}, BadInput, "at most 5 losses"),
+        (UPDATES, {"min_honest": 13}, BadInput, "more than the cohort of 12"),
+        (UPDATES, {"honest_server": True}, BadInput, "sparse"),
+        (UPDATES | {"privacy.colluders": 11}, {}, BadInput, "two honest"),
+        (UPDATES | {"training.sampling": "poisson"}, {}, Refused, "Poisson"),
+        (UPDATES | {"training.cohort": 1}, {}, Refused, "two clients or more"),
+        (UPDATES | {"privacy.arithmetic": "idealised"}, {"secure": "full"}, BadInput, "integers"),
+        (UPDATES | {"privacy.trust": "central"}, {"dropout": 0.1}, BadInput, "no secure sums"),
+        (UPDATES | {"privacy.trust": "local"}, {"secure": "full"}, BadInput, "no secure sums"),
+        ({"training.method": "fedavg"}, {"dropout": 0.1}, BadInput, "carry noise shares"),
+    ],
+)
+def test_what_no_sum_can_keep_is_refused(
+    values: dict[str, Any], aggregation: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        plan_for(values, **aggregation)
+
+
+def test_secure_aggregation_in_one_word_chooses_distributed_trust() -> None:
+    table = {"aggregation": "secure", "training": {"method": "cheng"}}
+    short = recipes.with_defaults(recipes.parse(table, ["aggregation.dropout=0.2"]))
+    assert short.aggregation.secure == "modelled"
+    assert short.aggregation.dropout == 0.2
+    assert short.privacy.trust == "distributed"
+    assert short.training.sampling == "balanced"
+    full = recipes.with_defaults(recipes.parse(table, ["aggregation=full"]))
+    assert full.aggregation.secure == "full"
+    plan = plan_of(short, FEDERATION)
+    assert isinstance(plan.method.protection, InShares)
+    assert plan.guarantee is not None
+    assert plan.guarantee.trust == "distributed"
+
+
+def test_the_command_reports_what_was_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = Path(__file__).parents[2] / "recipes" / "hu_dropout.toml"
+    words = ["run", str(shipped), "--seed", "1", "--output", str(tmp_path / "r"), "--json"]
+    assert main([*words, "--set", "training.rounds=4", "--set", "aggregation.dropout=0.3"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)["secure_sums"]
+    lines = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
+    assert found["mode"] == "full"
+    assert found["uploads"] == 80
+    assert found["lost"] == sum(20 - line["secure"]["survivors"] for line in lines) > 0
+    assert {"train", "noise", "mask", "unmask"} <= set(found["seconds"])
+    assert f"fewer than {found['fewest_survivors']} survivors" in captured.err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", ["hu_adult", "hu_dropout"])
+def test_the_shipped_recipes_are_recipes(name: str) -> None:
+    path = Path(__file__).parents[2] / "recipes" / f"{name}.toml"
+    recipe = recipes.with_defaults(recipes.parse(recipes.read(path)))
+    assert recipe.training.method == "hu"
+    assert recipe.aggregation.secure in ("full", "modelled")
