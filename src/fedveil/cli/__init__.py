@@ -17,6 +17,8 @@ COMMANDS = {
     "calibrate": "the noise, rounds or rate that a privacy budget buys",
     "plan": "how to spend a budget: rounds, local steps, cohort, and what to expect",
     "reproduce": "the papers' tables and figures, run again on real data",
+    "compare": "recipes side by side at equal epsilon, over several seeds",
+    "methods": "which methods there are, whose data they protect, and from whom",
     "data": "which data sets there are; a schema file for a table",
 }
 

@@ -1,0 +1,157 @@
+"""`fedveil compare`: recipes side by side at equal epsilon, mean and deviation over seeds."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from fedveil.cli import console
+from fedveil.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedveil.experiments.comparison import Cell, Task
+    from fedveil.experiments.store import Store
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipes", nargs="+", type=Path, metavar="RECIPE", help="TOML recipes")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each (3)")
+    parser.add_argument(
+        "--epsilon", metavar="E[,E]...", help="budgets; none: each recipe's own, whatever it is"
+    )
+    parser.add_argument("--delta", type=float, help="for all; none: the strictest of theirs")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change it in every recipe"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("comparison"),
+        metavar="DIR",
+        help="where runs, table and picture are kept (comparison); finished runs are used again",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+
+
+def execute(args: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    epsilons = _epsilons(args.epsilon)
+
+    from fedveil.experiments import comparison
+    from fedveil.experiments.store import Store
+
+    entered = comparison.contenders(args.recipes, args.set)
+    delta = args.delta
+    if delta is None and epsilons:
+        delta = comparison.common_delta(entered)
+    todo = comparison.tasks(entered, epsilons, delta, args.seeds)
+    store = Store(args.output / "runs")
+    try:
+        _run(comparison.missing(todo, store), store, quiet=args.quiet)
+    except KeyboardInterrupt:
+        console.complain("interrupted; the same command goes on with what is missing")
+        return 130
+    table = comparison.cells(todo, store)
+    figure, label = _figure(table)
+    picture = args.output / "comparison.png"
+    picture.write_bytes(comparison.draw(table, figure, label))
+    if args.json:
+        console.emit(
+            {
+                "figure": figure,
+                "delta": delta,
+                "seeds": args.seeds,
+                "rows": comparison.to_document(table, figure),
+                "promises_differ": list(comparison.differences(table)),
+                "picture": str(picture),
+            }
+        )
+    else:
+        _show(table, figure, label, picture)
+    return 0
+
+
+def _epsilons(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise BadInput(f"--epsilon {text}: write numbers with commas, such as 1,2,4,8") from None
+    if not all(0 < value < float("inf") for value in values):
+        raise BadInput(f"--epsilon {text}: budgets must be positive and finite")
+    return tuple(dict.fromkeys(values))
+
+
+def _run(todo: Sequence[Task], store: Store, *, quiet: bool) -> None:
+    from fedveil.experiments.comparison import run_task
+
+    began = time.perf_counter()
+    for number, task in enumerate(todo):
+        store.keep(task.key, run_task(task))
+        if not quiet:
+            done = number + 1
+            left = (time.perf_counter() - began) / done * (len(todo) - done)
+            budget = "" if task.epsilon is None else f", epsilon {task.epsilon:g}"
+            print(
+                f"run {done}/{len(todo)}  {task.contender.name}{budget}, seed {task.seed}  "
+                f"{left:.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _figure(table: Sequence[Cell]) -> tuple[str, str]:
+    """What all runs are measured by: accuracy, or the error of regressions."""
+    known = [{name for name in ("accuracy", "rmse") if one.get(name) is not None}
+             for cell in table for one in cell.outcomes]  # fmt: skip
+    shared = set.intersection(*known) if known else set()
+    if "accuracy" in shared:
+        return "accuracy", "accuracy"
+    if "rmse" in shared:
+        return "rmse", "root mean squared error"
+    return "loss", "loss"
+
+
+def _show(table: Sequence[Cell], figure: str, label: str, picture: Path) -> None:
+    from fedveil.experiments.comparison import differences
+
+    scale = 100.0 if figure == "accuracy" else 1.0
+    names = list(dict.fromkeys(cell.contender.name for cell in table))
+    budgets = sorted({cell.epsilon for cell in table}, key=lambda e: (e is None, e or 0.0))
+    found: dict[tuple[str, float | None], Any] = {
+        (cell.contender.name, cell.epsilon): cell.spread(figure) for cell in table
+    }
+    rows = []
+    for name in names:
+        row = [name]
+        for budget in budgets:
+            spread = found.get((name, budget))
+            if spread is None:
+                row.append("")
+            elif not spread.runs:
+                row.append("diverged")
+            else:
+                row.append(f"{scale * spread.mean:.4g} ± {scale * spread.deviation:.2g}")
+        rows.append(row)
+    unit = f"{label}, %" if figure == "accuracy" else label
+    columns = ["no budget set" if budget is None else f"epsilon {budget:g}" for budget in budgets]
+    console.table(unit, ["recipe", *columns], rows)
+    lines = list(differences(table))
+    if lines:
+        console.stdout().print("Equal numbers, different promises:")
+        for line in lines:
+            console.stdout().print(f"  {line}")
+    console.stdout().print(f"picture: {picture}")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
