@@ -20,10 +20,24 @@ TRUSTS = ("local", "distributed", "central")
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", nargs="?", type=Path, help="plan this recipe's budget")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change it")
-    parser.add_argument("--proxy", metavar="SOURCE", help="public data to estimate the loss on")
+    parser.add_argument(
+        "--proxy", metavar="NAME", help="public data to try things on: a source, a file, synthetic"
+    )
     parser.add_argument("--write", type=Path, metavar="FILE", help="save the recommended recipe")
     parser.add_argument("--iterations", action="store_true", help="best local steps and rounds")
     parser.add_argument("--feasible", action="store_true", help="noise by trust and sampling")
+    parser.add_argument("--pilot", action="store_true", help="find settings by runs on the proxy")
+    pilot = parser.add_argument_group("pilot")
+    pilot.add_argument("--time", type=float, help="seconds to search (60)")
+    pilot.add_argument("--journal", type=Path, metavar="FILE", help="keep trials, go on from them")
+    private = parser.add_argument_group("tuning on private data, charged to the budget")
+    private.add_argument(
+        "--tune-on-private-data", action="store_true", help="train, and keep the best of some runs"
+    )
+    private.add_argument("--tuning-mean", type=float, default=10.0, help="runs on average (10)")
+    private.add_argument(
+        "--output", type=Path, metavar="DIR", help="where to keep the chosen model"
+    )
     search = parser.add_argument_group("iterations: what is given and what is searched")
     search.add_argument("--total-steps", type=_whole, help="local steps x rounds, given")
     search.add_argument("--local-steps", type=_whole, help="steps in a round, given")
@@ -44,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--learning-rate", type=float, help="hu, cheng: of the local steps")
     run.add_argument("--server-learning-rate", type=float, default=1.0, help="cheng (1)")
     run.add_argument("--batch-size", type=_whole, help="hu: records in a step")
-    run.add_argument("--records", type=_whole, help="hu: records of a client")
+    run.add_argument("--records", type=_whole, help="of a client, if publicly known")
     run.add_argument("--honest-shares", type=_whole, default=1, help="hu: shares to credit (1)")
     budget = parser.add_argument_group("feasible: what to tabulate")
     budget.add_argument("--rounds", type=_wholes, help="as 10,100,1000 (these)")
@@ -66,6 +80,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
+    asked = args.pilot + args.tune_on_private_data
+    if asked > 1 or (asked and (args.iterations or args.feasible)):
+        raise BadInput(
+            "plan: ask one question at a time, --pilot, --tune-on-private-data or the others"
+        )
+    if args.pilot:
+        from fedveil.cli.plan_pilot import plan_pilot
+
+        return plan_pilot(args)
+    if args.tune_on_private_data:
+        from fedveil.cli.plan_private import tune_privately
+
+        return tune_privately(args)
+    for flag in ("journal", "time", "output"):
+        if getattr(args, flag) is not None:
+            other = "--tune-on-private-data" if flag == "output" else "--pilot"
+            raise BadInput(f"--{flag}: goes with {other}")
     if args.recipe is not None or args.set:
         from fedveil.cli.plan_recipe import plan_recipe
 

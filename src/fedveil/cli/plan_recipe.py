@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil import recipe as recipes
 from fedveil.cli import console
-from fedveil.cli.plan_tables import feasible_document, show_advice, show_feasible
+from fedveil.cli.plan_tables import feasible_document, show_advice, show_feasible, write_recipe
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
     from fedveil.plan.constants import LossConstants
     from fedveil.plan.feasible import Question, Row
     from fedveil.plan.from_recipe import Proposal, Situation
+    from fedveil.recipe import Recipe
 
 _LOSS = (
     ("strong_convexity", "--mu"),
@@ -25,18 +26,23 @@ _LOSS = (
 _OWN = ("clients", "cohort", "dimension", "epsilon", "delta", "noise_constant", "growth", "noise")
 
 
-def plan_recipe(args: argparse.Namespace) -> int:
-    """Both questions unless one of --iterations and --feasible was asked for."""
+def recipe_of(args: argparse.Namespace) -> Recipe:
+    """The recipe that was named, with its changes; what it says must not be said again."""
     for name in _OWN:
         if getattr(args, name) is not None:
             raise BadInput(f"--{name.replace('_', '-')}: the recipe says it; change it with --set")
     table = recipes.DEFAULT_JOB if args.recipe is None else recipes.read(args.recipe)
-    recipe = recipes.with_defaults(recipes.parse(table, args.set))
+    return recipes.with_defaults(recipes.parse(table, args.set))
 
-    from fedveil.plan.from_recipe import proposals, situation_of
+
+def plan_recipe(args: argparse.Namespace) -> int:
+    """Both questions unless one of --iterations and --feasible was asked for."""
+    recipe = recipe_of(args)
+
+    from fedveil.plan.from_recipe import proposals, recipe_with, situation_of
 
     both = args.iterations == args.feasible
-    situation = situation_of(recipe, args.spent_epsilon, args.spent_delta)
+    situation = situation_of(recipe, args.spent_epsilon, args.spent_delta, args.records)
     document: dict[str, Any] = {}
     if both or args.feasible:
         question, rows = _feasible(args, situation)
@@ -58,7 +64,9 @@ def plan_recipe(args: argparse.Namespace) -> int:
 
             draw_iterations(advice, args.plot)
         if args.write is not None:
-            _write(args, situation, offered[0])
+            best = offered[0]
+            remark = f"{best.local_steps} local steps, {best.rounds} rounds: {best.reason}."
+            write_recipe(args.write, recipe_with(situation, best), [remark])
         if not args.json:
             show_advice(advice)
             _show(offered, loss)
@@ -99,21 +107,13 @@ def _loss(args: argparse.Namespace, situation: Situation) -> LossConstants:
     given = {name: getattr(args, name) for name, _ in _LOSS}
     missing = [flag for name, flag in _LOSS if given[name] is None]
     if len(missing) == len(_LOSS):
-        return public_constants(situation.recipe, args.proxy)
+        federation = situation.plan.federation
+        return public_constants(situation.recipe, args.proxy, federation, args.records)
     if missing:
         raise BadInput(f"the loss's constants: give all of them or none; missing {missing[0]}")
     return LossConstants(
         **given, initial_gap=float("nan"), gradient_variance=float("nan"), source="the user"
     )
-
-
-def _write(args: argparse.Namespace, situation: Situation, proposal: Proposal) -> None:
-    import tomli_w
-
-    from fedveil.plan.from_recipe import recipe_with
-
-    table = recipes.to_table(recipe_with(situation, proposal))
-    args.write.write_text(tomli_w.dumps(table), encoding="utf-8")
 
 
 def _show(offered: tuple[Proposal, ...], loss: LossConstants) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedveil import recipe as recipes
 from fedveil.cli import console
 
 if TYPE_CHECKING:
     from fedveil.plan.advice import Advice
     from fedveil.plan.feasible import Question, Row
+    from fedveil.recipe import Recipe
 
 
 def feasible_document(question: Question, rows: list[Row]) -> dict[str, Any]:
@@ -104,3 +108,11 @@ def show_advice(advice: Advice) -> None:
     for warning in (advice.score.heuristic, *advice.warnings):
         if warning:
             console.stdout().print(f"Note: {warning}.")
+
+
+def write_recipe(path: Path, recipe: Recipe, remarks: Sequence[str]) -> None:
+    """Save a recipe for `fedveil run`, with remarks on where it comes from."""
+    import tomli_w
+
+    lines = [f"# {remark}\n" for remark in ("Recommended by fedveil plan.", *remarks)]
+    path.write_text("".join(lines) + tomli_w.dumps(recipes.to_table(recipe)), encoding="utf-8")

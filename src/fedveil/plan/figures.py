@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from fedveil.plan.feasible import Row
 
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "serif",
     "mathtext.fontset": "dejavuserif",
     "font.size": 9,
@@ -37,7 +37,7 @@ def draw_iterations(advice: Advice, path: Path) -> None:
     """Score against local steps at the chosen total, and against the total for fixed choices."""
     from matplotlib import rc_context
 
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = new_figure(7.2, 3.2)
         left, right = figure.subplots(1, 2)
         _against_local_steps(left, advice)
@@ -49,7 +49,7 @@ def draw_feasible(rows: Sequence[Row], path: Path) -> None:
     """Noise and signal-to-noise against rounds, one line for every way and cohort."""
     from matplotlib import rc_context
 
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         figure = new_figure(7.2, 3.4)
         left, right = figure.subplots(1, 2)
         lines = dict.fromkeys((row.trust, row.sampling, row.cohort) for row in rows)

@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 
 from fedveil.assemble import federation_of, plan_of
+from fedveil.data.federation import Federation
 from fedveil.errors import BadInput
 from fedveil.plan.advice import Advice, advise
 from fedveil.plan.bounds import FuBound
 from fedveil.plan.constants import LossConstants, estimate
 from fedveil.plan.iterations import Iterations, every_divisor
 from fedveil.plan.plan import Plan
+from fedveil.plan.proxy import proxy_of
 from fedveil.plan.spending import remaining
 from fedveil.privacy.accounting import Setting
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.units import Arithmetic, Trust, Unit
-from fedveil.recipe import DataSection, Recipe
+from fedveil.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,14 @@ class Situation:
         return self.local_steps * self.rounds
 
 
-def situation_of(recipe: Recipe, spent_epsilon: float = 0.0, spent_delta: float = 0.0) -> Situation:
-    """The recipe as it would run. Of its data only counts are used, never values."""
+def situation_of(
+    recipe: Recipe,
+    spent_epsilon: float = 0.0,
+    spent_delta: float = 0.0,
+    records: int | None = None,
+) -> Situation:
+    """The recipe as it would run. Of its data only the number of clients and the shape of inputs
+    are used; how many `records` a client has is private where clients are protected."""
     if recipe.privacy.epsilon is None:
         raise BadInput("privacy.epsilon: a plan needs a budget")
     plan = plan_of(recipe, federation_of(recipe.data))
@@ -70,11 +78,13 @@ def situation_of(recipe: Recipe, spent_epsilon: float = 0.0, spent_delta: float 
         recipe.privacy.epsilon, plan.guarantee.delta, spent_epsilon, spent_delta
     )
     setting = replace(plan.setting, arithmetic=Arithmetic.IDEALISED)
-    return Situation(recipe, plan, setting, _local_steps(plan), epsilon, delta)
+    return Situation(recipe, plan, setting, local_steps_of(recipe, plan, records), epsilon, delta)
 
 
-def public_constants(recipe: Recipe, proxy: str | None) -> LossConstants:
-    """Constants from the named public source; by default the recipe's own, if it is one.
+def public_constants(
+    recipe: Recipe, proxy: str | None, federation: Federation, records: int | None = None
+) -> LossConstants:
+    """Constants from the named proxy; by default from the recipe's own source, if it is public.
 
     A recipe that trains on a file is taken to be private: a proxy must be named.
     """
@@ -85,9 +95,8 @@ def public_constants(recipe: Recipe, proxy: str | None) -> LossConstants:
             "--gradient-bound, --heterogeneity and --initial-distance"
         )
     if recipe.data.file is None and proxy in (None, recipe.data.source):
-        return estimate(federation_of(recipe.data))
-    named = DataSection(source=proxy or recipe.data.source, directory=recipe.data.directory)
-    return estimate(federation_of(named))
+        return estimate(federation)
+    return estimate(proxy_of(recipe, proxy, federation, records).federation)
 
 
 def score_of_recipe(
@@ -214,11 +223,21 @@ def _variance(
     return 4 * situation.dimension * (loss.gradient_bound * noise) ** 2 / averaging
 
 
-def _local_steps(plan: Plan) -> int:
-    """Steps of a round; for epochs, those of a client of average size."""
+def local_steps_of(recipe: Recipe, plan: Plan, records: int | None = None) -> int:
+    """Steps of a round; for epochs over batches, those of a client with this many records.
+
+    Of a public source the average is known; of a file it is private and must be given.
+    """
     local, data = plan.method.local, plan.federation
     if local.steps is not None:
         return local.steps
-    records = round(len(data.train) / data.clients)
-    batch = local.batch_size or records
-    return (local.epochs or 1) * max(1, math.ceil(records / batch))
+    epochs = local.epochs or 1
+    if local.batch_size is None:
+        return epochs
+    if records is None and recipe.data.file is not None:
+        raise BadInput(
+            "--records: how many steps an epoch has depends on how many records a client has, "
+            "which is private; give a number known from elsewhere, or set training.local_steps"
+        )
+    known = round(len(data.train) / data.clients) if records is None else records
+    return epochs * max(1, math.ceil(known / local.batch_size))

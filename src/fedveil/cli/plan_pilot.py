@@ -1,0 +1,196 @@
+"""`fedveil plan RECIPE --pilot`: try settings out on public data, and write down the best ones."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fedveil import recipe as recipes
+from fedveil.cli import console
+from fedveil.cli.plan_recipe import recipe_of
+from fedveil.cli.plan_tables import write_recipe
+from fedveil.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedveil.plan.pilot import Progress as State
+    from fedveil.plan.plan import Plan
+    from fedveil.plan.recommend import Findings, Option
+    from fedveil.recipe import Recipe
+
+Show = Callable[["State"], None]
+
+
+def plan_pilot(args: argparse.Namespace) -> int:
+    """Search as long as --time allows; Ctrl-C shows the best so far."""
+    seconds = 60.0 if args.time is None else args.time
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise BadInput(f"--time: need a positive number of seconds, got {seconds:g}")
+    recipe = recipe_of(args)
+
+    from fedveil.assemble import federation_of, plan_of
+    from fedveil.plan.from_recipe import local_steps_of
+    from fedveil.plan.pilot import Search
+    from fedveil.plan.pilot_space import space_of
+    from fedveil.plan.proxy import proxy_of
+    from fedveil.plan.recommend import check_hope, findings, recipe_of_option
+    from fedveil.plan.rehearsal import Rehearsals
+    from fedveil.plan.trials import Trials
+
+    if recipe.privacy.epsilon is None:
+        raise BadInput("privacy.epsilon: a plan needs a budget")
+    began = time.monotonic()
+    federation = federation_of(recipe.data)
+    recipe = _with_what_is_left(args, recipe, plan_of(recipe, federation))
+    real = plan_of(recipe, federation)
+    rehearsals = Rehearsals(recipe, real, proxy_of(recipe, args.proxy, federation, args.records))
+    steps = local_steps_of(recipe, real, args.records)
+    space = space_of(rehearsals, steps, args.max_steps)
+    check_hope(rehearsals, space.base, space.most_steps)
+    about = {
+        "recipe": recipes.to_table(recipe),
+        "proxy": rehearsals.proxy.source,
+        "most_steps": space.most_steps,
+    }
+    trials = Trials(args.journal, about)
+    if trials.found and not args.json:
+        console.stderr().print(f"{trials.found} trials are known from {args.journal}.")
+    left = max(1.0, seconds - (time.monotonic() - began))
+    epsilon = recipe.privacy.epsilon or 0.0
+    try:
+        with _progress(left, args.json) as show:
+            found = findings(Search(rehearsals, space, epsilon, left, trials, show))
+    finally:
+        trials.close()
+    chosen = recipe_of_option(recipe, found.recommended)
+    guarantee = plan_of(chosen, federation).guarantee
+    if args.write is not None:
+        write_recipe(args.write, chosen, [*_remarks(found), *found.warnings])
+    if args.plot is not None:
+        from fedveil.plan.pilot_figures import draw_pilot
+
+        draw_pilot(found, trials, args.plot)
+    if args.json:
+        document = {
+            **found.to_dict(),
+            "recommended": found.recommended.to_dict(),
+            "guarantee": None if guarantee is None else guarantee.to_dict(),
+        }
+        console.emit(document)
+    else:
+        _show(found)
+        if guarantee is not None:
+            console.stdout().print(f"Recommended: {guarantee.statement}")
+        if args.write is not None:
+            console.stdout().print(f"Run it with: fedveil run {args.write}")
+    return 130 if found.interrupted else 0
+
+
+def _with_what_is_left(args: argparse.Namespace, recipe: Recipe, plan: Plan) -> Recipe:
+    """The recipe with the budget that earlier releases have left over."""
+    from fedveil.plan.spending import remaining
+
+    if plan.guarantee is None or recipe.privacy.epsilon is None:
+        raise BadInput(f"training.method: {plan.method.name!r} adds no noise, so nothing to plan")
+    if args.spent_epsilon == args.spent_delta == 0:
+        return recipe
+    epsilon, delta = remaining(
+        recipe.privacy.epsilon, plan.guarantee.delta, args.spent_epsilon, args.spent_delta
+    )
+    return replace(recipe, privacy=replace(recipe.privacy, epsilon=epsilon, delta=delta))
+
+
+def _remarks(found: Findings) -> list[str]:
+    best = found.recommended
+    return [
+        f"Found by {found.trials} trials on {found.proxy}; there, {_result(best)} is expected.",
+        f"Reason: {best.reason}.",
+        *(f"Note: {note}." for note in found.notes),
+    ]
+
+
+def _result(option: Option) -> str:
+    expected = option.expected
+    if expected.accuracy is not None:
+        value, spread = expected.accuracy, expected.accuracy_spread or math.nan
+        shown = f"accuracy {value:.1%}"
+        spread_shown = f" ± {100 * spread:.1f}" if math.isfinite(spread) else ""
+    else:
+        shown = f"loss {expected.loss:.4g}"
+        deviation = expected.loss_spread
+        spread_shown = f" ± {deviation:.2g}" if math.isfinite(deviation) else ""
+    runs = f"{expected.runs} run" + ("" if expected.runs == 1 else "s")
+    return f"{shown}{spread_shown} ({runs})"
+
+
+def _show(found: Findings) -> None:
+    names = list(dict.fromkeys(name for o in found.options for name in o.candidate.to_dict()))
+    rows = [["epsilon", *(f"{option.epsilon:g}" for option in found.options)]]
+    for name in names:
+        values = [option.candidate.to_dict().get(name, "") for option in found.options]
+        rows.append([name.replace("_", " "), *(_short(value) for value in values)])
+    rows.append(["uploads", *(f"{option.uploads:,}" for option in found.options)])
+    rows.append(["expected", *(_result(option).split(" (")[0] for option in found.options)])
+    console.table("What to run", ["", *(option.name for option in found.options)], rows)
+    say = console.stdout().print
+    for option in found.options:
+        say(f"{option.name.capitalize()}: {option.reason}.")
+    say(
+        f"{found.trials} trials in {found.seconds:.0f} s on {found.proxy}, no private data; "
+        "expected: mean and spread over seeds that chose nothing."
+    )
+    for note in found.notes:
+        say(f"Note: {note}.")
+    for warning in found.warnings:
+        say(f"Warning: {warning}.")
+    if found.interrupted:
+        say("Interrupted: this is the best so far.")
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@contextmanager
+def _progress(seconds: float, json: bool) -> Iterator[Show]:
+    """A bar of the time on a terminal, else a line now and then; all on stderr."""
+    if sys.stderr.isatty():
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        columns = (
+            TextColumn("{task.fields[stage]}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} s"),
+            TextColumn("{task.fields[best]}"),
+        )
+        with Progress(*columns, console=console.stderr(), transient=True) as bar:
+            task = bar.add_task("", total=seconds, stage="pilot", best="")
+
+            def draw(progress: State) -> None:
+                bar.update(
+                    task,
+                    completed=min(seconds, progress.seconds),
+                    stage=progress.stage,
+                    best=f"{progress.trials} trials, best {progress.error:.4g}",
+                )
+
+            yield draw
+        return
+    said = [0.0]
+
+    def line(progress: State) -> None:
+        if progress.seconds - said[0] >= 5:
+            said[0] = progress.seconds
+            print(
+                f"{progress.stage}: {progress.trials} trials, {progress.seconds:.0f} of "
+                f"{seconds:.0f} s, best error {progress.error:.4g}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    yield line

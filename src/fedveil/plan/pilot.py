@@ -1,0 +1,248 @@
+"""The pilot search: which settings of a recipe to choose, found by short runs on public data.
+
+    1. brackets of successive halving: the first over a wide box, later ones around the best so far
+       and where a smooth guess at all errors says that something better may be
+    2. the best ones under more seeds, and a choice among them
+    3. the chosen one under seeds that no choice has seen: what to expect of it, and its spread
+
+Everything is decided by seeds, so the same search asks the same things; only where the time limit
+stops it depends on the machine.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedveil.errors import BadInput
+from fedveil.plan.halving import FIRST, LATER, Bracket, Rung, halve, mean_error, spread_out
+from fedveil.plan.rehearsal import Outcome, OutOfTime, Rehearsals, Trial
+from fedveil.plan.space import Candidate, Space
+from fedveil.plan.surrogate import Surrogate, fit
+from fedveil.plan.trials import Trials
+
+# Of the brackets' boxes, as parts of the first: from everywhere to the neighbourhood of the best.
+WIDTHS = (1.0, 0.5, 0.35, 0.25, 0.25, 0.2, 0.2, 0.15, 0.15, 0.15)
+FINALISTS = 4
+FINAL_SEEDS = range(10, 14)  # to choose among the finalists
+FRESH_SEEDS = range(100, 105)  # to say what to expect
+_SEARCH_TIME = 0.6  # of the time limit; the rest is for the finalists and the alternatives
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a search is."""
+
+    stage: str
+    trials: int
+    seconds: float
+    best: Candidate | None
+    error: float  # of the best; infinite if there is none
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a candidate reached under several seeds: mean and standard deviation over them."""
+
+    loss: float
+    loss_spread: float
+    accuracy: float | None
+    accuracy_spread: float | None
+    runs: int
+    share: float  # of the cohort; below 1 it is a rough guess
+    fresh: bool  # under seeds that no choice has seen
+
+    @property
+    def error(self) -> float:
+        return self.loss if self.accuracy is None else 1 - self.accuracy
+
+    @property
+    def error_spread(self) -> float:
+        spread = self.loss_spread if self.accuracy is None else self.accuracy_spread
+        return spread or 0.0
+
+
+@dataclass
+class Search:
+    """A pilot search in progress: everything that was tried, and the clock."""
+
+    rehearsals: Rehearsals
+    space: Space
+    epsilon: float
+    seconds: float = math.inf
+    trials: Trials = field(default_factory=Trials)
+    show: Callable[[Progress], None] = lambda progress: None
+    interrupted: bool = False
+    _asked: dict[Trial, Outcome] = field(default_factory=dict)
+    _errors: dict[Candidate, dict[float, list[float]]] = field(default_factory=dict)  # by share
+    _began: float = field(default_factory=time.monotonic)
+    _stage: str = "search"
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def settings(self) -> int:
+        """How many candidates were tried."""
+        return len(self._errors)
+
+    def run(self, brackets: Sequence[tuple[Bracket, float]] | None = None) -> Candidate:
+        """Search, choose and confirm. Ctrl-C ends it with what there is."""
+        if brackets is None:
+            brackets = [(FIRST if number == 0 else LATER, w) for number, w in enumerate(WIDTHS)]
+        try:
+            with suppress(OutOfTime):
+                self._search(brackets)
+            self._choose()
+        except OutOfTime:
+            pass
+        except KeyboardInterrupt:
+            self.interrupted = True
+        chosen = self.chosen()
+        if chosen is None:
+            how = "interrupted" if self.interrupted else f"--time {self.seconds:g}: stopped"
+            raise BadInput(f"{how} before a single trial was finished; give it more time")
+        return chosen
+
+    def _search(self, brackets: Sequence[tuple[Bracket, float]]) -> None:
+        until = _SEARCH_TIME * self.seconds
+        for number, (bracket, width) in enumerate(brackets):
+            self._stage = f"search {number + 1} of {len(brackets)}"
+            candidates = self._candidates(bracket.candidates, width, number)
+            halve(candidates, bracket.rungs, lambda c, rung: self._score(c, rung, until))
+
+    def _candidates(self, number: int, width: float, seed: int) -> list[Candidate]:
+        best, everywhere = self.best(), self.space.box
+        if seed == 0 or best is None:
+            base = self.space.base
+            return [base, *spread_out(self.space, everywhere, number - 1, seed)]
+        near = self.space.around(best, width)
+        found = [best]
+        guess = self.guess()
+        if guess is not None:
+            found += guess.propose([everywhere, near], number // 2, seed)
+        return found + spread_out(self.space, near, number - len(found), seed)
+
+    def _choose(self) -> None:
+        self._stage = "the best ones again"
+        for seed in FINAL_SEEDS:
+            for candidate in self.ranked()[:FINALISTS]:
+                self.outcome(Trial(candidate, self.epsilon, 1.0, seed), 0.75 * self.seconds)
+
+    def confirm(
+        self, candidate: Candidate, epsilon: float | None = None, noise: float = 1.0
+    ) -> Expected | None:
+        """What to expect of a candidate: fresh seeds as far as time allows, else what is known."""
+        self._stage = "what to expect"
+        at = self.epsilon if epsilon is None else epsilon
+        outcomes = []
+        try:
+            for seed in FRESH_SEEDS:
+                outcomes.append(self.outcome(Trial(candidate, at, 1.0, seed, noise), self.seconds))
+        except OutOfTime:
+            pass
+        except KeyboardInterrupt:
+            self.interrupted = True
+        if outcomes:
+            return _expected(outcomes, 1.0, fresh=True)
+        known = [
+            (t.share, o)
+            for t, o in self._asked.items()
+            if (t.candidate, t.epsilon, t.noise) == (candidate, at, noise)
+        ]
+        share = max((share for share, _ in known), default=0.0)
+        most = [outcome for at_share, outcome in known if at_share == share]
+        return _expected(most, share, fresh=False) if most else None
+
+    def outcome(self, trial: Trial, until: float) -> Outcome:
+        """The outcome of a trial: a known one, or run it before `until` seconds have passed."""
+        known = self.trials.get(trial)
+        if known is None:
+            if self.interrupted or self.elapsed > until:
+                raise OutOfTime
+            known = self.rehearsals(trial, self._began + until)
+            self.trials.add(trial, known)
+        if trial not in self._asked:
+            self._asked[trial] = known
+            if self._may_choose(trial):
+                by_share = self._errors.setdefault(trial.candidate, {})
+                by_share.setdefault(trial.share, []).append(known.error)
+            best = self.best()
+            error = math.inf if best is None else mean_error(self._thorough(best)[1])
+            self.show(Progress(self._stage, len(self._asked), self.elapsed, best, error))
+        return known
+
+    def ranked(self) -> list[Candidate]:
+        """Candidates by how well they did, those tried most thoroughly only; best first."""
+        tried = {candidate: self._thorough(candidate) for candidate in self._errors}
+        most = max((share for share, _ in tried.values()), default=0.0)
+        top = {c: errors for c, (share, errors) in tried.items() if share == most}
+        enough = max(map(len, top.values()), default=0) / 3  # one lucky run is no proof
+        means = {c: mean_error(errors) for c, errors in top.items() if len(errors) >= enough}
+        return sorted((c for c in means if means[c] < math.inf), key=lambda c: means[c])
+
+    def best(self) -> Candidate | None:
+        return next(iter(self.ranked()), None)
+
+    def chosen(self) -> Candidate | None:
+        """The best by the smooth guess among those that were tried thoroughly."""
+        able, guess = self.ranked(), self.guess()
+        if guess is None or not able:
+            return next(iter(able), None)
+        return able[int(np.argmin(guess.errors(able)))]
+
+    def guess(self) -> Surrogate | None:
+        """A smooth guess at all errors, from all trials that a choice may look at."""
+        known = [(t, o) for t, o in self._asked.items() if self._may_choose(t)]
+        return fit(self.space, known, 2 * self.rehearsals.trivial())
+
+    def _may_choose(self, trial: Trial) -> bool:
+        """Whether a choice may look at it: the search's own budget and noise, no fresh seed."""
+        return (
+            trial.epsilon == self.epsilon and trial.noise == 1.0 and trial.seed not in FRESH_SEEDS
+        )
+
+    def _thorough(self, candidate: Candidate) -> tuple[float, list[float]]:
+        """The largest share of the cohort a candidate was tried with, and its errors there."""
+        return max(self._errors[candidate].items())
+
+    def _score(self, candidate: Candidate, rung: Rung, until: float) -> float:
+        errors: list[float] = []
+        for seed in range(rung.seeds):
+            trial = Trial(candidate, self.epsilon, rung.share, seed)
+            outcome = self.outcome(trial, until)
+            errors.append(outcome.error)
+            if math.isinf(outcome.loss):
+                break
+        return mean_error(errors)
+
+
+def _expected(outcomes: Sequence[Outcome], share: float, fresh: bool) -> Expected:
+    losses = [outcome.loss for outcome in outcomes]
+    accuracies = [outcome.accuracy for outcome in outcomes if outcome.accuracy is not None]
+    return Expected(
+        _mean_of(losses),
+        _deviation(losses),
+        _mean_of(accuracies) if accuracies else None,
+        _deviation(accuracies) if accuracies else None,
+        len(outcomes),
+        share,
+        fresh,
+    )
+
+
+def _mean_of(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.inf
+
+
+def _deviation(values: Sequence[float]) -> float:
+    mean = _mean_of(values)
+    if len(values) < 2 or not math.isfinite(mean):
+        return math.nan
+    return math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))

@@ -1,0 +1,267 @@
+"""The answer of a pilot: one recipe to run, one more private, one cheaper, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedveil.errors import BadInput
+from fedveil.plan.halving import mean_error
+from fedveil.plan.pilot import Expected, Search
+from fedveil.plan.rehearsal import OutOfTime, Rehearsals, Trial
+from fedveil.plan.space import Candidate, recipe_with_settings
+from fedveil.plan.spending import about
+from fedveil.privacy.units import Trust, Unit
+from fedveil.recipe import Recipe
+
+LOSS_TOLERANCE, ACCURACY_TOLERANCE = 0.05, 0.01  # within which a cheaper choice is as good
+_SEEDS = range(2)  # of a variant's trials
+_LEARNT = 0.02  # of the trivial answer's error must be gone before anything counts as learnt
+_QUIETER = (2, 4, 8, 16, 32, 64)  # times as many clients to try
+
+
+@dataclass(frozen=True)
+class Option:
+    """Settings worth running, what to expect of them, and why."""
+
+    name: str
+    candidate: Candidate
+    epsilon: float
+    uploads: int
+    expected: Expected
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        expected = self.expected
+        return {
+            "name": self.name,
+            "epsilon": self.epsilon,
+            **self.candidate.to_dict(),
+            "total_steps": self.candidate.total_steps,
+            "uploads": self.uploads,
+            "expected": {name: getattr(expected, name) for name in expected.__dataclass_fields__},
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a pilot found. `options` begins with the recommended one."""
+
+    options: tuple[Option, ...]
+    trivial: float  # error of the best answer that looks at no input
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    proxy: str
+    trials: int
+    work: int
+    seconds: float
+    interrupted: bool
+
+    @property
+    def recommended(self) -> Option:
+        return self.options[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {
+            **fields,
+            "options": [option.to_dict() for option in self.options],
+            "warnings": list(self.warnings),
+            "notes": list(self.notes),
+        }
+
+
+def check_hope(rehearsals: Rehearsals, base: Candidate, most_steps: int) -> None:
+    """Refuse a budget under which every single weight drowns, however the updates agree.
+
+    Clients that all send the same update of full norm C move the model by at most rounds * C; the
+    noise on each weight has std sqrt(rounds) * z * C / cohort (LOCAL: over sqrt(cohort)). If that
+    is more, for a single round and for as many as there may be, nothing can be learnt.
+    """
+    setting = rehearsals.real.setting
+    if setting is None or setting.unit is not Unit.CLIENT or rehearsals.real.method.voting:
+        return
+    cohort = rehearsals.real.sampling.expected_cohort
+    alone = setting.trust is Trust.LOCAL
+    ratios = []
+    for rounds in sorted({1, base.rounds, most_steps}):
+        recipe = recipe_with_settings(rehearsals.recipe, replace(base, rounds=rounds))
+        seen = math.sqrt(cohort) if alone else cohort
+        ratios.append(seen * math.sqrt(rounds) / rehearsals.noise(recipe))
+    best = max(ratios)
+    if best < 1:
+        needed = math.ceil(rehearsals.everyone * best ** (-2 if alone else -1))
+        raise BadInput(
+            f"privacy.epsilon {rehearsals.recipe.privacy.epsilon:g}: this budget cannot work; the "
+            f"noise on every weight is {1 / best:.3g} times what all clients together can move it, "
+            f"however many rounds; it takes {about(needed)} clients (now {rehearsals.everyone}) "
+            "at the same rate, or a larger epsilon"
+        )
+
+
+def findings(search: Search) -> Findings:
+    """Choose, confirm and find alternatives, as far as the search's time allows."""
+    chosen = search.run()
+    expected = search.confirm(chosen)
+    if expected is None:
+        raise BadInput("the pilot was stopped before anything was known")
+    recommended = Option(
+        "recommended",
+        chosen,
+        search.epsilon,
+        _uploads(search, chosen),
+        expected,
+        f"the best of {search.settings} settings tried on {search.rehearsals.proxy.source}",
+    )
+    options = [recommended]
+    for find in (_more_private, _cheaper):
+        with suppress(OutOfTime, KeyboardInterrupt):
+            option = find(search, recommended)
+            if option is not None:
+                options.append(option)
+    trivial = search.rehearsals.trivial()
+    return Findings(
+        tuple(options),
+        trivial,
+        tuple(_warnings(search, recommended, trivial)),
+        search.rehearsals.proxy.notes,
+        search.rehearsals.proxy.source,
+        len(search.trials),
+        search.trials.work,
+        search.elapsed,
+        search.interrupted,
+    )
+
+
+def recipe_of_option(recipe: Recipe, option: Option) -> Recipe:
+    """The recipe with an option's settings and budget, ready to run."""
+    chosen = recipe_with_settings(recipe, option.candidate)
+    return replace(chosen, privacy=replace(chosen.privacy, epsilon=option.epsilon))
+
+
+def _more_private(search: Search, recommended: Option) -> Option | None:
+    """Half of the budget: the same settings, or calmer ones that stand more noise."""
+    epsilon, best = recommended.epsilon / 2, recommended.candidate
+    calmer = [
+        best,
+        *search.ranked()[1:3],
+        replace(best, learning_rate=best.learning_rate / 2, clip_norm=_halved(search, best)),
+        replace(best, rounds=max(1, best.rounds // 2)),
+    ]
+    candidate = _best(search, calmer, epsilon)
+    expected = search.confirm(candidate, epsilon)
+    if expected is None:
+        return None
+    reason = f"half of the budget, at the price of {_difference(expected, recommended.expected)}"
+    uploads = _uploads(search, candidate)
+    return Option("more private", candidate, epsilon, uploads, expected, reason)
+
+
+def _cheaper(search: Search, recommended: Option) -> Option | None:
+    """The fewest uploads at about the same result; else half of the uploads, and what it costs."""
+    best = recommended.candidate
+    variants = [best, *(c for c in search.ranked() if _uploads(search, c) < recommended.uploads)]
+    steps = search.space.most_steps
+    for part in (2, 4):
+        rounds = max(1, best.rounds // part)
+        variants.append(replace(best, rounds=rounds))
+        if best.local_steps * part <= steps:
+            variants.append(replace(best, rounds=rounds, local_steps=best.local_steps * part))
+        if best.cohort is not None and best.cohort // part >= 1:
+            variants.append(replace(best, cohort=best.cohort // part))
+    errors = {candidate: _error(search, candidate, search.epsilon) for candidate in variants}
+    fewer = [c for c in errors if _uploads(search, c) < recommended.uploads]
+    alike = [c for c in fewer if _as_good(search, errors[c], errors[best])]
+    if alike:
+        candidate = min(alike, key=lambda c: (_uploads(search, c), errors[c]))
+    elif fewer:
+        half = [c for c in fewer if 2 * _uploads(search, c) <= recommended.uploads] or fewer
+        candidate = min(half, key=lambda c: errors[c])
+    else:
+        return None
+    expected = search.confirm(candidate)
+    if expected is None:
+        return None
+    uploads = _uploads(search, candidate)
+    reason = (
+        f"{recommended.uploads / uploads:.3g} times fewer uploads, "
+        f"at the price of {_difference(expected, recommended.expected)}"
+    )
+    return Option("cheaper", candidate, search.epsilon, uploads, expected, reason)
+
+
+def _warnings(search: Search, recommended: Option, trivial: float) -> Iterable[str]:
+    expected = recommended.expected
+    if expected.share < 1 or not expected.fresh:
+        yield "there was no time to confirm the choice; what is expected of it is a rough guess"
+    doubt = 2 * expected.error_spread / math.sqrt(expected.runs) if expected.runs > 1 else 0.0
+    if expected.error + doubt < (1 - _LEARNT) * trivial:
+        return
+    yield (
+        f"the model does not learn under this noise: its {_error_name(expected)} "
+        f"{expected.error:.3g} is no better than the {trivial:.3g} of an answer that looks at no "
+        f"input; {_clients_needed(search, recommended, trivial)}"
+    )
+
+
+def _clients_needed(search: Search, recommended: Option, trivial: float) -> str:
+    """More clients at the same rate divide the noise on the average: try it."""
+    trust = getattr(search.rehearsals.real.setting, "trust", None)
+    with suppress(OutOfTime, KeyboardInterrupt):
+        for times in _QUIETER:
+            quiet = 1 / math.sqrt(times) if trust is Trust.LOCAL else 1 / times
+            error = _error(search, recommended.candidate, recommended.epsilon, noise=quiet)
+            if error < (1 - 10 * _LEARNT) * trivial:
+                needed = about(times * search.rehearsals.everyone)
+                return f"with {needed} clients at the same rate it would reach {error:.3g}"
+        return f"not even {_QUIETER[-1]} times as many clients help: change the model or its rates"
+    return "more clients, a larger epsilon or a smaller model are needed"
+
+
+def _best(search: Search, candidates: Sequence[Candidate], epsilon: float) -> Candidate:
+    errors: dict[Candidate, float] = {}
+    with suppress(OutOfTime):
+        for candidate in dict.fromkeys(candidates):
+            errors[candidate] = _error(search, candidate, epsilon)
+    return min(errors, key=lambda c: errors[c]) if errors else candidates[0]
+
+
+def _error(search: Search, candidate: Candidate, epsilon: float, noise: float = 1.0) -> float:
+    outcomes = [
+        search.outcome(Trial(candidate, epsilon, 1.0, seed, noise), 0.95 * search.seconds)
+        for seed in _SEEDS
+    ]
+    return mean_error([outcome.error for outcome in outcomes])
+
+
+def _as_good(search: Search, error: float, best: float) -> bool:
+    if search.rehearsals.classifies:
+        return error <= best + ACCURACY_TOLERANCE
+    return error <= best * (1 + LOSS_TOLERANCE)
+
+
+def _halved(search: Search, candidate: Candidate) -> float:
+    """The clip goes with the learning rate where it bounds whole updates."""
+    return candidate.clip_norm / (1 if search.space.clips_gradients else 2)
+
+
+def _uploads(search: Search, candidate: Candidate) -> int:
+    return candidate.uploads(search.rehearsals.everyone)
+
+
+def _difference(new: Expected, old: Expected) -> str:
+    if new.error <= old.error:
+        return "nothing that could be measured"
+    if new.accuracy is not None and old.accuracy is not None:
+        return f"{100 * (old.accuracy - new.accuracy):.1f} points of accuracy"
+    return f"{100 * (new.loss / old.loss - 1):.0f} % more loss"
+
+
+def _error_name(expected: Expected) -> str:
+    return "loss" if expected.accuracy is None else "share of wrong answers"
