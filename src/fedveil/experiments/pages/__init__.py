@@ -6,12 +6,18 @@ from difflib import get_close_matches
 
 from fedveil.errors import BadInput
 from fedveil.experiments.experiment import Experiment
-from fedveil.experiments.pages import fu_lending, hu_adult, liang_mnist
+from fedveil.experiments.pages import (
+    cheng_images,
+    fu_femnist,
+    fu_lending,
+    hu_adult,
+    liang_mnist,
+    liang_networks,
+)
 
+_PAGES = (fu_lending, fu_femnist, hu_adult, liang_mnist, liang_networks, cheng_images)
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment
-    for page in (liang_mnist, fu_lending, hu_adult)
-    for experiment in page.EXPERIMENTS
+    experiment.name: experiment for page in _PAGES for experiment in page.EXPERIMENTS
 }
 
 
