@@ -19,7 +19,7 @@ from fedveil.engine.contract import Job
 from fedveil.local.rotation import Rotation
 from fedveil.local.rule import LearningRate, LocalRule
 from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.central_noise import CentralNoise, scale_of
+from fedveil.methods.central_noise import CentralNoise
 from fedveil.methods.clip_rules import ClipTracking
 from fedveil.methods.dp_fedavg import dp_fedavg
 from fedveil.methods.fu import fu
@@ -248,41 +248,3 @@ def test_a_plans_releases_are_what_its_guarantee_accounts() -> None:
         assert made.setting is not None
         again = account(made.releases(3), setting=made.setting, delta=made.guarantee.delta)
         assert again == made.guarantee
-
-
-@pytest.mark.parametrize("scale", [1.3, 4.0, 25.0])
-@pytest.mark.parametrize("shift", [1, 2, 7, 30])
-def test_discrete_laplace_is_as_private_as_continuous_noise_two_steps_wider(
-    scale: float, shift: int
-) -> None:
-    """Hockey-stick curves by summing the probabilities, against the continuous law's."""
-    x = np.arange(-4000, 4000)
-    here, there = np.exp(-np.abs(x) / scale), np.exp(-np.abs(x - shift) / scale)
-    here, there = here / here.sum(), there / there.sum()
-    exceeds = False
-    for epsilon in np.linspace(0, shift / scale, 101):
-        discrete = np.maximum(0, here - math.exp(epsilon) * there).sum()
-
-        def continuous(steps: float, epsilon: float = epsilon) -> float:
-            return max(0.0, 1 - math.exp((epsilon - steps / scale) / 2))
-
-        assert discrete <= continuous(shift + 2) + 1e-12
-        exceeds |= discrete > continuous(shift) + 1e-6
-    assert exceeds  # without the two steps it would not hold
-
-
-def test_exact_laplace_noise_is_drawn_for_the_wider_shift() -> None:
-    method = dp_fedavg(
-        rounds=2,
-        cohort=EVERYONE,
-        local=rule(),
-        clip=Clip(C, 1),
-        protection=LocalNoise(Noise.LAPLACE),
-    )
-    made = planned(method, Z, Arithmetic.EXACT)
-    assert made.terms is not None
-    grid = made.shaping.granularity
-    assert grid is not None
-    wider = Z * (C + 2 * made.layout.size * grid)
-    assert scale_of(Noise.LAPLACE, made.terms, made.shaping) == pytest.approx(wider, rel=1e-15)
-    assert Z * C < wider < Z * C * 1.001

@@ -52,7 +52,7 @@ class CentralNoise:
         return (Release(mechanism_of(self.noise, terms), terms.sampling, rounds),)
 
     def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
-        scale = scale_of(self.noise, terms, shaping)
+        scale = terms.noise_multiplier * (shaping.clip or terms.clip).norm
         stream, gauss = occasion.stream(), self.noise is Noise.GAUSSIAN
         if shaping.granularity is None:
             drawn = (gaussian if gauss else laplace)(stream, len(total), scale)
@@ -67,19 +67,6 @@ def mechanism_of(noise: Noise, terms: Terms) -> Gaussian | Laplace:
     if noise is Noise.LAPLACE:
         return Laplace(terms.noise_multiplier)
     return Gaussian(terms.noise_multiplier)
-
-
-def scale_of(noise: Noise, terms: Terms, shaping: Shaping) -> float:
-    """Std of Gaussian noise, or scale of Laplace noise, for this round's clip.
-
-    Discrete Laplace noise hides a shift of k grid steps as well as continuous noise hides one of
-    k + 2: its trade-off curve touches that of the continuous law at privacy losses 2 steps apart
-    and is straight in between. In d coordinates that is 2 d steps, far below a thousandth.
-    """
-    reach = (shaping.clip or terms.clip).norm
-    if noise is Noise.LAPLACE and shaping.granularity is not None:
-        reach += 2 * shaping.width(terms.layout) * shaping.granularity
-    return terms.noise_multiplier * reach
 
 
 def fine_grid(terms: Terms, clip: Clip) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
-from fedveil.methods.central_noise import fine_grid, mechanism_of, scale_of
+from fedveil.methods.central_noise import fine_grid, mechanism_of
 from fedveil.methods.protection import Noise, Occasion, Promise, Terms, worst_case
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
@@ -43,7 +43,7 @@ class LocalNoise:
 
     def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
         """The sum of noisy uploads: each client's noise is drawn by itself, from its own stream."""
-        scale = scale_of(self.noise, terms, shaping)
+        scale = terms.noise_multiplier * (shaping.clip or terms.clip).norm
         gauss, grid = self.noise is Noise.GAUSSIAN, shaping.granularity
         if grid is None:
             noisy = total.double().numpy().copy()
