@@ -32,15 +32,27 @@ if TYPE_CHECKING:
     from fedveil.engine.run import Run, Speed
     from fedveil.errors import BadInput, FedveilError, Refused
     from fedveil.local.rule import GradientClip, LearningRate, LocalRule, Schedule
+    from fedveil.methods.ae_dpfl import ae_dpfl
+    from fedveil.methods.central_noise import CentralNoise
+    from fedveil.methods.cheng import cheng
+    from fedveil.methods.clip_rules import ClipTracking
+    from fedveil.methods.ddgauss import ddgauss
     from fedveil.methods.dp_fedavg import dp_fedavg
-    from fedveil.methods.fedavg import fedavg
-    from fedveil.methods.method import CohortRule, Method, Scheme
+    from fedveil.methods.fedavg import fedavg, fedprox, fedsgd
+    from fedveil.methods.fu import fu
+    from fedveil.methods.hu import dp_sgd, hu
+    from fedveil.methods.liang import dp_fed
+    from fedveil.methods.local_noise import LocalNoise
+    from fedveil.methods.method import CohortRule, Method, Scheme, Voting
+    from fedveil.methods.protection import Noise
+    from fedveil.methods.shared_noise import SharedNoise
     from fedveil.models.zoo import build
     from fedveil.plan.plan import Budget, Plan, plan
     from fedveil.privacy.accounting import Release, Setting, account
     from fedveil.privacy.clipping import Clip
     from fedveil.privacy.guarantee import Guarantee
     from fedveil.server.optimizers import Adam, Sgd
+    from fedveil.server.smoothing import Smoothing
 
 _HOMES = {
     "fedveil.data.federation": ("Examples", "Federation", "Task"),
@@ -50,15 +62,27 @@ _HOMES = {
     "fedveil.engine.run": ("Run", "Speed"),
     "fedveil.errors": ("BadInput", "FedveilError", "Refused"),
     "fedveil.local.rule": ("GradientClip", "LearningRate", "LocalRule", "Schedule"),
+    "fedveil.methods.ae_dpfl": ("ae_dpfl",),
+    "fedveil.methods.central_noise": ("CentralNoise",),
+    "fedveil.methods.cheng": ("cheng",),
+    "fedveil.methods.clip_rules": ("ClipTracking",),
+    "fedveil.methods.ddgauss": ("ddgauss",),
     "fedveil.methods.dp_fedavg": ("dp_fedavg",),
-    "fedveil.methods.fedavg": ("fedavg",),
-    "fedveil.methods.method": ("CohortRule", "Method", "Scheme"),
+    "fedveil.methods.fedavg": ("fedavg", "fedprox", "fedsgd"),
+    "fedveil.methods.fu": ("fu",),
+    "fedveil.methods.hu": ("dp_sgd", "hu"),
+    "fedveil.methods.liang": ("dp_fed",),
+    "fedveil.methods.local_noise": ("LocalNoise",),
+    "fedveil.methods.method": ("CohortRule", "Method", "Scheme", "Voting"),
+    "fedveil.methods.protection": ("Noise",),
+    "fedveil.methods.shared_noise": ("SharedNoise",),
     "fedveil.models.zoo": ("build",),
     "fedveil.plan.plan": ("Budget", "Plan", "plan"),
     "fedveil.privacy.accounting": ("Release", "Setting", "account"),
     "fedveil.privacy.clipping": ("Clip",),
     "fedveil.privacy.guarantee": ("Guarantee",),
     "fedveil.server.optimizers": ("Adam", "Sgd"),
+    "fedveil.server.smoothing": ("Smoothing",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -66,7 +90,9 @@ __all__ = [
     "Adam",
     "BadInput",
     "Budget",
+    "CentralNoise",
     "Clip",
+    "ClipTracking",
     "CohortRule",
     "Examples",
     "Federation",
@@ -74,8 +100,10 @@ __all__ = [
     "GradientClip",
     "Guarantee",
     "LearningRate",
+    "LocalNoise",
     "LocalRule",
     "Method",
+    "Noise",
     "Plan",
     "Refused",
     "Release",
@@ -85,13 +113,25 @@ __all__ = [
     "Scheme",
     "Setting",
     "Sgd",
+    "SharedNoise",
+    "Smoothing",
     "Speed",
     "Task",
+    "Voting",
     "account",
+    "ae_dpfl",
     "build",
+    "cheng",
+    "ddgauss",
+    "dp_fed",
     "dp_fedavg",
+    "dp_sgd",
     "fedavg",
+    "fedprox",
+    "fedsgd",
     "from_table",
+    "fu",
+    "hu",
     "load",
     "plan",
 ]
