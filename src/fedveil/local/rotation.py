@@ -53,9 +53,11 @@ def hadamard(rows: Tensor) -> Tensor:
     while left:
         levels = min(6, left)
         side = 1 << levels
+        matrix = _matrix(levels).to(rows.dtype)
         # Axes: blocks still to mix, the `side` values mixed now, what is mixed already.
         cube = rows.view(count, width // (side * done), side, done)
-        rows = torch.matmul(_matrix(levels).to(rows.dtype), cube).reshape(count, width)
+        rows = cube[..., 0] @ matrix if done == 1 else torch.matmul(matrix, cube)
+        rows = rows.reshape(count, width)
         done, left = done * side, left - levels
     return rows
 
