@@ -89,7 +89,7 @@ DIFFERENCES = (
         "learning rate",
         "2 / (mu (k + gamma)), no numbers",
         "0.2 / (1 + k/2), mu = 5 and gamma = 2: of the readings tried (fu-readings) the one "
-        "whose best T are the paper's",
+        "whose best T and E come closest to the paper's",
     ),
     Difference(
         "order of the clients",
