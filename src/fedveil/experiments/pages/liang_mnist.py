@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from fedveil.experiments.case import Case, Certified, Claimed, Data, Noise
@@ -49,6 +50,7 @@ DIFFERENCES = (
 )
 
 
+@cache
 def noise_of(kind: str, sampling: str, epsilon: float) -> Noise:
     """The paper's noise, or the least that is proved, at the same epsilon and delta."""
     if kind == "certified":
