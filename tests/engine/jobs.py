@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.engine.contract import Job
+from fedveil.local.rotation import Rotation
 from fedveil.local.rule import GradientClip, LearningRate, LocalRule, Schedule
 from fedveil.local.shaping import Shaping
 from fedveil.models.flat import flatten, layout_of
@@ -98,6 +99,15 @@ SHAPINGS = {
     "capped weights": Shaping(Clip(0.2, 2), weight_cap=6),
     "weights without clip": Shaping(weight_cap=6),
     "LUS (Cheng)": Shaping(Clip(0.2, 2), sparsity=0.7),
+}
+GRIDS = {  # sums of integers, which a reference in floats cannot give
+    "grid": Shaping(Clip(0.2, 2), granularity=2.0**-20),
+    "grid, L1, weights": Shaping(Clip(0.2, 1), weight_cap=6, granularity=2.0**-20),
+    "LUS on a grid": Shaping(Clip(0.2, 2), sparsity=0.7, granularity=2.0**-20),
+    "rotated (ddgauss)": Shaping(Clip(0.2, 2), granularity=2.0**-18, rotation=Rotation(3)),
+    "rounded at random (ddgauss)": Shaping(
+        Clip(0.2, 2), granularity=2.0**-12, rotation=Rotation(3), rounding_beta=0.6
+    ),
 }
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Task]] = {
     "linear": (lambda: Linear(3, 1), (3,), Task.REGRESSION),

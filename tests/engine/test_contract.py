@@ -18,12 +18,13 @@ from torch import nn
 from fedveil.data.federation import Federation
 from fedveil.engine.choose import ENGINES, build_engine, supports
 from fedveil.engine.contract import Engine, Job
+from fedveil.local.ballot import Ballot
 from fedveil.local.rule import LearningRate, LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.models.flat import layout_of
 from fedveil.privacy.clipping import Clip
 
-from .jobs import FEW, MODELS, RULES, SHAPINGS, SIZES, SLOW, make_job, start_of
+from .jobs import FEW, GRIDS, MODELS, RULES, SHAPINGS, SIZES, SLOW, make_job, start_of
 from .reference import Client, train
 
 EACH = [name for name in ENGINES if name not in ("auto", "processes")]  # processes: own file
@@ -126,6 +127,37 @@ def test_the_integer_sum_is_the_exact_sum_of_snapped_updates(engine: str, model:
     for one in alone:
         squares = sum(int(v) ** 2 for v in one.total)
         assert 0 < squares * grid**2 <= 0.2**2
+
+
+@pytest.mark.parametrize("shaping", GRIDS)
+@pytest.mark.parametrize("model", ["linear", "wide softmax", "mlp", "own module"])
+@pytest.mark.parametrize("engine", EACH)
+def test_every_engine_puts_the_same_update_on_the_grid(
+    engine: str, model: str, shaping: str
+) -> None:
+    rule = RULES["full batch, three steps, decaying" if model == "linear" else "momentum"]
+    job = make_job(model, rule, GRIDS[shaping])
+    start = start_of(job)
+    result = engine_for(engine, job).round_sum(start, ALL, 3)
+    wanted = build_engine(job, "sequential").round_sum(start, ALL, 3)
+    assert result.total.dtype == torch.int64
+    assert len(result.total) == job.shaping.width(job.layout)
+    # A float that differs in its last bit may be rounded to the neighbouring grid point.
+    assert (result.total - wanted.total).abs().max() <= 2 * len(SIZES)
+    assert wanted.total.abs().max() > 20 * len(SIZES)
+    torch.testing.assert_close(result.norms, wanted.norms, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", EACH)
+def test_every_engine_casts_the_same_votes(engine: str) -> None:
+    plain = make_job("mlp", RULES["momentum"], Shaping())
+    questions = torch.from_numpy(plain.federation.train.inputs[:20])
+    ballot = Shaping(ballot=Ballot(plain.module, questions, 3))
+    job = replace(plain, shaping=ballot)
+    votes = engine_for(engine, job).round_sum(start_of(job), ALL, 3).total.view(20, 3)
+    wanted = build_engine(job, "sequential").round_sum(start_of(job), ALL, 3).total.view(20, 3)
+    assert torch.equal(votes.sum(dim=1), torch.full((20,), float(len(SIZES))).double())
+    assert torch.equal(votes, wanted)
 
 
 @pytest.mark.parametrize("engine", EACH)

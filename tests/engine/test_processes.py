@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from fedveil.data.federation import Federation
 from fedveil.engine.choose import build_engine
 from fedveil.engine.processes import ProcessEngine, split
-from fedveil.engine.shared import share
+from fedveil.engine.shared import bytes_to_copy, share
 from fedveil.engine.team import WorkerFailed
 from fedveil.engine.threads import threads_at
 from fedveil.local.batches import step_counts
@@ -171,6 +171,7 @@ def test_shared_columns_are_the_same_without_a_copy_of_files(tmp_path: Path) -> 
     for federation, copied in ((plain, 3), (mapped, 1)):  # offsets are always in memory
         shared = share(federation)
         there = shared.open()
+        assert (bytes_to_copy(federation) == 0) is (federation is mapped)
         assert len(shared.descriptors) <= copied
         for part in ("inputs", "targets"):
             wanted, got = getattr(federation.train, part), getattr(there.train, part)

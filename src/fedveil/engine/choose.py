@@ -10,11 +10,12 @@ from torch import nn
 
 from fedveil.engine.algebra import AlgebraEngine, dual_applies, moments_apply, one_layer
 from fedveil.engine.contract import Engine, Job
-from fedveil.engine.cost import Workload, cores, round_seconds, seconds_saved
+from fedveil.engine.cost import Prediction, Workload, cores, round_seconds
 from fedveil.engine.gradients import AutogradGradients, VmapGradients, why_not_vmap
 from fedveil.engine.mlp import MlpGradients
 from fedveil.engine.reach import under_torchrun, why_not_elsewhere
 from fedveil.engine.rows import CPU, RowEngine
+from fedveil.engine.shared import bytes_to_copy
 from fedveil.engine.stack import Stack, affine_stack
 from fedveil.engine.threads import Threaded
 from fedveil.errors import BadInput
@@ -72,11 +73,15 @@ def choose(
     if processes is not None and processes < 1:
         raise BadInput(f"engine.processes: must be at least 1, got {processes}")
     inner = _engine(job, "auto" if name == "processes" else name, device)
-    count, why = _processes(job, name, processes, workload, device, inner.name)
+    seconds = None if workload is None else round_seconds(job, workload)
+    rounds = 0 if workload is None else workload.rounds
+    alone = inner.name == "algebra" or device.type != "cpu"
+    predicted = None if alone or seconds is None else Prediction(seconds, rounds)
+    count, why = _processes(job, name, processes, predicted, device)
     if count > 1:
         return Choice(inner.name, f"{inner.reason}{why}", count, 1)
     # Short operations gain nothing from a second thread and wait for it beside a busy neighbour.
-    short = workload is not None and round_seconds(job, workload) < _LONG
+    short = seconds is not None and seconds < _LONG
     few = short and device.type == "cpu" and inner.name != "sequential"
     return Choice(inner.name, f"{inner.reason}{why}", 1, 1 if few else None)
 
@@ -148,14 +153,9 @@ def _engine(job: Job, name: str, device: torch.device) -> Choice:
 
 
 def _processes(
-    job: Job,
-    name: str,
-    asked: int | None,
-    workload: Workload | None,
-    device: torch.device,
-    inner: str,
+    job: Job, name: str, asked: int | None, predicted: Prediction | None, device: torch.device
 ) -> tuple[int, str]:
-    """How many processes, and why."""
+    """How many processes, and why. Without a prediction there is one, unless more were asked."""
     if under_torchrun():
         size = int(os.environ["WORLD_SIZE"])
         return size, f"; {size} processes, started by torchrun"
@@ -168,14 +168,19 @@ def _processes(
             raise BadInput("engine.processes: 1 contradicts engine.name 'processes'; leave one out")
         return count, f"; {count} processes, asked for"
     available = cores()
-    if asked == 1 or workload is None or device.type != "cpu" or available == 1:
+    if asked == 1 or predicted is None or available == 1:
         return 1, ""
-    seconds = round_seconds(job, workload)
-    if inner == "algebra" or seconds < _LONG or seconds_saved(job, workload, available) < 0:
-        return 1, "; one process, because rounds are short"
-    if why_not_elsewhere(job) is not None or job.federation.train.inputs.nbytes > _COPY:
-        return 1, "; one process, because the model or the data cannot be shared cheaply"
-    return available, f"; {available} processes, because a round takes about {seconds:.1g} s on one"
+    if predicted.seconds < _LONG or predicted.saved(available) < 0:
+        return 1, "; one process, because the run is short"
+    obstacle = why_not_elsewhere(job)
+    if obstacle is not None:
+        return 1, f"; one process, because {obstacle}"
+    if bytes_to_copy(job.federation) > _COPY:
+        return 1, "; one process, because so much data is not copied unasked"
+    return (
+        available,
+        f"; {available} processes, because a round takes about {predicted.seconds:.1g} s on one",
+    )
 
 
 def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engine:

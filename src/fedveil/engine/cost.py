@@ -26,6 +26,18 @@ class Workload:
     rounds: int
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of a round on one core, and how many rounds there are."""
+
+    seconds: float
+    rounds: int
+
+    def saved(self, processes: int) -> float:
+        """Seconds that a run gains from this many processes, their start-up taken off."""
+        return self.rounds * self.seconds * (1 - 1 / processes) - _START
+
+
 def round_seconds(job: Job, workload: Workload) -> float:
     """Predicted seconds of a round on one core, from the model's arithmetic alone."""
     sizes = job.federation.sizes
@@ -33,11 +45,6 @@ def round_seconds(job: Job, workload: Workload) -> float:
     records = float((step_counts(sizes, job.rule) * batch).mean())
     # The backward pass takes about twice the forward pass.
     return workload.cohort * records * 3 * operations(job) / _RATE
-
-
-def seconds_saved(job: Job, workload: Workload, processes: int) -> float:
-    """What a run gains from this many processes, their start-up taken off."""
-    return workload.rounds * round_seconds(job, workload) * (1 - 1 / processes) - _START
 
 
 def operations(job: Job) -> float:
@@ -54,6 +61,8 @@ def operations(job: Job) -> float:
     try:
         with torch.no_grad():
             module.eval()(example)
+    except Exception:  # a module that wants more than one example: its parameters have to do
+        counted.clear()
     finally:
         module.train(training)
         for handle in handles:
