@@ -245,6 +245,15 @@ def with_defaults(recipe: Recipe) -> Recipe:
     return replace(recipe, data=data, training=training, privacy=privacy, aggregation=aggregation)
 
 
+def without_privacy(recipe: Recipe) -> Recipe:
+    """The same training as FedAvg: no clip, no noise, and none of the parts that go with them."""
+    training = replace(
+        recipe.training, method="fedavg", penalty=None, sparsity=None, upload="dense"
+    )
+    bare = AggregationSection(), PrivacySection()
+    return replace(recipe, training=training, aggregation=bare[0], privacy=bare[1])
+
+
 def to_table(recipe: Recipe) -> dict[str, Any]:
     """The recipe as a TOML table; keys that are not set are left out."""
 

@@ -157,7 +157,7 @@ def test_noise_on_gradients(secure: bool, arithmetic: Arithmetic) -> None:
     gamma, bound, rate = max(SIZES), 0.8, 0.4
     local = LocalRule(LearningRate(rate), steps=1, batch_size=gamma)
     method = dp_sgd(rounds=2, cohort=EVERYONE, local=local, clip_norm=bound, secure_sum=secure)
-    rows = noisy_updates(planned(method, Z, arithmetic), 800)
+    rows = noisy_updates(planned(method, Z, arithmetic), 400)
     check_std(rows - rows.mean(axis=0), rate * Z * bound / gamma * math.sqrt(N))
 
 
@@ -165,7 +165,7 @@ def test_every_local_step_of_hu_draws_noise_of_its_own() -> None:
     gamma, bound, rate, steps = max(SIZES), 1e-3, 0.4, 4  # noise far above all gradients
     local = LocalRule(LearningRate(rate), steps=steps, batch_size=gamma)
     method = hu(rounds=2, cohort=EVERYONE, local=local, clip_norm=bound, secure_sum=False)
-    rows = noisy_updates(planned(method, 400.0), 800)
+    rows = noisy_updates(planned(method, 400.0), 400)
     check_std(rows - rows.mean(axis=0), rate * 400 * bound / gamma * math.sqrt(N * steps))
 
 

@@ -51,3 +51,11 @@ def test_without_a_seed_recipes_are_certified_or_say_why_not(name: str) -> None:
         assert "floating point" in plan.guarantee.reason
     else:
         assert plan.guarantee.certified, plan.guarantee.reason
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_every_private_recipe_has_a_baseline_without_privacy(name: str) -> None:
+    table = recipes.read(RECIPES / f"{name}.toml")
+    recipe = recipes.with_defaults(recipes.parse(table, (), {"seed": 0}))
+    plain = recipes.without_privacy(recipe)
+    assert plan_of(plain, federation_of(plain.data)).guarantee is None

@@ -188,15 +188,10 @@ def _label_unit(plan: Plan) -> float:
 
 def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
     """The same training without clipping and noise, kept in memory only."""
-    from dataclasses import replace
-
     from fedveil.assemble import plan_of
     from fedveil.engine.run import Run
-    from fedveil.recipe import AggregationSection
 
-    training = replace(recipe.training, method="fedavg")
-    bare = replace(recipe, training=training, aggregation=AggregationSection())
-    plain = plan_of(bare, private.federation)
+    plain = plan_of(recipes.without_privacy(recipe), private.federation)
     metrics = Run(plain, every=plain.method.rounds).finish()
     return {"accuracy": metrics.accuracy, "loss": metrics.loss}
 
