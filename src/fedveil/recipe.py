@@ -240,7 +240,9 @@ def with_defaults(recipe: Recipe) -> Recipe:
     if private and privacy.epsilon is None and privacy.noise_multiplier is None:
         privacy = replace(privacy, epsilon=4.0)
     files = {name: getattr(recipe.data, name) for name in ("file", "schema", "directory")}
-    found = {name: str(Path(path).absolute()) for name, path in files.items() if path is not None}
+    found: dict[str, Any] = {
+        name: str(Path(path).absolute()) for name, path in files.items() if path is not None
+    }
     data = replace(recipe.data, **found)  # a run can be resumed from anywhere
     return replace(recipe, data=data, training=training, privacy=privacy, aggregation=aggregation)
 
