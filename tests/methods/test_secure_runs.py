@@ -19,6 +19,7 @@ from fedveil.engine.directory import RunDirectory
 from fedveil.engine.run import Run, Speed
 from fedveil.errors import BadInput, Refused
 from fedveil.methods.aggregation import Aggregation
+from fedveil.methods.clip_rules import ClipTracking
 from fedveil.methods.protection import InShares
 from fedveil.plan.plan import Plan
 from fedveil.privacy.accounting import Release, account
@@ -149,6 +150,37 @@ def test_a_round_releases_the_mean_over_survivors_of_integers_and_their_own_nois
     assert max(map(abs, total)) < 2**63  # nothing wraps at this noise
     mean = torch.tensor(total, dtype=torch.float64) * shaping.granularity / len(survivors)
     assert torch.allclose(run.state.weights - plan.start, mean.float(), rtol=1e-5, atol=1e-7)
+
+
+def test_a_tracked_clip_is_counted_over_survivors_with_noise_of_its_own() -> None:
+    plan = plan_for(CASES["ddgauss, clip tracked"], secure="full", dropout=0.25)
+    run = Run(plan, speed=Speed(chunk=1))
+    report = next(iter(run))
+    cohort = plan.sampling.draw(0, plan.randomness.stream("cohort", 0))
+    lost = draw_losses(list(cohort), 0.25, plan.randomness.stream("losses", 0)).before_upload
+    survivors = np.array([client for client in cohort if client not in lost])
+    norms = run.engine.round_sum(plan.start, survivors, 0, plan.shaping).norms
+    assert plan.shaping.clip is not None
+    halves = sum(0.5 if norm <= plan.shaping.clip.norm else -0.5 for norm in norms)
+    assert plan.terms is not None
+    assert isinstance(plan.method.clip_rule, ClipTracking)
+    assert isinstance(plan.method.protection, InShares)
+    own, shaping, _ = plan.method.clip_rule.halves(
+        plan.method.protection, plan.terms, norms, plan.shaping.clip, 0
+    )
+    integers = plan.method.protection.integers(own, shaping, 0)
+    assert integers is not None
+    std, grid = integers.share_std, integers.grid.granularity
+    assert std * math.sqrt(12) == pytest.approx(0.2 * 12)  # clip_noise, as a share of the cohort
+    noise = sum(
+        share(1, std, grid, plan.randomness.stream("bits", 0, int(client)))[0] * grid
+        for client in survivors
+    )
+    released = report.figures["below_clip"]
+    signs = (1, -1)  # the rotation of one number is a public sign
+    assert any(
+        released == pytest.approx(0.5 + (halves + sign * noise) / len(survivors)) for sign in signs
+    )
 
 
 def test_the_guarantee_counts_the_fewest_honest_shares_that_are_released() -> None:
