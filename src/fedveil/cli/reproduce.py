@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedveil.cli import console
 from fedveil.errors import BadInput
@@ -35,6 +36,7 @@ def execute(args: argparse.Namespace) -> int:
     from fedveil.experiments.experiment import Scale
     from fedveil.experiments.pages import find
     from fedveil.experiments.pictures import draw
+    from fedveil.experiments.run_case import run_case
     from fedveil.experiments.runner import finish, pending, tasks
     from fedveil.experiments.store import Store
     from fedveil.experiments.summary import rows_of
@@ -45,7 +47,7 @@ def execute(args: argparse.Namespace) -> int:
     todo = tasks(experiment, scale, args.seeds)
     if not args.report:
         with _progress() as show:
-            finish(todo, store, show)
+            finish(todo, store, show, experiment.run or run_case)
     rows = rows_of(experiment, scale, store, args.seeds)
     if not rows:
         raise BadInput(
@@ -75,7 +77,7 @@ def _list(as_json: bool) -> int:
     from fedveil.experiments.experiment import Scale
     from fedveil.experiments.pages import EXPERIMENTS
 
-    described = [
+    described: list[dict[str, Any]] = [
         {
             "name": experiment.name,
             "title": f"{experiment.paper}, {experiment.title}",

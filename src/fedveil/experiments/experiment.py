@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from fedveil.experiments.case import Case, Label
+from fedveil.experiments.store import Outcome
 
 if TYPE_CHECKING:
     from fedveil.experiments.summary import Row
@@ -77,6 +78,7 @@ class Experiment:
     findings: Finding = no_findings
     quick_minutes: float = 3.0  # on two cores; told by `list`
     full_minutes: float = 30.0
+    run: Callable[..., Outcome] | None = None  # in place of a federated run, where there is none
     reading: str = ""  # how the paper's number is to be read, where that is not plain
 
     def seeds(self, scale: Scale) -> int:

@@ -11,11 +11,16 @@ from fedveil.experiments.pages import (
     fu_femnist,
     fu_lending,
     hu_adult,
+    liang_demonstration,
     liang_mnist,
     liang_networks,
 )
 
-_PAGES = (fu_lending, fu_femnist, hu_adult, liang_mnist, liang_networks, cheng_images)
+_PAGES = (
+    *(fu_lending, fu_femnist, hu_adult),
+    *(liang_demonstration, liang_mnist, liang_networks),
+    cheng_images,
+)
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment for page in _PAGES for experiment in page.EXPERIMENTS
 }
