@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fedveil.errors import BadInput, FedveilError, Refused
     from fedveil.local.rule import GradientClip, LearningRate, LocalRule, Schedule
     from fedveil.methods.ae_dpfl import ae_dpfl
+    from fedveil.methods.aggregation import Aggregation, Secure
     from fedveil.methods.central_noise import CentralNoise
     from fedveil.methods.cheng import cheng
     from fedveil.methods.clip_rules import ClipTracking
@@ -63,6 +64,7 @@ _HOMES = {
     "fedveil.errors": ("BadInput", "FedveilError", "Refused"),
     "fedveil.local.rule": ("GradientClip", "LearningRate", "LocalRule", "Schedule"),
     "fedveil.methods.ae_dpfl": ("ae_dpfl",),
+    "fedveil.methods.aggregation": ("Aggregation", "Secure"),
     "fedveil.methods.central_noise": ("CentralNoise",),
     "fedveil.methods.cheng": ("cheng",),
     "fedveil.methods.clip_rules": ("ClipTracking",),
@@ -88,6 +90,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Adam",
+    "Aggregation",
     "BadInput",
     "Budget",
     "CentralNoise",
@@ -111,6 +114,7 @@ __all__ = [
     "RunDirectory",
     "Schedule",
     "Scheme",
+    "Secure",
     "Setting",
     "Sgd",
     "SharedNoise",
