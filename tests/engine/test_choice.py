@@ -130,9 +130,33 @@ def test_long_rounds_take_as_many_processes_as_there_are_cores(
     long = choose(job, workload=Workload(1e6, 100))
     assert long.processes == 3
     assert "3 processes" in long.reason
+    assert long.threads == 1  # of each
     assert choose(job, processes=1, workload=Workload(1e6, 100)).processes == 1
     monkeypatch.setattr(choosing, "cores", lambda: 1)
     assert choose(job, workload=Workload(1e6, 100)).processes == 1
+
+
+def test_short_operations_stay_on_one_thread_and_leave_torch_as_it_was() -> None:
+    before = torch.get_num_threads()
+    seen = []
+
+    class Spy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.get_num_threads())
+            scores: Tensor = super().forward(x)
+            return scores
+
+    job = with_module(make_job("softmax", RULES["momentum"], SHAPINGS["clip"]), Spy(5, 3))
+    choice = choose(job, "sequential", workload=Workload(10, 10))
+    assert choice.threads == 1
+    torch.set_num_threads(2)
+    seen.clear()
+    build_engine(job, choice).round_sum(start_of(job), np.arange(len(SIZES)), 0)
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == 2
+    build_engine(job, choice, threads=3).round_sum(start_of(job), np.arange(len(SIZES)), 0)
+    assert seen[-1] == 3
+    torch.set_num_threads(before)
 
 
 def test_a_model_of_the_main_program_cannot_be_sent_to_other_processes() -> None:

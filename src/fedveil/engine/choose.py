@@ -10,7 +10,7 @@ from torch import nn
 
 from fedveil.engine.algebra import AlgebraEngine, dual_applies, moments_apply, one_layer
 from fedveil.engine.contract import Engine, Job
-from fedveil.engine.cost import Prediction, Workload, cores, round_seconds
+from fedveil.engine.cost import Prediction, Workload, cores, predict
 from fedveil.engine.gradients import AutogradGradients, VmapGradients, why_not_vmap
 from fedveil.engine.mlp import MlpGradients
 from fedveil.engine.reach import under_torchrun, why_not_elsewhere
@@ -25,6 +25,7 @@ ENGINES = ("auto", "algebra", "mlp", "generic", "sequential", "processes")
 _LARGE = 500_000  # parameters above which a chunk of clients no longer fits the cache
 _CACHE = 6_000_000  # bytes of weights that stay in cache while a chunk trains
 _LONG = 0.1  # seconds: shorter rounds stay in one process
+_QUICK = 0.002  # seconds: shorter steps of one client stay on one thread
 _COPY = 2_000_000_000  # bytes of data that are not copied just to be shared
 
 
@@ -73,17 +74,11 @@ def choose(
     if processes is not None and processes < 1:
         raise BadInput(f"engine.processes: must be at least 1, got {processes}")
     inner = _engine(job, "auto" if name == "processes" else name, device)
-    seconds = None if workload is None else round_seconds(job, workload)
-    rounds = 0 if workload is None else workload.rounds
+    predicted = None if workload is None else predict(job, workload)
     alone = inner.name == "algebra" or device.type != "cpu"
-    predicted = None if alone or seconds is None else Prediction(seconds, rounds)
-    count, why = _processes(job, name, processes, predicted, device)
-    if count > 1:
-        return Choice(inner.name, f"{inner.reason}{why}", count, 1)
-    # Short operations gain nothing from a second thread and wait for it beside a busy neighbour.
-    short = seconds is not None and seconds < _LONG
-    few = short and device.type == "cpu" and inner.name != "sequential"
-    return Choice(inner.name, f"{inner.reason}{why}", 1, 1 if few else None)
+    count, why = _processes(job, name, processes, None if alone else predicted, device)
+    threads = 1 if count > 1 or (predicted and _one_thread(inner.name, predicted)) else None
+    return Choice(inner.name, f"{inner.reason}{why}", count, threads)
 
 
 def build_engine(
@@ -181,6 +176,14 @@ def _processes(
         available,
         f"; {available} processes, because a round takes about {predicted.seconds:.1g} s on one",
     )
+
+
+def _one_thread(inner: str, predicted: Prediction) -> bool:
+    """Short operations gain nothing from a second thread, and beside a busy neighbour they wait
+    for it many times their own length."""
+    if inner == "sequential":
+        return predicted.step_seconds < _QUICK
+    return predicted.seconds < _LONG
 
 
 def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engine:

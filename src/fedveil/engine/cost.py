@@ -28,9 +28,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of a round on one core, and how many rounds there are."""
+    """Seconds on one core, of a round and of one client's local step, and how many rounds."""
 
     seconds: float
+    step_seconds: float
     rounds: int
 
     def saved(self, processes: int) -> float:
@@ -38,13 +39,15 @@ class Prediction:
         return self.rounds * self.seconds * (1 - 1 / processes) - _START
 
 
-def round_seconds(job: Job, workload: Workload) -> float:
-    """Predicted seconds of a round on one core, from the model's arithmetic alone."""
+def predict(job: Job, workload: Workload) -> Prediction:
+    """How long rounds take, from the model's arithmetic alone."""
     sizes = job.federation.sizes
     batch = sizes if job.rule.batch_size is None else np.minimum(sizes, job.rule.batch_size)
-    records = float((step_counts(sizes, job.rule) * batch).mean())
+    steps = step_counts(sizes, job.rule)
     # The backward pass takes about twice the forward pass.
-    return workload.cohort * records * 3 * operations(job) / _RATE
+    record = 3 * operations(job) / _RATE
+    client = float((steps * batch).mean()) * record
+    return Prediction(workload.cohort * client, float(batch.mean()) * record, workload.rounds)
 
 
 def operations(job: Job) -> float:
