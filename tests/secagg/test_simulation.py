@@ -14,7 +14,7 @@ from fedveil.errors import BadInput
 from fedveil.randomness import Stream
 from fedveil.secagg.errors import NotReleased, RuleBroken
 from fedveil.secagg.losses import Losses, draw_losses, planned_losses
-from fedveil.secagg.rounds import Mode
+from fedveil.secagg.rounds import Mode, ModelledRound
 from fedveil.secagg.simulation import Simulation, secure_sum
 from fedveil.secagg.terms import Terms
 
@@ -188,3 +188,43 @@ def test_planned_losses_refuse_what_cannot_be():
         planned_losses(10, -0.1)
     with pytest.raises(BadInput, match="cohort = 4"):
         planned_losses(4, 0.1, colluders=3)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_modelled_round_takes_sums_in_place_of_vectors(bits):
+    terms = Terms("t", min_honest=3, max_dropout=0.25)
+    members, losses = range(8), Losses(before_upload=frozenset({2, 5}))
+    vector = vectors_of(7, bits)
+    one_by_one = secure_sum(
+        vector,
+        members,
+        dimension=7,
+        bits=bits,
+        simulation=Simulation(terms, Mode.MODELLED),
+        round=1,
+        losses=losses,
+    )
+    opened = Simulation(terms, Mode.MODELLED).open(1, members, 7, bits, losses)
+    assert isinstance(opened, ModelledRound)
+    with np.errstate(over="ignore"):
+        total = sum((vector(device) for device in opened.wanted[1:]), np.zeros(7, np.int64))
+    opened.add_sum(opened.wanted[1:], total)
+    opened.add(opened.wanted[0], vector(opened.wanted[0]))
+    for devices in ([opened.wanted[1]], [2]):  # twice, or lost
+        with pytest.raises(BadInput, match="not wanted"):
+            opened.add_sum(devices, vector(devices[0]))
+    with pytest.raises(BadInput, match="int64"):
+        Simulation(terms, Mode.MODELLED).open(2, members, 7, bits).add_sum([0], np.zeros(7))
+    found = opened.finish()
+    assert found.survivors == one_by_one.survivors
+    assert found.total.tolist() == one_by_one.total.tolist()
+
+
+def test_a_modelled_round_that_misses_somebody_unasked_is_refused_like_a_full_one():
+    terms = Terms("t", min_honest=3)
+    for mode in Mode:
+        opened = Simulation(terms, mode).open(1, range(6), 7, 32)
+        for device in opened.wanted[:-1]:
+            opened.add(device, vectors_of(7)(device))
+        with pytest.raises(NotReleased, match="5 of 6"):
+            opened.finish()
