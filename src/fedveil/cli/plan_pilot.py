@@ -64,7 +64,7 @@ def plan_pilot(args: argparse.Namespace) -> int:
     epsilon = recipe.privacy.epsilon or 0.0
     try:
         with _progress(left, args.json) as show:
-            found = findings(Search(rehearsals, space, epsilon, left, trials, show))
+            found = findings(Search(rehearsals, space, epsilon, left, trials=trials, show=show))
     finally:
         trials.close()
     chosen = recipe_of_option(recipe, found.recommended)

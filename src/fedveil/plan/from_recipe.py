@@ -11,15 +11,16 @@ import numpy as np
 from fedveil.assemble import federation_of, plan_of
 from fedveil.data.federation import Federation
 from fedveil.errors import BadInput
+from fedveil.methods.protection import Noise
 from fedveil.plan.advice import Advice, advise
 from fedveil.plan.bounds import FuBound
 from fedveil.plan.constants import LossConstants, estimate
 from fedveil.plan.iterations import Iterations, every_divisor
 from fedveil.plan.plan import Plan
 from fedveil.plan.proxy import proxy_of
+from fedveil.plan.rehearsal import clips_gradients
 from fedveil.plan.spending import remaining
 from fedveil.privacy.accounting import Setting
-from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.units import Arithmetic, Trust, Unit
 from fedveil.recipe import Recipe
 
@@ -104,9 +105,10 @@ def score_of_recipe(
 ) -> FuBound:
     """Fu's bound for the recipe's own trust and sampling, its noise read from the accountant.
 
-    Updates are taken to be clipped where `local_steps` gradients of the bounded norm can reach, so
-    a round's averaged noise has variance (eta*E)^2 times `4 * d * G^2 * z(rounds)^2 / cohort^2`
-    (over `cohort` alone where every client adds the noise by itself). Noise is taken as Gaussian.
+    Updates are taken to be clipped where `local_steps` gradients of the bounded norm can reach (or
+    of the clip itself, where gradients are clipped), so a round's averaged noise has variance
+    (eta*E)^2 times `4 * d * G^2 * z(rounds)^2 / cohort^2`, twice that for Laplace noise, and over
+    `cohort` alone where every client adds the noise by itself.
     """
     most = max(2, situation.total_steps)
     anchors = np.unique(np.geomspace(1, most, 5).round().astype(int))
@@ -184,7 +186,7 @@ def proposals(situation: Situation, loss: LossConstants) -> tuple[Advice, tuple[
 def recipe_with(situation: Situation, proposal: Proposal) -> Recipe:
     """The recipe with the proposal's local steps, rounds and budget.
 
-    The clip norm goes along with the number of local steps, as the bound takes it to do.
+    A clip of whole updates goes along with the number of local steps, as the bound takes it to do.
     """
     recipe = situation.recipe
     training = replace(
@@ -193,11 +195,11 @@ def recipe_with(situation: Situation, proposal: Proposal) -> Recipe:
         local_epochs=None,
         rounds=proposal.rounds,
     )
+    clip = recipe.privacy.clip_norm
+    if not clips_gradients(situation.plan.method):
+        clip *= proposal.local_steps / situation.local_steps
     privacy = replace(
-        recipe.privacy,
-        epsilon=proposal.epsilon,
-        noise_multiplier=None,
-        clip_norm=recipe.privacy.clip_norm * proposal.local_steps / situation.local_steps,
+        recipe.privacy, epsilon=proposal.epsilon, noise_multiplier=None, clip_norm=clip
     )
     return replace(recipe, training=training, privacy=privacy)
 
@@ -210,17 +212,20 @@ def _cheaper(score: FuBound, best: Iterations, total_steps: int) -> Iterations:
 def _variance(
     situation: Situation, loss: LossConstants, rounds: int, budget_factor: float
 ) -> float:
-    found = calibrate_noise(
+    recipe, plan = situation.recipe, situation.plan
+    budget = replace(
+        recipe.privacy,
         epsilon=budget_factor * situation.epsilon,
         delta=situation.delta,
-        sampling=situation.plan.method.cohort.resolve(situation.clients, rounds),
-        rounds=rounds,
-        setting=situation.setting,
+        arithmetic=str(Arithmetic.IDEALISED),
     )
-    noise = found.noise_multiplier
+    changed = replace(recipe, training=replace(recipe.training, rounds=rounds), privacy=budget)
+    noise = plan_of(changed, plan.federation).noise_multiplier or 0.0
+    reach = recipe.privacy.clip_norm if clips_gradients(plan.method) else loss.gradient_bound
+    law = 2 if recipe.privacy.noise == Noise.LAPLACE else 1  # variance over the squared scale
     alone = situation.setting.trust is Trust.LOCAL
     averaging = situation.cohort if alone else situation.cohort**2
-    return 4 * situation.dimension * (loss.gradient_bound * noise) ** 2 / averaging
+    return 4 * law * situation.dimension * (reach * noise) ** 2 / averaging
 
 
 def local_steps_of(recipe: Recipe, plan: Plan, records: int | None = None) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,18 +21,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedveil.errors import BadInput
-from fedveil.plan.halving import FIRST, LATER, Bracket, Rung, halve, mean_error, spread_out
+from fedveil.plan.halving import FIRST, LATER, Rung, halve, mean_error, spread_out
 from fedveil.plan.rehearsal import Outcome, OutOfTime, Rehearsals, Trial
 from fedveil.plan.space import Candidate, Space
 from fedveil.plan.surrogate import Surrogate, fit
 from fedveil.plan.trials import Trials
 
 # Of the brackets' boxes, as parts of the first: from everywhere to the neighbourhood of the best.
-WIDTHS = (1.0, 0.5, 0.35, 0.25, 0.25, 0.2, 0.2, 0.15, 0.15, 0.15)
-FINALISTS = 4
-FINAL_SEEDS = range(10, 14)  # to choose among the finalists
+WIDTHS = (1.0, 0.5, 0.5, 0.35, 0.35, 0.25, 0.2, 0.2, 0.2, 0.2)
+FINALISTS = 3
+FINAL_SEEDS = range(10, 15)  # to choose among the finalists
 FRESH_SEEDS = range(100, 105)  # to say what to expect
-_SEARCH_TIME = 0.6  # of the time limit; the rest is for the finalists and the alternatives
+SEARCH, CHOICE = 0.6, 0.75  # parts of the limits after which each ends; then comes what to expect
 
 
 @dataclass(frozen=True)
@@ -69,17 +70,24 @@ class Expected:
 
 @dataclass
 class Search:
-    """A pilot search in progress: everything that was tried, and the clock."""
+    """A pilot search in progress: everything that was tried, and the clock.
+
+    It ends after so many `seconds`, or once its trials have taken so much `work` (local steps of
+    all clients together), whichever comes first.
+    """
 
     rehearsals: Rehearsals
     space: Space
     epsilon: float
     seconds: float = math.inf
+    work: float = math.inf
+    seed: int = 0  # of what is drawn to be tried
     trials: Trials = field(default_factory=Trials)
     show: Callable[[Progress], None] = lambda progress: None
     interrupted: bool = False
     _asked: dict[Trial, Outcome] = field(default_factory=dict)
     _errors: dict[Candidate, dict[float, list[float]]] = field(default_factory=dict)  # by share
+    _worked: int = 0
     _began: float = field(default_factory=time.monotonic)
     _stage: str = "search"
 
@@ -92,13 +100,11 @@ class Search:
         """How many candidates were tried."""
         return len(self._errors)
 
-    def run(self, brackets: Sequence[tuple[Bracket, float]] | None = None) -> Candidate:
-        """Search, choose and confirm. Ctrl-C ends it with what there is."""
-        if brackets is None:
-            brackets = [(FIRST if number == 0 else LATER, w) for number, w in enumerate(WIDTHS)]
+    def run(self, widths: Sequence[float] = WIDTHS) -> Candidate:
+        """Search and choose. Ctrl-C ends it with what there is."""
         try:
             with suppress(OutOfTime):
-                self._search(brackets)
+                self._search(widths)
             self._choose()
         except OutOfTime:
             pass
@@ -110,30 +116,39 @@ class Search:
             raise BadInput(f"{how} before a single trial was finished; give it more time")
         return chosen
 
-    def _search(self, brackets: Sequence[tuple[Bracket, float]]) -> None:
-        until = _SEARCH_TIME * self.seconds
-        for number, (bracket, width) in enumerate(brackets):
-            self._stage = f"search {number + 1} of {len(brackets)}"
+    def _search(self, widths: Sequence[float]) -> None:
+        for number, width in enumerate(widths):
+            self._stage = f"search {number + 1} of {len(widths)}"
+            bracket = FIRST if number == 0 else LATER
             candidates = self._candidates(bracket.candidates, width, number)
-            halve(candidates, bracket.rungs, lambda c, rung: self._score(c, rung, until))
+            halve(candidates, bracket.rungs, self._score)
 
     def _candidates(self, number: int, width: float, seed: int) -> list[Candidate]:
-        best, everywhere = self.best(), self.space.box
+        """What a bracket tries: first everywhere; then what the guess proposes, and the best one's
+        neighbours."""
+        best, everywhere = self.chosen(), self.space.box
         if seed == 0 or best is None:
             base = self.space.base
-            return [base, *spread_out(self.space, everywhere, number - 1, seed)]
+            return [base, *spread_out(self.space, everywhere, number - 1, self.seed)]
         near = self.space.around(best, width)
         found = [best]
         guess = self.guess()
         if guess is not None:
-            found += guess.propose([everywhere, near], number // 2, seed)
-        return found + spread_out(self.space, near, number - len(found), seed)
+            found += guess.propose([everywhere, near], 2 * number // 3, seed)
+        return found + spread_out(self.space, near, number - len(found), self.seed + seed)
 
     def _choose(self) -> None:
         self._stage = "the best ones again"
+        finalists, guess = self.ranked()[:FINALISTS], self.guess()
+        if guess is not None:
+            able = self.ranked()
+            order = np.argsort(guess.errors(able))
+            finalists = [able[int(i)] for i in order[:FINALISTS]]
+            near = self.space.around(finalists[0], WIDTHS[-1])
+            finalists += guess.propose([self.space.box, near], 1, seed=len(WIDTHS))
         for seed in FINAL_SEEDS:
-            for candidate in self.ranked()[:FINALISTS]:
-                self.outcome(Trial(candidate, self.epsilon, 1.0, seed), 0.75 * self.seconds)
+            for candidate in finalists:
+                self.outcome(Trial(candidate, self.epsilon, 1.0, seed), CHOICE)
 
     def confirm(
         self, candidate: Candidate, epsilon: float | None = None, noise: float = 1.0
@@ -144,7 +159,7 @@ class Search:
         outcomes = []
         try:
             for seed in FRESH_SEEDS:
-                outcomes.append(self.outcome(Trial(candidate, at, 1.0, seed, noise), self.seconds))
+                outcomes.append(self.outcome(Trial(candidate, at, 1.0, seed, noise)))
         except OutOfTime:
             pass
         except KeyboardInterrupt:
@@ -160,16 +175,20 @@ class Search:
         most = [outcome for at_share, outcome in known if at_share == share]
         return _expected(most, share, fresh=False) if most else None
 
-    def outcome(self, trial: Trial, until: float) -> Outcome:
-        """The outcome of a trial: a known one, or run it before `until` seconds have passed."""
+    def outcome(self, trial: Trial, part: float = 1.0) -> Outcome:
+        """The outcome of a trial, a known one or a new one; OutOfTime beyond this part of the
+        limits."""
         known = self.trials.get(trial)
+        if trial not in self._asked and self._worked > part * self.work:
+            raise OutOfTime
         if known is None:
-            if self.interrupted or self.elapsed > until:
+            if self.interrupted or self.elapsed > part * self.seconds:
                 raise OutOfTime
-            known = self.rehearsals(trial, self._began + until)
+            known = self.rehearsals(trial, self._began + part * self.seconds)
             self.trials.add(trial, known)
         if trial not in self._asked:
             self._asked[trial] = known
+            self._worked += known.work
             if self._may_choose(trial):
                 by_share = self._errors.setdefault(trial.candidate, {})
                 by_share.setdefault(trial.share, []).append(known.error)
@@ -212,15 +231,21 @@ class Search:
         """The largest share of the cohort a candidate was tried with, and its errors there."""
         return max(self._errors[candidate].items())
 
-    def _score(self, candidate: Candidate, rung: Rung, until: float) -> float:
+    def _score(self, candidate: Candidate, rung: Rung) -> float:
         errors: list[float] = []
-        for seed in range(rung.seeds):
+        for seed in own_seeds(candidate, rung.seeds):
             trial = Trial(candidate, self.epsilon, rung.share, seed)
-            outcome = self.outcome(trial, until)
+            outcome = self.outcome(trial, SEARCH)
             errors.append(outcome.error)
             if math.isinf(outcome.loss):
                 break
         return mean_error(errors)
+
+
+def own_seeds(candidate: Candidate, number: int) -> list[int]:
+    """Seeds of a candidate's own: with common ones, a search learns what suits their noise."""
+    first = 1000 + 100 * (zlib.crc32(repr(candidate).encode()) % 10**6)
+    return [first + i for i in range(number)]
 
 
 def _expected(outcomes: Sequence[Outcome], share: float, fresh: bool) -> Expected:

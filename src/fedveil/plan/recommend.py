@@ -234,8 +234,7 @@ def _best(search: Search, candidates: Sequence[Candidate], epsilon: float) -> Ca
 
 def _error(search: Search, candidate: Candidate, epsilon: float, noise: float = 1.0) -> float:
     outcomes = [
-        search.outcome(Trial(candidate, epsilon, 1.0, seed, noise), 0.95 * search.seconds)
-        for seed in _SEEDS
+        search.outcome(Trial(candidate, epsilon, 1.0, seed, noise), 0.95) for seed in _SEEDS
     ]
     return mean_error([outcome.error for outcome in outcomes])
 

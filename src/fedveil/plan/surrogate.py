@@ -2,8 +2,8 @@
 
 Under noise a few runs say little about one setting; its neighbours say the rest. A Gaussian process
 over the search's coordinates, and the share of the cohort as one more, learns from all trials at
-once: its mean is a fairer judge than the luck of single runs, and draws from it propose what to try
-next (Thompson sampling).
+once: its mean is a fairer judge than the luck of single runs, and what it is unsure of may be worth
+a try.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from scipy.stats import qmc
 from fedveil.plan.rehearsal import Outcome, Trial
 from fedveil.plan.space import Candidate, Point, Space
 
+Box = tuple[Point, Point]
+
 LEAST = 10  # settings that must be known before anything is guessed
 _MOST = 250  # settings to learn from; more take long and say nothing new
-_POOL = 500  # points at which a draw is looked at
+_POOL = 4000  # points at which a guess is looked at
+_BOLDEST = 3.0  # deviations below its mean that a guess may be believed
+_APART = 0.04  # least distance of two proposals, in parts of the first box
 _LEAST_NOISE = 1e-4
 
 
@@ -42,21 +46,30 @@ class Surrogate:
         guessed: NDArray[np.float64] = np.exp(self.process.predict(inputs) + self.centre)
         return guessed
 
-    def propose(
-        self, boxes: Sequence[tuple[Point, Point]], number: int, seed: int
-    ) -> list[Candidate]:
-        """Up to `number` different candidates from these boxes, each the best of one draw."""
-        dimensions = len(self.space.names)
+    def propose(self, boxes: Sequence[Box], number: int, seed: int) -> list[Candidate]:
+        """Up to `number` different candidates from these boxes that may be better than the rest.
+
+        From the surest guess to the boldest: each is the least of mean - caution * deviation.
+        """
         pool: dict[Candidate, None] = {}
         for index, (low, high) in enumerate(boxes):
-            sequence = qmc.Halton(dimensions, seed=1000 * seed + index)
+            sequence = qmc.Halton(len(low), seed=1000 * seed + index)
             for point in sequence.random(_POOL // len(boxes)):
                 pool.setdefault(self.space.candidate(low + point * (high - low)))
         candidates = list(pool)
         inputs = np.array([_input(self.space, c, 1.0) for c in candidates])
-        draws = self.process.sample_y(inputs, n_samples=2 * number, random_state=seed)
-        best = dict.fromkeys(candidates[int(i)] for i in np.argmin(draws, axis=0))
-        return list(best)[:number]
+        mean, deviation = self.process.predict(inputs, return_std=True)
+        free = np.ones(len(candidates), dtype=bool)
+        found = []
+        for boldness in np.linspace(0.0, _BOLDEST, number):
+            if not free.any():
+                break
+            at = int(np.argmin(np.where(free, mean - boldness * deviation, np.inf)))
+            found.append(candidates[at])
+            # Near ones would tell the same.
+            distance = np.abs(inputs - inputs[at]).max(axis=1)
+            free &= distance > _APART
+        return found
 
 
 def fit(space: Space, known: Sequence[tuple[Trial, Outcome]], ceiling: float) -> Surrogate | None:
@@ -71,7 +84,7 @@ def fit(space: Space, known: Sequence[tuple[Trial, Outcome]], ceiling: float) ->
         return None
     top = math.log(max(ceiling, float(np.quantile([min(v) for v in groups.values()], 0.6))))
     logs = {key: np.minimum(np.log(values), top) for key, values in groups.items()}
-    chosen = sorted(logs, key=lambda key: float(logs[key].mean()))[:_MOST]
+    chosen = sorted(logs, key=lambda key: -len(logs[key]))[:_MOST]  # by errors would favour luck
     means = np.array([logs[key].mean() for key in chosen])
     noise = _noise([logs[key] for key in chosen])
     inputs = np.array([_input(space, *key) for key in chosen])
@@ -105,7 +118,25 @@ def _process(
 
 
 def _input(space: Space, candidate: Candidate, share: float) -> NDArray[np.float64]:
-    """A candidate's place in units of the first box, and the share of the cohort."""
-    low, high = space.box
-    width = np.where(high > low, high - low, 1.0)
-    return np.append((space.point(candidate) - low) / width, math.log(share) / math.log(9))
+    """What errors depend on smoothly, in units of about one: a candidate and a share of the cohort.
+
+    How far a round can move the model, and with it the noise, goes with the clip (of gradients: all
+    steps' clips together); how far it would move it, with all steps' rates together. Along these
+    lines settings are alike that look different one by one.
+    """
+    stride = candidate.learning_rate * candidate.local_steps
+    reached = candidate.clip_norm * (stride if space.clips_gradients else 1.0)
+    logs = [
+        math.log2(candidate.local_steps) / 6,
+        math.log2(candidate.rounds) / 6,
+        math.log2(stride) / 8,
+        math.log2(reached) / 8,
+        math.log(share) / math.log(9),
+    ]
+    plain = [
+        math.log2(candidate.cohort) / 4 if candidate.cohort else None,
+        math.log2(candidate.server_learning_rate) / 8 if candidate.server_learning_rate else None,
+        *(None if x is None else math.sqrt(x) for x in (candidate.smoothing, candidate.penalty)),
+        None if candidate.sparsity is None else math.sqrt(candidate.sparsity),
+    ]
+    return np.array([*logs, *(x for x in plain if x is not None)])
