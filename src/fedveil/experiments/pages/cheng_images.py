@@ -118,7 +118,7 @@ def case_of(
         **(change or {}),
     }
     if values["model.name"] == "mlp":
-        values["model.hidden"] = (32,)
+        values.setdefault("model.hidden", (32,))
     delta = clients**-1.1
     noise: Noise = Certified(epsilon, delta)
     if kind == "paper":
@@ -256,6 +256,48 @@ def cohort_cases(scale: Scale) -> tuple[Case, ...]:
     return _swept("cifar10", scale, "p", "training.rate", points, ("DP-FedAvg", OURS))
 
 
+WHERE: dict[str, dict[str, Any]] = {
+    "as table 1": {},
+    "4 times the local steps": {"training.local_steps": 40},
+    "4 times the learning rate": {"training.learning_rate": 0.4},
+    "three hidden layers": {"model.hidden": (32, 32, 32)},
+}
+
+
+def where_cases(scale: Scale) -> tuple[Case, ...]:
+    """Not in the paper: what makes updates long, and whether that makes BLUR and LUS pay."""
+    return tuple(
+        case_of(
+            dataset="femnist",
+            scale=Scale.QUICK,
+            variant=variant,
+            epsilon=8.0,
+            clip=clip,
+            change=change,
+            labels=(("setting", name),),
+            every=10,
+        )
+        for name, change in WHERE.items()
+        for variant in ("DP-FedAvg", OURS)
+        for clip in (0.3, 1.0)
+    )
+
+
+def where_findings(rows: Sequence[Row]) -> Sequence[str]:
+    found = []
+    for name in WHERE:
+        for clip in (0.3, 1.0):
+            pair = [row for row in rows if row.matches(setting=name, clip=clip)]
+            if len(pair) == 2:
+                listed = ", ".join(
+                    f"{row['method']} {row.spread('accuracy')} (median norm "
+                    f"{row.mean('update_norm'):.2f})"
+                    for row in pair
+                )
+                found.append(f"{name}, S = {clip}: {listed}")
+    return found
+
+
 def winners(rows: Sequence[Row]) -> Sequence[str]:
     """Each method at its own best clip, and all at one clip; how sure, in standard errors."""
     found = []
@@ -304,7 +346,12 @@ _NORM_PANELS = tuple(
 
 
 def _page(name: str, title: str, cases: Any, panels: tuple[Panel, ...], **more: Any) -> Experiment:
-    settings: dict[str, Any] = {"quick_minutes": 5, "full_minutes": 2000, **more}
+    settings: dict[str, Any] = {
+        "quick_minutes": 5,
+        "full_minutes": 2000,
+        "findings": winners,
+        **more,
+    }
     return Experiment(
         name=name,
         paper="Cheng et al.",
@@ -315,7 +362,6 @@ def _page(name: str, title: str, cases: Any, panels: tuple[Panel, ...], **more: 
         metric="accuracy",
         unit="% of the test images",
         panels=panels,
-        findings=winners,
         **settings,
     )
 
@@ -335,4 +381,8 @@ EXPERIMENTS = (
           _bar("Q", "local steps Q")),
     _page("cheng-figure-4", "figure 4: active agents on CIFAR-10", cohort_cases,
           _bar("p", "probability p to take part")),
+    _page("cheng-where", "beyond the paper: where BLUR and LUS pay", where_cases,
+          tuple(Panel(f"{name}, S = 1", "round", "accuracy", "method",
+                      (("setting", name), ("clip", 1.0)), "round", "test accuracy (%)")
+                for name in WHERE), findings=where_findings, full_minutes=10),
 )  # fmt: skip
