@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedveil.data.federation import Task
 from fedveil.engine.contract import Cohort, Job, RoundSum, RunningSum, Take
-from fedveil.engine.dual import Dual, Span, clip_whole
+from fedveil.engine.dual import Dual, Span
+from fedveil.engine.dual_steps import clip_whole, train
 from fedveil.engine.grams import Grams
 from fedveil.engine.moments import MomentGradients, Moments, MomentSupply
 from fedveil.engine.rows import RowEngine, chunks_of, noise_streams
@@ -51,14 +52,14 @@ class AlgebraEngine:
         sizes = client_sizes(job.federation, cohort)
         total = RunningSum(job, len(cohort), take)
         by_moments, by_dual = self.divide(sizes)
-        for group, train in (
+        for group, add in (
             (by_moments, self._train_moments),
             (by_dual, self._train_dual),
             (~(by_moments | by_dual), self._rows.add_to),
         ):
             places = np.flatnonzero(group)
             if len(places):
-                train(total, weights, cohort, sizes, places, round)
+                add(total, weights, cohort, sizes, places, round)
         return total.result()
 
     def close(self) -> None:
@@ -132,11 +133,13 @@ class AlgebraEngine:
                 gram = self._grams.of(clients, held, records.inputs.flatten(2))
             dual = Dual(self._layer, task, records.inputs, records.targets, weights, gram)
             rates = job.rule.learning_rate.of_round(round, records.most_steps)
-            span, losses = dual.train(records, job.rule, rates)
+            span, losses = train(dual, records, job.rule, rates)
             if sums_by_norms(job.shaping):
                 _add_span(total, where, dual, span, losses, held)
                 continue
-            final = dual.final_gradient(span, records) if job.shaping.sparsity else None
+            final = None
+            if job.shaping.sparsity:
+                final = dual.gradient_at(span, records.everything()[2])
             senders = Senders(clients, held, weights, round, job.randomness)
             shaped = shape_rows(dual.rows(span), job.shaping, job.layout, senders, final)
             total.add_rows(where, shaped, losses)
