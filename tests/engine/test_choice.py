@@ -14,6 +14,7 @@ from fedveil.engine.choose import ENGINES, build_engine, choose, device_of, supp
 from fedveil.engine.contract import Job
 from fedveil.engine.cost import Workload, operations
 from fedveil.errors import BadInput
+from fedveil.local.rule import GradientClip, LearningRate, LocalRule
 from fedveil.models.flat import layout_of
 from fedveil.models.images import WideCnn
 
@@ -80,6 +81,12 @@ def test_unknown_names_and_impossible_settings_are_refused() -> None:
         build_engine(job, threads=0)
     with pytest.raises(BadInput, match=r"engine\.device"):
         device_of("abacus")
+
+
+def test_clipping_examples_without_a_batch_size_is_refused() -> None:
+    rule = LocalRule(LearningRate(0.1), steps=1, gradient_clip=GradientClip(1.0, per_example=True))
+    with pytest.raises(BadInput, match=r"training\.batch_size"):
+        choose(make_job("mlp", rule, SHAPINGS["clip"]))
 
 
 class Stubborn(nn.Module):

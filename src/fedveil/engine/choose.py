@@ -73,6 +73,8 @@ def choose(
     """
     if processes is not None and processes < 1:
         raise BadInput(f"engine.processes: must be at least 1, got {processes}")
+    if job.rule.per_example and job.rule.batch_size is None:
+        raise BadInput("training.batch_size: clipped examples are divided by it, so it must be set")
     inner = _engine(job, "auto" if name == "processes" else name, device)
     predicted = None if workload is None else predict(job, workload)
     alone = inner.name == "algebra" or device.type != "cpu"
