@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -21,6 +23,8 @@ from fedveil.local.shaping import Senders, Shaping, shape_rows
 from fedveil.local.steps import local_updates
 from fedveil.privacy.clipping import clip_factors
 
+Train = Callable[[RunningSum, Tensor, Cohort, Cohort, Cohort, int], None]
+
 
 class AlgebraEngine:
     """Runs a job whose model is one affine layer. `rows` trains the clients that neither the
@@ -34,6 +38,7 @@ class AlgebraEngine:
         self._grams: Grams | None = None
         if dual_applies(job) and Grams.fit(job.federation):
             self._grams = Grams(job.federation, self._layer.inputs)
+        self._ways: dict[int, Train] = {}  # by the size of clients
         self._moments: Moments | None = None
         if moments_apply(job):
             self._moments = Moments(
@@ -51,19 +56,32 @@ class AlgebraEngine:
         job = self.job.shaped_by(shaping)
         sizes = client_sizes(job.federation, cohort)
         total = RunningSum(job, len(cohort), take)
-        by_moments, by_dual = self.divide(sizes)
-        for group, add in (
-            (by_moments, self._train_moments),
-            (by_dual, self._train_dual),
-            (~(by_moments | by_dual), self._rows.add_to),
-        ):
-            places = np.flatnonzero(group)
-            if len(places):
-                add(total, weights, cohort, sizes, places, round)
+        for places, add in self._groups(sizes):
+            add(total, weights, cohort, sizes, places, round)
         return total.result()
 
     def close(self) -> None:
         """Nothing to release."""
+
+    def _groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
+        """The places of the clients that go each way, and the way."""
+        if not len(sizes):
+            return
+        alike = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
+        if alike is not None and alike in self._ways:  # the common case, once and for all
+            yield np.arange(len(sizes)), self._ways[alike]
+            return
+        by_moments, by_dual = self.divide(sizes)
+        for group, add in (
+            (by_moments, self._add_moments),
+            (by_dual, self._add_dual),
+            (~(by_moments | by_dual), self._rows.add_to),
+        ):
+            places = np.flatnonzero(group)
+            if len(places):
+                if alike is not None:
+                    self._ways[alike] = add
+                yield places, add
 
     def divide(self, sizes: Cohort) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Which clients are cheapest by moments, and which by the dual.
@@ -86,7 +104,7 @@ class AlgebraEngine:
             moments &= sizes <= rule.batch_size
         return moments, dual & ~moments
 
-    def _train_moments(
+    def _add_moments(
         self,
         total: RunningSum,
         weights: Tensor,
@@ -113,7 +131,7 @@ class AlgebraEngine:
             shaped = shape_rows(updates, job.shaping, job.layout, senders, final)
             total.add_rows(where, shaped, losses)
 
-    def _train_dual(
+    def _add_dual(
         self,
         total: RunningSum,
         weights: Tensor,

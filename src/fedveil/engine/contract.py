@@ -132,9 +132,12 @@ class RunningSum:
 
     def result(self) -> RoundSum:
         """The sum of all chunks; the statistics in the order of the cohort."""
-        statistics = torch.zeros(3, self._cohort)
-        if self._places:
-            places = torch.from_numpy(np.concatenate(self._places))
-            statistics.index_copy_(1, places, torch.cat(self._statistics, dim=1))
-        norms, shaped_norms, losses = statistics
+        if len(self._places) == 1 and np.array_equal(self._places[0], np.arange(self._cohort)):
+            norms, shaped_norms, losses = self._statistics[0]
+        else:
+            statistics = torch.zeros(3, self._cohort)
+            if self._places:
+                places = torch.from_numpy(np.concatenate(self._places))
+                statistics.index_copy_(1, places, torch.cat(self._statistics, dim=1))
+            norms, shaped_norms, losses = statistics
         return RoundSum(self._total, norms, shaped_norms, losses, self._rejected)

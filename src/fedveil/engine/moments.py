@@ -51,8 +51,9 @@ class Moments:
             rows = torch.empty(len(clients), self.width)
             self._compute(rows, np.arange(len(clients)), clients, sizes)
         else:
-            missing = np.flatnonzero(~self._known[clients])
-            if len(missing):
+            known = self._known[clients]
+            if not known.all():
+                missing = np.flatnonzero(~known)
                 self._compute(self._kept, clients[missing], clients[missing], sizes[missing])
                 self._known[clients[missing]] = True
             rows = self._kept

@@ -112,8 +112,9 @@ def shape_rows(
     is not finite becomes zero: it must neither poison the sum nor say anything about the others.
     """
     order = shaping.clip.order if shaping.clip is not None else 2
-    finite = torch.isfinite(updates).all(dim=1)
+    finite = torch.isfinite(torch.linalg.vector_norm(updates, dim=1))  # quick, and may overflow
     if not bool(finite.all()):
+        finite = torch.isfinite(updates).all(dim=1)
         updates[~finite] = 0
     rejected = int((~finite).sum())
     if shaping.ballot is not None:
