@@ -26,15 +26,15 @@ from typing import Any
 
 from fedveil import recipe as recipes
 from fedveil.assemble import federation_of, plan_of
-from fedveil.plan.figures import STYLE, new_figure, save
-from fedveil.plan.from_recipe import public_constants, score_of_recipe, situation_of
-from fedveil.plan.iterations import best_iterations
-from fedveil.plan.pilot import WIDTHS, Progress, Search
-from fedveil.plan.pilot_space import space_of
-from fedveil.plan.proxy import Proxy, proxy_of, some_clients
-from fedveil.plan.rehearsal import Outcome, Rehearsals, Trial
-from fedveil.plan.space import Candidate
-from fedveil.plan.trials import Trials
+from fedveil.planning.figures import STYLE, new_figure, save
+from fedveil.planning.from_recipe import public_constants, score_of_recipe, situation_of
+from fedveil.planning.iterations import best_iterations
+from fedveil.planning.pilot import WIDTHS, Progress, Search
+from fedveil.planning.pilot_space import space_of
+from fedveil.planning.proxy import Proxy, proxy_of, some_clients
+from fedveil.planning.rehearsal import Outcome, Rehearsals, Trial
+from fedveil.planning.space import Candidate
+from fedveil.planning.trials import Trials
 from fedveil.recipe import Recipe
 
 KEPT, OUT = Path(".benchmarks/planner"), Path("results/planner")
@@ -366,7 +366,7 @@ def page(document: dict[str, Any], gap: float, allowed: float, spent: float) -> 
             "|---|---|---|---|---|---|---|",
             *rows,
             "",
-            "| search | trials | client steps | CPU seconds | of the grid's steps | of its seconds |",
+            "| search | trials | client steps | CPU seconds | of grid's steps | of its time |",
             "|---|---|---|---|---|---|",
             *prices,
             "",

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fedveil.methods.protection import Noise
     from fedveil.methods.shared_noise import SharedNoise
     from fedveil.models.zoo import build
-    from fedveil.plan.plan import Budget, Plan, plan
+    from fedveil.planning.plan import Budget, Plan, plan
     from fedveil.privacy.accounting import Release, Setting, account
     from fedveil.privacy.clipping import Clip
     from fedveil.privacy.guarantee import Guarantee
@@ -79,7 +79,7 @@ _HOMES = {
     "fedveil.methods.protection": ("Noise",),
     "fedveil.methods.shared_noise": ("SharedNoise",),
     "fedveil.models.zoo": ("build",),
-    "fedveil.plan.plan": ("Budget", "Plan", "plan"),
+    "fedveil.planning.plan": ("Budget", "Plan", "plan"),
     "fedveil.privacy.accounting": ("Release", "Setting", "account"),
     "fedveil.privacy.clipping": ("Clip",),
     "fedveil.privacy.guarantee": ("Guarantee",),

@@ -10,7 +10,7 @@ from fedveil.errors import BadInput
 from fedveil.methods.named import METHODS, method_of
 from fedveil.methods.named import named as named_value
 from fedveil.models.zoo import build
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.units import Arithmetic
 from fedveil.recipe import DataSection, Recipe
 

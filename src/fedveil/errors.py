@@ -1,4 +1,4 @@
-"""What can go wrong, by who can mend it. The command line turns each into one line and an exit code."""
+"""What can go wrong, by who can mend it; the command line makes one line and a code of it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from fedveil.methods.local_noise import LocalNoise
 from fedveil.methods.method import CohortRule, Scheme
 from fedveil.methods.protection import Noise, Occasion
 from fedveil.models.zoo import build
-from fedveil.plan.plan import Budget, plan
+from fedveil.planning.plan import Budget, plan
 from fedveil.privacy.units import Arithmetic
 from fedveil.randomness import Randomness
 

@@ -19,7 +19,7 @@ from fedveil.local.batches import draw_batches
 from fedveil.local.rule import LearningRate, LocalRule, Schedule
 from fedveil.methods.method import Method
 from fedveil.models.zoo import build
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.units import Arithmetic
 from fedveil.randomness import Randomness
 

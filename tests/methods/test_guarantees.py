@@ -25,7 +25,7 @@ from fedveil.methods.noisy_votes import VoteNoise
 from fedveil.methods.protection import Noise
 from fedveil.methods.shared_noise import SharedNoise
 from fedveil.models.zoo import build
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.units import Adjacency, Arithmetic, Trust, Unit
 

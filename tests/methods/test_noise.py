@@ -29,7 +29,7 @@ from fedveil.methods.method import CohortRule, Scheme, Voting
 from fedveil.methods.noisy_votes import VoteNoise
 from fedveil.methods.protection import Noise, Occasion, Protection
 from fedveil.methods.shared_noise import SharedNoise
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import account
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.units import Arithmetic, Trust
@@ -106,7 +106,7 @@ def test_fus_noise_item_has_the_corrected_variance(law: Noise, arithmetic: Arith
     local = LocalRule(LearningRate(0.5, decay=8.0), steps=steps)
     method = fu(rounds=4, cohort=EVERYONE, local=local, clip_norm=zeta, noise=law)
     from fedveil.models.zoo import build
-    from fedveil.plan.plan import Budget, plan
+    from fedveil.planning.plan import Budget, plan
     from fedveil.privacy.accountants.exact import gaussian_noise
     from tests.methods.reference import federation
 

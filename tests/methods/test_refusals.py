@@ -12,7 +12,7 @@ from fedveil.errors import BadInput, FedveilError, Refused
 from fedveil.methods.hu import dp_sgd
 from fedveil.methods.method import CohortRule, Scheme
 from fedveil.methods.named import METHODS
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.refusals import AdjacencyRefused, HonestSharesRefused
 from tests.methods.reference import federation, rule
 

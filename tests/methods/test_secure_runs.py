@@ -21,7 +21,7 @@ from fedveil.errors import BadInput, Refused
 from fedveil.methods.aggregation import Aggregation
 from fedveil.methods.clip_rules import ClipTracking
 from fedveil.methods.protection import InShares
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import Release, account
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import share

@@ -8,7 +8,7 @@ from scipy.optimize import check_grad
 
 from fedveil.data.federation import Federation
 from fedveil.errors import BadInput
-from fedveil.plan.constants import _loss, estimate
+from fedveil.planning.constants import _loss, estimate
 
 near = pytest.approx
 

@@ -13,8 +13,8 @@ from dp_accounting import gaussian_mechanism
 
 from fedveil import cli
 from fedveil.errors import BadInput
-from fedveil.plan.feasible import Question, Row, feasible, question_of, warnings
-from fedveil.plan.spending import about, remaining
+from fedveil.planning.feasible import Question, Row, feasible, question_of, warnings
+from fedveil.planning.spending import about, remaining
 from fedveil.privacy.units import Trust
 
 near = pytest.approx

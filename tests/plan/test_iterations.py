@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.errors import BadInput
-from fedveil.plan.advice import advise, clients_needed
-from fedveil.plan.bounds import ChengScore, FuBound, HuScore, Numbers, hu_bound
-from fedveil.plan.iterations import (
+from fedveil.planning.advice import advise, clients_needed
+from fedveil.planning.bounds import ChengScore, FuBound, HuScore, Numbers, hu_bound
+from fedveil.planning.iterations import (
     asymptotic_rule,
     best_iterations,
     best_local_steps,

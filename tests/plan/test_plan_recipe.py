@@ -11,8 +11,8 @@ from dp_accounting import gaussian_mechanism
 
 from fedveil import cli
 from fedveil import recipe as recipes
-from fedveil.plan.constants import LossConstants
-from fedveil.plan.from_recipe import score_of_recipe, situation_of
+from fedveil.planning.constants import LossConstants
+from fedveil.planning.from_recipe import score_of_recipe, situation_of
 
 near = pytest.approx
 RECIPE = """

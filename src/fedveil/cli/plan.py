@@ -11,7 +11,7 @@ from fedveil.cli.plan_tables import feasible_document, show_advice, show_feasibl
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedveil.plan.bounds import FuBound, Score
+    from fedveil.planning.bounds import FuBound, Score
 
 SCORES = ("fu", "hu", "cheng")
 TRUSTS = ("local", "distributed", "central")
@@ -110,7 +110,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _feasible(args: argparse.Namespace) -> int:
-    from fedveil.plan import feasible
+    from fedveil.planning import feasible
     from fedveil.privacy.units import Trust
 
     _need(args, "--feasible", "epsilon", "clients", "dimension", "cohort")
@@ -129,7 +129,7 @@ def _feasible(args: argparse.Namespace) -> int:
     )
     rows = feasible.feasible(question)
     if args.plot is not None:
-        from fedveil.plan.figures import draw_feasible
+        from fedveil.planning.figures import draw_feasible
 
         draw_feasible(rows, args.plot)
     if args.json:
@@ -140,7 +140,7 @@ def _feasible(args: argparse.Namespace) -> int:
 
 
 def _iterations(args: argparse.Namespace) -> int:
-    from fedveil.plan.advice import advise
+    from fedveil.planning.advice import advise
 
     if args.cohort is not None:
         if len(args.cohort) > 1:
@@ -153,7 +153,7 @@ def _iterations(args: argparse.Namespace) -> int:
         max_steps=args.max_steps,
     )
     if args.plot is not None:
-        from fedveil.plan.figures import draw_iterations
+        from fedveil.planning.figures import draw_iterations
 
         draw_iterations(advice, args.plot)
     if args.json:
@@ -164,7 +164,7 @@ def _iterations(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> Score:
-    from fedveil.plan.bounds import ChengScore, HuScore
+    from fedveil.planning.bounds import ChengScore, HuScore
 
     if args.score == "fu":
         return _fu(args)
@@ -188,7 +188,7 @@ def _score(args: argparse.Namespace) -> Score:
 
 
 def _fu(args: argparse.Namespace) -> FuBound:
-    from fedveil.plan.bounds import FuBound
+    from fedveil.planning.bounds import FuBound
 
     names = ("strong_convexity", "smoothness", "gradient_bound", "heterogeneity",
              "initial_distance", "clients", "cohort")  # fmt: skip
@@ -230,7 +230,7 @@ def _fu(args: argparse.Namespace) -> FuBound:
 
 
 def _budget(args: argparse.Namespace, what: str) -> tuple[float, float]:
-    from fedveil.plan.spending import remaining
+    from fedveil.planning.spending import remaining
     from fedveil.privacy.accounting import default_delta
     from fedveil.privacy.arguments import count
 

@@ -18,9 +18,9 @@ from fedveil.cli.plan_tables import write_recipe
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedveil.plan.pilot import Progress as State
-    from fedveil.plan.plan import Plan
-    from fedveil.plan.recommend import Findings, Option
+    from fedveil.planning.pilot import Progress as State
+    from fedveil.planning.plan import Plan
+    from fedveil.planning.recommend import Findings, Option
     from fedveil.recipe import Recipe
 
 Show = Callable[["State"], None]
@@ -34,13 +34,13 @@ def plan_pilot(args: argparse.Namespace) -> int:
     recipe = recipe_of(args)
 
     from fedveil.assemble import federation_of, plan_of
-    from fedveil.plan.from_recipe import local_steps_of
-    from fedveil.plan.pilot import Search
-    from fedveil.plan.pilot_space import space_of
-    from fedveil.plan.proxy import proxy_of
-    from fedveil.plan.recommend import check_hope, findings, recipe_of_option
-    from fedveil.plan.rehearsal import Rehearsals
-    from fedveil.plan.trials import Trials
+    from fedveil.planning.from_recipe import local_steps_of
+    from fedveil.planning.pilot import Search
+    from fedveil.planning.pilot_space import space_of
+    from fedveil.planning.proxy import proxy_of
+    from fedveil.planning.recommend import check_hope, findings, recipe_of_option
+    from fedveil.planning.rehearsal import Rehearsals
+    from fedveil.planning.trials import Trials
 
     if recipe.privacy.epsilon is None:
         raise BadInput("privacy.epsilon: a plan needs a budget")
@@ -72,7 +72,7 @@ def plan_pilot(args: argparse.Namespace) -> int:
     if args.write is not None:
         write_recipe(args.write, chosen, [*_remarks(found), *found.warnings])
     if args.plot is not None:
-        from fedveil.plan.pilot_figures import draw_pilot
+        from fedveil.planning.pilot_figures import draw_pilot
 
         draw_pilot(found, trials, args.plot)
     if args.json:
@@ -93,7 +93,7 @@ def plan_pilot(args: argparse.Namespace) -> int:
 
 def _with_what_is_left(args: argparse.Namespace, recipe: Recipe, plan: Plan) -> Recipe:
     """The recipe with the budget that earlier releases have left over."""
-    from fedveil.plan.spending import remaining
+    from fedveil.planning.spending import remaining
 
     if plan.guarantee is None or recipe.privacy.epsilon is None:
         raise BadInput(f"training.method: {plan.method.name!r} adds no noise, so nothing to plan")

@@ -13,7 +13,7 @@ from fedveil.cli.plan_recipe import recipe_of
 from fedveil.errors import BadInput, Refused
 
 if TYPE_CHECKING:
-    from fedveil.plan.private_tuning import Tuned
+    from fedveil.planning.private_tuning import Tuned
 
 
 def tune_privately(args: argparse.Namespace) -> int:
@@ -22,11 +22,11 @@ def tune_privately(args: argparse.Namespace) -> int:
     recipe = recipe_of(args)
 
     from fedveil.assemble import federation_of, plan_of
-    from fedveil.plan.from_recipe import local_steps_of
-    from fedveil.plan.pilot_space import space_of
-    from fedveil.plan.private_tuning import settings_to_draw, tuned
-    from fedveil.plan.proxy import proxy_of
-    from fedveil.plan.rehearsal import Rehearsals
+    from fedveil.planning.from_recipe import local_steps_of
+    from fedveil.planning.pilot_space import space_of
+    from fedveil.planning.private_tuning import settings_to_draw, tuned
+    from fedveil.planning.proxy import proxy_of
+    from fedveil.planning.rehearsal import Rehearsals
 
     federation = federation_of(recipe.data)
     real = plan_of(recipe, federation)

@@ -11,9 +11,9 @@ from fedveil.cli.plan_tables import feasible_document, show_advice, show_feasibl
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedveil.plan.constants import LossConstants
-    from fedveil.plan.feasible import Question, Row
-    from fedveil.plan.from_recipe import Proposal, Situation
+    from fedveil.planning.constants import LossConstants
+    from fedveil.planning.feasible import Question, Row
+    from fedveil.planning.from_recipe import Proposal, Situation
     from fedveil.recipe import Recipe
 
 _LOSS = (
@@ -39,7 +39,7 @@ def plan_recipe(args: argparse.Namespace) -> int:
     """Both questions unless one of --iterations and --feasible was asked for."""
     recipe = recipe_of(args)
 
-    from fedveil.plan.from_recipe import proposals, recipe_with, situation_of
+    from fedveil.planning.from_recipe import proposals, recipe_with, situation_of
 
     both = args.iterations == args.feasible
     situation = situation_of(recipe, args.spent_epsilon, args.spent_delta, args.records)
@@ -60,7 +60,7 @@ def plan_recipe(args: argparse.Namespace) -> int:
             "warnings": [*document.get("warnings", []), *advice.warnings],
         }
         if args.plot is not None:
-            from fedveil.plan.figures import draw_iterations
+            from fedveil.planning.figures import draw_iterations
 
             draw_iterations(advice, args.plot)
         if args.write is not None:
@@ -76,7 +76,7 @@ def plan_recipe(args: argparse.Namespace) -> int:
 
 
 def _feasible(args: argparse.Namespace, situation: Situation) -> tuple[Question, list[Row]]:
-    from fedveil.plan.feasible import Question, feasible
+    from fedveil.planning.feasible import Question, feasible
     from fedveil.privacy.units import Trust
 
     rounds = situation.rounds
@@ -93,7 +93,7 @@ def _feasible(args: argparse.Namespace, situation: Situation) -> tuple[Question,
     )
     rows = feasible(question)
     if args.plot is not None and args.feasible:
-        from fedveil.plan.figures import draw_feasible
+        from fedveil.planning.figures import draw_feasible
 
         draw_feasible(rows, args.plot)
     return question, rows
@@ -101,8 +101,8 @@ def _feasible(args: argparse.Namespace, situation: Situation) -> tuple[Question,
 
 def _loss(args: argparse.Namespace, situation: Situation) -> LossConstants:
     """The user's constants if all are given, else an estimate on public data, never a mixture."""
-    from fedveil.plan.constants import LossConstants
-    from fedveil.plan.from_recipe import public_constants
+    from fedveil.planning.constants import LossConstants
+    from fedveil.planning.from_recipe import public_constants
 
     given = {name: getattr(args, name) for name, _ in _LOSS}
     missing = [flag for name, flag in _LOSS if given[name] is None]

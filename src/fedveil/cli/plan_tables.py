@@ -10,14 +10,14 @@ from fedveil import recipe as recipes
 from fedveil.cli import console
 
 if TYPE_CHECKING:
-    from fedveil.plan.advice import Advice
-    from fedveil.plan.feasible import Question, Row
+    from fedveil.planning.advice import Advice
+    from fedveil.planning.feasible import Question, Row
     from fedveil.recipe import Recipe
 
 
 def feasible_document(question: Question, rows: list[Row]) -> dict[str, Any]:
     """The feasible set as one document."""
-    from fedveil.plan.feasible import SIGNAL_TO_NOISE, warnings
+    from fedveil.planning.feasible import SIGNAL_TO_NOISE, warnings
 
     return {
         "epsilon": question.epsilon,
@@ -34,7 +34,7 @@ def feasible_document(question: Question, rows: list[Row]) -> dict[str, Any]:
 
 def show_feasible(question: Question, rows: list[Row]) -> None:
     """The feasible set, a table for every trust and sampling."""
-    from fedveil.plan.feasible import SIGNAL_TO_NOISE, warnings
+    from fedveil.planning.feasible import SIGNAL_TO_NOISE, warnings
 
     say = console.stdout().print
     say(
@@ -79,7 +79,7 @@ def _feasible_row(row: Row) -> list[str]:
 
 def show_advice(advice: Advice) -> None:
     """The best local steps and rounds beside what the rules would have cost."""
-    from fedveil.plan.iterations import every_divisor
+    from fedveil.planning.iterations import every_divisor
 
     marks = {
         advice.rule_of_thumb: "literal rule T^(z/(z+1))",

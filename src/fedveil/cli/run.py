@@ -17,7 +17,7 @@ from fedveil.errors import BadInput, Refused
 
 if TYPE_CHECKING:
     from fedveil.engine.run import Run
-    from fedveil.plan.plan import Plan
+    from fedveil.planning.plan import Plan
     from fedveil.recipe import Recipe
 
 

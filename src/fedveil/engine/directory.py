@@ -22,7 +22,7 @@ from fedveil.engine.checkpoint import (
     write_atomically,
 )
 from fedveil.errors import BadInput
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.privacy.ledger import Header, Ledger
 from fedveil.server.optimizers import State
 

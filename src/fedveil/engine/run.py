@@ -24,7 +24,7 @@ from fedveil.engine.secure import Attendance, SecureRound, SecureRounds
 from fedveil.local.shaping import Shaping
 from fedveil.methods.protection import Occasion
 from fedveil.models.flat import load
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.randomness import Randomness
 
 _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo rounds at no cost

@@ -22,7 +22,7 @@ from fedveil.methods.aggregation import SecureSums
 from fedveil.methods.clip_rules import COUNT, ClipTracking
 from fedveil.methods.modular_grid import Ints, NoisyIntegers
 from fedveil.methods.protection import InShares, Occasion
-from fedveil.plan.plan import Plan, Released
+from fedveil.planning.plan import Plan, Released
 from fedveil.secagg.errors import NotReleased
 from fedveil.secagg.losses import Losses, draw_losses
 from fedveil.secagg.rounds import ModelledRound, OpenRound, Stopwatch

@@ -16,7 +16,7 @@ from fedveil.data.federation import Federation
 from fedveil.errors import BadInput
 from fedveil.experiments.case import Certified, Claimed, Noise, Without
 from fedveil.methods.method import Method
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.accounting import Release, Setting, account, fast_epsilon
 from fedveil.privacy.root import least_at_most
 from fedveil.privacy.units import Arithmetic

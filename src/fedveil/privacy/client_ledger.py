@@ -160,7 +160,7 @@ class ClientLedger:
                 "use a client-level run, or keep a record-level ledger",
             )
         guarantee = account([release], setting=self._terms(release, setting), delta=self.delta)
-        if not guarantee.certified:
+        if not guarantee.certified and math.isfinite(guarantee.epsilon):  # else: over any budget
             raise TermsRefused(
                 f"nothing protects this client: {guarantee.reason}", "use a protected run"
             )

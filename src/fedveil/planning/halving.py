@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import qmc
 
-from fedveil.plan.space import Candidate, Point, Space
+from fedveil.planning.space import Candidate, Point, Space
 
 
 @dataclass(frozen=True)

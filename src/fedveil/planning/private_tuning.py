@@ -26,10 +26,10 @@ from fedveil.assemble import plan_of
 from fedveil.data.federation import Federation
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput, Refused
-from fedveil.plan.halving import spread_out
-from fedveil.plan.plan import Plan
-from fedveil.plan.proxy import SYNTHETIC, Proxy
-from fedveil.plan.space import Candidate, Space, recipe_with_settings
+from fedveil.planning.halving import spread_out
+from fedveil.planning.plan import Plan
+from fedveil.planning.proxy import SYNTHETIC, Proxy
+from fedveil.planning.space import Candidate, Space, recipe_with_settings
 from fedveil.privacy.accounting import Release, account
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.root import least_at_most

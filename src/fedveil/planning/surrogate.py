@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import qmc
 
-from fedveil.plan.rehearsal import Outcome, Trial
-from fedveil.plan.space import Candidate, Point, Space
+from fedveil.planning.rehearsal import Outcome, Trial
+from fedveil.planning.space import Candidate, Point, Space
 
 Box = tuple[Point, Point]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedveil.errors import BadInput
-from fedveil.plan.rehearsal import Outcome, Trial
-from fedveil.plan.space import Candidate
+from fedveil.planning.rehearsal import Outcome, Trial
+from fedveil.planning.space import Candidate
 
 VERSION = 1
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedveil.errors import BadInput, Refused
-from fedveil.plan.spending import about, remaining
+from fedveil.planning.spending import about, remaining
 from fedveil.privacy.accounting import Release, Setting, account, default_delta
 from fedveil.privacy.arguments import count, not_negative
 from fedveil.privacy.calibration import calibrate_noise

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.plan.bounds import FuBound, Score
-from fedveil.plan.iterations import (
+from fedveil.planning.bounds import FuBound, Score
+from fedveil.planning.iterations import (
     Iterations,
     asymptotic_rule,
     best_iterations,
@@ -18,7 +18,7 @@ from fedveil.plan.iterations import (
     score_of,
     split,
 )
-from fedveil.plan.spending import about
+from fedveil.planning.spending import about
 
 DEFAULT_MAX_STEPS = 100_000
 

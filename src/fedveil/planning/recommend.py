@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.plan.halving import mean_error
-from fedveil.plan.pilot import Expected, Search
-from fedveil.plan.rehearsal import OutOfTime, Rehearsals, Trial
-from fedveil.plan.space import Candidate, recipe_with_settings
-from fedveil.plan.spending import about
+from fedveil.planning.halving import mean_error
+from fedveil.planning.pilot import Expected, Search
+from fedveil.planning.rehearsal import OutOfTime, Rehearsals, Trial
+from fedveil.planning.space import Candidate, recipe_with_settings
+from fedveil.planning.spending import about
 from fedveil.privacy.units import Trust, Unit
 from fedveil.recipe import Recipe
 
 LOSS_TOLERANCE, ACCURACY_TOLERANCE = 0.05, 0.01  # within which a cheaper choice is as good
 _SEEDS = range(2)  # of a variant's trials
+_PRIVATE, _CHEAPER = (0.8, 0.85), 0.93  # parts of the limits after which each choice is made
 _LEARNT = 0.02  # of the trivial answer's error must be gone before anything counts as learnt
 _QUIETER = (2, 4, 8, 16, 32, 64)  # times as many clients to try
 
@@ -106,9 +107,9 @@ def check_hope(rehearsals: Rehearsals, base: Candidate, most_steps: int) -> None
 
 
 def findings(search: Search) -> Findings:
-    """Choose, confirm and find alternatives, as far as the search's time allows."""
+    """Search, choose, confirm and find alternatives, as far as the search's limits allow."""
     chosen = search.run()
-    expected = search.confirm(chosen)
+    expected = search.expected(chosen)
     if expected is None:
         raise BadInput("the pilot was stopped before anything was known")
     recommended = Option(
@@ -119,15 +120,10 @@ def findings(search: Search) -> Findings:
         expected,
         f"the best of {search.settings} settings tried on {search.rehearsals.proxy.source}",
     )
-    options = [recommended]
-    for find in (_more_private, _cheaper):
-        with suppress(OutOfTime, KeyboardInterrupt):
-            option = find(search, recommended)
-            if option is not None:
-                options.append(option)
+    found = (_more_private(search, recommended), _cheaper(search, recommended))
     trivial = search.rehearsals.trivial()
     return Findings(
-        tuple(options),
+        (recommended, *(option for option in found if option is not None)),
         trivial,
         tuple(_warnings(search, recommended, trivial)),
         search.rehearsals.proxy.notes,
@@ -150,12 +146,13 @@ def _more_private(search: Search, recommended: Option) -> Option | None:
     epsilon, best = recommended.epsilon / 2, recommended.candidate
     calmer = [
         best,
-        *search.ranked()[1:3],
         replace(best, learning_rate=best.learning_rate / 2, clip_norm=_halved(search, best)),
         replace(best, rounds=max(1, best.rounds // 2)),
+        *search.ranked()[1:3],
     ]
-    candidate = _best(search, calmer, epsilon)
-    expected = search.confirm(candidate, epsilon)
+    errors = _errors(search, calmer, epsilon, _PRIVATE[0])
+    candidate = min(errors, key=lambda c: errors[c]) if errors else best
+    expected = search.expected(candidate, epsilon, _PRIVATE[1])
     if expected is None:
         return None
     reason = f"half of the budget, at the price of {_difference(expected, recommended.expected)}"
@@ -165,32 +162,32 @@ def _more_private(search: Search, recommended: Option) -> Option | None:
 
 def _cheaper(search: Search, recommended: Option) -> Option | None:
     """The fewest uploads at about the same result; else half of the uploads, and what it costs."""
-    best = recommended.candidate
-    variants = [best, *(c for c in search.ranked() if _uploads(search, c) < recommended.uploads)]
-    steps = search.space.most_steps
+    best, most = recommended.candidate, recommended.uploads
+    variants = []
     for part in (2, 4):
         rounds = max(1, best.rounds // part)
-        variants.append(replace(best, rounds=rounds))
-        if best.local_steps * part <= steps:
+        if best.local_steps * part <= search.space.most_steps:
             variants.append(replace(best, rounds=rounds, local_steps=best.local_steps * part))
         if best.cohort is not None and best.cohort // part >= 1:
             variants.append(replace(best, cohort=best.cohort // part))
-    errors = {candidate: _error(search, candidate, search.epsilon) for candidate in variants}
-    fewer = [c for c in errors if _uploads(search, c) < recommended.uploads]
-    alike = [c for c in fewer if _as_good(search, errors[c], errors[best])]
+        variants.append(replace(best, rounds=rounds))
+    fewer = [c for c in (*search.ranked(), *variants) if _uploads(search, c) < most]
+    errors = _errors(search, [best, *fewer], search.epsilon, _CHEAPER)
+    known = [c for c in errors if c != best]
+    alike = [c for c in known if _as_good(search, errors[c], errors[best])]
     if alike:
         candidate = min(alike, key=lambda c: (_uploads(search, c), errors[c]))
-    elif fewer:
-        half = [c for c in fewer if 2 * _uploads(search, c) <= recommended.uploads] or fewer
+    elif known:
+        half = [c for c in known if 2 * _uploads(search, c) <= most] or known
         candidate = min(half, key=lambda c: errors[c])
     else:
         return None
-    expected = search.confirm(candidate)
+    expected = search.expected(candidate, part=1.0)
     if expected is None:
         return None
     uploads = _uploads(search, candidate)
     reason = (
-        f"{recommended.uploads / uploads:.3g} times fewer uploads, "
+        f"{most / uploads:.3g} times fewer uploads, "
         f"at the price of {_difference(expected, recommended.expected)}"
     )
     return Option("cheaper", candidate, search.epsilon, uploads, expected, reason)
@@ -216,7 +213,7 @@ def _clients_needed(search: Search, recommended: Option, trivial: float) -> str:
     with suppress(OutOfTime, KeyboardInterrupt):
         for times in _QUIETER:
             quiet = 1 / math.sqrt(times) if trust is Trust.LOCAL else 1 / times
-            error = _error(search, recommended.candidate, recommended.epsilon, noise=quiet)
+            error = _error(search, recommended.candidate, recommended.epsilon, 1.0, quiet)
             if error < (1 - 10 * _LEARNT) * trivial:
                 needed = about(times * search.rehearsals.everyone)
                 return f"with {needed} clients at the same rate it would reach {error:.3g}"
@@ -224,17 +221,22 @@ def _clients_needed(search: Search, recommended: Option, trivial: float) -> str:
     return "more clients, a larger epsilon or a smaller model are needed"
 
 
-def _best(search: Search, candidates: Sequence[Candidate], epsilon: float) -> Candidate:
-    errors: dict[Candidate, float] = {}
-    with suppress(OutOfTime):
+def _errors(
+    search: Search, candidates: Iterable[Candidate], epsilon: float, part: float
+) -> dict[Candidate, float]:
+    """Errors of these candidates, as many as this part of the limits allows."""
+    found: dict[Candidate, float] = {}
+    with suppress(OutOfTime, KeyboardInterrupt):
         for candidate in dict.fromkeys(candidates):
-            errors[candidate] = _error(search, candidate, epsilon)
-    return min(errors, key=lambda c: errors[c]) if errors else candidates[0]
+            found[candidate] = _error(search, candidate, epsilon, part)
+    return found
 
 
-def _error(search: Search, candidate: Candidate, epsilon: float, noise: float = 1.0) -> float:
+def _error(
+    search: Search, candidate: Candidate, epsilon: float, part: float, noise: float = 1.0
+) -> float:
     outcomes = [
-        search.outcome(Trial(candidate, epsilon, 1.0, seed, noise), 0.95) for seed in _SEEDS
+        search.outcome(Trial(candidate, epsilon, 1.0, seed, noise), part) for seed in _SEEDS
     ]
     return mean_error([outcome.error for outcome in outcomes])
 

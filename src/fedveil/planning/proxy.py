@@ -16,7 +16,7 @@ from fedveil.assemble import federation_of
 from fedveil.data.assignment import generator, offsets_of
 from fedveil.data.federation import Federation
 from fedveil.errors import BadInput
-from fedveil.plan.lookalike import lookalike, shape_of
+from fedveil.planning.lookalike import lookalike, shape_of
 from fedveil.recipe import DataSection, Recipe
 
 SYNTHETIC = "synthetic"

@@ -6,9 +6,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.plan.figures import STYLE, legend_above, new_figure, save
-from fedveil.plan.recommend import Findings
-from fedveil.plan.trials import Trials
+from fedveil.planning.figures import STYLE, legend_above, new_figure, save
+from fedveil.planning.recommend import Findings
+from fedveil.planning.trials import Trials
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

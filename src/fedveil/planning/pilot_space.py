@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedveil.plan.rehearsal import Rehearsals, clips_gradients
-from fedveil.plan.space import Candidate, Space
-from fedveil.privacy.sampling import Balanced, RoundRobin
+from fedveil.planning.rehearsal import Rehearsals, clips_gradients
+from fedveil.planning.space import Candidate, Space
+from fedveil.privacy.sampling import Balanced, Everyone, RoundRobin
 
 _CHENG_PENALTY, _CHENG_SPARSITY, _LIANG_SMOOTHING = 0.4, 0.7, 1.0  # the methods' own defaults
 
@@ -18,7 +18,7 @@ def space_of(rehearsals: Rehearsals, local_steps: int, most_steps: int | None = 
     """
     recipe, real = rehearsals.recipe, rehearsals.real
     training, server, method = recipe.training, recipe.server, recipe.training.method
-    everyone = training.cohort is None and training.rate is None
+    everyone = isinstance(real.sampling, Everyone)
     base = Candidate(
         local_steps,
         real.method.rounds,

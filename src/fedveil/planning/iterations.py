@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.errors import BadInput
-from fedveil.plan.bounds import FuBound, Score
+from fedveil.planning.bounds import FuBound, Score
 from fedveil.privacy.arguments import count, not_negative
 
 MOST_TOTAL_STEPS = 10**12  # divisors are found by trial up to the square root

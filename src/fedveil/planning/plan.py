@@ -22,7 +22,7 @@ from fedveil.methods.clip_rules import ClipTracking
 from fedveil.methods.method import Method, Voting
 from fedveil.methods.protection import Occasion, Protection, Terms
 from fedveil.models.flat import Layout, flatten, layout_of
-from fedveil.plan.secure_sums import check_sums, on_integers, secure_sums
+from fedveil.planning.secure_sums import check_sums, on_integers, secure_sums
 from fedveil.privacy.accounting import (
     Release,
     Setting,

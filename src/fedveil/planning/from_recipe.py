@@ -12,14 +12,14 @@ from fedveil.assemble import federation_of, plan_of
 from fedveil.data.federation import Federation
 from fedveil.errors import BadInput
 from fedveil.methods.protection import Noise
-from fedveil.plan.advice import Advice, advise
-from fedveil.plan.bounds import FuBound
-from fedveil.plan.constants import LossConstants, estimate
-from fedveil.plan.iterations import Iterations, every_divisor
-from fedveil.plan.plan import Plan
-from fedveil.plan.proxy import proxy_of
-from fedveil.plan.rehearsal import clips_gradients
-from fedveil.plan.spending import remaining
+from fedveil.planning.advice import Advice, advise
+from fedveil.planning.bounds import FuBound
+from fedveil.planning.constants import LossConstants, estimate
+from fedveil.planning.iterations import Iterations, every_divisor
+from fedveil.planning.plan import Plan
+from fedveil.planning.proxy import proxy_of
+from fedveil.planning.rehearsal import clips_gradients
+from fedveil.planning.spending import remaining
 from fedveil.privacy.accounting import Setting
 from fedveil.privacy.units import Arithmetic, Trust, Unit
 from fedveil.recipe import Recipe
@@ -72,8 +72,8 @@ def situation_of(
         raise BadInput(f"training.method: {plan.method.name!r} adds no noise, so nothing to plan")
     if plan.setting.unit is not Unit.CLIENT:
         raise BadInput(
-            f"training.method: {plan.method.name!r} protects records; only methods that protect "
-            "whole clients are planned by this bound"
+            f"training.method: {plan.method.name!r} protects records, and this bound is about "
+            "methods that protect whole clients; --pilot searches any method"
         )
     epsilon, delta = remaining(
         recipe.privacy.epsilon, plan.guarantee.delta, spent_epsilon, spent_delta

@@ -21,18 +21,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedveil.errors import BadInput
-from fedveil.plan.halving import FIRST, LATER, Rung, halve, mean_error, spread_out
-from fedveil.plan.rehearsal import Outcome, OutOfTime, Rehearsals, Trial
-from fedveil.plan.space import Candidate, Space
-from fedveil.plan.surrogate import Surrogate, fit
-from fedveil.plan.trials import Trials
+from fedveil.planning.halving import FIRST, LATER, Rung, halve, mean_error, spread_out
+from fedveil.planning.rehearsal import Outcome, OutOfTime, Rehearsals, Trial
+from fedveil.planning.space import Candidate, Space
+from fedveil.planning.surrogate import Surrogate, fit
+from fedveil.planning.trials import Trials
 
 # Of the brackets' boxes, as parts of the first: from everywhere to the neighbourhood of the best.
 WIDTHS = (1.0, 0.5, 0.5, 0.35, 0.35, 0.25, 0.2, 0.2, 0.2, 0.2)
 FINALISTS = 3
 FINAL_SEEDS = range(10, 15)  # to choose among the finalists
 FRESH_SEEDS = range(100, 105)  # to say what to expect
-SEARCH, CHOICE = 0.6, 0.75  # parts of the limits after which each ends; then comes what to expect
+SEARCH, CHOICE, EXPECTATION = 0.55, 0.65, 0.75  # parts of the limits after which each ends
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class Search:
             for candidate in finalists:
                 self.outcome(Trial(candidate, self.epsilon, 1.0, seed), CHOICE)
 
-    def confirm(
-        self, candidate: Candidate, epsilon: float | None = None, noise: float = 1.0
+    def expected(
+        self, candidate: Candidate, epsilon: float | None = None, part: float = EXPECTATION
     ) -> Expected | None:
         """What to expect of a candidate: fresh seeds as far as time allows, else what is known."""
         self._stage = "what to expect"
@@ -159,7 +159,7 @@ class Search:
         outcomes = []
         try:
             for seed in FRESH_SEEDS:
-                outcomes.append(self.outcome(Trial(candidate, at, 1.0, seed, noise)))
+                outcomes.append(self.outcome(Trial(candidate, at, 1.0, seed), part))
         except OutOfTime:
             pass
         except KeyboardInterrupt:
@@ -169,7 +169,7 @@ class Search:
         known = [
             (t.share, o)
             for t, o in self._asked.items()
-            if (t.candidate, t.epsilon, t.noise) == (candidate, at, noise)
+            if (t.candidate, t.epsilon, t.noise) == (candidate, at, 1.0)
         ]
         share = max((share for share, _ in known), default=0.0)
         most = [outcome for at_share, outcome in known if at_share == share]

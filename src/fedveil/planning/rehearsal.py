@@ -27,16 +27,17 @@ from fedveil.methods.local_noise import LocalNoise
 from fedveil.methods.method import Method
 from fedveil.methods.protection import Terms
 from fedveil.models.zoo import build
-from fedveil.plan.plan import Plan, plan
-from fedveil.plan.proxy import Proxy, some_clients
-from fedveil.plan.rehearsed_noise import in_one_draw
-from fedveil.plan.space import Candidate, recipe_with_settings
+from fedveil.planning.plan import Plan, plan
+from fedveil.planning.proxy import Proxy, some_clients
+from fedveil.planning.rehearsed_noise import in_one_draw
+from fedveil.planning.space import Candidate, recipe_with_settings
+from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.units import Arithmetic, Unit
 from fedveil.recipe import Recipe
 
 _LEAST_COHORT = 8  # of a trial: fewer clients say nothing about an average
 _DIVERGED = 20.0  # a training loss this many times the first one's will not come back
-_FAR = 1e9  # a clip that never clips
+_FAR = 1e6  # a clip that never clips
 _SMALL, _TOGETHER = 1000, 500  # models of so few weights train so many clients at once
 _MEASURED = 200  # clients whose gradients say how far updates reach
 
@@ -133,7 +134,7 @@ class Rehearsals:
         alone = isinstance(self.real.method.protection, LocalNoise | GradientNoise)
         noise *= math.sqrt(part) if alone else part
         federation, training = self.proxy.federation, recipe.training
-        if training.cohort is None and training.rate is None:
+        if isinstance(self.real.sampling, Everyone):
             federation = self._some(cohort, trial.seed)
         else:
             training = replace(training, cohort=cohort, rate=None)
@@ -172,14 +173,14 @@ class Rehearsals:
         """Median norm of the clients' first gradients on the proxy, in the clip's own norm."""
         recipe = self.recipe
         training = replace(
-            recipe.training, local_steps=1, local_epochs=None, batch_size=None, learning_rate=1.0,
-            rounds=1, schedule="constant", momentum=0.0, sampling="everyone", cohort=None,
+            recipe.training, local_steps=1, local_epochs=None, learning_rate=1.0, rounds=1,
+            schedule="constant", momentum=0.0, sampling="everyone", cohort=None,
             rate=None, cohort_cap=None,
         )  # fmt: skip
         privacy = replace(recipe.privacy, clip_norm=_FAR)
         recipe = replace(recipe, training=training, privacy=privacy)
-        quiet = rehearsed(recipe, self._some(_MEASURED, 0), 1e-12, seed=0)
-        run = Run(quiet, speed=Speed(processes=1), every=1)
+        first = rehearsed(recipe, self._some(_MEASURED, 0), noise=1.0, seed=0)
+        run = Run(first, speed=Speed(processes=1), every=1)
         try:
             insight = next(iter(run)).insight
         finally:
@@ -220,10 +221,11 @@ def _train(rehearsal: Plan, deadline: float) -> tuple[Metrics | None, int]:
     first = math.nan
     try:
         for report in run:
-            loss = math.nan if report.insight is None else report.insight.loss
-            first = loss if math.isnan(first) else first
-            if loss > _DIVERGED * first or not bool(run.state.weights.isfinite().all()):
-                return None, report.round
+            if report.insight is not None:
+                loss, lost = report.insight.loss, report.insight.rejected > 0
+                first = loss if math.isnan(first) else first
+                if lost or loss > _DIVERGED * first:
+                    return None, report.round
             if report.metrics is not None:
                 return report.metrics, report.round
             if time.monotonic() > deadline:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedveil.errors import Refused
 from fedveil.methods.gradient_noise import GradientNoise, uses_by_client
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import account
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.releases import Release

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedveil.plan.advice import Advice
-from fedveil.plan.bounds import FuBound
-from fedveil.plan.iterations import Iterations, every_divisor
+from fedveil.planning.advice import Advice
+from fedveil.planning.bounds import FuBound
+from fedveil.planning.iterations import Iterations, every_divisor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fedveil.plan.feasible import Row
+    from fedveil.planning.feasible import Row
 
 STYLE: dict[Any, Any] = {
     "font.family": "serif",

@@ -1,0 +1,57 @@
+"""What the README says, run."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedveil import recipe as recipes
+from fedveil.assemble import federation_of, plan_of
+from fedveil.cli import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return str(found)
+
+
+def test_the_python_example_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    scope: dict[str, object] = {}
+    exec(compile(block("python"), "README.md", "exec"), scope)
+    assert "epsilon 4" in capsys.readouterr().out
+    assert scope["run"].evaluate().accuracy > 0.8  # type: ignore[attr-defined]
+
+
+def test_the_recipe_example_can_be_planned() -> None:
+    recipe = recipes.with_defaults(recipes.parse(tomllib.loads(block("toml"))))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    assert plan.guarantee is not None
+    assert 7.9 < plan.guarantee.epsilon <= 8
+
+
+@pytest.mark.parametrize(
+    "line", re.findall(r"^    (fedveil (?:account|calibrate) --.*)$", README, re.MULTILINE)
+)
+def test_the_commands_answer(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(line)[1:]) == 0
+    assert "epsilon" in capsys.readouterr().out
+
+
+def test_every_document_that_is_linked_exists() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_page_on_recipes_is_up_to_date() -> None:
+    """If this fails: python docs/recipes_page.py"""
+    scope = runpy.run_path(str(ROOT / "docs" / "recipes_page.py"))
+    assert (ROOT / "docs" / "recipes.md").read_text() == scope["page"]()
