@@ -104,5 +104,3 @@ def test_strength_zero_changes_nothing() -> None:
 def test_a_bad_strength_is_refused(strength: float) -> None:
     with pytest.raises(BadInput, match="smoothing"):
         Smoothing(strength)
-
-
