@@ -7,9 +7,13 @@ import runpy
 import shlex
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_model
 
+import fedveil as fv
 from fedveil import recipe as recipes
 from fedveil.assemble import federation_of, plan_of
 from fedveil.cli import main
@@ -23,11 +27,18 @@ def block(language: str) -> str:
     return str(found)
 
 
-def test_the_python_example_trains(capsys: pytest.CaptureFixture[str]) -> None:
-    scope: dict[str, object] = {}
+def test_the_python_example_trains(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {}
     exec(compile(block("python"), "README.md", "exec"), scope)
     assert "epsilon 4" in capsys.readouterr().out
-    assert scope["run"].evaluate().accuracy > 0.8  # type: ignore[attr-defined]
+    assert scope["run"].evaluate().accuracy > 0.8
+    fresh = fv.build("logistic", scope["federation"])
+    load_model(fresh, tmp_path / "model.safetensors")
+    for loaded, trained in zip(fresh.parameters(), scope["model"].parameters(), strict=True):
+        assert torch.equal(loaded, trained)
 
 
 def test_the_recipe_example_can_be_planned() -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
 from torch import nn
 
-from fedveil.engine.checkpoint import Checkpoint
+from fedveil.engine.checkpoint import Checkpoint, write_atomically
 from fedveil.engine.choose import build_engine, choose, device_of
 from fedveil.engine.contract import Job, RoundSum
 from fedveil.engine.cost import Workload
@@ -246,6 +247,10 @@ class Run:
         """The trained parameters by name, as a safetensors file."""
         views = self.plan.layout.views(self.state.weights)
         return save({name: value.contiguous() for name, value in views.items()})
+
+    def save_model(self, path: Path | str) -> None:
+        """Write the trained parameters; `safetensors.torch.load_model(module, path)` reads them."""
+        write_atomically(Path(path), self.model_file())
 
     def close(self) -> None:
         self.engine.close()
