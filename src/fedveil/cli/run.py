@@ -47,6 +47,7 @@ def execute(args: argparse.Namespace) -> int:
     from fedveil.engine.directory import RunDirectory
     from fedveil.engine.reach import is_follower
     from fedveil.engine.run import Run, Speed, follow_plan
+    from fedveil.engine.team import WorkerFailed
 
     plan = plan_of(recipe, federation_of(recipe.data))
     if recipe.evaluation.baseline and plan.protected:
@@ -76,6 +77,9 @@ def execute(args: argparse.Namespace) -> int:
             f"go on with: fedveil run --resume {directory.path}"
         )
         return 130
+    except WorkerFailed:  # the rounds before are whole: nothing of them is lost
+        run.save()
+        raise
     finally:
         run.close()
     result = _result(run, recipe, time.perf_counter() - began)
