@@ -39,7 +39,7 @@ from fedveil.recipe import Recipe
 
 KEPT, OUT = Path(".benchmarks/planner"), Path("results/planner")
 SEEDS = range(3)
-WORK, BRACKETS = 0.09, 7  # of the grid's work, and halvings, for a pilot
+WORK, BRACKETS = 0.09, 5  # of the grid's work, and halvings, for a pilot
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ class Search:
     interrupted: bool = False
     _asked: dict[Trial, Outcome] = field(default_factory=dict)
     _errors: dict[Candidate, dict[float, list[float]]] = field(default_factory=dict)  # by share
+    _guessed: tuple[int, Surrogate | None] | None = None  # after so many trials
     _worked: int = 0
     _began: float = field(default_factory=time.monotonic)
     _stage: str = "search"
@@ -218,8 +219,15 @@ class Search:
 
     def guess(self) -> Surrogate | None:
         """A smooth guess at all errors, from all trials that a choice may look at."""
-        known = [(t, o) for t, o in self._asked.items() if self._may_choose(t)]
-        return fit(self.space, known, 2 * self.rehearsals.trivial())
+        if self._guessed is None or self._guessed[0] != len(self._asked):
+            known = [(t, o) for t, o in self._asked.items() if self._may_choose(t)]
+            found = fit(self.space, known, 2 * self.rehearsals.trivial())
+            self._guessed = len(self._asked), found
+        return self._guessed[1]
+
+    def known_errors(self, candidate: Candidate) -> list[float]:
+        """Errors of a candidate with the whole cohort that a choice may look at."""
+        return self._errors.get(candidate, {}).get(1.0, [])
 
     def _may_choose(self, trial: Trial) -> bool:
         """Whether a choice may look at it: the search's own budget and noise, no fresh seed."""

@@ -144,9 +144,10 @@ def recipe_of_option(recipe: Recipe, option: Option) -> Recipe:
 def _more_private(search: Search, recommended: Option) -> Option | None:
     """Half of the budget: the same settings, or calmer ones that stand more noise."""
     epsilon, best = recommended.epsilon / 2, recommended.candidate
+    calmer_clip = _for_steps(search, best, best.local_steps / 2)
     calmer = [
         best,
-        replace(best, learning_rate=best.learning_rate / 2, clip_norm=_halved(search, best)),
+        replace(best, learning_rate=best.learning_rate / 2, clip_norm=calmer_clip),
         replace(best, rounds=max(1, best.rounds // 2)),
         *search.ranked()[1:3],
     ]
@@ -161,7 +162,10 @@ def _more_private(search: Search, recommended: Option) -> Option | None:
 
 
 def _cheaper(search: Search, recommended: Option) -> Option | None:
-    """The fewest uploads at about the same result; else half of the uploads, and what it costs."""
+    """The fewest uploads at about the same result; else half of the uploads, and what it costs.
+
+    Where not even one upload a client can be saved, local steps are.
+    """
     best, most = recommended.candidate, recommended.uploads
     variants = []
     for part in (2, 4):
@@ -172,13 +176,15 @@ def _cheaper(search: Search, recommended: Option) -> Option | None:
             variants.append(replace(best, cohort=best.cohort // part))
         variants.append(replace(best, rounds=rounds))
     fewer = [c for c in (*search.ranked(), *variants) if _uploads(search, c) < most]
-    errors = _errors(search, [best, *fewer], search.epsilon, _CHEAPER)
-    known = [c for c in errors if c != best]
-    alike = [c for c in known if _as_good(search, errors[c], errors[best])]
+    if not fewer:
+        steps = {max(1, best.local_steps // part) for part in (2, 4)} - {best.local_steps}
+        fewer = [replace(best, local_steps=e, clip_norm=_for_steps(search, best, e)) for e in steps]
+    errors = _errors(search, fewer, search.epsilon, _CHEAPER)
+    alike = [c for c in errors if _as_good(search, errors[c], recommended.expected.error)]
     if alike:
         candidate = min(alike, key=lambda c: (_uploads(search, c), errors[c]))
-    elif known:
-        half = [c for c in known if 2 * _uploads(search, c) <= most] or known
+    elif errors:
+        half = [c for c in errors if 2 * _uploads(search, c) <= most] or list(errors)
         candidate = min(half, key=lambda c: errors[c])
     else:
         return None
@@ -186,10 +192,10 @@ def _cheaper(search: Search, recommended: Option) -> Option | None:
     if expected is None:
         return None
     uploads = _uploads(search, candidate)
-    reason = (
-        f"{most / uploads:.3g} times fewer uploads, "
-        f"at the price of {_difference(expected, recommended.expected)}"
-    )
+    saved = f"{most / uploads:.3g} times fewer uploads"
+    if uploads == most:
+        saved = f"{best.local_steps / candidate.local_steps:.3g} times fewer local steps"
+    reason = f"{saved}, at the price of {_difference(expected, recommended.expected)}"
     return Option("cheaper", candidate, search.epsilon, uploads, expected, reason)
 
 
@@ -235,6 +241,10 @@ def _errors(
 def _error(
     search: Search, candidate: Candidate, epsilon: float, part: float, noise: float = 1.0
 ) -> float:
+    """The mean error of a few runs; what the search knows anyway is not run again."""
+    known = search.known_errors(candidate)
+    if epsilon == search.epsilon and noise == 1.0 and len(known) >= len(_SEEDS):
+        return mean_error(known)
     outcomes = [
         search.outcome(Trial(candidate, epsilon, 1.0, seed, noise), part) for seed in _SEEDS
     ]
@@ -247,9 +257,10 @@ def _as_good(search: Search, error: float, best: float) -> bool:
     return error <= best * (1 + LOSS_TOLERANCE)
 
 
-def _halved(search: Search, candidate: Candidate) -> float:
-    """The clip goes with the learning rate where it bounds whole updates."""
-    return candidate.clip_norm / (1 if search.space.clips_gradients else 2)
+def _for_steps(search: Search, candidate: Candidate, steps: float) -> float:
+    """The clip goes with steps and rates where it bounds whole updates."""
+    part = 1.0 if search.space.clips_gradients else steps / candidate.local_steps
+    return candidate.clip_norm * part
 
 
 def _uploads(search: Search, candidate: Candidate) -> int:

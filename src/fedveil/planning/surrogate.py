@@ -30,6 +30,7 @@ _POOL = 4000  # points at which a guess is looked at
 _BOLDEST = 3.0  # deviations below its mean that a guess may be believed
 _APART = 0.04  # least distance of two proposals, in parts of the first box
 _LEAST_NOISE = 1e-4
+_REPEATS = 20  # repeated runs from which the noise between seeds is known well enough
 
 
 @dataclass(frozen=True)
@@ -92,25 +93,29 @@ def fit(space: Space, known: Sequence[tuple[Trial, Outcome]], ceiling: float) ->
     return Surrogate(space, _process(inputs, means - centre, noise), centre)
 
 
-def _noise(logs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Variance of each mean, from the pooled variance between seeds."""
+def _noise(logs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64] | None:
+    """Variance of each mean, from the pooled variance between seeds; None if that is not known."""
     repeated = [values for values in logs if len(values) > 1]
     degrees = sum(len(values) - 1 for values in repeated)
-    squares = sum(float(((values - values.mean()) ** 2).sum()) for values in repeated)
-    pooled = squares / degrees if degrees else 0.01
+    if degrees < _REPEATS:
+        return None
+    pooled = sum(float(((values - values.mean()) ** 2).sum()) for values in repeated) / degrees
     return np.array([max(_LEAST_NOISE, pooled / len(values)) for values in logs])
 
 
 def _process(
-    inputs: NDArray[np.float64], values: NDArray[np.float64], noise: NDArray[np.float64]
+    inputs: NDArray[np.float64], values: NDArray[np.float64], noise: NDArray[np.float64] | None
 ) -> Any:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import ConstantKernel, Matern
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
     scale = max(1e-3, float(values.var()))
     shape = Matern([0.7] * inputs.shape[1], length_scale_bounds=(0.15, 20.0), nu=2.5)
     kernel = ConstantKernel(scale, (scale / 100, scale * 100)) * shape
+    if noise is None:  # to be learnt from how far neighbours differ
+        kernel = kernel + WhiteKernel(0.03, (_LEAST_NOISE, 1.0))
+        noise = np.full(len(values), _LEAST_NOISE)
     with warnings.catch_warnings():
         # A coordinate that does not matter ends at the bound of its length: that is the answer.
         warnings.simplefilter("ignore", ConvergenceWarning)

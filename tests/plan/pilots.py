@@ -1,0 +1,80 @@
+"""Small jobs for tests of the pilot: made-up clients whose trials take milliseconds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fedveil import recipe as recipes
+from fedveil.assemble import federation_of, plan_of
+from fedveil.planning.pilot import Search
+from fedveil.planning.pilot_space import space_of
+from fedveil.planning.proxy import proxy_of
+from fedveil.planning.rehearsal import Outcome, Rehearsals, Trial
+from fedveil.planning.space import Candidate, Space
+from fedveil.recipe import Recipe
+
+
+def small_recipe(**changes: Any) -> Recipe:
+    """dp-fedavg on 60 clients of 8 records; `section__key=value` changes it."""
+    table: dict[str, Any] = {
+        "seed": 1,
+        "data": {"source": "synthetic-logistic", "clients": 60, "examples_per_client": 8},
+        "training": {
+            "method": "dp-fedavg",
+            "sampling": "everyone",
+            "rounds": 8,
+            "local_steps": 2,
+            "learning_rate": 1.0,
+        },
+        "privacy": {"epsilon": 8.0, "clip_norm": 1.0},
+    }
+    for name, value in changes.items():
+        section, key = name.split("__")
+        table.setdefault(section, {})[key] = value
+    return recipes.with_defaults(recipes.parse(table))
+
+
+def rehearsals_of(recipe: Recipe) -> Rehearsals:
+    federation = federation_of(recipe.data)
+    return Rehearsals(recipe, plan_of(recipe, federation), proxy_of(recipe, None, federation))
+
+
+def search_of(recipe: Recipe, **limits: Any) -> Search:
+    rehearsals = rehearsals_of(recipe)
+    space = space_of(rehearsals, recipe.training.local_steps or 1)
+    return Search(rehearsals, space, recipe.privacy.epsilon or 0.0, **limits)
+
+
+BOWL = Space(Candidate(1, 64, 0.1, 1.0, 40), 64, 400, 1.0, clips_gradients=True)
+BOTTOM = Candidate(4, 8, 0.4, 0.5, 80)
+
+
+class Bowl:
+    """Stands in for trials: a smooth bowl in the logarithms of the settings, with noise.
+
+    Its lowest error is 1, at BOTTOM; twice or half of one setting costs a tenth or so.
+    """
+
+    everyone, classifies = 400, False
+
+    def __init__(self, noise: float) -> None:
+        self.noise, self.asked = noise, 0
+
+    def trivial(self) -> float:
+        return 10.0
+
+    def error(self, candidate: Candidate) -> float:
+        squares = 0.0
+        for name in ("local_steps", "rounds", "learning_rate", "clip_norm", "cohort"):
+            ratio = getattr(candidate, name) / getattr(BOTTOM, name)
+            squares += math.log2(ratio) ** 2
+        return 1 + squares / 10
+
+    def __call__(self, trial: Trial, deadline: float = math.inf) -> Outcome:
+        import numpy as np
+
+        self.asked += 1
+        luck = np.random.default_rng(trial.seed).standard_normal()
+        error = self.error(trial.candidate) * math.exp(self.noise * luck)
+        return Outcome(error, None, trial.candidate.total_steps, 0.001)

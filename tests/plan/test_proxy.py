@@ -1,0 +1,185 @@
+"""What a pilot may look at: public data, made-up data, never the private ones."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedveil import recipe as recipes
+from fedveil.assemble import federation_of, plan_of
+from fedveil.data.federation import Task
+from fedveil.errors import BadInput
+from fedveil.planning.from_recipe import local_steps_of
+from fedveil.planning.lookalike import Shape, lookalike
+from fedveil.planning.pilot import Search
+from fedveil.planning.pilot_space import space_of
+from fedveil.planning.proxy import proxy_of, some_clients
+from fedveil.planning.recommend import findings
+from fedveil.planning.rehearsal import Rehearsals
+from fedveil.recipe import Recipe
+from tests.plan.pilots import small_recipe
+
+SCHEMA = """
+[columns.x]
+type = "number"
+min = -3
+max = 3
+[columns.kind]
+type = "category"
+categories = ["a", "b", "c"]
+[columns.ill]
+type = "category"
+categories = ["no", "yes"]
+"""
+
+
+def private_file(folder: Path, name: str, seed: int, records: int, clients: int = 30) -> Path:
+    """A table whose values and sizes depend on the seed, with all clients and classes there."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for client in range(clients):
+        for _ in range(records + int(draw.integers(0, 5))):
+            x, kind = draw.normal(), draw.choice(["a", "b", "c"])
+            rows.append(f"{client},{x:.3f},{kind},{'yes' if x + draw.normal() > 0 else 'no'}")
+    path = folder / name
+    path.write_text("\n".join(["who,x,kind,ill", *rows]))
+    return path
+
+
+def private_recipe(folder: Path, seed: int = 0, records: int = 6, **changes: object) -> Recipe:
+    (folder / "schema.toml").write_text(SCHEMA)
+    file = private_file(folder, f"visits-{seed}.csv", seed, records)
+    table = {
+        "seed": 1,
+        "data": {
+            "file": str(file),
+            "client_column": "who",
+            "label": "ill",
+            "schema": str(folder / "schema.toml"),
+        },
+        "training": {"sampling": "everyone", "rounds": 8, "local_steps": 2, **changes},
+        "privacy": {"epsilon": 4.0},
+    }
+    return recipes.with_defaults(recipes.parse(table))
+
+
+def test_a_pilot_knows_nothing_of_private_values_and_sizes(tmp_path: Path) -> None:
+    """Two files of the same columns and clients, everything else different: the same answer."""
+    answers = []
+    for seed, records in ((0, 6), (1, 20)):
+        recipe = private_recipe(tmp_path, seed, records)
+        federation = federation_of(recipe.data)
+        proxy = proxy_of(recipe, "synthetic", federation)
+        rehearsals = Rehearsals(recipe, plan_of(recipe, federation), proxy)
+        search = Search(rehearsals, space_of(rehearsals, 2), 4.0, work=20_000)
+        found = findings(search)
+        answers.append((found.options, found.warnings, len(federation.train)))
+    assert answers[0][:2] == answers[1][:2]
+    assert answers[0][2] != answers[1][2]  # they did differ
+
+
+def test_a_private_file_is_no_proxy(tmp_path: Path) -> None:
+    recipe = private_recipe(tmp_path)
+    federation = federation_of(recipe.data)
+    with pytest.raises(BadInput, match=r"is private.*synthetic"):
+        proxy_of(recipe, None, federation)
+    with pytest.raises(BadInput, match="the private file itself"):
+        proxy_of(recipe, recipe.data.file, federation)
+    with pytest.raises(BadInput, match="no such file"):
+        proxy_of(recipe, "nowhere.csv", federation)
+    with pytest.raises(BadInput, match="unknown"):
+        proxy_of(recipe, "nowhere", federation)
+
+
+def test_a_public_file_is_read_like_the_private_one(tmp_path: Path) -> None:
+    recipe = private_recipe(tmp_path)
+    federation = federation_of(recipe.data)
+    public = private_file(tmp_path, "public.csv", seed=5, records=3, clients=7)
+    proxy = proxy_of(recipe, str(public), federation)
+    assert proxy.federation.clients == 7
+    assert proxy.federation.features == federation.features
+    assert proxy.notes == ()
+
+
+def test_another_shape_is_noted() -> None:
+    recipe = small_recipe()
+    proxy = proxy_of(recipe, "digits", federation_of(recipe.data))
+    assert "rough guide" in proxy.notes[0]
+
+
+def test_a_recipes_own_test_part_stays_unseen() -> None:
+    """Trials are scored on training examples that are taken out of training."""
+    recipe = small_recipe()
+    federation = federation_of(recipe.data)
+    held = proxy_of(recipe, None, federation).federation
+    assert held.clients == federation.clients
+    assert len(held.train) + len(held.test) == len(federation.train)
+    rows = {row.tobytes() for row in federation.train.inputs}
+    assert {row.tobytes() for row in held.test.inputs} <= rows
+    both = {r.tobytes() for r in held.test.inputs} & {r.tobytes() for r in held.train.inputs}
+    assert not both
+    assert held.sizes.min() >= 1
+
+
+def test_no_client_is_emptied_by_holding_out() -> None:
+    recipe = small_recipe(data__examples_per_client=1, data__clients=300)
+    with pytest.raises(BadInput, match="too small"):
+        proxy_of(recipe, None, federation_of(recipe.data))
+
+
+def test_steps_of_an_epoch_need_a_public_number_of_records(tmp_path: Path) -> None:
+    recipe = private_recipe(tmp_path, local_epochs=3, batch_size=2)
+    recipe = recipes.parse(recipes.to_table(recipe), ["training.local_epochs=3"])
+    plan = plan_of(recipe, federation_of(recipe.data))
+    with pytest.raises(BadInput, match="--records"):
+        local_steps_of(recipe, plan)
+    assert local_steps_of(recipe, plan, records=7) == 12
+    whole = recipes.parse({**recipes.to_table(recipe)}, ["training.batch_size=1000"])
+    assert local_steps_of(whole, plan_of(whole, plan.federation), records=7) == 3
+
+
+def test_made_up_data_have_the_shape_that_was_asked_for() -> None:
+    features = ("age", "kind=a", "kind=b", "kind=c", "kind (missing)")
+    shape = Shape(50, 30, (5,), Task.CLASSIFICATION, 3, features)
+    made = lookalike(shape)
+    assert (made.clients, set(made.sizes), made.input_shape, made.classes) == (50, {30}, (5,), 3)
+    inputs = made.train.inputs
+    assert np.all(inputs[:, 1:4].sum(axis=1) == 1)
+    assert set(np.unique(inputs[:, 4])) == {0.0, 1.0}
+    assert len(np.unique(made.train.targets)) == 3
+    assert lookalike(shape).train.inputs.tobytes() == inputs.tobytes()
+
+
+@pytest.mark.parametrize("task", [Task.CLASSIFICATION, Task.REGRESSION])
+def test_made_up_targets_can_partly_be_predicted(task: Task) -> None:
+    """By least squares on the training part, scored on the test part."""
+    made = lookalike(Shape(100, 20, (6,), task, 2 if task is Task.CLASSIFICATION else 0))
+    inputs = [
+        np.column_stack([part.inputs, np.ones(len(part))]) for part in (made.train, made.test)
+    ]
+    weights, *_ = np.linalg.lstsq(inputs[0], made.train.targets.astype(float), rcond=None)
+    left = np.var(made.test.targets - inputs[1] @ weights) / np.var(made.test.targets)
+    assert 0.05 < left < 0.7
+    if task is Task.REGRESSION:
+        assert np.std(made.train.targets) == pytest.approx(1.0, rel=0.5)
+
+
+def test_no_made_up_sequences() -> None:
+    with pytest.raises(BadInput, match="sequences"):
+        Shape(10, 5, (80,), Task.SEQUENCE, 50)
+
+
+def test_some_clients_keep_all_their_examples() -> None:
+    federation = federation_of(small_recipe().data)
+    some = some_clients(federation, 20, seed=0)
+    assert (some.clients, len(some.train)) == (20, 160)
+    whole = {federation.train.inputs[a:b].tobytes() for a, b in _parts(federation.offsets)}
+    assert {some.train.inputs[a:b].tobytes() for a, b in _parts(some.offsets)} <= whole
+    assert some_clients(federation, 60, seed=0) is federation
+
+
+def _parts(offsets: np.ndarray) -> list[tuple[int, int]]:
+    return list(pairwise(offsets))
