@@ -8,10 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedveil import recipe as recipes
 from fedveil.cli import console
 from fedveil.cli.plan_recipe import recipe_of
 from fedveil.cli.plan_tables import write_recipe
@@ -19,9 +17,7 @@ from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
     from fedveil.planning.pilot import Progress as State
-    from fedveil.planning.plan import Plan
     from fedveil.planning.recommend import Findings, Option
-    from fedveil.recipe import Recipe
 
 Show = Callable[["State"], None]
 
@@ -33,48 +29,37 @@ def plan_pilot(args: argparse.Namespace) -> int:
         raise BadInput(f"--time: need a positive number of seconds, got {seconds:g}")
     recipe = recipe_of(args)
 
-    from fedveil.assemble import federation_of, plan_of
-    from fedveil.planning.from_recipe import local_steps_of
-    from fedveil.planning.pilot import Search
-    from fedveil.planning.pilot_space import space_of
-    from fedveil.planning.proxy import proxy_of
-    from fedveil.planning.recommend import check_hope, findings, recipe_of_option
-    from fedveil.planning.rehearsal import Rehearsals
-    from fedveil.planning.trials import Trials
+    from fedveil.assemble import plan_of
+    from fedveil.planning.pilot_space import prepare
+    from fedveil.planning.recommend import findings, recipe_of_option
 
-    if recipe.privacy.epsilon is None:
-        raise BadInput("privacy.epsilon: a plan needs a budget")
     began = time.monotonic()
-    federation = federation_of(recipe.data)
-    recipe = _with_what_is_left(args, recipe, plan_of(recipe, federation))
-    real = plan_of(recipe, federation)
-    rehearsals = Rehearsals(recipe, real, proxy_of(recipe, args.proxy, federation, args.records))
-    steps = local_steps_of(recipe, real, args.records)
-    space = space_of(rehearsals, steps, args.max_steps)
-    check_hope(rehearsals, space.base, space.most_steps)
-    about = {
-        "recipe": recipes.to_table(recipe),
-        "proxy": rehearsals.proxy.source,
-        "most_steps": space.most_steps,
-    }
-    trials = Trials(args.journal, about)
-    if trials.found and not args.json:
-        console.stderr().print(f"{trials.found} trials are known from {args.journal}.")
-    left = max(1.0, seconds - (time.monotonic() - began))
-    epsilon = recipe.privacy.epsilon or 0.0
+    search = prepare(
+        recipe,
+        proxy=args.proxy,
+        records=args.records,
+        max_steps=args.max_steps,
+        spent_epsilon=args.spent_epsilon,
+        spent_delta=args.spent_delta,
+        journal=args.journal,
+    )
+    if search.trials.found:
+        console.stderr().print(f"{search.trials.found} trials are known from {args.journal}.")
+    search.seconds = max(1.0, seconds - (time.monotonic() - began))
     try:
-        with _progress(left, args.json) as show:
-            found = findings(Search(rehearsals, space, epsilon, left, trials=trials, show=show))
+        with _progress(search.seconds) as search.show:
+            found = findings(search)
     finally:
-        trials.close()
-    chosen = recipe_of_option(recipe, found.recommended)
-    guarantee = plan_of(chosen, federation).guarantee
+        search.trials.close()
+    rehearsals = search.rehearsals
+    chosen = recipe_of_option(rehearsals.recipe, found.recommended)
+    guarantee = plan_of(chosen, rehearsals.real.federation).guarantee
     if args.write is not None:
         write_recipe(args.write, chosen, [*_remarks(found), *found.warnings])
     if args.plot is not None:
         from fedveil.planning.pilot_figures import draw_pilot
 
-        draw_pilot(found, trials, args.plot)
+        draw_pilot(found, search.trials, args.plot)
     if args.json:
         document = {
             **found.to_dict(),
@@ -89,20 +74,6 @@ def plan_pilot(args: argparse.Namespace) -> int:
         if args.write is not None:
             console.stdout().print(f"Run it with: fedveil run {args.write}")
     return 130 if found.interrupted else 0
-
-
-def _with_what_is_left(args: argparse.Namespace, recipe: Recipe, plan: Plan) -> Recipe:
-    """The recipe with the budget that earlier releases have left over."""
-    from fedveil.planning.spending import remaining
-
-    if plan.guarantee is None or recipe.privacy.epsilon is None:
-        raise BadInput(f"training.method: {plan.method.name!r} adds no noise, so nothing to plan")
-    if args.spent_epsilon == args.spent_delta == 0:
-        return recipe
-    epsilon, delta = remaining(
-        recipe.privacy.epsilon, plan.guarantee.delta, args.spent_epsilon, args.spent_delta
-    )
-    return replace(recipe, privacy=replace(recipe.privacy, epsilon=epsilon, delta=delta))
 
 
 def _remarks(found: Findings) -> list[str]:
@@ -157,7 +128,7 @@ def _short(value: Any) -> str:
 
 
 @contextmanager
-def _progress(seconds: float, json: bool) -> Iterator[Show]:
+def _progress(seconds: float) -> Iterator[Show]:
     """A bar of the time on a terminal, else a line now and then; all on stderr."""
     if sys.stderr.isatty():
         from rich.progress import BarColumn, Progress, TextColumn

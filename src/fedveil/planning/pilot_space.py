@@ -1,12 +1,73 @@
-"""Which settings of a recipe a pilot searches: those that its method has."""
+"""From a recipe to a pilot search: its data, its proxy, and the settings that its method has."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from fedveil import recipe as recipes
+from fedveil.assemble import federation_of, plan_of
+from fedveil.errors import BadInput
+from fedveil.planning.from_recipe import local_steps_of
+from fedveil.planning.pilot import Progress, Search
+from fedveil.planning.plan import Plan
+from fedveil.planning.proxy import proxy_of
+from fedveil.planning.recommend import check_hope
 from fedveil.planning.rehearsal import Rehearsals, clips_gradients
 from fedveil.planning.space import Candidate, Space
+from fedveil.planning.spending import remaining
+from fedveil.planning.trials import Trials
 from fedveil.privacy.sampling import Balanced, Everyone, RoundRobin
+from fedveil.recipe import Recipe
 
 _CHENG_PENALTY, _CHENG_SPARSITY, _LIANG_SMOOTHING = 0.4, 0.7, 1.0  # the methods' own defaults
+
+
+def prepare(
+    recipe: Recipe,
+    *,
+    proxy: str | None = None,
+    records: int | None = None,
+    max_steps: int | None = None,
+    spent_epsilon: float = 0.0,
+    spent_delta: float = 0.0,
+    seconds: float = 60.0,
+    journal: Path | None = None,
+    show: Callable[[Progress], None] = lambda progress: None,
+) -> Search:
+    """A pilot search for a recipe, ready for `findings`. Refuses a budget that cannot work.
+
+    proxy: public source, public file or `synthetic`; None is the recipe's own source, if public.
+    records: of a client, if publicly known. max_steps: largest total of local steps.
+    spent_epsilon, spent_delta: used up on the same clients before. journal: keeps the trials.
+    """
+    if recipe.privacy.epsilon is None:
+        raise BadInput("privacy.epsilon: a plan needs a budget")
+    federation = federation_of(recipe.data)
+    real = plan_of(recipe, federation)
+    if spent_epsilon or spent_delta:
+        recipe = _with_what_is_left(recipe, real, spent_epsilon, spent_delta)
+        real = plan_of(recipe, federation)
+    rehearsals = Rehearsals(recipe, real, proxy_of(recipe, proxy, federation, records))
+    space = space_of(rehearsals, local_steps_of(recipe, real, records), max_steps)
+    check_hope(rehearsals, space.base, space.most_steps)
+    about = {
+        "recipe": recipes.to_table(recipe),
+        "proxy": rehearsals.proxy.source,
+        "most_steps": space.most_steps,
+    }
+    epsilon = recipe.privacy.epsilon or 0.0
+    trials = Trials(journal, about)
+    return Search(rehearsals, space, epsilon, seconds, trials=trials, show=show)
+
+
+def _with_what_is_left(recipe: Recipe, plan: Plan, spent: float, spent_delta: float) -> Recipe:
+    """The recipe with the budget that earlier releases have left over."""
+    if plan.guarantee is None or recipe.privacy.epsilon is None:
+        raise BadInput(f"training.method: {plan.method.name!r} adds no noise, so nothing to plan")
+    epsilon, delta = remaining(recipe.privacy.epsilon, plan.guarantee.delta, spent, spent_delta)
+    return replace(recipe, privacy=replace(recipe.privacy, epsilon=epsilon, delta=delta))
 
 
 def space_of(rehearsals: Rehearsals, local_steps: int, most_steps: int | None = None) -> Space:
