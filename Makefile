@@ -8,8 +8,9 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 run: .venv/installed
 	$(BIN)/fedveil run
 
+# Two workers of one thread each: two threads each would fight over two cores.
 test: .venv/tested
-	$(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 test-slow: .venv/tested
 	$(BIN)/pytest -m slow
