@@ -39,7 +39,7 @@ from fedveil.recipe import Recipe
 
 KEPT, OUT = Path(".benchmarks/planner"), Path("results/planner")
 SEEDS = range(3)
-WORK, BRACKETS = 0.09, 5  # of the grid's work, and halvings, for a pilot
+WORK, BRACKETS = 0.09, 7  # of the grid's work, and halvings, for a pilot
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def lending_club(epsilon: float) -> Job:
         most_steps=120,
         rounds=(1, 2, 5, 10, 20, 30, 40, 60, 120),
         local_steps=(1, 2, 3, 4, 6, 8, 12, 24),
-        learning_rates=(0.03, 0.06, 0.12, 0.25, 0.5),
-        clip_norms=(3.0, 6.0, 12.0, 25.0, 50.0),
+        learning_rates=(0.03, 0.06, 0.12, 0.25, 0.5, 1.0),
+        clip_norms=(1.5, 3.0, 6.0, 12.0, 25.0, 50.0),
         growth=2.0,
         fresh=100,
     )
@@ -250,9 +250,13 @@ def answers(bench: Bench) -> tuple[list[Answer], dict[str, Cost]]:
         say(f"{bench.job.name}: {name} again, {len(fresh)} fresh seeds")
         return Answer(name, candidate, tuple(o.error for o in bench.outcomes(candidate, fresh)))
 
-    # Three seeds are few: the best of the grid is the best of its first ten under fresh seeds.
+    # Three seeds are few: the best of the grid is the best of its first ten under fresh seeds,
+    # which its cost does not count. What it would choose by itself stands beside it.
     first = [again(f"grid, place {place + 1}", c) for place, c in enumerate(ranked[:10])]
-    found = [replace(min(first, key=lambda answer: answer.error), name="grid")]
+    found = [
+        replace(min(first, key=lambda answer: answer.error), name="grid, best of its ten best")
+    ]
+    found.append(replace(first[0], name="grid, its own choice"))
     own = proxy_of(bench.recipe, None, bench.federation)
     fifth = some_clients(own.federation, bench.federation.clients // 5, seed=0)
     for name, proxy in (
@@ -301,7 +305,8 @@ def by_bound(bench: Bench, ranked: list[Candidate]) -> Candidate:
 
 def report(bench: Bench, found: list[Answer], costs: dict[str, Cost]) -> bool:
     """Write json, md and png; whether the target was met."""
-    job, grid, pilot = bench.job, found[0], found[1]
+    job, grid = bench.job, found[0]
+    pilot = next(answer for answer in found if answer.name == "pilot")
     classifies = bench.rehearsals.classifies
     gap = pilot.error - grid.error
     allowed = 0.01 if classifies else 0.05 * grid.error
@@ -384,7 +389,7 @@ def draw(bench: Bench, found: list[Answer], path: Path) -> None:
         candidate: bench.error(candidate, SEEDS) for candidate in bench.job.grid(bench.cohort)
     }
     marks = {
-        "grid": ("o", "black"),
+        "grid, best of its ten best": ("o", "black"),
         "pilot": ("*", "black"),
         "literal rule, all steps": ("^", "white"),
         "literal rule, best total": ("^", "0.6"),

@@ -64,6 +64,9 @@ class Bowl:
     def trivial(self) -> float:
         return 10.0
 
+    def share(self, candidate: Candidate, share: float) -> float:
+        return share
+
     def error(self, candidate: Candidate) -> float:
         squares = 0.0
         for name in ("local_steps", "rounds", "learning_rate", "clip_norm", "cohort"):

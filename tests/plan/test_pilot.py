@@ -41,15 +41,15 @@ def test_halving_spends_most_on_the_best() -> None:
 
 
 def test_the_search_ends_near_the_bottom() -> None:
-    """Single runs are 15 % off (one deviation); the choices of four searches cost 10 % at most.
+    """Single runs are 15 % off (one deviation); the choices of three searches cost 6 % at most.
 
     A blind draw costs 300 % on average. Seeds are fixed, so this never fails by chance.
     """
     costs = []
-    for seed in range(4):
+    for seed in range(3):
         search = search_in_bowl(0.15, seed)
         costs.append(Bowl(0).error(search.run(widths=(1.0, 0.5, 0.35, 0.25))))
-    assert max(costs) < 1.1 * Bowl(0).error(BOTTOM)
+    assert max(costs) < 1.06 * Bowl(0).error(BOTTOM)
 
 
 def test_a_smooth_guess_is_better_than_single_runs() -> None:

@@ -29,8 +29,8 @@ from fedveil.planning.trials import Trials
 
 # Of the brackets' boxes, as parts of the first: from everywhere to the neighbourhood of the best.
 WIDTHS = (1.0, 0.5, 0.5, 0.35, 0.35, 0.25, 0.2, 0.2, 0.2, 0.2)
-FINALISTS = 3
-FINAL_SEEDS = range(10, 15)  # to choose among the finalists
+FINALISTS, APART = 4, 0.1  # and how far they differ at least: neighbours tell the same
+FINAL_SEEDS = range(10, 18)  # to choose among the finalists
 FRESH_SEEDS = range(100, 105)  # to say what to expect
 SEARCH, CHOICE, EXPECTATION = 0.55, 0.65, 0.75  # parts of the limits after which each ends
 
@@ -140,11 +140,10 @@ class Search:
 
     def _choose(self) -> None:
         self._stage = "the best ones again"
-        finalists, guess = self.ranked()[:FINALISTS], self.guess()
-        if guess is not None:
-            able = self.ranked()
-            order = np.argsort(guess.errors(able))
-            finalists = [able[int(i)] for i in order[:FINALISTS]]
+        able, guess = self.ranked(), self.guess()
+        finalists = able[:FINALISTS]
+        if guess is not None and able:
+            finalists = guess.ranked(able, FINALISTS, APART)
             near = self.space.around(finalists[0], WIDTHS[-1])
             finalists += guess.propose([self.space.box, near], 1, seed=len(WIDTHS))
         for seed in FINAL_SEEDS:
@@ -200,7 +199,9 @@ class Search:
 
     def ranked(self) -> list[Candidate]:
         """Candidates by how well they did, those tried most thoroughly only; best first."""
-        tried = {candidate: self._thorough(candidate) for candidate in self._errors}
+        tried = {
+            c: self._thorough(c) for c, by_share in self._errors.items() if any(by_share.values())
+        }
         most = max((share for share, _ in tried.values()), default=0.0)
         top = {c: errors for c, (share, errors) in tried.items() if share == most}
         enough = max(map(len, top.values()), default=0) / 3  # one lucky run is no proof
@@ -237,23 +238,23 @@ class Search:
 
     def _thorough(self, candidate: Candidate) -> tuple[float, list[float]]:
         """The largest share of the cohort a candidate was tried with, and its errors there."""
-        return max(self._errors[candidate].items())
+        return max((share, errors) for share, errors in self._errors[candidate].items() if errors)
 
     def _score(self, candidate: Candidate, rung: Rung) -> float:
-        errors: list[float] = []
-        for seed in own_seeds(candidate, rung.seeds):
-            trial = Trial(candidate, self.epsilon, rung.share, seed)
-            outcome = self.outcome(trial, SEARCH)
-            errors.append(outcome.error)
+        """The mean error of all runs with the rung's share of the cohort, some of them new."""
+        share = self.rehearsals.share(candidate, rung.share)
+        errors = self._errors.setdefault(candidate, {}).setdefault(share, [])
+        for seed in own_seeds(candidate, len(errors), rung.seeds):
+            outcome = self.outcome(Trial(candidate, self.epsilon, share, seed), SEARCH)
             if math.isinf(outcome.loss):
                 break
         return mean_error(errors)
 
 
-def own_seeds(candidate: Candidate, number: int) -> list[int]:
+def own_seeds(candidate: Candidate, first: int, number: int) -> range:
     """Seeds of a candidate's own: with common ones, a search learns what suits their noise."""
-    first = 1000 + 100 * (zlib.crc32(repr(candidate).encode()) % 10**6)
-    return [first + i for i in range(number)]
+    begin = 1000 + 100 * (zlib.crc32(repr(candidate).encode()) % 10**6) + first
+    return range(begin, begin + number)
 
 
 def _expected(outcomes: Sequence[Outcome], share: float, fresh: bool) -> Expected:

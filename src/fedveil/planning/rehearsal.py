@@ -36,6 +36,7 @@ from fedveil.privacy.units import Arithmetic, Unit
 from fedveil.recipe import Recipe
 
 _LEAST_COHORT = 8  # of a trial: fewer clients say nothing about an average
+_ROUND = 5e6  # multiplications that take as long as a round with nobody in it
 _DIVERGED = 20.0  # a training loss this many times the first one's will not come back
 _FAR = 1e6  # a clip that never clips
 _SMALL, _TOGETHER = 1000, 500  # models of so few weights train so many clients at once
@@ -128,9 +129,7 @@ class Rehearsals:
         recipe = self._at(trial.candidate, trial.epsilon)
         noise = trial.noise * self.noise(recipe, 2 if trial.share == 1 else 4)
         wanted = self._cohort(recipe)
-        cohort = min(self.proxy.federation.clients, max(_LEAST_COHORT, wanted * trial.share))
-        cohort = min(wanted, round(cohort))
-        part = cohort / wanted
+        part = (cohort := self._trial_cohort(wanted, trial.share)) / wanted
         alone = isinstance(self.real.method.protection, LocalNoise | GradientNoise)
         noise *= math.sqrt(part) if alone else part
         federation, training = self.proxy.federation, recipe.training
@@ -141,6 +140,20 @@ class Rehearsals:
         if training.cohort_cap is not None:
             training = replace(training, cohort_cap=math.ceil(part * training.cohort_cap))
         return rehearsed(replace(recipe, training=training), federation, noise, trial.seed)
+
+    def share(self, candidate: Candidate, share: float) -> float:
+        """The share of the cohort to try a candidate with: all of it where that costs no more."""
+        wanted = self._cohort(recipe_with_settings(self.recipe, candidate))
+        whole = self._trial_cohort(wanted, 1.0)
+        return 1.0 if self._trial_cohort(wanted, share) == whole else share
+
+    def _trial_cohort(self, wanted: int, share: float) -> int:
+        """Clients in a round of a trial. A round costs something whoever comes: small models and
+        small clients are not worth counting."""
+        public = self.proxy.federation
+        each = 6 * self.real.layout.size * len(public.train) / public.clients
+        least = max(_LEAST_COHORT, _ROUND / each)
+        return min(wanted, public.clients, round(max(least, wanted * share)))
 
     def noise(self, recipe: Recipe, step: int = 2) -> float:
         """The noise multiplier of the real run.

@@ -90,8 +90,9 @@ class Space:
         """Lowest and highest points of the first search."""
         low, high = np.array([_BOX[name] for name in self.names], dtype=np.float64).T
         if "local_steps" in self.names:
-            highest = math.log2(min(self.most_steps, max(64, 4 * self.base.local_steps)))
-            high[self.names.index("local_steps")] = highest
+            # With more, too few rounds are left to learn anything from each other.
+            most = max(2 * math.sqrt(self.most_steps), 4 * self.base.local_steps)
+            high[self.names.index("local_steps")] = math.log2(min(self.most_steps, most))
         return low, high
 
     def candidate(self, point: Point) -> Candidate:

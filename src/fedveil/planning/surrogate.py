@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 from scipy.stats import qmc
 
 from fedveil.planning.rehearsal import Outcome, Trial
@@ -30,6 +31,7 @@ _POOL = 4000  # points at which a guess is looked at
 _BOLDEST = 3.0  # deviations below its mean that a guess may be believed
 _APART = 0.04  # least distance of two proposals, in parts of the first box
 _LEAST_NOISE = 1e-4
+_RIDGE = 3.0  # runs that a slope of the tail must stand against
 _REPEATS = 20  # repeated runs from which the noise between seeds is known well enough
 
 
@@ -38,14 +40,29 @@ class Surrogate:
     """A fitted guess. Build one with `fit`."""
 
     space: Space
-    process: Any
+    process: Any  # of logarithms of errors
     centre: float
+    tail: NDArray[np.float64]  # mean over exp(mean of logarithms), as a linear function
 
     def errors(self, candidates: Sequence[Candidate]) -> NDArray[np.float64]:
-        """Guessed errors with the whole cohort."""
+        """Guessed mean errors with the whole cohort."""
         inputs = np.array([_input(self.space, c, 1.0) for c in candidates])
-        guessed: NDArray[np.float64] = np.exp(self.process.predict(inputs) + self.centre)
-        return guessed
+        logs: NDArray[np.float64] = self.process.predict(inputs) + self.centre
+        return np.exp(logs + self._tail(inputs))
+
+    def ranked(self, candidates: Sequence[Candidate], number: int, apart: float) -> list[Candidate]:
+        """The `number` candidates with the lowest guesses that lie at least so far apart."""
+        inputs = np.array([_input(self.space, c, 1.0) for c in candidates])
+        found: list[int] = []
+        for at in np.argsort(self.errors(candidates)):
+            if all(np.abs(inputs[at] - inputs[other]).max() > apart for other in found):
+                found.append(int(at))
+        return [candidates[at] for at in found[:number]]
+
+    def _tail(self, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Logarithm of what unlucky runs add: where noise rules, the mean lies far above it."""
+        ratio = np.column_stack([inputs, np.ones(len(inputs))]) @ self.tail
+        return np.log(np.clip(ratio, 0.9, 3.0))
 
     def propose(self, boxes: Sequence[Box], number: int, seed: int) -> list[Candidate]:
         """Up to `number` different candidates from these boxes that may be better than the rest.
@@ -60,6 +77,7 @@ class Surrogate:
         candidates = list(pool)
         inputs = np.array([_input(self.space, c, 1.0) for c in candidates])
         mean, deviation = self.process.predict(inputs, return_std=True)
+        mean = mean + self._tail(inputs)
         free = np.ones(len(candidates), dtype=bool)
         found = []
         for boldness in np.linspace(0.0, _BOLDEST, number):
@@ -90,7 +108,28 @@ def fit(space: Space, known: Sequence[tuple[Trial, Outcome]], ceiling: float) ->
     noise = _noise([logs[key] for key in chosen])
     inputs = np.array([_input(space, *key) for key in chosen])
     centre = float(np.median(means))
-    return Surrogate(space, _process(inputs, means - centre, noise), centre)
+    process = _process(inputs, means - centre, noise)
+    return Surrogate(space, process, centre, _tail(process, inputs, logs, chosen, centre, top))
+
+
+def _tail(
+    process: Any,
+    inputs: NDArray[np.float64],
+    logs: Mapping[tuple[Candidate, float], NDArray[np.float64]],
+    chosen: Sequence[tuple[Candidate, float]],
+    centre: float,
+    top: float,
+) -> NDArray[np.float64]:
+    """Mean errors over guessed ones, by ridge regression on where they were measured."""
+    guessed = process.predict(inputs) + centre
+    ratios = np.array([np.exp(logs[key]).mean() for key in chosen]) / np.exp(guessed)
+    near = guessed < top - 0.2  # beyond, errors are cut off
+    weights = np.array([len(logs[key]) for key in chosen], dtype=np.float64) * near
+    design = np.column_stack([inputs, np.ones(len(inputs))])
+    penalty = _RIDGE * np.diag([*np.ones(inputs.shape[1]), 1e-6])
+    normal = design.T @ (weights[:, None] * design) + penalty
+    found: NDArray[np.float64] = np.linalg.solve(normal, design.T @ (weights * ratios))
+    return found
 
 
 def _noise(logs: Sequence[NDArray[np.float64]]) -> NDArray[np.float64] | None:
@@ -119,7 +158,19 @@ def _process(
     with warnings.catch_warnings():
         # A coordinate that does not matter ends at the bound of its length: that is the answer.
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return GaussianProcessRegressor(kernel, alpha=noise).fit(inputs, values)
+        return GaussianProcessRegressor(kernel, alpha=noise, optimizer=_few_steps).fit(
+            inputs, values
+        )
+
+
+def _few_steps(
+    objective: Callable[..., Any], start: NDArray[np.float64], bounds: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    """Lengths need no precision: what is tried next hardly depends on it."""
+    found = minimize(
+        objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 15}
+    )
+    return found.x, float(found.fun)
 
 
 def _input(space: Space, candidate: Candidate, share: float) -> NDArray[np.float64]:
