@@ -15,6 +15,7 @@ from fedveil.assemble import federation_of, plan_of
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput
 from fedveil.methods.protection import Occasion
+from fedveil.planning import rehearsal
 from fedveil.planning.proxy import Proxy
 from fedveil.planning.rehearsal import OutOfTime, Rehearsals, Trial, rehearsed
 from fedveil.planning.space import Candidate, recipe_with_settings
@@ -55,8 +56,9 @@ def test_a_trial_with_all_clients_is_the_run(changes: dict[str, Any]) -> None:
     ids=["central", "fixed", "shares", "local", "laplace"],
 )
 def test_noise_on_the_average_does_not_depend_on_the_trials_size(
-    changes: dict[str, Any], alone: bool
+    changes: dict[str, Any], alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rehearsal, "_ROUND", 0.0)  # as if clients of this size cost something
     recipe = small_recipe(**changes, training__rounds=16)
     rehearsals = rehearsals_of(recipe)
     real = rehearsals.real
@@ -115,6 +117,15 @@ def test_noise_between_calibrated_rounds_is_close() -> None:
     before = rehearsals.calibrations
     assert rehearsals.noise(other) == rehearsals.noise(odd)  # neither steps, rate nor clip matter
     assert rehearsals.calibrations == before
+
+
+def test_clients_that_cost_nothing_all_take_part() -> None:
+    """42 weights, 8 records: a round of 30 such clients is over before it has begun."""
+    small = rehearsals_of(small_recipe(training__sampling="poisson", **SOME))
+    candidate = Candidate(2, 8, 1.0, 1.0, 30)
+    assert small.share(candidate, 1 / 9) == 1.0
+    large = rehearsals_of(small_recipe(model__name="mlp", model__hidden=[2000], **SOME))
+    assert large.share(candidate, 1 / 3) == 1 / 3
 
 
 def test_what_diverges_is_the_worst_of_all() -> None:
