@@ -4,11 +4,11 @@
     python -m benchmarks.planner_evidence lending-club-3
 
 For every job: a grid over local steps, rounds, learning rate and clip on the real federation,
-scored on its test part; two pilot searches, scored on a held-out part of the training examples, one
-with all clients and one with a fifth of them; the rules of thumb, each with the best rate and clip
-that the grid knows; the bound alone. All answers are then run again under seeds that none of them
-has seen. Needs FEDVEIL_DATA. Trials are kept in .benchmarks/planner/, so nothing is run twice;
-results go to results/planner/.
+scored on its test part; two whole pilots (the search, the choice, what to expect, both
+alternatives), scored on a held-out part of the training examples, one with all clients and one with
+a fifth of them; the rules of thumb, each with the best rate and clip that the grid knows; the bound
+alone. All answers are then run again under seeds that none of them has seen. Needs FEDVEIL_DATA.
+Trials are kept in .benchmarks/planner/, so nothing is run twice; results go to results/planner/.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from fedveil.assemble import federation_of, plan_of
 from fedveil.planning.figures import STYLE, new_figure, save
 from fedveil.planning.from_recipe import public_constants, score_of_recipe, situation_of
 from fedveil.planning.iterations import best_iterations
-from fedveil.planning.pilot import WIDTHS, Progress, Search
+from fedveil.planning.pilot import Progress, Search
 from fedveil.planning.pilot_space import space_of
 from fedveil.planning.proxy import Proxy, proxy_of, some_clients
+from fedveil.planning.recommend import findings
 from fedveil.planning.rehearsal import Outcome, Rehearsals, Trial
 from fedveil.planning.space import Candidate
 from fedveil.planning.trials import Trials
@@ -39,7 +40,7 @@ from fedveil.recipe import Recipe
 
 KEPT, OUT = Path(".benchmarks/planner"), Path("results/planner")
 SEEDS = range(3)
-WORK, BRACKETS = 0.09, 7  # of the grid's work, and halvings, for a pilot
+PART = 0.09  # of the grid's client steps and processor time that a whole pilot may take
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,8 @@ def mnist_writers(epsilon: float) -> Job:
         most_steps=240,
         rounds=(8, 15, 30, 60, 120, 240),
         local_steps=(1, 2, 4, 8, 16, 30),
-        learning_rates=(0.1, 0.3, 1.0, 3.0),
-        clip_norms=(0.1, 0.25, 0.6, 1.5),
+        learning_rates=(0.12, 0.25, 0.5, 1.0, 2.0, 4.0),
+        clip_norms=(0.06, 0.12, 0.25, 0.5, 1.0, 2.0),
         growth=1.0,
         fresh=10,
     )
@@ -188,13 +189,21 @@ def run_grid(bench: Bench) -> list[Candidate]:
     return sorted(candidates, key=lambda candidate: errors[candidate])
 
 
-def run_pilot(bench: Bench, what: str, proxy: Proxy, work: float) -> tuple[Candidate, Cost]:
-    """The pilot's choice with the recipe's cohort, and what it took."""
+def run_pilot(bench: Bench, what: str, proxy: Proxy, grid: Cost) -> tuple[Candidate, Cost]:
+    """The pilot's recommendation with the recipe's cohort, and what all of the pilot took."""
     trials = bench.journal(what)
+    known, began = trials.seconds, time.process_time()
     rehearsals = Rehearsals(bench.recipe, bench.real, proxy)
     space = space_of(rehearsals, bench.job.recipe.training.local_steps or 1, bench.job.most_steps)
     space = replace(space, fixed=frozenset({"cohort"}))
-    search = Search(rehearsals, space, bench.job.epsilon, work=work, trials=trials)
+    search = Search(
+        rehearsals,
+        space,
+        bench.job.epsilon,
+        work=PART * grid.work,
+        processor=PART * grid.seconds,
+        trials=trials,
+    )
     last = [0]
 
     def show(progress: Progress) -> None:
@@ -203,8 +212,7 @@ def run_pilot(bench: Bench, what: str, proxy: Proxy, work: float) -> tuple[Candi
             say(f"{bench.job.name}: {what}, {progress.stage}, {progress.trials} trials")
 
     search.show = show
-    known, began = trials.seconds, time.process_time()
-    chosen = search.run(WIDTHS[:BRACKETS])
+    chosen = findings(search).recommended.candidate
     besides = time.process_time() - began - (trials.seconds - known)  # guessing what to try next
     trials.close()
     return chosen, Cost(len(trials), trials.work, trials.seconds + max(0.0, besides))
@@ -264,7 +272,7 @@ def answers(bench: Bench) -> tuple[list[Answer], dict[str, Cost]]:
         ("pilot, a fifth of the clients", replace(own, federation=fifth)),
     ):
         chosen, costs[name] = run_pilot(
-            bench, name.replace(", ", "-").replace(" ", "-"), proxy, WORK * costs["grid"].work
+            bench, name.replace(", ", "-").replace(" ", "-"), proxy, costs["grid"]
         )
         found.append(again(name, chosen))
     steps = bench.job.local_steps

@@ -99,6 +99,12 @@ def test_work_is_limited() -> None:
     assert 0.4 * 3000 < spent <= 3000  # alternatives and expectations may use up the rest
 
 
+def test_processor_time_is_limited() -> None:
+    search = search_in_bowl(0.1, processor=0.1)  # a trial in the bowl counts for a millisecond
+    search.run()
+    assert 0.04 < search.trials.seconds <= 0.1
+
+
 def test_time_is_limited_even_in_the_middle_of_a_trial() -> None:
     recipe = small_recipe(training__rounds=4000)
     search = search_of(recipe, seconds=1.0)

@@ -73,7 +73,7 @@ class Search:
     """A pilot search in progress: everything that was tried, and the clock.
 
     It ends after so many `seconds`, or once its trials have taken so much `work` (local steps of
-    all clients together), whichever comes first.
+    all clients together) or so many seconds of the `processor`, whichever comes first.
     """
 
     rehearsals: Rehearsals
@@ -81,6 +81,7 @@ class Search:
     epsilon: float
     seconds: float = math.inf
     work: float = math.inf
+    processor: float = math.inf
     seed: int = 0  # of what is drawn to be tried
     trials: Trials = field(default_factory=Trials)
     show: Callable[[Progress], None] = lambda progress: None
@@ -89,6 +90,7 @@ class Search:
     _errors: dict[Candidate, dict[float, list[float]]] = field(default_factory=dict)  # by share
     _guessed: tuple[int, Surrogate | None] | None = None  # after so many trials
     _worked: int = 0
+    _computed: float = 0.0  # seconds of the processor
     _began: float = field(default_factory=time.monotonic)
     _stage: str = "search"
 
@@ -179,7 +181,8 @@ class Search:
         """The outcome of a trial, a known one or a new one; OutOfTime beyond this part of the
         limits."""
         known = self.trials.get(trial)
-        if trial not in self._asked and self._worked > part * self.work:
+        over = self._worked > part * self.work or self._computed > part * self.processor
+        if trial not in self._asked and over:
             raise OutOfTime
         if known is None:
             if self.interrupted or self.elapsed > part * self.seconds:
@@ -189,6 +192,7 @@ class Search:
         if trial not in self._asked:
             self._asked[trial] = known
             self._worked += known.work
+            self._computed += known.seconds
             if self._may_choose(trial):
                 by_share = self._errors.setdefault(trial.candidate, {})
                 by_share.setdefault(trial.share, []).append(known.error)
