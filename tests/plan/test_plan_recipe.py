@@ -127,6 +127,53 @@ def test_feasible_set_around_a_recipe(capsys: pytest.CaptureFixture[str], recipe
     assert "local_steps" not in said
 
 
+def test_steps_can_be_said_beside_a_recipe(capsys: pytest.CaptureFixture[str], recipe: str) -> None:
+    total = answer(capsys, recipe, "--iterations", "--total-steps", "30")
+    assert total["total_steps"] == 30
+    steps = answer(capsys, recipe, "--iterations", "--local-steps", "2", "--max-steps", "400")
+    best, _, cheaper = steps["proposals"]
+    assert steps["local_steps"] == best["local_steps"] == cheaper["local_steps"] == 2
+    assert cheaper["rounds"] <= best["rounds"] <= 200
+    assert cheaper["bound"] <= 1.25 * best["bound"]
+    joint = answer(capsys, recipe, "--iterations", "--max-steps", "400")
+    assert joint["bound"] <= min(total["bound"], steps["bound"])
+    said = complaint(capsys, recipe, "--iterations", "--total-steps", "30", "--local-steps", "4")
+    assert "28 or 32 would be" in said
+
+
+def test_laplace_recipes_are_planned_with_laplace_noise(
+    capsys: pytest.CaptureFixture[str], recipe: str
+) -> None:
+    changes = ("training.method=fu", "training.sampling=round-robin", "training.rate=1.0",
+               "privacy.noise=laplace", "privacy.delta=0.0")  # fmt: skip
+    said = answer(capsys, recipe, *(part for change in changes for part in ("--set", change)))
+    (row,) = (r for r in said["rows"] if r["trust"] == "local" and r["rounds"] == 12)
+    assert row["noise_multiplier"] == near(2 * 12 / 4)
+    assert said["noise"] == "laplace"
+    assert said["delta"] == 0
+    assert said["rule_of_thumb"]["local_steps"] in (8, 6, 12)  # 24^(2/3) is 8.3
+
+
+def test_heuristic_scores_of_a_recipe_say_so(
+    capsys: pytest.CaptureFixture[str], recipe: str
+) -> None:
+    cheng = answer(capsys, recipe, "--iterations", "--score", "cheng")
+    assert "heuristic" in cheng["heuristic"]
+    assert cheng["rule_of_thumb"] is None
+    # Corollary 1 at one step: 1/(eta T) + eta^2 + eta/b + eta T d ln(1/delta)/(N epsilon)^2
+    rate, total, clients, dimension = 0.02, 24, 100, 650
+    set_rate = ("--set", f"training.learning_rate={rate}")
+    one = answer(capsys, recipe, "--iterations", "--score", "cheng", *set_rate)["one_step"]
+    noise = dimension * np.log(1e5) / (clients * 4.0) ** 2
+    expected = 1 / (rate * total) + rate**2 + rate / clients + rate * total * noise
+    assert one["bound"] == near(expected, rel=1e-6)
+    hu = answer(capsys, recipe, "--score", "hu", *set_rate)
+    assert hu["score"] == "hu"
+    assert "rows" not in hu
+    said = complaint(capsys, recipe, "--score", "hu", "--feasible")
+    assert "--iterations" in said
+
+
 def test_constants_are_never_measured_on_a_file(
     capsys: pytest.CaptureFixture[str], private: str
 ) -> None:

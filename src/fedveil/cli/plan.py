@@ -68,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     noise = parser.add_argument_group("the noise: a constant, or a budget")
     noise.add_argument("--noise-constant", type=float, help="C_M of the bound")
     noise.add_argument("--growth", type=float, help="z: its growth with rounds; 2 Laplace, 1 Gauss")
-    noise.add_argument("--noise", choices=("laplace", "gaussian"), help="C_M from a budget")
+    noise.add_argument("--noise", choices=("laplace", "gaussian"), help="from a budget (gaussian)")
     noise.add_argument("--epsilon", type=float)
     noise.add_argument("--delta", type=float, help="default min(1e-5, clients^-1.1)")
     noise.add_argument("--clip-norm", type=float, help="of the whole gradient: L1 laplace, L2 else")
@@ -126,6 +126,7 @@ def _feasible(args: argparse.Namespace) -> int:
         trusts=tuple(Trust(name) for name in args.trust or TRUSTS),
         dropped=args.dropped,
         colluders=args.colluders,
+        noise=args.noise or "gaussian",
     )
     rows = feasible.feasible(question)
     if args.plot is not None:

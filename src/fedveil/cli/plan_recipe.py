@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Any
 
 from fedveil import recipe as recipes
@@ -40,18 +41,32 @@ def plan_recipe(args: argparse.Namespace) -> int:
     recipe = recipe_of(args)
 
     from fedveil.planning.from_recipe import proposals, recipe_with, situation_of
+    from fedveil.planning.recipe_scores import named_score
 
-    both = args.iterations == args.feasible
-    situation = situation_of(recipe, args.spent_epsilon, args.spent_delta, args.records)
+    by_records = args.score == "hu"  # Hu protects records, and the feasible set is about clients
+    if by_records and args.feasible:
+        raise BadInput("--score hu: goes with --iterations; the feasible set is about clients")
+    both = args.iterations == args.feasible and not by_records
+    situation = situation_of(
+        recipe, args.spent_epsilon, args.spent_delta, args.records, whole_clients=not by_records
+    )
     document: dict[str, Any] = {}
     if both or args.feasible:
         question, rows = _feasible(args, situation)
         document |= feasible_document(question, rows)
         if not args.json:
             show_feasible(question, rows)
-    if both or args.iterations:
+    if both or args.iterations or by_records:
         loss = _loss(args, situation)
-        advice, offered = proposals(situation, loss)
+        advice, offered = proposals(
+            situation,
+            lambda part: named_score(
+                args.score, situation, loss, budget_factor=part, records=args.records
+            ),
+            total_steps=args.total_steps,
+            local_steps=args.local_steps,
+            max_steps=args.max_steps,
+        )
         document |= {
             **advice.to_dict(),
             "constants": {name: getattr(loss, name) for name, _ in _LOSS},
@@ -90,6 +105,7 @@ def _feasible(args: argparse.Namespace, situation: Situation) -> tuple[Question,
         tuple(Trust(name) for name in args.trust or ("local", "distributed", "central")),
         args.dropped,
         args.colluders,
+        situation.recipe.privacy.noise,
     )
     rows = feasible(question)
     if args.plot is not None and args.feasible:
@@ -111,8 +127,14 @@ def _loss(args: argparse.Namespace, situation: Situation) -> LossConstants:
         return public_constants(situation.recipe, args.proxy, federation, args.records)
     if missing:
         raise BadInput(f"the loss's constants: give all of them or none; missing {missing[0]}")
+    gap, variance = args.initial_gap, args.gradient_variance
+    if args.score == "hu" and (gap is None or variance is None):
+        raise BadInput("--score hu needs --initial-gap and --gradient-variance beside the others")
     return LossConstants(
-        **given, initial_gap=float("nan"), gradient_variance=float("nan"), source="the user"
+        **given,
+        initial_gap=math.nan if gap is None else gap,
+        gradient_variance=math.nan if variance is None else variance,
+        source="the user",
     )
 
 

@@ -17,33 +17,37 @@ if TYPE_CHECKING:
 
 def feasible_document(question: Question, rows: list[Row]) -> dict[str, Any]:
     """The feasible set as one document."""
-    from fedveil.planning.feasible import SIGNAL_TO_NOISE, warnings
+    from fedveil.planning.feasible import SIGNAL_TO_NOISE, warnings, without_proof
 
     return {
         "epsilon": question.epsilon,
         "delta": question.delta,
         "clients": question.clients,
         "dimension": question.dimension,
+        "noise": question.noise,
         "dropped": question.dropped,
         "colluders": question.colluders,
         "signal_to_noise": SIGNAL_TO_NOISE,
         "rows": [row.to_dict() for row in rows],
+        "without_proof": without_proof(question, rows),
         "warnings": warnings(rows),
     }
 
 
 def show_feasible(question: Question, rows: list[Row]) -> None:
     """The feasible set, a table for every trust and sampling."""
-    from fedveil.planning.feasible import SIGNAL_TO_NOISE, warnings
+    from fedveil.planning.feasible import SIGNAL_TO_NOISE, warnings, without_proof
 
     say = console.stdout().print
     say(
-        f"Noise for ({question.epsilon:g}, {question.delta:.3g}), protecting one of "
+        f"{question.noise.capitalize()} noise for ({question.epsilon:g}, {question.delta:.3g}), "
+        "protecting one of "
         f"{question.clients} clients whole; {question.dimension} weights."
     )
     for trust, sampling in dict.fromkeys((row.trust, row.sampling) for row in rows):
         shown = [row for row in rows if (row.trust, row.sampling) == (trust, sampling)]
-        said = shown[0].claim.paper.removesuffix(" et al.")
+        claim = shown[0].claim
+        said = "paper" if claim is None else claim.paper.removesuffix(" et al.") + " says"
         console.table(
             f"{trust} trust, {sampling} sampling, adjacency {shown[0].adjacency}",
             [
@@ -54,12 +58,15 @@ def show_feasible(question: Question, rows: list[Row]) -> None:
                 "S/N run",
                 f"ε: {question.dropped:.0%} drop",
                 f"{question.colluders} collude",
-                f"{said} says",
+                said,
             ],
             [_feasible_row(row) for row in shown],
         )
-    say(f"Noise: std on the sum / clip norm. S/N: {SIGNAL_TO_NOISE}.")
+    size = "scale" if question.noise == "laplace" else "std"
+    say(f"Noise: {size} on the sum / clip norm. S/N: {SIGNAL_TO_NOISE}.")
     say("What a paper says of the same noise is not proved.")
+    for way in without_proof(question, rows):
+        say(f"Left out: {way}, where no proof is known for {question.noise} noise.")
     for warning in warnings(rows):
         say(f"Warning: {warning}.")
 
@@ -73,7 +80,7 @@ def _feasible_row(row: Row) -> list[str]:
         f"{row.run_signal_to_noise:.2g}",
         f"{row.epsilon_if_dropped:.3f}",
         f"{row.epsilon_if_colluding:.3f}",
-        f"{row.claim.value:.2f}",
+        "none" if row.claim is None else f"{row.claim.value:.2f}",
     ]
 
 

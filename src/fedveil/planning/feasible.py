@@ -6,6 +6,9 @@ update of full norm, their average has norm 1; the noise on that average has nor
 by itself, LOCAL). `signal_to_noise` is the ratio, for one round; over T rounds that all pull the
 same way it grows to sqrt(T) times this. Real updates agree less, so the true ratio is lower:
 below 1 over the run, nothing can be learnt.
+
+Laplace noise goes with a clip in L1: there the update of full norm is spread evenly over the
+weights, so its L2 norm is `1 / sqrt(dimension)`, and the noise has twice the variance.
 """
 
 from __future__ import annotations
@@ -19,16 +22,18 @@ from fedveil.errors import BadInput, Refused
 from fedveil.planning.spending import about, remaining
 from fedveil.privacy.accounting import Release, Setting, account, default_delta
 from fedveil.privacy.arguments import count, not_negative
-from fedveil.privacy.calibration import calibrate_noise
-from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.calibration import calibrate_mechanism
+from fedveil.privacy.mechanisms import Gaussian, Laplace
+from fedveil.privacy.papers import fu
 from fedveil.privacy.papers.cheng import paper_cheng_epsilon
-from fedveil.privacy.papers.claim import Claim
-from fedveil.privacy.papers.fu import paper_fu_gaussian_epsilon
+from fedveil.privacy.papers.claim import Claim, claim
 from fedveil.privacy.papers.liang import paper_liang_epsilon
+from fedveil.privacy.refusals import MechanismRefused
 from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampling, sampling_kind
 from fedveil.privacy.units import Adjacency, Arithmetic, Trust, Unit
 
 ROUNDS = (10, 100, 1000)
+NOISES = ("gaussian", "laplace")
 SIGNAL_TO_NOISE = (
     "norm of the average of a cohort that agrees fully, over the norm of the noise on it; "
     "over a run sqrt(rounds) times this"
@@ -58,6 +63,7 @@ class Question:
 
     dropped: share of a cohort's noise shares that fail to arrive, for `epsilon_if_dropped`.
     colluders: clients that tell the adversary what they know, for `epsilon_if_colluding`.
+    noise: gaussian, beside a clip in L2, or laplace, beside one in L1, which needs no delta.
     """
 
     epsilon: float
@@ -69,9 +75,14 @@ class Question:
     trusts: tuple[Trust, ...] = tuple(Trust)
     dropped: float = 0.1
     colluders: int = 1
+    noise: str = "gaussian"
 
     def __post_init__(self) -> None:
         remaining(self.epsilon, self.delta)
+        if self.noise not in NOISES:
+            raise BadInput(f"noise: need one of {', '.join(NOISES)}, got {self.noise!r}")
+        if self.noise == "gaussian" and self.delta == 0:
+            raise BadInput("delta: Gaussian noise needs one above 0; with 0, use laplace noise")
         count("clients", self.clients)
         count("dimension", self.dimension)
         for cohort in self.cohorts:
@@ -104,7 +115,7 @@ class Row:
     clients_needed: int
     epsilon_if_dropped: float
     epsilon_if_colluding: float
-    claim: Claim
+    claim: Claim | None  # of the paper whose setting this is; None if no paper has it
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -113,19 +124,43 @@ class Row:
             **fields,
             "trust": str(self.trust),
             "adjacency": str(self.adjacency),
-            "claim": self.claim.to_dict(),
+            "claim": None if self.claim is None else self.claim.to_dict(),
         }
 
 
 def feasible(question: Question) -> list[Row]:
-    """Every way, cohort and number of rounds asked for, with the least noise that meets it."""
+    """Every way, cohort and number of rounds asked for, with the least noise that meets it.
+
+    Ways without a proof for this noise are left out; `without_proof` names them.
+    """
+    found = []
+    refusal: Refused | None = None
+    for way in _asked(question):
+        try:
+            found += [
+                _row(question, way, cohort, rounds)
+                for cohort in question.cohorts
+                for rounds in question.rounds
+            ]
+        except MechanismRefused as refused:
+            refusal = refused
+    if not found and refusal is not None:
+        raise refusal
+    return found
+
+
+def without_proof(question: Question, rows: Sequence[Row]) -> list[str]:
+    """The ways that were asked for and have no row, as trust and sampling."""
+    known = {(row.trust, row.adjacency) for row in rows}
     return [
-        _row(question, way, cohort, rounds)
-        for way in WAYS
-        if way.trust in question.trusts
-        for cohort in question.cohorts
-        for rounds in question.rounds
+        f"{way.trust} trust with {sampling_kind(way.sampling(1, 1))} sampling"
+        for way in _asked(question)
+        if (way.trust, way.adjacency) not in known
     ]
+
+
+def _asked(question: Question) -> list[Way]:
+    return [way for way in WAYS if way.trust in question.trusts]
 
 
 def question_of(
@@ -169,15 +204,20 @@ def _row(question: Question, way: Way, cohort: int, rounds: int) -> Row:
         population=question.clients,
         arithmetic=Arithmetic.IDEALISED,
     )
-    found = calibrate_noise(
+    laplace = question.noise == "laplace"
+    make: Callable[[float], Laplace | Gaussian] = Laplace if laplace else Gaussian
+    mechanism = calibrate_mechanism(
+        make,
         epsilon=question.epsilon,
         delta=question.delta,
         sampling=sampling,
         rounds=rounds,
         setting=setting,
     )
-    noise = found.noise_multiplier
-    release = Release(Gaussian(noise), sampling, rounds)
+    noise = (
+        mechanism.scale_multiplier if isinstance(mechanism, Laplace) else mechanism.noise_multiplier
+    )
+    release = Release(mechanism, sampling, rounds)
 
     def cost(changed: Setting) -> float:
         try:
@@ -187,7 +227,8 @@ def _row(question: Question, way: Way, cohort: int, rounds: int) -> Row:
 
     guarantee = account([release], setting=setting, delta=question.delta)
     alone = way.trust is Trust.LOCAL
-    ratio = (math.sqrt(cohort) if alone else cohort) / (noise * math.sqrt(question.dimension))
+    spread = math.sqrt(2) * question.dimension if laplace else math.sqrt(question.dimension)
+    ratio = (math.sqrt(cohort) if alone else cohort) / (noise * spread)
     over_run = ratio * math.sqrt(rounds)
     arriving = cohort - math.ceil(question.dropped * cohort)
     shared = way.trust is Trust.DISTRIBUTED
@@ -211,12 +252,15 @@ def _row(question: Question, way: Way, cohort: int, rounds: int) -> Row:
     )
 
 
-def _claim(way: Way, question: Question, cohort: int, rounds: int, noise: float) -> Claim:
+def _claim(way: Way, question: Question, cohort: int, rounds: int, noise: float) -> Claim | None:
     """What the paper whose setting this is would have said of the same noise."""
+    participations = cohort * rounds / question.clients
+    if question.noise == "laplace":
+        return _laplace_claim(participations, noise) if way.trust is Trust.LOCAL else None
     if way.trust is Trust.LOCAL:
-        return paper_fu_gaussian_epsilon(
+        return fu.paper_fu_gaussian_epsilon(
             noise_multiplier=noise,
-            participations=cohort * rounds / question.clients,
+            participations=participations,
             delta=question.delta,
             c2=1.0,
         )
@@ -236,4 +280,18 @@ def _claim(way: Way, question: Question, cohort: int, rounds: int, noise: float)
         rounds=rounds,
         delta=question.delta,
         sampling="fixed" if way.adjacency is Adjacency.REPLACE else "poisson",
+    )
+
+
+def _laplace_claim(participations: float, noise: float) -> Claim:
+    """Fu's Theorem 1 read backwards, with the clip itself as the sensitivity, as the paper does."""
+    return claim(
+        fu.PAPER,
+        "Theorem 1",
+        "epsilon",
+        participations / noise,
+        "half of what holds: replacing a client's data moves a clipped gradient by twice the clip; "
+        "and a client may take part once more than on average",
+        participations=participations,
+        noise_multiplier=noise,
     )

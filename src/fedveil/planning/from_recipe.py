@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,9 +14,9 @@ from fedveil.data.federation import Federation
 from fedveil.errors import BadInput
 from fedveil.methods.protection import Noise
 from fedveil.planning.advice import Advice, advise
-from fedveil.planning.bounds import FuBound
+from fedveil.planning.bounds import FuBound, Score
 from fedveil.planning.constants import LossConstants, estimate
-from fedveil.planning.iterations import Iterations, every_divisor
+from fedveil.planning.iterations import Iterations, best_rounds_within, every_divisor
 from fedveil.planning.plan import Plan
 from fedveil.planning.proxy import proxy_of
 from fedveil.planning.rehearsal import clips_gradients
@@ -23,6 +24,8 @@ from fedveil.planning.spending import remaining
 from fedveil.privacy.accounting import Setting
 from fedveil.privacy.units import Arithmetic, Trust, Unit
 from fedveil.recipe import Recipe
+
+_SLACK = 1.25  # times the best score that a cheaper choice may have
 
 
 @dataclass(frozen=True)
@@ -62,18 +65,23 @@ def situation_of(
     spent_epsilon: float = 0.0,
     spent_delta: float = 0.0,
     records: int | None = None,
+    *,
+    whole_clients: bool = True,
 ) -> Situation:
     """The recipe as it would run. Of its data only the number of clients and the shape of inputs
-    are used; how many `records` a client has is private where clients are protected."""
+    are used; how many `records` a client has is private where clients are protected.
+
+    whole_clients: refuse recipes that protect single records, which most scores are not about."""
     if recipe.privacy.epsilon is None:
         raise BadInput("privacy.epsilon: a plan needs a budget")
     plan = plan_of(recipe, federation_of(recipe.data))
     if plan.setting is None or plan.guarantee is None:
         raise BadInput(f"training.method: {plan.method.name!r} adds no noise, so nothing to plan")
-    if plan.setting.unit is not Unit.CLIENT:
+    if whole_clients and plan.setting.unit is not Unit.CLIENT:
         raise BadInput(
             f"training.method: {plan.method.name!r} protects records, and this bound is about "
-            "methods that protect whole clients; --pilot searches any method"
+            "methods that protect whole clients; --score hu is about records, and --pilot "
+            "searches any method"
         )
     epsilon, delta = remaining(
         recipe.privacy.epsilon, plan.guarantee.delta, spent_epsilon, spent_delta
@@ -144,43 +152,48 @@ class Proposal:
         return {field: getattr(self, field) for field in self.__dataclass_fields__}
 
 
-def proposals(situation: Situation, loss: LossConstants) -> tuple[Advice, tuple[Proposal, ...]]:
-    """The advice for the recipe's total steps: one recommendation and two alternatives."""
-    score = score_of_recipe(situation, loss)
-    advice = advise(score, total_steps=situation.total_steps)
-    best = advice.best
-    careful = score_of_recipe(situation, loss, budget_factor=0.5)
-    private = advise(careful, total_steps=situation.total_steps).best
-    cheap = _cheaper(score, best, situation.total_steps)
-    epsilon = situation.epsilon
+def proposals(
+    situation: Situation,
+    score: Callable[[float], Score],
+    *,
+    total_steps: int | None = None,
+    local_steps: int | None = None,
+    max_steps: int | None = None,
+) -> tuple[Advice, tuple[Proposal, ...]]:
+    """One recommendation and two alternatives; `score` takes the part of the budget to spend.
+
+    For the recipe's own total steps, unless a total, the local steps, or a largest total is given.
+    """
+    if total_steps is None and local_steps is None and max_steps is None:
+        total_steps = situation.total_steps
+    whole = score(1.0)
+    limits = {"total_steps": total_steps, "local_steps": local_steps, "max_steps": max_steps}
+    advice = advise(whole, **limits)
+    total = advice.chosen.total_steps
+    if local_steps is not None and total_steps is None:
+        best, why = advice.chosen, f"the lowest score of all runs of {local_steps} local steps"
+        cheap = best_rounds_within(whole, best, _SLACK)
+    else:
+        best, why = advice.best, f"the lowest score of all ways to split {total} steps into rounds"
+        cheap = _cheaper(whole, best, total)
+    half = advise(score(0.5), **limits)
+    private = half.chosen if local_steps is not None and total_steps is None else half.best
+    fewer = "the fewest rounds of all choices whose score is at most a quarter larger"
+    none = "no choice has fewer rounds at a score at most a quarter larger"
     return advice, (
-        Proposal(
-            "recommended",
-            best.local_steps,
-            best.rounds,
-            epsilon,
-            best.bound,
-            f"the lowest bound of all ways to split {situation.total_steps} steps into rounds",
-        ),
-        Proposal(
+        _proposal("recommended", best, situation.epsilon, why),
+        _proposal(
             "more private",
-            private.local_steps,
-            private.rounds,
-            epsilon / 2,
-            private.bound,
-            f"half of the budget; the bound is {private.bound / best.bound:.3g} times as large",
+            private,
+            situation.epsilon / 2,
+            f"half of the budget; the score is {private.bound / best.bound:.3g} times as large",
         ),
-        Proposal(
-            "cheaper",
-            cheap.local_steps,
-            cheap.rounds,
-            epsilon,
-            cheap.bound,
-            "the fewest rounds of all choices whose bound is at most a quarter larger"
-            if cheap != best
-            else "no choice has fewer rounds at a bound at most a quarter larger",
-        ),
+        _proposal("cheaper", cheap, situation.epsilon, fewer if cheap != best else none),
     )
+
+
+def _proposal(name: str, choice: Iterations, epsilon: float, reason: str) -> Proposal:
+    return Proposal(name, choice.local_steps, choice.rounds, epsilon, choice.bound, reason)
 
 
 def recipe_with(situation: Situation, proposal: Proposal) -> Recipe:
@@ -204,8 +217,8 @@ def recipe_with(situation: Situation, proposal: Proposal) -> Recipe:
     return replace(recipe, training=training, privacy=privacy)
 
 
-def _cheaper(score: FuBound, best: Iterations, total_steps: int) -> Iterations:
-    fine = [c for c in every_divisor(score, total_steps) if c.bound <= 1.25 * best.bound]
+def _cheaper(score: Score, best: Iterations, total_steps: int) -> Iterations:
+    fine = [c for c in every_divisor(score, total_steps) if c.bound <= _SLACK * best.bound]
     return min(fine, key=lambda choice: choice.rounds)
 
 
@@ -233,16 +246,22 @@ def local_steps_of(recipe: Recipe, plan: Plan, records: int | None = None) -> in
 
     Of a public source the average is known; of a file it is private and must be given.
     """
-    local, data = plan.method.local, plan.federation
+    local = plan.method.local
     if local.steps is not None:
         return local.steps
     epochs = local.epochs or 1
     if local.batch_size is None:
         return epochs
-    if records is None and recipe.data.file is not None:
+    return epochs * max(1, math.ceil(records_of(recipe, plan, records) / local.batch_size))
+
+
+def records_of(recipe: Recipe, plan: Plan, records: int | None = None) -> int:
+    """Records of a client: as given, or the average of a public source; a file's are private."""
+    if records is not None:
+        return records
+    if recipe.data.file is not None:
         raise BadInput(
-            "--records: how many steps an epoch has depends on how many records a client has, "
-            "which is private; give a number known from elsewhere, or set training.local_steps"
+            "--records: how many records a client has is private, and the number of steps of an "
+            "epoch depends on it; give a number known from elsewhere, or set training.local_steps"
         )
-    known = round(len(data.train) / data.clients) if records is None else records
-    return epochs * max(1, math.ceil(known / local.batch_size))
+    return round(len(plan.federation.train) / plan.federation.clients)

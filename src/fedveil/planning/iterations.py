@@ -133,6 +133,14 @@ def best_rounds(score: Score, local_steps: int, max_steps: int) -> Iterations:
     return _finite(best)
 
 
+def best_rounds_within(score: Score, best: Iterations, slack: float) -> Iterations:
+    """The fewest rounds of as many local steps whose score is at most `slack` times the best."""
+    rounds = np.arange(1, best.rounds + 1, dtype=np.float64)
+    values = score(np.full_like(rounds, best.local_steps), rounds)
+    at = int(np.argmax(values <= slack * best.bound))
+    return Iterations(best.local_steps, at + 1, float(values[at]))
+
+
 def best_iterations(score: Score, max_steps: int) -> Iterations:
     """The best local steps and rounds together, over all pairs with a total of up to `max_steps`.
 
