@@ -13,7 +13,7 @@ from fedveil.engine.choose import build_engine
 from fedveil.engine.contract import Job
 from fedveil.engine.moments import Moments
 from fedveil.engine.stack import Affine
-from fedveil.local.rule import LearningRate, LocalRule
+from fedveil.local.rule import LearningRate, LocalRule, Schedule
 from fedveil.local.shaping import Shaping
 from fedveil.models.flat import Slot, layout_of
 from fedveil.models.zoo import Linear
@@ -88,6 +88,37 @@ def test_moments_are_those_of_each_clients_own_records(keep: bool) -> None:
             np.testing.assert_allclose(second[place], x.T @ x / len(x), rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(first[place][:-1], x.T @ y / len(x), rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(first[place][-1], (y * y).mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 20])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("shaping", [Shaping(), Shaping(Clip(0.2, 1)), Shaping(weight_cap=50)])
+def test_a_whole_course_in_one_product_is_the_steps_one_by_one(
+    steps: int, decay: float, shaping: Shaping
+) -> None:
+    rule = LocalRule(LearningRate(0.3), steps=steps, weight_decay=decay)
+    job = make_job("linear", rule, shaping, (80, 60, 40, 80))
+    engine = build_engine(job, "algebra")
+    assert isinstance(engine, AlgebraEngine)
+    assert engine._courses is not None
+    start = start_of(job)
+    for cohort in ([2, 0], [3, 2, 1, 0], [0, 1, 2, 3], [1]):  # some known by then, some not
+        result = engine.round_sum(start, np.array(cohort), 0)
+        fresh = build_engine(job, "algebra").round_sum(start, np.array(cohort), 0)
+        assert torch.equal(result.total, fresh.total), "the history of a run shows in its sums"
+        clients = [train(job, start, client, 0) for client in cohort]
+        expected = torch.stack([client.update for client in clients]).double().sum(0)
+        torch.testing.assert_close(result.total, expected, rtol=1e-4, atol=3e-6)
+        losses = torch.tensor([client.loss for client in clients])
+        torch.testing.assert_close(result.losses, losses.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_course_is_for_rates_that_never_change() -> None:
+    falling = LearningRate(0.3, Schedule.INVERSE, decay=2.0)
+    job = make_job("linear", LocalRule(falling, steps=2), Shaping(), (80, 80))
+    engine = build_engine(job, "algebra")
+    assert isinstance(engine, AlgebraEngine)
+    assert engine._courses is None
 
 
 def test_grid_and_floats_agree() -> None:

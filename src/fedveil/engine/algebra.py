@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedveil.data.federation import Task
 from fedveil.engine.contract import Cohort, Job, RoundSum, RunningSum, Take
+from fedveil.engine.courses import Courses
 from fedveil.engine.dual import Dual, Span
 from fedveil.engine.dual_steps import clip_whole, train
 from fedveil.engine.grams import Grams
@@ -19,7 +20,7 @@ from fedveil.engine.rows import RowEngine, chunks_of, noise_streams
 from fedveil.engine.stack import Affine, Stack
 from fedveil.local.batches import draw_batches, step_counts
 from fedveil.local.records import Records, client_sizes
-from fedveil.local.shaping import Senders, Shaping, shape_rows
+from fedveil.local.shaping import Senders, Shaping
 from fedveil.local.steps import local_updates
 from fedveil.privacy.clipping import clip_factors
 
@@ -44,6 +45,9 @@ class AlgebraEngine:
             self._moments = Moments(
                 job.federation, self._layer, Moments.fit(job.federation, self._layer)
             )
+        self._courses: Courses | None = None
+        if self._moments is not None and Courses.fit(job, self._moments):
+            self._courses = Courses(job, self._moments)
 
     def round_sum(
         self,
@@ -113,23 +117,26 @@ class AlgebraEngine:
         places: Cohort,
         round: int,
     ) -> None:
-        job = total.job
+        job, rule = total.job, total.job.rule
         if self._moments is None:
             raise ValueError("no moments for this job")
         for begin in range(0, len(places), most := max(1, 2_000_000 // self._moments.width)):
             where = places[begin : begin + most]
             clients, held = cohort[where], sizes[where]
-            supply = MomentSupply(self._moments.of(clients, held), step_counts(held, job.rule))
-            rates = job.rule.learning_rate.of_round(round, len(supply.active))
+            senders = Senders(clients, held, weights, round, job.randomness)
+            if self._courses is not None:
+                updates, losses = self._courses(weights, clients, held)
+                total.add_updates(where, updates, losses, senders)
+                continue
+            supply = MomentSupply(self._moments.of(clients, held), step_counts(held, rule))
+            rates = rule.learning_rate.of_round(round, len(supply.active))
             streams = noise_streams(job, clients, round)
             gradients = MomentGradients()
-            updates, losses = local_updates(weights, supply, job.rule, rates, gradients, streams)
+            updates, losses = local_updates(weights, supply, rule, rates, gradients, streams)
             final = None
             if job.shaping.sparsity:
                 final = gradients(weights + updates, *supply.batch(0), None, 0.0)[0]
-            senders = Senders(clients, held, weights, round, job.randomness)
-            shaped = shape_rows(updates, job.shaping, job.layout, senders, final)
-            total.add_rows(where, shaped, losses)
+            total.add_updates(where, updates, losses, senders, final)
 
     def _add_dual(
         self,
@@ -159,8 +166,7 @@ class AlgebraEngine:
             if job.shaping.sparsity:
                 final = dual.gradient_at(span, records.everything()[2])
             senders = Senders(clients, held, weights, round, job.randomness)
-            shaped = shape_rows(dual.rows(span), job.shaping, job.layout, senders, final)
-            total.add_rows(where, shaped, losses)
+            total.add_updates(where, dual.rows(span), losses, senders, final)
 
 
 def _add_span(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 
 from fedveil.data.federation import Federation
 from fedveil.local.rule import LocalRule
-from fedveil.local.shaping import ShapedRows, Shaping
+from fedveil.local.shaping import Senders, ShapedRows, Shaping, shape_rows
 from fedveil.models.flat import Layout
+from fedveil.privacy.clipping import clip_factors
 from fedveil.randomness import Randomness
 
 Cohort = npt.NDArray[np.int64]
@@ -98,10 +100,44 @@ class RunningSum:
         self._total = torch.zeros(width, dtype=torch.int64 if integer else torch.float64)
         self._cohort, self._rejected = cohort, 0
         self._places: list[Cohort] = []
-        self._statistics: list[Tensor] = []  # norms, norms after shaping, losses: [3, clients]
+        # Norms, norms after shaping and losses of each chunk.
+        self._statistics: list[tuple[Tensor, Tensor, Tensor]] = []
 
-    def add_rows(self, where: Cohort, shaped: ShapedRows, losses: Tensor) -> None:
-        """Shaped updates of the clients at the places `where` of the cohort."""
+    def add_updates(
+        self,
+        where: Cohort,
+        updates: Tensor,
+        losses: Tensor,
+        senders: Senders,
+        gradient: Tensor | None = None,
+    ) -> None:
+        """Shape and add the updates `[clients, parameters]` of the clients at the places `where`.
+
+        The updates may be overwritten; `gradient` is as in `shape_rows`.
+        """
+        shaping = self.job.shaping
+        if (
+            shaping.only_clips
+            and len(updates) > 1
+            and self._add_scaled(where, updates, losses, senders)
+        ):
+            return
+        shaped = shape_rows(updates, shaping, self.job.layout, senders, gradient)
+        self._add_rows(where, shaped, losses)
+
+    def _add_scaled(self, where: Cohort, updates: Tensor, losses: Tensor, senders: Senders) -> bool:
+        """Updates times one number each, summed in one product; False if any is not finite."""
+        clip = self.job.shaping.clip
+        norms = torch.linalg.vector_norm(updates, ord=2 if clip is None else clip.order, dim=1)
+        if not math.isfinite(float(norms.sum())):
+            return False
+        factors = torch.ones_like(norms) if clip is None else clip_factors(norms, clip)
+        if self.job.shaping.weight_cap is not None:
+            factors = factors * torch.from_numpy(self.job.shaping.weights(senders.sizes))
+        self.add(where, torch.mv(updates.t(), factors), norms, norms * factors, losses, 0)
+        return True
+
+    def _add_rows(self, where: Cohort, shaped: ShapedRows, losses: Tensor) -> None:
         rows = shaped.rows
         if self._take is not None:
             self._take(where, rows)
@@ -127,17 +163,16 @@ class RunningSum:
         """The sum of a chunk's shaped updates, and its statistics."""
         self._total += total.cpu()
         self._places.append(where)
-        self._statistics.append(torch.stack([norms.cpu(), shaped_norms.cpu(), losses.cpu()]))
+        self._statistics.append((norms.cpu(), shaped_norms.cpu(), losses.cpu()))
         self._rejected += rejected
 
     def result(self) -> RoundSum:
         """The sum of all chunks; the statistics in the order of the cohort."""
         if len(self._places) == 1 and np.array_equal(self._places[0], np.arange(self._cohort)):
-            norms, shaped_norms, losses = self._statistics[0]
-        else:
-            statistics = torch.zeros(3, self._cohort)
-            if self._places:
-                places = torch.from_numpy(np.concatenate(self._places))
-                statistics.index_copy_(1, places, torch.cat(self._statistics, dim=1))
-            norms, shaped_norms, losses = statistics
-        return RoundSum(self._total, norms, shaped_norms, losses, self._rejected)
+            return RoundSum(self._total, *self._statistics[0], self._rejected)
+        ordered = [torch.zeros(self._cohort) for _ in range(3)]
+        if self._places:
+            places = torch.from_numpy(np.concatenate(self._places))
+            for into, parts in zip(ordered, zip(*self._statistics, strict=True), strict=True):
+                into[places] = torch.cat(parts)
+        return RoundSum(self._total, ordered[0], ordered[1], ordered[2], self._rejected)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from fedveil.data.federation import Task
 from fedveil.engine.dual import Dual, Span
+from fedveil.engine.dual_block import Block
 from fedveil.engine.mlp import output_error
 from fedveil.local.records import Records
 from fedveil.local.rule import GradientClip, LocalRule
 from fedveil.privacy.clipping import Clip, clip_factors
+
+_GATHERED = 1_000_000  # numbers that the steps of one block take: 4 MB
 
 
 def train(
@@ -35,31 +38,34 @@ def _descend(
     """Plain SGD with weight decay, in as few operations as it takes."""
     moved, shift = torch.zeros_like(dual.outputs), dual.outputs.new_zeros(len(dual.outputs))
     losses = torch.zeros_like(shift)
-    outputs = dual.outputs.shape[2]
     drift = 0.0  # the shift of everybody still training: all had the same rates
-    for step, active in enumerate(records.active):
-        rows, mask = records.places(step)
-        gram, start, targets = (
-            _select(part, active, rows) for part in (dual.gram, dual.outputs, dual.targets)
-        )
-        error = torch.baddbmm(start, gram, moved[:active], beta=1 + drift)
-        loss = _error_rows(dual.task, error.view(-1, outputs), targets.reshape(-1))
-        loss = loss.view(active, -1)
-        rate = rates[step]
-        if mask is None:
-            losses[:active] += loss.mean(dim=1)
-            error.mul_(-rate / loss.shape[1])
-        else:
-            share = mask / mask.sum(dim=1, keepdim=True)
-            losses[:active] += (loss * share).sum(dim=1)
-            error.mul_((share * -rate)[:, :, None])
-        if rule.weight_decay:
-            keep = 1 - rate * rule.weight_decay
-            moved[:active].mul_(keep)
-            drift = (1 + drift) * keep - 1
-            shift[:active] = drift
-        _scatter(moved[:active], rows, error)
+    for steps, active in _blocks(dual, records):
+        block = Block(dual, records, steps, active)
+        here = moved[:active]
+        for place, step in enumerate(steps):
+            error = torch.baddbmm(block.start[place], block.gram[place], here, beta=1 + drift)
+            block.differentiate(place, error)
+            error.mul_(block.shares[place] * -rates[step])
+            if rule.weight_decay:
+                keep = 1 - rates[step] * rule.weight_decay
+                here.mul_(keep)
+                drift = (1 + drift) * keep - 1
+                shift[:active] = drift
+            _scatter(here, block.rows[place], error)
+        losses[:active] += block.losses()
     return Span(moved, shift), losses
+
+
+def _blocks(dual: Dual, records: Records) -> Iterator[tuple[range, int]]:
+    """Steps that the same clients take, as many together as are gathered in one go."""
+    width = dual.gram.shape[2] + 2 * dual.outputs.shape[2]
+    begin = 0
+    for active, group in itertools.groupby(records.active):
+        end = begin + len(list(group))
+        most = max(1, _GATHERED // max(1, active * records.width * width))
+        for first in range(begin, end, most):
+            yield range(first, min(end, first + most)), active
+        begin = end
 
 
 def _walk(
@@ -111,23 +117,6 @@ def _errors(
         factors = _example_factors(dual, error, rows, rule.gradient_clip)
         weight = share * factors / float(rule.batch_size or 0)
     return error * weight[:, :, None], loss
-
-
-def _error_rows(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Turn `outputs [examples, outputs]` into derivatives of the losses, which are returned."""
-    if task is Task.REGRESSION:
-        outputs.sub_(targets[:, None])
-        return outputs[:, 0].square().mul_(0.5)
-    count, classes = outputs.shape
-    wanted = torch.arange(0, count * classes, classes).add_(targets)
-    outputs.sub_(outputs.amax(dim=1, keepdim=True))
-    flat = outputs.view(-1)
-    chosen = flat.index_select(0, wanted)
-    outputs.exp_()
-    total = outputs.sum(dim=1, keepdim=True)
-    outputs.div_(total)
-    flat.index_add_(0, wanted, flat.new_full((count,), -1.0))
-    return total[:, 0].log_().sub_(chosen)
 
 
 def _example_factors(dual: Dual, error: Tensor, rows: Tensor | None, clip: GradientClip) -> Tensor:

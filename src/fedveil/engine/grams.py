@@ -26,6 +26,8 @@ class Grams:
         # Pages of clients that never come are never touched.
         self._kept = torch.from_numpy(np.empty(int(ends[-1]), np.float32))
         self._known = np.zeros(federation.clients, dtype=np.bool_)
+        sizes = federation.sizes
+        self._alike = bool((sizes == sizes[:1]).all())
 
     @staticmethod
     def fit(federation: Federation) -> bool:
@@ -44,6 +46,9 @@ class Grams:
             records = inputs[place, : sizes[place]]
             torch.mm(records, records.t(), out=self._square(clients[place], int(sizes[place])))
         self._known[clients] = True
+        if self._alike:
+            squares = self._kept.view(-1, most, most)
+            return squares.index_select(0, torch.from_numpy(clients))
         if int(sizes.min()) == most:
             rows = self._starts[clients][:, None] + np.arange(most * most)
             found = self._kept.index_select(0, torch.from_numpy(rows.reshape(-1)))

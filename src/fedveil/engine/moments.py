@@ -26,7 +26,7 @@ class Moments:
 
     def __init__(self, federation: Federation, layer: Affine, keep: bool) -> None:
         self._federation, self._layer = federation, layer
-        self._size = size = layer.inputs + (layer.bias is not None)
+        self.size = size = layer.inputs + (layer.bias is not None)
         self.width = size * size + size + 1
         self._kept = self._known = None
         if keep:
@@ -59,8 +59,8 @@ class Moments:
             rows = self._kept
             if len(clients) != len(rows) or not np.array_equal(clients, np.arange(len(rows))):
                 rows = rows.index_select(0, torch.from_numpy(clients))
-        square = self._size * self._size
-        return rows[:, :square].view(-1, self._size, self._size), rows[:, square:]
+        square = self.size * self.size
+        return rows[:, :square].view(-1, self.size, self.size), rows[:, square:]
 
     def _compute(self, into: Tensor, places: Cohort, clients: Cohort, sizes: Cohort) -> None:
         federation, layer = self._federation, self._layer
@@ -81,7 +81,7 @@ class Moments:
             share = torch.from_numpy((ranks < held[:, None]) / held[:, None])
             weighted = columns * share[:, :, None]
             where = torch.from_numpy(places[chunk])
-            square = self._size * self._size
+            square = self.size * self.size
             second = torch.bmm(weighted.transpose(1, 2), columns).flatten(1)
             first = torch.bmm(weighted.transpose(1, 2), targets[:, :, None])[:, :, 0]
             into[where, :square] = second.float()

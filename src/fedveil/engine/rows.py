@@ -16,7 +16,7 @@ from torch import Tensor
 from fedveil.engine.contract import Cohort, Job, RoundSum, RunningSum, Take
 from fedveil.local.batches import draw_batches
 from fedveil.local.records import Records, as_tensor, client_sizes
-from fedveil.local.shaping import Senders, Shaping, shape_rows
+from fedveil.local.shaping import Senders, Shaping
 from fedveil.local.steps import Gradients, local_updates
 from fedveil.randomness import Stream
 
@@ -80,8 +80,7 @@ class RowEngine:
                 gradient = self.gradients(start + updates, *records.everything(), None, 0.0)[0]
                 gradient = gradient.cpu()
             senders = Senders(clients, held, weights, round, job.randomness)
-            shaped = shape_rows(updates.cpu(), job.shaping, job.layout, senders, gradient)
-            total.add_rows(where, shaped, losses)
+            total.add_updates(where, updates.cpu(), losses.cpu(), senders, gradient)
 
     @contextmanager
     def _module_randomness(self, client: int, round: int) -> Iterator[None]:

@@ -277,10 +277,14 @@ def _insight(result: RoundSum) -> Insight:
     if cohort == 0:
         return Insight(0, float("nan"), float("nan"), 0.0, 0)
     shortened = result.shaped_norms < result.norms * (1 - 1e-6)
+    loss = float(result.losses.mean())
+    norm = float(result.norms.median())
+    if loss != loss or norm != norm:  # some clients have none
+        loss, norm = float(result.losses.nanmean()), float(result.norms.nanmedian())
     return Insight(
         cohort=cohort,
-        loss=float(result.losses.nanmean()),
-        norm=float(result.norms.nanmedian()),
-        clipped=float(shortened.float().mean()),
+        loss=loss,
+        norm=norm,
+        clipped=int(shortened.count_nonzero()) / cohort,
         rejected=result.rejected,
     )

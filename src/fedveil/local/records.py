@@ -62,6 +62,11 @@ class Records:
     def most_steps(self) -> int:
         return len(self.active)
 
+    @property
+    def width(self) -> int:
+        """Records in a batch."""
+        return int(self._batch)
+
     def batch(self, step: int) -> Batch:
         """The batches of the clients that take this step, `[active, batch, ...]`."""
         active = self.active[step]
@@ -85,6 +90,18 @@ class Records:
         if self._batches.full or self._in_order:
             return None, mask
         return self._rows[step, :active].reshape(-1), mask
+
+    def places_of(self, steps: range, active: int) -> tuple[Tensor | None, Tensor | None]:
+        """The same for several steps that the same clients take, `[steps, active, batch]`."""
+        full = self._batches.full
+        masked = any(self._masked[0 if full else step] for step in steps)
+        mask = None
+        if masked:
+            mask = self._mask[:active].transpose(0, 1)
+            mask = mask.expand(len(steps), -1, -1) if full else mask[steps.start : steps.stop]
+        if full or self._in_order:
+            return None, mask
+        return self._rows[steps.start : steps.stop, :active], mask
 
     def everything(self) -> Batch:
         """All records of all clients, `[clients, most, ...]`."""

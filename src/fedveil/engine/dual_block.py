@@ -1,0 +1,83 @@
+"""What consecutive steps of the same clients need, gathered before the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedveil.data.federation import Task
+from fedveil.engine.dual import Dual
+from fedveil.local.records import Records
+
+
+class Block:
+    """Lists with one entry a step: a step itself then takes no more than its arithmetic."""
+
+    gram: Sequence[Tensor]  # [clients, batch, examples]
+    start: Sequence[Tensor]  # outputs at the shared weights, [clients, batch, outputs]
+    rows: Sequence[Tensor | None]  # of the batch, clients and examples flattened; None: all
+    shares: Sequence[Tensor | float]  # weight of each example in the mean, [clients, batch, 1]
+
+    def __init__(self, dual: Dual, records: Records, steps: range, active: int) -> None:
+        rows, mask = records.places_of(steps, active)
+        parts = (dual.gram, dual.outputs, dual.targets)
+        if rows is None:
+            gram, start, targets = (
+                part[:active].expand(len(steps), *part[:active].shape) for part in parts
+            )
+            self.rows = [None] * len(steps)
+        else:
+            flat = rows.reshape(-1)
+            gram, start, targets = (
+                part.flatten(0, 1).index_select(0, flat).view(*rows.shape, *part.shape[2:])
+                for part in parts
+            )
+            self.rows = rows.flatten(1).unbind()
+        self.gram, self.start = gram.unbind(), start.unbind()
+        self._shares = None
+        self.shares = [1 / targets.shape[2]] * len(steps)
+        if mask is not None:
+            self._shares = mask / mask.sum(dim=2, keepdim=True)
+            self.shares = self._shares[..., None].unbind()
+        self._shape = targets.shape  # [steps, clients, batch]
+        self._classifies = dual.task is not Task.REGRESSION
+        if self._classifies:
+            self._prepare_classes(targets.reshape(len(steps), -1), start.shape[3])
+        else:
+            self._wanted = targets.unsqueeze(3).unbind()
+            self._gaps = start.new_empty(self._shape)
+
+    def _prepare_classes(self, targets: Tensor, classes: int) -> None:
+        count = targets.shape[1]
+        self._wanted = (targets + torch.arange(0, count * classes, classes)).unbind()
+        ones = torch.zeros(*targets.shape, classes)
+        self._ones = ones.scatter_(2, targets[..., None], 1.0).unbind()
+        self._chosen = torch.empty(targets.shape)
+        self._totals = torch.empty(*targets.shape, 1)
+        self._into = list(zip(self._chosen.unbind(), self._totals.unbind(), strict=True))
+
+    def differentiate(self, place: int, outputs: Tensor) -> None:
+        """Turn a step's outputs `[clients, batch, outputs]` into derivatives of their losses."""
+        if not self._classifies:
+            outputs.sub_(self._wanted[place])
+            self._gaps[place] = outputs[..., 0]
+            return
+        scores = outputs.view(-1, outputs.shape[2])
+        chosen, totals = self._into[place]
+        scores.sub_(scores.amax(dim=1, keepdim=True))
+        torch.index_select(scores.view(-1), 0, self._wanted[place], out=chosen)
+        scores.exp_()
+        torch.sum(scores, 1, keepdim=True, out=totals)
+        scores.div_(totals).sub_(self._ones[place])
+
+    def losses(self) -> Tensor:
+        """Sum over the steps of each client's mean loss, `[clients]`."""
+        if self._classifies:
+            single = self._totals[..., 0].log_().sub_(self._chosen).view(self._shape)
+        else:
+            single = self._gaps.square_().mul_(0.5)
+        if self._shares is None:
+            return single.mean(dim=2).sum(dim=0)
+        return (single * self._shares).sum(dim=(0, 2))
