@@ -23,7 +23,7 @@ import numpy as np
 
 from fedveil.secagg.losses import Losses
 from fedveil.secagg.masks import apply_masks
-from fedveil.secagg.rounds import Mode
+from fedveil.secagg.mode import Mode
 from fedveil.secagg.simulation import Simulation, secure_sum
 from fedveil.secagg.terms import Terms
 

@@ -14,7 +14,8 @@ from fedveil.errors import BadInput
 from fedveil.randomness import Stream
 from fedveil.secagg.errors import NotReleased, RuleBroken
 from fedveil.secagg.losses import Losses, draw_losses, planned_losses
-from fedveil.secagg.rounds import Mode, ModelledRound
+from fedveil.secagg.mode import Mode
+from fedveil.secagg.rounds import ModelledRound
 from fedveil.secagg.simulation import Simulation, secure_sum
 from fedveil.secagg.terms import Terms
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save
 from torch import nn
@@ -21,12 +21,14 @@ from fedveil.engine.contract import Job, RoundSum
 from fedveil.engine.cost import Workload
 from fedveil.engine.directory import RunDirectory
 from fedveil.engine.evaluation import Evaluator, Metrics
-from fedveil.engine.secure import Attendance, SecureRound, SecureRounds
 from fedveil.local.shaping import Shaping
 from fedveil.methods.protection import Occasion
 from fedveil.models.flat import load
 from fedveil.planning.plan import Plan
 from fedveil.randomness import Randomness
+
+if TYPE_CHECKING:  # a tenth of a second that other runs need not wait
+    from fedveil.engine.secure import Attendance, SecureRound, SecureRounds
 
 _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo rounds at no cost
 
@@ -112,8 +114,11 @@ class Run:
         self.engine = build_engine(
             self.job, self.choice, speed.chunk, device=device, threads=speed.threads
         )
-        secure = plan.terms is not None and plan.terms.secure is not None
-        self.secure = SecureRounds(plan, self.engine) if secure else None
+        self.secure: SecureRounds | None = None
+        if plan.terms is not None and plan.terms.secure is not None:
+            from fedveil.engine.secure import SecureRounds
+
+            self.secure = SecureRounds(plan, self.engine)
         self.attendance: dict[int, Attendance] = {}  # by round, from 1
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
@@ -123,6 +128,10 @@ class Run:
         """Keep this run in a directory, going on from the state that is stored there."""
         self.directory = directory
         self.state = directory.load()
+        if self.secure is None:
+            return self
+        from fedveil.engine.secure import Attendance
+
         self.attendance = {
             line["round"]: Attendance.from_dict(line["secure"])
             for line in directory.metrics()

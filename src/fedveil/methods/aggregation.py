@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from fedveil.errors import BadInput
 from fedveil.secagg.losses import planned_losses
-from fedveil.secagg.rounds import Mode
+from fedveil.secagg.mode import Mode
 from fedveil.secagg.terms import MAX_COHORT, Terms
 
 

@@ -8,7 +8,7 @@ from fedveil.methods.method import Method
 from fedveil.methods.protection import InShares, Protection, Terms, certain_cohort
 from fedveil.privacy.sampling import Sampling
 from fedveil.privacy.units import Trust
-from fedveil.secagg.rounds import Mode
+from fedveil.secagg.mode import Mode
 
 
 def secure_sums(

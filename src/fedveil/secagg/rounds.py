@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 
 import numpy as np
 
@@ -17,16 +16,12 @@ from fedveil.secagg.errors import RuleBroken
 from fedveil.secagg.graph import Graph, round_graph
 from fedveil.secagg.losses import Losses, sharing_course, unmasking_course
 from fedveil.secagg.masks import word_type
+from fedveil.secagg.mode import Mode
 from fedveil.secagg.modulus import IntVector, decode, encode
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.server import Server
 from fedveil.secagg.terms import Terms
 from fedveil.secagg.topology import Topology
-
-
-class Mode(Enum):
-    FULL = "full"
-    MODELLED = "modelled"
 
 
 @dataclass(frozen=True)

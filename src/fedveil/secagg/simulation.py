@@ -22,12 +22,12 @@ from fedveil.secagg.errors import NotReleased
 from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.keys import new_keys
 from fedveil.secagg.losses import Losses
+from fedveil.secagg.mode import Mode
 from fedveil.secagg.modulus import IntVector, check_bits
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.rounds import (
     FullRound,
-    Mode,
     ModelledRound,
     OpenRound,
     SecureSum,

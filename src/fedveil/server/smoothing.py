@@ -20,7 +20,6 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.linalg import lapack
 from torch import Tensor
 
 from fedveil.errors import BadInput
@@ -76,6 +75,8 @@ def smooth(vector: Floats, strength: float) -> Floats:
     if len(vector) == 2:  # both neighbours are the same node
         half: Floats = (vector - vector[::-1]) / np.float32(2 + 8 * strength)
         return (vector + vector[::-1]) / np.float32(2) + half
+    from scipy.linalg import lapack  # a tenth of a second that most runs need not wait
+
     chain = _chain(len(vector), strength)
     solution: Floats = lapack.spttrs(chain.diagonal, chain.off_diagonal, vector)[0]
     gap = np.float32(chain.correction * (float(solution[0]) - float(solution[-1])))
@@ -103,6 +104,8 @@ class _Chain:
 
 @lru_cache(maxsize=256)
 def _chain(length: int, strength: float) -> _Chain:
+    from scipy.linalg import lapack
+
     # In double precision: the factors are made once and used every round.
     diagonal = np.full(length, 1 + 2 * strength)
     diagonal[[0, -1]] = 1 + strength
