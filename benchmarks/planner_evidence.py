@@ -97,8 +97,8 @@ def lending_club(epsilon: float) -> Job:
         most_steps=120,
         rounds=(1, 2, 5, 10, 20, 30, 40, 60, 120),
         local_steps=(1, 2, 3, 4, 6, 8, 12, 24),
-        learning_rates=(0.03, 0.06, 0.12, 0.25, 0.5, 1.0),
-        clip_norms=(1.5, 3.0, 6.0, 12.0, 25.0, 50.0),
+        learning_rates=(0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0),
+        clip_norms=(0.75, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0),
         growth=2.0,
         fresh=100,
     )

@@ -11,11 +11,12 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 
-from fedveil.assemble import federation_of, plan_of
+from fedveil.assemble import federation_of, method_of, plan_of
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput
 from fedveil.methods.protection import Occasion
 from fedveil.planning import rehearsal
+from fedveil.planning.plan import Budget, quick_noise
 from fedveil.planning.proxy import Proxy
 from fedveil.planning.rehearsal import OutOfTime, Rehearsals, Trial, rehearsed
 from fedveil.planning.space import Candidate, recipe_with_settings
@@ -117,6 +118,19 @@ def test_noise_between_calibrated_rounds_is_close() -> None:
     before = rehearsals.calibrations
     assert rehearsals.noise(other) == rehearsals.noise(odd)  # neither steps, rate nor clip matter
     assert rehearsals.calibrations == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"training__sampling": "poisson", **SOME}, LOCAL, {**LOCAL, "privacy__noise": "laplace"}],
+    ids=["everyone", "poisson", "local", "laplace"],
+)
+def test_quick_noise_is_the_plans(changes: dict[str, Any]) -> None:
+    rehearsals = rehearsals_of(small_recipe(**changes))
+    other = small_recipe(**changes, training__rounds=23, privacy__clip_norm=3.0)
+    exact = plan_of(other, rehearsals.real.federation).noise_multiplier
+    found = quick_noise(method_of(other), rehearsals.real, Budget(other.privacy.epsilon))
+    assert found == pytest.approx(exact, rel=1e-3)
 
 
 def test_clients_that_cost_nothing_all_take_part() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.assemble import method_of, plan_of
+from fedveil.assemble import method_of
 from fedveil.data.federation import Federation, Task
 from fedveil.engine.evaluation import Metrics
 from fedveil.engine.run import Run, Speed
@@ -27,7 +27,7 @@ from fedveil.methods.local_noise import LocalNoise
 from fedveil.methods.method import Method
 from fedveil.methods.protection import Terms
 from fedveil.models.zoo import build
-from fedveil.planning.plan import Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan, quick_noise
 from fedveil.planning.proxy import Proxy, some_clients
 from fedveil.planning.rehearsed_noise import in_one_draw
 from fedveil.planning.space import Candidate, recipe_with_settings
@@ -220,10 +220,8 @@ class Rehearsals:
 
     def _calibrated(self, recipe: Recipe) -> float:
         self.calibrations += 1
-        noise = plan_of(recipe, self.real.federation).noise_multiplier
-        if noise is None:
-            raise BadInput(f"training.method: {recipe.training.method!r} adds no noise")
-        return noise
+        privacy = recipe.privacy
+        return quick_noise(method_of(recipe), self.real, Budget(privacy.epsilon, privacy.delta))
 
 
 def _train(rehearsal: Plan, deadline: float) -> tuple[Metrics | None, int]:
