@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from fedveil.errors import BadInput
-from fedveil.privacy.noise import gaussian, laplace
+from fedveil.privacy.noise import gaussian, gaussian_rows, laplace
 from fedveil.privacy.noise.simulated import LARGEST_GAUSSIAN, LARGEST_LAPLACE
 from fedveil.randomness import Stream
 
@@ -114,3 +114,16 @@ def test_bad_arguments_are_named(draw: Draw) -> None:
     with pytest.raises(BadInput, match="out"):
         draw(stream("x"), 3, 1.0, out=np.zeros(2, dtype=np.float32))
     assert not draw(stream("x"), 5, 0.0).any()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 1000, 70_001])
+def test_rows_drawn_together_are_those_drawn_alone(count: int) -> None:
+    keys = [bytes([key] * 32) for key in range(5)]
+    together = [Stream(key) for key in keys]
+    alone = [Stream(key) for key in keys]
+    for _ in range(2):  # the streams go on at the same place
+        rows = gaussian_rows(together, count, 0.7)
+        assert rows.shape == (5, count)
+        for row, stream in zip(rows, alone, strict=True):
+            np.testing.assert_array_equal(row, gaussian(stream, count, 0.7))
+    assert gaussian_rows([], count).shape == (0, count)

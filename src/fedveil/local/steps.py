@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedveil.local.rule import GradientClip, LocalRule
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows
-from fedveil.privacy.noise import gaussian, protect_sum, unsnap
+from fedveil.privacy.noise import gaussian_rows, protect_sum, unsnap
 from fedveil.randomness import Stream
 
 
@@ -165,10 +165,11 @@ def shorten(rows: Tensor, clip: Clip) -> None:
 
 def _add_noise(gradient: Tensor, rule: LocalRule, streams: Sequence[Stream]) -> None:
     std, grid = rule.gradient_noise, rule.gradient_grid
+    if grid is None:
+        rows = gaussian_rows(streams[: len(gradient)], gradient.shape[1], std)
+        gradient.add_(torch.from_numpy(rows).to(gradient.device))
+        return
     for row, stream in zip(gradient, streams, strict=False):
-        if grid is None:
-            row.add_(torch.from_numpy(gaussian(stream, len(row), std)).to(row.device))
-            continue
         steps = torch.nan_to_num(row.double().cpu() / grid, posinf=0.0, neginf=0.0).round().long()
         drawn = unsnap(protect_sum(steps.numpy(), std, grid, stream), grid)
         row.copy_(torch.from_numpy(drawn))

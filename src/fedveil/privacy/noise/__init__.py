@@ -13,13 +13,14 @@ from fedveil.privacy.noise.grid import (
     unsnap,
 )
 from fedveil.privacy.noise.rounded import rounded_gaussian, rounded_laplace
-from fedveil.privacy.noise.simulated import gaussian, laplace
+from fedveil.privacy.noise.simulated import gaussian, gaussian_rows, laplace
 
 __all__ = [
     "choose_granularity",
     "discrete_gaussian",
     "discrete_laplace",
     "gaussian",
+    "gaussian_rows",
     "laplace",
     "protect_sum",
     "protect_sum_laplace",

@@ -8,6 +8,7 @@ protection comes from the integer samplers beside this module.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -39,19 +40,45 @@ def gaussian(stream: Stream, count: int, std: float = 1.0, *, out: Floats | None
         block = out[start : start + 2 * half]
         pairs = (len(block) + 1) // 2
         stream.fill(bits[: 2 * pairs].view(np.uint8))
-        r, a = radius[:pairs], angle[:pairs]
-        _minus_log_uniform(bits[:pairs], r)
-        r *= np.float32(2.0)
-        np.sqrt(r, out=r)
-        r *= np.float32(std)
-        a[:] = bits[pairs : 2 * pairs]
-        a *= np.float32(2.0 * math.pi * 2.0**-32)
-        first, second = block[:pairs], block[pairs:]
-        np.cos(a, out=first)
-        first *= r
-        a, r = a[: len(second)], r[: len(second)]
-        np.sin(a, out=second)
-        second *= r
+        _box_muller(bits[: 2 * pairs], radius[:pairs], angle[:pairs], std, block)
+    return out
+
+
+def _box_muller(
+    bits: npt.NDArray[np.int32], radius: Floats, angle: Floats, std: float, out: Floats
+) -> None:
+    """Gaussians from words `[..., 2 pairs]`, of which an odd number leaves the last sine out."""
+    pairs = radius.shape[-1]
+    _minus_log_uniform(bits[..., :pairs], radius)
+    radius *= np.float32(2.0)
+    np.sqrt(radius, out=radius)
+    radius *= np.float32(std)
+    angle[...] = bits[..., pairs:]
+    angle *= np.float32(2.0 * math.pi * 2.0**-32)
+    first, second = out[..., :pairs], out[..., pairs:]
+    np.cos(angle, out=first)
+    first *= radius
+    both = second.shape[-1]
+    np.sin(angle[..., :both], out=second)
+    second *= radius[..., :both]
+
+
+def gaussian_rows(streams: Sequence[Stream], count: int, std: float = 1.0) -> Floats:
+    """One row from each stream `[streams, count]`, the same numbers that `gaussian` draws."""
+    if not 0 < count <= 2 * _HALF_BLOCK:
+        rows = [gaussian(stream, count, std) for stream in streams]
+        return np.stack(rows) if rows else np.empty((0, count), dtype=np.float32)
+    _require_scale("std", std)
+    pairs = (count + 1) // 2
+    out = np.empty((len(streams), count), dtype=np.float32)
+    together = max(1, _HALF_BLOCK // pairs)
+    for first in range(0, len(streams), together):
+        some = streams[first : first + together]
+        bits = np.empty((len(some), 2 * pairs), dtype=np.int32)
+        for stream, row in zip(some, bits, strict=True):
+            stream.fill(row.view(np.uint8))
+        radius = np.empty((len(some), pairs), dtype=np.float32)
+        _box_muller(bits, radius, np.empty_like(radius), std, out[first : first + together])
     return out
 
 
@@ -78,7 +105,7 @@ def laplace(stream: Stream, count: int, scale: float = 1.0, *, out: Floats | Non
 def _minus_log_uniform(bits: npt.NDArray[np.int32], out: Floats) -> None:
     """-ln(u), u uniform over the odd multiples of 2^-32 (all 31 low bits count); keeps no sign."""
     np.bitwise_and(bits, _MASK, out=bits)
-    out[:] = bits
+    out[...] = bits
     out += np.float32(0.5)
     out *= np.float32(2.0**-31)
     np.log(out, out=out)
