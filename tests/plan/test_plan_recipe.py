@@ -184,6 +184,10 @@ def test_constants_are_never_measured_on_a_file(
     assert given["constants_from"] == "the user"
     proxy = answer(capsys, private, "--iterations", "--proxy", "digits")
     assert proxy["constants_from"] == "digits"
+    both = answer(capsys, private, "--trust", "local")  # without a proxy, what needs none
+    assert "--proxy" in both["warnings"][-1]
+    assert both["rows"]
+    assert "local_steps" not in both
 
 
 @pytest.mark.parametrize(

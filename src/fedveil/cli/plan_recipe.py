@@ -25,6 +25,10 @@ _LOSS = (
     ("initial_distance", "--initial-distance"),
 )
 _OWN = ("clients", "cohort", "dimension", "epsilon", "delta", "noise_constant", "growth", "noise")
+NO_PROXY = (
+    "the loss's constants must not be measured on private data; name public ones with --proxy, or "
+    "give --mu, --lambda, --gradient-bound, --heterogeneity and --initial-distance"
+)
 
 
 def recipe_of(args: argparse.Namespace) -> Recipe:
@@ -40,8 +44,7 @@ def plan_recipe(args: argparse.Namespace) -> int:
     """Both questions unless one of --iterations and --feasible was asked for."""
     recipe = recipe_of(args)
 
-    from fedveil.planning.from_recipe import proposals, recipe_with, situation_of
-    from fedveil.planning.recipe_scores import named_score
+    from fedveil.planning.from_recipe import situation_of
 
     by_records = args.score == "hu"  # Hu protects records, and the feasible set is about clients
     if by_records and args.feasible:
@@ -56,38 +59,58 @@ def plan_recipe(args: argparse.Namespace) -> int:
         document |= feasible_document(question, rows)
         if not args.json:
             show_feasible(question, rows)
-    if both or args.iterations or by_records:
-        loss = _loss(args, situation)
-        advice, offered = proposals(
-            situation,
-            lambda part: named_score(
-                args.score, situation, loss, budget_factor=part, records=args.records
-            ),
-            total_steps=args.total_steps,
-            local_steps=args.local_steps,
-            max_steps=args.max_steps,
-        )
-        document |= {
-            **advice.to_dict(),
-            "constants": {name: getattr(loss, name) for name, _ in _LOSS},
-            "constants_from": loss.source,
-            "proposals": [proposal.to_dict() for proposal in offered],
-            "warnings": [*document.get("warnings", []), *advice.warnings],
-        }
-        if args.plot is not None:
-            from fedveil.planning.figures import draw_iterations
-
-            draw_iterations(advice, args.plot)
-        if args.write is not None:
-            best = offered[0]
-            remark = f"{best.local_steps} local steps, {best.rounds} rounds: {best.reason}."
-            write_recipe(args.write, recipe_with(situation, best), [remark])
+    if both and args.write is None and not _may_measure(args, recipe):
+        note = "no local steps and rounds: " + NO_PROXY
+        document["warnings"].append(note)
         if not args.json:
-            show_advice(advice)
-            _show(offered, loss)
+            console.stdout().print(f"Note: {note}.")
+    elif both or args.iterations or by_records:
+        _iterations(args, situation, document)
     if args.json:
         console.emit(document)
     return 0
+
+
+def _iterations(args: argparse.Namespace, situation: Situation, document: dict[str, Any]) -> None:
+    """Add the advice to the document, or show it; draw and write what was asked for."""
+    from fedveil.planning.from_recipe import proposals, recipe_with
+    from fedveil.planning.recipe_scores import named_score
+
+    loss = _loss(args, situation)
+    advice, offered = proposals(
+        situation,
+        lambda part: named_score(
+            args.score, situation, loss, budget_factor=part, records=args.records
+        ),
+        total_steps=args.total_steps,
+        local_steps=args.local_steps,
+        max_steps=args.max_steps,
+    )
+    warnings = [*document.get("warnings", []), *advice.warnings]
+    document |= {
+        **advice.to_dict(),
+        "constants": {name: getattr(loss, name) for name, _ in _LOSS},
+        "constants_from": loss.source,
+        "proposals": [proposal.to_dict() for proposal in offered],
+        "warnings": warnings,
+    }
+    if args.plot is not None:
+        from fedveil.planning.figures import draw_iterations
+
+        draw_iterations(advice, args.plot)
+    if args.write is not None:
+        best = offered[0]
+        remark = f"{best.local_steps} local steps, {best.rounds} rounds: {best.reason}."
+        write_recipe(args.write, recipe_with(situation, best), [remark])
+    if not args.json:
+        show_advice(advice)
+        _show(offered, loss)
+
+
+def _may_measure(args: argparse.Namespace, recipe: Recipe) -> bool:
+    """Whether the loss's constants are given, or there are public data to measure them on."""
+    given = any(getattr(args, name) is not None for name, _ in _LOSS)
+    return given or args.proxy is not None or recipe.data.file is None
 
 
 def _feasible(args: argparse.Namespace, situation: Situation) -> tuple[Question, list[Row]]:
