@@ -90,9 +90,13 @@ def _machine(results: Document) -> str:
     }
     listed = ", ".join(f"{name} {value}" for name, value in facts.items() if ":" not in name)
     quick = " (quick: few rounds, rough figures)" if results["quick"] else ""
+    again = "".join(
+        f" {name} was measured again on {when['date']} in {when['passes']} passes."
+        for name, when in results.get("again", {}).items()
+    )
     return (
         f"{listed}. {results['date']}, interleaved passes: {results['passes']}{quick}, "
-        f"{results.get('minutes', '?')} minutes.\n"
+        f"{results.get('minutes', '?')} minutes.{again}\n"
     )
 
 

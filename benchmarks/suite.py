@@ -50,11 +50,13 @@ class Results:
 
     path: Path
     document: Document
+    kept: list[Document]  # of workloads that are not measured now
     runs: dict[tuple[str, str], list[Document]] = field(default_factory=dict)
 
     def add(self, run: Document) -> None:
         self.runs.setdefault((run["workload"], run["system"]), []).append(run)
-        self.document["rounds"] = [summarise(runs) for runs in self.runs.values()]
+        measured = [summarise(runs) for runs in self.runs.values()]
+        self.document["rounds"] = [*self.kept, *measured]
         self.write()
 
     def write(self) -> None:
@@ -63,35 +65,42 @@ class Results:
         os.replace(partial, self.path)
 
 
-def everything(names: Sequence[str], effort: Effort, quick: bool, passes: int | None) -> int:
+def everything(
+    names: Sequence[str], effort: Effort, quick: bool, passes: int | None, update: bool = False
+) -> int:
     """Measure it all, write `results.json` and `results.md`; 1 if anything failed.
 
-    Some workloads alone are written under `.benchmarks/` instead.
+    Some workloads alone are written under `.benchmarks/` instead, or with `update` take the place
+    of what the results hold of them: all systems of a workload are measured together or not at all.
     """
     began = time.monotonic()
     whole = list(names) == list(WORKLOADS)
-    path = RESULTS if whole else ROOT / ".benchmarks" / RESULTS.name
+    path = RESULTS if whole or update else ROOT / ".benchmarks" / RESULTS.name
     path.parent.mkdir(exist_ok=True)
     passes = passes or (1 if quick else PASSES)
-    results = Results(
-        path,
-        {
-            "machine": machine.describe(),
-            "date": time.strftime("%Y-%m-%d"),
-            "passes": passes,
-            "quick": quick,
-            "rounds": [],
-            "growth": [],
-            "parts": {},
-        },
-    )
+    date = time.strftime("%Y-%m-%d")
+    document: Document = {
+        "machine": machine.describe(),
+        "date": date,
+        "passes": passes,
+        "quick": quick,
+        "rounds": [],
+        "growth": [],
+        "parts": {},
+    }
+    if update:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        again = document.setdefault("again", {})
+        again |= {name: {"date": date, "passes": passes} for name in names}
+    kept = [run for run in document["rounds"] if run["workload"] not in names]
+    results = Results(path, document, kept)
     for number in range(passes):
         for name in names:
             order = systems(name, quick)
             for system in order[number % len(order) :] + order[: number % len(order)]:
                 say(f"pass {number + 1} of {passes}: {name} {system}")
                 results.add(measure(WORKLOADS[name], system, effort))
-    if whole:
+    if whole and not update:
         for step in growth.steps(quick):
             say(f"growth: {step[0]} {step[1]:,}")
             results.document["growth"].append(growth.grow(step))
@@ -100,7 +109,8 @@ def everything(names: Sequence[str], effort: Effort, quick: bool, passes: int | 
         for part, options in PARTS[: 2 if quick else 3]:
             say(f"part: {part}")
             results.document["parts"][part] = measure_part(part, options)
-    results.document["minutes"] = round((time.monotonic() - began) / 60, 1)
+    if not update:
+        results.document["minutes"] = round((time.monotonic() - began) / 60, 1)
     results.write()
     text = report.render(results.document)
     path.with_suffix(".md").write_text(text, encoding="utf-8")

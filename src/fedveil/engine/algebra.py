@@ -121,8 +121,10 @@ class AlgebraEngine:
         if self._moments is None:
             raise ValueError("no moments for this job")
         for begin in range(0, len(places), most := max(1, 2_000_000 // self._moments.width)):
-            where = places[begin : begin + most]
-            clients, held = cohort[where], sizes[where]
+            where, clients, held = places, cohort, sizes  # the usual case: all at once
+            if len(where) < len(cohort) or len(where) > most:
+                where = places[begin : begin + most]
+                clients, held = cohort[where], sizes[where]
             senders = Senders(clients, held, weights, round, job.randomness)
             if self._courses is not None:
                 updates, losses = self._courses(weights, clients, held)

@@ -50,13 +50,14 @@ class Block:
             self._gaps = start.new_empty(self._shape)
 
     def _prepare_classes(self, targets: Tensor, classes: int) -> None:
-        count = targets.shape[1]
-        self._wanted = (targets + torch.arange(0, count * classes, classes)).unbind()
-        ones = torch.zeros(*targets.shape, classes)
-        self._ones = ones.scatter_(2, targets[..., None], 1.0).unbind()
-        self._chosen = torch.empty(targets.shape)
-        self._totals = torch.empty(*targets.shape, 1)
-        self._into = list(zip(self._chosen.unbind(), self._totals.unbind(), strict=True))
+        """Classes first, `[classes, examples]`: softmax over few classes side by side is slow."""
+        steps, count = targets.shape
+        self._targets = targets[:, None]
+        ones = torch.zeros(steps, classes, count)
+        self._ones = ones.scatter_(1, self._targets, 1.0).unbind()
+        self._logs = torch.empty_like(ones)
+        self._log = self._logs.unbind()
+        self._scores = torch.empty(classes, count)
 
     def differentiate(self, place: int, outputs: Tensor) -> None:
         """Turn a step's outputs `[clients, batch, outputs]` into derivatives of their losses."""
@@ -64,18 +65,16 @@ class Block:
             outputs.sub_(self._wanted[place])
             self._gaps[place] = outputs[..., 0]
             return
-        scores = outputs.view(-1, outputs.shape[2])
-        chosen, totals = self._into[place]
-        scores.sub_(scores.amax(dim=1, keepdim=True))
-        torch.index_select(scores.view(-1), 0, self._wanted[place], out=chosen)
-        scores.exp_()
-        torch.sum(scores, 1, keepdim=True, out=totals)
-        scores.div_(totals).sub_(self._ones[place])
+        rows, scores, log = outputs.view(-1, outputs.shape[2]), self._scores, self._log[place]
+        scores.copy_(rows.t())
+        torch.log_softmax(scores, 0, out=log)
+        torch.exp(log, out=scores).sub_(self._ones[place])
+        rows.copy_(scores.t())
 
     def losses(self) -> Tensor:
         """Sum over the steps of each client's mean loss, `[clients]`."""
         if self._classifies:
-            single = self._totals[..., 0].log_().sub_(self._chosen).view(self._shape)
+            single = self._logs.gather(1, self._targets).neg_().view(self._shape)
         else:
             single = self._gaps.square_().mul_(0.5)
         if self._shares is None:

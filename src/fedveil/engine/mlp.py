@@ -54,7 +54,8 @@ class MlpGradients:
                 each *= factors[:, None]
         gradient = torch.empty_like(weights)
         for layer, state, each in zip(self._stack, states, errors, strict=True):
-            torch.bmm(each, state.transpose(1, 2), out=layer.weight_of(gradient))
+            # Straight into the flat gradient the product would go one client at a time.
+            layer.weight_of(gradient).copy_(torch.bmm(each, state.transpose(1, 2)))
             bias = layer.bias_of(gradient)
             if bias is not None:
                 torch.sum(each, dim=2, out=bias)

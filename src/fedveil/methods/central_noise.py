@@ -45,8 +45,9 @@ class CentralNoise:
 
     def shaping(self, terms: Terms, clip: Clip | None, round: int = 0) -> Shaping:
         clip = clip or terms.clip
-        shaping = replace(terms.shaping, clip=clip)
-        return replace(shaping, granularity=fine_grid(terms, clip)) if terms.exact else shaping
+        if terms.exact:
+            return replace(terms.shaping, clip=clip, granularity=fine_grid(terms, clip))
+        return terms.shaping if clip == terms.shaping.clip else replace(terms.shaping, clip=clip)
 
     def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
         return (Release(mechanism_of(self.noise, terms), terms.sampling, rounds),)
