@@ -55,6 +55,7 @@ class Job:
     learning_rates: tuple[float, ...]
     clip_norms: tuple[float, ...]
     growth: float  # z: 2 Laplace, 1 Gaussian
+    more: int  # seeds under which the grid's best ones are tried again
     fresh: int  # seeds under which answers are compared
 
     @property
@@ -100,7 +101,8 @@ def lending_club(epsilon: float) -> Job:
         learning_rates=(0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0),
         clip_norms=(0.75, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0),
         growth=2.0,
-        fresh=100,
+        more=20,
+        fresh=60,
     )
 
 
@@ -126,6 +128,7 @@ def mnist_writers(epsilon: float) -> Job:
         learning_rates=(0.12, 0.25, 0.5, 1.0, 2.0, 4.0),
         clip_norms=(0.06, 0.12, 0.25, 0.5, 1.0, 2.0),
         growth=1.0,
+        more=4,
         fresh=10,
     )
 
@@ -258,13 +261,15 @@ def answers(bench: Bench) -> tuple[list[Answer], dict[str, Cost]]:
         say(f"{bench.job.name}: {name} again, {len(fresh)} fresh seeds")
         return Answer(name, candidate, tuple(o.error for o in bench.outcomes(candidate, fresh)))
 
-    # Three seeds are few: the best of the grid is the best of its first ten under fresh seeds,
-    # which its cost does not count. What it would choose by itself stands beside it.
-    first = [again(f"grid, place {place + 1}", c) for place, c in enumerate(ranked[:10])]
-    found = [
-        replace(min(first, key=lambda answer: answer.error), name="grid, best of its ten best")
-    ]
-    found.append(replace(first[0], name="grid, its own choice"))
+    # Three seeds are few: the best of the grid is the best under fresh seeds of the ten that are
+    # best under more seeds of its thirty best. Its cost counts the three seeds only. What it would
+    # choose by itself stands beside it.
+    say(f"{bench.job.name}: the grid's best again, {bench.job.more} more seeds")
+    more = range(500, 500 + bench.job.more)
+    best = sorted(ranked[:30], key=lambda candidate: bench.error(candidate, more))
+    first = [again(f"grid, place {place + 1}", c) for place, c in enumerate(best[:10])]
+    found = [replace(min(first, key=lambda answer: answer.error), name="grid, its best in truth")]
+    found.append(again("grid, its own choice", ranked[0]))
     own = proxy_of(bench.recipe, None, bench.federation)
     fifth = some_clients(own.federation, bench.federation.clients // 5, seed=0)
     for name, proxy in (
@@ -342,11 +347,20 @@ def report(bench: Bench, found: list[Answer], costs: dict[str, Cost]) -> bool:
         "target_met": met,
     }
     OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / f"{job.name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    (OUT / f"{job.name}.json").write_text(json.dumps(_finite(document), indent=1) + "\n")
     (OUT / f"{job.name}.md").write_text(page(document, gap, allowed, spent))
     draw(bench, found, OUT / f"{job.name}.png")
     say(f"{job.name}: {'target met' if met else 'target NOT met'} (gap {gap:.4g} of {allowed:.4g})")
     return met
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no infinity: what diverged is null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def page(document: dict[str, Any], gap: float, allowed: float, spent: float) -> str:
@@ -397,7 +411,7 @@ def draw(bench: Bench, found: list[Answer], path: Path) -> None:
         candidate: bench.error(candidate, SEEDS) for candidate in bench.job.grid(bench.cohort)
     }
     marks = {
-        "grid, best of its ten best": ("o", "black"),
+        "grid, its best in truth": ("o", "white"),
         "pilot": ("*", "black"),
         "literal rule, all steps": ("^", "white"),
         "literal rule, best total": ("^", "0.6"),
@@ -422,6 +436,8 @@ def draw(bench: Bench, found: list[Answer], path: Path) -> None:
                         markerfacecolor=face,
                         markeredgecolor="black",
                         linestyle="none",
+                        markersize=10 if marker == "o" else 7,  # others are seen inside it
+                        zorder=4 if marker == "*" else 3,
                         label=answer.name,
                     )
             axes.axhline(bench.rehearsals.trivial(), color="0.6", linewidth=0.6, linestyle="--")

@@ -85,14 +85,14 @@ def test_a_budget_that_may_work_is_not_refused() -> None:
 
 
 def test_what_does_not_learn_is_said_so_with_the_clients_it_takes() -> None:
-    recipe = small_recipe(privacy__epsilon=0.1)
+    recipe = small_recipe(privacy__epsilon=0.03)
     found = findings(search_of(recipe, work=20_000))
     (warning,) = found.warnings
     assert "does not learn" in warning
     needed = int(re.search(r"with about (\d+) clients", warning)[1])
     assert 60 < needed <= 64 * 60
     # With so many clients at this budget there is no such warning.
-    more = small_recipe(privacy__epsilon=0.1, data__clients=needed, data__examples_per_client=8)
+    more = small_recipe(privacy__epsilon=0.03, data__clients=needed, data__examples_per_client=8)
     search = search_of(more)
     candidate = found.recommended.candidate
     outcome = search.expected(replace(candidate, cohort=None))

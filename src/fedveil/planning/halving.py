@@ -31,7 +31,8 @@ class Bracket:
 
 # One run a candidate at first: what its neighbours do says more than a second run of its own.
 FIRST = Bracket(36, (Rung(1 / 9, 1, 12), Rung(1 / 3, 1, 6), Rung(1.0, 2, 1)))
-LATER = Bracket(24, (Rung(1 / 9, 1, 8), Rung(1 / 3, 1, 4), Rung(1.0, 2, 1)))
+# Later ones are small: what the next should try is guessed from all that was tried before.
+LATER = Bracket(12, (Rung(1 / 9, 1, 5), Rung(1 / 3, 1, 3), Rung(1.0, 2, 1)))
 
 Score = Callable[[Candidate, Rung], float]  # to be made small
 

@@ -2,7 +2,7 @@
 
     1. brackets of successive halving: the first over a wide box, later ones around the best so far
        and where a smooth guess at all errors says that something better may be
-    2. the best ones under more seeds, and a choice among them
+    2. the best ones under more seeds, the same for all, and small changes of the very best
     3. the chosen one under seeds that no choice has seen: what to expect of it, and its spread
 
 Everything is decided by seeds, so the same search asks the same things; only where the time limit
@@ -28,11 +28,12 @@ from fedveil.planning.surrogate import Surrogate, fit
 from fedveil.planning.trials import Trials
 
 # Of the brackets' boxes, as parts of the first: from everywhere to the neighbourhood of the best.
-WIDTHS = (1.0, 0.5, 0.5, 0.35, 0.35, 0.25, 0.2, 0.2, 0.2, 0.2)
+WIDTHS = (1.0, 0.5, 0.5, 0.5, 0.35, 0.35, 0.35, 0.25, 0.25, 0.25) + 8 * (0.2,)
 FINALISTS, APART = 4, 0.1  # and how far they differ at least: neighbours tell the same
 FINAL_SEEDS = range(10, 18)  # to choose among the finalists
+FEWEST = 3  # of them before anything is chosen by them
 FRESH_SEEDS = range(100, 105)  # to say what to expect
-SEARCH, CHOICE, EXPECTATION = 0.55, 0.65, 0.75  # parts of the limits after which each ends
+SEARCH, CHOICE, EXPECTATION = 0.5, 0.77, 0.87  # parts of the limits after which each ends
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,7 @@ class Search:
     _asked: dict[Trial, Outcome] = field(default_factory=dict)
     _errors: dict[Candidate, dict[float, list[float]]] = field(default_factory=dict)  # by share
     _guessed: tuple[int, Surrogate | None] | None = None  # after so many trials
+    _settled: Candidate | None = None  # the best under the final seeds
     _worked: int = 0
     _computed: float = 0.0  # seconds of the processor
     _began: float = field(default_factory=time.monotonic)
@@ -141,6 +143,7 @@ class Search:
         return found + spread_out(self.space, near, number - len(found), self.seed + seed)
 
     def _choose(self) -> None:
+        """Under the same seeds luck is the same for all, and small differences show."""
         self._stage = "the best ones again"
         able, guess = self.ranked(), self.guess()
         finalists = able[:FINALISTS]
@@ -148,9 +151,34 @@ class Search:
             finalists = guess.ranked(able, FINALISTS, APART)
             near = self.space.around(finalists[0], WIDTHS[-1])
             finalists += guess.propose([self.space.box, near], 1, seed=len(WIDTHS))
+        errors: dict[Candidate, list[float]] = {candidate: [] for candidate in finalists}
         for seed in FINAL_SEEDS:
-            for candidate in finalists:
-                self.outcome(Trial(candidate, self.epsilon, 1.0, seed), CHOICE)
+            for candidate, known in errors.items():
+                known.append(self._final(candidate, seed))
+            if all(len(known) >= FEWEST for known in errors.values()) and errors:
+                self._settled = min(errors, key=lambda candidate: mean_error(errors[candidate]))
+        if self._settled is not None:
+            self._improve(self._settled, errors)
+
+    def _improve(self, best: Candidate, tried: dict[Candidate, list[float]]) -> None:
+        """Small changes of the best, each given up once it is behind."""
+        self._stage = "small changes"
+        changes = iter(self.space.neighbours(best))
+        while (candidate := next(changes, None)) is not None:
+            if candidate in tried:
+                continue
+            errors = tried[candidate] = []
+            for seed in FINAL_SEEDS:
+                errors.append(self._final(candidate, seed))
+                best_so_far = tried[best][: len(errors)]
+                if len(errors) >= FEWEST and mean_error(errors) >= mean_error(best_so_far):
+                    break
+            else:
+                best = self._settled = candidate
+                changes = iter(self.space.neighbours(best))
+
+    def _final(self, candidate: Candidate, seed: int) -> float:
+        return self.outcome(Trial(candidate, self.epsilon, 1.0, seed), CHOICE).error
 
     def expected(
         self, candidate: Candidate, epsilon: float | None = None, part: float = EXPECTATION
@@ -216,7 +244,10 @@ class Search:
         return next(iter(self.ranked()), None)
 
     def chosen(self) -> Candidate | None:
-        """The best by the smooth guess among those that were tried thoroughly."""
+        """The best under the final seeds; before, the best by the smooth guess among those that
+        were tried thoroughly."""
+        if self._settled is not None:
+            return self._settled
         able, guess = self.ranked(), self.guess()
         if guess is None or not able:
             return next(iter(able), None)

@@ -18,8 +18,8 @@ from fedveil.privacy.units import Trust, Unit
 from fedveil.recipe import Recipe
 
 LOSS_TOLERANCE, ACCURACY_TOLERANCE = 0.05, 0.01  # within which a cheaper choice is as good
-_SEEDS = range(2)  # of a variant's trials
-_PRIVATE, _CHEAPER = (0.8, 0.85), 0.93  # parts of the limits after which each choice is made
+_SEEDS, _MORE_SEEDS = range(2), range(5)  # of a variant's trials; of those with more clients
+_PRIVATE, _CHEAPER = (0.9, 0.93), 0.97  # parts of the limits after which each choice is made
 _LEARNT = 0.02  # of the trivial answer's error must be gone before anything counts as learnt
 _QUIETER = (2, 4, 8, 16, 32, 64)  # times as many clients to try
 
@@ -120,12 +120,13 @@ def findings(search: Search) -> Findings:
         expected,
         f"the best of {search.settings} settings tried on {search.rehearsals.proxy.source}",
     )
-    found = (_more_private(search, recommended), _cheaper(search, recommended))
     trivial = search.rehearsals.trivial()
+    warnings = tuple(_warnings(search, recommended, trivial))  # before anything less urgent
+    found = (_more_private(search, recommended), _cheaper(search, recommended))
     return Findings(
         (recommended, *(option for option in found if option is not None)),
         trivial,
-        tuple(_warnings(search, recommended, trivial)),
+        warnings,
         search.rehearsals.proxy.notes,
         search.rehearsals.proxy.source,
         len(search.trials),
@@ -201,14 +202,15 @@ def _cheaper(search: Search, recommended: Option) -> Option | None:
 
 def _warnings(search: Search, recommended: Option, trivial: float) -> Iterable[str]:
     expected = recommended.expected
-    if expected.share < 1 or not expected.fresh:
+    if expected.share < 1 or not expected.fresh or expected.runs == 1:
         yield "there was no time to confirm the choice; what is expected of it is a rough guess"
     doubt = 2 * expected.error_spread / math.sqrt(expected.runs) if expected.runs > 1 else 0.0
     if expected.error + doubt < (1 - _LEARNT) * trivial:
         return
+    told = "cannot be told from" if expected.error < trivial else "is no better than"
     yield (
         f"the model does not learn under this noise: its {_error_name(expected)} "
-        f"{expected.error:.3g} is no better than the {trivial:.3g} of an answer that looks at no "
+        f"{expected.error:.3g} {told} the {trivial:.3g} of an answer that looks at no "
         f"input; {_clients_needed(search, recommended, trivial)}"
     )
 
@@ -219,7 +221,11 @@ def _clients_needed(search: Search, recommended: Option, trivial: float) -> str:
     with suppress(OutOfTime, KeyboardInterrupt):
         for times in _QUIETER:
             quiet = 1 / math.sqrt(times) if trust is Trust.LOCAL else 1 / times
-            error = _error(search, recommended.candidate, recommended.epsilon, 1.0, quiet)
+            trials = [
+                Trial(recommended.candidate, recommended.epsilon, 1.0, seed, quiet)
+                for seed in _MORE_SEEDS
+            ]
+            error = mean_error([search.outcome(trial).error for trial in trials])
             if error < (1 - 10 * _LEARNT) * trivial:
                 needed = about(times * search.rehearsals.everyone)
                 return f"with {needed} clients at the same rate it would reach {error:.3g}"
@@ -238,16 +244,12 @@ def _errors(
     return found
 
 
-def _error(
-    search: Search, candidate: Candidate, epsilon: float, part: float, noise: float = 1.0
-) -> float:
+def _error(search: Search, candidate: Candidate, epsilon: float, part: float) -> float:
     """The mean error of a few runs; what the search knows anyway is not run again."""
     known = search.known_errors(candidate)
-    if epsilon == search.epsilon and noise == 1.0 and len(known) >= len(_SEEDS):
+    if epsilon == search.epsilon and len(known) >= len(_SEEDS):
         return mean_error(known)
-    outcomes = [
-        search.outcome(Trial(candidate, epsilon, 1.0, seed, noise), part) for seed in _SEEDS
-    ]
+    outcomes = [search.outcome(Trial(candidate, epsilon, 1.0, seed), part) for seed in _SEEDS]
     return mean_error([outcome.error for outcome in outcomes])
 
 

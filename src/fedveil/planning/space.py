@@ -19,7 +19,7 @@ _BOX = {
     "local_steps": (0.0, 6.0),
     "total": (-4.0, 0.0),
     "cohort": (-2.0, 1.0),
-    "learning_rate": (-4.0, 4.0),
+    "learning_rate": (-4.0, 6.0),  # of small clips and single steps it is far above the usual
     "clip_norm": (-4.0, 1.0),
     "server_learning_rate": (-4.0, 4.0),
     "smoothing": (0.0, 1.0),
@@ -150,6 +150,27 @@ class Space:
         lowest = np.where(free, centre - half, np.clip(centre - half, low, high))
         highest = np.where(free, centre + half, np.clip(centre + half, low, high))
         return lowest, highest
+
+    def neighbours(self, candidate: Candidate) -> list[Candidate]:
+        """Small changes of a candidate, one at a time: fewer or more local steps that go as far in
+        all, rates and clips up and down, fewer or more rounds; then finer ones."""
+        at = {name: place for place, name in enumerate(self.names)}
+        moves: list[dict[str, float]] = [
+            {"local_steps": sign, "total": sign, "learning_rate": -sign} for sign in (-1.0, 1.0)
+        ]
+        for step in (0.5, 0.25):
+            moves += [{name: sign * step} for name in ("learning_rate", "clip_norm")
+                      for sign in (-1.0, 1.0)]  # fmt: skip
+            moves += [{"total": sign * 2 * step} for sign in (-1.0, 1.0)]
+        found: dict[Candidate, None] = {}
+        for move in moves:
+            if move.keys() <= at.keys():
+                point = self.point(candidate)
+                for name, step in move.items():
+                    point[at[name]] += step
+                found.setdefault(self.candidate(point))
+        found.pop(candidate, None)
+        return list(found)
 
     def _cohort(self, at: dict[str, float]) -> int | None:
         cohort = self.base.cohort
