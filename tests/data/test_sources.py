@@ -248,6 +248,12 @@ def test_adult_has_a_hundred_and_five_inputs_and_unknown_answers_none(tmp_path):
         *("education", "marital-status", "relationship", "race", "sex"),
     ]
     assert inputs[1, names.index("capital-gain")] == 5.0  # clipped
+    raw = adult.build(arrays, "uci", numbers="raw").train.inputs
+    counted = [raw[0, names.index(name)] for name in ("age", "fnlwgt", "hours-per-week")]
+    np.testing.assert_allclose(counted, [39, 77_516, 40], rtol=1e-5)
+    assert raw[0, names.index("workclass=State-gov")] == 1
+    with pytest.raises(BadInput, match="standard or raw"):
+        adult.build(arrays, "uci", numbers="cooked")
     (tmp_path / "adult.data").write_text(ADULT.replace("<=50K", "50K"))
     with pytest.raises(BadInput, match="neither <=50K nor >50K"):
         adult.decode({"adult.data": tmp_path / "adult.data"})
