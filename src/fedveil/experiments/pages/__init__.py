@@ -9,15 +9,16 @@ from fedveil.experiments.experiment import Experiment
 from fedveil.experiments.pages import (
     cheng_images,
     fu_femnist,
-    fu_lending,
-    hu_adult,
+    fu_lending_figures,
+    hu_figures,
+    hu_readings,
     liang_demonstration,
     liang_mnist,
     liang_networks,
 )
 
 _PAGES = (
-    *(fu_lending, fu_femnist, hu_adult),
+    *(fu_lending_figures, fu_femnist, hu_figures, hu_readings),
     *(liang_demonstration, liang_mnist, liang_networks),
     cheng_images,
 )
