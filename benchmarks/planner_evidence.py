@@ -4,11 +4,12 @@
     python -m benchmarks.planner_evidence lending-club-3
 
 For every job: a grid over local steps, rounds, learning rate and clip on the real federation,
-scored on its test part; two whole pilots (the search, the choice, what to expect, both
-alternatives), scored on a held-out part of the training examples, one with all clients and one with
-a fifth of them; the rules of thumb, each with the best rate and clip that the grid knows; the bound
-alone. All answers are then run again under seeds that none of them has seen. Needs FEDVEIL_DATA.
-Trials are kept in .benchmarks/planner/, so nothing is run twice; results go to results/planner/.
+scored on its test part; whole pilots (the search, the choice, what to expect, both alternatives),
+scored on a held-out part of the training examples, one with all clients and, if there are many,
+one with a fifth of them; the rules of thumb, each with the best rate and clip that the grid knows;
+the bound alone. All answers are then run again under seeds that none of them has seen. Needs
+FEDVEIL_DATA. Trials are kept in .benchmarks/planner/, so nothing is run twice; results go to
+results/planner/.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ from fedveil.planning.trials import Trials
 from fedveil.recipe import Recipe
 
 KEPT, OUT = Path(".benchmarks/planner"), Path("results/planner")
-SEEDS = range(3)
 PART = 0.09  # of the grid's client steps and processor time that a whole pilot may take
 
 
@@ -55,6 +55,7 @@ class Job:
     learning_rates: tuple[float, ...]
     clip_norms: tuple[float, ...]
     growth: float  # z: 2 Laplace, 1 Gaussian
+    seeds: int  # under which all of the grid is tried
     more: int  # seeds under which the grid's best ones are tried again
     fresh: int  # seeds under which answers are compared
 
@@ -101,8 +102,9 @@ def lending_club(epsilon: float) -> Job:
         learning_rates=(0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 2.0, 4.0),
         clip_norms=(0.75, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0),
         growth=2.0,
-        more=20,
-        fresh=60,
+        seeds=3,
+        more=12,
+        fresh=40,
     )
 
 
@@ -128,8 +130,9 @@ def mnist_writers(epsilon: float) -> Job:
         learning_rates=(0.12, 0.25, 0.5, 1.0, 2.0, 4.0),
         clip_norms=(0.06, 0.12, 0.25, 0.5, 1.0, 2.0),
         growth=1.0,
-        more=4,
-        fresh=10,
+        seeds=2,
+        more=3,
+        fresh=6,
     )
 
 
@@ -184,7 +187,7 @@ def run_grid(bench: Bench) -> list[Candidate]:
     errors = {}
     for number, candidate in enumerate(candidates):
         before = len(bench.trials)
-        errors[candidate] = bench.error(candidate, SEEDS)
+        errors[candidate] = bench.error(candidate, range(bench.job.seeds))
         seen += len(bench.trials) > before
         if seen and (number % 20 == 0 or number + 1 == len(candidates)):
             left = (time.monotonic() - began) / seen * (len(candidates) - number - 1)
@@ -251,7 +254,7 @@ class Answer:
 def answers(bench: Bench) -> tuple[list[Answer], dict[str, Cost]]:
     """Everybody's choice, run again; the grid's first."""
     ranked = run_grid(bench)
-    on_grid = [o for t, o in bench.trials.items() if t.seed in SEEDS]
+    on_grid = [o for t, o in bench.trials.items() if t.seed < bench.job.seeds]
     costs = {
         "grid": Cost(len(on_grid), sum(o.work for o in on_grid), sum(o.seconds for o in on_grid))
     }
@@ -261,21 +264,21 @@ def answers(bench: Bench) -> tuple[list[Answer], dict[str, Cost]]:
         say(f"{bench.job.name}: {name} again, {len(fresh)} fresh seeds")
         return Answer(name, candidate, tuple(o.error for o in bench.outcomes(candidate, fresh)))
 
-    # Three seeds are few: the best of the grid is the best under fresh seeds of the ten that are
-    # best under more seeds of its thirty best. Its cost counts the three seeds only. What it would
+    # Its seeds are few: the best of the grid is the best under fresh seeds of the eight that are
+    # best under more seeds of its twenty best. Its cost counts the first seeds only. What it would
     # choose by itself stands beside it.
     say(f"{bench.job.name}: the grid's best again, {bench.job.more} more seeds")
     more = range(500, 500 + bench.job.more)
-    best = sorted(ranked[:30], key=lambda candidate: bench.error(candidate, more))
-    first = [again(f"grid, place {place + 1}", c) for place, c in enumerate(best[:10])]
+    best = sorted(ranked[:20], key=lambda candidate: bench.error(candidate, more))
+    first = [again(f"grid, place {place + 1}", c) for place, c in enumerate(best[:8])]
     found = [replace(min(first, key=lambda answer: answer.error), name="grid, its best in truth")]
     found.append(again("grid, its own choice", ranked[0]))
     own = proxy_of(bench.recipe, None, bench.federation)
-    fifth = some_clients(own.federation, bench.federation.clients // 5, seed=0)
-    for name, proxy in (
-        ("pilot", own),
-        ("pilot, a fifth of the clients", replace(own, federation=fifth)),
-    ):
+    proxies = {"pilot": own}
+    if bench.federation.clients >= 1000:  # of fewer, a fifth are hardly a cohort
+        fifth = some_clients(own.federation, bench.federation.clients // 5, seed=0)
+        proxies["pilot, a fifth of the clients"] = replace(own, federation=fifth)
+    for name, proxy in proxies.items():
         chosen, costs[name] = run_pilot(
             bench, name.replace(", ", "-").replace(" ", "-"), proxy, costs["grid"]
         )
@@ -408,7 +411,8 @@ def draw(bench: Bench, found: list[Answer], path: Path) -> None:
     from matplotlib import rc_context
 
     errors = {
-        candidate: bench.error(candidate, SEEDS) for candidate in bench.job.grid(bench.cohort)
+        candidate: bench.error(candidate, range(bench.job.seeds))
+        for candidate in bench.job.grid(bench.cohort)
     }
     marks = {
         "grid, its best in truth": ("o", "white"),
