@@ -45,16 +45,13 @@ def _descend(
         for place, step in enumerate(steps):
             error = torch.baddbmm(block.start[place], block.gram[place], here, beta=1 + drift)
             block.differentiate(place, error)
-            share = block.shares[place]
-            if isinstance(share, Tensor):
-                error.mul_(share)
-                share = 1.0
+            error.mul_(block.shares[place] * -rates[step])  # index_add_ is slow with a factor
             if rule.weight_decay:
                 keep = 1 - rates[step] * rule.weight_decay
                 here.mul_(keep)
                 drift = (1 + drift) * keep - 1
                 shift[:active] = drift
-            _scatter(here, block.rows[place], error, -rates[step] * share)
+            _scatter(here, block.rows[place], error)
         losses[:active] += block.losses()
     return Span(moved, shift), losses
 
@@ -153,9 +150,9 @@ def _select(part: Tensor, active: int, rows: Tensor | None) -> Tensor:
     return part.flatten(0, 1).index_select(0, rows).view(active, -1, *part.shape[2:])
 
 
-def _scatter(into: Tensor, rows: Tensor | None, values: Tensor, factor: float = 1.0) -> None:
-    """Add the batch's rows, times a factor, to `[clients, examples, outputs]`; none comes twice."""
+def _scatter(into: Tensor, rows: Tensor | None, values: Tensor) -> None:
+    """Add the batch's rows to `[clients, examples, outputs]`; none of them comes twice."""
     if rows is None:
-        into.add_(values, alpha=factor)
+        into.add_(values)
     else:
-        into.flatten(0, 1).index_add_(0, rows, values.flatten(0, 1), alpha=factor)
+        into.flatten(0, 1).index_add_(0, rows, values.flatten(0, 1))
