@@ -35,6 +35,8 @@ STATED = {
     "Cheng, EMNIST, about 1.0 M": ("cheng-cnn", GREY, 62, 1_018_174),
     "Cheng, CIFAR-10": ("cheng-cnn", COLOUR, 10, 1_405_258),
     "Cheng, ResNet-18, 11.1 M": ("resnet18", COLOUR, 10, 11_173_962),
+    "few weights, EMNIST": ("cnn-lean", GREY, 62, 16 * 50 + 16 * 145 + 62 * 257),
+    "few weights, CIFAR-10": ("cnn-lean", COLOUR, 10, 16 * 148 + 16 * 145 + 10 * 257),
     "FedAvg's CNN": ("cnn-wide", GREY, 10, 1_663_370),
     "Hu, Adult": ("hu-mlp", (105,), 2, 105 * 64 + 64 + 64 * 32 + 32 + 32 * 2 + 2),
     # Keras counts 820,522 for 90 characters; torch keeps a second bias vector in each layer.

@@ -59,7 +59,8 @@ class Case:
     """What runs, under which labels it is shown, and the paper's number for it, if it has one.
 
     `values` are recipe keys by dotted name, exactly as for `fedveil run --set`. `measures` are
-    looked at beside test and validation metrics whenever the run is evaluated.
+    looked at beside test and validation metrics whenever the run is evaluated. `seeds` is for cases
+    beside the point: no more than so many, however many the others get.
     """
 
     labels: tuple[tuple[str, Label], ...]
@@ -69,6 +70,7 @@ class Case:
     published: float | None = None
     every: int | None = None  # rounds between evaluations; None: at the end only
     measures: tuple[Measure, ...] = ()
+    seeds: int | None = None
     _label_of: Mapping[str, Label] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:

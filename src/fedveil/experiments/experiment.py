@@ -35,7 +35,10 @@ class Difference:
 class Panel:
     """One picture: `y` against `x`, one line for each value of `by`, for rows that match `where`.
 
-    `x` is a label, or "round" for curves over a run. `y` is a figure of the outcome.
+    `x` is a label (numbers, or words for marks without lines), or "round" for curves over a run.
+    `y` is a figure of the outcome. `minus` names the line that is taken off every other, seed by
+    seed; bands are then standard errors. `ridges` shows the distribution of update norms instead,
+    one hill for every round that was looked at.
     """
 
     title: str
@@ -46,6 +49,9 @@ class Panel:
     x_label: str = ""
     y_label: str = ""
     log_y: bool = False
+    log_x: bool = False
+    minus: Label | None = None
+    ridges: bool = False
 
 
 Finding = Callable[[Sequence["Row"]], Sequence[str]]

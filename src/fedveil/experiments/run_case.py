@@ -17,6 +17,7 @@ from fedveil.engine.run import RoundReport, Run, Speed
 from fedveil.experiments.budgets import planned
 from fedveil.experiments.case import Case
 from fedveil.experiments.federations import federation_of
+from fedveil.experiments.norms import Overheard
 from fedveil.experiments.store import Outcome
 from fedveil.experiments.together import drawn_together
 from fedveil.methods.named import method_of
@@ -50,12 +51,19 @@ def run_case(case: Case, seed: int, tick: Tick = lambda share: None) -> Outcome:
         speed=Speed(recipe.engine.name, chunk=recipe.engine.chunk, processes=1),
         every=method.rounds,
     )
+    heard = Overheard(run.engine)
+    if "update_norms" in case.measures:
+        run.engine = heard
     watch = _Watch(run, case)
+    norms: dict[str, list[float]] = {}  # of the updates before clipping, by round
     try:
         curve = [watch(None)] if case.every else []
         for report in run:
             tick(report.round / method.rounds)
-            if case.every and report.round % case.every == 0 and report.round < method.rounds:
+            due = case.every and report.round % case.every == 0
+            if heard.norms and (due or report.round == method.rounds):
+                norms[str(report.round)] = heard.norms
+            if due and report.round < method.rounds:
                 curve.append(watch(report))
         final = watch(report)
     finally:
@@ -64,6 +72,7 @@ def run_case(case: Case, seed: int, tick: Tick = lambda share: None) -> Outcome:
         "seed": seed,
         "final": final,
         "curve": [*curve, final],
+        **({"norms": norms} if norms else {}),
         "cost": asdict(cost),
         "engine": run.choice.name,
         "seconds": round(time.perf_counter() - began, 2),

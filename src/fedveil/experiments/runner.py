@@ -36,7 +36,12 @@ def tasks(experiment: Experiment, scale: Scale, seeds: int | None = None) -> tup
     """All runs, every case once before any of them is repeated: a first answer comes early."""
     cases = experiment.cases(scale)
     count = seeds or experiment.seeds(scale)
-    return tuple(Task(case, seed) for seed in range(count) for case in cases)
+    return tuple(
+        Task(case, seed)
+        for seed in range(count)
+        for case in cases
+        if case.seeds is None or seed < case.seeds
+    )
 
 
 def pending(todo: tuple[Task, ...], store: Store) -> Iterator[Task]:

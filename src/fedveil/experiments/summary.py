@@ -23,6 +23,11 @@ class Spread:
     runs: int
     lost: int = 0
 
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; not known (NaN) from one run."""
+        return self.deviation / math.sqrt(self.runs) if self.runs > 1 else math.nan
+
     def __str__(self) -> str:
         if not self.runs:
             return "diverged"
@@ -67,6 +72,17 @@ class Row:
                 if figure in point:
                     by_round.setdefault(point["round"], []).append(point[figure])
         return [(number, spread_of(values)) for number, values in sorted(by_round.items())]
+
+
+def paired(row: Row, base: Row, figure: str) -> Spread:
+    """A figure minus that of another case, seed by seed: cohorts, batches and noise cancel."""
+    other = {outcome["seed"]: outcome["final"].get(figure) for outcome in base.outcomes}
+    differences: list[float | None] = []
+    for outcome in row.outcomes:
+        if outcome["seed"] in other:
+            mine, its = outcome["final"].get(figure), other[outcome["seed"]]
+            differences.append(None if mine is None or its is None else mine - its)
+    return spread_of(differences)
 
 
 def spread_of(values: Sequence[float | None]) -> Spread:

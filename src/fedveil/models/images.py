@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
 from torch import Tensor, nn
 
 from fedveil.errors import BadInput
@@ -37,6 +41,26 @@ class SmallCnn(nn.Sequential):
             nn.ReLU(),
             nn.Linear(64, outputs),
         )
+
+
+class LeanCnn(nn.Sequential):
+    """Few weights and little work a step, for privacy with hundreds of clients on a small machine.
+
+    7x7 with stride 4, 3x3 with stride 2, any further ones 3x3 with stride 1, then the classes;
+    `filters` of each. With (16, 16): 19,054 parameters for 28x28 grey images and 62 classes, 7,258
+    for 32x32 colour images and 10 classes.
+    """
+
+    def __init__(self, shape: Shape, outputs: int, filters: Sequence[int] = (16, 16)) -> None:
+        channels, height, width = shape
+        if len(filters) < 2 or min(filters) < 1:
+            raise BadInput(f"model.hidden: two or more numbers of filters, got {list(filters)}")
+        layers: list[nn.Module] = []
+        for place, (before, after) in enumerate(pairwise((channels, *filters))):
+            kernel, stride = {0: (7, 4), 1: (3, 2)}.get(place, (3, 1))
+            layers += [nn.Conv2d(before, after, kernel, stride, kernel // 2), nn.ReLU()]
+        area = _area(math.ceil(height / 8), math.ceil(width / 8), shape)
+        super().__init__(*layers, nn.Flatten(), nn.Linear(filters[-1] * area, outputs))
 
 
 class FuCnn(nn.Sequential):

@@ -15,6 +15,7 @@ from fedveil.models.images import (
     ChannelsFirst,
     ChengCnn,
     FuCnn,
+    LeanCnn,
     LiangCnn,
     Shape,
     SmallCnn,
@@ -120,6 +121,12 @@ def _images(network: Callable[[Shape, int], nn.Module]) -> Builder:
     return make
 
 
+def _lean(federation: Federation, options: Options) -> nn.Module:
+    """`hidden` are numbers of filters here."""
+    shape, outputs = _image_shape(federation), _outputs(federation)
+    return ChannelsFirst(LeanCnn(shape, outputs, options.hidden or (16, 16)))
+
+
 def _lstm(federation: Federation, options: Options) -> nn.Module:
     if federation.task is Task.REGRESSION or len(federation.input_shape) != 1:
         raise BadInput(
@@ -127,7 +134,8 @@ def _lstm(federation: Federation, options: Options) -> nn.Module:
             f"{federation.input_shape}"
         )
     every = federation.task is Task.SEQUENCE
-    return CharacterLstm(federation.classes, every_position=every)
+    hidden = options.hidden or (256, 256)
+    return CharacterLstm(federation.classes, every_position=every, hidden=hidden)
 
 
 MODELS: dict[str, Builder] = {
@@ -135,6 +143,7 @@ MODELS: dict[str, Builder] = {
     "logistic": _logistic,
     "mlp": _mlp,
     "cnn": _images(SmallCnn),
+    "cnn-lean": _lean,
     "cnn-wide": _images(WideCnn),
     "fu-cnn": _images(FuCnn),
     "hu-mlp": _hu,

@@ -1,0 +1,35 @@
+"""The lengths of all updates of a round, which a report sums up in a median."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedveil.engine.contract import Cohort, Engine, RoundSum, Take
+from fedveil.local.shaping import Shaping
+
+
+class Overheard:
+    """An engine that remembers its last round's update norms, before clipping, in cohort order."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.norms: list[float] = []
+
+    @property
+    def name(self) -> str:
+        return self._engine.name
+
+    def round_sum(
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round: int,
+        shaping: Shaping | None = None,
+        take: Take | None = None,
+    ) -> RoundSum:
+        result = self._engine.round_sum(weights, cohort, round, shaping, take)
+        self.norms = [float(f"{norm:.4g}") for norm in result.norms.tolist()]
+        return result
+
+    def close(self) -> None:
+        self._engine.close()
