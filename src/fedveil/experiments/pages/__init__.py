@@ -12,6 +12,7 @@ from fedveil.experiments.pages import (
     fu_lending_figures,
     hu_figures,
     hu_readings,
+    liang_control,
     liang_demonstration,
     liang_mnist,
     liang_networks,
@@ -19,7 +20,7 @@ from fedveil.experiments.pages import (
 
 _PAGES = (
     *(fu_lending_figures, fu_femnist, hu_figures, hu_readings),
-    *(liang_demonstration, liang_mnist, liang_networks),
+    *(liang_demonstration, liang_mnist, liang_control, liang_networks),
     cheng_images,
 )
 EXPERIMENTS: dict[str, Experiment] = {

@@ -31,7 +31,7 @@ def raw_cases(scale: Scale) -> tuple[Case, ...]:
     again at 1e-3 might mean, and is that on the gradient divided by the learning rate.
     """
     clip = float(MODELS["logistic"]["privacy.clip_norm"])
-    rounds = 60 if scale is Scale.QUICK else 100
+    rounds = 40 if scale is Scale.QUICK else 100
     cases = []
     for rate in RATES:
         for place, sigma in NOISES:

@@ -3,111 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from fedveil.experiments.case import Case, Certified, Claimed, Data, Label, Noise
-from fedveil.experiments.experiment import Difference, Experiment, Panel, Scale
+from fedveil.experiments.case import Case, Certified, Claimed, Label, Noise, Without
+from fedveil.experiments.experiment import Experiment, Panel, Scale
+from fedveil.experiments.pages.liang_tasks import (
+    PRINTED,
+    SHAKESPEARE_DIFFERENCES,
+    SHAKESPEARE_SETTING,
+    SHAKESPEARE_TABLE,
+    SVHN_DIFFERENCES,
+    SVHN_SETTING,
+    SVHN_TABLE,
+    Task,
+    shakespeare,
+    svhn,
+)
+from fedveil.experiments.summary import Row
 from fedveil.privacy.papers.liang import paper_liang_epsilon
 
 SMOOTHINGS = (0.0, 0.5, 1.0, 1.5)
 SAMPLINGS = ("fixed", "poisson")
-
-
-@dataclass(frozen=True)
-class Task:
-    """One data set at one scale."""
-
-    data: Data
-    clients: int
-    rate: float
-    rounds: int
-    epochs: int
-    batch: int
-    clip: float
-    learning_rate: float
-    model: str
-    paper_cohort: int
-    multipliers: tuple[float, ...]
-
-    @property
-    def cohort(self) -> int:
-        return round(self.rate * self.clients)
-
-
-def svhn(scale: Scale) -> Task:
-    if scale is Scale.QUICK:
-        return Task(Data("svhn", (("clients", 100),), "iid"), 100, 0.3, 30, 2, 25, 0.7, 0.1,
-                    "cnn", 100, (1.0, 1.5))  # fmt: skip
-    return Task(Data("svhn-extra"), 2000, 0.05, 200, 10, 50, 0.7, 0.1, "liang-cnn", 100,
-                (1.0, 1.1, 1.3, 1.5))  # fmt: skip
-
-
-def shakespeare(scale: Scale) -> Task:
-    if scale is Scale.QUICK:
-        return Task(Data("shakespeare", (("clients", 40), ("at_least", 64), ("cap", 64),
-                                         ("stride", 20)), "owner"),
-                    40, 0.25, 10, 1, 32, 5.0, 1.47, "lstm", 195, (1.0,))  # fmt: skip
-    return Task(Data("shakespeare", (("at_least", 64),), "owner"), 975, 0.2, 100, 5, 50, 5.0, 1.47,
-                "lstm", 195, (1.0, 1.2, 1.4, 1.6))  # fmt: skip
-
-
-# The paper's own epsilons: (clients, sampling) -> z -> epsilon.
-PRINTED: dict[tuple[int, str], dict[float, float]] = {
-    (2000, "fixed"): {1.0: 8.66, 1.1: 7.84, 1.3: 6.34, 1.5: 5.23},
-    (2000, "poisson"): {1.0: 5.07, 1.1: 4.24, 1.3: 3.19, 1.5: 2.56},
-    (975, "fixed"): {1.0: 27.24, 1.2: 22.43, 1.4: 17.69, 1.6: 14.94},
-    (975, "poisson"): {1.0: 14.04, 1.2: 10.41, 1.4: 8.22, 1.6: 6.78},
-}
-
-# Rows that can be read: (sampling, smoothing, z) -> accuracy.
-SVHN_TABLE = {
-    ("fixed", 0.5): (82.72, 84.65, 86.49, 86.32),
-    ("fixed", 1.0): (82.39, 84.13, 85.88, 86.39),
-    ("poisson", 0.5): (84.27, 85.47, 87.00, 87.50),
-    ("poisson", 1.0): (84.65, 85.38, 86.37, 87.26),
-}
-SHAKESPEARE_TABLE = {
-    ("fixed", 0.5): (39.14, 40.27, 41.95, 43.76),
-    ("fixed", 1.0): (39.18, 40.94, 42.60, 43.90),
-    ("fixed", 1.5): (40.16, 40.89, 42.50, 43.95),
-    ("poisson", 0.5): (39.07, 40.02, 42.02, 43.59),
-    ("poisson", 1.0): (39.45, 41.07, 42.09, 43.78),
-    ("poisson", 1.5): (39.38, 40.99, 42.19, 43.67),
-}
-
-SVHN_SETTING = (
-    "SVHN with its extra images, 2,000 clients of about 300; CNN of 3.4 M weights",
-    "T = 200, rate 0.05, E = 10, batch 50, G = 0.7, learning rate 0.1 x 0.99^t, decay 4e-5",
-    "noise multiplier z = 1, 1.1, 1.3, 1.5; epsilon by Rényi accountants; means of 3 runs",
-)
-SHAKESPEARE_SETTING = (
-    "Shakespeare, 975 roles; two LSTM layers of 256; T = 100, rate 0.2, E = 5, batch 50, G = 5",
-    "learning rate 1.47 x 0.99^t, decay 4e-5; z = 1, 1.2, 1.4, 1.6; means of 3 runs",
-)
-_SAME_NOISE = Difference(
-    "noise",
-    "z on the sum of the cohort",
-    "quick: z in proportion to the smaller cohort, so that the noise on the average is the "
-    "paper's; the epsilons say what that is worth with so few clients",
-    only=Scale.QUICK,
-)
-SVHN_DIFFERENCES = (
-    Difference(
-        "images and network",
-        "604,388 images, 3.4 M weights",
-        "quick: 5,000 images, 100 clients of 50, a CNN of about 60,000 weights, T = 30, E = 2",
-        only=Scale.QUICK,
-    ),
-    Difference("images", "604,388", "not at hand: full needs a download", only=Scale.FULL),
-    _SAME_NOISE,
-)
-SHAKESPEARE_DIFFERENCES = (
-    Difference("edition", "LEAF's", "Moby's: comparable only roughly"),
-    Difference("size", "975 roles, T = 100", "quick: 40 roles, T = 10, E = 1", only=Scale.QUICK),
-    _SAME_NOISE,
+SHORT_STEP = (
+    0.52  # sqrt((1 + 2 s) / (1 + 4 s)^1.5): what smoothing of strength s = 1 leaves of noise
 )
 
 
@@ -121,7 +41,9 @@ def case_of(
     published: float | None = None,
     every: int | None = None,
     learning_rate: float | None = None,
+    step: float = 1.0,
 ) -> Case:
+    """One run. A server `step` below 1 shrinks the noise as smoothing does, and nothing else."""
     values: dict[str, Any] = {
         "model.name": task.model,
         "training.method": "dp-fed-ls" if smoothing else "dp-fed",
@@ -136,19 +58,16 @@ def case_of(
         "training.weight_decay": 4e-5,
         "privacy.clip_norm": task.clip,
     }
+    values |= dict(task.more)
     if smoothing:
         values["server.smoothing"] = smoothing
-    delta = task.clients**-1.1
-    multiplier = z * task.cohort / task.paper_cohort
-    epsilon = _claimed(task, sampling, z)
-    noise: Noise = Claimed(epsilon, delta, multiplier)
-    if kind == "certified":
-        noise = Certified(epsilon, delta)
+    if step != 1:
+        values["server.learning_rate"] = step
     labels: list[tuple[str, Label]] = [
         ("sampling", sampling),
         ("noise", kind),
         ("z", z),
-        ("smoothing", smoothing),
+        ("smoothing", smoothing if step == 1 else f"none, step {step:g}"),
     ]
     if learning_rate is not None:
         labels.append(("learning rate", learning_rate))
@@ -156,17 +75,26 @@ def case_of(
         labels=tuple(labels),
         data=task.data,
         values=tuple(values.items()),
-        noise=noise,
+        noise=noise_of(task, sampling, z, kind),
         published=published,
-        every=every,
+        every=task.every or every,
     )
+
+
+def noise_of(task: Task, sampling: str, z: float, kind: str) -> Noise:
+    if kind == "none":
+        return Without()
+    epsilon, delta = _claimed(task, sampling, z), task.clients**-1.1
+    if kind == "certified":
+        return Certified(epsilon, delta)
+    return Claimed(epsilon, delta, z * task.cohort / task.paper_cohort)
 
 
 @cache
 def _claimed(task: Task, sampling: str, z: float) -> float:
     """The epsilon that the paper prints, or that its accountant would have printed."""
     printed = PRINTED.get((task.clients, sampling), {}).get(z)
-    if printed is not None:
+    if printed is not None and task.cohort == task.paper_cohort:
         return printed
     return paper_liang_epsilon(
         noise_multiplier=z * task.cohort / task.paper_cohort,
@@ -193,6 +121,8 @@ def table_cases(
                     at = len(multipliers) - 1 - multipliers.index(z)
                     published = known[at] if known and kind == "paper" and not quick else None
                     cases.append(case_of(task, sampling, z, smoothing, kind, published=published))
+        if quick:  # what smoothing itself costs
+            cases += [case_of(task, sampling, 0.0, smoothing, "none") for smoothing in (0.0, 1.0)]
     return tuple(cases)
 
 
@@ -207,14 +137,31 @@ def curve_cases(task: Task, fixed_z: float, poisson_z: float, scale: Scale) -> t
 
 
 def loud_cases(scale: Scale) -> tuple[Case, ...]:
-    """Figure 4: large noise, other learning rates."""
+    """Figure 4: large noise, other learning rates; and steps that shrink noise like smoothing."""
     quick = scale is Scale.QUICK
     return tuple(
-        case_of(svhn(scale), "poisson", z, smoothing, every=2, learning_rate=rate)
+        case_of(svhn(scale), "poisson", z, smoothing, every=2, learning_rate=rate, step=step)
         for z in ((3.0,) if quick else (2.0, 2.5, 3.0))
-        for rate in ((0.1,) if quick else (0.05, 0.1, 0.125))
-        for smoothing in (0.0, 1.0)
+        for rate in ((0.25, 0.5) if quick else (0.05, 0.1, 0.125))
+        for smoothing, step in ((0.0, 1.0), (1.0, 1.0), (0.0, SHORT_STEP))
     )
+
+
+def gaps(rows: Sequence[Row]) -> Sequence[str]:
+    """What smoothing changes, and a shorter step, beside the plain method."""
+    found = []
+    for plain in rows:
+        same = {name: value for name, value in plain.case.labels if name != "smoothing"}
+        others = [row for row in rows if row is not plain and row.matches(**same)]
+        if plain["smoothing"] == 0.0 and others:
+            told = ", ".join(f"{name} {value}" for name, value in same.items())
+            listed = "; ".join(
+                f"{row['smoothing']}: {row.spread('accuracy')} "
+                f"({row.mean('accuracy') - plain.mean('accuracy'):+.2f})"
+                for row in others
+            )
+            found.append(f"{told}: none {plain.spread('accuracy')}; smoothing {listed}")
+    return found
 
 
 def _table_panels() -> tuple[Panel, ...]:
@@ -241,6 +188,22 @@ def _curve_panels() -> tuple[Panel, ...]:
     )
 
 
+def _loud_panels() -> tuple[Panel, ...]:
+    return tuple(
+        Panel(
+            f"z = {z:g}, learning rate {rate:g}",
+            "round",
+            "accuracy",
+            "smoothing",
+            (("z", z), ("learning rate", rate)),
+            "round",
+            "test accuracy (%)",
+        )
+        for z in (2.0, 2.5, 3.0)
+        for rate in (0.05, 0.1, 0.125, 0.25, 0.5)
+    )
+
+
 def _page(name: str, title: str, cases: Any, panels: tuple[Panel, ...], text: bool) -> Experiment:
     return Experiment(
         name=name,
@@ -252,7 +215,8 @@ def _page(name: str, title: str, cases: Any, panels: tuple[Panel, ...], text: bo
         metric="accuracy",
         unit="% of the test characters" if text else "% of the test images",
         panels=panels,
-        quick_seeds=1,
+        findings=gaps,
+        quick_seeds=2,
         quick_minutes=10,
         full_minutes=10_000,
     )
@@ -263,9 +227,8 @@ EXPERIMENTS = (
           lambda scale: table_cases(svhn(scale), SVHN_TABLE, scale), _table_panels(), False),
     _page("liang-figure-3", "figure 3: training curves on SVHN",
           lambda scale: curve_cases(svhn(scale), 1.5, 1.0, scale), _curve_panels(), False),
-    _page("liang-figure-4", "figure 4: large noise on SVHN", loud_cases,
-          tuple(Panel(f"z = {z}", "round", "accuracy", "smoothing", (("z", z),), "round",
-                      "test accuracy (%)") for z in (2.0, 2.5, 3.0)), False),
+    _page("liang-figure-4", "figure 4: large noise on SVHN; shorter steps besides", loud_cases,
+          _loud_panels(), False),
     _page("liang-table-3", "table 3: an LSTM on Shakespeare",
           lambda scale: table_cases(shakespeare(scale), SHAKESPEARE_TABLE, scale),
           _table_panels(), True),
