@@ -75,7 +75,7 @@ DIFFERENCES = (
         "size",
         "Q = 30, p = 0.04 and 0.06, T = 1000 and 300, batch 64 and 50, rate 0.03 and 0.1",
         "Q = 8, p = 0.2 and 0.025 (60 and 50 clients a round), T = 20 and 30, batch 16 and 25, "
-        "rate 0.3 and 0.1",
+        "rate 0.3 and 0.1 (figure 3: 0.3)",
         only=Scale.QUICK,
     ),
     Difference(
