@@ -114,6 +114,7 @@ def _page(name: str, title: str, what: Difference, **more: Any) -> Experiment:
         metric="accuracy",
         unit="% of the test records",
         quick_seeds=1,
+        quick_minutes=2,
         full_seeds=2,
         full_minutes=8,
         **more,
