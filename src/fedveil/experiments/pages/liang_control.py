@@ -20,6 +20,7 @@ EPSILON = 6
 # What smoothing of strength s leaves of independent noise, as a standard deviation.
 LEFT = {s: ((1 + 2 * s) / (1 + 4 * s) ** 1.5) ** 0.5 for s in (1, 2, 3)}
 NONE, SMOOTHED, SHORTER = "none", "smoothing", "shorter step"
+TRANSPOSED = "smoothing, TensorFlow's order"
 
 
 def cases(scale: Scale) -> tuple[Case, ...]:
@@ -61,19 +62,21 @@ def _cnn() -> Task:
 
 
 def network_cases(scale: Scale) -> tuple[Case, ...]:
-    task = _cnn()
     return tuple(
-        replace(
-            case_of(task, "poisson", z, strength, "paper" if z else "none", step=step),
-            labels=(("z", z), ("method", method)),
-        )
+        _network_case(z, method)
         for z in (0.0, 1.0, 3.0)
-        for method, strength, step in (
-            (NONE, 0.0, 1.0),
-            (SMOOTHED, 1.0, 1.0),
-            (SHORTER, 0.0, round(LEFT[1], 3)),
-        )
+        for method in (NONE, SMOOTHED, TRANSPOSED, SHORTER)
     )
+
+
+def _network_case(z: float, method: str) -> Case:
+    smoothing = 1.0 if method in (SMOOTHED, TRANSPOSED) else 0.0
+    step = round(LEFT[1], 3) if method == SHORTER else 1.0
+    case = case_of(_cnn(), "poisson", z, smoothing, "paper" if z else "none", step=step)
+    values = case.values
+    if method == TRANSPOSED:  # neighbours are weights of one place and other filters
+        values = (*values, ("server.smoothing_order", "kernel-in-out"))
+    return replace(case, labels=(("z", z), ("method", method)), values=values)
 
 
 def network_findings(rows: Sequence[Row]) -> Sequence[str]:
@@ -152,6 +155,9 @@ EXPERIMENTS = (
                 "network and local training",
                 "3.4 M weights, E = 10 epochs, learning rate 0.1",
                 "convolutions 5x5x16 and 3x3x32, then the classes; one step, learning rate 0.5",
+            ),
+            Difference(
+                "order of the weights", "not said", "as torch stores them, and as TensorFlow does"
             ),
             Difference(
                 "shorter step", "not tried", "the noisy average times 0.518, what smoothing leaves"
