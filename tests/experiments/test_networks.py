@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fedveil.experiments.case import Certified, Claimed, Without
 from fedveil.experiments.experiment import Scale
-from fedveil.experiments.pages import fu_femnist, hu_readings, liang_networks
+from fedveil.experiments.pages import fu_femnist, hu_readings, liang_control, liang_networks
 from fedveil.experiments.pages.liang_tasks import shakespeare, svhn
+from fedveil.server.smoothing import smooth
 
 LOCAL = (1, 2, 4, 8, 12, 24)
 
@@ -72,3 +74,13 @@ def test_noise_on_the_model_is_noise_on_the_gradient_over_the_learning_rate() ->
         # A std of 0.001 on the mean of 32 gradients, each at most 2 long.
         assert gradient.noise_multiplier == pytest.approx(0.001 * 32 / 2)
         assert model.noise_multiplier * rate == pytest.approx(gradient.noise_multiplier)
+
+
+@pytest.mark.parametrize("strength", liang_control.LEFT)
+def test_a_shorter_step_leaves_as_much_noise_as_smoothing_does(strength: int) -> None:
+    """On 200,000 draws with a fixed seed; the deviation of the ratio is below 0.3 %."""
+    noise = np.random.default_rng(0).standard_normal(200_000).astype(np.float32)
+    left = smooth(noise, float(strength)).std() / noise.std()
+    assert left == pytest.approx(liang_control.LEFT[strength], rel=0.01)
+    if strength == 1:
+        assert left == pytest.approx(liang_networks.SHORT_STEP, rel=0.01)
