@@ -130,7 +130,7 @@ def mnist_writers(epsilon: float) -> Job:
         learning_rates=(0.12, 0.25, 0.5, 1.0, 2.0, 4.0),
         clip_norms=(0.06, 0.12, 0.25, 0.5, 1.0, 2.0),
         growth=1.0,
-        seeds=2,
+        seeds=1,
         more=3,
         fresh=6,
     )
