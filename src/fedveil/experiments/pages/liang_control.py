@@ -154,7 +154,8 @@ EXPERIMENTS = (
             Difference(
                 "network and local training",
                 "3.4 M weights, E = 10 epochs, learning rate 0.1",
-                "convolutions 5x5x16 and 3x3x32, then the classes; one step, learning rate 0.5",
+                "7x7x16 with stride 4, 3x3x32 with stride 2, then the classes, 10,570 weights; one "
+                "step, learning rate 0.5",
             ),
             Difference(
                 "order of the weights", "not said", "as torch stores them, and as TensorFlow does"
