@@ -121,3 +121,25 @@ def test_candidates_are_spread_over_the_box() -> None:
     assert min(rates) < 0.015 < 0.7 < max(rates)
     assert spread_out(space, space.box, 40, seed=0) == found
     assert spread_out(space, space.box, 40, seed=1) != found
+
+
+@pytest.mark.parametrize("clips_gradients", [True, False])
+def test_neighbours_are_near_and_go_as_far(clips_gradients: bool) -> None:
+    """Half and twice the local steps go as far in all; rates against clips keep the noise."""
+    here = Candidate(4, 10, 0.5, 2.0, 50)
+    space = Space(here, 400, 1000, 1.0, clips_gradients)
+    found = space.neighbours(here)
+    assert here not in found
+    assert len(set(found)) == len(found)
+    fewer, more = found[:2]
+    assert [c.local_steps for c in (fewer, more)] == [2, 8]
+    for other in (fewer, more):
+        assert other.rounds == 10
+        assert other.learning_rate * other.local_steps == pytest.approx(2.0)
+    for other in found[2:4]:
+        assert other.clip_norm != here.clip_norm or other.learning_rate != here.learning_rate
+        noise = other.clip_norm * (other.learning_rate if clips_gradients else 1.0)
+        assert noise == pytest.approx(2.0 * (0.5 if clips_gradients else 1.0), rel=0.01)
+    for other in found:
+        assert 0.5 <= other.learning_rate / here.learning_rate <= 2
+        assert (other.cohort, other.total_steps <= 400) == (50, True)

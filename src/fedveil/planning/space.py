@@ -153,11 +153,13 @@ class Space:
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
         """Small changes of a candidate, one at a time: fewer or more local steps that go as far in
-        all, rates and clips up and down, fewer or more rounds; then finer ones."""
+        all; higher rates with lower clips under the same noise, and the other way round; rates and
+        clips up and down, fewer or more rounds; then finer ones."""
         at = {name: place for place, name in enumerate(self.names)}
         moves: list[dict[str, float]] = [
             {"local_steps": sign, "total": sign, "learning_rate": -sign} for sign in (-1.0, 1.0)
         ]
+        moves += [{"learning_rate": sign, "clip_norm": -sign} for sign in (1.0, -1.0)]
         for step in (0.5, 0.25):
             moves += [{name: sign * step} for name in ("learning_rate", "clip_norm")
                       for sign in (-1.0, 1.0)]  # fmt: skip
