@@ -23,12 +23,13 @@ def winners(rows: Sequence[Row]) -> Sequence[str]:
 def at_best_clips(rows: Sequence[Row]) -> Iterator[str]:
     """The clip is picked by mean test accuracy, for every method alike."""
     for where, chosen in _groups(rows, without=("method", "clip")):
+        clips = {row["clip"] for row in chosen}
         best: dict[Label, Row] = {}
-        for row in chosen:
-            rival = best.get(row["method"])
-            if rival is None or row.mean("accuracy") > rival.mean("accuracy"):
-                best[row["method"]] = row
-        if len({row["clip"] for row in chosen}) < 2 or len(best) < 2:
+        for method in dict.fromkeys(row["method"] for row in chosen):
+            own = [row for row in chosen if row["method"] == method]
+            if {row["clip"] for row in own} == clips:  # else its best may not have been tried
+                best[method] = max(own, key=lambda row: row.mean("accuracy"))
+        if len(clips) < 2 or len(best) < 2:
             continue
         listed = ", ".join(
             f"{method} {row.spread('accuracy')} (S = {row['clip']:g})"
