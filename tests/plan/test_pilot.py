@@ -70,6 +70,30 @@ def test_a_smooth_guess_is_better_than_single_runs() -> None:
     assert fit(BOWL, known[:5], ceiling=1e9) is None
 
 
+@pytest.mark.filterwarnings("error")
+def test_runs_that_diverged_do_not_spoil_the_guess() -> None:
+    """With most of them infinite the guess stays finite, and knows good from bad."""
+    bowl, rng = Bowl(0.0), np.random.default_rng(0)
+    low, high = BOWL.box
+    known = []
+    for seed in range(60):
+        candidate = BOWL.candidate(low + rng.random(len(low)) * (high - low))
+        trial = Trial(candidate, 1.0, 1.0, seed)
+        found = bowl(trial)
+        if candidate.learning_rate > 0.2:
+            found = Outcome(math.inf, None, found.work, found.seconds)
+        known.append((trial, found))
+    assert sum(math.isinf(outcome.loss) for _, outcome in known) > 30
+    guess = fit(BOWL, known, ceiling=1.0)
+    assert guess is not None
+    calm, wild = (Candidate(4, 8, rate, 0.5, 80) for rate in (0.1, 1.6))
+    errors = guess.errors([calm, wild])
+    assert np.isfinite(errors).all()
+    assert errors[0] < errors[1]
+    hopeless = [(trial, Outcome(math.inf, None, 1, 0.0)) for trial, _ in known]
+    assert fit(BOWL, hopeless, ceiling=1.0) is None
+
+
 def test_fresh_seeds_choose_nothing() -> None:
     """However good they look, runs under the seeds that say what to expect change no choice."""
     search = search_in_bowl(0.1)

@@ -101,7 +101,10 @@ def fit(space: Space, known: Sequence[tuple[Trial, Outcome]], ceiling: float) ->
         groups[trial.candidate, trial.share].append(max(outcome.error, 1e-9))
     if len({candidate for candidate, _ in groups}) < LEAST or not space.names:
         return None
-    top = math.log(max(ceiling, float(np.quantile([min(v) for v in groups.values()], 0.6))))
+    finite = [least for v in groups.values() if math.isfinite(least := min(v))]
+    if not finite:
+        return None
+    top = math.log(max(ceiling, float(np.quantile(finite, 0.6))))
     logs = {key: np.minimum(np.log(values), top) for key, values in groups.items()}
     chosen = sorted(logs, key=lambda key: -len(logs[key]))[:_MOST]  # by errors would favour luck
     means = np.array([logs[key].mean() for key in chosen])
