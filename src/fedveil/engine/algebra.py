@@ -22,7 +22,6 @@ from fedveil.local.batches import draw_batches, step_counts
 from fedveil.local.records import Records, client_sizes
 from fedveil.local.shaping import Senders, Shaping
 from fedveil.local.steps import local_updates
-from fedveil.privacy.clipping import clip_factors
 
 Train = Callable[[RunningSum, Tensor, Cohort, Cohort, Cohort, int], None]
 
@@ -175,7 +174,6 @@ def _add_span(
     total: RunningSum, where: Cohort, dual: Dual, span: Span, losses: Tensor, sizes: Cohort
 ) -> None:
     """Clip by the norms alone, and sum without forming any client's update."""
-    shaping = total.job.shaping
     norms = dual.norms(span)
     finite = torch.isfinite(norms)
     rejected = int((~finite).sum())
@@ -183,11 +181,7 @@ def _add_span(
         span.coefficients[~finite] = 0
         span.shift[~finite] = 0
         norms = torch.where(finite, norms, 0)
-    factors = torch.ones_like(norms)
-    if shaping.clip is not None:
-        factors = clip_factors(norms, shaping.clip)
-    if shaping.weight_cap is not None:
-        factors = factors * torch.from_numpy(shaping.weights(sizes))
+    factors = total.job.shaping.factors(norms, sizes)
     total.add(where, dual.sum(span, factors), norms, norms * factors, losses, rejected)
 
 

@@ -16,7 +16,6 @@ from fedveil.data.federation import Federation
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Senders, ShapedRows, Shaping, shape_rows
 from fedveil.models.flat import Layout
-from fedveil.privacy.clipping import clip_factors
 from fedveil.randomness import Randomness
 
 Cohort = npt.NDArray[np.int64]
@@ -131,9 +130,7 @@ class RunningSum:
         norms = torch.linalg.vector_norm(updates, ord=2 if clip is None else clip.order, dim=1)
         if not math.isfinite(float(norms.sum())):
             return False
-        factors = torch.ones_like(norms) if clip is None else clip_factors(norms, clip)
-        if self.job.shaping.weight_cap is not None:
-            factors = factors * torch.from_numpy(self.job.shaping.weights(senders.sizes))
+        factors = self.job.shaping.factors(norms, senders.sizes)
         self.add(where, torch.mv(updates.t(), factors), norms, norms * factors, losses, 0)
         return True
 

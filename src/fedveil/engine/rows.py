@@ -80,7 +80,7 @@ class RowEngine:
                 gradient = self.gradients(start + updates, *records.everything(), None, 0.0)[0]
                 gradient = gradient.cpu()
             senders = Senders(clients, held, weights, round, job.randomness)
-            total.add_updates(where, updates.cpu(), losses.cpu(), senders, gradient)
+            total.add_updates(where, updates.cpu(), losses, senders, gradient)
 
     @contextmanager
     def _module_randomness(self, client: int, round: int) -> Iterator[None]:

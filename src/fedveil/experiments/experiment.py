@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedveil.experiments.case import Case, Label
 from fedveil.experiments.store import Outcome
@@ -92,3 +92,20 @@ class Experiment:
 
     def minutes(self, scale: Scale) -> float:
         return self.quick_minutes if scale is Scale.QUICK else self.full_minutes
+
+
+def pages_of(**shared: Any) -> Callable[..., Experiment]:
+    """Makes experiments that have these fields in common, by name, title, cases and panels;
+    further fields of one of them come before the common ones."""
+
+    def page(
+        name: str,
+        title: str,
+        cases: Callable[[Scale], tuple[Case, ...]],
+        panels: tuple[Panel, ...],
+        **more: Any,
+    ) -> Experiment:
+        fields = {**shared, **more}
+        return Experiment(name=name, title=title, cases=cases, panels=panels, **fields)
+
+    return page

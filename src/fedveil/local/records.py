@@ -84,12 +84,9 @@ class Records:
     def places(self, step: int) -> tuple[Tensor | None, Tensor | None]:
         """Rows of the step's records in the padded `inputs`, clients and places flattened together
         (None: all records in order), and which are real, `[active, batch]` (None: all)."""
-        active = self.active[step]
-        at = 0 if self._batches.full else step
-        mask = self._mask[:active, at] if self._masked[at] else None
-        if self._batches.full or self._in_order:
-            return None, mask
-        return self._rows[step, :active].reshape(-1), mask
+        rows, mask = self.places_of(range(step, step + 1), self.active[step])
+        flat = None if rows is None else rows[0].reshape(-1)
+        return flat, None if mask is None else mask[0]
 
     def places_of(self, steps: range, active: int) -> tuple[Tensor | None, Tensor | None]:
         """The same for several steps that the same clients take, `[steps, active, batch]`."""

@@ -17,7 +17,7 @@ from fedveil.errors import BadInput
 from fedveil.local.ballot import Ballot
 from fedveil.local.rotation import Rotation
 from fedveil.models.flat import Layout
-from fedveil.privacy.clipping import Clip, clip_rows
+from fedveil.privacy.clipping import Clip, clip_factors, clip_rows
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import snap_conditional, snap_rows
 from fedveil.randomness import Randomness
@@ -76,6 +76,16 @@ class Shaping:
         if self.weight_cap is None:
             return np.ones(len(sizes), dtype=np.float32)
         return (np.minimum(sizes, self.weight_cap) / self.weight_cap).astype(np.float32)
+
+    def factors(self, norms: Tensor, sizes: Ints) -> Tensor:
+        """What clients of these finite norms and sizes multiply their updates by, `[clients]`.
+
+        All that happens to an update if shaping `only_clips`.
+        """
+        factors = torch.ones_like(norms) if self.clip is None else clip_factors(norms, self.clip)
+        if self.weight_cap is not None:
+            factors = factors * torch.from_numpy(self.weights(sizes))
+        return factors
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedveil.experiments.case import Case, Label
-from fedveil.experiments.experiment import Experiment, Panel, Scale
+from fedveil.experiments.experiment import Panel, Scale, pages_of
 from fedveil.experiments.pages.cheng_cases import (
     BASE,
     CLIPS,
@@ -215,25 +215,16 @@ _NORM_PANELS = (
 )  # fmt: skip
 
 
-def _page(name: str, title: str, cases: Any, panels: tuple[Panel, ...], **more: Any) -> Experiment:
-    settings: dict[str, Any] = {
-        "quick_seeds": 1,
-        "full_minutes": 5000,
-        "findings": at_one_clip,
-        **more,
-    }
-    return Experiment(
-        name=name,
-        paper="Cheng et al.",
-        title=title,
-        setting=SETTING,
-        differences=DIFFERENCES,
-        cases=cases,
-        metric="accuracy",
-        unit="% of the test images",
-        panels=panels,
-        **settings,
-    )
+_page = pages_of(
+    paper="Cheng et al.",
+    setting=SETTING,
+    differences=DIFFERENCES,
+    metric="accuracy",
+    unit="% of the test images",
+    quick_seeds=1,
+    full_minutes=5000,
+    findings=at_one_clip,
+)
 
 
 EXPERIMENTS = (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedveil.experiments.case import Case, Certified, Claimed, Data, Label, Noise, Without
-from fedveil.experiments.experiment import Difference, Experiment, Panel, Scale
+from fedveil.experiments.experiment import Difference, Panel, Scale, pages_of
 from fedveil.experiments.summary import Row
 from fedveil.privacy.papers.fu import paper_fu_participations
 
@@ -208,20 +208,16 @@ def _panels(x: str, label: str, *more: str) -> tuple[Panel, ...]:
     )
 
 
-def _page(name: str, title: str, cases: Any, panels: tuple[Panel, ...], **more: Any) -> Experiment:
-    settings: dict[str, Any] = {"quick_seeds": 2, "quick_minutes": 3, "full_minutes": 3000, **more}
-    return Experiment(
-        name=name,
-        paper="Fu et al.",
-        title=title,
-        setting=SETTING,
-        differences=DIFFERENCES,
-        cases=cases,
-        metric="accuracy",
-        unit="% of the test images",
-        panels=panels,
-        **settings,
-    )
+_page = pages_of(
+    paper="Fu et al.",
+    setting=SETTING,
+    differences=DIFFERENCES,
+    metric="accuracy",
+    unit="% of the test images",
+    quick_seeds=2,
+    quick_minutes=3,
+    full_minutes=3000,
+)
 
 
 EXPERIMENTS = (

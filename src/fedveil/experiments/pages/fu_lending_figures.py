@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from fedveil.experiments.case import Label
-from fedveil.experiments.experiment import Experiment, Panel
+from fedveil.experiments.experiment import Panel, pages_of
 from fedveil.experiments.pages.fu_lending import (
     DIFFERENCES,
     EPSILONS,
@@ -78,20 +77,16 @@ def _panels(x: str, label: str) -> tuple[Panel, ...]:
     )
 
 
-def _page(name: str, title: str, cases: Any, panels: tuple[Panel, ...], **more: Any) -> Experiment:
-    settings: dict[str, Any] = {"full_seeds": 5, "quick_minutes": 1, "full_minutes": 15, **more}
-    return Experiment(
-        name=name,
-        paper="Fu et al.",
-        title=title,
-        setting=SETTING,
-        differences=DIFFERENCES,
-        cases=cases,
-        metric="mse",
-        unit="squared error, percent points squared",
-        panels=panels,
-        **settings,
-    )
+_page = pages_of(
+    paper="Fu et al.",
+    setting=SETTING,
+    differences=DIFFERENCES,
+    metric="mse",
+    unit="squared error, percent points squared",
+    full_seeds=5,
+    quick_minutes=1,
+    full_minutes=15,
+)
 
 
 _STEPS, _LOCAL = "iterations T", "local iterations E, T = 120"

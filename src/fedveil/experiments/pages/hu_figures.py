@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from fedveil.experiments.experiment import Experiment, Panel, Scale
+from fedveil.experiments.experiment import Panel, Scale, pages_of
 from fedveil.experiments.pages.hu_adult import (
     DIFFERENCES,
     METHODS,
@@ -96,20 +95,15 @@ def _some(scale: Scale) -> tuple[float, ...]:
     return (1.0, 4.0, 10.0) if scale is Scale.QUICK else _EPSILONS
 
 
-def _page(name: str, title: str, cases: Any, panels: tuple[Panel, ...], **more: Any) -> Experiment:
-    settings: dict[str, Any] = {"full_seeds": 5, "findings": gap_findings, **more}
-    return Experiment(
-        name=name,
-        paper="Hu et al.",
-        title=title,
-        setting=SETTING,
-        differences=DIFFERENCES,
-        cases=cases,
-        metric="accuracy",
-        unit="% of the test records",
-        panels=panels,
-        **settings,
-    )
+_page = pages_of(
+    paper="Hu et al.",
+    setting=SETTING,
+    differences=DIFFERENCES,
+    metric="accuracy",
+    unit="% of the test records",
+    full_seeds=5,
+    findings=gap_findings,
+)
 
 
 EXPERIMENTS = (
