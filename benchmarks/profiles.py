@@ -34,7 +34,8 @@ def profile(workload: Workload) -> tuple[float, float, list[tuple[str, float, in
     """Best seconds of a round with and without the profiler, and the functions that take most:
     name, share of the profiled time, calls in a round."""
     data, most = federation(workload), 2000
-    budget = None if workload.per_example else fv.Budget(noise_multiplier=1.0)
+    noise = fv.Budget(noise_multiplier=workload.noise_multiplier)
+    budget = None if workload.per_example else noise
     plan = fv.plan(method(workload, most), data, module(workload, data), budget=budget, seed=0)
     run = fv.Run(plan, speed=fv.Speed(processes=1, threads=1), every=most + 1)
     rounds = iter(run)

@@ -12,6 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+# Noise that leaves a network with millions of weights alone. Among so few clients a multiplier of 1
+# would drown it within rounds, and numbers that overflow or vanish are slow to compute with.
+_LITTLE = 0.001
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -20,7 +24,7 @@ class Workload:
     `cohort` of the `clients` (drawn without replacement) each take `epochs` passes over their
     `records` in batches of `batch_size`, by plain SGD from the shared weights. Then the update is
     clipped and noise is added to the sum, or (`per_example`) each example's gradient was clipped
-    and every step's gradient noised. Noise and clip are 1 in the units of `noise_multiplier`.
+    and every step's gradient noised.
     """
 
     name: str
@@ -132,6 +136,7 @@ WORKLOADS = {
             records=192,
             batch_size=64,
             epochs=10,
+            noise_multiplier=_LITTLE,
             kernel_bound=True,
         ),
         Workload(
@@ -145,6 +150,7 @@ WORKLOADS = {
             records=500,
             batch_size=50,
             epochs=1,
+            noise_multiplier=_LITTLE,
             kernel_bound=True,
         ),
         Workload(
@@ -158,6 +164,7 @@ WORKLOADS = {
             records=200,
             batch_size=50,
             epochs=1,
+            noise_multiplier=_LITTLE,
             kernel_bound=True,
         ),
         Workload(
@@ -171,6 +178,7 @@ WORKLOADS = {
             records=50,
             batch_size=50,
             epochs=1,
+            noise_multiplier=_LITTLE,
             kernel_bound=True,
         ),
     )

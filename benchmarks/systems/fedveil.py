@@ -69,13 +69,9 @@ def method(workload: Workload, rounds: int) -> fv.Method:
 
 def run(workload: Workload, variant: str, clock: Clock) -> None:
     data, rounds = federation(workload), clock.span.rounds
-    plan = fv.plan(
-        method(workload, rounds),
-        data,
-        module(workload, data),
-        budget=None if workload.per_example else fv.Budget(noise_multiplier=1.0),
-        seed=0,
-    )
+    noise = fv.Budget(noise_multiplier=workload.noise_multiplier)
+    budget = None if workload.per_example else noise
+    plan = fv.plan(method(workload, rounds), data, module(workload, data), budget=budget, seed=0)
     try:
         training = fv.Run(plan, speed=speed(variant), every=rounds + 1)
     except fv.FedveilError as reason:

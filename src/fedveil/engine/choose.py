@@ -12,6 +12,7 @@ from fedveil.engine.algebra import AlgebraEngine, dual_applies, moments_apply, o
 from fedveil.engine.contract import Engine, Job
 from fedveil.engine.cost import Prediction, Workload, cores, predict
 from fedveil.engine.gradients import AutogradGradients, VmapGradients, why_not_vmap
+from fedveil.engine.memory import keep_freed_memory
 from fedveil.engine.mlp import MlpGradients
 from fedveil.engine.reach import under_torchrun, why_not_elsewhere
 from fedveil.engine.rows import CPU, RowEngine
@@ -191,6 +192,8 @@ def _one_thread(inner: str, predicted: Prediction) -> bool:
 def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engine:
     task = job.federation.task
     if name == "sequential":
+        if device.type == "cpu":
+            keep_freed_memory()
         gradients = AutogradGradients(job.module, job.layout, task, device)
         return RowEngine("sequential", job, gradients, 1, device, draws=True)
     if name == "generic":

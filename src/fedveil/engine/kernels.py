@@ -2,7 +2,8 @@
 
 Measured on CPU: convolutions and pooling in channels-last memory are up to twice as fast as in the
 default order and never slower; ReLU commutes with max pooling and has a quarter of the work after
-it. Neither changes the function or its gradient beyond rounding, nor the parameters' names.
+it; convolutions of many channels go through the Fourier transform. Nothing of this changes the
+function or its gradient beyond rounding, nor the parameters' names.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import copy
 import torch
 from torch import nn
 
+from fedveil.engine import fourier
+
 
 def tuned(module: nn.Module) -> nn.Module:
     """A copy of the module in its fastest form. Parameters keep names and shapes, not memory."""
@@ -19,6 +22,9 @@ def tuned(module: nn.Module) -> nn.Module:
     if any(isinstance(child, nn.Conv2d) for child in module.modules()):
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     for child in module.modules():
+        if type(child) is nn.Conv2d and fourier.suits(child):
+            child.weight.data = child.weight.data.contiguous()
+            child.__class__ = fourier.Conv2d
         if isinstance(child, nn.Sequential) and type(child).forward is nn.Sequential.forward:
             _pool_first(child)
     return module
