@@ -121,6 +121,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Task]] = {
         (4,),
         Task.REGRESSION,
     ),
+    "wide mlp": (lambda: Mlp(36, (5, 4), 3), (6, 6), Task.CLASSIFICATION),
+    "wide tanh mlp": (
+        lambda: nn.Sequential(
+            nn.Linear(40, 6, bias=False), nn.Tanh(), nn.Linear(6, 5), nn.Linear(5, 1, bias=False)
+        ),
+        (40,),
+        Task.REGRESSION,
+    ),
     "own module": (lambda: Residual(), (6,), Task.CLASSIFICATION),
     "cnn": (lambda: ChannelsFirst(SmallCnn((1, 4, 4), 3)), (4, 4), Task.CLASSIFICATION),
     "colour cnn": (

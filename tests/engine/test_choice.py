@@ -29,6 +29,8 @@ FASTEST = {
     "softmax without bias": "algebra",
     "mlp": "mlp",
     "tanh mlp": "mlp",
+    "wide mlp": "mlp",
+    "wide tanh mlp": "mlp",
     "own module": "generic",
     "cnn": "sequential",
     "colour cnn": "sequential",

@@ -6,20 +6,17 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from fedveil.data.federation import Task
 from fedveil.engine.contract import Cohort, Job, RoundSum, RunningSum, Take
 from fedveil.engine.courses import Courses
-from fedveil.engine.dual import Dual, Span
-from fedveil.engine.dual_steps import clip_whole, train
-from fedveil.engine.grams import Grams
+from fedveil.engine.dual_clients import DualClients, costs, dual_applies
 from fedveil.engine.moments import MomentGradients, Moments, MomentSupply
-from fedveil.engine.rows import RowEngine, chunks_of, noise_streams
+from fedveil.engine.rows import RowEngine, noise_streams
 from fedveil.engine.stack import Affine, Stack
-from fedveil.local.batches import draw_batches, step_counts
-from fedveil.local.records import Records, client_sizes
+from fedveil.local.batches import step_counts
+from fedveil.local.records import client_sizes
 from fedveil.local.shaping import Senders, Shaping
 from fedveil.local.steps import local_updates
 
@@ -35,9 +32,9 @@ class AlgebraEngine:
     def __init__(self, job: Job, stack: Stack, rows: RowEngine) -> None:
         self.job, self._rows = job, rows
         (self._layer,) = stack
-        self._grams: Grams | None = None
-        if dual_applies(job) and Grams.fit(job.federation):
-            self._grams = Grams(job.federation, self._layer.inputs)
+        self._dual: DualClients | None = None
+        if dual_applies(job.rule, stack):
+            self._dual = DualClients(job, stack, rows.gradients)
         self._ways: dict[int, Train] = {}  # by the size of clients
         self._moments: Moments | None = None
         if moments_apply(job):
@@ -77,31 +74,24 @@ class AlgebraEngine:
         by_moments, by_dual = self.divide(sizes)
         for group, add in (
             (by_moments, self._add_moments),
-            (by_dual, self._add_dual),
+            (by_dual, None if self._dual is None else self._dual.add_to),
             (~(by_moments | by_dual), self._rows.add_to),
         ):
             places = np.flatnonzero(group)
-            if len(places):
+            if len(places) and add is not None:
                 if alike is not None:
                     self._ways[alike] = add
                 yield places, add
 
     def divide(self, sizes: Cohort) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Which clients are cheapest by moments, and which by the dual.
-
-        Costs are multiplications, with factors measured for narrow products and memory traffic.
-        """
-        rule, layer = self.job.rule, self._layer
-        features, outputs = layer.inputs, layer.outputs
-        steps = step_counts(sizes, rule)
-        batch = sizes if rule.batch_size is None else np.minimum(sizes, rule.batch_size)
-        by_rows = steps * features * outputs * (6 * batch + 12)
-        by_dual = sizes * sizes * features + 2 * sizes * features * outputs
-        by_dual = by_dual + steps * batch * sizes * outputs
-        dual = (by_dual < by_rows) & dual_applies(self.job)
+        """Which clients are cheapest by moments, and which by the dual."""
+        rule, features = self.job.rule, self._layer.inputs
+        by_rows, by_dual = costs(rule, self._layer, sizes)
+        dual = (by_dual < by_rows) & (self._dual is not None)
         if self._moments is None:
             return np.zeros(len(sizes), dtype=np.bool_), dual
         once = 0 if self._moments.kept else sizes * features * features
+        steps = step_counts(sizes, rule)
         moments = once + steps * features * features < np.where(dual, by_dual, by_rows)
         if rule.batch_size is not None:
             moments &= sizes <= rule.batch_size
@@ -139,66 +129,10 @@ class AlgebraEngine:
                 final = gradients(weights + updates, *supply.batch(0), None, 0.0)[0]
             total.add_updates(where, updates, losses, senders, final)
 
-    def _add_dual(
-        self,
-        total: RunningSum,
-        weights: Tensor,
-        cohort: Cohort,
-        sizes: Cohort,
-        places: Cohort,
-        round: int,
-    ) -> None:
-        job, task = total.job, total.job.federation.task
-        for chunk in chunks_of(sizes[places], self._layer.inputs, 10_000):
-            where = places[chunk]
-            clients, held = cohort[where], sizes[where]
-            batches = draw_batches(clients, held, job.rule, round, job.randomness)
-            records = Records(job.federation, clients, held, batches, padded=True)
-            gram = None
-            if self._grams is not None and self._grams.pay(held):
-                gram = self._grams.of(clients, held, records.inputs.flatten(2))
-            dual = Dual(self._layer, task, records.inputs, records.targets, weights, gram)
-            rates = job.rule.learning_rate.of_round(round, records.most_steps)
-            span, losses = train(dual, records, job.rule, rates)
-            if sums_by_norms(job.shaping):
-                _add_span(total, where, dual, span, losses, held)
-                continue
-            final = None
-            if job.shaping.sparsity:
-                final = dual.gradient_at(span, records.everything()[2])
-            senders = Senders(clients, held, weights, round, job.randomness)
-            total.add_updates(where, dual.rows(span), losses, senders, final)
-
-
-def _add_span(
-    total: RunningSum, where: Cohort, dual: Dual, span: Span, losses: Tensor, sizes: Cohort
-) -> None:
-    """Clip by the norms alone, and sum without forming any client's update."""
-    norms = dual.norms(span)
-    finite = torch.isfinite(norms)
-    rejected = int((~finite).sum())
-    if rejected:
-        span.coefficients[~finite] = 0
-        span.shift[~finite] = 0
-        norms = torch.where(finite, norms, 0)
-    factors = total.job.shaping.factors(norms, sizes)
-    total.add(where, dual.sum(span, factors), norms, norms * factors, losses, rejected)
-
-
-def sums_by_norms(shaping: Shaping) -> bool:
-    """Whether L2 norms are all that shaping needs. Protected runs are on a grid and need more."""
-    return shaping.only_clips and (shaping.clip is None or shaping.clip.order == 2)
-
 
 def moments_apply(job: Job) -> bool:
     """Whether second moments can stand for the data: squared loss, no single examples needed."""
     return job.federation.task is Task.REGRESSION and not job.rule.per_example
-
-
-def dual_applies(job: Job) -> bool:
-    """Whether every step stays in the span of the data: no noise, and norms in L2."""
-    whole = clip_whole(job.rule.gradient_clip)
-    return job.rule.gradient_noise == 0 and (whole is None or whole.order == 2)
 
 
 def one_layer(stack: Stack | str) -> Affine | str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
-from fedveil.engine.algebra import AlgebraEngine, dual_applies, moments_apply, one_layer
+from fedveil.engine.algebra import AlgebraEngine, moments_apply, one_layer
 from fedveil.engine.contract import Engine, Job
 from fedveil.engine.cost import Prediction, Workload, cores, predict
+from fedveil.engine.dual_clients import costs, dual_applies
 from fedveil.engine.gradients import AutogradGradients, VmapGradients, why_not_vmap
 from fedveil.engine.memory import keep_freed_memory
 from fedveil.engine.mlp import MlpGradients
+from fedveil.engine.mlp_engine import MlpEngine
 from fedveil.engine.reach import under_torchrun, why_not_elsewhere
 from fedveil.engine.rows import CPU, RowEngine
 from fedveil.engine.shared import bytes_to_copy
@@ -77,7 +80,9 @@ def choose(
     if job.rule.per_example and job.rule.batch_size is None:
         raise BadInput("training.batch_size: clipped examples are divided by it, so it must be set")
     inner = _engine(job, "auto" if name == "processes" else name, device)
-    predicted = None if workload is None else predict(job, workload)
+    predicted = None
+    if workload is not None:
+        predicted = predict(job, workload).times(_share_left(job, device, inner.name))
     alone = inner.name == "algebra" or device.type != "cpu"
     count, why = _processes(job, name, processes, None if alone else predicted, device)
     threads = 1 if count > 1 or (predicted and _one_thread(inner.name, predicted)) else None
@@ -207,16 +212,35 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
     if isinstance(stack, str):
         raise BadInput(f"engine.name: {name!r} cannot run this: {stack}")
     rows = RowEngine("mlp", job, MlpGradients(stack, task), chunk or _chunk(job, 1, 1000), device)
-    return rows if name == "mlp" else AlgebraEngine(job, stack, rows)
+    if name == "algebra":
+        return AlgebraEngine(job, stack, rows)
+    if device.type == "cpu" and dual_applies(job.rule, stack):
+        return MlpEngine(job, stack, rows)
+    return rows
+
+
+def _share_left(job: Job, device: torch.device, inner: str) -> float:
+    """The share of a network's arithmetic that is left where its first layer goes through the
+    dual."""
+    stack = _stack(job)
+    if inner != "mlp" or device.type != "cpu" or isinstance(stack, str):
+        return 1.0
+    if not dual_applies(job.rule, stack):
+        return 1.0
+    by_rows, by_dual = costs(job.rule, stack[0], job.federation.sizes)
+    first, *others = (layer.inputs * layer.outputs for layer in stack)
+    left = float(np.minimum(by_rows, by_dual).sum() / max(1, by_rows.sum()))
+    return (left * first + sum(others)) / (first + sum(others))
 
 
 def _why_not_algebra(job: Job, device: torch.device) -> str | None:
-    layer = one_layer(_stack(job))
-    if isinstance(layer, str):
+    stack = _stack(job)
+    layer = one_layer(stack)
+    if isinstance(layer, str) or isinstance(stack, str):
         return f"the model is not one affine layer: {layer}"
     if device.type != "cpu":
         return "algebra runs on the CPU"
-    if not (dual_applies(job) or moments_apply(job)):
+    if not (dual_applies(job.rule, stack) or moments_apply(job)):
         kind = "gradient noise" if job.rule.gradient_noise else "clipping gradients in L1"
         return f"{kind} leaves the span of a client's data"
     return None

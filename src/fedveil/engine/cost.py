@@ -34,6 +34,10 @@ class Prediction:
     step_seconds: float
     rounds: int
 
+    def times(self, share: float) -> Prediction:
+        """The same for a share of the arithmetic."""
+        return Prediction(self.seconds * share, self.step_seconds * share, self.rounds)
+
     def saved(self, processes: int) -> float:
         """Seconds that a run gains from this many processes, their start-up taken off."""
         return self.rounds * self.seconds * (1 - 1 / processes) - _START

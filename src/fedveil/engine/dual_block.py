@@ -20,7 +20,10 @@ class Block:
     rows: Sequence[Tensor | None]  # of the batch, clients and examples flattened; None: all
     shares: Sequence[Tensor | float]  # weight of each example in the mean, [clients, batch, 1]
 
-    def __init__(self, dual: Dual, records: Records, steps: range, active: int) -> None:
+    def __init__(
+        self, dual: Dual, records: Records, steps: range, active: int, outputs: int
+    ) -> None:
+        """`outputs` of the network, which are those of the dual unless it has more layers."""
         rows, mask = records.places_of(steps, active)
         parts = (dual.gram, dual.outputs, dual.targets)
         if rows is None:
@@ -44,7 +47,7 @@ class Block:
         self._shape = targets.shape  # [steps, clients, batch]
         self._classifies = dual.task is not Task.REGRESSION
         if self._classifies:
-            self._prepare_classes(targets.reshape(len(steps), -1), start.shape[3])
+            self._prepare_classes(targets.reshape(len(steps), -1), outputs)
         else:
             self._wanted = targets.unsqueeze(3).unbind()
             self._gaps = start.new_empty(self._shape)
@@ -59,17 +62,24 @@ class Block:
         self._log = self._logs.unbind()
         self._scores = torch.empty(classes, count)
 
-    def differentiate(self, place: int, outputs: Tensor) -> None:
-        """Turn a step's outputs `[clients, batch, outputs]` into derivatives of their losses."""
+    def differentiate(self, place: int, outputs: Tensor, factor: float) -> None:
+        """Turn a step's outputs `[clients, batch, outputs]` into derivatives of each client's mean
+        loss, times a factor."""
+        share = self.shares[place] * factor
         if not self._classifies:
             outputs.sub_(self._wanted[place])
             self._gaps[place] = outputs[..., 0]
+            outputs.mul_(share)
             return
         rows, scores, log = outputs.view(-1, outputs.shape[2]), self._scores, self._log[place]
         scores.copy_(rows.t())
         torch.log_softmax(scores, 0, out=log)
         torch.exp(log, out=scores).sub_(self._ones[place])
-        rows.copy_(scores.t())
+        if isinstance(share, Tensor):
+            rows.copy_(scores.t())
+            outputs.mul_(share)
+        else:
+            torch.mul(scores.t(), share, out=rows)
 
     def losses(self) -> Tensor:
         """Sum over the steps of each client's mean loss, `[clients]`."""

@@ -1,9 +1,13 @@
-"""Local SGD on the coefficients of a client's examples, for a chunk of clients at once."""
+"""Local SGD on the coefficients of a client's examples, for a chunk of clients at once.
+
+Layers above the one whose weights are such combinations are trained as they are.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +15,7 @@ from torch import Tensor
 from fedveil.engine.dual import Dual, Span
 from fedveil.engine.dual_block import Block
 from fedveil.engine.mlp import output_error
+from fedveil.engine.stack import Affine, Parts, Stack
 from fedveil.local.records import Records
 from fedveil.local.rule import GradientClip, LocalRule
 from fedveil.privacy.clipping import Clip, clip_factors
@@ -18,12 +23,25 @@ from fedveil.privacy.clipping import Clip, clip_factors
 _GATHERED = 1_000_000  # numbers that the steps of one block take: 4 MB
 
 
+@dataclass(frozen=True)
+class Upper:
+    """The layers above the dual's, each client with weights of its own, which training changes."""
+
+    layers: Stack
+    parts: Parts
+
+
 def train(
-    dual: Dual, records: Records, rule: LocalRule, rates: Sequence[float]
+    dual: Dual, records: Records, rule: LocalRule, rates: Sequence[float], upper: Upper
 ) -> tuple[Span, Tensor]:
-    """Updates and mean losses `[clients]`; `records` hold the dual's padded inputs."""
-    way = _descend if rule.plain else _walk
-    updates, losses = way(dual, records, rule, rates)
+    """Updates of the dual's layer and mean losses `[clients]`; `records` hold the dual's padded
+    inputs. With layers above, the rule is plain SGD with weight decay."""
+    if rule.plain:
+        updates, losses = _descend(dual, records, rule, rates, upper)
+    elif upper.layers:
+        raise ValueError("networks go through the dual by plain SGD alone")
+    else:
+        updates, losses = _walk(dual, records, rule, rates)
     return updates, losses / torch.from_numpy(records.steps).clamp(min=1)
 
 
@@ -33,27 +51,72 @@ def clip_whole(clip: GradientClip | None) -> Clip | None:
 
 
 def _descend(
-    dual: Dual, records: Records, rule: LocalRule, rates: Sequence[float]
+    dual: Dual, records: Records, rule: LocalRule, rates: Sequence[float], upper: Upper
 ) -> tuple[Span, Tensor]:
     """Plain SGD with weight decay, in as few operations as it takes."""
     moved, shift = torch.zeros_like(dual.outputs), dual.outputs.new_zeros(len(dual.outputs))
     losses = torch.zeros_like(shift)
     drift = 0.0  # the shift of everybody still training: all had the same rates
+    outputs = upper.layers[-1].outputs if upper.layers else dual.layer.outputs
     for steps, active in _blocks(dual, records):
-        block = Block(dual, records, steps, active)
+        block = Block(dual, records, steps, active, outputs)
         here = moved[:active]
+        above: Parts = [(w[:active], None if b is None else b[:active]) for w, b in upper.parts]
         for place, step in enumerate(steps):
-            error = torch.baddbmm(block.start[place], block.gram[place], here, beta=1 + drift)
-            block.differentiate(place, error)
-            error.mul_(block.shares[place] * -rates[step])  # index_add_ is slow with a factor
+            state = torch.baddbmm(block.start[place], block.gram[place], here, beta=1 + drift)
+            states = _rise(state, dual.layer, upper.layers, above)
+            error = states[-1]
+            block.differentiate(place, error, -rates[step])
+            keep = 1 - rates[step] * rule.weight_decay
+            if above:
+                error = _fall(states, dual.layer, upper.layers, above, keep)
             if rule.weight_decay:
-                keep = 1 - rates[step] * rule.weight_decay
                 here.mul_(keep)
                 drift = (1 + drift) * keep - 1
                 shift[:active] = drift
             _scatter(here, block.rows[place], error)
         losses[:active] += block.losses()
     return Span(moved, shift), losses
+
+
+def _rise(state: Tensor, first: Affine, layers: Stack, parts: Parts) -> list[Tensor]:
+    """What each layer above the first reads, and the network's output, `[clients, batch, units]`.
+
+    `state` is what the first layer gives before its activation; it is overwritten.
+    """
+    states = [_activate(state, first)]
+    for layer, (weight, bias) in zip(layers, parts, strict=True):
+        if bias is None:
+            state = torch.bmm(states[-1], weight.mT)
+        else:
+            state = torch.baddbmm(bias[:, None], states[-1], weight.mT)
+        states.append(_activate(state, layer))
+    return states
+
+
+def _fall(states: list[Tensor], first: Affine, layers: Stack, parts: Parts, keep: float) -> Tensor:
+    """Move every layer above the first: `weights = keep * weights + error' state`, where the last
+    of `states` is the network's error by now. Returns the error before the first activation."""
+    error = states[-1]
+    for index in range(len(layers) - 1, -1, -1):
+        (weight, bias), state = parts[index], states[index]
+        below = torch.bmm(error, weight)
+        weight.baddbmm_(error.mT, state, beta=keep)
+        if bias is not None:
+            bias.mul_(keep).add_(error.sum(dim=1))
+        activation = (layers[index - 1] if index else first).activation
+        if activation == "relu":
+            below = torch.ops.aten.threshold_backward(below, state, 0)
+        elif activation == "tanh":
+            below.addcmul_(below, state.square(), value=-1)
+        error = below
+    return error
+
+
+def _activate(state: Tensor, layer: Affine) -> Tensor:
+    if layer.activation == "relu":
+        return state.relu_()
+    return state.tanh_() if layer.activation == "tanh" else state
 
 
 def _blocks(dual: Dual, records: Records) -> Iterator[tuple[range, int]]:

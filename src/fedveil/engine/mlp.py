@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from fedveil.data.federation import Task
-from fedveil.engine.stack import Stack
+from fedveil.engine.stack import Parts, Stack, parts_of, rows_of
 from fedveil.local.rule import GradientClip
 from fedveil.privacy.clipping import Clip, clip_factors
-
-Parts = list[tuple[Tensor, Tensor | None]]  # weight [clients, outputs, inputs], bias of each layer
 
 
 class MlpGradients:
@@ -62,11 +60,7 @@ class MlpGradients:
         return gradient, (losses * share).sum(dim=1)
 
     def begin(self, start: Tensor, clients: int) -> None:
-        self._parts = []
-        for layer in self._stack:
-            bias = layer.bias_of(start)
-            repeated = None if bias is None else bias.expand(clients, -1).clone()
-            self._parts.append((layer.weight_of(start).expand(clients, -1, -1).clone(), repeated))
+        self._parts = parts_of(self._stack, start, clients)
 
     def descend(
         self, inputs: Tensor, targets: Tensor, mask: Tensor | None, rate: float, keep: float
@@ -89,13 +83,9 @@ class MlpGradients:
         return (losses * share).sum(dim=1)
 
     def finish(self) -> Tensor:
-        placed = []
-        for layer, (weight, bias) in zip(self._stack, self._parts, strict=True):
-            placed.append((layer.weight.start, weight.flatten(1)))
-            if layer.bias is not None and bias is not None:
-                placed.append((layer.bias.start, bias))
+        rows = rows_of(self._stack, self._parts)
         self._parts = []
-        return torch.cat([part for _, part in sorted(placed, key=lambda pair: pair[0])], dim=1)
+        return rows
 
     def _forward(self, parts: Parts, inputs: Tensor) -> list[Tensor]:
         """What each layer reads, and the last one's output; each `[clients, units, batch]`."""
