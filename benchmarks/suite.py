@@ -19,7 +19,12 @@ from benchmarks.workloads import WORKLOADS
 RESULTS = ROOT / "benchmarks" / "results.json"
 PASSES = 3
 # Each part's own benchmark; the last takes minutes.
-PARTS = (("noise", ()), ("smoothing", ()), ("secagg", ("--without-flower",)))
+PARTS = (
+    ("convolution", ()),
+    ("noise", ()),
+    ("smoothing", ()),
+    ("secagg", ("--without-flower",)),
+)
 
 _LINEAR = ("fedveil", "fedveil:mlp", "fedveil:generic", "pfl", "flower", "floor")
 _KERNELS = ("fedveil", "fedveil:sequential", "fedveil:processes", "pfl", "pfl:threads", "flower")

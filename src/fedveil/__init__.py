@@ -24,6 +24,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedveil.loading import uncollected
+
 if TYPE_CHECKING:
     from fedveil.data.federation import Examples, Federation, Task
     from fedveil.data.sources import load
@@ -144,6 +146,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
+    with uncollected():
+        value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value

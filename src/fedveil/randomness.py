@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
 from fedveil.privacy.units import Entropy
 
@@ -30,10 +30,14 @@ class Stream:
     def __init__(self, key: bytes) -> None:
         if len(key) != 32:
             raise ValueError(f"key: need 32 bytes, got {len(key)}")
-        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        self._key = key  # until something is drawn: many streams are asked for nothing
+        self._encryptor: CipherContext | None = None
 
     def fill(self, out: npt.NDArray[np.uint8]) -> None:
         """Overwrite `out` (one-dimensional, contiguous) with random bytes."""
+        if self._encryptor is None:
+            self._encryptor = Cipher(algorithms.AES(self._key), modes.CTR(bytes(16))).encryptor()
+            self._key = b""
         out[:] = 0
         self._encryptor.update_into(out.data, out.data)
 

@@ -31,8 +31,9 @@ class Affine:
 
     def weight_of(self, rows: Tensor) -> Tensor:
         """The weight as a view `[..., outputs, inputs]` of flat vectors `[..., parameters]`."""
-        view = rows[..., self.weight.start : self.weight.stop]
-        return view.unflatten(-1, self.weight.shape)  # type: ignore[no-untyped-call, no-any-return]
+        return rows[..., self.weight.start : self.weight.stop].view(
+            *rows.shape[:-1], *self.weight.shape
+        )
 
     def bias_of(self, rows: Tensor) -> Tensor | None:
         """The bias as a view `[..., outputs]`."""

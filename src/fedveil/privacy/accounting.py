@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib import import_module
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import BadInput
+from fedveil.loading import uncollected
 from fedveil.privacy.accountants.exact import (
     concentrated_epsilon,
     exact_epsilon,
@@ -131,12 +133,20 @@ def _account(
 
 
 @lru_cache(maxsize=8192)
+@cache
+def _load_library() -> None:
+    """All of it at once: nearly every accountant needs it, and it takes most of a second."""
+    with uncollected():
+        import_module("dp_accounting.pld.privacy_loss_distribution")
+
+
 def _bounds(
     steps: tuple[Step, ...], delta: float, tuning: Tuning | None, quick: bool = False
 ) -> tuple[tuple[str, float], ...]:
     """(accountant, epsilon) for every accountant that is valid here, the tightest kind first."""
     if not steps:
         return (("exact", 0.0),)
+    _load_library()
     if isinstance(tuning, AllRuns):
         steps = tuple(replace(step, count=step.count * tuning.runs) for step in steps)
     if isinstance(tuning, RandomRuns):

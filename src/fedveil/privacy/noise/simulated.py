@@ -49,8 +49,8 @@ def _box_muller(
 ) -> None:
     """Gaussians from words `[..., 2 pairs]`, of which an odd number leaves the last sine out."""
     pairs = radius.shape[-1]
-    _minus_log_uniform(bits[..., :pairs], radius)
-    radius *= np.float32(2.0)
+    _log_uniform(bits[..., :pairs], radius)
+    radius *= np.float32(-2.0)
     np.sqrt(radius, out=radius)
     radius *= np.float32(std)
     angle[...] = bits[..., pairs:]
@@ -96,20 +96,19 @@ def laplace(stream: Stream, count: int, scale: float = 1.0, *, out: Floats | Non
         drawn, s = bits[: len(block)], sign[: len(block)]
         stream.fill(drawn.view(np.uint8))
         s[:] = drawn
-        _minus_log_uniform(drawn, block)
+        _log_uniform(drawn, block)
         block *= np.float32(scale)
         np.copysign(block, s, out=block)
     return out
 
 
-def _minus_log_uniform(bits: npt.NDArray[np.int32], out: Floats) -> None:
-    """-ln(u), u uniform over the odd multiples of 2^-32 (all 31 low bits count); keeps no sign."""
+def _log_uniform(bits: npt.NDArray[np.int32], out: Floats) -> None:
+    """ln(u), u uniform over the odd multiples of 2^-32 (all 31 low bits count)."""
     np.bitwise_and(bits, _MASK, out=bits)
     out[...] = bits
     out += np.float32(0.5)
     out *= np.float32(2.0**-31)
     np.log(out, out=out)
-    np.negative(out, out=out)
 
 
 def _require_scale(name: str, value: float) -> None:
