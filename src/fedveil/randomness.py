@@ -23,6 +23,8 @@ from fedveil.privacy.units import Entropy
 
 Words = npt.NDArray[np.uint64]
 
+_FROM_ZERO = modes.CTR(bytes(16))  # every key is used for one stream alone
+
 
 class Stream:
     """An endless sequence of random bytes: the AES-256-CTR keystream of a 32-byte key."""
@@ -36,7 +38,7 @@ class Stream:
     def fill(self, out: npt.NDArray[np.uint8]) -> None:
         """Overwrite `out` (one-dimensional, contiguous) with random bytes."""
         if self._encryptor is None:
-            self._encryptor = Cipher(algorithms.AES(self._key), modes.CTR(bytes(16))).encryptor()
+            self._encryptor = Cipher(algorithms.AES(self._key), _FROM_ZERO).encryptor()
             self._key = b""
         out[:] = 0
         self._encryptor.update_into(out.data, out.data)

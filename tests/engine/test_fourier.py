@@ -94,6 +94,7 @@ def test_it_is_chosen_where_it_gains_and_nowhere_else() -> None:
     losses = [(5, 128, 256, 16, 3), (50, 16, 32, 28, 3), (10, 256, 256, 28, 3)]
     assert all(pays(*shape) for shape in gains)
     assert not any(pays(*shape) for shape in losses)
+    assert not pays(10_000, 32, 64, 14, 5)  # the spectra would take a gigabyte
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from torch.autograd.function import once_differentiable
 
 _TAU = 2 * math.pi
 CHANNELS = 8  # with fewer the products are too thin
+_LARGEST = 1 << 26  # numbers in a spectrum: 256 MB
 _IMAGES = 256  # transformed at once where no gradient needs their spectra
 
 
@@ -63,16 +64,16 @@ class Conv2d(nn.Conv2d):
     """A convolution that goes through the Fourier transform where that is faster."""
 
     def forward(self, images: Tensor) -> Tensor:
-        padding, size = self.padding, images.shape
-        here = images.device.type == "cpu" and images.dtype == torch.float32 and len(size) == 4
+        padding = self.padding
+        here = images.device.type == "cpu" and images.dtype == torch.float32 and images.dim() == 4
+        whole = torch.is_grad_enabled() or not here
+        parts = (images,) if whole else torch.split(images, _IMAGES)
+        size = parts[0].shape
         if not here or isinstance(padding, str) or not pays(size, self.weight.shape, padding):
             return super().forward(images)
         above, left = padding
-        if torch.is_grad_enabled():
-            return convolve(images, self.weight, self.bias, (above, left))
-        parts = torch.split(images, _IMAGES)
-        whole = [convolve(part, self.weight, self.bias, (above, left)) for part in parts]
-        return torch.cat(whole)
+        done = [convolve(part, self.weight, self.bias, (above, left)) for part in parts]
+        return done[0] if len(done) == 1 else torch.cat(done)
 
 
 def suits(layer: nn.Conv2d) -> bool:
@@ -86,7 +87,8 @@ def suits(layer: nn.Conv2d) -> bool:
 
 @lru_cache(maxsize=256)
 def pays(images: torch.Size, weight: torch.Size, padding: tuple[int, int]) -> bool:
-    """Whether a training step through the transform is surely faster, by counting.
+    """Whether a training step through the transform is surely faster, by counting, and its spectra
+    take no more memory than they may.
 
     In units of one multiplication in a large product; what numbers on their way to and from memory
     cost was fitted to measured shapes (`python -m benchmarks.convolution --shapes 150`).
@@ -94,6 +96,8 @@ def pays(images: torch.Size, weight: torch.Size, padding: tuple[int, int]) -> bo
     count, into, height, width = images
     out = weight[0]
     shape = Shape((height, width), (weight[2], weight[3]), padding)
+    if 3 * shape.frequencies * count * max(into, out) > _LARGEST:
+        return False
     direct = 3 * count * into * out * math.prod(shape.output) * math.prod(shape.kernel)
     products = 12 * shape.frequencies * count * into * out
     transforms = into * _transform(shape, shape.image) + out * _transform(shape, shape.output)

@@ -17,10 +17,11 @@ from torch import nn
 
 from fedveil.engine.checkpoint import Checkpoint, write_atomically
 from fedveil.engine.choose import build_engine, choose, device_of
-from fedveil.engine.contract import Job, RoundSum
+from fedveil.engine.contract import Job
 from fedveil.engine.cost import Workload
 from fedveil.engine.directory import RunDirectory
 from fedveil.engine.evaluation import Evaluator, Metrics
+from fedveil.engine.insight import Insight, insight_of
 from fedveil.local.shaping import Shaping
 from fedveil.methods.protection import Occasion
 from fedveil.models.flat import load
@@ -42,17 +43,6 @@ class Speed:
     processes: int | None = None  # None: several if rounds are long enough
     threads: int | None = None  # of each process
     device: str | None = None  # cpu, or cuda
-
-
-@dataclass(frozen=True)
-class Insight:
-    """What a simulation may show of a round and a protected run may not: values without noise."""
-
-    cohort: int
-    loss: float  # mean over the cohort of the local training loss
-    norm: float  # median update norm before clipping
-    clipped: float  # share of updates that clipping shortened
-    rejected: int  # updates that were not finite and counted as zero
 
 
 @dataclass(frozen=True)
@@ -185,7 +175,7 @@ class Run:
         state = Checkpoint(number + 1, weights, {**optimizer, **released.state})
         self._store(state, last)
         self.state = state
-        insight = None if plan.protected else _insight(result)
+        insight = None if plan.protected else insight_of(result)
         attendance = None if secured is None else secured.attendance
         seconds = time.perf_counter() - began
         return self._report(insight, released.figures, attendance, last, seconds)
@@ -279,21 +269,3 @@ def follow_plan(plan: Plan, speed: Speed) -> None:
 
 def _job(plan: Plan, randomness: Randomness) -> Job:
     return Job(plan.federation, plan.module, plan.layout, plan.local, plan.shaping, randomness)
-
-
-def _insight(result: RoundSum) -> Insight:
-    cohort = len(result.norms)
-    if cohort == 0:
-        return Insight(0, float("nan"), float("nan"), 0.0, 0)
-    shortened = result.shaped_norms < result.norms * (1 - 1e-6)
-    loss = float(result.losses.mean())
-    norm = float(result.norms.median())
-    if loss != loss or norm != norm:  # some clients have none
-        loss, norm = float(result.losses.nanmean()), float(result.norms.nanmedian())
-    return Insight(
-        cohort=cohort,
-        loss=loss,
-        norm=norm,
-        clipped=int(shortened.count_nonzero()) / cohort,
-        rejected=result.rejected,
-    )

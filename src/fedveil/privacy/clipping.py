@@ -194,9 +194,7 @@ def _power_sums(rows: Floating, order: int) -> Reals:
                 part = rows[row : row + step, column : column + _BLOCK].astype(np.float64)
                 if order == 1:
                     sums[row : row + step] += np.abs(part, out=part).sum(axis=1)
-                elif step == 1:
-                    sums[row] += np.dot(part[0], part[0])
-                else:
+                else:  # not by BLAS, whose threads would keep a core busy long after
                     sums[row : row + step] += np.einsum("ij,ij->i", part, part)
     return sums
 
