@@ -19,8 +19,8 @@ def main() -> int:
     if args.system is None:
         from benchmarks.suite import everything
 
-        names = args.workload or list(WORKLOADS)
-        return everything(names, effort, args.quick, args.passes, args.update)
+        names = args.workload or ([] if args.parts else list(WORKLOADS))
+        return everything(names, effort, args.quick, args.passes, args.update, args.parts)
     if not args.workload:
         sys.exit("name a workload to measure one system alone, for example W1")
     failed = False
@@ -41,6 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--system", choices=SYSTEMS, help="measure this one alone")
     parser.add_argument("--passes", type=int, help="how often to run each (everything: 3)")
     parser.add_argument("--quick", action="store_true", help="a few minutes in all")
+    parser.add_argument("--parts", action="store_true", help="the parts as well, or alone")
     parser.add_argument("--update", action="store_true", help="measure workloads of it again")
     parser.add_argument("--json", action="store_true", help="one document a line on stdout")
     args = parser.parse_args()

@@ -52,10 +52,10 @@ def steps(quick: bool) -> list[Step]:
     ]
 
 
-def of_processes(rounds: list[Document]) -> list[Document]:
-    """One process and one on every core, among what was measured already."""
+def with_processes(growth: list[Document], rounds: list[Document]) -> list[Document]:
+    """Growth, and one process against one on every core, among what was measured already."""
     processes = {"fedveil:sequential": 1, "fedveil:processes": os.cpu_count() or 1}
-    return [
+    return [step for step in growth if not step["series"].startswith("processes")] + [
         {"series": f"processes ({run['workload']})", "size": count, "data_mb": _data_mb(workload)}
         | run
         for name, workload in WORKLOADS.items()

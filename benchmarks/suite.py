@@ -19,7 +19,7 @@ from benchmarks.workloads import WORKLOADS
 RESULTS = ROOT / "benchmarks" / "results.json"
 PASSES = 3
 # Each part's own benchmark; the last takes minutes.
-PARTS = (
+PARTS = (  # the last takes long
     ("convolution", ()),
     ("noise", ()),
     ("smoothing", ()),
@@ -71,12 +71,18 @@ class Results:
 
 
 def everything(
-    names: Sequence[str], effort: Effort, quick: bool, passes: int | None, update: bool = False
+    names: Sequence[str],
+    effort: Effort,
+    quick: bool,
+    passes: int | None,
+    update: bool = False,
+    parts: bool = False,
 ) -> int:
     """Measure it all, write `results.json` and `results.md`; 1 if anything failed.
 
     Some workloads alone are written under `.benchmarks/` instead, or with `update` take the place
     of what the results hold of them: all systems of a workload are measured together or not at all.
+    `parts` measures those, too; everything has them anyway.
     """
     began = time.monotonic()
     whole = list(names) == list(WORKLOADS)
@@ -110,8 +116,12 @@ def everything(
             say(f"growth: {step[0]} {step[1]:,}")
             results.document["growth"].append(growth.grow(step))
             results.write()
-        results.document["growth"] += growth.of_processes(results.document["rounds"])
-        for part, options in PARTS[: 2 if quick else 3]:
+    if results.document["growth"]:
+        results.document["growth"] = growth.with_processes(
+            results.document["growth"], results.document["rounds"]
+        )
+    if parts or (whole and not update):
+        for part, options in PARTS[:-1] if quick else PARTS:
             say(f"part: {part}")
             results.document["parts"][part] = measure_part(part, options)
     if not update:

@@ -165,7 +165,7 @@ class RunningSum:
 
     def result(self) -> RoundSum:
         """The sum of all chunks; the statistics in the order of the cohort."""
-        if len(self._places) == 1 and np.array_equal(self._places[0], np.arange(self._cohort)):
+        if [len(part) for part in self._places] == [self._cohort] and _in_order(self._places[0]):
             return RoundSum(self._total, *self._statistics[0], self._rejected)
         ordered = [torch.zeros(self._cohort) for _ in range(3)]
         if self._places:
@@ -173,3 +173,8 @@ class RunningSum:
             for into, parts in zip(ordered, zip(*self._statistics, strict=True), strict=True):
                 into[places] = torch.cat(parts)
         return RoundSum(self._total, ordered[0], ordered[1], ordered[2], self._rejected)
+
+
+def _in_order(places: Cohort) -> bool:
+    """Whether distinct places come one after the other, all of them."""
+    return bool((places[1:] > places[:-1]).all())
