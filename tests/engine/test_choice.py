@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedveil.engine import choose as choosing
 from fedveil.engine.choose import ENGINES, build_engine, choose, device_of, supports
 from fedveil.engine.contract import Job
-from fedveil.engine.cost import Workload, operations
+from fedveil.engine.cost import Prediction, Workload, operations
 from fedveil.errors import BadInput
 from fedveil.local.rule import GradientClip, LearningRate, LocalRule
 from fedveil.models.flat import layout_of
@@ -143,6 +143,19 @@ def test_long_rounds_take_as_many_processes_as_there_are_cores(
     assert choose(job, processes=1, workload=Workload(1e6, 100)).processes == 1
     monkeypatch.setattr(choosing, "cores", lambda: 1)
     assert choose(job, workload=Workload(1e6, 100)).processes == 1
+
+
+def test_steps_that_keep_a_few_cores_busy_need_no_second_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = make_job("cnn", RULES["one epoch of batches"], SHAPINGS["clip"])
+    for step, cores, processes in ((2.0, 2, 1), (0.2, 2, 2), (2.0, 16, 16)):
+        predicted = Prediction(seconds=10 * step, step_seconds=step, rounds=100)
+        monkeypatch.setattr(choosing, "cores", lambda cores=cores: cores)
+        monkeypatch.setattr(choosing, "predict", lambda *_, predicted=predicted: predicted)
+        choice = choose(job, workload=Workload(10, 100))
+        assert choice.processes == processes
+        assert (choice.threads is None) == (processes == 1)
 
 
 def test_short_operations_stay_on_one_thread_and_leave_torch_as_it_was() -> None:

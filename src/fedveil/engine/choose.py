@@ -30,6 +30,8 @@ _LARGE = 500_000  # parameters above which a chunk of clients no longer fits the
 _CACHE = 6_000_000  # bytes of weights that stay in cache while a chunk trains
 _LONG = 0.1  # seconds: shorter rounds stay in one process
 _QUICK = 0.002  # seconds: shorter steps of one client stay on one thread
+_LARGE_STEP = 1.0  # seconds on one core: longer steps of one client use all threads as well,
+_FEW_CORES = 4  # if these are not many (measured with two)
 _COPY = 2_000_000_000  # bytes of data that are not copied just to be shared
 
 
@@ -175,6 +177,8 @@ def _processes(
         return 1, ""
     if predicted.seconds < _LONG or predicted.saved(available) < 0:
         return 1, "; one process, because the run is short"
+    if predicted.step_seconds > _LARGE_STEP and available <= _FEW_CORES:
+        return 1, "; one process, because a single step keeps all threads busy"
     obstacle = why_not_elsewhere(job)
     if obstacle is not None:
         return 1, f"; one process, because {obstacle}"
