@@ -1,5 +1,4 @@
-"""Imports without the garbage collector, which would look through new modules again and again: a
-tenth of the time that large libraries need to load."""
+"""Imports without the garbage collector, which would look through new modules again and again."""
 
 from __future__ import annotations
 

@@ -226,10 +226,8 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
 def _share_left(job: Job, device: torch.device, inner: str) -> float:
     """The share of a network's arithmetic that is left where its first layer goes through the
     dual."""
-    stack = _stack(job)
-    if inner != "mlp" or device.type != "cpu" or isinstance(stack, str):
-        return 1.0
-    if not dual_applies(job.rule, stack):
+    stack = _stack(job) if inner == "mlp" and device.type == "cpu" else ""
+    if isinstance(stack, str) or not dual_applies(job.rule, stack):
         return 1.0
     by_rows, by_dual = costs(job.rule, stack[0], job.federation.sizes)
     first, *others = (layer.inputs * layer.outputs for layer in stack)

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from fedveil.data.federation import Task
-from fedveil.engine.mlp import output_error
 from fedveil.engine.stack import Affine
 
 # Norms come from products of single precision, whose error grows with cancellation: where the
@@ -101,16 +100,6 @@ class Dual:
         if bias is not None:
             bias += weighted.sum(dim=0)
         return total
-
-    def gradient_at(self, vector: Span, mask: Tensor | None) -> Tensor:
-        """Gradients over all real examples at `w0 + vector`, `[clients, parameters]`."""
-        outputs = self.outputs * (1 + vector.shift)[:, None, None]
-        outputs = torch.baddbmm(outputs, self.gram, vector.coefficients)
-        error, losses = output_error(self.task, outputs.transpose(1, 2), self.targets)
-        share = torch.ones_like(losses) if mask is None else mask.to(losses.dtype)
-        share /= share.sum(dim=1, keepdim=True)
-        coefficients = error.transpose(1, 2) * share[:, :, None]
-        return self.rows(Span(coefficients, torch.zeros_like(vector.shift)))
 
     def _terms(self, vector: Span) -> Tensor:
         """Upper bound on the squared terms that a norm is made of, cancellation apart."""

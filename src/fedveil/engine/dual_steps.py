@@ -84,13 +84,13 @@ def _rise(state: Tensor, first: Affine, layers: Stack, parts: Parts) -> list[Ten
 
     `state` is what the first layer gives before its activation; it is overwritten.
     """
-    states = [_activate(state, first)]
+    states = [first.activate(state)]
     for layer, (weight, bias) in zip(layers, parts, strict=True):
         if bias is None:
             state = torch.bmm(states[-1], weight.mT)
         else:
             state = torch.baddbmm(bias[:, None], states[-1], weight.mT)
-        states.append(_activate(state, layer))
+        states.append(layer.activate(state))
     return states
 
 
@@ -104,19 +104,8 @@ def _fall(states: list[Tensor], first: Affine, layers: Stack, parts: Parts, keep
         weight.baddbmm_(error.mT, state, beta=keep)
         if bias is not None:
             bias.mul_(keep).add_(error.sum(dim=1))
-        activation = (layers[index - 1] if index else first).activation
-        if activation == "relu":
-            below = torch.ops.aten.threshold_backward(below, state, 0)
-        elif activation == "tanh":
-            below.addcmul_(below, state.square(), value=-1)
-        error = below
+        error = (layers[index - 1] if index else first).before_activation(below, state)
     return error
-
-
-def _activate(state: Tensor, layer: Affine) -> Tensor:
-    if layer.activation == "relu":
-        return state.relu_()
-    return state.tanh_() if layer.activation == "tanh" else state
 
 
 def _blocks(dual: Dual, records: Records) -> Iterator[tuple[range, int]]:

@@ -14,8 +14,8 @@ def keep_freed_memory() -> bool:
     """Let this process keep up to a gigabyte that it frees; whether it can (glibc alone can).
 
     A training step allocates and frees tens of megabytes many times over. By default the system
-    takes each large piece back and clears it anew page by page, which costs a recurrent network a
-    fifth of its time.
+    takes each large piece back and clears it anew page by page, which shows most in recurrent
+    networks.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

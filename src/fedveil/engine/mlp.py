@@ -95,22 +95,13 @@ class MlpGradients:
                 state = torch.bmm(weight, states[-1])
             else:
                 state = torch.baddbmm(bias[:, :, None], weight, states[-1])
-            if layer.activation == "relu":
-                state.relu_()
-            elif layer.activation == "tanh":
-                state.tanh_()
-            states.append(state)
+            states.append(layer.activate(state))
         return states
 
     def _back(self, index: int, weight: Tensor, error: Tensor, state: Tensor) -> Tensor:
         """The error before the activation that made `state`, which layer `index` reads."""
         below = torch.bmm(weight.transpose(1, 2), error)
-        activation = self._stack[index - 1].activation
-        if activation == "relu":
-            return torch.ops.aten.threshold_backward(below, state, 0)  # type: ignore[no-any-return]
-        if activation == "tanh":
-            return below.addcmul_(below, state.square(), value=-1)
-        return below
+        return self._stack[index - 1].before_activation(below, state)
 
     def _factors(self, errors: list[Tensor], states: list[Tensor], clip: GradientClip) -> Tensor:
         """What each example's gradient is multiplied by to be clipped, `[clients, batch]`."""

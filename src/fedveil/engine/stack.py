@@ -39,6 +39,21 @@ class Affine:
         """The bias as a view `[..., outputs]`."""
         return None if self.bias is None else rows[..., self.bias.start : self.bias.stop]
 
+    def activate(self, state: Tensor) -> Tensor:
+        """The layer's activation, in place."""
+        if self.activation == "relu":
+            return state.relu_()
+        return state.tanh_() if self.activation == "tanh" else state
+
+    def before_activation(self, error: Tensor, state: Tensor) -> Tensor:
+        """The error of what the activation read, from that of the `state` it made; the given error
+        may be overwritten."""
+        if self.activation == "relu":
+            return torch.ops.aten.threshold_backward(error, state, 0)  # type: ignore[no-any-return]
+        if self.activation == "tanh":
+            return error.addcmul_(error, state.square(), value=-1)
+        return error
+
 
 Stack = tuple[Affine, ...]
 Parts = list[tuple[Tensor, Tensor | None]]  # weight [clients, outputs, inputs], bias of each layer

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
@@ -12,15 +9,19 @@ from fedveil.engine.contract import Cohort, Engine, RoundSum, Take
 from fedveil.local.shaping import Shaping
 
 
-@contextmanager
-def threads_at(count: int) -> Iterator[None]:
-    """Compute with this many threads inside the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+class threads_at:  # noqa: N801
+    """Compute with this many threads inside the block. Short: rounds may take a quarter of a
+    millisecond."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._before = count, count
+
+    def __enter__(self) -> None:
+        self._before = torch.get_num_threads()
+        torch.set_num_threads(self._count)
+
+    def __exit__(self, *error: object) -> None:
+        torch.set_num_threads(self._before)
 
 
 class Threaded:
@@ -41,12 +42,8 @@ class Threaded:
         shaping: Shaping | None = None,
         take: Take | None = None,
     ) -> RoundSum:
-        before = torch.get_num_threads()  # by hand: rounds may take a quarter of a millisecond
-        torch.set_num_threads(self.threads)
-        try:
+        with threads_at(self.threads):
             return self.engine.round_sum(weights, cohort, round, shaping, take)
-        finally:
-            torch.set_num_threads(before)
 
     def close(self) -> None:
         self.engine.close()
