@@ -7,7 +7,7 @@ proved cannot be planned.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from fedveil.methods.clip_rules import ClipTracking
 from fedveil.methods.method import Method, Voting
 from fedveil.methods.protection import Occasion, Protection, Terms
 from fedveil.models.flat import Layout, flatten, layout_of
+from fedveil.planning import limits
 from fedveil.planning.secure_sums import check_sums, on_integers, secure_sums
 from fedveil.privacy.accounting import (
     Release,
@@ -218,12 +219,16 @@ def plan(
     budget: Budget | None = None,
     seed: int | None = None,
     arithmetic: Arithmetic | None = None,
+    declared: Sequence[str] = (),
+    unprotected: Sequence[str] = (),
 ) -> Plan:
     """Resolve a method against data, a model and a budget.
 
     With a seed the run is a simulation: its guarantee says what the same plan would certify.
     `arithmetic=None` is exact without a seed and under a secure sum, which adds integers, and
-    idealised (faster) with a seed.
+    idealised (faster) with a seed. Sentences: `declared` says what else the guarantee takes to be
+    public; `unprotected` what was taken from the protected data by other ways, so that nothing is
+    certified.
     """
     undecided = _undecided(method, federation, model, seed)
     protection = method.protection
@@ -241,7 +246,7 @@ def plan(
     if budget is None:
         raise BadInput(f"privacy.epsilon: method {method.name!r} needs a budget")
     terms = _terms(undecided, protection, arithmetic)
-    setting = _setting(protection, terms, seed)
+    setting = _setting(method, protection, terms, seed, declared, unprotected)
     delta = _delta(method, protection, terms, setting, budget)
     if budget.noise_multiplier is not None:
         noise = budget.noise_multiplier
@@ -269,7 +274,7 @@ def quick_noise(method: Method, like: Plan, budget: Budget) -> float:
         raise BadInput(f"training.method: {method.name!r} adds no noise")
     undecided = _undecided(method, like.federation, like.module, like.seed)
     terms = _terms(undecided, protection, like.terms.arithmetic)
-    setting = _setting(protection, terms, like.seed)
+    setting = _setting(method, protection, terms, like.seed)
     delta = _delta(method, protection, terms, setting, budget)
     return _calibrated(method, protection, terms, setting, budget.epsilon, delta, quickly=True)
 
@@ -321,7 +326,14 @@ def _delta(
     return budget.resolved_delta(setting.population or terms.federation.clients, pure=pure)
 
 
-def _setting(protection: Protection, terms: Terms, seed: int | None) -> Setting:
+def _setting(
+    method: Method,
+    protection: Protection,
+    terms: Terms,
+    seed: int | None,
+    declared: Sequence[str] = (),
+    unprotected: Sequence[str] = (),
+) -> Setting:
     promise, federation = protection.promise(terms), terms.federation
     by_client = promise.unit is Unit.CLIENT
     return Setting(
@@ -333,6 +345,9 @@ def _setting(protection: Protection, terms: Terms, seed: int | None) -> Setting:
         entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
         colluders=promise.colluders,
         honest_shares=promise.honest_shares,
+        unprotected=(*limits.unprotected(method, protection, terms), *unprotected),
+        declared=(*limits.declared(terms), *declared),
+        not_covered=limits.not_covered(terms, promise.trust),
     )
 
 
