@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fedveil.data.federation import Federation
 from fedveil.data.partition import named
 from fedveil.data.sources import load
@@ -73,6 +75,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         privacy = recipe.privacy
         budget = Budget(privacy.epsilon, privacy.delta, privacy.noise_multiplier)
     arithmetic = recipe.privacy.arithmetic
+    declared, unprotected = _looked_at(recipe)
     return plan(
         method,
         federation,
@@ -82,4 +85,23 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         arithmetic=None
         if arithmetic is None
         else named_value(Arithmetic, "privacy.arithmetic", arithmetic),
+        declared=declared,
+        unprotected=unprotected,
     )
+
+
+def _looked_at(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """What the settings were tried out on: declared public, or the protected data themselves."""
+    declared, unprotected = [], []
+    for name in recipe.privacy.tuned_on:
+        if _protected(recipe.data, name):
+            unprotected.append(f"Settings were chosen by looking at {name}, the protected data.")
+        else:
+            declared.append(f"Settings were chosen by looking at {name}, declared to be public.")
+    return declared, unprotected
+
+
+def _protected(data: DataSection, name: str) -> bool:
+    if data.file is None:
+        return name == data.source
+    return Path(name).exists() and Path(name).samefile(data.file)

@@ -87,6 +87,7 @@ class PrivacySection:
     clip_rate: float = 0.2  # how fast; 0 only releases the share within the clip
     clip_noise: float = 0.05  # std on the released count, as a share of the cohort
     arithmetic: str | None = None  # exact or idealised; None: exact without a seed
+    tuned_on: tuple[str, ...] = ()  # data that settings were tried out on: public, or nothing holds
 
 
 @dataclass(frozen=True)
@@ -337,4 +338,7 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
 
 def _kind_name(option: Any) -> str:
     names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
-    return names.get(option, "a list of whole numbers")
+    if option in names:
+        return names[option]
+    inner = names[typing.get_args(option)[0]].split(" ", 1)[1]
+    return f"a list of {inner}s"

@@ -76,7 +76,7 @@ def _secret(guarantee: Guarantee) -> list[str]:
         )
     if isinstance(guarantee.tuning, RandomRuns):
         found.append("Only the chosen run is ever seen; how many there were stays secret.")
-        found.append("Runs were scored on public data, or by releases that are counted here.")
+        found.append("Runs were scored on public data alone.")
     if setting.entropy is Entropy.SYSTEM:
         found.append("The operating system's random numbers cannot be guessed.")
     return found
