@@ -59,7 +59,7 @@ class RunDirectory:
                 document = json.dumps(plan.guarantee.to_dict(), indent=2) + "\n"
                 (partial / "guarantee.json").write_text(document, encoding="utf-8")
             (partial / "metrics.jsonl").touch()
-            optimizer: State = plan.method.optimizer.start(plan.start)
+            optimizer: State = plan.optimizer.start(plan.start)
             save_checkpoint(
                 partial / "checkpoint" / "state.safetensors",
                 Checkpoint(0, plan.start, optimizer),
