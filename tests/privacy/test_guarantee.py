@@ -189,7 +189,8 @@ def test_certified_needs_exact_arithmetic_and_system_entropy() -> None:
                 assert "seed" in made.reason
             if arithmetic is Arithmetic.IDEALISED:
                 assert "floating-point" in made.reason
-            assert ("Certified if run exactly as described" in made.statement) is exact
+            assert made.statement.startswith("Certified: ") is exact
+            assert ("\nNot certified: " in made.statement) is not exact
 
 
 def test_continuous_shares_in_a_secure_sum_are_idealised_only() -> None:
@@ -208,11 +209,11 @@ def test_continuous_shares_in_a_secure_sum_are_idealised_only() -> None:
 def test_statement_names_who_is_protected_from_whom() -> None:
     made = ONE_OF_EACH
     assert "one client" in made[0].statement
-    assert "cohorts that stay secret" in made[0].statement
+    assert "Cohorts and their sizes stay secret" in made[0].statement
     assert "Poisson sampling at rate 0.01" in made[0].statement
     assert "100 out of 2000 clients" in made[1].statement
     assert "at most 120 of 900" in made[2].statement
-    assert "the server included" in made[3].statement
+    assert "as a server does" in made[3].statement
     assert "3 honest noise shares" in made[3].statement
     assert "one record of one client" in made[11].statement
     assert "all of it 2 times for tuning" in made[9].statement

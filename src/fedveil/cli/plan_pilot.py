@@ -70,7 +70,7 @@ def plan_pilot(args: argparse.Namespace) -> int:
     else:
         _show(found)
         if guarantee is not None:
-            console.stdout().print(f"Recommended: {guarantee.statement}")
+            console.say(guarantee.statement, heading="Recommended:")
         if args.write is not None:
             console.stdout().print(f"Run it with: fedveil run {args.write}")
     return 130 if found.interrupted else 0

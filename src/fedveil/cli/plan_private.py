@@ -116,5 +116,5 @@ def _show(found: Tuned, output: Path) -> None:
     rows.append(["  without tuning", f"{found.untuned_noise:.4g}"])
     rows.append(["files", str(output)])
     console.table("The chosen run", ["", ""], rows)
-    console.stdout().print(found.guarantee.statement)
+    console.say(found.guarantee.statement)
     console.stdout().print("The model is trained: running these settings again would cost anew.")

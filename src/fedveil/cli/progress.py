@@ -1,4 +1,7 @@
-"""The live view of a run; plain lines where there is no terminal to draw on."""
+"""The live view of a run; plain lines where there is no terminal to draw on.
+
+Of a protected run no times are shown: they depend on who takes part and how much data they have.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,15 @@ def progress(run: Run, *, quiet: bool, json: bool) -> Iterator[Show]:
 
 @contextmanager
 def _live(run: Run) -> Iterator[Show]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = (
+    columns: list[ProgressColumn] = [
         TextColumn("round {task.completed}/{task.total}"),
         BarColumn(),
         TextColumn("{task.fields[metrics]}"),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-    )
+    ]
+    if not run.plan.protected:
+        columns += [TextColumn("{task.fields[speed]}"), TimeRemainingColumn()]
     speedometer = _Speedometer(run)
     with Progress(*columns, console=console.stderr(), transient=False) as bar:
         task = bar.add_task(
@@ -63,18 +66,15 @@ def _lines(run: Run) -> Show:
             print(lost, file=sys.stderr, flush=True)
         if report.metrics is not None:
             shown = _metrics(report.metrics, report.epsilon_so_far)
-            left = speedometer.seconds_left(report.round)
-            print(
-                f"round {report.round}/{total}  {shown}  {speed}  {left:.0f} s left",
-                file=sys.stderr,
-                flush=True,
-            )
+            if not run.plan.protected:
+                shown += f"  {speed}  {speedometer.seconds_left(report.round):.0f} s left"
+            print(f"round {report.round}/{total}  {shown}", file=sys.stderr, flush=True)
 
     return show
 
 
 class _Speedometer:
-    """Clients a second since the start. It counts the expected cohort: the true one is secret."""
+    """Clients a second since the start, by the expected cohort."""
 
     def __init__(self, run: Run) -> None:
         self._cohort = run.plan.sampling.expected_cohort

@@ -131,27 +131,43 @@ def _fresh_directory(plan: Plan) -> Path:
 def _train(run: Run, args: argparse.Namespace) -> int:
     """Train to the end; how many updates were not finite and counted as zero."""
     from fedveil.cli.progress import progress
-    from fedveil.cli.secure_sums import planned
 
-    plan, rejected = run.plan, 0
-    if not args.quiet:
-        for note in plan.federation.notes:
-            console.stderr().print(f"[yellow]note:[/] {note}")
-        for warning in plan.warnings:
-            console.stderr().print(f"[red]warning:[/] {warning}")
-        if plan.guarantee is not None:
-            console.stderr().print(f"[bold]Guarantee:[/] {plan.guarantee.statement}")
-        else:
-            console.stderr().print("[bold]No guarantee:[/] this method adds no noise.")
-        if run.secure is not None:
-            console.stderr().print(f"[bold]Secure sums:[/] {planned(run.secure.sums)}")
+    rejected = 0
+    _warn(run, quiet=args.quiet)
     if args.explain:
-        console.stderr().print(f"engine: {run.choice.name} ({run.choice.reason})")
+        reason = run.choice.reason
+        if run.plan.protected:  # how long rounds take depends on how much data clients have
+            reason = reason.partition(";")[0]
+        console.stderr().print(f"engine: {run.choice.name} ({reason})")
     with progress(run, quiet=args.quiet, json=args.json) as show:
         for report in run:
             show(report)
             rejected += report.insight.rejected if report.insight else 0
     return rejected
+
+
+def _warn(run: Run, *, quiet: bool) -> None:
+    """What must be known before training. Quiet leaves out what is only good to know."""
+    from fedveil.cli.secure_sums import planned
+
+    plan, errors = run.plan, console.stderr()
+    if not quiet:
+        for note in plan.federation.notes:
+            console.say(note, heading="note:", colour="yellow", to=errors)
+    for warning in plan.warnings:
+        console.say(warning, heading="warning:", colour="red", to=errors)
+    if plan.guarantee is None:
+        text = "this method adds no noise."
+        console.say(text, heading="No guarantee:", to=errors)
+    elif quiet:
+        for sentence in plan.guarantee.not_covered:
+            console.say(sentence, heading="not covered:", colour="yellow", to=errors)
+        if not plan.guarantee.certified:
+            console.say(f"{plan.guarantee.reason}.", heading="Not certified:", to=errors)
+    else:
+        console.say(plan.guarantee.statement, heading="Guarantee:", to=errors)
+    if run.secure is not None and not quiet:
+        console.say(planned(run.secure.sums), heading="Secure sums:", to=errors)
 
 
 def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
@@ -171,7 +187,7 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     result |= {
         "rounds": run.state.rounds,
         "planned_rounds": run.plan.method.rounds,
-        "seconds": round(seconds, 3),
+        "seconds": None if run.plan.protected else round(seconds, 3),
         "method": run.plan.method.name,
         "clients": run.plan.federation.clients,
         "parameters": run.plan.layout.size,
@@ -221,7 +237,8 @@ def _show(result: dict[str, Any], plan: Plan) -> None:
         rows.append(["  without privacy", shown])
     rows.append(["loss", f"{result['loss']:.4g}"])
     rows.append(["rounds", f"{result['rounds']} of {result['planned_rounds']}"])
-    rows.append(["time", f"{result['seconds']:.1f} s"])
+    if result["seconds"] is not None:
+        rows.append(["time", f"{result['seconds']:.1f} s"])
     if result.get("rejected_updates"):
         rows.append(["updates not finite: counted as zero", str(result["rejected_updates"])])
     if plan.guarantee is not None:
@@ -234,9 +251,9 @@ def _show(result: dict[str, Any], plan: Plan) -> None:
     rows.append(["files", result["directory"]])
     console.table(f"{plan.method.name} on {plan.federation.name}", ["result", ""], rows)
     if plan.guarantee is not None:
-        console.stdout().print(plan.guarantee.statement)
+        console.say(plan.guarantee.statement)
     else:
-        console.stdout().print("No privacy is guaranteed: this method adds no noise.")
+        console.say("No privacy is guaranteed: this method adds no noise.")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -23,6 +23,7 @@ from fedveil.methods.clip_rules import ClipTracking
 from fedveil.methods.method import Method
 from fedveil.methods.protection import Occasion, Protection, Terms
 from fedveil.models.flat import Layout, flatten, layout_of
+from fedveil.planning import limits
 from fedveil.planning.fitting import distillation, fitted, sampling_of, shaping_of, terms_of
 from fedveil.planning.secure_sums import check_sums
 from fedveil.privacy.accounting import (
@@ -108,6 +109,8 @@ class Plan:
     seed: int | None
     terms: Terms | None = field(default=None, repr=False)  # what the noise is fitted to
     delta: float | None = None  # of the guarantee; None: a simulation that promises nothing
+    declared: tuple[str, ...] = ()  # what else the guarantee takes to be public
+    unprotected: tuple[str, ...] = ()  # what else was taken from the protected data
     basis: tuple[object, ...] = field(default=(), repr=False, compare=False)  # of the terms
 
     def __post_init__(self) -> None:
@@ -158,7 +161,14 @@ class Plan:
     def setting(self) -> Setting | None:
         if self.method.protection is None or self.terms is None:
             return None
-        return _setting(self.method.protection, self.terms, self.seed)
+        return _setting(
+            self.method,
+            self.method.protection,
+            self.terms,
+            self.seed,
+            self.declared,
+            self.unprotected,
+        )
 
     @cached_property
     def guarantee(self) -> Guarantee | None:
@@ -284,12 +294,16 @@ def plan(
     budget: Budget | None = None,
     seed: int | None = None,
     arithmetic: Arithmetic | None = None,
+    declared: Sequence[str] = (),
+    unprotected: Sequence[str] = (),
 ) -> Plan:
     """Resolve a method against data, a model and a budget.
 
     With a seed the run is a simulation: its guarantee says what the same plan would certify.
     `arithmetic=None` is exact without a seed and under a secure sum, which adds integers, and
-    idealised (faster) with a seed.
+    idealised (faster) with a seed. Sentences: `declared` says what else the guarantee takes to be
+    public; `unprotected` what was taken from the protected data by other ways, so that nothing is
+    certified.
     """
     protection, start = method.protection, flatten(model)
     if protection is None:
@@ -306,14 +320,15 @@ def plan(
     if budget is None:
         raise BadInput(f"privacy.epsilon: method {method.name!r} needs a budget")
     terms = terms_of(method, federation, model, protection, seed, arithmetic)
-    setting = _setting(protection, terms, seed)
+    setting = _setting(method, protection, terms, seed, declared, unprotected)
     delta = _delta(method, protection, terms, setting, budget)
     if budget.noise_multiplier is not None:
         noise = budget.noise_multiplier
     else:
         noise = _calibrated(method, protection, terms, setting, budget.epsilon or 0.0, delta)
     terms = replace(terms, noise_multiplier=noise)
-    made = Plan(method, federation, model, start, seed, terms, delta)
+    said = tuple(declared), tuple(unprotected)
+    made = Plan(method, federation, model, start, seed, terms, delta, *said)
     if made.guarantee is None:  # worked out here, for what cannot be proved cannot be planned
         raise RuntimeError("a plan with noise has a guarantee")
     return made
@@ -331,7 +346,7 @@ def quick_noise(method: Method, like: Plan, budget: Budget) -> float:
     terms = terms_of(
         method, like.federation, like.module, protection, like.seed, like.terms.arithmetic
     )
-    setting = _setting(protection, terms, like.seed)
+    setting = _setting(method, protection, terms, like.seed)
     delta = _delta(method, protection, terms, setting, budget)
     return _calibrated(method, protection, terms, setting, budget.epsilon, delta, quickly=True)
 
@@ -344,7 +359,14 @@ def _delta(
     return budget.resolved_delta(setting.population or terms.federation.clients, pure=pure)
 
 
-def _setting(protection: Protection, terms: Terms, seed: int | None) -> Setting:
+def _setting(
+    method: Method,
+    protection: Protection,
+    terms: Terms,
+    seed: int | None,
+    declared: Sequence[str] = (),
+    unprotected: Sequence[str] = (),
+) -> Setting:
     promise, federation = protection.promise(terms), terms.federation
     by_client = promise.unit is Unit.CLIENT
     return Setting(
@@ -356,6 +378,9 @@ def _setting(protection: Protection, terms: Terms, seed: int | None) -> Setting:
         entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
         colluders=promise.colluders,
         honest_shares=promise.honest_shares,
+        unprotected=(*limits.unprotected(method, protection, terms), *unprotected),
+        declared=(*limits.declared(terms), *declared),
+        not_covered=limits.not_covered(terms, promise.trust),
     )
 
 

@@ -34,6 +34,7 @@ from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.units import Entropy
 
 VERSION = 2
+MOVED = "The run was copied, and the user declared that this copy alone goes on."
 
 File = tuple[int, int]  # device and inode
 
@@ -239,8 +240,10 @@ class Ledger:
         A run that was stopped after somebody had looked at its outputs costs what its whole plan
         costs, for the number of rounds is then an output as well.
         """
-        header = self.header
-        return account(header.planned, setting=header.setting, delta=header.delta)
+        header, setting = self.header, self.header.setting
+        if self.moves:
+            setting = replace(setting, declared=(*setting.declared, MOVED))
+        return account(header.planned, setting=setting, delta=header.delta)
 
     def spent(self) -> float:
         """What the reserved rounds alone cost: an epsilon only if their number was fixed before
