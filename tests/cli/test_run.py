@@ -86,7 +86,7 @@ def test_a_protected_run_keeps_nothing_that_noise_does_not_cover(
             assert "insight" not in text
             assert 'norm"' not in text.replace('clip_norm"', "")
     lines = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
-    allowed = {"round", "loss", "accuracy", "epsilon"}
+    allowed = {"round", "loss", "accuracy", "epsilon_so_far"}
     assert all(set(json.loads(line)) <= allowed for line in lines)
 
 

@@ -51,7 +51,7 @@ def _live(run: Run) -> Iterator[Show]:
             if lost := _lost(report):
                 bar.console.print(lost)
             if report.metrics is not None:
-                bar.update(task, metrics=_metrics(report.metrics, report.epsilon))
+                bar.update(task, metrics=_metrics(report.metrics, report.epsilon_so_far))
 
         yield show
 
@@ -65,7 +65,7 @@ def _lines(run: Run) -> Show:
         if lost := _lost(report):
             print(lost, file=sys.stderr, flush=True)
         if report.metrics is not None:
-            shown = _metrics(report.metrics, report.epsilon)
+            shown = _metrics(report.metrics, report.epsilon_so_far)
             if not run.plan.protected:
                 shown += f"  {speed}  {speedometer.seconds_left(report.round):.0f} s left"
             print(f"round {report.round}/{total}  {shown}", file=sys.stderr, flush=True)
@@ -103,5 +103,5 @@ def _metrics(metrics: Metrics, epsilon: float | None) -> str:
     if metrics.accuracy is not None:
         parts.append(f"accuracy {metrics.accuracy:.1%}")
     if epsilon is not None:
-        parts.append(f"epsilon {epsilon:.3g}")
+        parts.append(f"epsilon so far {epsilon:.3g}")
     return "  ".join(parts)

@@ -33,6 +33,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="repeatable simulation instead of protected noise")
     parser.add_argument("--output", type=Path, metavar="DIR", help="a new run directory")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run")
+    parser.add_argument(
+        "--moved", action="store_true", help="with --resume: this copy alone will go on, I declare"
+    )
     parser.add_argument("--explain", action="store_true", help="say which engine runs, and why")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
 
@@ -62,7 +65,7 @@ def execute(args: argparse.Namespace) -> int:
         return 0
     run = Run(plan, speed=speed, every=recipe.evaluation.every)
     if args.resume is not None:
-        directory = RunDirectory.open(args.resume, plan)
+        directory = RunDirectory.open(args.resume, plan, moved=args.moved)
     else:
         output = args.output or _fresh_directory(plan)
         directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
@@ -99,6 +102,8 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         if args.set or any(value is not None for value in [*given, args.schema]):
             raise BadInput("--resume: goes on with the run as it is; give no other recipe options")
         return recipes.parse(recipes.read(args.resume / "recipe.toml"))
+    if args.moved:
+        raise BadInput("--moved: goes with --resume")
     if args.recipe is not None:
         table = recipes.read(args.recipe)
     else:
@@ -189,7 +194,7 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
         "engine": run.engine.name,
         "seed": run.plan.seed,
         "directory": None if directory is None else str(directory.path),
-        "guarantee": None if run.plan.guarantee is None else run.plan.guarantee.to_dict(),
+        "guarantee": None if run.guarantee is None else run.guarantee.to_dict(),
         "secure_sums": secure_document(run),
         "notes": list(run.plan.federation.notes),
         "warnings": list(run.plan.warnings),

@@ -145,9 +145,7 @@ def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns, scored: Proxy) -> tupl
 def _noisier(plan: Plan, noise: float) -> Plan:
     if plan.terms is None:
         raise BadInput("--tune-on-private-data: needs a private method")
-    changed = replace(plan, terms=replace(plan.terms, noise_multiplier=noise))
-    # The grid of exact arithmetic goes with the noise.
-    return replace(changed, shaping=changed.shaping_in(0, {}))
+    return replace(plan, terms=replace(plan.terms, noise_multiplier=noise))
 
 
 def _scored_on(private: Federation, scored: Proxy) -> Federation:

@@ -271,8 +271,7 @@ def rehearsed(recipe: Recipe, federation: Federation, noise: float, seed: int) -
         Arithmetic.IDEALISED,
         noise,
     )
-    noisy = replace(bare, method=method, terms=terms)
-    return replace(noisy, shaping=noisy.shaping_in(0, {}))
+    return replace(bare, method=method, terms=terms)
 
 
 def clips_gradients(method: Method) -> bool:
