@@ -28,6 +28,7 @@ def federation_of(data: DataSection) -> Federation:
             data_dir=data.directory,
             test_fraction=data.test_fraction,
             validation_fraction=data.public_fraction,
+            holdout=data.holdout,
             seed=data.seed,
             clients=data.clients,
             alpha=data.alpha,
@@ -55,6 +56,7 @@ def federation_of(data: DataSection) -> Federation:
         partition=None if name is None else named(name, **given),
         test_fraction=data.test_fraction,
         validation_fraction=data.public_fraction or 0.0,
+        holdout=data.holdout or "within",
         seed=data.seed,
     )
 

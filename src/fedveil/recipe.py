@@ -33,6 +33,7 @@ class DataSection:
     examples_per_client: int | None = None
     cap: int | None = None  # most examples a client keeps
     test_fraction: float | None = None  # None: the source's own test part, or a fifth
+    holdout: str | None = None  # within, latest, pooled or clients; None: the source's, or within
     public_fraction: float | None = None  # set aside as public, unlabelled inputs to vote on
     directory: str | None = None  # where local copies of the data sets are
     seed: int = 0  # of the partition; public
