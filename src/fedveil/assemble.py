@@ -77,7 +77,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         privacy = recipe.privacy
         budget = Budget(privacy.epsilon, privacy.delta, privacy.noise_multiplier)
     arithmetic = recipe.privacy.arithmetic
-    declared, unprotected = _looked_at(recipe)
+    declared, unprotected = _said(recipe)
     return plan(
         method,
         federation,
@@ -92,9 +92,12 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
     )
 
 
-def _looked_at(recipe: Recipe) -> tuple[list[str], list[str]]:
-    """What the settings were tried out on: declared public, or the protected data themselves."""
+def _said(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """What the recipe declares to be public, and what it owns up to."""
     declared, unprotected = [], []
+    if recipe.data.file is not None and recipe.data.schema is not None:
+        name = Path(recipe.data.schema).name
+        declared.append(f"The columns, ranges and categories of the schema {name} are public.")
     for name in recipe.privacy.tuned_on:
         if _protected(recipe.data, name):
             unprotected.append(f"Settings were chosen by looking at {name}, the protected data.")

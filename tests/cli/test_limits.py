@@ -47,8 +47,7 @@ def _planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def load(*args: Any, **settings: Any) -> Federation:
         federation = original(*args, **settings)
-        object.__setattr__(federation, "unprotected", (PLANTED,))
-        return federation
+        return replace(federation, unprotected=(PLANTED,))
 
     monkeypatch.setattr(assemble, "load", load)
 
@@ -202,6 +201,48 @@ def test_test_examples_are_told_and_whose_they_are() -> None:
         assert guarantee.certified
 
 
+SCHEMA = """
+[columns.x]
+type = "number"
+min = 0
+max = 10
+[columns.y]
+type = "category"
+categories = ["no", "yes"]
+"""
+
+
+def test_a_public_schema_certifies_what_statistics_of_the_rows_do_not(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """The same table: with the schema, without it, and without a client column."""
+    rows = [f"{i % 30},{i % 7},{'yes' if i % 7 > 3 else 'no'}" for i in range(300)]
+    (tmp_path / "t.csv").write_text("\n".join(["who,x,y", *rows]))
+    (tmp_path / "s.toml").write_text(SCHEMA)
+    table = ["--data", str(tmp_path / "t.csv"), "--label", "y", "--set", "training.rounds=2"]
+    schema, by_owner = ["--schema", str(tmp_path / "s.toml")], ["--client-column", "who"]
+
+    def guarantee(name: str, *more: str) -> dict[str, Any]:
+        out = str(tmp_path / name)
+        assert main(["run", *table, *more, "--quiet", "--json", "--output", out]) == 0
+        document: dict[str, Any] = json.loads(capsys.readouterr().out)["guarantee"]
+        stored = asked(capsys, "account", out)
+        assert {name: stored[name] for name in document} == document
+        return document
+
+    public = guarantee("public", *by_owner, *schema)
+    assert public["certified"]
+    assert any("the schema s.toml are public" in one for one in public["rests_on"])
+    assert any("which are the clients' own" in one for one in public["not_covered"])
+    judged = guarantee("judged", *by_owner)
+    assert not judged["certified"]
+    assert any("taken from the data" in one for one in judged["not_covered"])
+    assert any("Means and deviations of 1 column" in one for one in judged["not_covered"])
+    dealt = ["--set", "data.partition=iid", "--set", "data.clients=30"]
+    shares = guarantee("shares", *schema, *dealt)
+    assert any("artificial clients" in one for one in shares["not_covered"])
+
+
 def test_votes_on_the_clients_own_inputs_are_not_certified() -> None:
     """They are public only if they were public before."""
     recipe = recipes.with_defaults(recipes.parse(recipes.read(RECIPES / "ae-dpfl.toml")))
@@ -210,5 +251,5 @@ def test_votes_on_the_clients_own_inputs_are_not_certified() -> None:
     own = replace(federation, notes=(*federation.notes, HELD_OUT_NOTE))
     guarantee = plan_of(recipe, own).guarantee
     assert not guarantee.certified
-    assert "voted on" in guarantee.reason
+    assert "vote on" in guarantee.reason
     assert "The 220 inputs that are voted on are public." in guarantee.rests_on

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from fedveil.data.federation import HELD_OUT_NOTE, Federation, Task
+from fedveil.data.declared import SET_ASIDE
+from fedveil.data.federation import ARTIFICIAL_NOTE, HELD_OUT_NOTE, Federation, Task
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.central_noise import CentralNoise
@@ -33,9 +34,10 @@ _KNOWN_LAYERS = ("torch.nn.", "fedveil.models.")
 
 def unprotected(method: Method, protection: Protection, terms: Terms) -> tuple[str, ...]:
     """What came from private data without noise, or from code without a proof."""
-    found = list(getattr(terms.federation, "unprotected", ()))
-    if terms.shaping.ballot is not None and HELD_OUT_NOTE in terms.federation.notes:
-        found.append("The inputs that are voted on were taken from the clients' own data.")
+    found = list(terms.federation.unprotected)
+    held_out = HELD_OUT_NOTE in terms.federation.notes and SET_ASIDE not in found
+    if terms.shaping.ballot is not None and held_out:
+        found.append(SET_ASIDE)
     parts: tuple[Any, ...] = (method.local, method.shaping, method.shaping.clip, method.clip_rule)
     if type(protection) not in _PROVED:
         found.append(_UNPROVED.format(type(protection).__name__))
@@ -65,10 +67,9 @@ def declared(terms: Terms) -> tuple[str, ...]:
 
 def not_covered(terms: Terms, trust: Trust) -> tuple[str, ...]:
     """What a run shows or holds beyond its releases."""
-    found = []
-    if len(terms.federation.test):
-        whose = ", which are the clients' own" if HELD_OUT_NOTE in terms.federation.notes else ""
-        found.append(f"Test examples{whose}: loss and accuracy on them have no noise.")
+    found = list(test_examples(terms.federation))
+    if ARTIFICIAL_NOTE in terms.federation.notes:
+        found.append("A person: rows were dealt to artificial clients, and one client is a share.")
     if terms.secure is not None and terms.secure.mode is Mode.MODELLED:
         found.append(
             "Whoever runs this process: secure sums are modelled, without masks, and it sees what "
@@ -77,6 +78,14 @@ def not_covered(terms: Terms, trust: Trust) -> tuple[str, ...]:
     elif trust is not Trust.CENTRAL:
         found.append("Whoever runs this process: it holds all clients' data, noise and keys.")
     return tuple(found)
+
+
+def test_examples(federation: Federation) -> tuple[str, ...]:
+    """What is said about figures that are measured on the federation's test part."""
+    if not len(federation.test):
+        return ()
+    whose = ", which are the clients' own" if HELD_OUT_NOTE in federation.notes else ""
+    return (f"Test examples{whose}: loss and accuracy on them have no noise.",)
 
 
 def _shape(federation: Federation) -> str:

@@ -27,6 +27,7 @@ from fedveil.data.federation import Federation
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput, Refused
 from fedveil.planning.halving import spread_out
+from fedveil.planning.limits import test_examples
 from fedveil.planning.overlap import check_federations
 from fedveil.planning.plan import Plan
 from fedveil.planning.proxy import SYNTHETIC, Proxy
@@ -130,7 +131,12 @@ def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns, scored: Proxy) -> tupl
         return account(releases, setting=scored_publicly, delta=given.delta, tuning=tuning)
 
     scores = f"Runs were scored on {scored.source}, declared to be public."
-    scored_publicly = replace(setting, declared=(*setting.declared, scores))
+    unseen = test_examples(real.federation)  # no run is scored on them
+    scored_publicly = replace(
+        setting,
+        declared=(*setting.declared, scores),
+        not_covered=tuple(one for one in setting.not_covered if one not in unseen),
+    )
     start = 2 * (real.noise_multiplier or 1.0)
     noise = least_at_most(lambda z: guarantee(z).epsilon, epsilon, start, least=1e-6, most=1e9)
     if noise is None:
