@@ -147,7 +147,7 @@ def offsets_of(sizes: npt.NDArray[np.integer[Any]]) -> Rows:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _column(owners: npt.ArrayLike) -> npt.NDArray[np.generic]:
+def _column(owners: npt.ArrayLike) -> npt.NDArray[Any]:
     """The owners as an array; a list whose entries NumPy would make something else is refused."""
     column = np.asarray(owners)
     if isinstance(owners, (list, tuple)) and column.dtype.kind in "fUS":
