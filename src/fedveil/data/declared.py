@@ -19,9 +19,6 @@ CLASS_NAMES = "the classes, their names and order were taken from the labels"
 VOCABULARY = "the size of the vocabulary was taken from the token ids"
 TASK = "whether to predict classes or numbers was decided by the labels"
 DEALT_BY_LABEL = "rows were dealt to artificial clients by their labels"
-SET_ASIDE = (
-    "the validation examples, which serve as public inputs to vote on, are rows of the clients"
-)
 
 
 def left_out(partition: ByOwner) -> str:
