@@ -56,7 +56,7 @@ class DualClients:
         most = int(sizes[places].max())
         kept = self._others + most * (most + 2 * first.outputs)
         start = first_of(self._stack, weights)
-        for chunk in chunks_of(sizes[places], first.inputs, max(1, _CHUNK // kept)):
+        for chunk in chunks_of(sizes[places], first.inputs, max(1, _CHUNK // kept), job.rule):
             where = places[chunk]
             clients, held = cohort[where], sizes[where]
             batches = draw_batches(clients, held, job.rule, round, job.randomness)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
@@ -174,10 +175,11 @@ def why_not_vmap(job: Job) -> str | None:
         if isinstance(child, nn.RNNBase):
             return f"torch cannot batch layer {name} ({type(child).__name__}) over clients"
     federation, layout = job.federation, job.layout
-    inputs = as_tensor(federation.model_inputs(federation.train.inputs[:1]))[
-        None
-    ].repeat_interleave(2, 0)
-    targets = as_tensor(federation.train.targets[:1])[None].repeat_interleave(2, 0)
+    # Zeros: nobody's record decides which engine trains the others.
+    example = federation.model_inputs(np.zeros_like(federation.train.inputs[:1]))
+    inputs = as_tensor(example)[None].repeat_interleave(2, 0)
+    target = as_tensor(np.zeros_like(federation.train.targets[:1]))
+    targets = target[None].repeat_interleave(2, 0)
     gradients = VmapGradients(job.module, layout, federation.task, torch.device("cpu"))
     try:
         with torch.random.fork_rng(devices=[]):
