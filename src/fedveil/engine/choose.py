@@ -224,21 +224,22 @@ def _together(
     if name == "sequential":
         if device.type == "cpu":
             keep_freed_memory()
-        gradients = AutogradGradients(job.module, job.layout, task, device)
+        gradients = AutogradGradients(job.module, job.layout, task, device, job.isolated)
         return RowEngine("sequential", job, gradients, 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
-        vmapped = VmapGradients(job.module, job.layout, task, device)
+        vmapped = VmapGradients(job.module, job.layout, task, device, job.isolated)
         return RowEngine(
             "generic", job, vmapped, chunk or _chunk(job, batch, 100), device, draws=True
         )
     if isinstance(stack, str):
         raise BadInput(f"engine.name: {name!r} cannot run this: {stack}")
-    rows = RowEngine("mlp", job, MlpGradients(stack, task), chunk or _chunk(job, 1, 1000), device)
+    gradients_of_all = MlpGradients(stack, task, job.isolated)
+    rows = RowEngine("mlp", job, gradients_of_all, chunk or _chunk(job, 1, 1000), device)
     if name == "algebra":
         return AlgebraEngine(job, stack, rows)
-    if device.type == "cpu" and dual_applies(job.rule, stack):
+    if device.type == "cpu" and dual_applies(job, stack):
         return MlpEngine(job, stack, rows)
     return rows
 
@@ -247,7 +248,7 @@ def _share_left(job: Job, device: torch.device, inner: str) -> float:
     """The share of a network's arithmetic that is left where its first layer goes through the
     dual."""
     stack = _stack(job) if inner == "mlp" and device.type == "cpu" else ""
-    if isinstance(stack, str) or not dual_applies(job.rule, stack):
+    if isinstance(stack, str) or not dual_applies(job, stack):
         return 1.0
     by_rows, by_dual = costs(job.rule, stack[0], job.federation.sizes)
     first, *others = (layer.inputs * layer.outputs for layer in stack)
@@ -262,7 +263,7 @@ def _why_not_algebra(job: Job, device: torch.device) -> str | None:
         return f"the model is not one affine layer: {layer}"
     if device.type != "cpu":
         return "algebra runs on the CPU"
-    if not (dual_applies(job.rule, stack) or moments_apply(job)):
+    if not (dual_applies(job, stack) or moments_apply(job)):
         kind = "gradient noise" if job.rule.gradient_noise else "clipping gradients in L1"
         return f"{kind} leaves the span of a client's data"
     return None

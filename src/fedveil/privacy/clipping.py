@@ -114,25 +114,25 @@ def clip_factors(norms: Array, clip: Clip, *, relative_error: float = 0.0) -> Ar
     wide = values.astype(np.float64)
     growth = (1.0 + relative_error) * (1.0 + 2.0**-50)
     shrink = (1.0 - 2.0**-50) / (1.0 + _rounding(dtype)) ** 2
-    # The usual case in few passes. Neither minimum nor maximum passes over a NaN.
-    if (
-        clip.norm > _SMALL
-        and wide.min(initial=0.0) >= 0.0
-        and wide.max(initial=0.0) * growth < clip.norm / _SMALL
-    ):
-        if dtype is np.float32:
-            shrink *= 1.0 - 2.0**-23  # more than rounding to float32 adds
-        wide *= growth
-        inside = wide <= clip.norm
-        factors = clip.norm * shrink / np.maximum(wide, clip.norm, out=wide)
-        factors[inside] = 1.0
-        return like(norms, factors.astype(dtype, copy=False))
-    valid = np.isfinite(wide) & (wide >= 0.0)
-    largest = np.where(valid, wide, 0.0) * growth
-    outside = largest > clip.norm
-    with np.errstate(over="ignore", divide="ignore"):
-        factors = np.where(outside, clip.norm / np.where(outside, largest, 1.0) * shrink, 1.0)
-    return like(norms, _round_down(np.where(valid, factors, 0.0), dtype))
+    # The usual case in few passes, and what may over- or underflow there again.
+    tight = shrink * (1.0 - 2.0**-23) if dtype is np.float32 else shrink  # more than rounding adds
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        grown = wide * growth
+        usual = (wide >= 0.0) & (grown < clip.norm / _SMALL) & (clip.norm > _SMALL)
+        factors = clip.norm * tight / np.maximum(grown, clip.norm)
+        factors[grown <= clip.norm] = 1.0
+        if not usual.all():
+            odd = np.flatnonzero(~usual)
+            factors[odd] = _odd_factors(grown[odd], clip, shrink, dtype)
+    return like(norms, factors.astype(dtype, copy=False))
+
+
+def _odd_factors(largest: Reals, clip: Clip, shrink: float, dtype: Any) -> Floating:
+    """Factors of norms that are not finite, or far from the bound."""
+    valid = np.isfinite(largest) & (largest >= 0.0)
+    outside = valid & (largest > clip.norm)
+    factors = np.where(outside, clip.norm / np.where(outside, largest, 1.0) * shrink, 1.0)
+    return _round_down(np.where(valid, factors, 0.0), dtype)
 
 
 def _clip(rows: Floating, clip: Clip, in_place: bool) -> ClippedRows[Floating]:
