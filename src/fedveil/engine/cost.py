@@ -57,7 +57,7 @@ def predict(job: Job, workload: Workload) -> Prediction:
 def operations(job: Job) -> float:
     """Multiplications in the forward pass of one example."""
     federation, module = job.federation, job.module
-    example = as_tensor(federation.model_inputs(federation.train.inputs[:1]))
+    example = as_tensor(federation.model_inputs(np.zeros_like(federation.train.inputs[:1])))
     counted: list[float] = []
     handles = [
         child.register_forward_hook(_counter(counted))

@@ -3,6 +3,12 @@
 All activations are kept as `[clients, units, batch]`. An example's gradient in an affine layer is
 the outer product of its error and its input, so its norm is a product of two norms and no gradient
 of a single example is ever formed (ghost norms; Goodfellow 2015), in L1 as in L2.
+
+Clipped gradients of any values. Errors and inputs are single-precision numbers, whose squares, and
+products of squares, neither over- nor underflow in double precision: norms, factors and the sum of
+clipped gradients are computed there, an example of which anything is not finite counts as zero, and
+the mean is rounded once. One record then moves it by at most twice the clip over the batch size, up
+to rounding. Where nothing is large or tiny and nobody is promised anything, single precision does.
 """
 
 from __future__ import annotations
@@ -17,13 +23,14 @@ from fedveil.privacy.clipping import Clip, clip_factors
 
 
 class MlpGradients:
-    """Gradients and plain descent of a stack of affine layers."""
+    """Gradients and plain descent of a stack of affine layers; clipped ones in double precision
+    always (`careful`), or where that matters."""
 
-    def __init__(self, stack: Stack, task: Task) -> None:
-        self._stack, self._task = stack, task
+    def __init__(self, stack: Stack, task: Task, careful: bool = False) -> None:
+        self._stack, self._task, self._careful = stack, task, careful
         widest = max(max(layer.inputs, layer.outputs) for layer in stack)
-        # What single-precision sums of squares over a layer may be off by, relatively.
-        self._norm_error = (2 * widest + 16) * 2.0**-24
+        # Sums of squares over a layer may be off by this many roundings, relatively.
+        self._roundings = 2 * widest + 16
         self._parts: Parts = []
 
     def __call__(
@@ -45,7 +52,11 @@ class MlpGradients:
         for index in range(len(parts) - 1, 0, -1):
             errors.insert(0, self._back(index, parts[index][0], errors[0], states[index]))
         if clip is not None:
-            factors = self._factors(errors, states, clip).div_(denominator)
+            factors = None if self._careful else self._quick_factors(errors, states, clip)
+            if factors is None:
+                errors, states = [e.double() for e in errors], [s.double() for s in states]
+                factors = self._factors(errors, states, clip)
+            factors /= denominator
             if mask is not None:
                 factors *= mask
             for each in errors:
@@ -56,7 +67,7 @@ class MlpGradients:
             layer.weight_of(gradient).copy_(torch.bmm(each, state.transpose(1, 2)))
             bias = layer.bias_of(gradient)
             if bias is not None:
-                torch.sum(each, dim=2, out=bias)
+                bias.copy_(each.sum(dim=2))
         return gradient, (losses * share).sum(dim=1)
 
     def begin(self, start: Tensor, clients: int) -> None:
@@ -103,20 +114,49 @@ class MlpGradients:
         below = torch.bmm(weight.transpose(1, 2), error)
         return self._stack[index - 1].before_activation(below, state)
 
+    def _quick_factors(
+        self, errors: list[Tensor], states: list[Tensor], clip: GradientClip
+    ) -> Tensor | None:
+        """The same as `_factors` in single precision; None if that may be wrong."""
+        sizes = _sizes(errors, states, clip.order)
+        # Squares that vanish, times the largest, must be nothing beside the clip.
+        vanishing = self._roundings * len(errors) * 2.0**-125
+        limit = 1e18 if clip.order == 1 else min(1e18, 1e-8 * clip.norm**2 / vanishing)
+        if not float(torch.stack([size for pair in sizes for size in pair]).amax()) < limit:
+            return None
+        return self._factors_of(sizes, clip, self._roundings * 2.0**-24)
+
     def _factors(self, errors: list[Tensor], states: list[Tensor], clip: GradientClip) -> Tensor:
-        """What each example's gradient is multiplied by to be clipped, `[clients, batch]`."""
-        norms = torch.zeros_like(errors[-1][:, 0])
-        for layer, state, error in zip(self._stack, states, errors, strict=True):
-            bias = 0.0 if layer.bias is None else 1.0
-            if clip.order == 1:
-                norms += error.abs().sum(dim=1) * (state.abs().sum(dim=1) + bias)
-            else:
-                norms += error.square().sum(dim=1) * (state.square().sum(dim=1) + bias)
+        """What each example's gradient is multiplied by to be clipped, `[clients, batch]`, from
+        doubles. Examples that are not finite become zero."""
+        sizes = _sizes(errors, states, clip.order)
+        finite = torch.isfinite(torch.stack([size for pair in sizes for size in pair])).all(dim=0)
+        if not bool(finite.all()):
+            for each in (*errors, *states):
+                each.masked_fill_(~finite[:, None], 0.0)  # zero times infinity is no zero
+            sizes = _sizes(errors, states, clip.order)
+        return self._factors_of(sizes, clip, self._roundings * 2.0**-52)
+
+    def _factors_of(
+        self, sizes: list[tuple[Tensor, Tensor]], clip: GradientClip, slack: float
+    ) -> Tensor:
+        norms = torch.zeros_like(sizes[0][0])
+        for layer, (error, state) in zip(self._stack, sizes, strict=True):
+            norms += error * (state + (0.0 if layer.bias is None else 1.0))
         if clip.order == 2:
             norms.sqrt_()
         bound = Clip(clip.norm, clip.order)
-        factors = clip_factors(norms.flatten().cpu(), bound, relative_error=self._norm_error)
+        factors = clip_factors(norms.flatten().cpu(), bound, relative_error=slack)
         return factors.view(norms.shape).to(norms.device)
+
+
+def _sizes(errors: list[Tensor], states: list[Tensor], order: int) -> list[tuple[Tensor, Tensor]]:
+    """Sums of squares, or of absolute values, of each layer's errors and inputs, each
+    `[clients, batch]`."""
+    pairs = zip(errors, states, strict=True)
+    if order == 1:
+        return [(error.abs().sum(dim=1), state.abs().sum(dim=1)) for error, state in pairs]
+    return [(error.square().sum(dim=1), state.square().sum(dim=1)) for error, state in pairs]
 
 
 def output_error(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

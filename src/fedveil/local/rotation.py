@@ -18,6 +18,8 @@ from torch import Tensor
 
 from fedveil.randomness import Stream
 
+SHORT = 128  # width up to which rows of several clients may be rotated together
+
 
 @dataclass(frozen=True)
 class Rotation:
@@ -46,8 +48,11 @@ class Rotation:
 
 def hadamard(rows: Tensor) -> Tensor:
     """Multiply each row `[clients, 2^k]` by the Hadamard matrix (entries +1 and -1), which is its
-    own inverse up to the factor 2^k. Six levels at a time, as products with a small matrix."""
+    own inverse up to the factor 2^k. Six levels at a time, as products with a small matrix; short
+    rows by sums and differences, of which no row's depend on another (`privacy.lanes`)."""
     count, width = rows.shape
+    if width <= SHORT:
+        return _butterflies(rows)
     left = width.bit_length() - 1
     done = 1
     while left:
@@ -59,6 +64,17 @@ def hadamard(rows: Tensor) -> Tensor:
         rows = cube[..., 0] @ matrix if done == 1 else torch.matmul(matrix, cube)
         rows = rows.reshape(count, width)
         done, left = done * side, left - levels
+    return rows
+
+
+def _butterflies(rows: Tensor) -> Tensor:
+    count, width = rows.shape
+    done = 1
+    while done < width:
+        pairs = rows.view(count, -1, 2, done)
+        first, second = pairs[:, :, 0], pairs[:, :, 1]
+        rows = torch.stack((first + second, first - second), dim=2).view(count, width)
+        done *= 2
     return rows
 
 

@@ -180,7 +180,8 @@ def _snap(rows: Array, granularity: float, clip: Clip, rounding: _Rounding) -> A
     over = np.flatnonzero(sums > limit)
     for _ in range(2):
         room[over] = np.maximum(0.0, room[over] - (sums[over] - limit) - 4.0 * spread)
-        factors = (room[over] / max(1, limit)) ** (1.0 / clip.order)
+        factors = room[over] / max(1, limit)
+        factors = factors if clip.order == 1 else np.sqrt(factors)
         snapped[over] = rounding(scaled[over] * factors.astype(scaled.dtype)[:, None], over)
         sums[over] = _power_sums(snapped[over], clip.order)
         over = over[sums[over] > limit]
