@@ -248,7 +248,7 @@ def test_calibrations(
         ),
         ("account --rounds 3 --noise-multiplier 1 --delta .1 --trust blind", "--trust"),
         (
-            "account --rounds 3 --noise-multiplier 1 --delta .1 --trust local --rate 0.1",
+            "account --rounds 3 --noise-multiplier 1 --delta 1e-3 --trust local --rate 0.1",
             "sampling",
         ),
         ("account --rounds 3 --noise-multiplier 1 --delta .1 --tuning-mean 0.5", "mean"),

@@ -22,6 +22,7 @@ from fedveil.privacy.accountants.steps import (
     LaplaceStep,
     PoissonGaussianStep,
     Step,
+    ZeroedCappedPoissonGaussianStep,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -76,6 +77,8 @@ def single_step(step: Step, interval: float) -> tuple[Any, int]:
         return pld.from_laplace_mechanism(
             step.noise, sampling_prob=step.rate, value_discretization_interval=interval
         ), step.count
+    if isinstance(step, ZeroedCappedPoissonGaussianStep):
+        return zeroed_capped(step.noise, step.clients, step.rate, step.cap, interval), step.count
     if isinstance(step, CappedPoissonGaussianStep):
         return capped(step.noise, step.clients, step.rate, step.cap, interval), step.count
     if isinstance(step, FixedSizeGaussianStep):
@@ -125,6 +128,24 @@ def capped(noise: float, clients: int, rate: float, cap: int, interval: float) -
         return plain
     kept = float(binom.sf(cap, clients, rate)) * cap / (cut * clients)  # given that some are cut
     return _replaced(noise / 2, min(1.0, kept), interval).compute_mixture(plain, cut)
+
+
+def zeroed_capped(noise: float, clients: int, rate: float, cap: int, interval: float) -> Any:
+    """The same sampling when a client's contribution is zeroed, for at most `clients` clients.
+
+    Given the client's own coin and who else came, the two sums are one clip apart, and either is
+    two clips at most from the sum without the client, one if nobody is cut. By advanced joint
+    convexity (Balle, Barthe, Gaboardi 2018) neither direction's divergence exceeds that of Poisson
+    sampling at the full noise where nobody is cut and at half of it where somebody is.
+    """
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from scipy.stats import binom
+
+    losses = np.arange(_reach(noise / 2, rate, interval) + 1, dtype=np.float64) * interval
+    cut = float(binom.sf(cap - 1, clients - 1, rate))
+    plain, displaced = (_divergences(z, rate, losses)[0] for z in (noise, noise / 2))
+    either = (1 - cut) * plain + cut * displaced
+    return PrivacyLossDistribution(_rounded_upwards(either, either, interval))
 
 
 def _replaced(noise: float, rate: float, interval: float) -> Any:
