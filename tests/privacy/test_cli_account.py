@@ -46,7 +46,7 @@ def fail(capsys: pytest.CaptureFixture[str], line: str) -> str:
             "account --noise-multiplier 1.0 --sampling poisson --rate 0.05 --rounds 200 "
             "--delta 2.34e-4",
             3.7005,
-            {"sampling": "poisson", "adjacency": "add-remove", "accountant": "pld"},
+            {"sampling": "poisson", "adjacency": "zero-out", "accountant": "pld"},
         ),
         (
             "account --noise-multiplier 2.0 --sampling fixed --clients 2000 --cohort 100 "

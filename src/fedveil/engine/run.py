@@ -151,7 +151,8 @@ class Run:
     def _round(self, last: bool) -> RoundReport:
         began = time.perf_counter()
         plan, number = self.plan, self.state.rounds
-        cohort = plan.sampling.draw(number, self._randomness.stream("cohort", number))
+        drawn = self._randomness.stream("cohort", number)
+        cohort = plan.sampling.draw(number, drawn, plan.federation.clients)
         if self.directory is not None and self.directory.ledger is not None:
             self.directory.ledger.reserve(number)
         shaping = plan.shaping_in(number, self.state.optimizer)

@@ -139,9 +139,14 @@ class Plan:
         sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
         """
         noise, setting = self.noise_multiplier, self.setting
-        if noise is None or setting is None or setting.unit is not Unit.CLIENT:
+        if (
+            noise is None
+            or self.terms is None
+            or setting is None
+            or setting.unit is not Unit.CLIENT
+        ):
             return ()
-        cohort, clients = self.sampling.expected_cohort, self.federation.clients
+        cohort, clients = self.sampling.expected_cohort, self.terms.clients
         seen = math.sqrt(cohort) if setting.trust is Trust.LOCAL else cohort
         ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise
         if ratio >= 1:
@@ -306,7 +311,12 @@ def _terms(undecided: Plan, protection: Protection, arithmetic: Arithmetic | Non
         undecided.layout,
         arithmetic or usual,
         secure=secure_sums(method, protection, sampling, federation.name),
+        public_clients=method.cohort.clients,
     )
+    if terms.public_clients and protection.promise(terms).trust is not Trust.CENTRAL:
+        raise BadInput(
+            "privacy.public_clients: whoever sees uploads sees who is there; leave it out"
+        )
     if arithmetic is None and on_integers(protection, terms):
         terms = replace(terms, arithmetic=Arithmetic.EXACT)
     check_sums(protection, terms)
@@ -328,7 +338,7 @@ def _setting(protection: Protection, terms: Terms, seed: int | None) -> Setting:
         unit=promise.unit,
         adjacency=promise.adjacency,
         trust=promise.trust,
-        population=federation.clients if by_client else len(federation.train),
+        population=terms.clients if by_client else len(federation.train),
         arithmetic=terms.arithmetic,
         entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
         colluders=promise.colluders,

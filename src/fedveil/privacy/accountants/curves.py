@@ -133,19 +133,15 @@ def capped(noise: float, clients: int, rate: float, cap: int, interval: float) -
 def zeroed_capped(noise: float, clients: int, rate: float, cap: int, interval: float) -> Any:
     """The same sampling when a client's contribution is zeroed, for at most `clients` clients.
 
-    Given the client's own coin and who else came, the two sums are one clip apart, and either is
-    two clips at most from the sum without the client, one if nobody is cut. By advanced joint
-    convexity (Balle, Barthe, Gaboardi 2018) neither direction's divergence exceeds that of Poisson
-    sampling at the full noise where nobody is cut and at half of it where somebody is.
+    Given who else came, nobody is cut, and it is a Poisson step; or somebody is. Then the sums with
+    the client and without its contribution are one clip apart, and neither is further than two
+    clips from the sum without the client. By advanced joint convexity (Balle, Barthe, Gaboardi
+    2018) neither direction's divergence exceeds that of a Poisson step with half the noise.
     """
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
     from scipy.stats import binom
 
-    losses = np.arange(_reach(noise / 2, rate, interval) + 1, dtype=np.float64) * interval
-    cut = float(binom.sf(cap - 1, clients - 1, rate))
-    plain, displaced = (_divergences(z, rate, losses)[0] for z in (noise, noise / 2))
-    either = (1 - cut) * plain + cut * displaced
-    return PrivacyLossDistribution(_rounded_upwards(either, either, interval))
+    plain, cut = poisson(noise, rate, interval), float(binom.sf(cap - 1, clients - 1, rate))
+    return plain if cut == 0 else symmetrised(noise / 2, rate, interval).compute_mixture(plain, cut)
 
 
 def _replaced(noise: float, rate: float, interval: float) -> Any:
