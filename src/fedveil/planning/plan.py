@@ -138,15 +138,11 @@ class Plan:
         If all clients send the same update of full norm, their averages over the run add up to
         sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
         """
-        noise, setting = self.noise_multiplier, self.setting
-        if (
-            noise is None
-            or self.terms is None
-            or setting is None
-            or setting.unit is not Unit.CLIENT
-        ):
+        terms, setting = self.terms, self.setting
+        if terms is None or setting is None or setting.unit is not Unit.CLIENT:
             return ()
-        cohort, clients = self.sampling.expected_cohort, self.terms.clients
+        noise = terms.noise_multiplier
+        cohort, clients = self.sampling.expected_cohort, terms.clients
         seen = math.sqrt(cohort) if setting.trust is Trust.LOCAL else cohort
         ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise
         if ratio >= 1:
@@ -314,9 +310,7 @@ def _terms(undecided: Plan, protection: Protection, arithmetic: Arithmetic | Non
         public_clients=method.cohort.clients,
     )
     if terms.public_clients and protection.promise(terms).trust is not Trust.CENTRAL:
-        raise BadInput(
-            "privacy.public_clients: whoever sees uploads sees who is there; leave it out"
-        )
+        raise BadInput("privacy.public_clients: only for trust central; others see who is there")
     if arithmetic is None and on_integers(protection, terms):
         terms = replace(terms, arithmetic=Arithmetic.EXACT)
     check_sums(protection, terms)
