@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
-from fedveil.methods.protection import Noise, Occasion, Promise, Terms, usual_adjacency
+from fedveil.methods.protection import Noise, Occasion, Promise, Terms, hidden_change
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import Gaussian, Laplace
@@ -37,7 +37,7 @@ class CentralNoise:
     colluders: int = 0
 
     def promise(self, terms: Terms) -> Promise:
-        adjacency = self.adjacency or usual_adjacency(terms.sampling)
+        adjacency = hidden_change(terms, self.adjacency)
         return Promise(Unit.CLIENT, adjacency, Trust.CENTRAL, self.colluders)
 
     def local(self, terms: Terms) -> LocalRule:
@@ -73,5 +73,4 @@ def mechanism_of(noise: Noise, terms: Terms) -> Gaussian | Laplace:
 def fine_grid(terms: Terms, clip: Clip) -> float:
     """A grid on which neither the updates nor the noise lose anything that could be noticed."""
     noise, width = terms.noise_multiplier * clip.norm, terms.shaping.width(terms.layout)
-    clients = terms.federation.clients
-    return choose_granularity(clip.norm, noise, width, clients, order=clip.order)
+    return choose_granularity(clip.norm, noise, width, terms.clients, order=clip.order)

@@ -214,10 +214,11 @@ class Plan:
         If all clients send the same update of full norm, their averages over the run add up to
         sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
         """
-        noise, setting = self.noise_multiplier, self.setting
-        if noise is None or setting is None or setting.unit is not Unit.CLIENT:
+        terms, setting = self.terms, self.setting
+        if terms is None or setting is None or setting.unit is not Unit.CLIENT:
             return ()
-        cohort, clients = self.sampling.expected_cohort, self.federation.clients
+        noise = terms.noise_multiplier
+        cohort, clients = self.sampling.expected_cohort, terms.clients
         seen = math.sqrt(cohort) if setting.trust is Trust.LOCAL else cohort
         ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise
         if ratio >= 1:
@@ -373,7 +374,7 @@ def _setting(
         unit=promise.unit,
         adjacency=promise.adjacency,
         trust=promise.trust,
-        population=federation.clients if by_client else len(federation.train),
+        population=terms.clients if by_client else len(federation.train),
         arithmetic=terms.arithmetic,
         entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
         colluders=promise.colluders,

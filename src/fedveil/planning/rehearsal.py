@@ -249,6 +249,7 @@ def _train(rehearsal: Plan, deadline: float) -> tuple[Metrics | None, int]:
 def rehearsed(recipe: Recipe, federation: Federation, noise: float, seed: int) -> Plan:
     """The recipe's plan on public data with this noise, and no guarantee worked out."""
     method, chosen = in_one_draw(method_of(recipe)), recipe.model
+    method = replace(method, cohort=replace(method.cohort, clients=None))  # these are counted
     model = build(
         chosen.name,
         federation,

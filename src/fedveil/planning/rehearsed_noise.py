@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.errors import Refused
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.local_noise import LocalNoise
@@ -32,6 +33,8 @@ class CohortNoise:
     original: LocalNoise | SharedNoise
 
     def promise(self, terms: Terms) -> Promise:
+        if terms.exact:
+            raise Refused("noise in one draw protects nobody", "use it for trials on public data")
         return self.original.promise(terms)
 
     def local(self, terms: Terms) -> LocalRule:
