@@ -378,7 +378,7 @@ def _setting(
         entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
         colluders=promise.colluders,
         honest_shares=promise.honest_shares,
-        unprotected=(*limits.unprotected(method, protection, terms), *unprotected),
+        unprotected=(*limits.unprotected(method, terms), *unprotected),
         declared=(*limits.declared(terms), *declared),
         not_covered=limits.not_covered(terms, promise.trust),
     )
