@@ -22,6 +22,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from fedveil.mixing import STRIDE, Words, mix, mix_int, uniforms
 from fedveil.privacy.units import Entropy
 
+__all__ = ["Randomness", "Stream", "Words", "system_stream"]
+
 _FROM_ZERO = modes.CTR(bytes(16))  # every key is used for one stream alone
 
 

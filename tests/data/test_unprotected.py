@@ -42,8 +42,6 @@ def made(inputs=INPUTS, targets=LABELS, owners=OWNERS, **settings):
         (INPUTS[:, 0], {}, ()),  # regression has no classes
         (LABELS.tolist(), {"classes": 3}, (declared.TASK,)),
         (LABELS.tolist(), {"classes": 3, "task": "classification"}, ()),
-        (LABELS, {"classes": 3, "validation_fraction": 0.2}, (declared.SET_ASIDE,)),
-        (LABELS, {"classes": 3, "validation": (INPUTS, LABELS)}, ()),
     ],
 )
 def test_what_comes_from_labels_is_said_unless_declared(targets, settings, says):
@@ -55,12 +53,12 @@ def test_what_comes_from_labels_is_said_unless_declared(targets, settings, says)
     [
         (ByOwner(), ()),
         (ByOwner(cap=4), ()),
-        (ByOwner(clients=3), ()),
+        (ByOwner(clients=3), (declared.DRAWN_OWNERS,)),
         (IID(5), ()),
         (Dirichlet(5, 1.0), (declared.DEALT_BY_LABEL,)),
         (SortedSlices(5), (declared.DEALT_BY_LABEL,)),
-        (ByOwner(at_least=3), (declared.left_out(ByOwner(at_least=3)),)),
-        (ByOwner(examples_per_client=4), (declared.left_out(ByOwner(at_least=4)),)),
+        (ByOwner(at_least=3), (declared.left_out(3),)),
+        (ByOwner(examples_per_client=4), (declared.left_out(4),)),
     ],
 )
 def test_dealing_by_labels_or_sizes_is_said(partition, says):
@@ -91,7 +89,7 @@ def test_a_vocabulary_is_declared_or_said_and_covers_the_inputs():
 
 
 def test_the_sentences_survive_every_copy(tmp_path):
-    federation = made(validation_fraction=0.2)
+    federation = made(partition=ByOwner(at_least=2))
     said = federation.unprotected
     assert len(said) == 2
     assert replace(federation, name="other").unprotected == said

@@ -6,6 +6,7 @@ import hashlib
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,18 +44,18 @@ class Assignment:
         """The place of every row within its client: 0, 1, ..."""
         return np.arange(len(self.rows)) - np.repeat(self.offsets[:-1], self.sizes)
 
-    def client_words(self, seed: int, purpose: str) -> Words:
-        """One random word a client, made from the public seed, the purpose and its own name.
-
-        Where clients have no names (artificial ones), their number in the dealing stands for it.
-        """
-        start = hashlib.blake2b(f"fedveil/{_public(seed)}/{purpose}/".encode(), digest_size=8)
+    @cached_property
+    def _identities(self) -> Words:
+        """A hash of every client's name; where clients have none, of its number in the dealing."""
         if self.owners is None:
-            first = np.uint64(int.from_bytes(start.digest(), "little"))
-            return mix(mix(np.arange(self.clients, dtype=np.uint64)) ^ first)
-        return np.frombuffer(
-            b"".join([_digest(start, name) for name in identities(self.owners)]), "<u8"
-        ).astype(np.uint64)
+            return mix(np.arange(self.clients, dtype=np.uint64) + np.uint64(1))
+        names = b"".join([_digest(name) for name in identities(self.owners)])
+        return np.frombuffer(names, "<u8").astype(np.uint64)
+
+    def client_words(self, seed: int, purpose: str) -> Words:
+        """One random word a client, made from the public seed, the purpose and its own name."""
+        key = int.from_bytes(_digest(f"fedveil/{_public(seed)}/{purpose}"), "little")
+        return mix(self._identities ^ np.uint64(key))
 
     def row_words(self, seed: int, purpose: str) -> Words:
         """One random word a row, made from its client's word and its place within the client.
@@ -67,15 +68,20 @@ class Assignment:
 
     def lottery(self, seed: int, purpose: str) -> Rows:
         """Places of all rows, client by client, each client's in random order."""
-        client = np.repeat(np.arange(self.clients), self.sizes)
-        return np.lexsort((self.row_words(seed, purpose), client))
+        half = np.uint64(32)
+        client = np.repeat(np.arange(self.clients, dtype=np.uint64), self.sizes)
+        words = self.row_words(seed, purpose) >> half
+        return np.argsort(client << half | words, kind="stable")  # one sort does both
 
     def keep(self, chosen: npt.NDArray[np.bool_]) -> Assignment:
         """Only the chosen rows; clients left without any disappear."""
         client = np.repeat(np.arange(self.clients), self.sizes)[chosen]
         sizes = np.bincount(client, minlength=self.clients)
         owners = None if self.owners is None else self.owners[sizes > 0]
-        return Assignment(self.rows[chosen], offsets_of(sizes[sizes > 0]), owners)
+        kept = Assignment(self.rows[chosen], offsets_of(sizes[sizes > 0]), owners)
+        if owners is not None and "_identities" in vars(self):  # names need not be hashed again
+            vars(kept)["_identities"] = self._identities[sizes > 0]
+        return kept
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,8 @@ def identities(names: npt.NDArray[np.generic]) -> list[str]:
     """
     if names.dtype.kind in "mM":
         names = names.astype(f"{names.dtype.kind}8[us]").astype(np.int64)
+    if names.dtype.kind in "iuU":
+        return list(map(str, names.tolist()))
     return [_identity(name) for name in names.tolist()]
 
 
@@ -125,11 +133,8 @@ def _identity(name: Any) -> str:
     return str(name)
 
 
-def _digest(start: Any, name: str) -> bytes:
-    own = start.copy()
-    own.update(name.encode("utf-8", "surrogatepass"))
-    digest: bytes = own.digest()
-    return digest
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def _public(seed: int) -> int:
@@ -142,7 +147,7 @@ def offsets_of(sizes: npt.NDArray[np.integer[Any]]) -> Rows:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
 
 
-def _column(owners: npt.ArrayLike) -> npt.NDArray[np.generic]:
+def _column(owners: npt.ArrayLike) -> npt.NDArray[Any]:
     """The owners as an array; a list whose entries NumPy would make something else is refused."""
     column = np.asarray(owners)
     if isinstance(owners, (list, tuple)) and column.dtype.kind in "fUS":

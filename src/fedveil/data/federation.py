@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedveil.data.assignment import Owners
 from fedveil.data.columns import Array, first_not_finite
-from fedveil.data.declared import SET_ASIDE, VOCABULARY, count_classes, dealing, task_by_values
+from fedveil.data.declared import VOCABULARY, count_classes, dealing, task_by_values
 from fedveil.data.examples import (
     Examples,
     Scaling,
@@ -216,8 +216,6 @@ class Federation:
             seen = 1 + max(highest_code(kind, part) for part in (pool, *parts.values()))
             classes, said = count_classes(targets, seen, classes, given, class_names)
             unprotected += [VOCABULARY] if said and kind is Task.SEQUENCE else said
-        if dealt.validation.size:
-            unprotected.append(SET_ASIDE)
         if dealt.from_clients or (not public and dealt.test.size + dealt.validation.size):
             notes = (*notes, HELD_OUT_NOTE)
         if not (public or isinstance(partition, ByOwner)):

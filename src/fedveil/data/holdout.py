@@ -161,5 +161,7 @@ def _counts(fraction: float, dealt: Assignment, seed: int, part: str) -> Rows:
     clients of equal size unequal.
     """
     owed = fraction * dealt.sizes
+    if not owed.any():
+        return np.zeros(dealt.clients, dtype=np.int64)
     lucky = uniforms(dealt.client_words(seed, f"owes a {part} example")) < owed
     return np.where(owed >= 1, np.rint(owed), lucky).astype(np.int64)
