@@ -91,7 +91,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         console.emit(result)
     else:
-        _show(result, plan)
+        _show(result, run)
     return 0
 
 
@@ -150,22 +150,25 @@ def _warn(run: Run, *, quiet: bool) -> None:
     """What must be known before training. Quiet leaves out what is only good to know."""
     from fedveil.cli.secure_sums import planned
 
-    plan, errors = run.plan, console.stderr()
+    plan, guarantee, errors = run.plan, run.guarantee, console.stderr()
     if not quiet:
         for note in plan.federation.notes:
             console.say(note, heading="note:", colour="yellow", to=errors)
+        if lost := run.directory.lost if run.directory else 0:
+            text = f"{lost} rounds were begun and cut off: they count, and are not drawn again"
+            console.say(text, heading="note:", colour="yellow", to=errors)
     for warning in plan.warnings:
         console.say(warning, heading="warning:", colour="red", to=errors)
-    if plan.guarantee is None:
+    if guarantee is None:
         text = "this method adds no noise."
         console.say(text, heading="No guarantee:", to=errors)
     elif quiet:
-        for sentence in plan.guarantee.not_covered:
+        for sentence in guarantee.not_covered:
             console.say(sentence, heading="not covered:", colour="yellow", to=errors)
-        if not plan.guarantee.certified:
-            console.say(f"{plan.guarantee.reason}.", heading="Not certified:", to=errors)
+        if not guarantee.certified:
+            console.say(f"{guarantee.reason}.", heading="Not certified:", to=errors)
     else:
-        console.say(plan.guarantee.statement, heading="Guarantee:", to=errors)
+        console.say(guarantee.statement, heading="Guarantee:", to=errors)
     if run.secure is not None and not quiet:
         console.say(planned(run.secure.sums), heading="Secure sums:", to=errors)
 
@@ -221,10 +224,10 @@ def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
     return {"accuracy": metrics.accuracy, "loss": metrics.loss}
 
 
-def _show(result: dict[str, Any], plan: Plan) -> None:
+def _show(result: dict[str, Any], run: Run) -> None:
     from fedveil.cli.secure_sums import secure_rows
 
-    rows = []
+    plan, guarantee, rows = run.plan, run.guarantee, []
     if "accuracy" in result:
         rows.append(["accuracy", f"{result['accuracy']:.1%}"])
     else:
@@ -241,17 +244,15 @@ def _show(result: dict[str, Any], plan: Plan) -> None:
         rows.append(["time", f"{result['seconds']:.1f} s"])
     if result.get("rejected_updates"):
         rows.append(["updates not finite: counted as zero", str(result["rejected_updates"])])
-    if plan.guarantee is not None:
-        rows.append(["epsilon", f"{plan.guarantee.epsilon:.4g} (delta {plan.guarantee.delta:.3g})"])
-        rows.append(
-            ["certified", "yes" if plan.guarantee.certified else f"no: {plan.guarantee.reason}"]
-        )
+    if guarantee is not None:
+        rows.append(["epsilon", f"{guarantee.epsilon:.4g} (delta {guarantee.delta:.3g})"])
+        rows.append(["certified", "yes" if guarantee.certified else f"no: {guarantee.reason}"])
     if result["secure_sums"] is not None:
         rows += secure_rows(result["secure_sums"])
     rows.append(["files", result["directory"]])
     console.table(f"{plan.method.name} on {plan.federation.name}", ["result", ""], rows)
-    if plan.guarantee is not None:
-        console.say(plan.guarantee.statement)
+    if guarantee is not None:
+        console.say(guarantee.statement)
     else:
         console.say("No privacy is guaranteed: this method adds no noise.")
 

@@ -46,6 +46,7 @@ class RunDirectory:
         self.path, self._lock, self.ledger = path, lock, ledger
         self._fingerprint = _fingerprint(plan, recipe)
         self._metrics = path / METRICS
+        self.lost = 0  # protected rounds that were begun and not stored, as `load` found
 
     @classmethod
     def create(cls, path: Path, plan: Plan, recipe: dict[str, Any]) -> RunDirectory:
@@ -124,6 +125,7 @@ class RunDirectory:
         ledger = self.ledger
         if ledger is None or ledger.repeatable or ledger.reserved == state.rounds:
             return state
+        self.lost = ledger.reserved - state.rounds
         state = replace(state, rounds=ledger.reserved)
         self.save(state, durable=True)
         return state

@@ -22,6 +22,7 @@ from fedveil.engine.cost import Workload
 from fedveil.engine.directory import RunDirectory
 from fedveil.engine.evaluation import Evaluator, Metrics
 from fedveil.engine.insight import Insight, insight_of
+from fedveil.errors import BadInput
 from fedveil.local.shaping import Shaping
 from fedveil.methods.protection import Occasion
 from fedveil.models.flat import load
@@ -90,6 +91,8 @@ class Run:
         every: int | None = None,
     ) -> None:
         speed = speed or Speed()
+        if plan.protected and plan.guarantee is None:  # also works it out: no proof, no run
+            raise BadInput("plan: a protected run needs a guarantee")
         self.plan = plan
         self.directory: RunDirectory | None = None
         self.every = every or max(1, plan.method.rounds // 20)

@@ -118,7 +118,7 @@ class Plan:
             raise BadInput(f"start: need the module's {self.layout.size} weights")
         protection, terms = self.method.protection, self.terms
         if protection is None or terms is None:
-            if protection is not terms:
+            if (protection is None) != (terms is None):
                 raise BadInput("terms: a plan has them if its method adds noise; make a new plan")
             return
         basis = (self.method, self.federation, self.module)
