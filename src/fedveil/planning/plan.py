@@ -19,6 +19,8 @@ from fedveil.local.records import as_tensor, client_sizes
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.clip_rules import ClipTracking
+from fedveil.methods.every_round import check_every_round
+from fedveil.methods.isolation import check_isolation
 from fedveil.methods.method import Method, Voting
 from fedveil.methods.protection import Occasion, Protection, Terms
 from fedveil.models.flat import Layout, flatten, layout_of
@@ -241,6 +243,7 @@ def plan(
         return undecided
     if budget is None:
         raise BadInput(f"privacy.epsilon: method {method.name!r} needs a budget")
+    check_isolation(model, federation, method.local.per_example)
     terms = _terms(undecided, protection, arithmetic)
     setting = _setting(protection, terms, seed)
     delta = _delta(method, protection, terms, setting, budget)
@@ -249,6 +252,7 @@ def plan(
     else:
         noise = _calibrated(method, protection, terms, setting, budget.epsilon or 0.0, delta)
     terms = replace(terms, noise_multiplier=noise)
+    check_every_round(method, protection, terms)
     releases = _releases(method, protection, terms, method.rounds)
     return replace(
         undecided,
