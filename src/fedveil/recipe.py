@@ -80,6 +80,7 @@ class PrivacySection:
     trust: str | None = None  # central, local or distributed; None: the method's own
     unit: str | None = None  # record or client, where a method can protect either
     adjacency: str | None = None  # add-remove, replace or zero-out; None: the proof's own
+    public_clients: int | None = None  # declared, not counted: hides that a client is there at all
     colluders: int = 0  # clients that work with the adversary and bring no noise
     honest_shares: int | None = None  # noise shares sure to arrive, if fewer than the cohort
     rotate: bool = False  # rotate and round updates before a secure sum, as ddgauss does

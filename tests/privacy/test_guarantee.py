@@ -315,7 +315,7 @@ def test_statement_names_who_is_protected_from_whom() -> None:
 def test_rounds_and_participations_are_both_told() -> None:
     made = account([Release(Gaussian(3.0), RoundRobin(10, 3), 7)], setting=SHARED, delta=1e-3)
     assert (made.rounds, made.participations) == (7, 3)
-    counted = Release(Gaussian(3.0), Poisson(0.04, 3400), 1000, participations=84)
+    counted = Release(Gaussian(3.0), FixedSize(3400, 136), 1000, participations=84)
     capped = account([counted], setting=SHARED, delta=1e-5)
     assert (capped.rounds, capped.participations) == (1000, 84)
     assert "no credit for sampling" in capped.statement
