@@ -17,6 +17,7 @@ from fedveil.data.federation import HELD_OUT_NOTE, Federation
 from fedveil.engine.directory import RunDirectory
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput
+from fedveil.privacy.accounting import account
 from fedveil.privacy.guarantee import Guarantee
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -128,6 +129,25 @@ def test_what_was_taken_without_noise_decertifies_everywhere(
     shown = capsys.readouterr().out
     assert "Certified" not in shown
     assert sentence in shown
+
+
+@pytest.mark.usefixtures("_planted")
+def test_a_file_from_which_the_caveats_were_taken_out_is_not_believed(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """Not even if what remains is a guarantee in its own right."""
+    out = tmp_path / "run"
+    assert main(["run", *SMALL, "--output", str(out), "--quiet", "--json"]) == 0
+    honest = Guarantee.from_dict(json.loads((out / "guarantee.json").read_text()))
+    clean = replace(honest.setting, unprotected=(), not_covered=())
+    forged = account(honest.releases, setting=clean, delta=honest.delta)
+    assert forged.certified
+    (out / "guarantee.json").write_text(json.dumps(forged.to_dict()))
+    capsys.readouterr()
+    assert main(["account", str(out)]) != 0
+    printed = capsys.readouterr()
+    assert "Certified" not in printed.out
+    assert "do not rely on this run" in printed.err
 
 
 @pytest.mark.usefixtures("_planted")

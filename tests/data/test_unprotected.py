@@ -53,12 +53,12 @@ def test_what_comes_from_labels_is_said_unless_declared(targets, settings, says)
     [
         (ByOwner(), ()),
         (ByOwner(cap=4), ()),
-        (ByOwner(clients=3), ()),
+        (ByOwner(clients=3), (declared.DRAWN_OWNERS,)),
         (IID(5), ()),
         (Dirichlet(5, 1.0), (declared.DEALT_BY_LABEL,)),
         (SortedSlices(5), (declared.DEALT_BY_LABEL,)),
-        (ByOwner(at_least=3), (declared.left_out(ByOwner(at_least=3)),)),
-        (ByOwner(examples_per_client=4), (declared.left_out(ByOwner(at_least=4)),)),
+        (ByOwner(at_least=3), (declared.left_out(3),)),
+        (ByOwner(examples_per_client=4), (declared.left_out(4),)),
     ],
 )
 def test_dealing_by_labels_or_sizes_is_said(partition, says):

@@ -29,6 +29,16 @@ class Longer(fv.Clip):
     """A clip that somebody changed."""
 
 
+@dataclass(frozen=True)
+class Faster(fv.LearningRate):
+    """Rates that somebody changed, deep inside a method."""
+
+
+@dataclass(frozen=True)
+class Hopeful(fv.CohortRule):
+    """Cohorts that somebody changed."""
+
+
 class Remembering(nn.Module):
     """A layer that keeps something from one client to the next."""
 
@@ -72,16 +82,33 @@ def test_parts_that_nobody_proved_certify_nothing(federation: fv.Federation) -> 
     for name, changes in (
         ("Quieter", {"protection": Quieter()}),
         ("Longer", {"clip": Longer(1.0)}),
+        ("Faster", {"local": fv.LocalRule(Faster(1.0), epochs=1)}),
+        ("Hopeful", {"cohort": Hopeful(rate=0.5)}),
     ):
         made = guarantee_of(federation, **changes)
         assert not made.certified
         assert f"{name} is none of fedveil's own parts" in made.reason
 
 
+def test_what_only_sees_releases_may_be_anybodys(federation: fv.Federation) -> None:
+    @dataclass(frozen=True)
+    class Slower(fv.Sgd):
+        """A server step of one's own: post-processing."""
+
+    assert guarantee_of(federation, optimizer=Slower(0.5)).certified
+
+
 def test_layers_of_ones_own_are_taken_on_trust_and_named(federation: fv.Federation) -> None:
     """Whether a layer remembers what it saw cannot be checked; that it was believed is said."""
     own = guarantee_of(federation, nn.Sequential(Remembering()))
     assert any("Layers that are not fedveil's (Remembering)" in one for one in own.rests_on)
+    heard = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    heard[1].register_forward_hook(lambda *seen: None)
+    changed = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    changed[1].forward = changed[1].forward
+    for model in (heard, changed):
+        own = guarantee_of(federation, model)
+        assert any("Layers that are not fedveil's (Linear)" in one for one in own.rests_on)
     known = guarantee_of(federation, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     assert not any("Layers that are not" in one for one in known.rests_on)
 
@@ -90,7 +117,7 @@ def test_start_shape_and_scale_are_named(federation: fv.Federation) -> None:
     """Weights trained before on private data would enter without noise: nothing can check it."""
     made = guarantee_of(federation)
     assert "The initial weights were made without the protected data." in made.rests_on
-    shape = "The model's shape is public: 8x8 inputs, 10 classes; so is how inputs are scaled."
+    shape = "The model's shape is public: 8x8 inputs, 10 classes; so is how data are scaled."
     assert shape in made.rests_on
     numbers = fv.Federation.from_arrays(
         np.zeros((40, 3), np.float32), np.arange(40.0), np.arange(40) % 20

@@ -21,22 +21,22 @@ TASK = "whether to predict classes or numbers was decided by the labels"
 DEALT_BY_LABEL = "rows were dealt to artificial clients by their labels"
 
 
-def left_out(partition: ByOwner) -> str:
-    least = _least(partition)
+DRAWN_OWNERS = "a fixed number of owners was drawn, so one owner more can take the place of another"
+
+
+def left_out(least: int) -> str:
     return f"owners with fewer than {least} rows were left out, so rows decided who takes part"
 
 
 def dealing(partition: Partition) -> tuple[str, ...]:
-    """What a partition takes from the rows it deals."""
+    """What a partition takes from the rows it deals, or lets owners do to each other."""
     if isinstance(partition, (Dirichlet, SortedSlices)):
         return (DEALT_BY_LABEL,)
-    if isinstance(partition, ByOwner) and _least(partition) > 1:
-        return (left_out(partition),)
-    return ()
-
-
-def _least(partition: ByOwner) -> int:
-    return max(partition.at_least, partition.examples_per_client or 1)
+    if not isinstance(partition, ByOwner):
+        return ()
+    least = max(partition.at_least, partition.examples_per_client or 1)
+    small = (left_out(least),) if least > 1 else ()
+    return small if partition.clients is None else (*small, DRAWN_OWNERS)
 
 
 def count_classes(

@@ -52,6 +52,9 @@ class CentralNoise:
     def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
         return (Release(mechanism_of(self.noise, terms), terms.sampling, rounds),)
 
+    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
+        return whole_noise(terms, shaping)
+
     def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
         scale = terms.noise_multiplier * (shaping.clip or terms.clip).norm
         stream, gauss = occasion.stream(), self.noise is Noise.GAUSSIAN
@@ -68,6 +71,13 @@ def mechanism_of(noise: Noise, terms: Terms) -> Gaussian | Laplace:
     if noise is Noise.LAPLACE:
         return Laplace(terms.noise_multiplier)
     return Gaussian(terms.noise_multiplier)
+
+
+def whole_noise(terms: Terms, shaping: Shaping) -> float | None:
+    """Noise z C in steps of the grid."""
+    if shaping.granularity is None:
+        return None
+    return terms.noise_multiplier * (shaping.clip or terms.clip).norm / shaping.granularity
 
 
 def fine_grid(terms: Terms, clip: Clip) -> float:

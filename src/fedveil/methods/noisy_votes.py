@@ -101,6 +101,12 @@ class VoteNoise:
             histogram += gaussian(occasion.stream(client), width, std)
         return torch.from_numpy(histogram).float()
 
+    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
+        if shaping.granularity is None:
+            return None
+        central = self.trust is Trust.CENTRAL
+        return (self._std(terms) if central else self._share_std(terms)) / shaping.granularity
+
     def integers(self, terms: Terms, shaping: Shaping, round: int) -> NoisyIntegers | None:
         if shaping.granularity is None or self.trust is Trust.CENTRAL:
             return None

@@ -132,6 +132,11 @@ class Protection(Protocol):
         """The private sum, float32 `[parameters]`, from the engine's sum of shaped updates."""
         ...
 
+    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
+        """Std (Laplace: scale) of the noise that is drawn at once, in steps of its grid; None if
+        it is drawn as floating-point numbers."""
+        ...
+
 
 @runtime_checkable
 class InShares(Protection, Protocol):

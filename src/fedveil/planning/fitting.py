@@ -80,7 +80,7 @@ def fitted(
         arithmetic,
         noise_multiplier,
         secure_sums(method, protection, sampling, federation.name) if summed else None,
-        public_clients=method.cohort.clients,
+        method.cohort.clients,
     )
 
 

@@ -41,7 +41,8 @@ class Situation:
 
     @property
     def clients(self) -> int:
-        return self.plan.federation.clients
+        """As declared, or counted where nothing was declared."""
+        return self.plan.sampling.clients or self.plan.federation.clients
 
     @property
     def cohort(self) -> int:

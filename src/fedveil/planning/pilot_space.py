@@ -106,7 +106,7 @@ def space_of(rehearsals: Rehearsals, local_steps: int, most_steps: int | None = 
     return Space(
         base,
         base.total_steps if most_steps is None else most_steps,
-        real.federation.clients,
+        rehearsals.everyone,
         rehearsals.reach(),
         clips_gradients(real.method),
         frozenset(fixed),

@@ -20,6 +20,8 @@ from fedveil.local.records import client_sizes
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.clip_rules import ClipTracking
+from fedveil.methods.every_round import check_every_round
+from fedveil.methods.isolation import check_isolation
 from fedveil.methods.method import Method
 from fedveil.methods.protection import Occasion, Protection, Terms
 from fedveil.models.flat import Layout, flatten, layout_of
@@ -118,7 +120,7 @@ class Plan:
             raise BadInput(f"start: need the module's {self.layout.size} weights")
         protection, terms = self.method.protection, self.terms
         if protection is None or terms is None:
-            if protection is not terms:
+            if (protection is None) != (terms is None):
                 raise BadInput("terms: a plan has them if its method adds noise; make a new plan")
             return
         basis = (self.method, self.federation, self.module)
@@ -320,6 +322,7 @@ def plan(
         return Plan(method, federation, model, start, seed)
     if budget is None:
         raise BadInput(f"privacy.epsilon: method {method.name!r} needs a budget")
+    check_isolation(model, federation, method.local.per_example)
     terms = terms_of(method, federation, model, protection, seed, arithmetic)
     setting = _setting(method, protection, terms, seed, declared, unprotected)
     delta = _delta(method, protection, terms, setting, budget)
@@ -328,6 +331,7 @@ def plan(
     else:
         noise = _calibrated(method, protection, terms, setting, budget.epsilon or 0.0, delta)
     terms = replace(terms, noise_multiplier=noise)
+    check_every_round(method, protection, terms)
     said = tuple(declared), tuple(unprotected)
     made = Plan(method, federation, model, start, seed, terms, delta, *said)
     if made.guarantee is None:  # worked out here, for what cannot be proved cannot be planned
@@ -379,7 +383,7 @@ def _setting(
         entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
         colluders=promise.colluders,
         honest_shares=promise.honest_shares,
-        unprotected=(*limits.unprotected(method, protection, terms), *unprotected),
+        unprotected=(*limits.unprotected(method, terms), *unprotected),
         declared=(*limits.declared(terms), *declared),
         not_covered=limits.not_covered(terms, promise.trust),
     )

@@ -109,7 +109,7 @@ class Rehearsals:
     @property
     def everyone(self) -> int:
         """The cohort of a recipe in which all clients take part."""
-        return self.real.federation.clients
+        return self.real.sampling.clients or self.real.federation.clients
 
     def __call__(self, trial: Trial, deadline: float = math.inf) -> Outcome:
         """Run one trial; raises OutOfTime once `time.monotonic()` passes the deadline."""

@@ -46,6 +46,9 @@ class CohortNoise:
     def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
         return self.original.releases(terms, rounds)
 
+    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
+        return self.original.noise_steps(terms, shaping, round)
+
     def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
         """The sum and all its noise, float32 `[parameters]`."""
         scale = terms.noise_multiplier * (shaping.clip or terms.clip).norm

@@ -56,7 +56,7 @@ def _trusted(guarantee: Guarantee) -> list[str]:
     if shares is None:
         return [*found, "All noise shares are honest and arrive."]
     colluders = f"{setting.colluders} colluders" if setting.colluders else "no colluders"
-    return [*found, f"There are {shares} honest noise shares in every sum ({colluders})."]
+    return [*found, f"At least {shares} honest noise shares are in every sum ({colluders})."]
 
 
 def _secret(guarantee: Guarantee) -> list[str]:

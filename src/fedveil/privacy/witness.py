@@ -20,10 +20,9 @@ _ID = re.compile(r"[0-9a-f]{32}")
 def noted(name: str) -> tuple[int, str] | None:
     """Lines and head of the ledger with this id when they were last noted; None: not known."""
     try:
-        found = _NOTE.fullmatch(_place(name).read_bytes())
+        return parse_note(_place(name).read_bytes())
     except (OSError, RuntimeError):
         return None
-    return None if found is None else (int(found[1]), found[2].decode())
 
 
 def note(name: str, lines: int, head: str) -> None:
@@ -37,9 +36,19 @@ def note(name: str, lines: int, head: str) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            os.pwrite(descriptor, b"%012d %s\n" % (lines, head.encode()), 0)
+            os.pwrite(descriptor, format_note(lines, head), 0)
         finally:
             os.close(descriptor)
+
+
+def format_note(lines: int, head: str) -> bytes:
+    return b"%012d %s\n" % (lines, head.encode())
+
+
+def parse_note(data: bytes) -> tuple[int, str] | None:
+    """Lines and head; None if that is no note."""
+    found = _NOTE.fullmatch(data)
+    return None if found is None else (int(found[1]), found[2].decode())
 
 
 def _place(name: str) -> Path:
