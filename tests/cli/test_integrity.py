@@ -291,7 +291,11 @@ def test_a_run_of_another_plan_is_refused(tmp_path: Path) -> None:
     quieter = replace(plan, terms=replace(plan.terms, noise_multiplier=0.1))
     with pytest.raises(BadInput, match="promises something else"):
         RunDirectory.open(run, quieter)
-    RunDirectory.open(run, plan).close()
+    directory = RunDirectory.open(run, plan)
+    with pytest.raises(BadInput, match="another plan"):
+        Run(quieter).keep_in(directory)
+    Run(plan).keep_in(directory)
+    directory.close()
 
 
 def neighbour(federation: Federation) -> Federation:
@@ -343,3 +347,41 @@ def test_nothing_that_is_written_before_the_first_round_depends_on_private_data(
         with pytest.raises(BadInput, match="other data"):
             directory.load()
     directory.close()
+
+
+def test_a_run_may_be_looked_at_while_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two files that are read, a whole round may pass."""
+    from fedveil.engine import evidence
+
+    recipe = recipes.with_defaults(recipes.parse({}, RECIPE))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    directory = RunDirectory.create(tmp_path / "run", plan, recipes.to_table(recipe))
+    reports = iter(Run(plan, every=1).keep_in(directory))
+    next(reports)
+    for name in ("metrics", "_metadata", "read"):
+        original = getattr(evidence, name)
+
+        def slowly(path: Path, original: Callable[[Path], object] = original) -> object:
+            found = original(path)
+            next(reports)
+            return found
+
+        monkeypatch.setattr(evidence, name, slowly)
+    assert evidence.examined(tmp_path / "run").reserved == 3
+    directory.close()
+
+
+def test_a_file_put_in_the_ledgers_place_is_another_one(tmp_path: Path) -> None:
+    """File systems give a freed inode to the next file; what they number, the ledger looks at."""
+    from fedveil.privacy.ledger_header import file_of
+
+    found = set()
+    for _ in range(20):
+        with (tmp_path / "f").open("wb") as file:
+            found.add(file_of(file.fileno()))
+        with (tmp_path / "f").open("rb") as file:
+            assert file_of(file.fileno()) in found
+        (tmp_path / "f").unlink()
+    assert all(len(one) == 3 for one in found)

@@ -7,6 +7,7 @@ Nothing in a protected run's checkpoint is un-noised, not even a hash of data.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -58,6 +59,9 @@ def sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that keeps names in its own way
+            raise
     finally:
         os.close(descriptor)
 

@@ -43,7 +43,7 @@ class RunDirectory:
     def __init__(
         self, path: Path, plan: Plan, recipe: bytes, lock: IO[str], ledger: Ledger | None
     ) -> None:
-        self.path, self._lock, self.ledger = path, lock, ledger
+        self.path, self._lock, self.ledger, self._recipe = path, lock, ledger, recipe
         self._fingerprint = _fingerprint(plan, recipe)
         self._metrics = path / METRICS
         self.lost = 0  # protected rounds that were begun and not stored, as `load` found
@@ -107,6 +107,11 @@ class RunDirectory:
             lock.close()
             raise
         return cls(path, plan, text, lock, ledger)
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan that is not the one whose promise is kept here."""
+        if _header(plan, self._recipe) != (None if self.ledger is None else self.ledger.header):
+            raise BadInput(f"{self.path}: was opened for another plan than this run's")
 
     @property
     def _checkpoint(self) -> Path:

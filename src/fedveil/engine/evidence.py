@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedveil.privacy import witness
 from fedveil.privacy.ledger import Inconsistent, Ledger, read
 
 LEDGER = "ledger.jsonl"
@@ -54,23 +55,27 @@ def recipe_digest(text: bytes) -> str:
 
 
 def examined(path: Path) -> Ledger:
-    """The ledger of a run directory, after everything else there has been compared with it."""
-    ledger = read(path / LEDGER)
-    if ledger.header.recipe != recipe_digest((path / "recipe.toml").read_bytes()):
-        raise Inconsistent(f"{path}/recipe.toml: not the recipe that this run promised to follow")
-    ledger.check_witness()
+    """The ledger of a run directory, after everything else there has been compared with it.
+
+    The ledger is written first and read last, so a run that goes on meanwhile is no contradiction.
+    """
+    shown = max((int(line["round"]) for line in metrics(path)), default=0)
     metadata = _metadata(path / CHECKPOINT)
     try:
         seen, done = Seen.from_metadata(metadata), int(metadata["rounds"])
     except (KeyError, ValueError):
         raise Inconsistent(f"checkpoint {path / CHECKPOINT}: damaged") from None
+    noted = None if seen is None else witness.noted(seen.run)
+    ledger = read(path / LEDGER)
+    if ledger.header.recipe != recipe_digest((path / "recipe.toml").read_bytes()):
+        raise Inconsistent(f"{path}/recipe.toml: not the recipe that this run promised to follow")
     if seen is None or seen.run != ledger.run:
         raise Inconsistent(f"checkpoint {path / CHECKPOINT}: belongs to another run's ledger")
+    ledger.check_note(noted)
     if done > ledger.reserved_at(seen.lines, seen.head):
         raise Inconsistent(
             f"checkpoint {path / CHECKPOINT}: has {done} rounds, more than the ledger had then"
         )
-    shown = max((int(line["round"]) for line in metrics(path)), default=0)
     if shown > (ledger.reserved if ledger.repeatable else done):
         raise Inconsistent(
             f"{path / METRICS}: shows round {shown}, which ledger and checkpoint do not have; do "

@@ -122,6 +122,7 @@ class Run:
 
     def keep_in(self, directory: RunDirectory) -> Run:
         """Keep this run in a directory, going on from the state that is stored there."""
+        directory.check(self.plan)
         self.directory = directory
         self.state = directory.load()
         if self.secure is None:

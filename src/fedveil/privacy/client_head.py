@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedveil.errors import BadInput
@@ -44,7 +44,8 @@ def write_head(path: Path, head: Head) -> None:
     if found == NONE:  # a new file: let its name survive a power cut too
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            with suppress(OSError):  # not every file system knows this
+                os.fsync(folder)
         finally:
             os.close(folder)
 

@@ -29,14 +29,15 @@ from typing import Any
 
 from fedveil.errors import BadInput, FedveilError, Refused
 from fedveil.privacy import witness
-from fedveil.privacy.accounting import Release, Setting, account
+from fedveil.privacy.accounting import Release, account
 from fedveil.privacy.guarantee import Guarantee
+from fedveil.privacy.ledger_header import File, Header, file_of
 from fedveil.privacy.units import Entropy
+
+__all__ = ["BudgetSpent", "Header", "Inconsistent", "Ledger", "read"]
 
 VERSION = 2
 MOVED = "The run was copied, and the user declared that this copy alone goes on."
-
-File = tuple[int, int]  # device and inode
 
 
 class BudgetSpent(FedveilError):
@@ -45,39 +46,6 @@ class BudgetSpent(FedveilError):
 
 class Inconsistent(BadInput):
     """Records of a run that contradict each other: no guarantee follows from them."""
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a run promises: the releases of all its rounds, under which setting, at which delta.
-
-    `recipe` is a digest of the recipe that the plan was made from.
-    """
-
-    setting: Setting
-    delta: float
-    planned: tuple[Release, ...]
-    rounds: int
-    recipe: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "setting": self.setting.to_dict(),
-            "delta": self.delta,
-            "planned": [release.to_dict() for release in self.planned],
-            "rounds": self.rounds,
-            "recipe": self.recipe,
-        }
-
-    @classmethod
-    def from_dict(cls, document: dict[str, Any]) -> Header:
-        return cls(
-            Setting.from_dict(document["setting"]),
-            float(document["delta"]),
-            tuple(Release.from_dict(release) for release in document["planned"]),
-            int(document["rounds"]),
-            str(document["recipe"]),
-        )
 
 
 @dataclass(frozen=True)
@@ -96,16 +64,16 @@ class Ledger:
     def __init__(self, path: Path, header: Header, run: str, lines: Sequence[Line]) -> None:
         self.path, self.header, self.run = path, header, run
         self._lines = list(lines)
-        found = path.stat()
-        self._opened, self._size = (found.st_dev, found.st_ino), found.st_size
+        with path.open("rb") as file:
+            self._opened = file_of(file.fileno())
+            self._size = os.fstat(file.fileno()).st_size
 
     @classmethod
     def create(cls, path: Path, header: Header) -> Ledger:
         """Start a ledger; the file must not exist."""
         run = secrets.token_hex(16)
         with path.open("xb") as file:
-            found = os.fstat(file.fileno())
-            place = (found.st_dev, found.st_ino)
+            place = file_of(file.fileno())
             document = {"version": VERSION, "run": run, "file": place, "plan": header.to_dict()}
             head = _head("", document)
             file.write(_line(document, head))
@@ -121,7 +89,7 @@ class Ledger:
         is the user's word that it does not; it is written down.
         """
         ledger, complete = _replay(path)
-        ledger.check_witness()
+        ledger.check_note(ledger.noted())
         here = ledger._opened
         copied = not ledger.repeatable and ledger._last.file != here
         if copied and not moved:
@@ -184,9 +152,12 @@ class Ledger:
             )
         return self._lines[lines - 1].reserved
 
-    def check_witness(self) -> None:
-        """Refuse a ledger that is behind what was noted about it outside the run directory."""
-        noted = None if self.repeatable else witness.noted(self.run)
+    def noted(self) -> tuple[int, str] | None:
+        """What was noted about it outside the run directory."""
+        return None if self.repeatable else witness.noted(self.run)
+
+    def check_note(self, noted: tuple[int, str] | None) -> None:
+        """Refuse a ledger that is behind what was noted about it."""
         if noted is not None:
             self.reserved_at(*noted)
 
@@ -215,8 +186,8 @@ class Ledger:
         data = _line(document, head)
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         try:
-            found = os.fstat(descriptor)
-            if ((found.st_dev, found.st_ino), found.st_size) != (self._opened, self._size):
+            now = file_of(descriptor), os.fstat(descriptor).st_size
+            if now != (self._opened, self._size):
                 raise Inconsistent(f"ledger {self.path}: changed by somebody else during the run")
             try:
                 if os.write(descriptor, data) != len(data):
@@ -318,5 +289,5 @@ def _checked(before: str, document: dict[str, Any]) -> str:
 
 
 def _file(value: Any) -> File:
-    device, inode = value
-    return int(device), int(inode)
+    device, inode, generation = value
+    return int(device), int(inode), int(generation)
