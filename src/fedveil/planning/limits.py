@@ -10,7 +10,6 @@ from dataclasses import fields, is_dataclass, replace
 
 from torch import nn
 
-from fedveil.data.declared import SET_ASIDE
 from fedveil.data.federation import ARTIFICIAL_NOTE, HELD_OUT_NOTE, Federation, Task
 from fedveil.methods.method import Method
 from fedveil.methods.protection import Terms
@@ -26,9 +25,8 @@ _KNOWN_LAYERS = ("torch.nn.modules.", "fedveil.models.")
 def unprotected(method: Method, terms: Terms) -> tuple[str, ...]:
     """What came from private data without noise, or from code without a proof."""
     found = list(terms.federation.unprotected)
-    held_out = HELD_OUT_NOTE in terms.federation.notes and SET_ASIDE not in found
-    if terms.shaping.ballot is not None and held_out:
-        found.append(SET_ASIDE)
+    if terms.shaping.ballot is not None and HELD_OUT_NOTE in terms.federation.notes:
+        found.append("The inputs to vote on must be public, and may be the clients' own data.")
     # The server's optimiser and smoothing see released values alone: they may be anybody's.
     private = replace(method, optimizer=Sgd(), smoothing=None)
     found += [_UNPROVED.format(name) for name in _foreign_parts(private)]
