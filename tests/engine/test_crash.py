@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 import fedveil as fv
 from fedveil.engine.checkpoint import load_checkpoint
 from fedveil.engine.directory import RunDirectory
+from fedveil.engine.evidence import CHECKPOINT, _metadata, examined
 from fedveil.privacy.accounting import account
 from fedveil.privacy.ledger import read
 from tests.engine.crash_child import CLIENTS, COHORT, ROUNDS, cohorts, main, plan_of
@@ -36,8 +39,6 @@ def child(path: Path, scheme: str, seed: int | None, *dying: Any) -> int | None:
 
 
 def checkpoint_rounds(path: Path) -> int:
-    from fedveil.engine.evidence import CHECKPOINT, _metadata
-
     return int(_metadata(path / CHECKPOINT)["rounds"])
 
 
@@ -191,3 +192,31 @@ def test_epsilon_so_far_is_that_of_all_rounds_begun(
         assert report.epsilon_so_far == paid.epsilon
         assert run.directory.ledger.spent() == paid.epsilon
     assert run.guarantee == plan.guarantee
+
+
+@pytest.mark.parametrize("seed", [None, 4], ids=["protected", "simulated"])
+def test_a_disk_that_fills_up_and_is_cleared_does_no_harm(tmp_path: Path, seed: int | None) -> None:
+    """Every file may grow by a few bytes only, wherever that ends a write; then there is room."""
+    plan = plan_of("round-robin", seed)
+    directory = RunDirectory.create(tmp_path / "run", plan, {})
+    run = fv.Run(plan, every=1).keep_in(directory)
+    next(iter(run))
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for name in ("ledger.jsonl", "metrics.jsonl", "checkpoint/state.safetensors"):
+            limit = (tmp_path / "run" / name).stat().st_size + 20
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, usual[1]))
+            with suppress(OSError):
+                next(iter(run))
+            resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+        signal.signal(signal.SIGXFSZ, ignored)
+    run.finish()
+    directory.close()
+    assert examined(tmp_path / "run").remaining == 0
+    numbers = [line["round"] for line in directory.metrics()]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) >= ROUNDS - 3
+    RunDirectory.open(tmp_path / "run", plan).close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -145,9 +146,17 @@ class RunDirectory:
         return metrics(self.path)
 
     def append_metrics(self, document: dict[str, Any]) -> None:
-        """Add a line to metrics.jsonl."""
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(document)) + "\n")
+        """Add a line to metrics.jsonl, or nothing at all."""
+        line = (json.dumps(_finite(document)) + "\n").encode()
+        with self._metrics.open("ab", buffering=0) as file:
+            before = file.tell()
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._metrics))
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(before)
+                raise
 
     def write_model(self, data: bytes) -> Path:
         """Write model.safetensors and return its path."""
