@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -11,17 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.engine.run import Run
-from fedveil.errors import BadInput
+from fedveil.errors import BadInput, Refused
 from fedveil.local.rule import LearningRate, LocalRule
 from fedveil.local.shaping import Senders, Shaping, shape_rows
+from fedveil.methods.ae_dpfl import ae_dpfl
+from fedveil.methods.central_noise import CentralNoise
 from fedveil.methods.dp_fedavg import dp_fedavg
+from fedveil.methods.local_noise import LocalNoise
 from fedveil.methods.method import CohortRule, Scheme
-from fedveil.methods.protection import Occasion
+from fedveil.methods.protection import Noise, Occasion, Protection
+from fedveil.methods.shared_noise import SharedNoise
 from fedveil.models.flat import Layout, Slot
-from fedveil.models.zoo import build
+from fedveil.models.zoo import Linear, build
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.refusals import SensitivityRefused
 from fedveil.privacy.releases import Release
 from fedveil.privacy.sampling import Poisson
 from fedveil.randomness import Randomness
@@ -89,3 +94,41 @@ def test_one_norm_bounds_all_layers_together_whatever_the_weight(
     assert rows.shape == (1, 7)  # dense: what was kept is not to be seen
     assert float((rows.double() * (grid or 1.0)).norm()) <= 1.0 + 1e-12
     assert float(shaping.weights(np.array([size]))[0]) <= 1.0
+
+
+def test_laplace_noise_needs_a_clip_in_l1() -> None:
+    """A vector of d equal entries and length C has L1 norm sqrt(d) C."""
+    data = federation(2, (6,) * 12)
+    for protection in (CentralNoise(Noise.LAPLACE), LocalNoise(Noise.LAPLACE)):
+        method = dp_fedavg(
+            rounds=3,
+            cohort=CohortRule(Scheme.EVERYONE),
+            local=LocalRule(LearningRate(0.1), steps=2),
+            clip=Clip(1.0, order=2),
+            protection=protection,
+        )
+        with pytest.raises(SensitivityRefused, match="L1"):
+            plan(method, data, build("logistic", data), budget=Budget(noise_multiplier=5.0))
+
+
+@pytest.mark.parametrize("protection", [CentralNoise(), LocalNoise(), SharedNoise()], ids=str)
+def test_votes_are_not_covered_by_noise_for_clipped_updates(protection: Protection) -> None:
+    """Nobody clips a ballot: Q votes have length sqrt(Q), and the noise was fitted to a clip."""
+    with pytest.raises(Refused, match="VoteNoise"):
+        ae_dpfl(local=LocalRule(LearningRate(0.1), steps=2), protection=protection)
+
+
+def test_grids_are_not_the_caller_s() -> None:
+    """Rounding that lengthens (`rounding_beta`) belongs to the mechanism that accounts for it."""
+    loose = Shaping(Clip(1.0), granularity=0.5, rounding_beta=0.6)
+    method = protected().method
+    with pytest.raises(BadInput, match="shaping"):
+        replace(method, shaping=loose)
+
+
+def test_a_model_that_does_not_fit_the_classes_is_refused_before_anything_is_spent() -> None:
+    data = federation(2, (6,) * 12)
+    method = protected().method
+    for outputs in (1, 3):
+        with pytest.raises(BadInput, match="2 classes"):
+            plan(method, data, Linear(5, outputs), budget=Budget(epsilon=4.0))
