@@ -24,6 +24,7 @@ from fedveil.local.shaping import Shaping
 
 Make = Callable[[Job], Engine]  # an engine of its own for a job of one client
 
+
 class Apart(Protocol):
     """Trains clients side by side such that none shows in another."""
 
@@ -69,6 +70,8 @@ class Alone:
     ) -> None:
         self.job, self.name, self.device = job, name, device
         self._make, self._apart = make, apart
+        # No autograd in these engines: a step is many small operations, which are quicker without.
+        self._by_hand = name in ("mlp", "algebra")
 
     def round_sum(
         self,
@@ -80,7 +83,7 @@ class Alone:
     ) -> RoundSum:
         job, start = self.job.shaped_by(shaping), weights.clone()
         total = RunningSum(job, len(cohort), take)
-        with threads_at(1):
+        with threads_at(1), torch.inference_mode(self._by_hand):
             for place in self._side_by_side(total, start, cohort, round):
                 own = contribution(job, self._make, start, int(cohort[place]), round)
                 total.add_one(place, own)

@@ -81,8 +81,9 @@ class ClippedSum:
         of(self._errors, out=errors)
         of(self._states, out=states)
         sizes = torch.mm(self._ones[0], errors), torch.mm(self._ones[1], states)
-        sums: npt.NDArray[np.float64] = sizes[1].add_(self._biases).mul_(sizes[0]).sum(dim=0).numpy()
-        return np.sqrt(sums) if order == 2 else sums
+        sums = sizes[1].add_(self._biases).mul_(sizes[0]).sum(dim=0)
+        norms: npt.NDArray[np.float64] = (sums.sqrt_() if order == 2 else sums).numpy()
+        return norms
 
 
 def _wide(units: int, batch: int) -> Tensor:
