@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,6 +67,7 @@ def train(job: Job, start: Tensor, client: int, round: int) -> Client:
     batches = draw_batches(np.array([client]), size, rule, round, job.randomness)
     rates = rule.learning_rate.of_round(round, int(batches.steps[0]))
     stream = job.randomness.stream("gradient-noise", round, client)
+    noises = exact_noise(rule, stream, len(rates) - (not rule.last_step_noise), len(start))
     w, v, losses = start.clone(), torch.zeros_like(start), []
     for step, rate in enumerate(rates):
         positions, mask = batches.at(step)
@@ -74,14 +76,14 @@ def train(job: Job, start: Tensor, client: int, round: int) -> Client:
         g = data_gradient(job, w, x, y)
         noisy = rule.gradient_noise > 0 and (rule.last_step_noise or step + 1 < len(rates))
         if noisy and rule.per_example:
-            g = with_noise(g, rule, stream)
+            g = with_noise(g, rule, stream, noises)
         g = g + rule.weight_decay * w
         if (w - start).norm() > rule.penalty_radius:
             g = g + rule.penalty * (w - start)
         if rule.gradient_clip and not rule.per_example:
             g = clip(g, rule.gradient_clip.norm, rule.gradient_clip.order)
         if noisy and not rule.per_example:
-            g = with_noise(g, rule, stream)
+            g = with_noise(g, rule, stream, noises)
         v = rule.momentum * v + g
         w = w - rate * v
         if rule.projection_radius:
@@ -98,12 +100,21 @@ def train(job: Job, start: Tensor, client: int, round: int) -> Client:
     return Client(update, norm, float(np.mean(losses)))
 
 
-def with_noise(gradient: Tensor, rule: LocalRule, stream: Stream) -> Tensor:
+def exact_noise(rule: LocalRule, stream: Stream, steps: int, size: int) -> Iterator[np.ndarray]:
+    """Noise on the grid for a client's steps, in one draw."""
+    if not rule.gradient_noise or rule.gradient_grid is None:
+        return iter(())
+    drawn = rounded_gaussian(stream, steps * size, rule.gradient_noise / rule.gradient_grid)
+    return iter(drawn.reshape(steps, size))
+
+
+def with_noise(
+    gradient: Tensor, rule: LocalRule, stream: Stream, noises: Iterator[np.ndarray]
+) -> Tensor:
     std, grid = rule.gradient_noise, rule.gradient_grid
     if grid is None:
         return gradient + torch.from_numpy(gaussian(stream, len(gradient), std))
-    noise = rounded_gaussian(stream, len(gradient), std / grid)
-    steps = torch.round(gradient.double() / grid) + torch.from_numpy(noise)
+    steps = torch.round(gradient.double() / grid) + torch.from_numpy(next(noises))
     return (steps * grid).float()
 
 

@@ -11,6 +11,7 @@ from fedveil.engine import grams
 from fedveil.engine.algebra import AlgebraEngine
 from fedveil.engine.choose import build_engine
 from fedveil.engine.contract import Job
+from fedveil.engine.dual import Dual, Span
 from fedveil.engine.moments import Moments
 from fedveil.engine.stack import Affine
 from fedveil.local.rule import LearningRate, LocalRule, Schedule
@@ -156,3 +157,26 @@ def test_gram_matrices_are_kept_only_if_they_are_small_beside_the_data() -> None
     many = make_job("wide softmax", RULES["momentum"], Shaping(), (30, 30))
     assert grams.Grams.fit(few.federation)
     assert not grams.Grams.fit(many.federation)
+
+
+@pytest.mark.parametrize("gap", [1e-3, 1e-4, 1e-5])
+def test_what_steps_and_decay_cancel_is_measured_and_not_lost(gap: float) -> None:
+    """Steps along an input and decay of weights along the same input take each other back: both
+    are thousands of times longer than what is left, and so are the rounding errors of its norm."""
+    draw = np.random.default_rng(2)
+    x = torch.from_numpy(draw.normal(size=(3, 1, 300)).astype(np.float32) * 30)
+    layer = Affine(Slot("w", (1, 300), 0), None)
+    start = (x[0, 0] / 7).clone()
+    x[1], x[2] = x[0], x[0] * 2
+    dual = Dual(layer, Task.REGRESSION, x, torch.zeros(3, 1), start)
+    span = Span(torch.tensor([1.0, -1.0, 0.5])[:, None, None], torch.zeros(3))
+    span.shift.copy_(-7 * (1 + gap) * torch.tensor([1.0, -1.0, 1.0]))
+    wanted = (span.coefficients.double() * x.double())[:, 0] + span.shift.double()[
+        :, None
+    ] * start.double()
+    found = dual.norms(span)
+    # Written out in single precision, each number is off by two roundings of the larger terms.
+    slack = 4 * 2.0**-24 * float(x[0].norm())
+    for norm, row in zip(found, wanted, strict=True):
+        assert abs(float(norm) - float(row.norm())) <= slack
+        assert slack < float(row.norm()) / 10

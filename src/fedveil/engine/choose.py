@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from fedveil.engine.algebra import AlgebraEngine, moments_apply, one_layer
-from fedveil.engine.alone import Alone
+from fedveil.engine.alone import Alone, Apart
 from fedveil.engine.contract import Engine, Job
 from fedveil.engine.cost import Prediction, Workload, cores, predict
 from fedveil.engine.dual_clients import costs, dual_applies
 from fedveil.engine.gradients import AutogradGradients, VmapGradients, why_not_vmap
+from fedveil.engine.lone_dual import LoneDual, lone_dual_applies
 from fedveil.engine.lone_moments import LoneMoments, lone_moments_apply
 from fedveil.engine.memory import keep_freed_memory
 from fedveil.engine.mlp import MlpGradients
@@ -206,18 +207,31 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
     stack = _stack(job) if name in ("algebra", "mlp") else ""
     if not job.isolated:
         return _together(job, name, chunk, device, stack)
-    moments = None
-    if name == "algebra" and not isinstance(stack, str) and lone_moments_apply(job, stack[0]):
-        moments = LoneMoments(job, stack[0])
+    apart: Apart | None = None
+    if name == "algebra" and not isinstance(stack, str):
+        if lone_moments_apply(job, stack[0]):
+            apart = LoneMoments(job, stack[0])
+        elif lone_dual_applies(job, stack[0]):
+            apart = LoneDual(job, stack[0])
+
+    # Of a stack, gradients keep nothing from one call to the next; of a module, they may.
+    stateless = None
+    if not isinstance(stack, str):
+        stateless = MlpGradients(stack, job.federation.task, careful=True)
 
     def make(own: Job) -> Engine:
-        return _together(own, name, 1, device, stack)
+        return _together(own, name, 1, device, stack, stateless)
 
-    return Alone(job, name, make, device, moments)
+    return Alone(job, name, make, device, apart)
 
 
 def _together(
-    job: Job, name: str, chunk: int | None, device: torch.device, stack: Stack | str
+    job: Job,
+    name: str,
+    chunk: int | None,
+    device: torch.device,
+    stack: Stack | str,
+    gradients_of_stack: MlpGradients | None = None,
 ) -> Engine:
     """An engine whose clients train together, at most `chunk` of them."""
     task = job.federation.task
@@ -235,8 +249,8 @@ def _together(
         )
     if isinstance(stack, str):
         raise BadInput(f"engine.name: {name!r} cannot run this: {stack}")
-    gradients_of_all = MlpGradients(stack, task, job.isolated)
-    rows = RowEngine("mlp", job, gradients_of_all, chunk or _chunk(job, 1, 1000), device)
+    by_hand = gradients_of_stack or MlpGradients(stack, task)
+    rows = RowEngine("mlp", job, by_hand, chunk or _chunk(job, 1, 1000), device)
     if name == "algebra":
         return AlgebraEngine(job, stack, rows)
     if device.type == "cpu" and dual_applies(job, stack):

@@ -59,8 +59,9 @@ class LoneMoments:
         sizes: Cohort,
         places: Cohort,
         round: int,
-    ) -> None:
-        """Train the clients at these places of the cohort and add their updates to the sum."""
+    ) -> Cohort:
+        """Train the clients at these places of the cohort and add their updates to the sum; nobody
+        is left over."""
         job, rule, start = total.job, total.job.rule, weights.double()
         most = max(1, _TOGETHER // (self._size * self._size))
         for begin in range(0, len(places), most):
@@ -75,6 +76,7 @@ class LoneMoments:
                 final = gradients(start + updates, *supply.batch(0), None, 0.0)[0].float()
             senders = Senders(clients, held, weights, round, job.randomness)
             total.add_updates(where, updates.float(), losses.float(), senders, final)
+        return places[:0]
 
     def _moments(self, job: Job, clients: Cohort) -> tuple[Tensor, Tensor]:
         """H as `[size, clients, size]`, and m with s, `[clients, size + 1]`."""

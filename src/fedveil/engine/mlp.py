@@ -4,11 +4,8 @@ All activations are kept as `[clients, units, batch]`. An example's gradient in 
 the outer product of its error and its input, so its norm is a product of two norms and no gradient
 of a single example is ever formed (ghost norms; Goodfellow 2015), in L1 as in L2.
 
-Clipped gradients of any values. Errors and inputs are single-precision numbers, whose squares, and
-products of squares, neither over- nor underflow in double precision: norms, factors and the sum of
-clipped gradients are computed there, an example of which anything is not finite counts as zero, and
-the mean is rounded once. One record then moves it by at most twice the clip over the batch size, up
-to rounding. Where nothing is large or tiny and nobody is promised anything, single precision does.
+Clipped gradients go through double precision (`clipped_sum`) where somebody is promised something,
+and where single precision might over- or underflow.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data.federation import Task
+from fedveil.engine.clipped_sum import ClippedSum
 from fedveil.engine.stack import Parts, Stack, parts_of, rows_of
 from fedveil.local.rule import GradientClip
 from fedveil.privacy.clipping import Clip, clip_factors
@@ -31,6 +29,7 @@ class MlpGradients:
         widest = max(max(layer.inputs, layer.outputs) for layer in stack)
         # Sums of squares over a layer may be off by this many roundings, relatively.
         self._roundings = 2 * widest + 16
+        self._clipped: ClippedSum | None = None  # for batches of one size
         self._parts: Parts = []
 
     def __call__(
@@ -54,8 +53,8 @@ class MlpGradients:
         if clip is not None:
             factors = None if self._careful else self._quick_factors(errors, states, clip)
             if factors is None:
-                errors, states = [e.double() for e in errors], [s.double() for s in states]
-                factors = self._factors(errors, states, clip)
+                clipped = self._clipped_sums(errors, states, mask, clip, denominator)
+                return clipped.to(weights.device), (losses * share).sum(dim=1)
             factors /= denominator
             if mask is not None:
                 factors *= mask
@@ -117,37 +116,46 @@ class MlpGradients:
     def _quick_factors(
         self, errors: list[Tensor], states: list[Tensor], clip: GradientClip
     ) -> Tensor | None:
-        """The same as `_factors` in single precision; None if that may be wrong."""
+        """What each example's gradient is multiplied by to be clipped, `[clients, batch]`, in
+        single precision; None if that may be wrong."""
         sizes = _sizes(errors, states, clip.order)
         # Squares that vanish, times the largest, must be nothing beside the clip.
         vanishing = self._roundings * len(errors) * 2.0**-125
         limit = 1e18 if clip.order == 1 else min(1e18, 1e-8 * clip.norm**2 / vanishing)
         if not float(torch.stack([size for pair in sizes for size in pair]).amax()) < limit:
             return None
-        return self._factors_of(sizes, clip, self._roundings * 2.0**-24)
-
-    def _factors(self, errors: list[Tensor], states: list[Tensor], clip: GradientClip) -> Tensor:
-        """What each example's gradient is multiplied by to be clipped, `[clients, batch]`, from
-        doubles. Examples that are not finite become zero."""
-        sizes = _sizes(errors, states, clip.order)
-        finite = torch.isfinite(torch.stack([size for pair in sizes for size in pair])).all(dim=0)
-        if not bool(finite.all()):
-            for each in (*errors, *states):
-                each.masked_fill_(~finite[:, None], 0.0)  # zero times infinity is no zero
-            sizes = _sizes(errors, states, clip.order)
-        return self._factors_of(sizes, clip, self._roundings * 2.0**-52)
-
-    def _factors_of(
-        self, sizes: list[tuple[Tensor, Tensor]], clip: GradientClip, slack: float
-    ) -> Tensor:
         norms = torch.zeros_like(sizes[0][0])
         for layer, (error, state) in zip(self._stack, sizes, strict=True):
             norms += error * (state + (0.0 if layer.bias is None else 1.0))
-        if clip.order == 2:
-            norms.sqrt_()
-        bound = Clip(clip.norm, clip.order)
-        factors = clip_factors(norms.flatten().cpu(), bound, relative_error=slack)
-        return factors.view(norms.shape).to(norms.device)
+        return _factors(norms, clip, self._roundings * 2.0**-24)
+
+    def _clipped_sums(
+        self,
+        errors: list[Tensor],
+        states: list[Tensor],
+        mask: Tensor | None,
+        clip: GradientClip,
+        denominator: float,
+    ) -> Tensor:
+        """The sum of each client's clipped gradients over the denominator, whatever the values."""
+        batch = errors[0].shape[2]
+        if self._clipped is None or self._clipped.batch != batch:
+            self._clipped = ClippedSum(self._stack, batch)
+        rows = []
+        for client in range(len(errors[0])):
+            real = None if mask is None else mask[client].cpu().numpy()
+            mine, read = ([part[client] for part in parts] for parts in (errors, states))
+            rows.append(self._clipped(mine, read, real, clip, denominator))
+        return torch.stack(rows)
+
+
+def _factors(norms: Tensor, clip: GradientClip, slack: float) -> Tensor:
+    """What each example's gradient is multiplied by to be clipped, `[clients, batch]`, from its
+    norm, or for L2 its square."""
+    norms = norms.sqrt() if clip.order == 2 else norms
+    bound = Clip(clip.norm, clip.order)
+    factors = clip_factors(norms.flatten().cpu(), bound, relative_error=slack)
+    return factors.view(norms.shape).to(norms.device)
 
 
 def _sizes(errors: list[Tensor], states: list[Tensor], order: int) -> list[tuple[Tensor, Tensor]]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedveil.randomness import Stream
 
-SHORT = 128  # width up to which rows of several clients may be rotated together
+SHORT = 128  # width up to which rows are rotated by sums and differences
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,17 @@ class Rotation:
         return 1 << max(0, size - 1).bit_length()
 
     def forward(self, rows: Tensor, round: int) -> Tensor:
-        """Rotate rows `[clients, size]` to float32 `[clients, width]`; norms are kept."""
+        """Rotate rows `[clients, size]` to float32 `[clients, width]`; norms are kept. Each row
+        alone, where products of several would show one in another."""
         width = self.width(rows.shape[1])
         padded = rows.new_zeros(len(rows), width)
         padded[:, : rows.shape[1]] = rows
         padded *= _signs(self.key, round, width).to(rows.dtype)
-        return hadamard(padded) / math.sqrt(width)
+        if width > SHORT and len(rows) > 1:
+            rotated = torch.cat([hadamard(row[None].clone()) for row in padded])
+        else:
+            rotated = hadamard(padded)
+        return rotated / math.sqrt(width)
 
     def backward(self, vector: Tensor, round: int, size: int) -> Tensor:
         """The vector `[size]` whose rotation is `vector` `[width]`."""
