@@ -207,13 +207,13 @@ def test_certified_steps_bring_no_two_weight_vectors_further_apart(
     )
     terms = made(hu_method(2, clip, rate=1e-9), classes=classes, input_norm=norm).terms
     assert terms is not None
-    certificate = non_expansive(replace(terms, local=probe), 2)
+    certificate = non_expansive(replace(terms, local=probe))
     assert certificate is not None
     rate = 2 / certificate.smoothness * (1 - 1e-12)
     allowed = replace(probe, learning_rate=LearningRate(rate))
-    assert non_expansive(replace(terms, local=allowed), 2) is not None
+    assert non_expansive(replace(terms, local=allowed)) is not None
     refused = replace(probe, learning_rate=LearningRate(1.01 * rate))
-    assert non_expansive(replace(terms, local=refused), 2) is None
+    assert non_expansive(replace(terms, local=refused)) is None
 
     outputs = max(classes, 1)
     inputs = draw.normal(size=(5, FEATURES)) * draw.uniform(0.1, 3)

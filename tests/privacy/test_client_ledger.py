@@ -162,8 +162,44 @@ def test_record_level_releases_do_not_protect_a_whole_client(tmp_path: Path) -> 
         ClientLedger(tmp_path / "client", 5.0, DELTA).reserve(ONCE, record)
     ledger = ClientLedger(tmp_path / "record", 5.0, DELTA, unit=Unit.RECORD)
     ledger.reserve(ONCE, record)
-    ledger.reserve(ONCE, LOCAL)  # client level covers record level
-    assert ledger.spent() == pytest.approx(gaussian_epsilon(math.sqrt(2) / 4), rel=1e-6)
+    assert ledger.spent() == pytest.approx(gaussian_epsilon(1 / 4), rel=1e-6)
+
+
+@pytest.mark.parametrize("ledgers", list(Adjacency))
+@pytest.mark.parametrize("released", [Adjacency.ZERO_OUT, Adjacency.REPLACE, Adjacency.ADD_REMOVE])
+def test_one_record_can_turn_a_whole_update_round(
+    path: Path, ledgers: Adjacency, released: Adjacency
+) -> None:
+    """A client-level release costs a record at 2 C: 4.377 at z = 2 and delta 1e-5, not 1.993."""
+    added = released is Adjacency.ADD_REMOVE
+    setting = Setting(Unit.CLIENT, released, Trust.CENTRAL if added else Trust.LOCAL)
+    ledger = ClientLedger(
+        path, 50.0, 1e-5, unit=Unit.RECORD, adjacency=ledgers, trust=Trust.CENTRAL
+    )
+    ledger.reserve(Release(Gaussian(2.0), Everyone(), 1), setting)
+    assert ledger.spent() == pytest.approx(4.3772, rel=1e-4)
+
+
+def test_a_record_is_refused_what_is_proved_for_a_present_or_zeroed_client(path: Path) -> None:
+    ledger = ClientLedger(path, 50.0, DELTA, unit=Unit.RECORD, trust=Trust.CENTRAL)
+    with pytest.raises(Refused, match="one record can replace"):
+        ledger.reserve(Release(Zcdp(0.01), Everyone(), 1), LOCAL)
+    with pytest.raises(Refused, match="no proved amplification for one record"):
+        ledger.reserve(Release(Gaussian(1.0), Poisson(0.01), 100), CENTRAL)
+    replaced = replace(LOCAL, adjacency=Adjacency.REPLACE)
+    ledger.reserve(Release(Zcdp(0.01), Everyone(), 1), replaced)
+    fixed = Release(Gaussian(4.0), FixedSize(1000, 50), 20)
+    ledger.reserve(fixed, replace(replaced, trust=Trust.CENTRAL))
+    assert ledger.spent() > 0
+
+
+def test_hiding_what_a_client_sends_does_not_hide_that_it_is_there(path: Path) -> None:
+    """Divisors and grids of such a run may come from the true number of clients."""
+    ledger = ClientLedger(path, 50.0, DELTA, adjacency=Adjacency.ADD_REMOVE, trust=Trust.CENTRAL)
+    zeroed = replace(CENTRAL, adjacency=Adjacency.ZERO_OUT)
+    with pytest.raises(TermsRefused, match="there at all"):
+        ledger.reserve(Release(Gaussian(1.0), Poisson(0.01), 10), zeroed)
+    ledger.reserve(Release(Gaussian(1.0), Poisson(0.01), 10), CENTRAL)
 
 
 def test_amplified_releases_need_central_trust_and_are_charged_once_in_full(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
         "planned_rounds": run.plan.method.rounds,
         "seconds": None if run.plan.protected else round(seconds, 3),
         "method": run.plan.method.name,
-        "clients": run.plan.federation.clients,
+        "clients": run.plan.sampling.clients,
         "parameters": run.plan.layout.size,
         "engine": run.engine.name,
         "seed": run.plan.seed,

@@ -174,7 +174,8 @@ class Run:
     def _round(self, last: bool) -> RoundReport:
         began = time.perf_counter()
         plan, number = self.plan, self.next_round
-        cohort = plan.sampling.draw(number, self._randomness.stream("cohort", number))
+        drawn = self._randomness.stream("cohort", number)
+        cohort = plan.sampling.draw(number, drawn, plan.federation.clients)
         if self._ledger is not None:
             self._ledger.reserve(number)
         self._begun = number + 1

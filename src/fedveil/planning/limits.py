@@ -5,43 +5,31 @@ And what spoils it: private data that entered without noise, or parts that nobod
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
 
 from torch import nn
 
-from fedveil.data.federation import HELD_OUT_NOTE, Federation, Task
-from fedveil.local.rule import LocalRule
-from fedveil.local.shaping import Shaping
-from fedveil.methods.central_noise import CentralNoise
-from fedveil.methods.clip_rules import ClipTracking, StepBound
-from fedveil.methods.gradient_noise import GradientNoise
-from fedveil.methods.local_noise import LocalNoise
+from fedveil.data.federation import ARTIFICIAL_NOTE, HELD_OUT_NOTE, Federation, Task
 from fedveil.methods.method import Method
-from fedveil.methods.noisy_votes import VoteNoise
-from fedveil.methods.protection import Protection, Terms
-from fedveil.methods.shared_noise import SharedNoise
-from fedveil.privacy.clipping import Clip
+from fedveil.methods.protection import Terms
 from fedveil.privacy.units import Trust
 from fedveil.secagg.mode import Mode
+from fedveil.server.optimizers import Sgd
 
-# By exact class: what a subclass changes, no proof has seen.
-_PROVED = (CentralNoise, LocalNoise, SharedNoise, GradientNoise, VoteNoise)
-_PROVED_PARTS = (LocalRule, Shaping, Clip, ClipTracking, StepBound, type(None))
 _UNPROVED = "{} is none of fedveil's own parts: nothing is proved of it."
-_KNOWN_LAYERS = ("torch.nn.", "fedveil.models.")
+_OWN = "fedveil."
+_KNOWN_LAYERS = ("torch.nn.modules.", "fedveil.models.")
 
 
-def unprotected(method: Method, protection: Protection, terms: Terms) -> tuple[str, ...]:
+def unprotected(method: Method, terms: Terms) -> tuple[str, ...]:
     """What came from private data without noise, or from code without a proof."""
-    found = list(getattr(terms.federation, "unprotected", ()))
+    found = list(terms.federation.unprotected)
     if terms.shaping.ballot is not None and HELD_OUT_NOTE in terms.federation.notes:
-        found.append("The inputs that are voted on were taken from the clients' own data.")
-    parts: tuple[Any, ...] = (method.local, method.shaping, method.shaping.clip, method.clip_rule)
-    if type(protection) not in _PROVED:
-        found.append(_UNPROVED.format(type(protection).__name__))
-    for part in parts:
-        if type(part) not in _PROVED_PARTS:
-            found.append(_UNPROVED.format(type(part).__name__))
+        found.append("The inputs to vote on must be public, and may be the clients' own data.")
+    # The server's optimiser and smoothing see released values alone: they may be anybody's.
+    private = replace(method, optimizer=Sgd(), smoothing=None)
+    found += [_UNPROVED.format(name) for name in _foreign_parts(private)]
     return tuple(found)
 
 
@@ -49,7 +37,7 @@ def declared(terms: Terms) -> tuple[str, ...]:
     """What has to be public, or made without the protected data, because nothing hides it."""
     federation = terms.federation
     found = [
-        f"The model's shape is public: {_shape(federation)}; so is how inputs are scaled.",
+        f"The model's shape is public: {_shape(federation)}; so is how data are scaled.",
         "The initial weights were made without the protected data.",
     ]
     if terms.shaping.ballot is not None:
@@ -65,10 +53,9 @@ def declared(terms: Terms) -> tuple[str, ...]:
 
 def not_covered(terms: Terms, trust: Trust) -> tuple[str, ...]:
     """What a run shows or holds beyond its releases."""
-    found = []
-    if len(terms.federation.test):
-        whose = ", which are the clients' own" if HELD_OUT_NOTE in terms.federation.notes else ""
-        found.append(f"Test examples{whose}: loss and accuracy on them have no noise.")
+    found = list(test_examples(terms.federation))
+    if ARTIFICIAL_NOTE in terms.federation.notes:
+        found.append("A person: rows were dealt to artificial clients, and one client is a share.")
     if terms.secure is not None and terms.secure.mode is Mode.MODELLED:
         found.append(
             "Whoever runs this process: secure sums are modelled, without masks, and it sees what "
@@ -79,6 +66,14 @@ def not_covered(terms: Terms, trust: Trust) -> tuple[str, ...]:
     return tuple(found)
 
 
+def test_examples(federation: Federation) -> tuple[str, ...]:
+    """What is said about figures that are measured on the federation's test part."""
+    if not len(federation.test):
+        return ()
+    whose = ", which are the clients' own" if HELD_OUT_NOTE in federation.notes else ""
+    return (f"Test examples{whose}: loss and accuracy on them have no noise.",)
+
+
 def _shape(federation: Federation) -> str:
     size = "x".join(map(str, federation.input_shape)) or "1"
     if federation.task is Task.REGRESSION:
@@ -86,5 +81,20 @@ def _shape(federation: Federation) -> str:
     return f"{size} inputs, {federation.classes} classes"
 
 
+def _foreign_parts(part: object) -> Iterator[str]:
+    """Classes of somebody else anywhere in a method: what a subclass changes, no proof has seen."""
+    if isinstance(part, tuple):
+        for inner in part:
+            yield from _foreign_parts(inner)
+    elif part is not None and not isinstance(part, (bool, int, float, str)):
+        if not type(part).__module__.startswith(_OWN):
+            yield type(part).__name__
+        for each in fields(part) if is_dataclass(part) and not isinstance(part, type) else ():
+            yield from _foreign_parts(getattr(part, each.name))
+
+
 def _foreign(layer: nn.Module) -> bool:
-    return not f"{type(layer).__module__}.".startswith(_KNOWN_LAYERS)
+    """A layer of somebody else, or one of ours that somebody listens to or has changed."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    touched = any(getattr(layer, name, None) for name in hooks) or "forward" in vars(layer)
+    return touched or not f"{type(layer).__module__}.".startswith(_KNOWN_LAYERS)

@@ -20,6 +20,8 @@ from fedveil.local.records import client_sizes
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.clip_rules import ClipTracking
+from fedveil.methods.every_round import check_every_round
+from fedveil.methods.isolation import check_isolation
 from fedveil.methods.method import Method
 from fedveil.methods.protection import Occasion, Protection, Terms
 from fedveil.models.flat import Layout, flatten, layout_of
@@ -214,10 +216,11 @@ class Plan:
         If all clients send the same update of full norm, their averages over the run add up to
         sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
         """
-        noise, setting = self.noise_multiplier, self.setting
-        if noise is None or setting is None or setting.unit is not Unit.CLIENT:
+        terms, setting = self.terms, self.setting
+        if terms is None or setting is None or setting.unit is not Unit.CLIENT:
             return ()
-        cohort, clients = self.sampling.expected_cohort, self.federation.clients
+        noise = terms.noise_multiplier
+        cohort, clients = self.sampling.expected_cohort, terms.clients
         seen = math.sqrt(cohort) if setting.trust is Trust.LOCAL else cohort
         ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise
         if ratio >= 1:
@@ -319,6 +322,7 @@ def plan(
         return Plan(method, federation, model, start, seed)
     if budget is None:
         raise BadInput(f"privacy.epsilon: method {method.name!r} needs a budget")
+    check_isolation(model, federation, method.local.per_example)
     terms = terms_of(method, federation, model, protection, seed, arithmetic)
     setting = _setting(method, protection, terms, seed, declared, unprotected)
     delta = _delta(method, protection, terms, setting, budget)
@@ -327,6 +331,7 @@ def plan(
     else:
         noise = _calibrated(method, protection, terms, setting, budget.epsilon or 0.0, delta)
     terms = replace(terms, noise_multiplier=noise)
+    check_every_round(method, protection, terms)
     said = tuple(declared), tuple(unprotected)
     made = Plan(method, federation, model, start, seed, terms, delta, *said)
     if made.guarantee is None:  # worked out here, for what cannot be proved cannot be planned
@@ -373,12 +378,12 @@ def _setting(
         unit=promise.unit,
         adjacency=promise.adjacency,
         trust=promise.trust,
-        population=federation.clients if by_client else len(federation.train),
+        population=terms.clients if by_client else len(federation.train),
         arithmetic=terms.arithmetic,
         entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
         colluders=promise.colluders,
         honest_shares=promise.honest_shares,
-        unprotected=(*limits.unprotected(method, protection, terms), *unprotected),
+        unprotected=(*limits.unprotected(method, terms), *unprotected),
         declared=(*limits.declared(terms), *declared),
         not_covered=limits.not_covered(terms, promise.trust),
     )

@@ -56,7 +56,7 @@ def _trusted(guarantee: Guarantee) -> list[str]:
     if shares is None:
         return [*found, "All noise shares are honest and arrive."]
     colluders = f"{setting.colluders} colluders" if setting.colluders else "no colluders"
-    return [*found, f"There are {shares} honest noise shares in every sum ({colluders})."]
+    return [*found, f"At least {shares} honest noise shares are in every sum ({colluders})."]
 
 
 def _secret(guarantee: Guarantee) -> list[str]:
@@ -76,7 +76,7 @@ def _secret(guarantee: Guarantee) -> list[str]:
         )
     if isinstance(guarantee.tuning, RandomRuns):
         found.append("Only the chosen run is ever seen; how many there were stays secret.")
-        found.append("Runs were scored on public data, or by releases that are counted here.")
+        found.append("Runs were scored on public data alone.")
     if setting.entropy is Entropy.SYSTEM:
         found.append("The operating system's random numbers cannot be guessed.")
     return found
