@@ -89,7 +89,7 @@ class PrivacySection:
     clip_rate: float = 0.2  # how fast; 0 only releases the share within the clip
     clip_noise: float = 0.05  # std on the released count, as a share of the cohort
     arithmetic: str | None = None  # exact or idealised; None: exact without a seed
-    tuned_on: tuple[str, ...] = ()  # data that settings were tried out on: public, or nothing holds
+    tuned_on: tuple[str, ...] = ()  # what settings were tried out on: public, or not certified
 
 
 @dataclass(frozen=True)

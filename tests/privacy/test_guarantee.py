@@ -279,6 +279,7 @@ def test_certified_needs_exact_arithmetic_and_system_entropy() -> None:
                 assert "floating-point" in made.reason
             assert made.statement.startswith("Certified: ") is exact
             assert ("\nNot certified: " in made.statement) is not exact
+            assert ("But for the reason at the end" in made.statement) is not exact
 
 
 def test_continuous_shares_in_a_secure_sum_are_idealised_only() -> None:

@@ -75,6 +75,8 @@ def _verdict(guarantee: Guarantee) -> str:
 def _promise(guarantee: Guarantee) -> str:
     who = _OBSERVER[guarantee.trust]
     what = _CHANGE[guarantee.unit, guarantee.adjacency]
+    if not guarantee.certified and math.isfinite(guarantee.epsilon):
+        who = f"But for the reason at the end, this would hold: {who[0].lower()}{who[1:]}"
     if math.isinf(guarantee.epsilon):
         return f"{who} may learn whether {what}: no finite epsilon is proved."
     size = f"e^{guarantee.epsilon:.4g}"
