@@ -17,12 +17,13 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from fedveil.data import encoding
+from fedveil import assemble
+from fedveil.data import encoding, table
 from fedveil.data.assignment import Assignment
-from fedveil.engine import contract
+from fedveil.engine import contract, directory
 from fedveil.engine import run as run_module
 from fedveil.engine.algebra import AlgebraEngine
-from fedveil.engine.checkpoint import load_checkpoint
+from fedveil.engine.checkpoint import fingerprint, load_checkpoint
 from fedveil.engine.directory import RunDirectory
 from fedveil.engine.mlp import MlpGradients, _factors, _sizes
 from fedveil.engine.rows import RowEngine
@@ -338,3 +339,38 @@ def half_of_the_shares() -> Any:
         real(self, opened, total, integers, fewer)
 
     return patch.object(SecureRounds, "_add_sum", add_sum)
+
+
+@plant(100, lambda case: case.seed % RESUMED == RESUMED // 2)
+def a_fingerprint_of_the_data() -> Any:
+    """A checkpoint that knows its run by a hash of sizes, labels and inputs."""
+
+    def fingerprint_of(plan: Plan, recipe: bytes) -> str:
+        return fingerprint(recipe, plan.federation)
+
+    return patch.object(directory, "_fingerprint", fingerprint_of)
+
+
+@plant(100, lambda case: case.path == "csv")
+def notes_that_count() -> Any:
+    """A remark on the data with a number of rows in it."""
+    real = table.from_table
+
+    def from_table(*args: Any, **kwargs: Any) -> Any:
+        federation = real(*args, **kwargs)
+        return replace(federation, notes=(*federation.notes, f"{len(federation.train)} rows."))
+
+    return patch.object(assemble, "from_table", from_table)
+
+
+@plant(100, lambda case: case.path == "csv")
+def a_column_is_read_as_a_whole() -> Any:
+    """One cell that is no number makes the numbers of its column missing."""
+    real = encoding.encode
+
+    def encode(values: Any, column: Any, out: Any) -> None:
+        real(values, column, out)
+        if column.kind == "number" and np.isnan(encoding.numbers_of(values, column)).any():
+            out[:, 0] = 0.0
+
+    return patch.object(table, "encode", encode)
