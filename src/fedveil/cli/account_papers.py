@@ -51,7 +51,12 @@ def compare(args: argparse.Namespace) -> int:
     title = f"{claimed.paper}, {claimed.statement}: claimed and proved"
     console.table(title, ("", "epsilon", "certified"), rows)
     for note in notes:
-        console.stdout().print(note)
+        console.say(note)
+    proofs = [guarantee for _, guarantee, _ in proved if guarantee is not None]
+    for head, name in (("rests on", "rests_on"), ("does not cover", "not_covered")):
+        lines = dict.fromkeys(line for proof in proofs for line in getattr(proof, name))
+        console.say("\n".join([f"What is proved {head}, each as far as it applies:",
+                               *(f"- {line}" for line in lines)]))  # fmt: skip
     return 0
 
 

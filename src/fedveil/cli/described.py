@@ -196,7 +196,7 @@ def show(guarantee: Guarantee, title: str) -> None:
     for name, value in guarantee.alternatives.items():
         rows.append((f"epsilon by {name}", f"{value:.6g}"))
     console.table(title, ("", ""), [row for row in rows if row[1]])
-    console.stdout().print(guarantee.statement)
+    console.say(guarantee.statement)
 
 
 def _shown(value: object) -> str:

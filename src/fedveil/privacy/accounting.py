@@ -191,7 +191,7 @@ def _common_multiplier(releases: tuple[Release, ...]) -> float | None:
 
 def _why_not(releases: tuple[Release, ...], setting: Setting) -> str:
     """Why the proof does not cover what runs; empty if it does."""
-    reasons = []
+    reasons = [one.rstrip(".") for one in setting.unprotected]
     if setting.entropy is not Entropy.SYSTEM:
         reasons.append("the noise comes from a seed, and whoever knows the seed can subtract it")
     if setting.arithmetic is not Arithmetic.EXACT:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,7 +73,8 @@ class ClientLedger:
         with transaction(self.path) as events:
             kept = events.verified()
             if not kept:
-                events.append("open", {"budget_epsilon": budget, **terms})
+                identity = secrets.token_hex(16)
+                events.append("open", {"id": identity, "budget_epsilon": budget, **terms})
                 return
             for name, value in terms.items():
                 if kept[0][name] != value:
