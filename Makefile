@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow check bench clean
+.PHONY: run test test-slow mutants check bench clean
 
 run: .venv/installed
 	$(BIN)/fedveil run
@@ -15,13 +15,17 @@ test: .venv/tested
 test-slow: .venv/tested
 	$(BIN)/pytest -m slow
 
+# Would the tests notice a wrong operator? A seeded sample of mutants of the privacy path.
+mutants: .venv/tested
+	$(BIN)/python tools/mutants.py --cover --sample 100 --seed 1
+
 # About an hour on two quiet cores; `.venv/bin/python -m benchmarks --quick` takes a few minutes.
 bench: .venv/installed
 	$(BIN)/python -m benchmarks
 
 check: .venv/tested
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks tools
+	$(BIN)/ruff format --check src tests benchmarks tools
 	$(BIN)/mypy
 
 clean:

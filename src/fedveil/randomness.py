@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
+from fedveil.mixing import STRIDE, Words, mix, mix_int, uniforms
 from fedveil.privacy.units import Entropy
 
-Words = npt.NDArray[np.uint64]
+__all__ = ["Randomness", "Stream", "Words", "system_stream"]
 
 _FROM_ZERO = modes.CTR(bytes(16))  # every key is used for one stream alone
 
@@ -52,7 +53,7 @@ class Stream:
 
     def uniforms(self, count: int) -> npt.NDArray[np.float64]:
         """The next `count` multiples of 2^-53 in [0, 1)."""
-        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return uniforms(self.words(count))
 
 
 def system_stream() -> Stream:
@@ -93,27 +94,11 @@ class Randomness:
         self, round: int, clients: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> Words:
         """One hashed word for each (client, position), broadcast together."""
-        key = np.uint64(_mix_int(self._public_key ^ _mix_int(round + 1)))
+        key = np.uint64(mix_int(self._public_key ^ mix_int(round + 1)))
         with np.errstate(over="ignore"):
-            per_client = _mix((clients + self._first).astype(np.uint64) ^ key)
-            return _mix(per_client + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+            per_client = mix((clients + self._first).astype(np.uint64) ^ key)
+            return mix(per_client + positions.astype(np.uint64) * np.uint64(STRIDE))
 
 
 def _digest(seed: int, purpose: str, round: int, client: int) -> bytes:
     return hashlib.sha256(f"fedveil/{seed}/{purpose}/{round}/{client}".encode()).digest()
-
-
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the finaliser of splitmix64
-_MASK = (1 << 64) - 1
-
-
-def _mix(x: Words) -> Words:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MULTIPLIERS[1])
-    return x ^ (x >> np.uint64(31))
-
-
-def _mix_int(x: int) -> int:
-    x = (x ^ (x >> 30)) * _MULTIPLIERS[0] & _MASK
-    x = (x ^ (x >> 27)) * _MULTIPLIERS[1] & _MASK
-    return x ^ (x >> 31)
