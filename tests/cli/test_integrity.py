@@ -17,7 +17,9 @@ from fedveil import recipe as recipes
 from fedveil.assemble import federation_of, plan_of
 from fedveil.cli import console, main
 from fedveil.data.federation import Examples, Federation
+from fedveil.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedveil.engine.directory import RunDirectory
+from fedveil.engine.evidence import Seen
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput
 from fedveil.privacy.ledger import MOVED, Ledger
@@ -122,6 +124,14 @@ def no_checkpoint(run: Path, other: Path) -> None:
     (run / "checkpoint/state.safetensors").unlink()
 
 
+def checkpoint_of_more_rounds(run: Path, other: Path) -> None:
+    """Whole, and of this run; but the ledger that it has seen had paid for fewer."""
+    state = run / "checkpoint/state.safetensors"
+    known = stored_metadata(run)
+    found = replace(load_checkpoint(state, known["run"]), rounds=DONE + 1)
+    save_checkpoint(state, found, known["run"], Seen.from_metadata(known), durable=False)
+
+
 def other_recipe(run: Path, other: Path) -> None:
     text = (run / "recipe.toml").read_text()
     write(run / "recipe.toml", text.replace("rounds = 6", "rounds = 5"))
@@ -147,6 +157,7 @@ DAMAGES = [
     swapped,
     foreign_checkpoint,
     no_checkpoint,
+    checkpoint_of_more_rounds,
     other_recipe,
     more_metrics,
     broken_metrics,
