@@ -20,7 +20,7 @@ from fedveil.data.federation import Examples, Federation
 from fedveil.engine.directory import RunDirectory
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput
-from fedveil.privacy.ledger import MOVED
+from fedveil.privacy.ledger import MOVED, Ledger
 
 RECIPE = ["data.clients=20", "training.rounds=6", "training.rate=0.3", "evaluation.every=1"]
 DONE = 3  # of six rounds
@@ -246,6 +246,31 @@ def test_without_a_note_a_copy_is_refused_all_the_same(
     code, out, err = fedveil("run", "--resume", tmp_path / "elsewhere", "--json")
     assert code == 0, err
     assert MOVED not in out
+
+
+def test_a_lost_round_is_told_of_and_cannot_be_cut_off_any_more(
+    fedveil: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round after the third was reserved and broke off; nothing outside knows of it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = begun(tmp_path / "run")
+    Ledger.open(run / "ledger.jsonl").reserve(DONE)
+    shutil.rmtree(tmp_path / "state")
+    recipe = recipes.with_defaults(recipes.parse(recipes.read(run / "recipe.toml")))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    directory = RunDirectory.open(run, plan)
+    assert Run(plan).keep_in(directory).next_round == DONE + 1
+    directory.close()
+    whole = "".join(lines(run))
+    write(run / "ledger.jsonl", "".join(lines(run)[:-1]))
+    assert fedveil("run", "--resume", run)[0] == 2
+    write(run / "ledger.jsonl", whole)
+    code, out, err = fedveil("run", "--resume", run, "--json")
+    assert code == 0
+    assert "rounds that were cut off: 1" in err
+    assert json.loads(out)["rounds"] == 6
+    shown = [json.loads(line)["round"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert shown == [1, 2, 3, 5, 6]
 
 
 def test_moved_goes_with_resume(fedveil: Call) -> None:

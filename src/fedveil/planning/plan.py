@@ -308,6 +308,7 @@ def plan(
     public; `unprotected` what was taken from the protected data by other ways, so that nothing is
     certified.
     """
+    layout_of(model)  # refuses a model that cannot be trained this way
     protection, start = method.protection, flatten(model)
     if protection is None:
         if budget is not None:
