@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
+from torch import Tensor, nn
 
 import fedveil as fv
 from fedveil.errors import BadInput, Refused
@@ -75,6 +76,48 @@ def test_another_federation_is_planned_for_as_it_is() -> None:
     assert moved.setting.population == 60
     assert moved.terms is not None
     assert moved.terms.federation is larger
+
+
+class Running(nn.Module):
+    """Adds what it saw last: one client's data in the next one's update."""
+
+    last: float = 0.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        before, self.last = self.last, float(inputs.detach().mean())
+        return inputs + before
+
+
+def test_another_model_is_tried_as_the_first_one_was() -> None:
+    plan = planned(method())
+    remembers = nn.Sequential(Running(), nn.Flatten(), nn.Linear(64, 10))
+    with pytest.raises(Refused, match="remembers"):
+        replace(plan, module=remembers)
+
+
+def test_a_model_that_was_changed_after_planning_is_not_run() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Flatten(), nn.Linear(64, 10))
+    budget = fv.Budget(noise_multiplier=2.0, delta=1e-5)
+    plan = fv.plan(method(), FEDERATION, model, budget=budget)
+    model[0] = Running()
+    with pytest.raises(Refused, match="remembers"):
+        fv.Run(plan)
+
+
+def test_every_round_of_another_method_or_noise_is_tried() -> None:
+    """A round that cannot be run would fail after it was paid for."""
+    plan = planned(method())
+    with pytest.raises(BadInput, match="noise"):
+        replace(plan, terms=replace(plan.terms, noise_multiplier=1e-12))
+    rate = fv.LearningRate(0.5, fv.Schedule.COSINE, 2.0)
+    ends = fv.fu(
+        rounds=4,
+        cohort=fv.CohortRule(fv.Scheme.EVERYONE),
+        local=fv.LocalRule(rate, steps=2),
+        clip_norm=1.0,
+    )
+    with pytest.raises(BadInput, match="reaches rate zero"):
+        replace(plan, method=ends)
 
 
 def test_a_seed_or_its_absence_is_what_the_guarantee_says() -> None:
