@@ -8,9 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 
+import numpy as np
 from torch import nn
 
-from fedveil.data.federation import ARTIFICIAL_NOTE, HELD_OUT_NOTE, Federation, Task
+from fedveil.data.federation import (
+    ARTIFICIAL_NOTE,
+    HELD_OUT_NOTE,
+    Examples,
+    Federation,
+    Scaling,
+    Task,
+)
 from fedveil.methods.method import Method
 from fedveil.methods.protection import Terms
 from fedveil.privacy.units import Trust
@@ -25,6 +33,7 @@ _KNOWN_LAYERS = ("torch.nn.modules.", "fedveil.models.")
 def unprotected(method: Method, terms: Terms) -> tuple[str, ...]:
     """What came from private data without noise, or from code without a proof."""
     found = list(terms.federation.unprotected)
+    found += [_UNPROVED.format(name) for name in _foreign_data(terms.federation)]
     if terms.shaping.ballot is not None and HELD_OUT_NOTE in terms.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
     # The server's optimiser and smoothing see released values alone: they may be anybody's.
@@ -79,6 +88,15 @@ def _shape(federation: Federation) -> str:
     if federation.task is Task.REGRESSION:
         return f"{size} inputs, one number to predict"
     return f"{size} inputs, {federation.classes} classes"
+
+
+def _foreign_data(federation: Federation) -> Iterator[str]:
+    """Classes of somebody else between the stored records and the model: a scaling that looks at
+    all records it is given, or a column that does, carries one record into others."""
+    train = federation.train
+    parts = (federation, train, federation.scaling, train.inputs, train.targets, federation.offsets)
+    known = (Federation, Examples, Scaling, type(None), np.ndarray, np.memmap)
+    yield from (type(part).__name__ for part in parts if type(part) not in known)
 
 
 def _foreign_parts(part: object) -> Iterator[str]:
