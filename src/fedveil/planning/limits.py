@@ -21,6 +21,7 @@ from fedveil.data.federation import (
 )
 from fedveil.methods.method import Method
 from fedveil.methods.protection import Terms
+from fedveil.models.structure import as_written
 from fedveil.privacy.units import Trust
 from fedveil.secagg.mode import Mode
 from fedveil.server.optimizers import Sgd
@@ -113,6 +114,5 @@ def _foreign_parts(part: object) -> Iterator[str]:
 
 def _foreign(layer: nn.Module) -> bool:
     """A layer of somebody else, or one of ours that somebody listens to or has changed."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    touched = any(getattr(layer, name, None) for name in hooks) or "forward" in vars(layer)
-    return touched or not f"{type(layer).__module__}.".startswith(_KNOWN_LAYERS)
+    known = f"{type(layer).__module__}.".startswith(_KNOWN_LAYERS)
+    return not known or not as_written(layer)
