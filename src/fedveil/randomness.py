@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,6 +67,7 @@ class Randomness:
 
     seed: int | None
     _public_key: int = field(init=False, repr=False)
+    _first: int = field(init=False, repr=False, default=0)  # the number of client 0
 
     def __post_init__(self) -> None:
         source = os.urandom(8) if self.seed is None else _digest(self.seed, "shuffle", 0, 0)[:8]
@@ -75,11 +77,18 @@ class Randomness:
     def entropy(self) -> Entropy:
         return Entropy.SYSTEM if self.seed is None else Entropy.SEEDED
 
+    def of_client(self, client: int) -> Randomness:
+        """The same for a federation that holds this client alone: its number 0 is `client` here."""
+        own = copy(self)
+        object.__setattr__(own, "_first", self._first + client)
+        return own
+
     def stream(self, purpose: str, round: int = 0, client: int = -1) -> Stream:
         """The stream of one draw; `client=-1` stands for the server."""
         if self.seed is None:
             return system_stream()
-        return Stream(_digest(self.seed, purpose, round, client))
+        number = client if client < 0 else client + self._first
+        return Stream(_digest(self.seed, purpose, round, number))
 
     def shuffle_words(
         self, round: int, clients: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
@@ -87,7 +96,7 @@ class Randomness:
         """One hashed word for each (client, position), broadcast together."""
         key = np.uint64(mix_int(self._public_key ^ mix_int(round + 1)))
         with np.errstate(over="ignore"):
-            per_client = mix(clients.astype(np.uint64) ^ key)
+            per_client = mix((clients + self._first).astype(np.uint64) ^ key)
             return mix(per_client + positions.astype(np.uint64) * np.uint64(STRIDE))
 
 

@@ -293,4 +293,12 @@ def follow_plan(plan: Plan, speed: Speed) -> None:
 
 
 def _job(plan: Plan, randomness: Randomness) -> Job:
-    return Job(plan.federation, plan.module, plan.layout, plan.local, plan.shaping, randomness)
+    return Job(
+        plan.federation,
+        plan.module,
+        plan.layout,
+        plan.local,
+        plan.shaping,
+        randomness,
+        isolated=plan.protected,
+    )

@@ -21,6 +21,7 @@ from fedveil.privacy.noise import (
     protect_sum_laplace,
     unsnap,
 )
+from fedveil.privacy.refusals import SensitivityRefused
 from fedveil.privacy.units import Adjacency, Trust, Unit
 
 
@@ -67,8 +68,14 @@ class CentralNoise:
 
 
 def mechanism_of(noise: Noise, terms: Terms) -> Gaussian | Laplace:
-    """What one participation releases. The clip must be of the noise's own order."""
+    """What one participation releases. Laplace noise needs a bound in L1, its own norm."""
     if noise is Noise.LAPLACE:
+        if terms.clip.order != 1:
+            raise SensitivityRefused(
+                "Laplace noise beside a clip in L2: in L1 such an update is longer, by up to the "
+                "root of the number of weights",
+                "clip in L1 (Clip(norm, order=1)), or use Gaussian noise",
+            )
         return Laplace(terms.noise_multiplier)
     return Gaussian(terms.noise_multiplier)
 

@@ -58,12 +58,13 @@ def input_norm(module: nn.Module, outputs: int) -> float | None:
     None unless it is exactly that: another class, a layer more, a hook, a parameter or a buffer of
     its own would be another function, of which nothing is proved.
     """
-    if type(module) is not Linear:
+    if type(module) is not Linear or len(module) != 3:
         return None
-    parts = list(module)
-    if [type(part) for part in parts] != [nn.Flatten, BoundedInputs, nn.Linear]:
+    parts = flat, bound, affine = tuple(module)
+    if type(flat) is not nn.Flatten or type(bound) is not BoundedInputs:
         return None
-    flat, bound, affine = parts
+    if type(affine) is not nn.Linear:
+        return None
     like = Linear(1, 1, 1.0)  # has what such a model has, and nothing else
     for part, usual in zip((module, *parts), (like, *like), strict=True):
         if not as_written(part) or vars(part).keys() != vars(usual).keys():
@@ -81,5 +82,4 @@ def input_norm(module: nn.Module, outputs: int) -> float | None:
             return None
         if own.dtype is not torch.float32:
             return None
-    norm = bound.norm
-    return norm if isinstance(norm, (int, float)) and 0 < norm < math.inf else None
+    return bound.norm if 0 < bound.norm < math.inf else None

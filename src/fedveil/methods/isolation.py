@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.data.federation import Federation
+from fedveil.data.federation import Federation, Task
+from fedveil.errors import BadInput
 from fedveil.local.records import as_tensor
 from fedveil.privacy.refusals import SensitivityRefused
 
@@ -29,6 +30,7 @@ def check_isolation(module: nn.Module, federation: Federation, per_example: bool
     watched, *company = (_batch(federation, draw, scale) for scale in (1.0, *_SCALES))
     before = _state(model)
     alone = _outputs(model, watched)
+    _check_shape(alone, federation)
     for others in company:
         mixed = watched.clone()
         mixed[1:] = others[1:]
@@ -64,7 +66,7 @@ def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         try:
-            outputs = model(inputs)
+            outputs: Tensor = model(inputs).detach().clone()
         except Exception as error:  # whatever a user's module may raise
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise SensitivityRefused(
@@ -72,7 +74,22 @@ def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
                 f"apart: {first}",
                 "use a model that takes any inputs of the data's shape and type",
             ) from None
-    return outputs.detach().clone()
+    return outputs
+
+
+def _check_shape(outputs: Tensor, federation: Federation) -> None:
+    """A score for every class, or one number: else training fails at some label, rounds later."""
+    lead = outputs.shape[0] == 1 + _OTHERS
+    if federation.task is Task.REGRESSION:
+        fits = lead and outputs.numel() == 1 + _OTHERS
+    else:
+        fits = lead and outputs.dim() > 1 and outputs.shape[-1] == federation.classes
+    if not fits:
+        wanted = "one number" if federation.task is Task.REGRESSION else federation.classes
+        raise BadInput(
+            f"model: it gives {list(outputs.shape[1:])} for an example, and the data have "
+            f"{wanted}{'' if federation.task is Task.REGRESSION else ' classes'}"
+        )
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.aggregation import Aggregation
 from fedveil.methods.clip_rules import ClipRule
+from fedveil.methods.noisy_votes import VoteNoise
 from fedveil.methods.protection import Protection
 from fedveil.privacy.sampling import (
     Balanced,
@@ -135,7 +136,21 @@ class Method:
             raise BadInput(f"training.rounds: must be at least 1, got {self.rounds}")
         if self.voting is not None and self.smoothing is not None:
             raise BadInput("server.smoothing: votes have no neighbours to be smoothed with")
-        if self.protection is not None and self.by_examples and self.shaping.weight_cap is None:
+        if self.protection is not None:
+            self._check_protected(self.protection)
+
+    def _check_protected(self, protection: Protection) -> None:
+        """What the noise is fitted to must be what is sent."""
+        shaping = self.shaping
+        if self.voting is not None and not isinstance(protection, VoteNoise):
+            raise Refused(
+                f"votes with {type(protection).__name__}: a ballot is longer than any clip, so the "
+                "noise would not cover it",
+                "protect votes with VoteNoise",
+            )
+        if shaping.granularity is not None or shaping.ballot is not None:
+            raise BadInput("shaping: grids and ballots are the plan's to choose; leave them out")
+        if self.by_examples and shaping.weight_cap is None:
             raise Refused(
                 "updates weighted by a client's number of examples, without a cap: one client "
                 "with many examples may move the sum without bound",
