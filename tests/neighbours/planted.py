@@ -23,8 +23,8 @@ from fedveil.engine import contract
 from fedveil.engine import run as run_module
 from fedveil.engine.algebra import AlgebraEngine
 from fedveil.engine.checkpoint import load_checkpoint
-from fedveil.engine.clipped_sum import ClippedSum
 from fedveil.engine.directory import RunDirectory
+from fedveil.engine.mlp import MlpGradients, _sizes
 from fedveil.engine.rows import RowEngine
 from fedveil.engine.run import Run
 from fedveil.engine.secure import SecureRounds
@@ -118,26 +118,27 @@ def rates_of_the_longest_client() -> Iterator[None]:
 @plant(100, _by_record)
 def one_record_poisons_its_batch() -> Any:
     """Ghost norms that leave an example which is not finite where it is: zero times infinity."""
-    return patch.object(ClippedSum, "_leave_out", lambda self, wrong: None)
+
+    def factors(self: MlpGradients, errors: Any, states: Any, clip: Any) -> Any:
+        sizes = _sizes(errors, states, clip.order)
+        return self._factors_of(sizes, clip, self._roundings * 2.0**-52)
+
+    return patch.object(MlpGradients, "_factors", factors)
 
 
 @plant(100, _by_record)
 def norms_underflow() -> Any:
     """Squares of single precision, which may be zero where the gradient is not."""
-    real = ClippedSum._norms
+    real = MlpGradients._factors
 
-    def norms(self: ClippedSum, order: int) -> Any:
-        found = real(self, order)
-        power = torch.abs if order == 1 else torch.square
-        parts = (self._errors, self._states)
-        sizes = [
-            ones.float() @ power(part.float()) for ones, part in zip(self._ones, parts, strict=True)
-        ]
-        sums = (sizes[0] * (sizes[1] + self._biases.float())).sum(dim=0).double()
-        quick = (sums.sqrt() if order == 2 else sums).numpy()
-        return np.where(np.isfinite(quick), quick, found)
+    def factors(self: MlpGradients, errors: Any, states: Any, clip: Any) -> Any:
+        found = real(self, errors, states, clip)
+        singles = [[part.float() for part in parts] for parts in (errors, states)]
+        sizes = [(e.double(), s.double()) for e, s in _sizes(*singles, clip.order)]
+        quick = self._factors_of(sizes, clip, self._roundings * 2.0**-24)
+        return torch.where(torch.isfinite(quick) & (quick > 0), quick, found)
 
-    return patch.object(ClippedSum, "_norms", norms)
+    return patch.object(MlpGradients, "_factors", factors)
 
 
 @plant(100, _scheduled)
