@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
+from torch import Tensor, nn
 
 import fedveil as fv
 from fedveil.errors import BadInput, Refused
@@ -144,3 +147,70 @@ def test_a_protected_promise_on_secure_sums_keeps_them() -> None:
     with pytest.raises(Refused, match="secure sums"):
         replace(plan, terms=bare)
     assert replace(plan, terms=bare, seed=1).terms is not None  # a simulation may
+
+
+class Diary(nn.Module):
+    """A model that remembers what it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = fv.build("logistic", FEDERATION)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.model(inputs)
+        self.seen = self.seen + inputs.mean()
+        return outputs + self.seen
+
+
+def test_another_model_is_tried_as_the_first_one_was() -> None:
+    with pytest.raises(Refused, match="remembers"):
+        replace(planned(method()), module=Diary())
+    simulated = replace(planned(method(), seed=1), module=Diary())  # promises nothing
+    with pytest.raises(Refused, match="remembers"):
+        replace(simulated, seed=None)
+
+
+def test_a_model_that_was_changed_after_planning_is_not_trained() -> None:
+    changed = fv.build("logistic", FEDERATION)
+    plan = fv.plan(
+        method(), FEDERATION, changed, budget=fv.Budget(noise_multiplier=2.0, delta=1e-5)
+    )
+    seen: list[Tensor] = []
+
+    def remember(layer: nn.Module, given: object, outputs: Tensor) -> Tensor:
+        seen.append(outputs.detach().sum())
+        return outputs + len(seen)
+
+    handle = changed.register_forward_hook(remember)
+    with pytest.raises(Refused, match="remembers"):
+        fv.Run(plan)
+    handle.remove()
+    handle = changed.register_forward_hook(lambda layer, given, outputs: 2 * outputs)
+    with pytest.raises(BadInput, match="changed after"):  # the guarantee would have to name it
+        fv.Run(plan)
+    handle.remove()
+    fv.Run(plan)
+
+
+def test_who_owns_which_rows_does_not_change_after_planning() -> None:
+    offsets = np.array([0, 10, 20])
+    data = fv.Federation(
+        fv.Examples(np.zeros((20, 2), np.float32), np.zeros(20, np.int64)),
+        offsets,
+        fv.Examples(np.zeros((1, 2), np.float32), np.zeros(1, np.int64)),
+        fv.Task.CLASSIFICATION,
+        2,
+    )
+    offsets[1] = 1
+    assert data.sizes.tolist() == [10, 10]
+    with pytest.raises(ValueError, match="read-only"):
+        data.offsets[1] = 1
+
+
+def test_shares_are_not_counted_from_a_declared_number_of_clients() -> None:
+    many = replace(
+        method(), cohort=fv.CohortRule(fv.Scheme.EVERYONE, clients=1000)
+    )  # forty are there
+    with pytest.raises(BadInput, match="public_clients"):
+        replace(planned(many), method=replace(many, protection=fv.SharedNoise()))

@@ -27,7 +27,7 @@ from fedveil.methods.protection import Occasion, Protection, Terms
 from fedveil.models.flat import Layout, flatten, layout_of
 from fedveil.planning import limits
 from fedveil.planning.fitting import distillation, fitted, sampling_of, shaping_of, terms_of
-from fedveil.planning.secure_sums import check_sums
+from fedveil.planning.secure_sums import check_central, check_sums
 from fedveil.privacy.accounting import (
     Release,
     Setting,
@@ -124,18 +124,32 @@ class Plan:
                 raise BadInput("terms: a plan has them if its method adds noise; make a new plan")
             return
         basis = (self.method, self.federation, self.module)
-        if len(self.basis) == 4 and all(map(operator.is_, self.basis, basis)):
+        tried = False
+        if len(self.basis) == 5 and all(map(operator.is_, self.basis, basis)):
+            tried = bool(self.basis[4])
             for name in (each.name for each in fields(Terms) if each.name not in _CHOSEN):
                 if getattr(terms, name) is not getattr(self.basis[3], name):
                     raise BadInput(f"terms.{name}: follows from the method; change it there")
         else:
             noise, summed = terms.noise_multiplier, terms.secure is not None
             terms = fitted(*basis, protection, terms.arithmetic, noise, summed)
-        settle(self, terms=terms, basis=(*basis, terms))
+            check_central(protection, terms)
+        settle(self, terms=terms, basis=(*basis, terms, tried or self.seed is None))
         if self.seed is None:
+            if not tried:
+                check_isolation(self.module, self.federation, self.method.local.per_example)
             if self.delta is None:
                 raise BadInput("delta: a protected plan promises something, and needs one")
             check_sums(protection, terms)
+
+    def check_still(self) -> None:
+        """Raise if a part, such as the module, was changed in place after the plan was made, or if
+        a round of it could not be run."""
+        again = replace(self, basis=())  # fits everything anew
+        if again.guarantee != self.guarantee:
+            raise BadInput("plan: its parts were changed after it was made; make a new one")
+        if again.method.protection is not None and again.terms is not None:
+            check_every_round(again.method, again.method.protection, again.terms)
 
     @cached_property
     def layout(self) -> Layout:
