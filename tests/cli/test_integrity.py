@@ -17,10 +17,12 @@ from fedveil import recipe as recipes
 from fedveil.assemble import federation_of, plan_of
 from fedveil.cli import console, main
 from fedveil.data.federation import Examples, Federation
+from fedveil.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedveil.engine.directory import RunDirectory
+from fedveil.engine.evidence import Seen
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput
-from fedveil.privacy.ledger import MOVED
+from fedveil.privacy.ledger import MOVED, Ledger
 
 RECIPE = ["data.clients=20", "training.rounds=6", "training.rate=0.3", "evaluation.every=1"]
 DONE = 3  # of six rounds
@@ -122,6 +124,14 @@ def no_checkpoint(run: Path, other: Path) -> None:
     (run / "checkpoint/state.safetensors").unlink()
 
 
+def checkpoint_of_more_rounds(run: Path, other: Path) -> None:
+    """Whole, and of this run; but the ledger that it has seen had paid for fewer."""
+    state = run / "checkpoint/state.safetensors"
+    known = stored_metadata(run)
+    found = replace(load_checkpoint(state, known["run"]), rounds=DONE + 1)
+    save_checkpoint(state, found, known["run"], Seen.from_metadata(known), durable=False)
+
+
 def other_recipe(run: Path, other: Path) -> None:
     text = (run / "recipe.toml").read_text()
     write(run / "recipe.toml", text.replace("rounds = 6", "rounds = 5"))
@@ -147,6 +157,7 @@ DAMAGES = [
     swapped,
     foreign_checkpoint,
     no_checkpoint,
+    checkpoint_of_more_rounds,
     other_recipe,
     more_metrics,
     broken_metrics,
@@ -246,6 +257,31 @@ def test_without_a_note_a_copy_is_refused_all_the_same(
     code, out, err = fedveil("run", "--resume", tmp_path / "elsewhere", "--json")
     assert code == 0, err
     assert MOVED not in out
+
+
+def test_a_lost_round_is_told_of_and_cannot_be_cut_off_any_more(
+    fedveil: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round after the third was reserved and broke off; nothing outside knows of it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = begun(tmp_path / "run")
+    Ledger.open(run / "ledger.jsonl").reserve(DONE)
+    shutil.rmtree(tmp_path / "state")
+    recipe = recipes.with_defaults(recipes.parse(recipes.read(run / "recipe.toml")))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    directory = RunDirectory.open(run, plan)
+    assert Run(plan).keep_in(directory).next_round == DONE + 1
+    directory.close()
+    whole = "".join(lines(run))
+    write(run / "ledger.jsonl", "".join(lines(run)[:-1]))
+    assert fedveil("run", "--resume", run)[0] == 2
+    write(run / "ledger.jsonl", whole)
+    code, out, err = fedveil("run", "--resume", run, "--json")
+    assert code == 0
+    assert "rounds that were cut off: 1" in err
+    assert json.loads(out)["rounds"] == 6
+    shown = [json.loads(line)["round"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert shown == [1, 2, 3, 5, 6]
 
 
 def test_moved_goes_with_resume(fedveil: Call) -> None:
@@ -439,6 +475,6 @@ def test_metrics_that_are_no_text_are_one_clear_error(tmp_path: Path, fedveil: C
     path = begun(tmp_path / "run")
     (path / "metrics.jsonl").write_bytes(bytes(range(256)))
     for arguments in (("account", path), ("run", "--resume", path)):
-        code, out, err = fedveil(*arguments)
+        code, _, err = fedveil(*arguments)
         assert code == 2
         assert "damaged" in err

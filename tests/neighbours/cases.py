@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.recipe import PrivacySection
+
 from .values import Client, Draw, Kind, client
 
 # By how often they come. Every private method is here.
@@ -26,9 +28,10 @@ METHODS = {
     "ddgauss": 2,
     "ae-dpfl": 1,
 }
+RESUMED = 16  # one case in so many has a public schedule, and is killed and resumed as well
 _TRUSTED = ("poisson", "poisson", "fixed", "everyone", "round-robin", "balanced", "capped-poisson")
 _SEEN = ("balanced", "round-robin", "everyone", "fixed")
-_SCHEDULES = ("constant", "constant", "inverse", "inverse", "inverse-sqrt", "exponential", "cosine")
+_SCHEDULES = ("constant", "constant", *("inverse",) * 3, "inverse-sqrt", "exponential", "cosine")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +49,7 @@ class Case:
     drop_last: bool = False
     engine: str = "auto"
     chunk: int | None = None
+    processes: int = 1
 
     def __str__(self) -> str:
         sections = (
@@ -61,9 +65,9 @@ class Case:
         )
 
 
-def draw_case(seed: int, *, scheduled: bool = False) -> Case:
-    """The case of this number. `scheduled` asks for several rounds of a public schedule."""
-    draw = np.random.default_rng([seed, 1])
+def draw_case(seed: int) -> Case:
+    """The case of this number."""
+    draw, scheduled = np.random.default_rng([seed, 1]), seed % RESUMED == 0
     method = _weighted(draw, METHODS)
     kind, path, module = _kind(draw, method)
     model = {} if module else _model(draw, method)
@@ -89,7 +93,7 @@ def draw_case(seed: int, *, scheduled: bool = False) -> Case:
         _dealing(draw) if path in ("arrays", "stored") else {},
         clients,
         module,
-        float(draw.choice((0.0, 0.0, 0.1, 1.0, 30.0, 1e15))),
+        float(draw.choice((0.0, 0.0, 0.0, 0.1, 1.0, 30.0, 1e15))),
         bool(draw.random() < 0.15),
         engine,
         None if draw.random() < 0.5 else int(draw.integers(1, 5)),
@@ -175,7 +179,7 @@ def _recipe(
     training = {"method": method, **_local(draw, method, scheduled)}
     privacy: dict[str, Any] = {
         "noise_multiplier": float(10 ** draw.uniform(-1, 1.5)),
-        "clip_norm": float(draw.choice((1e-6, 1e-3, 0.1, 1.0, 1.0, 1e3 if not record else 0.1))),
+        "clip_norm": float(draw.choice((1e-6, 1e-3, 0.1, 1.0, *((1e-6,) if record else (1.0, 1e3))))),
     }
     table: dict[str, dict[str, Any]] = {"training": training, "privacy": privacy}
     trust = _trust(draw, method)
@@ -188,7 +192,11 @@ def _recipe(
     if method != "ae-dpfl":
         schemes = ("round-robin", "balanced") if scheduled else _TRUSTED if trusted else _SEEN
         _cohort(draw, training, str(draw.choice(schemes)), clients, scheduled)
-    if draw.random() < 0.25:
+    declarable = training.get("sampling") in ("poisson", "everyone") and trusted
+    if declarable and draw.random() < 0.4 and hasattr(PrivacySection, "public_clients"):
+        privacy["public_clients"] = clients + int(draw.integers(1, 4))
+        privacy["adjacency"] = "add-remove"
+    elif draw.random() < 0.25:
         usual = ("replace", "zero-out") if not trusted else ("replace", "zero-out", "add-remove")
         privacy["adjacency"] = str(draw.choice(usual))
     if trust in ("central", "local") and method not in (*_SHARES, "dp-fed", "dp-fed-ls"):
@@ -224,12 +232,15 @@ def _trust(draw: Draw, method: str) -> str | None:
 
 
 def _local(draw: Draw, method: str, scheduled: bool) -> dict[str, Any]:
-    rounds = int(draw.integers(3, 8)) if scheduled else int(draw.choice((1, 1, 1, 2, 3)))
+    schedule = str(draw.choice(_SCHEDULES))
     training: dict[str, Any] = {
         "learning_rate": float(draw.choice((1e-3, 0.1, 0.3, 1.0, 3.0, 40.0))),
-        "schedule": str(draw.choice(_SCHEDULES)),
+        "schedule": schedule,
         "decay": float(draw.choice((0.5, 1.0, 2.5, 10.0))),
     }
+    rounds = int(draw.choice((1, 1, 1, 2, 3) if schedule == "constant" else (1, 2, 2, 3)))
+    if scheduled:
+        rounds = int(draw.integers(3, 6))
     if method != "ae-dpfl":
         training["rounds"] = rounds
     batched = method in ("hu", "dp-sgd") or (method != "fu" and draw.random() < 0.65)
@@ -237,7 +248,7 @@ def _local(draw: Draw, method: str, scheduled: bool) -> dict[str, Any]:
         training["batch_size"] = int(draw.choice((1, 2, 3, 4, 4, 5, 6, 16)))
     if method == "hu" and draw.random() < 0.4:
         training["local_steps"] = 1
-    elif draw.random() < 0.5:
+    elif draw.random() < 0.4:
         training["local_steps"] = int(draw.integers(1, 6))
     else:
         training["local_epochs"] = int(draw.integers(1, 4))
@@ -258,7 +269,7 @@ def _cohort(
     if scheme == "everyone":
         return
     if scheduled:  # few enough for turns to differ
-        training["cohort"] = int(draw.integers(1, max(2, clients // 2 + 1)))
+        training["cohort"] = int(draw.integers(1 + (clients > 3), max(2, clients // 2) + 1))
     elif draw.random() < 0.5:
         training["rate"] = float(draw.choice((0.4, 0.7, 0.9, 1.0)))
     else:

@@ -126,7 +126,7 @@ class Recorder:
 
     def shaped(self, updates, shaping, layout, senders, gradient=None):
         """Around `shape_rows`: what each client computed, and what it sends."""
-        names = [self.streams.names[client] for client in senders.clients]
+        names = [self.streams.name(senders.randomness, client) for client in senders.clients]
         before = [row.tobytes() for row in updates.detach().cpu().numpy()]
         shaped = self._real.shape(updates, shaping, layout, senders, gradient)
         for name, update, row in zip(names, before, shaped.rows.numpy(), strict=True):

@@ -81,7 +81,7 @@ def _nasty(draw: Draw, kind: Kind) -> tuple[npt.NDArray[np.float32], np.float32]
     """One record's inputs, and a target for regression."""
     inputs = np.zeros(kind.shape, dtype=np.float32)
     way = draw.random()
-    if way < 0.15:
+    if way < (0.3 if kind.by_record and kind.task == "regression" else 0.1):
         inputs.flat[draw.integers(inputs.size)] = 1.8e19
         return inputs, np.float32(draw.choice((2.5e-23, -2.5e-23)))
     if way < 0.4:  # one nasty number among ordinary ones
@@ -104,7 +104,7 @@ def with_other_record(draw: Draw, kind: Kind, one: Client, zeroed: bool) -> Clie
     inputs, targets = one.inputs.copy(), one.targets.copy()
     if zeroed:
         inputs[row] = np.nan
-    elif draw.random() < 0.5 and kind.task != "sequence" and not kind.tame:
+    elif draw.random() < 0.7 and kind.task != "sequence" and not kind.tame:
         inputs[row], number = _nasty(draw, kind)
         if kind.task == "regression":
             targets[row] = number

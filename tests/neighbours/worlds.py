@@ -51,6 +51,7 @@ def play(case: Case, clients: Sequence[Client], first: World | None = None) -> W
     """Plan and run a case with these clients; a FedveilError means that it is refused."""
     streams = Streams(case.seed)
     recorder = Recorder(streams, None if first is None else first.notes)
+    torch.default_generator.manual_seed(0)  # nobody else's randomness is part of the comparison
     with recording(recorder) as notes:
         chosen, federation = prepared(case, clients)
         names = names_of(federation, clients)
@@ -72,7 +73,7 @@ def play(case: Case, clients: Sequence[Client], first: World | None = None) -> W
 
 
 def speed_of(case: Case) -> Speed:
-    return Speed(case.engine, case.chunk, processes=1)
+    return Speed(case.engine, case.chunk, case.processes)
 
 
 def _bytes(weights: Tensor, optimizer: dict[str, Tensor], report: Any) -> bytes:

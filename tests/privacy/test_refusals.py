@@ -182,6 +182,7 @@ def test_no_certificate_without_an_honest_share(colluders: int) -> None:
 
 def test_colluders_are_taken_off_the_noise() -> None:
     full = ask(Gaussian(3), Everyone(10), SHARED)
+    assert full.honest_shares == 10
     half = ask(Gaussian(3), Everyone(10), replace(SHARED, colluders=5))
     assert half.honest_shares == 5
     thinner = ask(Gaussian(3 / 2**0.5), Everyone(10), SHARED)

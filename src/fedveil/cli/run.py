@@ -155,7 +155,7 @@ def _warn(run: Run, *, quiet: bool) -> None:
         for note in plan.federation.notes:
             console.say(note, heading="note:", colour="yellow", to=errors)
         if lost := run.directory.lost if run.directory else 0:
-            text = f"{lost} rounds were begun and cut off: they count, and are not drawn again"
+            text = f"rounds that were cut off: {lost}; they count, and are not drawn again"
             console.say(text, heading="note:", colour="yellow", to=errors)
     for warning in plan.warnings:
         console.say(warning, heading="warning:", colour="red", to=errors)

@@ -30,7 +30,8 @@ class ClippedSum:
         outputs, inputs = [layer.outputs for layer in stack], [layer.inputs for layer in stack]
         self._errors, self._states = _wide(sum(outputs), batch), _wide(sum(inputs), batch)
         self._powers = _wide(sum(outputs), batch), _wide(sum(inputs), batch)
-        self._mine, self._read = self._errors.split(outputs), self._states.split(inputs)
+        self._mine = torch.split(self._errors, outputs)
+        self._read = torch.split(self._states, inputs)
         self._turned = [part.t() for part in self._read]
         self._ones = _segments(outputs), _segments(inputs)
         biases = [0.0 if layer.bias is None else 1.0 for layer in stack]
