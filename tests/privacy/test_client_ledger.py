@@ -549,3 +549,12 @@ def test_hundreds_of_participations_are_charged_as_one_step(path: Path) -> None:
     for _ in range(300):
         ledger.reserve(ONCE, LOCAL, run="long")
     assert ledger.spent() == pytest.approx(gaussian_epsilon(math.sqrt(300) / 4), rel=1e-6)
+
+
+@pytest.mark.parametrize("release", [
+    Release(Gaussian(1.0), Everyone(), 0), Release(Gaussian(1.0), Everyone(), 5, participations=0)
+])  # fmt: skip
+def test_taking_part_is_never_free(path: Path, release: Release) -> None:
+    ledger = ClientLedger(path, 8.0, 1e-5, trust=Trust.LOCAL)
+    with pytest.raises(BadInput, match="no participation"):
+        ledger.reserve(release, Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL))
