@@ -475,3 +475,39 @@ def _like(inputs: np.ndarray, classes: int) -> Federation:
     examples = Examples(inputs, targets)
     task = Task.CLASSIFICATION if classes else Task.REGRESSION
     return Federation(examples, np.array([0, 4, 8]), examples, task, classes)
+
+
+class Diary(nn.Module):
+    """Adds up its outputs: of zeros, as a fresh linear model gives them, nothing is seen."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.model(inputs)
+        self.seen = self.seen + outputs.detach().sum()
+        return outputs + self.seen
+
+
+class Centred(nn.Module):
+    """Takes off the mean of a batch: of zeros it is zero."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.model(inputs)
+        return outputs - outputs.mean(dim=0)
+
+
+@pytest.mark.parametrize("layer", [Diary, Centred], ids=["memory", "mixing"])
+def test_weights_that_start_at_zero_hide_nothing(layer: Callable[[nn.Module], nn.Module]) -> None:
+    linear = build("logistic", DATA)
+    with torch.no_grad():
+        for weight in linear.parameters():
+            weight.zero_()
+    with pytest.raises(SensitivityRefused):
+        check_isolation(layer(linear), DATA, per_example=True)

@@ -63,6 +63,10 @@ class Federation:
 
     def __post_init__(self) -> None:
         offsets = self.offsets
+        if offsets.flags.writeable:  # who owns which rows is counted on, and must not move
+            offsets = offsets.copy()
+            offsets.setflags(write=False)
+            object.__setattr__(self, "offsets", offsets)
         if len(offsets) < 2 or len(self.train) == 0:
             raise BadInput(f"federation {self.name!r} is empty: it needs clients with examples")
         if offsets[0] != 0 or offsets[-1] != len(self.train):

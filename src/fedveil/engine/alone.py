@@ -115,9 +115,10 @@ class Alone:
         together = self._apart.takes(total.job, sizes)
         alone, places = np.flatnonzero(~together), np.flatnonzero(together)
         if not len(places):
-            return alone.tolist()
+            return list(range(len(cohort)))
         left = self._apart.add_to(total, start, cohort, sizes, places, round)
-        return np.concatenate([alone, left]).tolist()
+        others: list[int] = np.concatenate([alone, left]).tolist()
+        return others
 
     def close(self) -> None:
         """Nothing to release."""

@@ -78,8 +78,8 @@ class RowEngine:
                 )
                 gradient = None
                 if job.shaping.sparsity:
-                    last = self.gradients(start + updates, *records.everything(), None, 0.0)
-                    gradient = last[0].cpu()
+                    everything = records.everything()
+                    gradient = self.gradients(start + updates, *everything, None, 0.0)[0].cpu()
             senders = Senders(clients, held, weights, round, job.randomness)
             total.add_updates(where, updates.cpu(), losses, senders, gradient)
 

@@ -22,12 +22,30 @@ from fedveil.privacy.refusals import SensitivityRefused
 
 _OTHERS = 2  # examples beside the one that is watched
 _SCALES = (1.0, 0.0, -7.0)  # of the company it is in
+_STIR = 0.1  # how far weights are moved from where they start
 _SEED = 7  # of made-up inputs, and of layers that draw, such as dropout
 
 
 def check_isolation(module: nn.Module, federation: Federation, per_example: bool) -> None:
-    """Raise a SensitivityRefused if the model remembers, or, `per_example`, mixes examples."""
-    model = copy.deepcopy(module).train()
+    """Raise a SensitivityRefused if the model remembers, or, `per_example`, mixes examples.
+
+    It is tried as it is and with other weights: of weights that are zero at first, nothing shows.
+    """
+    _try(copy.deepcopy(module).train(), federation, per_example)
+    _try(_stirred(copy.deepcopy(module).train()), federation, per_example)
+
+
+def _stirred(model: nn.Module) -> nn.Module:
+    """The model with weights as training might leave them, none of them zero."""
+    draw = torch.Generator().manual_seed(_SEED)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.is_floating_point():
+                weight.add_(torch.randn(weight.shape, generator=draw).to(weight), alpha=_STIR)
+    return model
+
+
+def _try(model: nn.Module, federation: Federation, per_example: bool) -> None:
     draw = np.random.default_rng(_SEED)
     watched, *company = (_batch(federation, draw, scale) for scale in (1.0, *_SCALES))
     before = _state(model)
