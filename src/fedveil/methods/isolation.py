@@ -51,6 +51,8 @@ def _try(model: nn.Module, federation: Federation, per_example: bool) -> None:
     before = _state(model)
     alone, moved = _tried(model, watched)
     _check_shape(alone, federation)
+    for extreme in _extremes(federation):
+        _tried(model, extreme, False)  # whose record would end the run, would be known by that
     for last, others in zip((False, False, True), company, strict=True):
         mixed = watched.clone()
         mixed[1:] = others[1:]
@@ -62,8 +64,6 @@ def _try(model: nn.Module, federation: Federation, per_example: bool) -> None:
                 "normalisation, say): one record moves every example's gradient",
                 "use group or layer normalisation",
             )
-    for extreme in _extremes(federation):
-        _tried(model, extreme, False)  # whose record would end the run, would be known by that
     after = _state(model)
     kept = before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
     again, pull = _tried(model, watched)
