@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,7 +89,8 @@ def _batch(federation: Federation, draw: np.random.Generator, scale: float) -> T
 
 def _extremes(federation: Federation) -> Iterator[Tensor]:
     """Inputs as far out as a record may be: the largest numbers, tokens up to the last one."""
-    shape, kind = (1 + _OTHERS, *federation.input_shape), federation.train.inputs.dtype
+    shape = (1 + _OTHERS, *federation.input_shape)
+    kind: np.dtype[Any] = federation.train.inputs.dtype
     values: list[object] = [0, 1]
     if federation.task is Task.SEQUENCE:
         values = [np.linspace(federation.classes - 1, 0, math.prod(shape)).reshape(shape)]
