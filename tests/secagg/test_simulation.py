@@ -62,7 +62,7 @@ def test_full_and_modelled_give_the_same_sum_or_the_same_refusal(cohort, lost, b
     members = [3 * i + 1 for i in range(cohort)]
     at = {members[place % cohort]: leg for place, leg in lost.items()}
     losses = Losses(**{leg: frozenset(m for m in at if at[m] == leg) for leg in LEGS})
-    terms = Terms("t", min_honest=2, max_dropout=max_dropout)
+    terms = Terms("t", min_honest=2, max_dropout=max_dropout, sparse=True)
     full = outcome(Mode.FULL, terms, members, losses, bits)
     event("refused" if isinstance(full, str) else "released")
     assert full == outcome(Mode.MODELLED, terms, members, losses, bits)
@@ -72,7 +72,7 @@ def test_full_and_modelled_give_the_same_sum_or_the_same_refusal(cohort, lost, b
 def test_a_sparse_round_with_losses_at_every_leg_is_exact(mode):
     members = list(range(60))
     losses = Losses(frozenset({1}), frozenset({2, 3}), frozenset({4}), frozenset({5}))
-    terms = Terms("t", min_honest=30, colluders=3, max_dropout=0.1)
+    terms = Terms("t", min_honest=30, colluders=3, max_dropout=0.1, sparse=True)
     result = secure_sum(
         lambda device: np.full(9, device - 20, dtype=np.int64),
         members,

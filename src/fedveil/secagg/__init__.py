@@ -1,7 +1,8 @@
 """Secure aggregation: the server learns the sum of a cohort's integer vectors and nothing else.
 
 Reading order: `modulus` and `masks` (the integers), `shares`, `topology` and `graph` (surviving
-losses), `keys`, `roster` and `pairs` (who trusts which key), `wire` and `messages` (the bytes),
-`terms`, `journal`, `device` and `participant` (a device and its rules), `recovery` and `server`,
+losses), `fields`, `wire`, `messages` and `sizes` (the bytes), `keys`, `roster`, `ratchet` and
+`pairs` (who trusts which key), `terms`, `draw`, `store`, `journal` and `vault`, `device` and
+`participant` (a device, its rules and its memory), `blame`, `recovery`, `server_round` and `server`,
 then `losses`, `rounds` and `simulation`. The argument for all of it is in docs/secagg.md.
 """

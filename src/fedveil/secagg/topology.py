@@ -50,11 +50,15 @@ class Topology:
         """How many colluders next to one device the threshold tolerates: 2t > degree + this."""
         return 2 * self.threshold - self.degree - 1
 
-    def smallest_group(self, min_honest: int) -> int:
-        """Honest devices in the smallest sum a server could learn by lying about who survived."""
+    def smallest_group(self, min_honest: int, dropped_edges: int = 0) -> int:
+        """Honest devices in the smallest sum a server could learn by lying.
+
+        `dropped_edges`: pair masks that each device leaves out if the server says so.
+        """
         if self.complete:
             return min_honest
-        return min(min_honest, self.threshold - self.colluding_neighbours + 1)
+        group = self.threshold - self.colluding_neighbours - dropped_edges + 1
+        return max(0, min(min_honest, group))
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,68 @@
+"""A pair's seed, cut into one key per round of which the past ones cannot be computed.
+
+Round numbers have 8 digits to the base 16. Each digit walks along a chain of hashes and the next
+digit starts at a branch of it, so any later round is reached in at most 8 * 15 steps, the next one
+in three, and nothing kept leads back. (Useful once the X25519 key is forgotten as well, from which
+the seed could be made again: `Participant.forget_agreement`.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedveil.secagg import derive
+from fedveil.secagg.errors import RuleBroken
+
+DIGITS = 8
+ROUNDS = 16**DIGITS
+
+
+@dataclass(frozen=True)
+class Ratchet:
+    """The key of `round`, and for each digit the hash from which higher digits are reached."""
+
+    round: int
+    key: bytes = field(repr=False)
+    ahead: tuple[bytes, ...] = field(repr=False)
+
+
+def begin(seed: bytes, round: int) -> Ratchet:
+    """The ratchet of a fresh seed, already turned to a round."""
+    return _descend(round, seed, 0, ())
+
+
+def advance(ratchet: Ratchet, round: int) -> Ratchet:
+    """The ratchet turned to a later round; the old one must be forgotten."""
+    if round == ratchet.round:
+        return ratchet
+    if round < ratchet.round:
+        raise RuleBroken(f"round {round} comes after round {ratchet.round}: numbers only rise")
+    place = next(i for i in range(DIGITS) if _digit(round, i) != _digit(ratchet.round, i))
+    chain = ratchet.ahead[place]
+    for _ in range(_digit(round, place) - _digit(ratchet.round, place) - 1):
+        chain = _step(chain)
+    kept = (*ratchet.ahead[:place], _step(chain))
+    return _descend(round, _branch(chain), place + 1, kept)
+
+
+def _descend(round: int, chain: bytes, place: int, ahead: tuple[bytes, ...]) -> Ratchet:
+    """From the start of the chain of one digit down to the key of the round."""
+    for at in range(place, DIGITS):
+        for _ in range(_digit(round, at)):
+            chain = _step(chain)
+        ahead = (*ahead, _step(chain))
+        chain = _branch(chain)
+    return Ratchet(round, chain, ahead)
+
+
+def _digit(round: int, place: int) -> int:
+    """Digit number `place` of a round, the highest first."""
+    return round >> 4 * (DIGITS - 1 - place) & 15
+
+
+def _step(chain: bytes) -> bytes:
+    return derive.expand(chain, b"ratchet-step")
+
+
+def _branch(chain: bytes) -> bytes:
+    return derive.expand(chain, b"ratchet-branch")
