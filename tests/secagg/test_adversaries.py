@@ -66,9 +66,7 @@ class Spy:
     def strip(self, device: int, own_mask: bool = True) -> np.ndarray:
         """A device's upload without every mask that the spies can compute."""
         frame = next(
-            f
-            for f in self.play.frames
-            if f[5] == Masked.KIND and peek(f, Masked).device == device
+            f for f in self.play.frames if f[5] == Masked.KIND and peek(f, Masked).device == device
         )
         words = np.frombuffer(peek(frame, Masked).vector, "<u4").copy()
         added, subtracted = [], []

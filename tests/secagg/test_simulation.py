@@ -18,6 +18,7 @@ from fedveil.secagg.mode import Mode
 from fedveil.secagg.rounds import ModelledRound
 from fedveil.secagg.simulation import Simulation, secure_sum
 from fedveil.secagg.terms import Terms
+from fedveil.secagg.topology import SMALL_COHORT
 
 
 def vectors_of(dimension: int, bits: int = 32):
@@ -64,8 +65,13 @@ def test_full_and_modelled_give_the_same_sum_or_the_same_refusal(cohort, lost, b
     losses = Losses(**{leg: frozenset(m for m in at if at[m] == leg) for leg in LEGS})
     terms = Terms("t", min_honest=2, max_dropout=max_dropout, sparse=True)
     full = outcome(Mode.FULL, terms, members, losses, bits)
+    modelled = outcome(Mode.MODELLED, terms, members, losses, bits)
     event("refused" if isinstance(full, str) else "released")
-    assert full == outcome(Mode.MODELLED, terms, members, losses, bits)
+    if cohort <= SMALL_COHORT or len(at) <= terms.losses(cohort):
+        assert full == modelled
+    elif not isinstance(full, str) and not isinstance(modelled, str):
+        # Beyond what was planned for, it depends on the graph whether a sum comes out.
+        assert full == modelled
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -40,7 +40,9 @@ EXAMPLES = [
 ]
 
 
-def frame_of(kind: int, body: bytes, key: Ed25519PrivateKey = KEY, like: bytes = bytes(114)) -> bytes:
+def frame_of(
+    kind: int, body: bytes, key: Ed25519PrivateKey = KEY, like: bytes = bytes(114)
+) -> bytes:
     """Any body at all, properly signed; device and context as in the frame `like`."""
     claims = bytes((wire.VERSION, kind)) + like[6:46] + len(body).to_bytes(4, "little")
     signature = key.sign(wire._signed(claims, wire.digest_of(body)))

@@ -89,21 +89,19 @@ def answer_fits(
 
 
 def _share(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
-    """frames: the dealer's Shares, the holder's Confirm and Unmask; values: the packed ids of those
-    whose shares the holder holds, and their marks."""
+    """frames: the dealer's Shares, the holder's Confirm and Unmask; values: all marks that the
+    holder had accepted. A mark names dealer and holder, so it stands at one place only."""
     holder, dealer = fault.device, fault.about
     dealt = _frame(fault.frames[0], Shares, dealer, layout, identities)
     confirmed = _frame(fault.frames[1], Confirm, holder, layout, identities)
     given = _frame(fault.frames[2], Unmask, holder, layout, identities)
-    ids, marks = fault.values
-    held = [int.from_bytes(ids[at : at + 8], "little") for at in range(0, len(ids), 8)]
+    (marks,) = fault.values
     if confirmed.accepted != derive.digest(b"accepted", layout.digest, marks):
         return False
-    if len(marks) != MARK_BYTES * len(held) or len(given.answers) != ANSWER_BYTES * len(held):
-        return True  # it accepted so many shares, and did not give as many
-    place = held.index(dealer)
     mark = piece(dealt.marks, MARK_BYTES, layout.rank(dealer, holder))
-    if piece(marks, MARK_BYTES, place) != mark:
+    count = len(marks) // MARK_BYTES
+    place = [piece(marks, MARK_BYTES, at) for at in range(count)].index(mark)
+    if len(given.answers) != ANSWER_BYTES * count:
         return False
     answer = piece(given.answers, ANSWER_BYTES, place)
     # Of either kind: which one was owed does not matter for the proof.

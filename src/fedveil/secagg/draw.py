@@ -67,10 +67,8 @@ def drawn_seed(plan: Plan, colluders: int, identities: Mapping[int, bytes]) -> b
         if plan.drawers or plan.draws:
             raise Malformed("Plan.draws: a complete graph is not drawn")
         return NO_DRAW
-    if len(plan.drawers) <= colluders:
-        raise RuleBroken(
-            f"{len(plan.drawers)} devices drew the graph: all of them could be colluders"
-        )
+    if len(plan.drawers) != colluders + 1:  # fewer may all collude, more cost signatures
+        raise RuleBroken(f"{len(plan.drawers)} devices drew the graph, need {colluders + 1}")
     if not set(plan.drawers) <= set(plan.members):
         raise RuleBroken("a device drew the graph that is not in the cohort")
     if len(plan.draws) != DRAW_BYTES * len(plan.drawers):

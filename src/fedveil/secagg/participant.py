@@ -160,7 +160,7 @@ class Participant:
         The same plan again gives the same round again, as long as the device runs.
         """
         plan = wire.read(frame, Plan, self._limit(Plan), self._server)
-        digest = wire.body_digest(frame)
+        digest = wire.message_digest(frame)
         with self._lock:
             known = self._open.get(digest)
             if known is not None:

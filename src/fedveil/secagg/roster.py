@@ -109,7 +109,7 @@ class Roster:
             card.identity,
             _public_identity(card.identity),
             _public_agreement(card.agreement, card.device),
-            wire.body_digest(frame),
+            wire.message_digest(frame),
         )
         with self._lock:
             known = self._known.get(card.device, Known(card.identity, 0))

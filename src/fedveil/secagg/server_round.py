@@ -66,7 +66,7 @@ class ServerRound:
         entries = {member: roster.get(member) for member in plan.members}
         raw = {member: entry.identity_bytes for member, entry in entries.items()}
         seed = drawn_seed(plan, terms.colluders, raw)
-        self.layout: Layout = lay_out(plan, wire.body_digest(self.plan), seed)
+        self.layout: Layout = lay_out(plan, wire.message_digest(self.plan), seed)
         self.identities: dict[int, Ed25519PublicKey] = {m: e.identity for m, e in entries.items()}
         self.phase = Phase.SHARES
         self.faults: list[Fault] = []
@@ -75,7 +75,7 @@ class ServerRound:
         self._key = key
         self._fewest = terms.fewest_survivors(len(plan.members))
         self._droppable = terms.droppable(self.layout.graph.complete)
-        self._seen: dict[tuple[int, int], bytes] = {}  # kind, device -> digest of the body
+        self._seen: dict[tuple[int, int], bytes] = {}  # kind, device -> signature
         self._dealt: dict[int, Dealt] = {}
         self._first_checks: dict[tuple[int, int], bytes] = {}  # of pairs with one check so far
         self._at_odds: dict[int, set[int]] = defaultdict(set)
@@ -139,7 +139,6 @@ class ServerRound:
         if key in self._seen:
             return self._repeated(frame, key)
         message = wire.read(frame, _KINDS[claims.kind], size, self.identities[claims.device])
-        body = wire.body_digest(frame)
         with self._lock:
             if key in self._seen:  # by another thread, meanwhile
                 return self._repeated(frame, key)
@@ -153,7 +152,7 @@ class ServerRound:
                 self._take_confirmation(message, signature)
             else:
                 self._take_unmasking(message, signature)
-            self._seen[key] = body
+            self._seen[key] = signature
         return claims.device
 
     def close_sharing(self) -> None:
@@ -353,8 +352,7 @@ class ServerRound:
                 wire.MAGIC + claims + signature + body,
                 wire.MAGIC + unmask_claims + self._unmask_signatures[holder] + unmask_body,
             )
-            ids = b"".join(derive.id_bytes(n) for n in held)
-            values = (ids, self._marks(holder, held))
+            values = (self._marks(holder, held),)
             self._accuse(Fault(holder, dealer, Wrong.SHARE, self.layout.digest, frames, values))
         for fault in recovery.faults:
             self._accuse(fault)
@@ -368,8 +366,9 @@ class ServerRound:
 
     def _repeated(self, frame: bytes, key: tuple[int, int]) -> int:
         """The same frame again changes nothing; another one of its kind comes too late."""
-        if self._seen[key] != wire.body_digest(frame):
+        if self._seen[key] != frame[wire.SIGNATURE : wire.HEADER]:
             raise OutOfTurn(f"device {key[1]} has sent its {_KINDS[key[0]].__name__} before")
+        wire.verify(frame, self.identities[key[1]])
         return key[1]
 
     def _tags_for(self, device: int, tags: dict[int, dict[int, bytes]]) -> bytes:

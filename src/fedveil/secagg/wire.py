@@ -103,6 +103,11 @@ def body_digest(frame: bytes) -> bytes:
     return digest_of(memoryview(frame)[HEADER:])
 
 
+def message_digest(frame: bytes) -> bytes:
+    """Stands for everything that a frame says: header and body, without the signature."""
+    return digest_of(frame[4:SIGNATURE] + body_digest(frame))
+
+
 def digest_of(body: bytes | memoryview) -> bytes:
     """What a signature covers of a body."""
     return hashlib.sha256(body).digest()
