@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-
 from typing import Any, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.secagg.device import DeviceRound
+from fedveil.secagg.errors import Doubted
 from fedveil.secagg.journal import Journal, MemoryJournal
 from fedveil.secagg.keys import DeviceKeys, new_keys
 from fedveil.secagg.participant import Participant
@@ -92,8 +92,15 @@ class Play:
     def confirm(self, silent: Collection[int] = NOBODY) -> None:
         for device in self.server.survivors:
             if device not in silent:
-                self.send(self.rounds[device].confirm(self.server.survivors_for(device)))
+                self.send(self.confirmation(device))
         self.server.close_confirmation()
+
+    def confirmation(self, device: int) -> bytes:
+        try:
+            return self.rounds[device].confirm(self.server.survivors_for(device))
+        except Doubted as refusal:
+            frame = self.server.survivors_for(device, refusal.devices)
+            return self.rounds[device].confirm(frame)
 
     def unmask(self, silent: Collection[int] = NOBODY) -> np.ndarray:
         for device in self.server.confirmed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,7 @@ def text(value: str | bytes) -> bytes:
 
 def packed_ids(ids: list[int]) -> bytes:
     """Steps of one byte: enough for the ids used here."""
-    steps = [after - before for before, after in zip(ids, ids[1:], strict=False)]
+    steps = [after - before for before, after in itertools.pairwise(ids)]
     assert all(0 < step < 256 for step in steps)
     return le(len(ids), 4) + (b"\1" + le(ids[0]) + bytes(steps) if ids else b"")
 
@@ -485,6 +486,9 @@ def transcript() -> list[dict[str, Any]]:
                 total = [x + sign * m for x, m in zip(total, mask, strict=True)]
             vector = b"".join(le(x % 2**32, 4) for x in total)
             upload = b"".join(tag(tag_key[i, j], "upload", le(i) + sharers) for j in others[i])
+            statement = ed25519_sign(
+                identity[i], digest("statement", plan_digest, le(i), everybody)
+            )
             alive = [j for j in others[i] if j in survivors]
             uploaded = b"".join(tag(tag_key[i, j], "upload", le(j) + sharers) for j in alive)
             own = b"".join(tag(tag_key[i, j], "confirm", le(i) + agreed) for j in alive)
@@ -493,8 +497,16 @@ def transcript() -> list[dict[str, Any]]:
             accepted = digest("accepted", plan_digest, b"".join(mark_of(j, i) for j in others[i]))
             known |= {
                 "vector": vectors[i],
-                "masked": frame(6, i, plan_digest, text(upload) + text(vector), identity[i]),
-                "survivors": frame(7, i, plan_digest, text(surviving) + text(uploaded), server),
+                "masked": frame(
+                    6, i, plan_digest, text(upload) + statement + text(vector), identity[i]
+                ),
+                "survivors": frame(
+                    7,
+                    i,
+                    plan_digest,
+                    text(surviving) + text(uploaded) + packed_ids([]) + text(b""),
+                    server,
+                ),
                 "confirm": frame(
                     8, i, plan_digest, agreed + text(own) + text(b"\0") + accepted, identity[i]
                 ),

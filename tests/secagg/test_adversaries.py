@@ -39,7 +39,9 @@ def recovered(play, device: int, survived: bool) -> bytes:
     """A secret from the shares that the server was given, whichever kind they are of."""
     server = play.server
     claimed = [device] if survived else []
-    return Recovery(server.layout, server._dealt, claimed, {}, server._answers).secret(device)
+    return Recovery(server.layout, server._kept.dealt, claimed, {}, server._kept.answers).secret(
+        device
+    )
 
 
 class Spy:
@@ -55,7 +57,7 @@ class Spy:
         for own, other in ((a, b), (b, a)):
             if own in self.colluders:
                 return self.roots[own][other]
-            dealt = self.play.server._dealt.get(own)
+            dealt = self.play.server._kept.dealt.get(own)
             if dealt is not None and own not in self.play.server.survivors:
                 secret = recovered(self.play, own, False)
                 rank = self.layout.rank(own, other)
@@ -333,13 +335,13 @@ def lie_about_survivors(cast, play, told: dict[int, frozenset[int]], colluders: 
     Colluders confirm every list. Returns, by device that answered, the list it acted on.
     """
     layout, server = play.server.layout, play.server
-    sharers = server._sharers
-    truth = {d: server._upload_tags[d] for d in server.survivors}
+    sharers = server._kept.sharers
+    truth = {d: server._kept.upload_tags[d] for d in server.survivors}
     digests, acted = {}, {}
     for device, listed in told.items():
         alive = [n for n in layout.graph.neighbours(device) if n in listed]
         tags = b"".join(truth[n][device] for n in alive)
-        frame = Survivors(layout.digest, device, layout.bitmap(listed), tags)
+        frame = Survivors(layout.digest, device, layout.bitmap(listed), tags, (), b"")
         digests[device] = layout.survivors_digest(sharers, layout.bitmap(listed))
         try:
             play.rounds[device].confirm(wire.seal(frame, cast.server.key))
@@ -414,7 +416,7 @@ def test_devices_told_of_different_sharers_do_not_unmask_each_other():
         play.server.receive(frame)  # an honest server notices the missing tag at once
     # A lying server makes up the tag for 60; the neighbours of 10 see through the others.
     message = peek(frame, Masked)
-    play.server._upload_tags[10] = dict(
+    play.server._kept.upload_tags[10] = dict(
         zip(
             (20, 30, 40, 50, 60),
             [message.tags[i : i + 16] for i in range(0, 64, 16)] + [bytes(16)],

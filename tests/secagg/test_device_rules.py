@@ -77,8 +77,8 @@ def test_draws_for_one_round_are_few(journal):
     with pytest.raises(RuleBroken, match="has drawn 3 times"):
         journal.draw(wanted, 3)
     journal.draw(Claim("f", 6, "update", b"m", 100), 3)
+    journal.claim(Claim("f", 7, "update", b"m", 100))
     with pytest.raises(RuleBroken, match="numbers only rise"):
-        journal.claim(Claim("f", 7, "update", b"m", 100))
         journal.draw(wanted, 9)
 
 
@@ -301,7 +301,7 @@ def test_shares_leave_only_after_enough_neighbours_confirmed_the_same_list():
     two = play.server.layout.bitmap({20, 30})
     with pytest.raises(RuleBroken, match="2 neighbours act on these survivors, need 3"):
         play.rounds[10].unmask(signed(cast, replace(message, present=two, tags=message.tags[:32])))
-    with pytest.raises(Forged, match="acts on other survivors"):
+    with pytest.raises(RuleBroken, match="0 neighbours act on these survivors, need 3"):
         play.rounds[10].unmask(signed(cast, replace(message, tags=bytes(64))))
     play.rounds[10].unmask(play.server.confirmed_for(10))
 

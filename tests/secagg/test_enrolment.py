@@ -83,6 +83,20 @@ def test_an_authority_admits_devices_that_nobody_pinned():
             roster.admit(replace(keys, device=6, certificate=wrong).card())
 
 
+def test_an_authority_cannot_replace_an_identity_that_was_pinned():
+    authority = Ed25519PrivateKey.generate()
+    public = authority.public_key().public_bytes_raw()
+    keys, impostor = new_keys("test", 5), new_keys("test", 5)
+    certificate = certify(authority, "test", 5, raw_identity(impostor))
+    roster = Roster("test", Admission({5: raw_identity(keys)}, public))
+    with pytest.raises(ForeignKey, match="neither pinned nor certified"):
+        roster.admit(replace(impostor, certificate=certificate).card())
+    roster.admit(keys.card())
+    other = new_keys("test", 6)  # nobody pinned it: here the authority's word counts
+    certificate = certify(authority, "test", 6, raw_identity(other))
+    roster.admit(replace(other, certificate=certificate).card())
+
+
 def test_an_id_never_passes_to_another_identity():
     authority = Ed25519PrivateKey.generate()
     roster = Roster("test", Admission(authority=authority.public_key().public_bytes_raw()))

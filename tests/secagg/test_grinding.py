@@ -80,7 +80,7 @@ def test_honest_shares_bind_the_noise_to_the_smallest_group():
     assert replace(sparse, sparse=False).counted(100) == 80
 
 
-# --- nobody can look for an unlucky graph -----------------------------------------------------------
+# --- nobody can look for an unlucky graph ---------------------------------------------------------
 
 
 def drawing_of(cast, round=1, drawers=None):
@@ -249,7 +249,7 @@ def test_the_digest_of_a_draft_covers_every_field_of_it(sparse):
     assert len(digests | {draft_digest(plan)}) == 1 + len(changed) == 1 + len(vars(plan))
 
 
-# --- limits -----------------------------------------------------------------------------------------
+# --- limits ---------------------------------------------------------------------------------------
 
 
 def test_purposes_are_those_of_the_terms():

@@ -11,8 +11,8 @@ import pytest
 from fedveil.errors import BadInput
 from fedveil.secagg import pairs, wire
 from fedveil.secagg.blame import Fault, Wrong, proven
-from fedveil.secagg.errors import NotReleased, OutOfTurn, RuleBroken
-from fedveil.secagg.messages import Confirm, Disclosure, Sharers, Shares, Survivors, Unmask
+from fedveil.secagg.errors import Doubted, Forged, NotReleased, OutOfTurn, RuleBroken
+from fedveil.secagg.messages import Confirm, Disclosure, Masked, Sharers, Shares, Survivors, Unmask
 from fedveil.secagg.shares import split
 from tests.secagg.play import assemble, peek, plain_sum, small_vectors
 
@@ -22,7 +22,7 @@ BAD = 50
 
 def resend(play, device: int, frame: bytes, **changes: object) -> bytes:
     """A frame with other content, signed by its device all the same."""
-    kind = {4: Shares, 8: Confirm, 10: Unmask, 15: Disclosure}[frame[5]]
+    kind = {4: Shares, 6: Masked, 8: Confirm, 10: Unmask, 15: Disclosure}[frame[5]]
     message = replace(peek(frame, kind), **changes)
     return wire.seal(message, play.cast.devices[device].keys.identity)
 
@@ -186,9 +186,42 @@ def test_survivors_whose_tag_was_not_seen_do_not_count_for_the_noise():
     play.rounds[10].mask(VECTORS(10))
     layout = play.server.layout
     listed = layout.bitmap({10, 20, 30, 40, 50})  # five survive, four have shown it
-    told = Survivors(layout.digest, 10, listed, bytes(16 * 3))
+    told = Survivors(layout.digest, 10, listed, bytes(16 * 3), (), b"")
     with pytest.raises(RuleBroken, match="4 survivors have shown that they masked, need 5"):
         play.rounds[10].confirm(wire.seal(told, cast.server.key))
+
+
+def test_bad_tags_stop_nobody_and_make_their_sender_suspect():
+    cast = assemble(8, min_honest=4, max_dropout=0.25)
+    play = shared(cast)
+    for device in cast.ids:
+        frame = play.rounds[device].mask(VECTORS(device))
+        if device == BAD:
+            frame = resend(play, BAD, frame, tags=os.urandom(16 * 7))
+        play.send(frame)
+    play.server.close_upload()
+    for device in cast.ids:
+        if device != BAD:
+            with pytest.raises(Doubted) as refusal:
+                play.rounds[device].confirm(play.server.survivors_for(device))
+            assert refusal.value.devices == (BAD,)
+        reply = play.confirmation(device)
+        if device == BAD:
+            reply = resend(play, BAD, reply, tags=os.urandom(16 * 7))
+        play.send(reply)
+    play.server.close_confirmation()
+    assert np.array_equal(play.unmask(), plain_sum(VECTORS, cast.ids))
+    assert play.server.suspects == {BAD}
+    assert not play.server.faults
+
+
+def test_a_statement_for_other_sharers_is_refused_by_the_server_at_once():
+    cast = assemble(5, min_honest=3, max_dropout=0.2)
+    play = shared(cast)
+    frame = play.rounds[BAD].mask(VECTORS(BAD))
+    with pytest.raises(Forged, match="masked for other sharers"):
+        play.server.receive(resend(play, BAD, frame, statement=bytes(64)))
+    play.server.receive(frame)
 
 
 def garbage_seals(victims=None):
@@ -307,7 +340,7 @@ def test_a_complaint_about_proper_shares_proves_nothing():
     for device in cast.ids:
         frame = play.rounds[device].confirm(play.server.survivors_for(device))
         if device == BAD:  # says that 10 had sealed nonsense to it
-            accepted = play.server._accepted(BAD, frozenset({10}))
+            accepted = play.server._kept.accepted(BAD, frozenset({10}))
             frame = resend(play, BAD, frame, bad=b"\x01", accepted=accepted)
         play.send(frame)
     play.server.close_confirmation()

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def test_a_device_confirms_one_of_two_lists():
             shorter = layout.bitmap({10, 20, 30, 40})
             tags = message.tags[:48]
             lie = wire.seal(replace(message, present=shorter, tags=tags), cast.server.key)
-            acts = [lambda f=f, d=device: play.rounds[d].confirm(f) for f in (honest, lie) * 4]
+            acts = [lambda f=f, r=play.rounds[device]: r.confirm(f) for f in (honest, lie) * 4]
             replies = good(race(acts))
             frames += len(acts)
             assert len(replies) == 4  # those to one of the two lists, all the same
@@ -91,7 +92,7 @@ def test_racing_unmaskings_give_the_same_answer_once():
                 ),
                 cast.server.key,
             )
-            acts = [lambda f=f, d=device: play.rounds[d].unmask(f) for f in (frame, fewer) * 4]
+            acts = [lambda f=f, r=play.rounds[device]: r.unmask(f) for f in (frame, fewer) * 4]
             answers = set(good(race(acts)))
             assert len(answers) == 1
             play.server.receive(answers.pop())
@@ -104,7 +105,7 @@ def test_a_mask_covers_one_vector():
         play = cast.play(round=round, dimension=4000)
         play.share()
         vectors = [np.full(4000, value, dtype=np.int64) for value in range(THREADS)]
-        acts = [lambda v=v: play.rounds[10].mask(v) for v in vectors]
+        acts = [lambda v=v, r=play.rounds[10]: r.mask(v) for v in vectors]
         masked = good(race(acts))
         assert len(masked) == 1
         assert peek(masked[0], Masked).device == 10
@@ -178,6 +179,6 @@ def test_a_vector_that_races_with_the_close_is_in_the_sum_or_refused():
         late = play.rounds[60].mask(VECTORS(60))
         for device in cast.ids[:5]:
             play.send(play.rounds[device].mask(VECTORS(device)))
-        race([lambda: play.server.receive(late), play.server.close_upload])
+        race([partial(play.server.receive, late), play.server.close_upload])
         play.confirm()
         assert np.array_equal(play.unmask(), plain_sum(VECTORS, play.server.survivors))

@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from fedveil.secagg import derive, device, draw, pairs, ratchet
+from fedveil.secagg import dealing, derive, device, draw, pairs, ratchet
 from fedveil.secagg.graph import Graph
 from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.keys import DeviceKeys, certify
@@ -231,13 +231,14 @@ def test_transcript(case, monkeypatch):
     rounds = {}
     for d in case["devices"]:
         drawn = iter([raw(d["self_secret"]), raw(d["pair_secret"])])
-        monkeypatch.setattr(device, "draw_secret", lambda drawn=drawn: next(drawn))
+        for module in (device, dealing):
+            monkeypatch.setattr(module, "draw_secret", lambda drawn=drawn: next(drawn))
         tape = raw(d["coefficients"])
         fixed = partial(split, random_bytes=lambda size, tape=tape: tape[:size])
-        monkeypatch.setattr(device, "split", fixed)
+        monkeypatch.setattr(dealing, "split", fixed)
         nonces = iter([raw(d["nonces"])[at : at + 12] for at in range(0, 36, 12)])
         sealing = partial(pairs.seal_shares, random_bytes=lambda _, n=nonces: next(n))
-        monkeypatch.setattr(device.pairs, "seal_shares", sealing)
+        monkeypatch.setattr(pairs, "seal_shares", sealing)
         participant = Participant(keys[d["device"]], roster, terms, public, MemoryJournal())
         rounds[d["device"]] = participant.join(server.plan)
         assert rounds[d["device"]].shares == raw(d["shares"])

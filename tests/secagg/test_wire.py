@@ -31,8 +31,8 @@ EXAMPLES = [
     messages.Plan(*DRAFT, (), b""),
     messages.Shares(bytes(32), 0, bytes(64), b"", b"x", b"yz", b"..."),
     messages.Sharers(bytes(32), 0, b"\1", b"", b"", b""),
-    messages.Masked(bytes(32), 0, b"", bytes(1000)),
-    messages.Survivors(bytes(32), 0, b"\1", b""),
+    messages.Masked(bytes(32), 0, b"", bytes(64), bytes(1000)),
+    messages.Survivors(bytes(32), 0, b"\1", b"", (), b""),
     messages.Confirm(bytes(32), 0, bytes(32), b"", b"\0", bytes(32)),
     messages.Confirmed(bytes(32), 0, b"\1", b""),
     messages.Unmask(bytes(32), 0, b""),
@@ -144,7 +144,7 @@ def test_fields_out_of_range_are_malformed():
 
 def test_a_signature_counts_for_one_kind_device_round_and_length_only():
     # Survivors and Confirmed have the same fields; one must not pass for the other.
-    survivors = messages.Survivors(bytes(32), 0, b"\1", b"")
+    survivors = messages.Survivors(bytes(32), 0, b"\1", b"", (), b"")
     frame = bytearray(wire.seal(survivors, KEY))
     frame[5] = messages.Confirmed.KIND
     with pytest.raises(Forged):

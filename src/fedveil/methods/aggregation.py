@@ -16,7 +16,6 @@ from fedveil.secagg.losses import planned_losses
 from fedveil.secagg.mode import Mode
 from fedveil.secagg.terms import MAX_COHORT, Limits, Terms
 
-
 # What one round's number may be used for: the updates, and the count of a tracked clip.
 UPDATE, COUNT = "update", "bits"
 

@@ -2,7 +2,8 @@
 
 Reading order: `modulus` and `masks` (the integers), `shares`, `topology` and `graph` (surviving
 losses), `fields`, `wire`, `messages` and `sizes` (the bytes), `keys`, `roster`, `ratchet` and
-`pairs` (who trusts which key), `terms`, `draw`, `store`, `journal` and `vault`, `device` and
-`participant` (a device, its rules and its memory), `blame`, `recovery`, `server_round` and `server`,
-then `losses`, `rounds` and `simulation`. The argument for all of it is in docs/secagg.md.
+`pairs` (who trusts which key), `terms`, `draw`, `store`, `journal` and `vault` (rules and memory),
+`dealing`, `device` and `participant` (a device), `blame`, `recovery`, `odds`, `relay`,
+`server_round` and `server`, then `losses`, `rounds` and `simulation`. The argument for all of it is
+in docs/secagg.md.
 """

@@ -14,8 +14,8 @@ from enum import Enum
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.secagg import derive, pairs, wire
+from fedveil.secagg.dealing import fitting_shares
 from fedveil.secagg.derive import KEY_BYTES
-from fedveil.secagg.device import fitting_shares
 from fedveil.secagg.errors import SecureAggregationError
 from fedveil.secagg.layout import Layout, flagged, piece
 from fedveil.secagg.messages import Confirm, Disclosure, Shares, Unmask

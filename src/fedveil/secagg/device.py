@@ -21,15 +21,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.errors import BadInput
 from fedveil.secagg import derive, pairs, wire
+from fedveil.secagg.dealing import answer, deal, disclosure, fitting_shares
 from fedveil.secagg.derive import TAG_BYTES
-from fedveil.secagg.errors import Forged, Malformed, OutOfTurn, RuleBroken
-from fedveil.secagg.keys import DeviceKeys
-from fedveil.secagg.layout import Layout, flagged, pack_flags, piece, pieces
+from fedveil.secagg.errors import Doubted, OutOfTurn, RuleBroken
+from fedveil.secagg.keys import DeviceKeys, signed
+from fedveil.secagg.layout import Layout, flagged, pack_flags, pieces
 from fedveil.secagg.masks import apply_masks
 from fedveil.secagg.messages import (
     Confirm,
     Confirmed,
-    Disclosure,
     Masked,
     Sharers,
     Shares,
@@ -37,10 +37,10 @@ from fedveil.secagg.messages import (
     Unmask,
 )
 from fedveil.secagg.modulus import IntVector, encode
-from fedveil.secagg.pairs import CHECK_BYTES, MARK_BYTES, SEALED_BYTES, PairKeys
+from fedveil.secagg.pairs import MARK_BYTES, SEALED_BYTES, PairKeys
 from fedveil.secagg.roster import Roster
-from fedveil.secagg.shares import SHARE_BYTES, as_elements, draw_secret, split
-from fedveil.secagg.sizes import DEALT_BYTES, SLACK, from_server
+from fedveil.secagg.shares import draw_secret
+from fedveil.secagg.sizes import DEALT_BYTES, SLACK, STATEMENT_BYTES, from_server
 from fedveil.secagg.terms import Terms
 
 _FromServerT = TypeVar("_FromServerT", Sharers, Survivors, Confirmed)
@@ -88,7 +88,8 @@ class DeviceRound:
         self._survivors = b""
         self._surviving: frozenset[int] = frozenset()
         self._answered: dict[bytes, bytes] = {}  # digest of a frame -> what it was answered with
-        self.shares = self._make_shares()
+        dealt = deal(layout, self._id, self._self_secret, pair_keys)
+        self.shares = wire.seal(dealt, self._identity)
 
     def expects(self, start: bytes) -> int:
         """How long the frame is that begins so, or an error: ask before reading on."""
@@ -97,23 +98,6 @@ class DeviceRound:
         if known is None:
             raise OutOfTurn(f"a device that is {self.step.name} expects nothing")
         return wire.expect(start, known, self._limit(known)).size
-
-    def _make_shares(self) -> bytes:
-        """The frame that lets the others finish without this device."""
-        plan, digest = self.layout.plan, self.layout.digest
-        pair_secret = draw_secret()  # not kept: only its shares and what it wraps remain
-        both = split([self._self_secret, pair_secret], plan.threshold, len(self._neighbours))
-        sealed, wrapped, checks, marks = [], [], [], []
-        for row, neighbour in zip(both, self._neighbours, strict=True):
-            keys, shares = self._pairs[neighbour], row.tobytes()
-            sealed.append(pairs.seal_shares(keys.seal(self._id, neighbour), shares))
-            wrapped.append(pairs.wrap(keys.root, pair_secret, neighbour))
-            checks.append(pairs.check(keys))
-            marks.append(pairs.mark(shares, digest, self._id, neighbour))
-        commitments = pairs.commitment(b"self", self._self_secret, digest, self._id)
-        commitments += pairs.commitment(b"pair", pair_secret, digest, self._id)
-        lists = (b"".join(part) for part in (sealed, wrapped, checks, marks))
-        return wire.seal(Shares(digest, self._id, commitments, *lists), self._identity)
 
     def take_sharers(self, frame: bytes) -> None:
         """Learn who has shared, and open the shares sent to this device."""
@@ -137,7 +121,9 @@ class DeviceRound:
             sealed = pieces(message.sealed, SEALED_BYTES, partners, "Sharers.sealed")
             marks = pieces(message.marks, MARK_BYTES, partners, "Sharers.marks")
             for dealer in partners:
-                both = self._open(dealer, sealed[dealer], marks[dealer])
+                key = self._pairs[dealer].seal(dealer, self._id)
+                digest = self.layout.digest
+                both = fitting_shares(key, sealed[dealer], marks[dealer], digest, dealer, self._id)
                 if both is None:
                     self._disputed[dealer] = self._pairs[dealer]
                 else:
@@ -170,7 +156,8 @@ class DeviceRound:
             apply_masks(words, added, subtracted)
             content = self.layout.sharers_digest(self._sharers)
             tags = b"".join(self._tag(n, b"upload", self._id, content) for n in self._partners)
-            message = Masked(self.layout.digest, self._id, tags, words.tobytes())
+            statement = self._identity.sign(self.layout.statement(self._id, self._sharers))
+            message = Masked(self.layout.digest, self._id, tags, statement, words.tobytes())
             return wire.seal(message, self._identity)
 
     def confirm(self, frame: bytes) -> bytes:
@@ -188,12 +175,7 @@ class DeviceRound:
             self._check_count(len(survivors), "survived")
             self._check_vouched(len(survivors) - len(self._off & survivors))
             alive = [n for n in self._partners if n in survivors]
-            tags = pieces(message.tags, TAG_BYTES, alive, "Survivors.tags")
-            content = self.layout.sharers_digest(self._sharers)
-            for neighbour in alive:
-                expected = self._tag(neighbour, b"upload", neighbour, content)
-                if not derive.same(tags[neighbour], expected):
-                    raise Forged(f"device {neighbour} was told of other sharers than {self._id}")
+            self._check_uploads(message, alive)
             agreed = self.layout.survivors_digest(self._sharers, message.present)
             own = b"".join(self._tag(n, b"confirm", self._id, agreed) for n in alive)
             bad = [place for place, n in enumerate(self._partners) if n in self._disputed]
@@ -219,18 +201,20 @@ class DeviceRound:
             confirmed = self.layout.present(message.present)
             if not confirmed <= self._surviving:
                 raise RuleBroken("a device confirmed that had not survived")
-            agreeing = [n for n in self._partners if n in confirmed]
-            tags = pieces(message.tags, TAG_BYTES, agreeing, "Confirmed.tags")
-            for neighbour in agreeing:
-                expected = self._tag(neighbour, b"confirm", neighbour, self._survivors)
-                if not derive.same(tags[neighbour], expected):
-                    raise Forged(f"device {neighbour} acts on other survivors than {self._id}")
-            if len(agreeing) < self.layout.plan.threshold:
+            claimed = [n for n in self._partners if n in confirmed]
+            tags = pieces(message.tags, TAG_BYTES, claimed, "Confirmed.tags")
+            agreeing = sum(
+                derive.same(tags[n], self._tag(n, b"confirm", n, self._survivors)) for n in claimed
+            )
+            if agreeing < self.layout.plan.threshold:
                 raise RuleBroken(
-                    f"{len(agreeing)} neighbours act on these survivors, "
+                    f"{agreeing} neighbours act on these survivors, "
                     f"need {self.layout.plan.threshold}"
                 )
-            answers = b"".join(self._answer(dealer) for dealer in self._held)
+            answers = b"".join(
+                answer(both, dealer in self._surviving, self.layout.digest, dealer, self._id)
+                for dealer, both in self._held.items()
+            )
             self._held, self._pairs = {}, {}
             self.step = Step.DONE
             reply = Unmask(self.layout.digest, self._id, answers)
@@ -249,35 +233,29 @@ class DeviceRound:
                 raise RuleBroken(f"device {self._id} has no complaint about device {dealer}")
             author = self._roster.get(dealer).identity
             message = wire.read(frame, Shares, self._limit(Shares), author)
-            if message.plan != self.layout.digest:
-                raise OutOfTurn("Shares of another round")
-            place = self.layout.rank(dealer, self._id)
-            if piece(message.checks, CHECK_BYTES, place) != pairs.check(keys):
-                raise RuleBroken(f"devices {dealer} and {self._id} hold different keys")
-            sealed = piece(message.sealed, SEALED_BYTES, place)
-            if self._open(dealer, sealed, piece(message.marks, MARK_BYTES, place), keys):
-                raise RuleBroken(f"device {dealer} had sealed proper shares")
-            other = pairs.seal_print(keys.seal(self._id, dealer))
-            shown = Disclosure(
-                self.layout.digest, self._id, dealer, keys.seal(dealer, self._id), other
-            )
+            shown = disclosure(self.layout, message, keys, self._id)
             return wire.seal(shown, self._identity)
 
-    def _open(
-        self, dealer: int, sealed: bytes, mark: bytes, keys: PairKeys | None = None
-    ) -> bytes | None:
-        """Both shares that a dealer sealed to this device, if they are what it marked."""
-        keys = self._pairs[dealer] if keys is None else keys
-        return fitting_shares(
-            keys.seal(dealer, self._id), sealed, mark, self.layout.digest, dealer, self._id
+    def _check_uploads(self, message: Survivors, alive: list[int]) -> None:
+        """Each surviving neighbour masked for the same list of sharers, by its tag or signature."""
+        tags = pieces(message.tags, TAG_BYTES, alive, "Survivors.tags")
+        statements = pieces(
+            message.statements, STATEMENT_BYTES, message.doubted, "Survivors.statements"
         )
-
-    def _answer(self, dealer: int) -> bytes:
-        both = self._held[dealer]
-        own, pair = pairs.share_prints(both, self.layout.digest, dealer, self._id)
-        if dealer in self._surviving:
-            return both[:SHARE_BYTES] + pair
-        return both[SHARE_BYTES:] + own
+        content = self.layout.sharers_digest(self._sharers)
+        doubted = []
+        for neighbour in alive:
+            expected = self._tag(neighbour, b"upload", neighbour, content)
+            if derive.same(tags[neighbour], expected):
+                continue
+            stated = self.layout.statement(neighbour, self._sharers)
+            author = self._roster.get(neighbour).identity
+            if neighbour not in statements or not signed(author, statements[neighbour], stated):
+                doubted.append(neighbour)
+        if doubted:
+            raise Doubted(
+                f"device {doubted[0]} was told of other sharers than {self._id}", tuple(doubted)
+            )
 
     def _read(self, frame: bytes, kind: type[_FromServerT]) -> _FromServerT:
         """A frame of the server for this device and round, at the right step."""
@@ -321,19 +299,6 @@ class DeviceRound:
         fewest = max(self._terms.min_survivors, self.layout.plan.min_survivors)
         if count < fewest:
             raise RuleBroken(f"{count} survivors have shown that they masked, need {fewest}")
-
-
-def fitting_shares(
-    key: bytes, sealed: bytes, mark: bytes, plan: bytes, dealer: int, holder: int
-) -> bytes | None:
-    """What was sealed, if it opens and is what the mark says."""
-    try:
-        both = pairs.open_shares(key, sealed)
-        as_elements(both)
-    except (Forged, Malformed):
-        return None
-    fits = len(both) == 2 * SHARE_BYTES and pairs.mark(both, plan, dealer, holder) == mark
-    return both if fits else None
 
 
 _STEPS: dict[type[wire.Message], Step] = {

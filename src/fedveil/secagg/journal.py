@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Protocol
 
 from fedveil.secagg import store
@@ -158,7 +159,7 @@ class FileJournal:
             connection.execute("UPDATE owner SET claims = claims + 1")
 
     @staticmethod
-    def _last(connection: store.Connection, federation: str) -> _Last:
+    def _last(connection: Connection, federation: str) -> _Last:
         rows = connection.execute(
             "SELECT round, purpose, cohort FROM claims WHERE federation = ? AND round ="
             " (SELECT max(round) FROM claims WHERE federation = ?)",

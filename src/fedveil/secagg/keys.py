@@ -79,8 +79,13 @@ def certificate_holds(
     authority: Ed25519PublicKey, certificate: bytes, federation: str, device: int, identity: bytes
 ) -> bool:
     """Whether the authority made that statement."""
+    return signed(authority, certificate, _certified(federation, device, identity))
+
+
+def signed(author: Ed25519PublicKey, signature: bytes, content: bytes) -> bool:
+    """Whether this is the author's signature of the content."""
     try:
-        authority.verify(certificate, _certified(federation, device, identity))
+        author.verify(signature, content)
     except InvalidSignature:
         return False
     return True

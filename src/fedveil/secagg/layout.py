@@ -38,6 +38,10 @@ class Layout:
     def sharers_digest(self, bitmap: bytes) -> bytes:
         return derive.digest(b"sharers", self.digest, bitmap)
 
+    def statement(self, device: int, sharers: bytes) -> bytes:
+        """What a device signs of its upload: for which sharers it masked."""
+        return derive.digest(b"statement", self.digest, derive.id_bytes(device), sharers)
+
     def survivors_digest(self, sharers: bytes, survivors: bytes) -> bytes:
         """Binds both bitmaps: devices that agree on it agree on everything so far."""
         return derive.digest(b"survivors", self.digest, sharers, survivors)
@@ -64,7 +68,7 @@ def flagged(bitmap: bytes, owners: Sequence[int], name: str) -> frozenset[int]:
     flags = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
     if flags[len(owners) :].any():
         raise Malformed(f"{name}: a bit beyond the last one is set")
-    return frozenset(owners[i] for i in np.flatnonzero(flags[: len(owners)]))
+    return frozenset(owners[i] for i in np.flatnonzero(flags[: len(owners)]).tolist())
 
 
 def piece(packed: bytes, size: int, place: int) -> bytes:

@@ -147,6 +147,7 @@ class Masked(Message):
     plan: bytes = context_field()
     device: int = device_field()
     tags: bytes = bytes_field()  # for each neighbour it masks with: whom this mask counts on
+    statement: bytes = bytes_field(64)  # the same under its signature, for who doubts a tag
     vector: bytes = bytes_field()
 
 
@@ -159,6 +160,8 @@ class Survivors(Message):
     device: int = device_field()
     present: bytes = bytes_field()
     tags: bytes = bytes_field()  # from each surviving neighbour
+    doubted: tuple[int, ...] = ids_field(MAX_COHORT, least=0)  # whose tags this device refused
+    statements: bytes = bytes_field()  # theirs
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,8 @@ class Dealt:
 
     @property
     def frame(self) -> bytes:
-        """The frame as it came: there is one way to write a message."""
-        claims, body = wire.encoded(self.message)
-        return b"".join((wire.MAGIC, claims, self.signature, body))
+        """The frame as it came."""
+        return wire.rebuilt(self.message, self.signature)
 
 
 @dataclass

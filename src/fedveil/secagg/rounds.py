@@ -14,7 +14,7 @@ import numpy as np
 from fedveil.errors import BadInput
 from fedveil.secagg import derive
 from fedveil.secagg.device import DeviceRound
-from fedveil.secagg.errors import NotReleased, RuleBroken
+from fedveil.secagg.errors import Doubted, NotReleased, RuleBroken
 from fedveil.secagg.graph import Graph, round_graph
 from fedveil.secagg.losses import Losses, sharing_course, unmasking_course
 from fedveil.secagg.masks import word_type
@@ -255,7 +255,12 @@ class FullRound(OpenRound):
             return self._server.finish()
 
     def _confirm(self, device: int) -> None:
-        self._server.receive(self._devices[device].confirm(self._server.survivors_for(device)))
+        joined = self._devices[device]
+        try:
+            frame = joined.confirm(self._server.survivors_for(device))
+        except Doubted as refusal:
+            frame = joined.confirm(self._server.survivors_for(device, refusal.devices))
+        self._server.receive(frame)
 
     def _give_shares(self, device: int) -> None:
         self._server.receive(self._devices[device].unmask(self._server.confirmed_for(device)))

@@ -10,19 +10,17 @@ and what they change is changed under one lock.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Container
+from collections.abc import Collection, Container
 from enum import IntEnum
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedveil.secagg import derive, wire
-from fedveil.secagg.blame import Fault, Wrong, complaints, proven
-from fedveil.secagg.derive import TAG_BYTES
+from fedveil.secagg import wire
+from fedveil.secagg.blame import Fault, Wrong, proven
 from fedveil.secagg.draw import drawn_seed
-from fedveil.secagg.errors import Forged, Malformed, NotReleased, OutOfTurn
-from fedveil.secagg.layout import Layout, check_pieces, lay_out, pack_flags, piece, pieces
+from fedveil.secagg.errors import Malformed, NotReleased, OutOfTurn
+from fedveil.secagg.layout import Layout, lay_out
 from fedveil.secagg.masks import word_type
 from fedveil.secagg.messages import (
     Confirm,
@@ -36,11 +34,10 @@ from fedveil.secagg.messages import (
     Unmask,
 )
 from fedveil.secagg.modulus import IntVector, decode
-from fedveil.secagg.pairs import CHECK_BYTES, MARK_BYTES, SEALED_BYTES
-from fedveil.secagg.recovery import Dealt, Recovery
+from fedveil.secagg.recovery import Recovery
+from fedveil.secagg.relay import Kept
 from fedveil.secagg.roster import Roster
-from fedveil.secagg.shares import as_elements
-from fedveil.secagg.sizes import ANSWER_BYTES, SLACK, from_device
+from fedveil.secagg.sizes import SLACK, from_device
 from fedveil.secagg.terms import Terms
 
 _KINDS: dict[int, type[Shares | Masked | Confirm | Unmask]] = {
@@ -76,39 +73,27 @@ class ServerRound:
         self._fewest = terms.fewest_survivors(len(plan.members))
         self._droppable = terms.droppable(self.layout.graph.complete)
         self._seen: dict[tuple[int, int], bytes] = {}  # kind, device -> signature
-        self._dealt: dict[int, Dealt] = {}
-        self._first_checks: dict[tuple[int, int], bytes] = {}  # of pairs with one check so far
-        self._at_odds: dict[int, set[int]] = defaultdict(set)
-        self._off: dict[int, frozenset[int]] = {}
-        self._sharers = b""
-        self._survivors = b""
-        self._upload_tags: dict[int, dict[int, bytes]] = {}
-        self._confirm_tags: dict[int, dict[int, bytes]] = {}
-        self._confirms: dict[int, tuple[Confirm, bytes]] = {}  # with their signatures
-        self._answers: dict[int, dict[int, bytes]] = {}
-        self._unmask_signatures: dict[int, bytes] = {}
-        self._total = np.zeros(plan.dimension, dtype=word_type(plan.bits))
+        self._doubters: dict[int, set[int]] = {}
+        total = np.zeros(plan.dimension, dtype=word_type(plan.bits))
+        self._kept = Kept(self.layout, self.identities, total)
+        self._confirmed = b""
 
     @property
     def sharers(self) -> list[int]:
-        return sorted(self._dealt)
+        return sorted(self._kept.dealt)
 
     @property
     def survivors(self) -> list[int]:
-        return sorted(self._upload_tags)
+        return sorted(self._kept.upload_tags)
 
     @property
     def confirmed(self) -> list[int]:
-        return sorted(self._confirm_tags)
+        return sorted(self._kept.confirm_tags)
 
     @property
     def disputes(self) -> list[tuple[int, int]]:
         """Who complains about whose shares: pairs of holder and dealer."""
-        return [
-            (holder, dealer)
-            for holder, (message, _) in sorted(self._confirms.items())
-            for dealer in sorted(complaints(message, self._partners(holder)))
-        ]
+        return self._kept.disputes()
 
     def expects(self, start: bytes) -> int:
         """How long the frame is that begins so, or an error: ask before reading on.
@@ -144,14 +129,7 @@ class ServerRound:
                 return self._repeated(frame, key)
             self.expects(frame)
             signature = frame[wire.SIGNATURE : wire.HEADER]
-            if isinstance(message, Shares):
-                self._take_shares(message, signature)
-            elif isinstance(message, Masked):
-                self._take_vector(message)
-            elif isinstance(message, Confirm):
-                self._take_confirmation(message, signature)
-            else:
-                self._take_unmasking(message, signature)
+            self._kept.take(message, signature)
             self._seen[key] = signature
         return claims.device
 
@@ -163,63 +141,58 @@ class ServerRound:
         """
         with self._lock:
             self._expect_phase(Phase.SHARES)
-            while True:
-                count = {device: len(others) for device, others in self._at_odds.items()}
-                worst = max(count, key=lambda device: count[device], default=None)
-                if worst is None or count[worst] <= self._droppable:
-                    break
-                others = self._at_odds.pop(worst)
-                if all(count[other] < count[worst] for other in others):
-                    self.suspects.add(worst)  # else it is one's word against the other's
-                del self._dealt[worst]
-                for other in others:
-                    self._at_odds[other].discard(worst)
-            self._off = {d: frozenset(others) for d, others in self._at_odds.items() if others}
-            self._close(Phase.VECTORS, len(self._dealt), "shared")
-            self._first_checks.clear()
-            self._sharers = self.layout.bitmap(self._dealt)
+            gone, self.suspects = self._kept.odds.resolve(self._droppable)
+            for device in gone:
+                del self._kept.dealt[device]
+            self._kept.off = self._kept.odds.left_out()
+            self._close(Phase.VECTORS, len(self._kept.dealt), "shared")
+            self._kept.sharers = self.layout.bitmap(self._kept.dealt)
 
     def sharers_for(self, device: int) -> bytes:
         """The frame that tells a sharer who else has shared, with the shares meant for it."""
-        self._expect(Phase.VECTORS, device, self._dealt)
-        neighbours, off = self.layout.graph.neighbours(device), self._off.get(device, frozenset())
-        sealed, marks = [], []
-        for dealer in self._partners(device):
-            message, rank = self._dealt[dealer].message, self.layout.rank(dealer, device)
-            sealed.append(piece(message.sealed, SEALED_BYTES, rank))
-            marks.append(piece(message.marks, MARK_BYTES, rank))
-        flags = pack_flags([i for i, n in enumerate(neighbours) if n in off], len(neighbours))
-        message = Sharers(
-            self.layout.digest, device, self._sharers, flags, b"".join(sealed), b"".join(marks)
-        )
-        return wire.seal(message, self._key)
+        self._expect(Phase.VECTORS, device, self._kept.dealt)
+        flags, sealed, marks = self._kept.relayed(device)
+        told = Sharers(self.layout.digest, device, self._kept.sharers, flags, sealed, marks)
+        return wire.seal(told, self._key)
 
     def close_upload(self) -> None:
         """No more vectors: who has not sent one is lost, and a late one is refused."""
         with self._lock:
             self._expect_phase(Phase.VECTORS)
-            self._close(Phase.CONFIRMATIONS, len(self._upload_tags), "survived")
-            self._survivors = self.layout.bitmap(self._upload_tags)
+            self._close(Phase.CONFIRMATIONS, len(self._kept.upload_tags), "survived")
+            self._kept.survivors = self.layout.bitmap(self._kept.upload_tags)
 
-    def survivors_for(self, device: int) -> bytes:
-        """The frame that names the survivors to one of them."""
-        self._expect(Phase.CONFIRMATIONS, device, self._upload_tags)
-        tags = self._tags_for(device, self._upload_tags)
-        return wire.seal(Survivors(self.layout.digest, device, self._survivors, tags), self._key)
+    def survivors_for(self, device: int, doubted: Collection[int] = ()) -> bytes:
+        """The frame that names the survivors to one of them.
+
+        `doubted`: neighbours whose tags the device refused (`Doubted`); it then gets their signed
+        statements. Devices that are doubted by many become suspect.
+        """
+        self._expect(Phase.CONFIRMATIONS, device, self._kept.upload_tags)
+        tags = self._kept.tags_for(device, self._kept.upload_tags)
+        named = tuple(sorted(set(doubted) & set(self._kept.statements)))
+        with self._lock:
+            for other in named:
+                self._doubters.setdefault(other, set()).add(device)
+                if len(self._doubters[other]) > self._droppable:
+                    self.suspects.add(other)
+        statements = b"".join(self._kept.statements[other] for other in named)
+        told = Survivors(self.layout.digest, device, self._kept.survivors, tags, named, statements)
+        return wire.seal(told, self._key)
 
     def close_confirmation(self) -> None:
         """No more confirmations."""
         with self._lock:
             self._expect_phase(Phase.CONFIRMATIONS)
             enough = self.layout.plan.threshold
-            self._close(Phase.UNMASKING, len(self._confirm_tags), "confirmed", enough)
-            self._confirmed_bitmap = self.layout.bitmap(self._confirm_tags)
+            self._close(Phase.UNMASKING, len(self._kept.confirm_tags), "confirmed", enough)
+            self._confirmed = self.layout.bitmap(self._kept.confirm_tags)
 
     def confirmed_for(self, device: int) -> bytes:
         """The frame that shows a device which neighbours act on the same survivors."""
-        self._expect(Phase.UNMASKING, device, self._confirm_tags)
-        tags = self._tags_for(device, self._confirm_tags)
-        message = Confirmed(self.layout.digest, device, self._confirmed_bitmap, tags)
+        self._expect(Phase.UNMASKING, device, self._kept.confirm_tags)
+        tags = self._kept.tags_for(device, self._kept.confirm_tags)
+        message = Confirmed(self.layout.digest, device, self._confirmed, tags)
         return wire.seal(message, self._key)
 
     def finish(self) -> IntVector:
@@ -230,21 +203,20 @@ class ServerRound:
         """
         with self._lock:
             self._expect_phase(Phase.UNMASKING)
-            recovery = Recovery(
-                self.layout, self._dealt, self._upload_tags, self._off, self._answers
-            )
+            kept = self._kept
+            recovery = Recovery(self.layout, kept.dealt, kept.upload_tags, kept.off, kept.answers)
             try:
-                recovery.remove_masks(self._total)
+                recovery.remove_masks(self._kept.total)
             finally:
                 self._blame(recovery)
             self.phase = Phase.OVER
-            return decode(self._total, self.layout.plan.bits)
+            return decode(self._kept.total, self.layout.plan.bits)
 
     def dealt_by(self, device: int) -> bytes:
         """The `Shares` of a device, for a neighbour that complains about them."""
-        if device not in self._dealt:
+        if device not in self._kept.dealt:
             raise OutOfTurn(f"device {device} has not shared")
-        return self._dealt[device].frame
+        return self._kept.dealt[device].frame
 
     def settle(self, frame: bytes) -> Fault | None:
         """Take a `Disclosure`: a fault of the dealer, or None if it proves nothing."""
@@ -257,103 +229,14 @@ class ServerRound:
             raise OutOfTurn(f"device {claims.device} has not complained in time")
         frames = (self.dealt_by(message.dealer), frame)
         found = Fault(message.dealer, claims.device, Wrong.SEAL, self.layout.digest, frames)
-        if not self._proves(found):
+        if not proven(found, self.layout, self.identities):
             return None
         self._accuse(found)
         return found
 
-    def _take_shares(self, message: Shares, signature: bytes) -> None:
-        device = message.device
-        neighbours = self.layout.graph.neighbours(device)
-        for packed, size, name in (
-            (message.sealed, SEALED_BYTES, "sealed"),
-            (message.wrapped, derive.KEY_BYTES, "wrapped"),
-            (message.checks, CHECK_BYTES, "checks"),
-            (message.marks, MARK_BYTES, "marks"),
-        ):
-            check_pieces(packed, size, len(neighbours), f"Shares.{name}")
-        for place, neighbour in enumerate(neighbours):
-            pair = (device, neighbour) if device < neighbour else (neighbour, device)
-            own = piece(message.checks, CHECK_BYTES, place)
-            if self._first_checks.setdefault(pair, own) != own:
-                self._at_odds[device].add(neighbour)
-                self._at_odds[neighbour].add(device)
-        self._dealt[device] = Dealt(message, signature)
-
-    def _take_vector(self, message: Masked) -> None:
-        plan, device = self.layout.plan, message.device
-        if device not in self._dealt:
-            raise OutOfTurn(f"device {device} did not share in time and is out of this round")
-        size = plan.dimension * (plan.bits // 8)
-        if len(message.vector) != size:
-            raise Malformed(f"Masked.vector: {len(message.vector)} bytes, need {size}")
-        tags = pieces(message.tags, TAG_BYTES, self._partners(device), "Masked.tags")
-        np.add(self._total, np.frombuffer(message.vector, self._total.dtype), out=self._total)
-        self._upload_tags[device] = tags
-
-    def _take_confirmation(self, message: Confirm, signature: bytes) -> None:
-        device = message.device
-        if device not in self._upload_tags:
-            raise OutOfTurn(f"device {device} is lost in this round")
-        if message.survivors != self.layout.survivors_digest(self._sharers, self._survivors):
-            raise Forged(f"device {device} acts on other survivors")
-        partners = self._partners(device)
-        bad = complaints(message, partners)
-        if message.accepted != self._accepted(device, bad):
-            raise Forged(f"device {device} has accepted other shares than it was sent")
-        alive = [n for n in partners if n in self._upload_tags]
-        self._confirm_tags[device] = pieces(message.tags, TAG_BYTES, alive, "Confirm.tags")
-        self._confirms[device] = (message, signature)
-
-    def _take_unmasking(self, message: Unmask, signature: bytes) -> None:
-        device = message.device
-        if device not in self._confirm_tags:
-            raise OutOfTurn(f"device {device} has not confirmed")
-        answers = pieces(message.answers, ANSWER_BYTES, self._held(device), "Unmask.answers")
-        if answers:
-            words = np.frombuffer(message.answers, np.uint8).reshape(-1, ANSWER_BYTES)
-            as_elements(words[:, :32].tobytes())
-        self._answers[device] = answers
-        self._unmask_signatures[device] = signature
-
-    def _partners(self, device: int) -> list[int]:
-        """The neighbours a device masks with."""
-        off = self._off.get(device, ())
-        neighbours = self.layout.graph.neighbours(device)
-        return [n for n in neighbours if n in self._dealt and n not in off]
-
-    def _held(self, device: int) -> list[int]:
-        """The neighbours whose shares a device holds."""
-        bad = complaints(self._confirms[device][0], partners := self._partners(device))
-        return [n for n in partners if n not in bad]
-
-    def _marks(self, device: int, dealers: list[int]) -> bytes:
-        """What those dealers say about the shares they sealed to a device."""
-        return b"".join(
-            piece(self._dealt[n].message.marks, MARK_BYTES, self.layout.rank(n, device))
-            for n in dealers
-        )
-
-    def _accepted(self, device: int, bad: frozenset[int]) -> bytes:
-        held = [n for n in self._partners(device) if n not in bad]
-        return derive.digest(b"accepted", self.layout.digest, self._marks(device, held))
-
     def _blame(self, recovery: Recovery) -> None:
         for holder, dealer in recovery.wrong:
-            confirm, signature = self._confirms[holder]
-            claims, body = wire.encoded(confirm)
-            held = self._held(holder)
-            given = Unmask(
-                self.layout.digest, holder, b"".join(self._answers[holder][n] for n in held)
-            )
-            unmask_claims, unmask_body = wire.encoded(given)
-            frames = (
-                self._dealt[dealer].frame,
-                wire.MAGIC + claims + signature + body,
-                wire.MAGIC + unmask_claims + self._unmask_signatures[holder] + unmask_body,
-            )
-            values = (self._marks(holder, held),)
-            self._accuse(Fault(holder, dealer, Wrong.SHARE, self.layout.digest, frames, values))
+            self._accuse(self._kept.share_fault(holder, dealer))
         for fault in recovery.faults:
             self._accuse(fault)
 
@@ -361,18 +244,12 @@ class ServerRound:
         if fault not in self.faults:
             self.faults.append(fault)
 
-    def _proves(self, fault: Fault) -> bool:
-        return proven(fault, self.layout, self.identities)
-
     def _repeated(self, frame: bytes, key: tuple[int, int]) -> int:
         """The same frame again changes nothing; another one of its kind comes too late."""
         if self._seen[key] != frame[wire.SIGNATURE : wire.HEADER]:
             raise OutOfTurn(f"device {key[1]} has sent its {_KINDS[key[0]].__name__} before")
         wire.verify(frame, self.identities[key[1]])
         return key[1]
-
-    def _tags_for(self, device: int, tags: dict[int, dict[int, bytes]]) -> bytes:
-        return b"".join(tags[n][device] for n in self._partners(device) if n in tags)
 
     def _expect(self, phase: Phase, device: int, among: Container[int]) -> None:
         if self.phase is not phase:

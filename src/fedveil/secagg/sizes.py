@@ -22,13 +22,14 @@ from fedveil.secagg.shares import SHARE_BYTES
 
 SLACK = 768  # bytes of a frame besides its lists
 DEALT_BYTES = SEALED_BYTES + KEY_BYTES + CHECK_BYTES + MARK_BYTES  # per neighbour
+STATEMENT_BYTES = 64
 ANSWER_BYTES = SHARE_BYTES + PRINT_BYTES
 
 _PER_NEIGHBOUR: dict[type[wire.Message], int] = {
     Shares: DEALT_BYTES,
     Sharers: SEALED_BYTES + MARK_BYTES + 1,
     Masked: TAG_BYTES,
-    Survivors: TAG_BYTES,
+    Survivors: TAG_BYTES + 8 + STATEMENT_BYTES,
     Confirm: TAG_BYTES + 1,
     Confirmed: TAG_BYTES,
     Unmask: ANSWER_BYTES,

@@ -120,6 +120,12 @@ def seal(message: Message, key: Ed25519PrivateKey) -> bytes:
     return b"".join((MAGIC, claims, signature, body))
 
 
+def rebuilt(message: Message, signature: bytes) -> bytes:
+    """A frame from its message and signature: there is one way to write a message."""
+    claims, body = encoded(message)
+    return b"".join((MAGIC, claims, signature, body))
+
+
 def encoded(message: Message) -> tuple[bytes, bytes]:
     """The signed part of the header, and the body."""
     values = {spec.name: getattr(message, spec.name) for spec in fields(message)}
@@ -148,7 +154,7 @@ def parse(frame: bytes, kind: type[MessageT]) -> MessageT:
     """The message of a frame whose signature holds."""
     found = head(frame)
     reader = codecs.Reader(memoryview(frame)[HEADER:])
-    values = {}
+    values: dict[str, object] = {}
     for spec in fields(kind):
         codec, name = spec.metadata["codec"], f"{kind.__name__}.{spec.name}"
         if codec is codecs.DEVICE:
