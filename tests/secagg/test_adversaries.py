@@ -431,10 +431,18 @@ def test_devices_told_of_different_sharers_do_not_unmask_each_other():
             play.rounds[device].confirm(play.server.survivors_for(device))
 
 
-def test_splitting_the_circle_never_shows_a_sum_of_fewer_than_the_stated_group():
+@pytest.mark.parametrize("large_groups", [None, 0])
+def test_splitting_the_circle_never_shows_a_sum_of_fewer_than_the_stated_group(large_groups):
     # A model of the rules on a sparse graph: the server tells arcs of the circle different lists.
     cohort, losses = 60, 6
-    found = choose(cohort, 0, losses, security_failure=2.0**-40, recovery_failure=2.0**-20)
+    found = choose(
+        cohort,
+        0,
+        losses,
+        security_failure=2.0**-40,
+        recovery_failure=2.0**-20,
+        large_groups=large_groups,
+    )
     assert not found.complete
     rng = random.Random(7)
     shown = []

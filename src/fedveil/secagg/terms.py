@@ -151,6 +151,7 @@ class Terms:
             security_failure=self.security_failure,
             recovery_failure=self.recovery_failure,
             sparse=self.sparse,
+            large_groups=None if self.honest_server else self.droppable(complete=False),
         )
         if found.degree > self.limits.degree:
             raise BadInput(
@@ -173,7 +174,9 @@ class Terms:
             raise RuleBroken(f"no graph of {cohort} has degree {degree}, threshold {threshold}")
         if not self.sparse and degree != cohort - 1:
             raise RuleBroken(f"graph of degree {degree} is too sparse: these terms ask for all")
-        found = topology.assess(cohort, degree, threshold, self.colluders, self.losses(cohort))
+        found = topology.assess(
+            cohort, degree, threshold, self.colluders, self.losses(cohort), self.security_failure
+        )
         for name in ("security_failure", "recovery_failure"):
             chance, most = getattr(found, name), getattr(self, name)
             if chance > most:
