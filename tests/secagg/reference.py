@@ -130,8 +130,8 @@ def ratchet(seed: bytes, round: int) -> bytes:
     """The key of a round: along each digit's chain, then down a branch."""
     for place in range(8):
         for _ in range(round // 16 ** (7 - place) % 16):
-            seed = expand(seed, "ratchet-step")
-        seed = expand(seed, "ratchet-branch")
+            seed = hmac.new(seed, LABEL + b"ratchet\0", hashlib.sha512).digest()[:32]
+        seed = hmac.new(seed, LABEL + b"ratchet\0", hashlib.sha512).digest()[32:]
     return seed
 
 

@@ -22,10 +22,9 @@ from tests.secagg.test_wire import frame_of
 
 VECTORS = small_vectors()
 CORPUS = {
-    name: bytes.fromhex(content)
-    for name, content in json.loads(
-        (Path(__file__).parent / "corpus" / "frames.json").read_text()
-    ).items()
+    f"{path.stem}: {name}": bytes.fromhex(content)
+    for path in sorted((Path(__file__).parent / "corpus").glob("*.json"))
+    for name, content in json.loads(path.read_text()).items()
 }
 
 

@@ -51,6 +51,12 @@ def expand(key: bytes, label: bytes, context: bytes = b"", length: int = KEY_BYT
     return found[:length]
 
 
+def fork(key: bytes, label: bytes) -> tuple[bytes, bytes]:
+    """Two keys from one, 32 bytes each: HMAC-SHA512 of (protocol, label, zero byte), halved."""
+    both = hmac.digest(key, PROTOCOL + label + b"\0", "sha512")
+    return both[:KEY_BYTES], both[KEY_BYTES:]
+
+
 def tag(key: bytes, label: bytes, message: bytes) -> bytes:
     """HMAC-SHA256 of (protocol, label, zero byte, message), cut to 16 bytes."""
     return hmac.digest(key, PROTOCOL + label + b"\0" + message, "sha256")[:TAG_BYTES]

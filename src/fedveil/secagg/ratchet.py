@@ -38,31 +38,27 @@ def advance(ratchet: Ratchet, round: int) -> Ratchet:
     if round < ratchet.round:
         raise RuleBroken(f"round {round} comes after round {ratchet.round}: numbers only rise")
     place = next(i for i in range(DIGITS) if _digit(round, i) != _digit(ratchet.round, i))
-    chain = ratchet.ahead[place]
-    for _ in range(_digit(round, place) - _digit(ratchet.round, place) - 1):
-        chain = _step(chain)
-    kept = (*ratchet.ahead[:place], _step(chain))
-    return _descend(round, _branch(chain), place + 1, kept)
+    steps = _digit(round, place) - _digit(ratchet.round, place) - 1
+    following, branch = _walk(ratchet.ahead[place], steps)
+    return _descend(round, branch, place + 1, (*ratchet.ahead[:place], following))
 
 
 def _descend(round: int, chain: bytes, place: int, ahead: tuple[bytes, ...]) -> Ratchet:
     """From the start of the chain of one digit down to the key of the round."""
+    kept = list(ahead)
     for at in range(place, DIGITS):
-        for _ in range(_digit(round, at)):
-            chain = _step(chain)
-        ahead = (*ahead, _step(chain))
-        chain = _branch(chain)
-    return Ratchet(round, chain, ahead)
+        following, chain = _walk(chain, _digit(round, at))
+        kept.append(following)
+    return Ratchet(round, chain, tuple(kept))
+
+
+def _walk(chain: bytes, steps: int) -> tuple[bytes, bytes]:
+    """Go so far along a chain: what leads further, and the branch there."""
+    for _ in range(steps):
+        chain = derive.fork(chain, b"ratchet")[0]
+    return derive.fork(chain, b"ratchet")
 
 
 def _digit(round: int, place: int) -> int:
     """Digit number `place` of a round, the highest first."""
     return round >> 4 * (DIGITS - 1 - place) & 15
-
-
-def _step(chain: bytes) -> bytes:
-    return derive.expand(chain, b"ratchet-step")
-
-
-def _branch(chain: bytes) -> bytes:
-    return derive.expand(chain, b"ratchet-branch")
