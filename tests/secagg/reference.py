@@ -357,7 +357,7 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
             for i in (0, 1)
         ],
         "roster": [
-            {"cards": [p.hex() for p in prints], "out": digest("roster", *prints).hex()},
+            {"cards": [p.hex() for p in prints], "out": digest("roster", b"".join(prints)).hex()},
         ],
         "certificate": [
             {
@@ -383,7 +383,7 @@ def transcript() -> list[dict[str, Any]]:
     public = {i: x25519(agreement[i], (9).to_bytes(32, "little")) for i in ids}
     cards = {i: card(i, identity[i], public[i]) for i in ids}
     prints = {i: message_digest(cards[i]) for i in ids}
-    roster = digest("roster", *(prints[i] for i in ids))
+    roster = digest("roster", b"".join(prints[i] for i in ids))
     terms = digest("terms", *(line.encode() for line in TERMS))
     numbers = b"".join(le(n) for n in (words, 32, 3, 2, 2))
     plan_body = text("clinics") + le(7) + text("update") + packed_ids(ids) + roster + terms

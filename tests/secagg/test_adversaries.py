@@ -25,7 +25,6 @@ from fedveil.secagg.graph import Graph
 from fedveil.secagg.masks import apply_masks
 from fedveil.secagg.messages import Confirm, Confirmed, Masked, Sharers, Shares, Survivors, Unmask
 from fedveil.secagg.recovery import Recovery
-from fedveil.secagg.shares import SHARE_BYTES
 from fedveil.secagg.topology import choose
 from tests.secagg.play import assemble, peek, plain_sum, small_vectors
 
@@ -494,11 +493,11 @@ def test_every_frame_of_a_round_hides_the_secrets_it_carries():
     for keys in kept._pairs.values():
         for secret in vars(keys).values():
             assert secret not in wire_bytes
-    for both in kept._held.values():
-        assert both[:SHARE_BYTES] not in wire_bytes
-        assert both[SHARE_BYTES:] not in wire_bytes
+    for held in kept._held.values():
+        assert held.self_share not in wire_bytes
+        assert held.pair_share not in wire_bytes
     play.unmask()
     opened = b"".join(play.frames)
-    for both in kept._held.values():
-        assert both[:SHARE_BYTES] in opened  # survivors: the share of their own mask
-        assert both[SHARE_BYTES:] not in opened  # never the other kind
+    for held in kept._held.values():
+        assert held.self_share in opened  # survivors: the share of their own mask
+        assert held.pair_share not in opened  # never the other kind

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 
-import msgpack
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -35,7 +34,7 @@ BOMBS = {
     "nested arrays": b"\x91" * (8 * MEGABYTE),
     "empty arrays": b"\xdd" + (8 * MEGABYTE).to_bytes(4, "big") + b"\x90" * (8 * MEGABYTE),
     "empty maps": b"\x80" * (8 * MEGABYTE),
-    "small integers": msgpack.packb(list(range(100)) * 40_000),
+    "small integers": bytes(range(100)) * 80_000,
     "zeros": bytes(8 * MEGABYTE),
     "huge lengths": b"\xff\xff\xff\xff" * (2 * MEGABYTE),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from fedveil.secagg import pairs
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn, RuleBroken
@@ -32,23 +33,35 @@ def deal(
     return Shares(digest, device, commitments, *lists)
 
 
+@dataclass(frozen=True)
+class Held:
+    """Both shares that a dealer sealed to a holder, with their fingerprints."""
+
+    self_share: bytes = field(repr=False)
+    pair_share: bytes = field(repr=False)
+    self_print: bytes
+    pair_print: bytes
+
+    def answer(self, survived: bool) -> bytes:
+        """The share that is owed about the dealer, and the fingerprint of the other kind."""
+        if survived:
+            return self.self_share + self.pair_print
+        return self.pair_share + self.self_print
+
+
 def fitting_shares(
     key: bytes, sealed: bytes, mark: bytes, plan: bytes, dealer: int, holder: int
-) -> bytes | None:
+) -> Held | None:
     """What was sealed, if it opens and is what the mark says."""
     try:
         both = pairs.open_shares(key, sealed)
         as_elements(both)
     except (Forged, Malformed):
         return None
-    fits = len(both) == 2 * SHARE_BYTES and pairs.mark(both, plan, dealer, holder) == mark
-    return both if fits else None
-
-
-def answer(both: bytes, survived: bool, plan: bytes, dealer: int, holder: int) -> bytes:
-    """The share that a holder owes about a dealer, and the fingerprint of the other kind."""
-    own, pair = pairs.share_prints(both, plan, dealer, holder)
-    return both[:SHARE_BYTES] + pair if survived else both[SHARE_BYTES:] + own
+    prints = pairs.share_prints(both, plan, dealer, holder)
+    if len(both) != 2 * SHARE_BYTES or pairs.join_prints(*prints) != mark:
+        return None
+    return Held(both[:SHARE_BYTES], both[SHARE_BYTES:], *prints)
 
 
 def disclosure(layout: Layout, dealt: Shares, keys: PairKeys, holder: int) -> Disclosure:

@@ -43,8 +43,9 @@ def expand(key: bytes, label: bytes, context: bytes = b"", length: int = KEY_BYT
     Written out, because the library's object costs several times the HMAC it wraps.
     """
     info = PROTOCOL + label + b"\0" + context
-    block = hmac.digest(key, info + b"\x01", "sha256")
-    found = block
+    found = block = hmac.digest(key, info + b"\x01", "sha256")
+    if length == KEY_BYTES:
+        return found
     for counter in range(2, -(-length // KEY_BYTES) + 1):
         block = hmac.digest(key, block + info + bytes((counter,)), "sha256")
         found += block

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.errors import BadInput
 from fedveil.secagg import derive, pairs, wire
-from fedveil.secagg.dealing import answer, deal, disclosure, fitting_shares
+from fedveil.secagg.dealing import Held, deal, disclosure, fitting_shares
 from fedveil.secagg.derive import TAG_BYTES
 from fedveil.secagg.errors import Doubted, OutOfTurn, RuleBroken
 from fedveil.secagg.keys import DeviceKeys, signed
@@ -81,7 +81,7 @@ class DeviceRound:
         self._self_secret = draw_secret()
         self._off: frozenset[int] = frozenset()  # neighbours it does not mask with
         self._partners: list[int] = []  # those it does
-        self._held: dict[int, bytes] = {}  # both shares of each partner, if they fit its mark
+        self._held: dict[int, Held] = {}  # the shares of each partner that fit its mark
         self._disputed: dict[int, PairKeys] = {}  # partners whose shares do not
         self._accepted = b""
         self._sharers = b""
@@ -121,13 +121,12 @@ class DeviceRound:
             sealed = pieces(message.sealed, SEALED_BYTES, partners, "Sharers.sealed")
             marks = pieces(message.marks, MARK_BYTES, partners, "Sharers.marks")
             for dealer in partners:
-                key = self._pairs[dealer].seal(dealer, self._id)
-                digest = self.layout.digest
-                both = fitting_shares(key, sealed[dealer], marks[dealer], digest, dealer, self._id)
-                if both is None:
+                key, plan = self._pairs[dealer].seal(dealer, self._id), self.layout.digest
+                held = fitting_shares(key, sealed[dealer], marks[dealer], plan, dealer, self._id)
+                if held is None:
                     self._disputed[dealer] = self._pairs[dealer]
                 else:
-                    self._held[dealer] = both
+                    self._held[dealer] = held
             fitting = b"".join(marks[dealer] for dealer in self._held)
             self._accepted = derive.digest(b"accepted", self.layout.digest, fitting)
             self._off, self._partners, self._sharers = off, partners, message.present
@@ -212,8 +211,7 @@ class DeviceRound:
                     f"need {self.layout.plan.threshold}"
                 )
             answers = b"".join(
-                answer(both, dealer in self._surviving, self.layout.digest, dealer, self._id)
-                for dealer, both in self._held.items()
+                held.answer(dealer in self._surviving) for dealer, held in self._held.items()
             )
             self._held, self._pairs = {}, {}
             self.step = Step.DONE

@@ -188,7 +188,7 @@ class Participant:
         return sizes.opening(kind, members, self.terms.colluders + 1)
 
     def _claim(self, plan: Draft) -> Claim:
-        cohort = derive.digest(b"members", *(derive.id_bytes(m) for m in plan.members))
+        cohort = derive.digest(b"members", b"".join(map(derive.id_bytes, plan.members)))
         step = min(self.limits.round_step, self.terms.limits.round_step)
         return Claim(plan.federation, plan.round, plan.purpose, cohort, step)
 

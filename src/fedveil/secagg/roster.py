@@ -153,7 +153,8 @@ class Roster:
 
     def digest(self, members: Sequence[int]) -> bytes:
         """One hash of all members' key cards, in order."""
-        return derive.digest(b"roster", *(self.get(device).fingerprint for device in members))
+        cards = b"".join(self.get(device).fingerprint for device in members)
+        return derive.digest(b"roster", cards)
 
     def _keep(self, device: int, known: Known) -> None:
         if self._memory is not None:

@@ -10,9 +10,9 @@ threshold t. With C colluding and D lost devices, both fixed independently of th
   neighbours different things. Honest neighbours give one kind, colluding ones both, so
   2t > degree + c suffices.
 * *large groups*: such a server can still learn the sums of groups of devices. Each member of a
-  group has s = t - c - (dropped edges) neighbours in it. If that is more than degree/2, a group goes
-  all around the circle and holds at least (s + 1) * floor((cohort + degree/2 - 1) / (1.5 degree))
-  devices; otherwise s + 1.
+  group has s = t - c - (dropped edges) neighbours in it. If that is more than degree/2, a group
+  goes all around the circle and holds at least
+  (s + 1) * floor((cohort + degree/2 - 1) / (1.5 degree)) devices; otherwise s + 1.
 * *connected*: the honest survivors must form one connected graph, else the sums of the pieces
   show. Falling apart takes two disjoint arcs of degree/2 positions without an honest survivor:
   probability at most cohort^2/2 * prod_{i < degree} (C + D - i)/(cohort - i).
