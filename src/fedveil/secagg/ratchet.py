@@ -11,24 +11,25 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fedveil.secagg import derive
+from fedveil.secagg.derive import KEY_BYTES
 from fedveil.secagg.errors import RuleBroken
 
 DIGITS = 8
 ROUNDS = 16**DIGITS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ratchet:
-    """The key of `round`, and for each digit the hash from which higher digits are reached."""
+    """The key of `round`, and for each digit the 32 bytes from which higher digits are reached."""
 
     round: int
     key: bytes = field(repr=False)
-    ahead: tuple[bytes, ...] = field(repr=False)
+    ahead: bytes = field(repr=False)
 
 
 def begin(seed: bytes, round: int) -> Ratchet:
     """The ratchet of a fresh seed, already turned to a round."""
-    return _descend(round, seed, 0, ())
+    return _descend(round, seed, 0, b"")
 
 
 def advance(ratchet: Ratchet, round: int) -> Ratchet:
@@ -39,17 +40,18 @@ def advance(ratchet: Ratchet, round: int) -> Ratchet:
         raise RuleBroken(f"round {round} comes after round {ratchet.round}: numbers only rise")
     place = next(i for i in range(DIGITS) if _digit(round, i) != _digit(ratchet.round, i))
     steps = _digit(round, place) - _digit(ratchet.round, place) - 1
-    following, branch = _walk(ratchet.ahead[place], steps)
-    return _descend(round, branch, place + 1, (*ratchet.ahead[:place], following))
+    passed, start = ratchet.ahead[: KEY_BYTES * place], KEY_BYTES * place
+    following, branch = _walk(ratchet.ahead[start : start + KEY_BYTES], steps)
+    return _descend(round, branch, place + 1, passed + following)
 
 
-def _descend(round: int, chain: bytes, place: int, ahead: tuple[bytes, ...]) -> Ratchet:
+def _descend(round: int, chain: bytes, place: int, ahead: bytes) -> Ratchet:
     """From the start of the chain of one digit down to the key of the round."""
-    kept = list(ahead)
+    kept = [ahead]
     for at in range(place, DIGITS):
         following, chain = _walk(chain, _digit(round, at))
         kept.append(following)
-    return Ratchet(round, chain, tuple(kept))
+    return Ratchet(round, chain, b"".join(kept))
 
 
 def _walk(chain: bytes, steps: int) -> tuple[bytes, bytes]:
