@@ -8,6 +8,7 @@ from fedveil.errors import BadInput
 from fedveil.experiments.experiment import Experiment
 from fedveil.experiments.pages import (
     cheng_images,
+    cheng_own_size,
     fu_femnist,
     fu_lending_figures,
     hu_figures,
@@ -21,7 +22,7 @@ from fedveil.experiments.pages import (
 _PAGES = (
     *(fu_lending_figures, fu_femnist, hu_figures, hu_readings),
     *(liang_demonstration, liang_mnist, liang_control, liang_networks),
-    cheng_images,
+    *(cheng_images, cheng_own_size),
 )
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment for page in _PAGES for experiment in page.EXPERIMENTS

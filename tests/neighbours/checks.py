@@ -1,0 +1,249 @@
+"""What must hold between a world and its neighbour.
+
+The claim is what the accountants compose: `step_of` turns each release of the plan into sensitivity
+over noise. What happened are the draws that were noted. Both are distances in units of noise, so a
+clip, grid or noise that changes from round to round is checked with the values of its own round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedveil.privacy.accountants.steps import DiscreteSumStep, LaplaceStep, Step
+from fedveil.privacy.gradient_perturbation import NoisyGradients
+from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.translation import step_of
+from fedveil.privacy.units import Adjacency, Unit
+
+from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints
+from .worlds import World
+
+_ROUNDING = 1e-12  # of our own sums, into which exact integers go
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the second world differs from the first: a client was replaced, removed or added, or a
+    record of it was replaced or zeroed."""
+
+    kind: str  # replaced, removed, added; record, zeroed
+    name: str  # of the client
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.kind}"
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A law that does not hold, by the letter that the package's first page gives it."""
+
+    law: str
+    what: str
+
+
+def claimed(world: World) -> bool:
+    """Whether the program promises anything that could be wrong."""
+    guarantee = world.plan.guarantee
+    return guarantee is not None and guarantee.certified
+
+
+def compare(one: World, two: World, change: Change) -> list[Violation]:
+    """Everything that is wrong between two worlds."""
+    if one.failure or two.failure:
+        if one.failure == two.failure:
+            return []
+        return [Violation("c", f"only one world fails: {one.failure or two.failure}")]
+    setting = one.plan.setting
+    if setting is None or not claimed(one):
+        return []
+    if set(one.names) != set(two.names) and setting.adjacency is not Adjacency.ADD_REMOVE:
+        # Who is there is public: grids and turns may follow it, but nobody's training.
+        return list(_isolation(one, two, change, rounds=1, floats_only=True))
+    return [
+        *_public(one, two),
+        *_isolation(one, two, change, one.plan.method.rounds),
+        *_sensitivity(one, two, change),
+        *_afterwards(one, two, change),
+    ]
+
+
+def _isolation(
+    one: World, two: World, change: Change, rounds: int, floats_only: bool = False
+) -> Iterator[Violation]:
+    """(a): what the others computed and what they send."""
+    kinds = [("update", one.notes.updates, two.notes.updates)]
+    if not floats_only:
+        kinds += [
+            ("integers", *(_as_bytes(world.notes.rows) for world in (one, two))),
+            ("count", *(_as_bytes(world.notes.halves) for world in (one, two))),
+        ]
+        keys = {key for key in (*one.notes.draws, *two.notes.draws) if key[2] is not None}
+        for key in sorted(key for key in keys if key[2] != change.name):
+            draws = [world.notes.draws.get(key) for world in (one, two)]
+            if None in draws or not np.array_equal(draws[0].entered, draws[1].entered):
+                yield Violation("a", f"integers of {key[2]} before noise differ: {key}")
+                return
+    for what, first, second in kinds:
+        for key in sorted(first.keys() & second.keys() if floats_only else first | second):
+            round, name = key
+            if name != change.name and round < rounds and first.get(key) != second.get(key):
+                yield Violation("a", f"{what} of {name} in round {round + 1} differs")
+                return
+
+
+def _as_bytes(rows: dict[tuple[int, str], Ints]) -> dict[tuple[int, str], bytes]:
+    return {key: row.tobytes() for key, row in rows.items()}
+
+
+def _public(one: World, two: World) -> Iterator[Violation]:
+    """(c): everything that is decided before the first round, and each round's clip and grid."""
+    for what in ("sampling", "setting", "layout"):
+        first, second = getattr(one.plan, what), getattr(two.plan, what)
+        if first != second:
+            yield Violation("c", f"{what} differs: {first} and {second}")
+    rounds = one.plan.method.rounds
+    if one.plan.releases(rounds) != two.plan.releases(rounds):
+        yield Violation("c", "accounted releases differ")
+    if one.plan.guarantee.to_dict() != two.plan.guarantee.to_dict():
+        yield Violation("c", "guarantees differ")
+    if one.shapings != two.shapings:
+        yield Violation("c", f"clips or grids differ: {one.shapings} and {two.shapings}")
+    for key in one.notes.draws.keys() & two.notes.draws.keys():
+        first, second = one.notes.draws[key], two.notes.draws[key]
+        if (first.std, first.granularity) != (second.std, second.granularity):
+            yield Violation("c", f"noise of {key} differs: {first.std} and {second.std}")
+
+
+def _afterwards(one: World, two: World, change: Change) -> Iterator[Violation]:
+    """(e): from the same noisy values follow the same weights, and private uploads too."""
+    if one.states != two.states:
+        yield Violation("e", "weights differ although all noisy values are the same")
+    alone = [isinstance(item.mechanism, NoisyGradients) for item in one.plan.releases(1)]
+    if all(alone) and one.notes.updates != two.notes.updates:
+        yield Violation("e", f"upload of {change.name} depends on more than noisy gradients")
+
+
+def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
+    """(b): how far each round's sums moved, in units of the noise that was drawn."""
+    setting = one.plan.setting
+    releases = one.plan.releases(one.plan.method.rounds)
+    steps = [step_of(release, setting) for release in releases]
+    for round in range(one.plan.method.rounds):
+        where = f"round {round + 1}"
+        if isinstance(releases[0].mechanism, NoisyGradients):
+            yield from _gradients(one, two, change, round, releases[0], steps[0])
+            continue
+        moved = [_moved(one, two, change, purpose, round) for purpose in (UPDATES, COUNT)]
+        if isinstance(steps[0], (LaplaceStep, DiscreteSumStep)):
+            for step, distance in zip(steps, moved, strict=False):
+                if distance is not None:
+                    times = _times(setting, change)
+                    yield from _by_itself(distance, step, times, setting.colluders, where)
+        else:  # one Gaussian for updates and count together
+            spent = math.hypot(*(distance.l2 for distance in moved if distance is not None))
+            yield from _within(spent, _allowed(releases[0], steps[0]), where)
+
+
+def _allowed(release: Release, step: Step) -> float:
+    """Sensitivity over noise of all Gaussians of one round together."""
+    uses = 1 if release.amplified else release.uses
+    return math.sqrt(uses) / step.noise
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """How far the integers of a draw moved, in units of its noise."""
+
+    l2: float
+    l1: float
+    draw: Draw
+
+
+def _moved(one: World, two: World, change: Change, purpose: str, round: int) -> _Moved | None:
+    """The move of a sum, or of the only upload that may move; None if there was no such noise."""
+    setting = one.plan.setting
+    zeroed = setting.adjacency is Adjacency.ZERO_OUT and setting.unit is Unit.CLIENT
+    for key in ((purpose, round, None, 0), (purpose, round, change.name, 0)):
+        worlds = [world for world in (one, two) if key in world.notes.draws]
+        draws = [world.notes.draws[key] for world in worlds]
+        if not draws or draws[0].std == 0:
+            continue
+        if zeroed or len(draws) == 1:  # each world against itself without this client
+            ways = [
+                draw.entered - _others(world, change, purpose, round, key[2])
+                for world, draw in zip(worlds, draws, strict=True)
+            ]
+        else:
+            ways = [draws[0].entered - draws[1].entered]
+        scale = draws[0].granularity / draws[0].std
+        steps = [way.astype(np.float64) * scale for way in ways]
+        return _Moved(
+            max(float(np.linalg.norm(way)) for way in steps),
+            max(float(np.abs(way).sum()) for way in steps),
+            draws[0],
+        )
+    return None
+
+
+def _others(world: World, change: Change, purpose: str, round: int, name: str | None) -> Ints | int:
+    """What everybody but the changed client added to a sum."""
+    if name is not None:
+        return 0
+    rows = world.notes.rows if purpose == UPDATES else world.notes.halves
+    return sum(
+        (row for (when, who), row in rows.items() if when == round and who != change.name),
+        start=np.int64(0),
+    )
+
+
+def _gradients(
+    one: World, two: World, change: Change, round: int, release: Release, step: Step
+) -> Iterator[Violation]:
+    """Noisy local steps: each one's mean gradient, and all of the round's together."""
+    allowed = _times(one.plan.setting, change) / step.noise
+    each = allowed / math.sqrt(release.mechanism.record_uses)
+    total = 0.0
+    for key, draw in one.notes.draws.items():
+        if key[:3] != (GRADIENTS, round, change.name):
+            continue
+        other = two.notes.draws.get(key)
+        if other is None:
+            yield Violation("c", f"only one world takes step {key[3] + 1}")
+            return
+        apart = (draw.entered - other.entered).astype(np.float64) * draw.granularity / draw.std
+        moved = float(np.linalg.norm(apart))
+        total += moved**2
+        yield from _within(moved, each, f"round {round + 1}, step {key[3] + 1}")
+    yield from _within(math.sqrt(total), allowed, f"round {round + 1}, all steps")
+
+
+def _times(setting: Setting, change: Change) -> int:
+    """Where a record is zeroed, another one in its place is two such changes away."""
+    zeroed = setting.adjacency is Adjacency.ZERO_OUT and change.kind == "record"
+    return 2 if zeroed else 1
+
+
+def _by_itself(
+    moved: _Moved, step: LaplaceStep | DiscreteSumStep, times: int, colluders: int, where: str
+) -> Iterator[Violation]:
+    """Laplace noise is accounted in L1. Shares of discrete Gaussians are accounted in both norms,
+    with a grid that must not be coarser beside its noise later on, and with their number."""
+    if isinstance(step, LaplaceStep):
+        yield from _within(moved.l1, 1 / step.noise, where)
+        return
+    yield from _within(moved.l2, times * step.l2 / step.share_std, where)
+    yield from _within(moved.l1, times * step.l1 / step.share_std, f"{where}, L1")
+    coarse = moved.draw.granularity / moved.draw.std
+    yield from _within(coarse, 1 / step.share_std, f"{where}, grid over noise")
+    if moved.draw.shares - colluders < step.shares:
+        found = f"{moved.draw.shares} noise shares, {colluders} of them colluders'"
+        yield Violation("b", f"{where}: {found}, accounted {step.shares}")
+
+
+def _within(moved: float, allowed: float, where: str) -> Iterator[Violation]:
+    if not moved <= allowed * (1 + _ROUNDING):
+        yield Violation("b", f"{where}: moved {moved:.9g} of its noise, accounted {allowed:.9g}")
