@@ -3,11 +3,10 @@
     shares, then take_sharers(frame), mask(vector), confirm(frame), unmask(frame)
 
 Every step checks the rules of the device's own `Terms` before anything leaves it; a frame that
-fails a check raises a typed error and changes nothing, and a frame that was answered before gets
-the same answer. Above all, for each neighbour a device gives away either the share of its own mask
-(it survived) or the share of its pair masks (it is lost), once, for one list of survivors that most
-of its neighbours act on as well. One lock holds all steps together: whatever threads bring frames
-at once, they are taken one after the other.
+fails a check raises a typed error and changes nothing, one that was answered before gets the same
+answer, and a lock makes racing ones come one by one. Above all, for each neighbour a device gives
+away either the share of its own mask (it survived) or the share of its pair masks (it is lost),
+once, for one list of survivors that most of its neighbours act on as well.
 """
 
 from __future__ import annotations
@@ -93,11 +92,9 @@ class DeviceRound:
 
     def expects(self, start: bytes) -> int:
         """How long the frame is that begins so, or an error: ask before reading on."""
-        kind = {step: kind for kind, step in _STEPS.items()}.get(self.step)
-        known = {kind.KIND: kind for kind in _STEPS}.get(wire.head(start).kind, kind)
-        if known is None:
-            raise OutOfTurn(f"a device that is {self.step.name} expects nothing")
-        return wire.expect(start, known, self._limit(known)).size
+        kinds = {kind.KIND: kind for kind in _STEPS}
+        kind = kinds.get(wire.head(start).kind, Sharers)
+        return wire.expect(start, kind, self._limit(kind)).size
 
     def take_sharers(self, frame: bytes) -> None:
         """Learn who has shared, and open the shares sent to this device."""
@@ -277,17 +274,15 @@ class DeviceRound:
         return self._answered.get(hashlib.sha256(frame).digest())
 
     def _keep(self, frame: bytes, reply: bytes) -> bytes:
-        self._answered[hashlib.sha256(frame).digest()] = reply
-        return reply
+        return self._answered.setdefault(hashlib.sha256(frame).digest(), reply)
 
     def _tag(self, neighbour: int, label: bytes, author: int, content: bytes) -> bytes:
         key = self._pairs[neighbour].tag
         return derive.tag(key, label, derive.id_bytes(author) + content)
 
     def _check_count(self, count: int, what: str) -> None:
-        cohort = len(self.layout.plan.members)
-        fewest = max(self._terms.fewest_survivors(cohort), self.layout.plan.min_survivors)
-        if count < fewest:
+        plan, cohort = self.layout.plan, len(self.layout.plan.members)
+        if count < (fewest := max(self._terms.fewest_survivors(cohort), plan.min_survivors)):
             raise RuleBroken(f"{count} of {cohort} devices {what}, need {fewest}")
 
     def _check_vouched(self, count: int) -> None:

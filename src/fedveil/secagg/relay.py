@@ -41,12 +41,17 @@ class Kept:
     confirms: dict[int, tuple[Confirm, bytes]] = field(default_factory=dict)  # with signatures
     answers: dict[int, dict[int, bytes]] = field(default_factory=dict)
     signatures: dict[int, bytes] = field(default_factory=dict)  # of the answers
+    _partners: dict[int, list[int]] = field(default_factory=dict)
 
     def partners(self, device: int) -> list[int]:
-        """The neighbours a device masks with."""
-        off = self.off.get(device, ())
-        neighbours = self.layout.graph.neighbours(device)
-        return [n for n in neighbours if n in self.dealt and n not in off]
+        """The neighbours a device masks with; asked for once the sharers are known."""
+        known = self._partners.get(device)
+        if known is None:
+            off = self.off.get(device, ())
+            neighbours = self.layout.graph.neighbours(device)
+            known = [n for n in neighbours if n in self.dealt and n not in off]
+            self._partners[device] = known
+        return known
 
     def relayed(self, device: int) -> tuple[bytes, bytes, bytes]:
         """For a device: flags of whom it does not mask with; the others' sealed shares, marks."""
