@@ -60,9 +60,7 @@ class Case:
         more = {"module": self.module, "start": self.start, "drop_last": self.drop_last}
         more |= {"engine": self.engine, "chunk": self.chunk, **self.dealing}
         said = ", ".join(f"{key}={value}" for key, value in more.items() if value)
-        return "\n  ".join(
-            [f"{self.kind}", f"{self.path}: {said}", *sections, f"records: {sizes}"]
-        )
+        return "\n  ".join([f"{self.kind}", f"{self.path}: {said}", *sections, f"records: {sizes}"])
 
 
 def draw_case(seed: int) -> Case:
@@ -123,7 +121,9 @@ def _kind(draw: Draw, method: str) -> tuple[Kind, str, str]:
     path = str(draw.choice(("direct", "arrays", "stored", "csv"), p=(0.5, 0.22, 0.03, 0.25)))
     regression = method != "ae-dpfl" and draw.random() < 0.4
     task = "regression" if regression else "classification"
-    shape: tuple[int, ...] = (int(draw.choice((1, 2, 3, 5, 9, 40), p=(0.1, 0.3, 0.2, 0.2, 0.1, 0.1))),)
+    shape: tuple[int, ...] = (
+        int(draw.choice((1, 2, 3, 5, 9, 40), p=(0.1, 0.3, 0.2, 0.2, 0.1, 0.1))),
+    )
     module, classes = "", int(draw.integers(2, 5))
     if path != "csv" and draw.random() < 0.12:
         module = str(draw.choice(("dropout", "residual", "batchnorm", "convolution", "lstm")))
@@ -179,7 +179,9 @@ def _recipe(
     training = {"method": method, **_local(draw, method, scheduled)}
     privacy: dict[str, Any] = {
         "noise_multiplier": float(10 ** draw.uniform(-1, 1.5)),
-        "clip_norm": float(draw.choice((1e-6, 1e-3, 0.1, 1.0, *((1e-6,) if record else (1.0, 1e3))))),
+        "clip_norm": float(
+            draw.choice((1e-6, 1e-3, 0.1, 1.0, *((1e-6,) if record else (1.0, 1e3))))
+        ),
     }
     table: dict[str, dict[str, Any]] = {"training": training, "privacy": privacy}
     trust = _trust(draw, method)

@@ -89,9 +89,7 @@ def one_lottery_for_all_rows() -> Any:
 def clients_train_together() -> Any:
     """Chunks and padding as in simulations: others show in the low-order bits."""
     real = run_module._job
-    return patch.object(
-        run_module, "_job", lambda *args: replace(real(*args), isolated=False)
-    )
+    return patch.object(run_module, "_job", lambda *args: replace(real(*args), isolated=False))
 
 
 @plant(100, lambda case: case.table["training"]["schedule"] == "inverse")

@@ -116,7 +116,9 @@ class Recorder:
         std, grid = integers.share_std, integers.grid
         sum_key = (stream.purpose, stream.round, None, 0)
         draw = Draw(whole.copy(), std, grid.granularity)
-        before = self.notes.draws.get(sum_key, replace(draw, entered=np.zeros_like(whole), shares=0))
+        before = self.notes.draws.get(
+            sum_key, replace(draw, entered=np.zeros_like(whole), shares=0)
+        )
         self.notes.draws[sum_key] = replace(
             draw, entered=before.entered + whole, shares=before.shares + 1
         )

@@ -24,7 +24,13 @@ from .recording import Recorder, recording
 from .worlds import _NEVER, _scratch, names_of, plan_for, prepared, speed_of
 
 # Between these two moments a result may have left although nothing is stored.
-_MOMENTS = ("after reserving", "after training", "before storing", "before storing", "after storing")
+_MOMENTS = (
+    "after reserving",
+    "after training",
+    "before storing",
+    "before storing",
+    "after storing",
+)
 
 
 class Killed(BaseException):

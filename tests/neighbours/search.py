@@ -82,7 +82,9 @@ def _neighbours(case: Case, world: World) -> Iterator[tuple[Change, tuple[Client
     """Neighbours of the kind that the guarantee is about, of clients that took part."""
     draw = np.random.default_rng([case.seed, 5])
     setting = world.plan.setting
-    present = sorted({name for _, name in world.notes.rows} | {k[2] for k in world.notes.draws if k[2]})
+    present = sorted(
+        {name for _, name in world.notes.rows} | {k[2] for k in world.notes.draws if k[2]}
+    )
     by_name = {one.name: one for one in case.clients}
     for _ in range(_NEIGHBOURS):
         if not present:
@@ -95,7 +97,11 @@ def _neighbours(case: Case, world: World) -> Iterator[tuple[Change, tuple[Client
             other = with_other_record(draw, case.kind, one, zeroed)
             yield Change("zeroed" if zeroed else "record", name), _with(case, other)
             continue
-        if setting is not None and setting.adjacency is Adjacency.ADD_REMOVE or draw.random() < 0.15:
+        if (
+            setting is not None
+            and setting.adjacency is Adjacency.ADD_REMOVE
+            or draw.random() < 0.15
+        ):
             if draw.random() < 0.7:
                 yield Change("removed", name), tuple(c for c in case.clients if c.name != name)
             else:
