@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass, replace
 import numpy as np
 from torch import nn
 
+from fedveil.data.declared import used_again
 from fedveil.data.federation import (
     ARTIFICIAL_NOTE,
     HELD_OUT_NOTE,
@@ -33,8 +34,11 @@ _KNOWN_LAYERS = ("torch.nn.modules.", "fedveil.models.")
 
 def unprotected(method: Method, terms: Terms) -> tuple[str, ...]:
     """What came from private data without noise, or from code without a proof."""
-    found = list(terms.federation.unprotected)
-    found += [_UNPROVED.format(name) for name in _foreign_data(terms.federation)]
+    federation = terms.federation
+    parts = federation.test, federation.validation
+    again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
+    found = list(dict.fromkeys((*federation.unprotected, *again)))
+    found += [_UNPROVED.format(name) for name in _foreign_data(federation)]
     if terms.shaping.ballot is not None and HELD_OUT_NOTE in terms.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
     # The server's optimiser and smoothing see released values alone: they may be anybody's.
