@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
@@ -187,3 +188,39 @@ def test_a_protected_promise_on_secure_sums_keeps_them() -> None:
     with pytest.raises(Refused, match="secure sums"):
         replace(plan, terms=bare)
     assert replace(plan, terms=bare, seed=1).terms is not None  # a simulation may
+
+
+def test_a_model_that_was_changed_after_planning_is_named_or_not_trained() -> None:
+    """What the guarantee takes for granted of foreign parts is said when the plan is made."""
+    changed = fv.build("logistic", FEDERATION)
+    plan = fv.plan(
+        method(), FEDERATION, changed, budget=fv.Budget(noise_multiplier=2.0, delta=1e-5)
+    )
+    handle = changed.register_forward_hook(lambda layer, given, outputs: 2 * outputs)
+    with pytest.raises(BadInput, match="changed after"):
+        fv.Run(plan)
+    handle.remove()
+    fv.Run(plan)
+
+
+def test_who_owns_which_rows_does_not_change_after_planning() -> None:
+    offsets = np.array([0, 10, 20])
+    data = fv.Federation(
+        fv.Examples(np.zeros((20, 2), np.float32), np.zeros(20, np.int64)),
+        offsets,
+        fv.Examples(np.zeros((1, 2), np.float32), np.zeros(1, np.int64)),
+        fv.Task.CLASSIFICATION,
+        2,
+    )
+    offsets[1] = 1
+    assert data.sizes.tolist() == [10, 10]
+    with pytest.raises(ValueError, match="read-only"):
+        data.offsets[1] = 1
+
+
+def test_shares_are_not_counted_from_a_declared_number_of_clients() -> None:
+    many = replace(
+        method(), cohort=fv.CohortRule(fv.Scheme.EVERYONE, clients=1000)
+    )  # forty are there
+    with pytest.raises(BadInput, match="public_clients"):
+        replace(planned(many), method=replace(many, protection=fv.SharedNoise()))

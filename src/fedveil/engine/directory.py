@@ -28,6 +28,7 @@ from fedveil.engine.evidence import (
     LEDGER,
     METRICS,
     Seen,
+    clients_digest,
     examined,
     metrics,
     recipe_digest,
@@ -171,7 +172,9 @@ def _header(plan: Plan, recipe: bytes) -> Header | None:
         return None
     rounds = plan.method.rounds
     releases = plan.releases(rounds)
-    return Header(plan.setting, plan.delta, releases, rounds, recipe_digest(recipe))
+    counted = any(release.counted_participations < release.rounds for release in releases)
+    clients = clients_digest(plan.federation) if counted else ""
+    return Header(plan.setting, plan.delta, releases, rounds, recipe_digest(recipe), clients)
 
 
 def _fingerprint(plan: Plan, recipe: bytes) -> str:

@@ -24,7 +24,6 @@ from fedveil.engine.evaluation import Evaluator, Metrics
 from fedveil.engine.insight import Insight, insight_of
 from fedveil.errors import BadInput
 from fedveil.local.shaping import Shaping
-from fedveil.methods.isolation import check_isolation
 from fedveil.methods.protection import Occasion
 from fedveil.models.flat import load
 from fedveil.planning.plan import Plan
@@ -95,7 +94,7 @@ class Run:
         if plan.protected and plan.guarantee is None:  # also works it out: no proof, no run
             raise BadInput("plan: a protected run needs a guarantee")
         if plan.protected:  # once more: a module may have been changed since it was planned with
-            check_isolation(plan.module, plan.federation, plan.method.local.per_example)
+            plan.check_still()
         self.plan = plan
         self.directory: RunDirectory | None = None
         self.every = every or max(1, plan.method.rounds // 20)

@@ -27,7 +27,7 @@ from fedveil.methods.protection import Occasion, Protection, Terms
 from fedveil.models.flat import Layout, flatten, layout_of
 from fedveil.planning import limits
 from fedveil.planning.fitting import distillation, fitted, sampling_of, shaping_of, terms_of
-from fedveil.planning.secure_sums import check_sums
+from fedveil.planning.secure_sums import check_central, check_sums
 from fedveil.privacy.accounting import (
     Release,
     Setting,
@@ -133,6 +133,7 @@ class Plan:
             check_isolation(self.module, self.federation, self.method.local.per_example)
             noise, summed = terms.noise_multiplier, terms.secure is not None
             terms = fitted(*basis, protection, terms.arithmetic, noise, summed)
+            check_central(protection, terms)
         if not tried or terms is not tried[0]:
             check_every_round(self.method, protection, terms)
         settle(self, terms=terms, basis=(*basis, terms))
@@ -140,6 +141,11 @@ class Plan:
             if self.delta is None:
                 raise BadInput("delta: a protected plan promises something, and needs one")
             check_sums(protection, terms)
+
+    def check_still(self) -> None:
+        """Raise if a part, such as the module, was changed in place after the plan was made."""
+        if replace(self, basis=()).guarantee != self.guarantee:  # fitted and tried anew
+            raise BadInput("plan: its parts were changed after it was made; make a new one")
 
     @cached_property
     def layout(self) -> Layout:
