@@ -27,11 +27,11 @@ when a client comes or goes. And where the first run has drawn noise, the second
 noisy value, which is what the proof of adaptive composition conditions on: so rounds, and noisy
 local steps within a round, are compared one after the other, each with what it adds to the cost.
 
-    cases       one integer -> a federation and a recipe      values      the nasty numbers
-    worlds      a federation through arrays, CSV or disk      recording   notes what meets noise
-    coupling    streams by name; noisy values replayed        checks      (a), (b), (c), (e)
-    resuming    (d)                                           written     (f)
-    search      a case and its neighbours                     planted     bugs that must be found
+    cases, recipes   one integer -> a case             recording   notes what meets the noise
+    values           ordinary and nasty numbers        checks      (a), (b), (c), (e)
+    worlds           a case through the program        resuming    (d)
+    coupling         streams by name                   written     (f)
+    search           a case and its neighbours         planted     bugs that must be found
 
 A failure prints the case's number; `python -m tests.neighbours --seed N` runs it again.
 """

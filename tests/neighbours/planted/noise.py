@@ -1,0 +1,93 @@
+"""Bugs that draw less noise than was accounted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from fedveil.engine.secure import SecureRounds
+from fedveil.methods import central_noise
+from fedveil.methods.gradient_noise import GradientNoise
+from fedveil.methods.local_noise import LocalNoise
+from fedveil.methods.noisy_votes import VoteNoise
+from fedveil.methods.protection import Terms
+from fedveil.methods.shared_noise import SharedNoise
+
+from .registry import plant, tracked
+
+
+@plant(120, tracked)
+def noise_of_the_first_clip() -> Any:
+    """A tracked clip moves, and the noise stays."""
+    real = central_noise.CentralNoise.protect
+
+    def protect(self: Any, terms: Terms, total: Any, shaping: Any, occasion: Any) -> Any:
+        return real(self, terms, total, replace(shaping, clip=terms.clip), occasion)
+
+    return patch.object(central_noise.CentralNoise, "protect", protect)
+
+
+@plant(40)
+def half_of_the_shares() -> Any:
+    """Only every other client of a secure sum adds its noise share."""
+    real = SecureRounds._add_sum
+
+    def add_sum(self: Any, opened: Any, total: Any, integers: Any, present: Any) -> None:
+        fewer = replace(present, cohort=present.cohort[: (len(present.cohort) + 1) // 2])
+        real(self, opened, total, integers, fewer)
+
+    return patch.object(SecureRounds, "_add_sum", add_sum)
+
+
+def _less(kind: type[Any], share: float) -> Any:
+    """A protection that draws this share of the noise that it is accounted with."""
+    real = kind.protect
+
+    def protect(self: Any, terms: Terms, *args: Any) -> Any:
+        return real(self, replace(terms, noise_multiplier=share * terms.noise_multiplier), *args)
+
+    return patch.object(kind, "protect", protect)
+
+
+@plant(60, lambda case: case.table["privacy"].get("trust") == "central")
+def a_thousandth_less_noise_in_sums() -> Any:
+    return _less(central_noise.CentralNoise, 0.999)
+
+
+@plant(80, lambda case: case.table["privacy"].get("trust") == "local" and not case.kind.by_record)
+def a_tenth_less_noise_in_uploads() -> Any:
+    return _less(LocalNoise, 0.9)
+
+
+@plant(60, lambda case: case.table["privacy"].get("trust") == "distributed")
+def a_hundredth_less_noise_in_shares() -> Any:
+    real = SharedNoise.integers
+
+    def integers(self: SharedNoise, *args: Any) -> Any:
+        found = real(self, *args)
+        return None if found is None else replace(found, share_std=0.99 * found.share_std)
+
+    return patch.object(SharedNoise, "integers", integers)
+
+
+@plant(60, lambda case: case.kind.by_record)
+def a_fifth_less_noise_in_gradients() -> Any:
+    real = GradientNoise.local
+
+    def local(self: GradientNoise, terms: Terms) -> Any:
+        rule = real(self, terms)
+        return replace(rule, gradient_noise=0.8 * rule.gradient_noise)
+
+    return patch.object(GradientNoise, "local", local)
+
+
+@plant(100, lambda case: case.table["training"]["method"] == "ae-dpfl")
+def half_of_the_noise_on_votes() -> Any:
+    protect, std = VoteNoise.protect, VoteNoise._std
+
+    def halved(self: VoteNoise, *args: Any) -> Any:
+        with patch.object(VoteNoise, "_std", lambda self, terms: std(self, terms) / 2):
+            return protect(self, *args)
+
+    return patch.object(VoteNoise, "protect", halved)

@@ -1,0 +1,41 @@
+"""The list of planted bugs, and which cases each can concern."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ..cases import RESUMED, Case
+
+PLANTED: dict[str, Callable[[], AbstractContextManager[object]]] = {}
+MOST: dict[str, int] = {}
+WHERE: dict[str, Callable[[Case], bool]] = {}
+
+
+def plant(most: int, where: Callable[[Case], bool] = lambda case: True) -> Callable[[Any], Any]:
+    """Register a bug by its function's name. `where` says which cases it can concern at all: the
+    others are not run, which saves time and finds nothing less."""
+
+    def keep(function: Callable[[], Any]) -> Callable[[], Any]:
+        name = function.__name__
+        PLANTED[name], MOST[name], WHERE[name] = function, most, where
+        return function
+
+    return keep
+
+
+def by_record(case: Case) -> bool:
+    return case.kind.by_record and case.engine in ("auto", "mlp")
+
+
+def scheduled(case: Case) -> bool:
+    return case.seed % RESUMED == 0
+
+
+def tracked(case: Case) -> bool:
+    return "clip_quantile" in case.table["privacy"]
+
+
+def dealt(case: Case) -> bool:
+    return case.path != "direct"

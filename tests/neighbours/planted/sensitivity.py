@@ -1,0 +1,146 @@
+"""Bugs by which one unit moves a sum further than was accounted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from fedveil.engine import contract
+from fedveil.engine.algebra import AlgebraEngine
+from fedveil.engine.mlp import MlpGradients, _factors, _sizes
+from fedveil.local import shaping as shaping_module
+from fedveil.methods.gradient_noise import GradientNoise
+from fedveil.methods.protection import Terms
+from fedveil.privacy.mechanisms import DiscreteGaussianSum
+from fedveil.privacy.units import Adjacency
+
+from .registry import by_record, plant
+
+
+@plant(100, by_record)
+def one_record_poisons_its_batch() -> Any:
+    """An example that is not finite gets the factor zero: zero times infinity is no zero."""
+
+    def sums(self: MlpGradients, errors: Any, states: Any, *args: Any) -> Any:
+        doubles = [[part.double() for part in parts] for parts in (errors, states)]
+        return _ghostly(self, *doubles, *args)
+
+    return patch.object(MlpGradients, "_clipped_sums", sums)
+
+
+@plant(400, lambda case: by_record(case) and not case.kind.classes)
+def norms_underflow() -> Any:
+    """Squares of single precision, which may be zero where the gradient is not."""
+
+    def sums(self: MlpGradients, errors: Any, states: Any, *args: Any) -> Any:
+        finite = torch.stack([part.isfinite().all(dim=1) for part in (*errors, *states)]).all(dim=0)
+        for part in (*errors, *states):
+            part.masked_fill_(~finite[:, None], 0.0)
+        return _ghostly(self, errors, states, *args)
+
+    return patch.object(MlpGradients, "_clipped_sums", sums)
+
+
+def _ghostly(
+    self: MlpGradients, errors: Any, states: Any, mask: Any, clip: Any, denominator: float
+) -> Any:
+    """Clipped gradients from the norms of their parts, without any care."""
+    norms = 0.0
+    for error, state in _sizes(errors, states, clip.order):
+        norms = norms + error * (state + 1.0)
+    factors = _factors(norms, clip, self._roundings * 2.0**-24) / denominator
+    if mask is not None:
+        factors = factors * mask
+    width = max(slot.stop for layer in self._stack for slot in (layer.weight, layer.bias))
+    rows = errors[0].new_empty(len(norms), width)
+    for layer, error, state in zip(self._stack, errors, states, strict=True):
+        scaled = error * factors[:, None]
+        layer.weight_of(rows).copy_(torch.bmm(scaled, state.transpose(1, 2)))
+        layer.bias_of(rows).copy_(scaled.sum(dim=2))
+    return rows.float()
+
+
+@plant(250, lambda case: case.kind.by_record)
+def grids_of_their_own() -> Any:
+    """Accounted with the first round's grid, which later ones need not be in proportion to."""
+    real = GradientNoise._mechanism
+
+    def mechanism(self: GradientNoise, terms: Terms) -> Any:
+        found = real(self, terms)
+        if isinstance(found, DiscreteGaussianSum):
+            return replace(found, granularity=self._upload_grid(terms, 0))
+        return found
+
+    return patch.object(GradientNoise, "_mechanism", mechanism)
+
+
+@plant(150, lambda case: case.engine in ("auto", "algebra"))
+@contextmanager
+def one_engine_forgets_to_clip() -> Iterator[None]:
+    """Updates of the algebraic engine go to the grid as they are."""
+    train, snap, clip = AlgebraEngine.round_sum, shaping_module.snap_rows, shaping_module.clip_rows
+    inside = False
+
+    @wraps(train)
+    def round_sum(self: AlgebraEngine, *args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        inside = True
+        try:
+            return train(self, *args, **kwargs)
+        finally:
+            inside = False
+
+    def wide(bound: Any) -> Any:
+        return replace(bound, norm=bound.norm * 4) if inside else bound
+
+    def clip_rows(rows: Any, bound: Any, **kwargs: Any) -> Any:
+        return clip(rows, wide(bound), **kwargs)
+
+    def snap_rows(rows: Any, grid: float, bound: Any) -> Any:
+        return snap(rows, grid, wide(bound))
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(AlgebraEngine, "round_sum", round_sum))
+        stack.enter_context(patch.object(shaping_module, "clip_rows", clip_rows))
+        stack.enter_context(patch.object(shaping_module, "snap_rows", snap_rows))
+        yield
+
+
+@plant(40, lambda case: "weight_cap" in case.table["training"])
+def weights_without_a_cap() -> Any:
+    """Clipped integers times a client's number of examples."""
+    real = contract.shape_rows
+
+    def shape_rows(updates: Any, shaping: Any, layout: Any, senders: Any, *args: Any) -> Any:
+        shaped = real(updates, shaping, layout, senders, *args)
+        if shaping.weight_cap is None:
+            return shaped
+        heavy = torch.from_numpy(np.maximum(1, senders.sizes // shaping.weight_cap))
+        return replace(shaped, rows=shaped.rows * heavy[:, None])
+
+    return patch.object(contract, "shape_rows", shape_rows)
+
+
+@plant(100)
+def replaced_accounted_as_zeroed() -> Any:
+    """A replaced client moves a sum by two clips, not by one."""
+    return patch.object(Adjacency, "sensitivity_factor", property(lambda self: 1))
+
+
+@plant(60, lambda case: case.table["training"].get("sparsity", 0.7) > 0.5)
+def kept_entries_are_scaled_up() -> Any:
+    """LUS makes up for the entries it drops, after the clip."""
+    real = contract.shape_rows
+
+    def shape_rows(updates: Any, shaping: Any, *args: Any) -> Any:
+        shaped = real(updates, shaping, *args)
+        return replace(shaped, rows=shaped.rows * (2 if shaping.sparsity > 0.5 else 1))
+
+    return patch.object(contract, "shape_rows", shape_rows)
