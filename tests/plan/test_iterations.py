@@ -24,7 +24,7 @@ from fedveil.planning.iterations import (
     score_of,
     split,
 )
-from fedveil.privacy.papers.uploads import noise_constant_gaussian, noise_constant_laplace
+from fedveil.planning.noise_constant import noise_constant_gaussian, noise_constant_laplace
 
 near = pytest.approx
 

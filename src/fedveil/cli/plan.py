@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.cli import console
+from fedveil.cli.checkout import claim_of
 from fedveil.cli.plan_tables import feasible_document, show_advice, show_feasible
 from fedveil.errors import BadInput
 
@@ -128,7 +129,7 @@ def _feasible(args: argparse.Namespace) -> int:
         colluders=args.colluders,
         noise=args.noise or "gaussian",
     )
-    rows = feasible.feasible(question)
+    rows = feasible.feasible(question, claim_of())
     if args.plot is not None:
         from fedveil.planning.figures import draw_feasible
 
@@ -202,8 +203,8 @@ def _fu(args: argparse.Namespace) -> FuBound:
         raise BadInput("--noise works the constant out; leave out --noise-constant and --growth")
     epsilon, delta = _budget(args, "--noise")
     _need(args, "--noise", "dimension", "clip_norm")
+    from fedveil.planning.noise_constant import noise_constant_gaussian, noise_constant_laplace
     from fedveil.privacy.arguments import positive
-    from fedveil.privacy.papers.uploads import noise_constant_gaussian, noise_constant_laplace
     from fedveil.privacy.units import Adjacency
 
     factor = Adjacency(args.adjacency).sensitivity_factor

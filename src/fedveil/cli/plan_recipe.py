@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil import recipe as recipes
 from fedveil.cli import console
+from fedveil.cli.checkout import claim_of
 from fedveil.cli.plan_tables import feasible_document, show_advice, show_feasible, write_recipe
 from fedveil.errors import BadInput
 
@@ -130,7 +131,7 @@ def _feasible(args: argparse.Namespace, situation: Situation) -> tuple[Question,
         args.colluders,
         situation.recipe.privacy.noise,
     )
-    rows = feasible(question)
+    rows = feasible(question, claim_of())
     if args.plot is not None and args.feasible:
         from fedveil.planning.figures import draw_feasible
 
