@@ -9,7 +9,7 @@ from pathlib import Path
 from fedveil import recipe as recipes
 from fedveil.assemble import federation_of, plan_of
 from fedveil.errors import BadInput
-from fedveil.planning.from_recipe import local_steps_of
+from fedveil.planning.from_recipe import local_steps_of, sizes_looked_at
 from fedveil.planning.pilot import Progress, Search
 from fedveil.planning.plan import Plan
 from fedveil.planning.proxy import proxy_of
@@ -49,7 +49,10 @@ def prepare(
     if spent_epsilon or spent_delta:
         recipe = _with_what_is_left(recipe, real, spent_epsilon, spent_delta)
         real = plan_of(recipe, federation)
-    rehearsals = Rehearsals(recipe, real, proxy_of(recipe, proxy, federation, records))
+    public = proxy_of(recipe, proxy, federation, records)
+    sizes = sizes_looked_at(recipe, real, records)
+    public = replace(public, looked_at=(*public.looked_at, *sizes))
+    rehearsals = Rehearsals(recipe, real, public)
     space = space_of(rehearsals, local_steps_of(recipe, real, records), max_steps)
     check_hope(rehearsals, space.base, space.most_steps)
     about = {
@@ -103,7 +106,7 @@ def space_of(rehearsals: Rehearsals, local_steps: int, most_steps: int | None = 
     return Space(
         base,
         base.total_steps if most_steps is None else most_steps,
-        real.federation.clients,
+        rehearsals.everyone,
         rehearsals.reach(),
         clips_gradients(real.method),
         frozenset(fixed),

@@ -109,7 +109,7 @@ class Rehearsals:
     @property
     def everyone(self) -> int:
         """The cohort of a recipe in which all clients take part."""
-        return self.real.federation.clients
+        return self.real.sampling.clients or self.real.federation.clients
 
     def __call__(self, trial: Trial, deadline: float = math.inf) -> Outcome:
         """Run one trial; raises OutOfTime once `time.monotonic()` passes the deadline."""
@@ -249,6 +249,7 @@ def _train(rehearsal: Plan, deadline: float) -> tuple[Metrics | None, int]:
 def rehearsed(recipe: Recipe, federation: Federation, noise: float, seed: int) -> Plan:
     """The recipe's plan on public data with this noise, and no guarantee worked out."""
     method, chosen = in_one_draw(method_of(recipe)), recipe.model
+    method = replace(method, cohort=replace(method.cohort, clients=None))  # these are counted
     model = build(
         chosen.name,
         federation,
@@ -271,8 +272,7 @@ def rehearsed(recipe: Recipe, federation: Federation, noise: float, seed: int) -
         Arithmetic.IDEALISED,
         noise,
     )
-    noisy = replace(bare, method=method, terms=terms)
-    return replace(noisy, shaping=noisy.shaping_in(0, {}))
+    return replace(bare, method=method, terms=terms)
 
 
 def clips_gradients(method: Method) -> bool:
