@@ -25,6 +25,7 @@ class Target:
 
 
 OURS = ("fedveil",)
+PROTECTED = ("fedveil:protected",)
 TARGETS = (
     Target("W1", OURS, PFL, 25),
     Target("W1", OURS, ("flower",), 80),
@@ -35,6 +36,10 @@ TARGETS = (
     Target("W2x12", OURS, PFL, 1000),
     Target("W2x12", GENERAL, PFL, 100),
     Target("W3", OURS, ("opacus",), 14),
+    Target("W1", PROTECTED, PFL, 5),
+    Target("W2", PROTECTED, PFL, 50),
+    Target("W2x12", PROTECTED, PFL, 50),
+    Target("W3", PROTECTED, ("opacus",), 5),
     Target("W4", OURS, (*PFL, "flower"), 1.25),
     Target("W5", OURS, (*PFL, "flower"), 1.25),
     Target("W6", OURS, PFL, 1.1),

@@ -26,13 +26,21 @@ PARTS = (  # the last takes long
     ("secagg", ("--without-flower",)),
 )
 
-_LINEAR = ("fedveil", "fedveil:mlp", "fedveil:generic", "pfl", "flower", "floor")
+_LINEAR = (
+    "fedveil",
+    "fedveil:protected",
+    "fedveil:mlp",
+    "fedveil:generic",
+    "pfl",
+    "flower",
+    "floor",
+)
 _KERNELS = ("fedveil", "fedveil:sequential", "fedveil:processes", "pfl", "pfl:threads", "flower")
 SUITE = {
     "W1": _LINEAR,
     "W2": _LINEAR,
     "W2x12": _LINEAR,
-    "W3": ("fedveil", "fedveil:generic", "opacus", "floor"),
+    "W3": ("fedveil", "fedveil:protected", "fedveil:generic", "opacus", "floor"),
     "W4": (*_KERNELS, "floor"),
     "W5": (*_KERNELS, "floor"),
     "W6": (*_KERNELS, "floor"),

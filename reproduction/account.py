@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console, described
 from fedveil.errors import BadInput, FedveilError, Refused
+from fedveil.privacy.shown import at_most
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,9 @@ def compare(args: argparse.Namespace) -> int:
             rows.append((what, "refused", "no"))
             notes.append(f"{what.capitalize()}: {refusal}.")
         else:
-            rows.append((what, f"{guarantee.epsilon:.6g}", "yes" if guarantee.certified else "no"))
+            rows.append(
+                (what, at_most(guarantee.epsilon, 6), "yes" if guarantee.certified else "no")
+            )
             if guarantee.reason:
                 notes.append(f"{what.capitalize()}: {guarantee.reason}.")
     title = f"{claimed.paper}, {claimed.statement}: claimed and proved"

@@ -12,6 +12,7 @@ ENGINES = ("algebra", "generic", "mlp", "sequential", "processes")
 SYSTEMS = (
     "fedveil",
     *(f"fedveil:{engine}" for engine in ENGINES),
+    "fedveil:protected",
     "pfl",
     "pfl:threads",
     "flower",

@@ -1,6 +1,8 @@
-"""fedveil, by its public interface; a variant names an engine."""
+"""fedveil, by its public interface; a variant names an engine, or asks for protected rounds."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 from torch import nn
@@ -36,8 +38,8 @@ def module(workload: Workload, data: fv.Federation) -> nn.Module:
 
 def speed(variant: str) -> fv.Speed:
     """As fedveil chooses, or one engine by name in this process alone, or several processes."""
-    if variant in ("", "processes"):
-        return fv.Speed(engine=variant or "auto")
+    if variant in ("", "protected", "processes"):
+        return fv.Speed(engine="processes" if variant == "processes" else "auto")
     return fv.Speed(engine=variant, processes=1)
 
 
@@ -67,13 +69,30 @@ def method(workload: Workload, rounds: int) -> fv.Method:
     return fv.dp_fedavg(rounds=rounds, cohort=cohort, local=local, clip=clip)
 
 
+def plan(workload: Workload, data: fv.Federation, rounds: int, protected: bool) -> fv.Plan:
+    """A simulation, or a protected run: no seed, exact noise from the system, isolated clients."""
+    chosen, seed = method(workload, rounds), None if protected else 0
+    budget = fv.Budget(noise_multiplier=workload.noise_multiplier)
+    if workload.per_example and protected:
+        # The same noise in every step, by a method that promises something for it.
+        local = replace(chosen.local, gradient_noise=0.0)
+        chosen = fv.hu(
+            rounds=rounds,
+            cohort=chosen.cohort,
+            local=local,
+            clip_norm=workload.clip_norm,
+            secure_sum=False,
+        )
+    elif workload.per_example:
+        return fv.plan(chosen, data, module(workload, data), seed=seed)
+    return fv.plan(chosen, data, module(workload, data), budget=budget, seed=seed)
+
+
 def run(workload: Workload, variant: str, clock: Clock) -> None:
     data, rounds = federation(workload), clock.span.rounds
-    noise = fv.Budget(noise_multiplier=workload.noise_multiplier)
-    budget = None if workload.per_example else noise
-    plan = fv.plan(method(workload, rounds), data, module(workload, data), budget=budget, seed=0)
+    planned = plan(workload, data, rounds, variant == "protected")
     try:
-        training = fv.Run(plan, speed=speed(variant), every=rounds + 1)
+        training = fv.Run(planned, speed=speed(variant), every=rounds + 1)
     except fv.FedveilError as reason:
         raise Unsupported(str(reason)) from None
     count = training.choice.processes

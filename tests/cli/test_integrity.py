@@ -17,10 +17,12 @@ from fedveil import recipe as recipes
 from fedveil.assemble import federation_of, plan_of
 from fedveil.cli import console, main
 from fedveil.data.federation import Examples, Federation
+from fedveil.engine.checkpoint import load_checkpoint, save_checkpoint
 from fedveil.engine.directory import RunDirectory
+from fedveil.engine.evidence import Seen
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput
-from fedveil.privacy.ledger import MOVED
+from fedveil.privacy.ledger import MOVED, Ledger
 
 RECIPE = ["data.clients=20", "training.rounds=6", "training.rate=0.3", "evaluation.every=1"]
 DONE = 3  # of six rounds
@@ -122,6 +124,14 @@ def no_checkpoint(run: Path, other: Path) -> None:
     (run / "checkpoint/state.safetensors").unlink()
 
 
+def checkpoint_of_more_rounds(run: Path, other: Path) -> None:
+    """Whole, and of this run; but the ledger that it has seen had paid for fewer."""
+    state = run / "checkpoint/state.safetensors"
+    known = stored_metadata(run)
+    found = replace(load_checkpoint(state, known["run"]), rounds=DONE + 1)
+    save_checkpoint(state, found, known["run"], Seen.from_metadata(known), durable=False)
+
+
 def other_recipe(run: Path, other: Path) -> None:
     text = (run / "recipe.toml").read_text()
     write(run / "recipe.toml", text.replace("rounds = 6", "rounds = 5"))
@@ -147,6 +157,7 @@ DAMAGES = [
     swapped,
     foreign_checkpoint,
     no_checkpoint,
+    checkpoint_of_more_rounds,
     other_recipe,
     more_metrics,
     broken_metrics,
@@ -208,6 +219,24 @@ def test_everything_put_back_to_an_earlier_state_is_noticed(fedveil: Call, tmp_p
         assert "older copy" in err
 
 
+def test_an_older_checkpoint_put_back_does_not_fit_the_metrics(
+    fedveil: Call, tmp_path: Path
+) -> None:
+    run = begun(tmp_path / "run", rounds=2)
+    state = run / "checkpoint/state.safetensors"
+    before = state.read_bytes()
+    recipe = recipes.with_defaults(recipes.parse(recipes.read(run / "recipe.toml")))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    directory = RunDirectory.open(run, plan)
+    next(iter(Run(plan).keep_in(directory)))
+    directory.close()
+    state.write_bytes(before)
+    for command in (["account", run], ["run", "--resume", run]):
+        code, _, err = fedveil(*command)
+        assert code == 2
+        assert "shows round 3" in err
+
+
 def test_of_a_run_and_its_copy_only_one_goes_on(fedveil: Call, tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     shutil.copytree(run, tmp_path / "copy")
@@ -246,6 +275,31 @@ def test_without_a_note_a_copy_is_refused_all_the_same(
     code, out, err = fedveil("run", "--resume", tmp_path / "elsewhere", "--json")
     assert code == 0, err
     assert MOVED not in out
+
+
+def test_a_lost_round_is_told_of_and_cannot_be_cut_off_any_more(
+    fedveil: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round after the third was reserved and broke off; nothing outside knows of it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = begun(tmp_path / "run")
+    Ledger.open(run / "ledger.jsonl").reserve(DONE)
+    shutil.rmtree(tmp_path / "state")
+    recipe = recipes.with_defaults(recipes.parse(recipes.read(run / "recipe.toml")))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    directory = RunDirectory.open(run, plan)
+    assert Run(plan).keep_in(directory).next_round == DONE + 1
+    directory.close()
+    whole = "".join(lines(run))
+    write(run / "ledger.jsonl", "".join(lines(run)[:-1]))
+    assert fedveil("run", "--resume", run)[0] == 2
+    write(run / "ledger.jsonl", whole)
+    code, out, err = fedveil("run", "--resume", run, "--json")
+    assert code == 0
+    assert "rounds that were cut off: 1" in err
+    assert json.loads(out)["rounds"] == 6
+    shown = [json.loads(line)["round"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert shown == [1, 2, 3, 5, 6]
 
 
 def test_moved_goes_with_resume(fedveil: Call) -> None:
@@ -385,3 +439,60 @@ def test_a_file_put_in_the_ledgers_place_is_another_one(tmp_path: Path) -> None:
             assert file_of(file.fileno()) in found
         (tmp_path / "f").unlink()
     assert all(len(one) == 3 for one in found)
+
+
+SCHEMA = """
+[columns.x]
+type = "number"
+min = 0
+max = 1
+
+[columns.y]
+type = "category"
+categories = ["0", "1"]
+"""
+
+
+def owned(path: Path, owners: list[str]) -> None:
+    rows = [f"{owner},0.{number},{number % 2}" for owner in owners for number in range(6)]
+    path.write_text("\n".join(["who,x,y", *rows]) + "\n")
+
+
+def test_a_schedule_does_not_go_on_with_other_clients(tmp_path: Path, fedveil: Call) -> None:
+    """Turns count places: who moves down a place may have two of them, and pays for one."""
+    table, names = tmp_path / "rows.csv", [f"owner {number}" for number in range(10)]
+    owned(table, names)
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    values = [
+        f"data.file={table}",
+        "data.client_column=who",
+        "data.label=y",
+        f"data.schema={tmp_path / 'schema.toml'}",
+        "training.sampling=round-robin",
+        "training.cohort=5",
+        "training.rounds=2",
+    ]
+    recipe = recipes.with_defaults(recipes.parse({}, values, {}))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    assert plan.guarantee is not None
+    assert plan.guarantee.participations == 1
+    directory = RunDirectory.create(tmp_path / "run", plan, recipes.to_table(recipe))
+    next(iter(Run(plan).keep_in(directory)))
+    directory.close()
+
+    owned(table, ["a new one", *names[:-1]])  # in order of names: everybody moves down a place
+    code, out, err = fedveil("run", "--resume", tmp_path / "run", "--quiet")
+    assert code == 2
+    assert "something else" in err
+    assert out == ""
+    owned(table, names)
+    assert fedveil("run", "--resume", tmp_path / "run", "--quiet")[0] == 0
+
+
+def test_metrics_that_are_no_text_are_one_clear_error(tmp_path: Path, fedveil: Call) -> None:
+    path = begun(tmp_path / "run")
+    (path / "metrics.jsonl").write_bytes(bytes(range(256)))
+    for arguments in (("account", path), ("run", "--resume", path)):
+        code, _, err = fedveil(*arguments)
+        assert code == 2
+        assert "damaged" in err

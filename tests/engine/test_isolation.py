@@ -191,6 +191,53 @@ def test_what_a_module_draws_or_remembers_is_no_other_clients(engine: str) -> No
     check(replace(job, module=module, layout=layout_of(module)), engine)
 
 
+class AlwaysDrops(nn.Module):
+    """Draws while voting too, as a forgotten `training` argument makes it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5)
+
+
+class ShiftsInPlace(nn.Module):
+    """Changes what it reads by its own weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.tensor(0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x += 50 * self.shift
+        return x + self.shift
+
+
+@pytest.mark.parametrize("engine", ["sequential", "generic"])
+@pytest.mark.parametrize("layer", [lambda: nn.Dropout(0.5), AlwaysDrops], ids=["train", "always"])
+def test_what_the_last_gradient_draws_is_no_other_clients(
+    engine: str, layer: type[nn.Module]
+) -> None:
+    """LUS asks for one more gradient after the last step, and a network with dropout draws in it:
+    from a generator that others had moved on, one client's size chose what another sent."""
+    job = job_of("mlp", RULES["momentum"], replace(GRID, sparsity=0.5))
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(12, 8), layer(), nn.Linear(8, 3))
+    check(replace(job, module=module, layout=layout_of(module)), engine)
+
+
+@pytest.mark.parametrize("layer", [AlwaysDrops, ShiftsInPlace])
+def test_a_ballot_shows_no_other_clients_model(layer: type[nn.Module]) -> None:
+    plain = job_of("mlp", RULES["momentum"], Shaping())
+    torch.manual_seed(0)
+    module = nn.Sequential(layer(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
+    found = []
+    for cohort in ([OWN], [0, 2, 4, OWN]):
+        questions = torch.from_numpy(plain.federation.train.inputs[:40].copy())
+        votes = Shaping(Clip(7.0), granularity=2.0**-4, ballot=Ballot(module, questions, 3))
+        job = replace(plain, module=module, layout=layout_of(module), shaping=votes, isolated=True)
+        found.append(rows_of(job, "sequential", cohort, 1)[0][-1])
+    assert torch.equal(*found)
+
+
 class Remembers(nn.Module):
     """A layer that changes with everything it sees, as spectral normalisation does."""
 

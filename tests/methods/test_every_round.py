@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput, FedveilError, Refused
 from fedveil.local.rule import LearningRate, LocalRule, Schedule
-from fedveil.methods.clip_rules import ClipTracking
+from fedveil.methods.clip_rules import ClipTracking, StepBound
 from fedveil.methods.ddgauss import ddgauss
 from fedveil.methods.dp_fedavg import dp_fedavg
 from fedveil.methods.fu import fu
@@ -162,7 +162,9 @@ def test_no_tracked_clip_costs_more_than_the_first(first: float, noise: float) -
         ),
     ):
         planned = made(method, noise=noise)
-        update, _ = planned.releases(2)
+        update, count = planned.releases(2)
+        assert isinstance(count.mechanism, DiscreteGaussianSum)
+        assert (count.mechanism.clip_norm, count.mechanism.dimension) == (0.5, 1)
         charged = update.mechanism
         assert isinstance(charged, DiscreteGaussianSum)
         l2, l1 = (s * charged.granularity / charged.share_std for s in charged.grid_sensitivity())
@@ -360,6 +362,17 @@ def test_clip_tracking_takes_shares_and_noise_within_their_ranges(fields: dict[s
     with pytest.raises(FedveilError, match=r"privacy\.clip_"):
         ClipTracking(Clip(1.0), **fields)
     assert ClipTracking(Clip(1.0), rate=0.0).rate == 0.0
+
+
+def test_a_bound_of_steps_needs_steps_that_are_public_and_no_longer_than_their_clip() -> None:
+    bound = StepBound(0.5)
+    with pytest.raises(Refused, match="private sizes"):
+        bound.clip(LocalRule(LearningRate(0.3), epochs=2, batch_size=3), 0, {})
+    for longer in ({"momentum": 0.5}, {"weight_decay": 0.1}, {"penalty": 0.1}):
+        with pytest.raises(Refused, match="lengthen"):
+            bound.clip(LocalRule(LearningRate(0.3), steps=2, **longer), 0, {})  # type: ignore[arg-type]
+    assert bound.clip(LocalRule(LearningRate(0.3), steps=2, batch_size=3), 0, {}) == Clip(0.3)
+    assert bound.clip(LocalRule(LearningRate(0.3), epochs=2), 0, {}) == Clip(0.3)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])

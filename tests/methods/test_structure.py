@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from fedveil.data.federation import Federation, Task
+from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engine.stack import affine_stack
 from fedveil.errors import FedveilError
 from fedveil.local.rule import LearningRate, LocalRule
@@ -248,6 +249,47 @@ class Moody(nn.Module):
         return inputs * float(self.draw.random())
 
 
+class _Fades(torch.autograd.Function):
+    """The identity, whose gradient grows weaker with every step that anybody took."""
+
+    steps = 0
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, error: Tensor) -> Tensor:
+        _Fades.steps += 1
+        return error * 0.9**_Fades.steps
+
+
+class Fades(nn.Module):
+    """Remembers on the way back only, and where no copy of the module forgets it."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return _Fades.apply(inputs)
+
+
+class _Shares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs)
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, error: Tensor) -> Tensor:
+        (inputs,) = ctx.saved_tensors
+        return error / (1 + inputs.norm())
+
+
+class Shares(nn.Module):
+    """Mixes the examples of a batch on the way back only."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return _Shares.apply(inputs)
+
+
 class Offset(nn.Module):
     """Has a buffer, and leaves it alone."""
 
@@ -266,6 +308,7 @@ def network(layer: nn.Module) -> nn.Module:
 COUPLED = {
     "batch mean": BatchMean,
     "neighbour": Neighbour,
+    "on the way back": Shares,
     "batch norm": lambda: nn.BatchNorm1d(4, track_running_stats=False),
     "running batch norm": lambda: nn.BatchNorm1d(4),
 }
@@ -273,6 +316,7 @@ STATEFUL = {
     "buffer": Counter,
     "attribute": Secret,
     "own randomness": Moody,
+    "on the way back": Fades,
     "running batch norm": lambda: nn.BatchNorm1d(4),
 }
 APART: dict[str, Callable[[], nn.Module]] = {
@@ -327,6 +371,71 @@ def test_a_model_that_cannot_be_tried_is_refused() -> None:
         check_isolation(network(Picky()), DATA, per_example=False)
 
 
+class Solves(nn.Module):
+    """Fails on numbers that are too large to be multiplied."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        square = inputs[:, :, None] * inputs[:, None, :] + torch.eye(inputs.shape[1])
+        return torch.linalg.cholesky(square)[:, 0]
+
+
+def test_a_model_that_some_record_would_stop_is_refused() -> None:
+    """A run that ends because of what one record holds tells that it was there."""
+    draw = np.random.default_rng(0)
+    tokens = _like(draw.integers(0, 50, size=(8, 6)), 1000)
+    text = replace(tokens, task=Task.SEQUENCE, verified=True)
+    with pytest.raises(SensitivityRefused, match="made-up inputs"):
+        check_isolation(nn.Sequential(nn.Embedding(100, 4), nn.Linear(4, 1000)), text, False)
+    check_isolation(nn.Sequential(nn.Embedding(1000, 4), nn.Linear(4, 1000)), text, False)
+    with pytest.raises(SensitivityRefused, match="made-up inputs"):
+        check_isolation(nn.Sequential(Solves(), nn.Linear(FEATURES, 2)), DATA, False)
+
+
+class Centred:
+    """A scaling of somebody's own that looks at all records it is given."""
+
+    def __call__(self, inputs: np.ndarray) -> np.ndarray:
+        return inputs - inputs.mean(axis=0)
+
+
+class CentredFederation(Federation):
+    def model_inputs(self, inputs: np.ndarray) -> np.ndarray:
+        return inputs - inputs.mean(axis=0)
+
+
+class CentredColumn(np.ndarray):
+    def __getitem__(self, rows: object) -> np.ndarray:
+        found = np.asarray(self)[rows]
+        return found - found.mean(axis=0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        replace(DATA, scaling=Centred()),  # type: ignore[arg-type]
+        CentredFederation(DATA.train, DATA.offsets, DATA.test, DATA.task, DATA.classes),
+        replace(
+            DATA,
+            train=Examples(DATA.train.inputs.view(CentredColumn), DATA.train.targets),
+            verified=True,
+        ),
+    ],
+    ids=["scaling", "federation", "column"],
+)
+def test_nothing_is_certified_of_somebodys_own_way_from_the_records_to_the_model(
+    data: Federation,
+) -> None:
+    local = LocalRule(LearningRate(0.1), steps=1, batch_size=3)
+    method = hu(rounds=1, cohort=CohortRule(Scheme.EVERYONE), local=local, clip_norm=1.0)
+    own = plan(method, DATA, Linear(FEATURES, 2), budget=Budget(noise_multiplier=1.0))
+    assert own.guarantee is not None
+    assert own.guarantee.certified
+    planned = plan(method, data, Linear(FEATURES, 2), budget=Budget(noise_multiplier=1.0))
+    assert planned.guarantee is not None
+    assert not planned.guarantee.certified
+    assert "Centred" in planned.guarantee.reason
+
+
 @pytest.mark.parametrize("layer", [Counter, Secret], ids=["buffer", "attribute"])
 def test_no_plan_is_made_for_a_model_that_remembers(layer: Callable[[], nn.Module]) -> None:
     method = dp_fedavg(
@@ -343,7 +452,7 @@ def test_no_plan_is_made_for_a_model_that_remembers(layer: Callable[[], nn.Modul
 def test_our_own_models_keep_examples_apart(name: str) -> None:
     draw = np.random.default_rng(0)
     if name == "lstm":
-        data = _like(draw.integers(0, 5, size=(8, 6)), 5)
+        data = replace(_like(draw.integers(0, 5, size=(8, 6)), 5), task=Task.SEQUENCE)
     elif name == "linear":
         data = _like(draw.random((8, FEATURES)).astype(np.float32), 0)
     elif isinstance(build_or_none(name), ChannelsFirst):
@@ -362,9 +471,43 @@ def build_or_none(name: str) -> nn.Module | None:
 
 
 def _like(inputs: np.ndarray, classes: int) -> Federation:
-    from fedveil.data.federation import Examples
-
     targets = np.zeros(len(inputs), dtype=np.int64 if classes else np.float32)
     examples = Examples(inputs, targets)
     task = Task.CLASSIFICATION if classes else Task.REGRESSION
     return Federation(examples, np.array([0, 4, 8]), examples, task, classes)
+
+
+class Diary(nn.Module):
+    """Adds up its outputs: of zeros, as a fresh linear model gives them, nothing is seen."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.model(inputs)
+        self.seen = self.seen + outputs.detach().sum()
+        return outputs + self.seen
+
+
+class Centred(nn.Module):
+    """Takes off the mean of a batch: of zeros it is zero."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.model(inputs)
+        return outputs - outputs.mean(dim=0)
+
+
+@pytest.mark.parametrize("layer", [Diary, Centred], ids=["memory", "mixing"])
+def test_weights_that_start_at_zero_hide_nothing(layer: Callable[[nn.Module], nn.Module]) -> None:
+    linear = build("logistic", DATA)
+    with torch.no_grad():
+        for weight in linear.parameters():
+            weight.zero_()
+    with pytest.raises(SensitivityRefused):
+        check_isolation(layer(linear), DATA, per_example=True)

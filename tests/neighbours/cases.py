@@ -26,9 +26,10 @@ METHODS = {
     "ddgauss": 2,
     "ae-dpfl": 1,
 }
+RESUMED = 16  # one case in so many has a public schedule, and is killed and resumed as well
 _TRUSTED = ("poisson", "poisson", "fixed", "everyone", "round-robin", "balanced", "capped-poisson")
 _SEEN = ("balanced", "round-robin", "everyone", "fixed")
-_SCHEDULES = ("constant", "constant", "inverse", "inverse", "inverse-sqrt", "exponential", "cosine")
+_SCHEDULES = ("constant", "constant", *("inverse",) * 3, "inverse-sqrt", "exponential", "cosine")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,8 @@ class Case:
     drop_last: bool = False
     engine: str = "auto"
     chunk: int | None = None
+    processes: int = 1
+    pixels: bool = False  # inputs stored as bytes
 
     def __str__(self) -> str:
         sections = (
@@ -54,16 +57,14 @@ class Case:
         )
         sizes = ", ".join(f"{one.name} {len(one)}" for one in self.clients)
         more = {"module": self.module, "start": self.start, "drop_last": self.drop_last}
-        more |= {"engine": self.engine, "chunk": self.chunk, **self.dealing}
+        more |= {"engine": self.engine, "chunk": self.chunk, "pixels": self.pixels, **self.dealing}
         said = ", ".join(f"{key}={value}" for key, value in more.items() if value)
-        return "\n  ".join(
-            [f"{self.kind}", f"{self.path}: {said}", *sections, f"records: {sizes}"]
-        )
+        return "\n  ".join([f"{self.kind}", f"{self.path}: {said}", *sections, f"records: {sizes}"])
 
 
-def draw_case(seed: int, *, scheduled: bool = False) -> Case:
-    """The case of this number. `scheduled` asks for several rounds of a public schedule."""
-    draw = np.random.default_rng([seed, 1])
+def draw_case(seed: int) -> Case:
+    """The case of this number."""
+    draw, scheduled = np.random.default_rng([seed, 1]), seed % RESUMED == 0
     method = _weighted(draw, METHODS)
     kind, path, module = _kind(draw, method)
     model = {} if module else _model(draw, method)
@@ -71,7 +72,9 @@ def draw_case(seed: int, *, scheduled: bool = False) -> Case:
     # Automatic differentiation takes a millisecond a step and client: fewer of them.
     slow = bool(module) or engine in ("generic", "sequential") or "input_norm" in model
     most = 3 if module == "lstm" else 6 if slow else None
-    names = [f"c{number:02d}" for number in range(0, 3 * int(draw.integers(3, 7)), 3)]
+    numbers = range(0, 3 * int(draw.integers(3, 7)), 3)
+    plain = path == "csv" and draw.random() < 0.4  # names that a file's reader takes for numbers
+    names = [str(number) if plain else f"c{number:02d}" for number in numbers]
     size = None
     if draw.random() < 0.3:  # clients of one size go through engines' shortest ways
         size = int(draw.choice((1, 2, 4, 7, 16)))
@@ -89,10 +92,11 @@ def draw_case(seed: int, *, scheduled: bool = False) -> Case:
         _dealing(draw) if path in ("arrays", "stored") else {},
         clients,
         module,
-        float(draw.choice((0.0, 0.0, 0.1, 1.0, 30.0, 1e15))),
+        float(draw.choice((0.0, 0.0, 0.0, 0.1, 1.0, 30.0, 1e15))),
         bool(draw.random() < 0.15),
         engine,
         None if draw.random() < 0.5 else int(draw.integers(1, 5)),
+        pixels=path == "direct" and kind.task != "sequence" and bool(draw.random() < 0.08),
     )
 
 
@@ -119,7 +123,9 @@ def _kind(draw: Draw, method: str) -> tuple[Kind, str, str]:
     path = str(draw.choice(("direct", "arrays", "stored", "csv"), p=(0.5, 0.22, 0.03, 0.25)))
     regression = method != "ae-dpfl" and draw.random() < 0.4
     task = "regression" if regression else "classification"
-    shape: tuple[int, ...] = (int(draw.choice((1, 2, 3, 5, 9, 40), p=(0.1, 0.3, 0.2, 0.2, 0.1, 0.1))),)
+    shape: tuple[int, ...] = (
+        int(draw.choice((1, 2, 3, 5, 9, 40), p=(0.1, 0.3, 0.2, 0.2, 0.1, 0.1))),
+    )
     module, classes = "", int(draw.integers(2, 5))
     if path != "csv" and draw.random() < 0.12:
         module = str(draw.choice(("dropout", "residual", "batchnorm", "convolution", "lstm")))
@@ -175,7 +181,9 @@ def _recipe(
     training = {"method": method, **_local(draw, method, scheduled)}
     privacy: dict[str, Any] = {
         "noise_multiplier": float(10 ** draw.uniform(-1, 1.5)),
-        "clip_norm": float(draw.choice((1e-6, 1e-3, 0.1, 1.0, 1.0, 1e3 if not record else 0.1))),
+        "clip_norm": float(
+            draw.choice((1e-6, 1e-3, 0.1, 1.0, *((1e-6,) if record else (1.0, 1e3))))
+        ),
     }
     table: dict[str, dict[str, Any]] = {"training": training, "privacy": privacy}
     trust = _trust(draw, method)
@@ -188,7 +196,11 @@ def _recipe(
     if method != "ae-dpfl":
         schemes = ("round-robin", "balanced") if scheduled else _TRUSTED if trusted else _SEEN
         _cohort(draw, training, str(draw.choice(schemes)), clients, scheduled)
-    if draw.random() < 0.25:
+    declarable = training.get("sampling") in ("poisson", "everyone") and trusted
+    if declarable and draw.random() < 0.4:
+        privacy["public_clients"] = clients + int(draw.integers(1, 4))
+        privacy["adjacency"] = "add-remove"
+    elif draw.random() < 0.25:
         usual = ("replace", "zero-out") if not trusted else ("replace", "zero-out", "add-remove")
         privacy["adjacency"] = str(draw.choice(usual))
     if trust in ("central", "local") and method not in (*_SHARES, "dp-fed", "dp-fed-ls"):
@@ -200,6 +212,8 @@ def _recipe(
         if draw.random() < 0.5:
             secure["dropout"] = 0.2
         table["aggregation"] = secure
+        if draw.random() < 0.4 and clients > 3:
+            privacy["colluders"] = 1
     if method not in ("ae-dpfl",) and draw.random() < 0.2:
         table["server"] = {"optimizer": "adam", "momentum": 0.9, "learning_rate": 0.1}
     if method == "ae-dpfl":
@@ -224,12 +238,15 @@ def _trust(draw: Draw, method: str) -> str | None:
 
 
 def _local(draw: Draw, method: str, scheduled: bool) -> dict[str, Any]:
-    rounds = int(draw.integers(3, 8)) if scheduled else int(draw.choice((1, 1, 1, 2, 3)))
+    schedule = str(draw.choice(_SCHEDULES))
     training: dict[str, Any] = {
         "learning_rate": float(draw.choice((1e-3, 0.1, 0.3, 1.0, 3.0, 40.0))),
-        "schedule": str(draw.choice(_SCHEDULES)),
+        "schedule": schedule,
         "decay": float(draw.choice((0.5, 1.0, 2.5, 10.0))),
     }
+    rounds = int(draw.choice((1, 1, 1, 2, 3) if schedule == "constant" else (1, 2, 2, 3)))
+    if scheduled:
+        rounds = int(draw.integers(3, 6))
     if method != "ae-dpfl":
         training["rounds"] = rounds
     batched = method in ("hu", "dp-sgd") or (method != "fu" and draw.random() < 0.65)
@@ -237,7 +254,7 @@ def _local(draw: Draw, method: str, scheduled: bool) -> dict[str, Any]:
         training["batch_size"] = int(draw.choice((1, 2, 3, 4, 4, 5, 6, 16)))
     if method == "hu" and draw.random() < 0.4:
         training["local_steps"] = 1
-    elif draw.random() < 0.5:
+    elif draw.random() < 0.4:
         training["local_steps"] = int(draw.integers(1, 6))
     else:
         training["local_epochs"] = int(draw.integers(1, 4))
@@ -258,7 +275,7 @@ def _cohort(
     if scheme == "everyone":
         return
     if scheduled:  # few enough for turns to differ
-        training["cohort"] = int(draw.integers(1, max(2, clients // 2 + 1)))
+        training["cohort"] = int(draw.integers(1 + (clients > 3), max(2, clients // 2) + 1))
     elif draw.random() < 0.5:
         training["rate"] = float(draw.choice((0.4, 0.7, 0.9, 1.0)))
     else:

@@ -1,8 +1,8 @@
 """What must hold between a world and its neighbour.
 
-The accounted mechanisms (`plan.releases`) are the claim; the draws that were noted are what
-happened. Both are compared as distances in units of noise, so that a clip, grid or noise that
-changes from round to round is checked with the values of its own round.
+The claim is what the accountants compose: `step_of` turns each release of the plan into sensitivity
+over noise. What happened are the draws that were noted. Both are distances in units of noise, so a
+clip, grid or noise that changes from round to round is checked with the values of its own round.
 """
 
 from __future__ import annotations
@@ -13,37 +13,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
-from fedveil.privacy.mechanisms import (
-    DiscreteGaussianSum,
-    Gaussian,
-    Laplace,
-    NoisyVotes,
-)
+from fedveil.privacy.accountants.steps import DiscreteSumStep, LaplaceStep, Step
+from fedveil.privacy.gradient_perturbation import NoisyGradients
 from fedveil.privacy.releases import Release, Setting
-from fedveil.privacy.translation import honest_shares
+from fedveil.privacy.translation import step_of
 from fedveil.privacy.units import Adjacency, Unit
 
 from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints
 from .worlds import World
 
-_ROUNDING = 1e-12  # of our own sums; exact integers go into them
+_ROUNDING = 1e-12  # of our own sums, into which exact integers go
 
 
 @dataclass(frozen=True)
 class Change:
-    """How the second world differs from the first.
+    """How the second world differs from the first: a client was replaced, removed or added, or a
+    record of it was replaced or zeroed."""
 
-    `kind` is replaced, removed or added (a client), record or zeroed (a record of a client).
-    """
-
-    kind: str
+    kind: str  # replaced, removed, added; record, zeroed
     name: str  # of the client
 
-    @property
-    def population(self) -> bool:
-        """Whether the number of clients changed."""
-        return self.kind in ("removed", "added")
+    def __str__(self) -> str:
+        return f"{self.name} {self.kind}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +45,12 @@ class Violation:
     what: str
 
 
+def claimed(world: World) -> bool:
+    """Whether the program promises anything that could be wrong."""
+    guarantee = world.plan.guarantee
+    return guarantee is not None and guarantee.certified
+
+
 def compare(one: World, two: World, change: Change) -> list[Violation]:
     """Everything that is wrong between two worlds."""
     if one.failure or two.failure:
@@ -61,24 +58,17 @@ def compare(one: World, two: World, change: Change) -> list[Violation]:
             return []
         return [Violation("c", f"only one world fails: {one.failure or two.failure}")]
     setting = one.plan.setting
-    if setting is None or not claimed(one) or not claimed(two):
+    if setting is None or not claimed(one):
         return []
-    if change.population and setting.adjacency is not Adjacency.ADD_REMOVE:
-        # The number of clients is public here: grids and divisors may follow it, training may not.
+    if set(one.names) != set(two.names) and setting.adjacency is not Adjacency.ADD_REMOVE:
+        # Who is there is public: grids and turns may follow it, but nobody's training.
         return list(_isolation(one, two, change, rounds=1, floats_only=True))
-    rounds = one.plan.method.rounds
     return [
         *_public(one, two),
-        *_isolation(one, two, change, rounds),
+        *_isolation(one, two, change, one.plan.method.rounds),
         *_sensitivity(one, two, change),
         *_afterwards(one, two, change),
     ]
-
-
-def claimed(world: World) -> bool:
-    """Whether the program promises anything that could be wrong."""
-    guarantee = world.plan.guarantee
-    return guarantee is not None and guarantee.certified
 
 
 def _isolation(
@@ -91,8 +81,8 @@ def _isolation(
             ("integers", *(_as_bytes(world.notes.rows) for world in (one, two))),
             ("count", *(_as_bytes(world.notes.halves) for world in (one, two))),
         ]
-        for_all = {key for key in (*one.notes.draws, *two.notes.draws) if key[2] is not None}
-        for key in sorted(key for key in for_all if key[2] != change.name):
+        keys = {key for key in (*one.notes.draws, *two.notes.draws) if key[2] is not None}
+        for key in sorted(key for key in keys if key[2] != change.name):
             draws = [world.notes.draws.get(key) for world in (one, two)]
             if None in draws or not np.array_equal(draws[0].entered, draws[1].entered):
                 yield Violation("a", f"integers of {key[2]} before noise differ: {key}")
@@ -115,6 +105,12 @@ def _public(one: World, two: World) -> Iterator[Violation]:
         first, second = getattr(one.plan, what), getattr(two.plan, what)
         if first != second:
             yield Violation("c", f"{what} differs: {first} and {second}")
+    for what in ("notes", "class_names", "features", "classes", "unprotected"):
+        first, second = (getattr(world.plan.federation, what) for world in (one, two))
+        if first != second:
+            yield Violation("c", f"{what} of the data differ: {first} and {second}")
+    if one.plan.warnings != two.plan.warnings:
+        yield Violation("c", f"warnings differ: {one.plan.warnings} and {two.plan.warnings}")
     rounds = one.plan.method.rounds
     if one.plan.releases(rounds) != two.plan.releases(rounds):
         yield Violation("c", "accounted releases differ")
@@ -139,36 +135,34 @@ def _afterwards(one: World, two: World, change: Change) -> Iterator[Violation]:
 
 def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
     """(b): how far each round's sums moved, in units of the noise that was drawn."""
-    plan = one.plan
-    factor = plan.setting.adjacency.sensitivity_factor
-    if plan.setting.adjacency is Adjacency.ZERO_OUT and change.kind == "record":
-        factor = 2  # what was zeroed is seen only against a record that counts as zero
-    releases = plan.releases(plan.method.rounds)
-    for round in range(plan.method.rounds):
-        moved = {
-            purpose: _moved(one, two, change, purpose, round) for purpose in (UPDATES, COUNT)
-        }
-        mechanism = releases[0].mechanism
-        if isinstance(mechanism, NoisyGradients):
-            yield from _gradients(one, two, change, round, mechanism, factor)
-        elif isinstance(mechanism, (Gaussian, NoisyVotes)):
-            spent = math.sqrt(sum(one.l2 ** 2 for one in moved.values() if one is not None))
-            if isinstance(mechanism, Gaussian):
-                allowed = factor / mechanism.noise_multiplier
-            else:
-                allowed = math.sqrt(releases[0].uses * factor) / mechanism.noise_std
-            yield from _within(spent, allowed, f"round {round + 1}")
-        else:
-            for release, (purpose, distance) in zip(releases, moved.items(), strict=False):
+    setting = one.plan.setting
+    releases = one.plan.releases(one.plan.method.rounds)
+    steps = [step_of(release, setting) for release in releases]
+    for round in range(one.plan.method.rounds):
+        where = f"round {round + 1}"
+        if isinstance(releases[0].mechanism, NoisyGradients):
+            yield from _gradients(one, two, change, round, releases[0], steps[0])
+            continue
+        moved = [_moved(one, two, change, purpose, round) for purpose in (UPDATES, COUNT)]
+        if isinstance(steps[0], (LaplaceStep, DiscreteSumStep)):
+            for step, distance in zip(steps, moved, strict=False):
                 if distance is not None:
-                    where = f"round {round + 1}, {purpose}"
-                    yield from _discrete(distance, release.mechanism, factor, where)
-                    yield from _shares(distance.draw, release, plan.setting, where)
+                    times = _times(setting, change)
+                    yield from _by_itself(distance, step, times, setting.colluders, where)
+        else:  # one Gaussian for updates and count together
+            spent = math.hypot(*(distance.l2 for distance in moved if distance is not None))
+            yield from _within(spent, _allowed(releases[0], steps[0]), where)
+
+
+def _allowed(release: Release, step: Step) -> float:
+    """Sensitivity over noise of all Gaussians of one round together."""
+    uses = 1 if release.amplified else release.uses
+    return math.sqrt(uses) / step.noise
 
 
 @dataclass(frozen=True)
 class _Moved:
-    """How far one draw's integers moved: in its noise (`l2`, `l1`) and in grid steps."""
+    """How far the integers of a draw moved, in units of its noise."""
 
     l2: float
     l1: float
@@ -177,26 +171,26 @@ class _Moved:
 
 def _moved(one: World, two: World, change: Change, purpose: str, round: int) -> _Moved | None:
     """The move of a sum, or of the only upload that may move; None if there was no such noise."""
-    adjacency = one.plan.setting.adjacency
-    zeroed = adjacency is Adjacency.ZERO_OUT and one.plan.setting.unit is Unit.CLIENT
+    setting = one.plan.setting
+    zeroed = setting.adjacency is Adjacency.ZERO_OUT and setting.unit is Unit.CLIENT
     for key in ((purpose, round, None, 0), (purpose, round, change.name, 0)):
-        draws = [world.notes.draws.get(key) for world in (one, two)]
-        present = [draw for draw in draws if draw is not None]
-        if not present or present[0].std == 0:
+        worlds = [world for world in (one, two) if key in world.notes.draws]
+        draws = [world.notes.draws[key] for world in worlds]
+        if not draws or draws[0].std == 0:
             continue
-        if zeroed or len(present) == 1:  # each world against the one with this client at zero
-            worlds = [world for world, draw in zip((one, two), draws, strict=True) if draw]
+        if zeroed or len(draws) == 1:  # each world against itself without this client
             ways = [
                 draw.entered - _others(world, change, purpose, round, key[2])
-                for world, draw in zip(worlds, present, strict=True)
+                for world, draw in zip(worlds, draws, strict=True)
             ]
         else:
-            ways = [present[0].entered - present[1].entered]
-        steps = [way.astype(np.float64) * present[0].granularity / present[0].std for way in ways]
+            ways = [draws[0].entered - draws[1].entered]
+        scale = draws[0].granularity / draws[0].std
+        steps = [way.astype(np.float64) * scale for way in ways]
         return _Moved(
             max(float(np.linalg.norm(way)) for way in steps),
             max(float(np.abs(way).sum()) for way in steps),
-            present[0],
+            draws[0],
         )
     return None
 
@@ -213,10 +207,11 @@ def _others(world: World, change: Change, purpose: str, round: int, name: str | 
 
 
 def _gradients(
-    one: World, two: World, change: Change, round: int, mechanism: NoisyGradients, factor: int
+    one: World, two: World, change: Change, round: int, release: Release, step: Step
 ) -> Iterator[Violation]:
     """Noisy local steps: each one's mean gradient, and all of the round's together."""
-    allowed = factor * mechanism.clip_norm / (mechanism.batch_size * mechanism.gradient_std)
+    allowed = _times(one.plan.setting, change) / step.noise
+    each = allowed / math.sqrt(release.mechanism.record_uses)
     total = 0.0
     for key, draw in one.notes.draws.items():
         if key[:3] != (GRADIENTS, round, change.name):
@@ -228,38 +223,31 @@ def _gradients(
         apart = (draw.entered - other.entered).astype(np.float64) * draw.granularity / draw.std
         moved = float(np.linalg.norm(apart))
         total += moved**2
-        yield from _within(moved, allowed, f"round {round + 1}, step {key[3] + 1}")
-    yield from _within(
-        math.sqrt(total), allowed * math.sqrt(mechanism.record_uses), f"round {round + 1}, all steps"
-    )
+        yield from _within(moved, each, f"round {round + 1}, step {key[3] + 1}")
+    yield from _within(math.sqrt(total), allowed, f"round {round + 1}, all steps")
 
 
-def _discrete(
-    moved: _Moved, mechanism: object, factor: int, where: str
+def _times(setting: Setting, change: Change) -> int:
+    """Where a record is zeroed, another one in its place is two such changes away."""
+    zeroed = setting.adjacency is Adjacency.ZERO_OUT and change.kind == "record"
+    return 2 if zeroed else 1
+
+
+def _by_itself(
+    moved: _Moved, step: LaplaceStep | DiscreteSumStep, times: int, colluders: int, where: str
 ) -> Iterator[Violation]:
-    """Laplace noise, and shares of discrete Gaussians: these are accounted in L1 and in L2, and
-    with a grid that must not be coarser beside its noise than it was accounted."""
-    if isinstance(mechanism, Laplace):
-        yield from _within(moved.l1, factor / mechanism.scale_multiplier, where)
+    """Laplace noise is accounted in L1. Shares of discrete Gaussians are accounted in both norms,
+    with a grid that must not be coarser beside its noise later on, and with their number."""
+    if isinstance(step, LaplaceStep):
+        yield from _within(moved.l1, 1 / step.noise, where)
         return
-    if isinstance(mechanism, DiscreteGaussianSum):
-        l2, l1 = (factor * bound for bound in mechanism.grid_sensitivity())
-        std = mechanism.share_std / mechanism.granularity
-    elif isinstance(mechanism, GridGradients):
-        l2, l1 = mechanism.grid_sensitivity(factor)
-        std = mechanism.share_std
-    else:
-        raise TypeError(f"no check for {mechanism!r}")
-    yield from _within(moved.l2, l2 / std, where)
-    yield from _within(moved.l1, l1 / std, f"{where}, L1")
-    yield from _within(moved.draw.granularity / moved.draw.std, 1 / std, f"{where}, grid over noise")
-
-
-def _shares(draw: Draw, release: Release, setting: Setting, where: str) -> Iterator[Violation]:
-    """At least as many shares are in a sum as its noise is accounted with."""
-    honest = honest_shares(release, setting)
-    if honest is not None and draw.shares < honest + setting.colluders:
-        yield Violation("b", f"{where}: {draw.shares} noise shares, accounted {honest}")
+    yield from _within(moved.l2, times * step.l2 / step.share_std, where)
+    yield from _within(moved.l1, times * step.l1 / step.share_std, f"{where}, L1")
+    coarse = moved.draw.granularity / moved.draw.std
+    yield from _within(coarse, 1 / step.share_std, f"{where}, grid over noise")
+    if moved.draw.shares - colluders < step.shares:
+        found = f"{moved.draw.shares} noise shares, {colluders} of them colluders'"
+        yield Violation("b", f"{where}: {found}, accounted {step.shares}")
 
 
 def _within(moved: float, allowed: float, where: str) -> Iterator[Violation]:

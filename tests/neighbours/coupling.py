@@ -53,11 +53,16 @@ class Streams:
 
     def stream(self, randomness: Randomness, purpose: str, round: int = 0, client: int = -1):
         """In the place of `Randomness.stream`."""
-        return Tagged(self, purpose, round, None if client < 0 else self.names[client])
+        return Tagged(self, purpose, round, None if client < 0 else self.name(randomness, client))
+
+    def name(self, randomness: Randomness, client: int) -> str:
+        """Whose number this is; a client that trains alone calls itself number 0."""
+        return self.names[client + randomness._first]
 
     def shuffle_words(self, randomness, round, clients, positions) -> Words:
         """In the place of `Randomness.shuffle_words`: seeded by the case, clients by name."""
-        return _SHUFFLE(self._seeded, round, self._numbers[clients], positions)
+        numbers = self._numbers[clients + randomness._first]
+        return _SHUFFLE(self._seeded, round, numbers, positions)
 
 
 _SHUFFLE = Randomness.shuffle_words

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
+from torch import Tensor, nn
 
 import fedveil as fv
 from fedveil.errors import BadInput, Refused
@@ -77,6 +79,48 @@ def test_another_federation_is_planned_for_as_it_is() -> None:
     assert moved.terms.federation is larger
 
 
+class Running(nn.Module):
+    """Adds what it saw last: one client's data in the next one's update."""
+
+    last: float = 0.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        before, self.last = self.last, float(inputs.detach().mean())
+        return inputs + before
+
+
+def test_another_model_is_tried_as_the_first_one_was() -> None:
+    plan = planned(method())
+    remembers = nn.Sequential(Running(), nn.Flatten(), nn.Linear(64, 10))
+    with pytest.raises(Refused, match="remembers"):
+        replace(plan, module=remembers)
+
+
+def test_a_model_that_was_changed_after_planning_is_not_run() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Flatten(), nn.Linear(64, 10))
+    budget = fv.Budget(noise_multiplier=2.0, delta=1e-5)
+    plan = fv.plan(method(), FEDERATION, model, budget=budget)
+    model[0] = Running()
+    with pytest.raises(Refused, match="remembers"):
+        fv.Run(plan)
+
+
+def test_every_round_of_another_method_or_noise_is_tried() -> None:
+    """A round that cannot be run would fail after it was paid for."""
+    plan = planned(method())
+    with pytest.raises(BadInput, match="noise"):
+        replace(plan, terms=replace(plan.terms, noise_multiplier=1e-12))
+    rate = fv.LearningRate(0.5, fv.Schedule.COSINE, 2.0)
+    ends = fv.fu(
+        rounds=4,
+        cohort=fv.CohortRule(fv.Scheme.EVERYONE),
+        local=fv.LocalRule(rate, steps=2),
+        clip_norm=1.0,
+    )
+    with pytest.raises(BadInput, match="reaches rate zero"):
+        replace(plan, method=ends)
+
+
 def test_a_seed_or_its_absence_is_what_the_guarantee_says() -> None:
     plan = planned(method())
     assert plan.guarantee is not None
@@ -144,3 +188,39 @@ def test_a_protected_promise_on_secure_sums_keeps_them() -> None:
     with pytest.raises(Refused, match="secure sums"):
         replace(plan, terms=bare)
     assert replace(plan, terms=bare, seed=1).terms is not None  # a simulation may
+
+
+def test_a_model_that_was_changed_after_planning_is_named_or_not_trained() -> None:
+    """What the guarantee takes for granted of foreign parts is said when the plan is made."""
+    changed = fv.build("logistic", FEDERATION)
+    plan = fv.plan(
+        method(), FEDERATION, changed, budget=fv.Budget(noise_multiplier=2.0, delta=1e-5)
+    )
+    handle = changed.register_forward_hook(lambda layer, given, outputs: 2 * outputs)
+    with pytest.raises(BadInput, match="changed after"):
+        fv.Run(plan)
+    handle.remove()
+    fv.Run(plan)
+
+
+def test_who_owns_which_rows_does_not_change_after_planning() -> None:
+    offsets = np.array([0, 10, 20])
+    data = fv.Federation(
+        fv.Examples(np.zeros((20, 2), np.float32), np.zeros(20, np.int64)),
+        offsets,
+        fv.Examples(np.zeros((1, 2), np.float32), np.zeros(1, np.int64)),
+        fv.Task.CLASSIFICATION,
+        2,
+    )
+    offsets[1] = 1
+    assert data.sizes.tolist() == [10, 10]
+    with pytest.raises(ValueError, match="read-only"):
+        data.offsets[1] = 1
+
+
+def test_shares_are_not_counted_from_a_declared_number_of_clients() -> None:
+    many = replace(
+        method(), cohort=fv.CohortRule(fv.Scheme.EVERYONE, clients=1000)
+    )  # forty are there
+    with pytest.raises(BadInput, match="public_clients"):
+        replace(planned(many), method=replace(many, protection=fv.SharedNoise()))

@@ -350,3 +350,16 @@ def test_the_same_question_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -
         fast_epsilon([release], setting=ADDED, delta=1.5e-6)
     assert len(asked) == 1
     accounting._bounds.cache_clear()  # of the answer that was made up
+
+
+@pytest.mark.parametrize("cohort", [1.05, 1.5, 1.9, 10.9])
+def test_honest_shares_are_a_part_of_the_cohort_that_is_expected(cohort: float) -> None:
+    """Each brings 1 / sqrt(cohort) of the noise, whether or not the cohort is a whole number."""
+    sampling = Poisson(cohort / 100, 100)
+    setting = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED, honest_shares=1)
+    found = account(
+        [Release(Gaussian(4.0), sampling, 3, participations=3)], setting=setting, delta=1e-5
+    )
+    alone = [Release(Gaussian(4.0 / math.sqrt(cohort)), Everyone(), 3)]
+    local = replace(setting, trust=Trust.LOCAL, honest_shares=None)
+    assert found.epsilon == pytest.approx(account(alone, setting=local, delta=1e-5).epsilon)

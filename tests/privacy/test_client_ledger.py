@@ -455,7 +455,7 @@ def test_a_ledger_or_a_head_that_is_gone_or_older_is_noticed(
 ) -> None:
     ledger = ClientLedger(path, 5.0, DELTA)
     old = {file: file.read_bytes() for file in (path, head_of(path))}
-    for _ in range(3):
+    for _ in range(2):
         ledger.reserve(ONCE, LOCAL)
     new = {file: file.read_bytes() for file in (path, head_of(path))}
     state()
@@ -470,7 +470,7 @@ def test_a_ledger_or_a_head_that_is_gone_or_older_is_noticed(
             ClientLedger(path, 5.0, DELTA)
         file.write_bytes(new[file])
     assert ClientLedger(path, 5.0, DELTA).spent() == pytest.approx(
-        gaussian_epsilon(math.sqrt(3) / 4)
+        gaussian_epsilon(math.sqrt(2) / 4)
     )
 
 
@@ -549,3 +549,12 @@ def test_hundreds_of_participations_are_charged_as_one_step(path: Path) -> None:
     for _ in range(300):
         ledger.reserve(ONCE, LOCAL, run="long")
     assert ledger.spent() == pytest.approx(gaussian_epsilon(math.sqrt(300) / 4), rel=1e-6)
+
+
+@pytest.mark.parametrize("release", [
+    Release(Gaussian(1.0), Everyone(), 0), Release(Gaussian(1.0), Everyone(), 5, participations=0)
+])  # fmt: skip
+def test_taking_part_is_never_free(path: Path, release: Release) -> None:
+    ledger = ClientLedger(path, 8.0, 1e-5, trust=Trust.LOCAL)
+    with pytest.raises(BadInput, match="no participation"):
+        ledger.reserve(release, Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL))

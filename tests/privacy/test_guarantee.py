@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import pickle
+import re
 import struct
 from typing import Any
 
@@ -104,7 +105,7 @@ def test_a_copy_or_a_pickle_cannot_say_anything_else() -> None:
     assert function(*arguments) == made
     forged = Guarantee.__new__(Guarantee)
     with pytest.raises(TypeError, match="account"):
-        forged.__setstate__({**vars(made), "epsilon": 0.1})
+        forged.__setstate__(dataclasses.asdict(made) | {"epsilon": 0.1})
     data = pickle.dumps(made)
     assert struct.pack(">d", made.releases[0].mechanism.noise_multiplier) in data
     assert struct.pack(">d", made.epsilon) not in data
@@ -352,3 +353,38 @@ def test_releases_and_settings_round_trip_and_refuse_nonsense() -> None:
     for delta in (-1.0, 1.0, 2.0, float("nan"), float("inf")):
         with pytest.raises(BadInput, match="delta"):
             account(ONE_OF_EACH[0].releases, setting=ADDED, delta=delta)
+
+
+def test_neither_a_subclass_nor_its_own_dictionary_makes_another() -> None:
+    made = ONE_OF_EACH[0]
+    with pytest.raises(TypeError, match="made by"):
+        type("Forged", (Guarantee,), {"__post_init__": lambda self, maker: None})
+    with pytest.raises(TypeError):
+        vars(made)["epsilon"] = 0.01
+
+
+@pytest.mark.parametrize("rounds", range(1, 60))
+def test_no_printed_bound_is_below_the_proved_one(rounds: int) -> None:
+    made = account([Release(Gaussian(3.1), Everyone(), rounds)], setting=LOCAL, delta=1.23456e-5)
+    said = made.statement
+    for text, proved in (("epsilon", made.epsilon), ("delta", made.delta)):
+        shown = [float(one) for one in re.findall(rf"{text} ([\d.]+(?:e-\d+)?)", said)]
+        assert shown
+        assert all(proved <= one <= proved * 1.001 for one in shown)
+    noise = [float(one) for one in re.findall(r"multiplier ([\d.]+\d)", said)]
+    assert noise == [3.1]
+    factors = re.findall(r"e\^([\d.]+)(?: = ([\d.]+(?:e\+\d+)?))? times", said)
+    assert [float(power) >= made.epsilon for power, _ in factors] == [True]
+    assert not factors[0][1] or float(factors[0][1]) >= math.exp(made.epsilon)
+
+
+def test_shares_that_a_trusted_aggregator_needs_are_told() -> None:
+    shares = DiscreteGaussianSum(1, 1 / 64, 0.5, 100, 64)
+    made = account([Release(shares, Poisson(0.01, 1000), 10)], setting=ADDED, delta=1e-5)
+    assert made.honest_shares == 100
+    assert any("100 noise shares" in sentence for sentence in made.rests_on)
+
+
+@pytest.mark.parametrize("made", ONE_OF_EACH)
+def test_that_other_runs_cost_more_is_told(made: Guarantee) -> None:
+    assert any(sentence.startswith("Other runs") for sentence in made.not_covered)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -309,3 +311,20 @@ def test_an_existing_ledger_is_never_overwritten(tmp_path: Path) -> None:
     Ledger.create(tmp_path / "l", header())
     with pytest.raises(FileExistsError):
         Ledger.create(tmp_path / "l", header())
+
+
+def test_two_processes_with_two_names_of_one_ledger_cannot_both_append(tmp_path: Path) -> None:
+    """A hard link is the same file in another directory, with a lock of its own there."""
+    first = begun(tmp_path / "l", 1)
+    os.link(tmp_path / "l", tmp_path / "linked")
+    second = Ledger.open(tmp_path / "linked")
+    with (tmp_path / "l").open("rb") as held:  # as in the middle of an append
+        fcntl.flock(held, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=second.reserve, args=(1,))
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        assert read(tmp_path / "l").reserved == 1
+    waiting.join()
+    with pytest.raises(Inconsistent, match="somebody else"):
+        first.reserve(1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console, described
 from fedveil.errors import BadInput
+from fedveil.privacy.shown import at_least, at_most
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,9 +48,18 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         console.emit({"target_epsilon": args.epsilon, "found": found, **guarantee.to_dict()})
         return 0
-    answer = ", ".join(f"{name.replace('_', ' ')} {value:.6g}" for name, value in found.items())
+    answer = ", ".join(
+        f"{name.replace('_', ' ')} {_shown(name, value)}" for name, value in found.items()
+    )
     described.show(guarantee, f"For epsilon {args.epsilon:g}: {answer}")
     return 0
+
+
+def _shown(name: str, value: float) -> str:
+    """To be copied from the screen: no less noise than was found, no more of anything else."""
+    if isinstance(value, int):
+        return str(value)
+    return (at_least if name == "rate" else at_most)(value, 6)
 
 
 Answer = tuple[dict[str, Any], "Release", "Setting", float, "Tuning | None"]

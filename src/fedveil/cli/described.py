@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.errors import BadInput
+from fedveil.privacy.shown import at_least, at_most
 from fedveil.privacy.units import Adjacency
 
 if TYPE_CHECKING:
@@ -192,18 +193,18 @@ def tuning_of(args: argparse.Namespace) -> Tuning | None:
 def show(guarantee: Guarantee, title: str) -> None:
     """A guarantee as a table, and its statement."""
     document = guarantee.to_dict()
-    rows = [(name.replace("_", " "), _shown(document[name])) for name in _SHOWN]
+    rows = [(name.replace("_", " "), _shown(name, document[name])) for name in _SHOWN]
     for name, value in guarantee.alternatives.items():
-        rows.append((f"epsilon by {name}", f"{value:.6g}"))
+        rows.append((f"epsilon by {name}", at_most(value, 6)))
     console.table(title, ("", ""), [row for row in rows if row[1]])
     console.say(guarantee.statement)
 
 
-def _shown(value: object) -> str:
+def _shown(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return (at_least if name == "noise_multiplier" else at_most)(value, 6)
     return "" if value is None else str(value)
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from fedveil.cli import console
 from fedveil.engine.evaluation import Metrics
 from fedveil.engine.run import RoundReport, Run
+from fedveil.privacy.shown import at_most
 
 Show = Callable[[RoundReport], None]
 
@@ -103,5 +104,5 @@ def _metrics(metrics: Metrics, epsilon: float | None) -> str:
     if metrics.accuracy is not None:
         parts.append(f"accuracy {metrics.accuracy:.1%}")
     if epsilon is not None:
-        parts.append(f"epsilon so far {epsilon:.3g}")
+        parts.append(f"epsilon so far {at_most(epsilon, 3)}")
     return "  ".join(parts)

@@ -155,7 +155,7 @@ def _warn(run: Run, *, quiet: bool) -> None:
         for note in plan.federation.notes:
             console.say(note, heading="note:", colour="yellow", to=errors)
         if lost := run.directory.lost if run.directory else 0:
-            text = f"{lost} rounds were begun and cut off: they count, and are not drawn again"
+            text = f"rounds that were cut off: {lost}; they count, and are not drawn again"
             console.say(text, heading="note:", colour="yellow", to=errors)
     for warning in plan.warnings:
         console.say(warning, heading="warning:", colour="red", to=errors)
@@ -194,7 +194,8 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
         "method": run.plan.method.name,
         "clients": run.plan.sampling.clients,
         "parameters": run.plan.layout.size,
-        "engine": run.engine.name,
+        # How many processes there are follows from how much data clients have.
+        "engine": run.choice.name if run.plan.protected else run.engine.name,
         "seed": run.plan.seed,
         "directory": None if directory is None else str(directory.path),
         "guarantee": None if run.guarantee is None else run.guarantee.to_dict(),
@@ -226,6 +227,7 @@ def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
 
 def _show(result: dict[str, Any], run: Run) -> None:
     from fedveil.cli.secure_sums import secure_rows
+    from fedveil.privacy.shown import at_most
 
     plan, guarantee, rows = run.plan, run.guarantee, []
     if "accuracy" in result:
@@ -245,7 +247,7 @@ def _show(result: dict[str, Any], run: Run) -> None:
     if result.get("rejected_updates"):
         rows.append(["updates not finite: counted as zero", str(result["rejected_updates"])])
     if guarantee is not None:
-        rows.append(["epsilon", f"{guarantee.epsilon:.4g} (delta {guarantee.delta:.3g})"])
+        rows.append(["epsilon", f"{at_most(guarantee.epsilon)} (delta {at_most(guarantee.delta)})"])
         rows.append(["certified", "yes" if guarantee.certified else f"no: {guarantee.reason}"])
     if result["secure_sums"] is not None:
         rows += secure_rows(result["secure_sums"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import BadInput
+from fedveil.privacy.shown import at_most
 
 if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee
@@ -35,7 +36,7 @@ class Progress:
             f"Unfinished: {self.reserved} of {self.planned} rounds were begun. The guarantee is "
             f"about all {self.planned}, for a run that is stopped after somebody has looked at it "
             f"costs its whole plan. Had it been fixed beforehand that it ends here, its rounds "
-            f"would cost epsilon {self.epsilon:.4g}; that is not certified."
+            f"would cost epsilon {at_most(self.epsilon)}; that is not certified."
         )
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedveil.data.assignment import Owners
 from fedveil.data.columns import Array, first_not_finite
-from fedveil.data.declared import VOCABULARY, count_classes, dealing, task_by_values
+from fedveil.data.declared import VOCABULARY, count_classes, dealing, task_by_values, used_again
 from fedveil.data.examples import (
     Examples,
     Scaling,
@@ -63,6 +63,10 @@ class Federation:
 
     def __post_init__(self) -> None:
         offsets = self.offsets
+        if offsets.flags.writeable:  # who owns which rows is counted on, and must not move
+            offsets = offsets.copy()
+            offsets.setflags(write=False)
+            object.__setattr__(self, "offsets", offsets)
         if len(offsets) < 2 or len(self.train) == 0:
             raise BadInput(f"federation {self.name!r} is empty: it needs clients with examples")
         if offsets[0] != 0 or offsets[-1] != len(self.train):
@@ -75,12 +79,29 @@ class Federation:
                 f"federation {self.name!r}: client {int(sizes.argmin())} has no examples; "
                 "leave it out or give it some"
             )
+        self._check_scaling()
         parts = {"train": self.train, "test": self.test, "validation": self.validation}
         for part, examples in parts.items():
             if examples is not None:
                 self._check_shapes(part, examples)
                 if not self.verified:
                     self._check_values(part, examples)
+
+    def _check_scaling(self) -> None:
+        """It must fit one example: parts as long as a batch would treat records by their place."""
+        if not isinstance(self.scaling, Scaling):
+            return
+        for part in (self.scaling.shift, self.scaling.factor):
+            shape, whole = np.shape(part), self.input_shape
+            fits = len(shape) <= len(whole) and all(
+                own in (1, length)
+                for own, length in zip(reversed(shape), reversed(whole), strict=False)
+            )
+            if not fits:
+                raise BadInput(
+                    f"federation {self.name!r}: a scaling of shape {shape} does not fit inputs of "
+                    f"shape {whole}"
+                )
 
     def _check_shapes(self, part: str, examples: Examples) -> None:
         where = f"federation {self.name!r}, {part} part"
@@ -210,6 +231,8 @@ class Federation:
         if dealt.validation.size:
             parts["validation"] = pool.take(dealt.validation)
         unprotected = [*task_by_values(task, targets), *dealing(partition)]
+        given_parts = (as_pair(own)[0] for own in (test, validation) if own is not None)
+        unprotected += used_again(inputs, *given_parts)
         if kind is Task.REGRESSION:
             classes = 0
         else:

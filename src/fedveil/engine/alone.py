@@ -57,6 +57,18 @@ def contribution(job: Job, make: Make, weights: Tensor, client: int, round: int)
     return make(lone_job(job, client)).round_sum(weights, _ONLY, round)
 
 
+def drawn_apart(
+    job: Job, make: Make, weights: Tensor, client: int, round: int, device: torch.device
+) -> RoundSum:
+    """The same for a module that may draw: whatever it draws, and whenever (in a step, in its last
+    gradient, in a vote), comes from a generator that no other client has touched."""
+    word = job.randomness.stream("module draws", round, client).words(1)[0]
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(int(word >> np.uint64(1)))
+        return contribution(job, make, weights, client, round)
+
+
 class Alone:
     """An engine that trains isolated clients one after the other, or apart from each other."""
 
@@ -85,7 +97,11 @@ class Alone:
         total = RunningSum(job, len(cohort), take)
         with threads_at(1), torch.inference_mode(self._by_hand):
             for place in self._side_by_side(total, start, cohort, round):
-                own = contribution(job, self._make, start, int(cohort[place]), round)
+                client = int(cohort[place])
+                if self._by_hand:
+                    own = contribution(job, self._make, start, client, round)
+                else:
+                    own = drawn_apart(job, self._make, start, client, round, self.device)
                 total.add_one(place, own)
         return total.result()
 
@@ -99,9 +115,10 @@ class Alone:
         together = self._apart.takes(total.job, sizes)
         alone, places = np.flatnonzero(~together), np.flatnonzero(together)
         if not len(places):
-            return alone.tolist()
+            return list(range(len(cohort)))
         left = self._apart.add_to(total, start, cohort, sizes, places, round)
-        return np.concatenate([alone, left]).tolist()
+        others: list[int] = np.concatenate([alone, left]).tolist()
+        return others
 
     def close(self) -> None:
         """Nothing to release."""

@@ -90,8 +90,10 @@ def choose(
         predicted = predict(job, workload).times(_share_left(job, device, inner.name))
     alone = inner.name == "algebra" or device.type != "cpu"
     count, why = _processes(job, name, processes, None if alone else predicted, device)
-    threads = 1 if count > 1 or (predicted and _one_thread(inner.name, predicted)) else None
-    return Choice(inner.name, f"{inner.reason}{why}", count, threads)
+    quick = predicted is not None and _one_thread(inner.name, predicted)
+    threads = 1 if count > 1 or quick or job.isolated else None
+    apart = "; every client on its own" if job.isolated else ""
+    return Choice(inner.name, f"{inner.reason}{why}{apart}", count, threads)
 
 
 def build_engine(
@@ -116,7 +118,7 @@ def build_engine(
     threads = threads or choice.threads
     own = _build(job, choice.name, chunk, device)
     if job.isolated:
-        threads = None  # it sees to that itself
+        threads = 1  # more would round differently
     if choice.processes == 1:
         return own if threads is None else Threaded(own, threads)
     from fedveil.engine.processes import ProcessEngine
@@ -182,7 +184,8 @@ def _processes(
         return 1, ""
     if predicted.seconds < _LONG or predicted.saved(available) < 0:
         return 1, "; one process, because the run is short"
-    if predicted.step_seconds > _LARGE_STEP and available <= _FEW_CORES:
+    large = predicted.step_seconds > _LARGE_STEP and available <= _FEW_CORES
+    if large and not job.isolated:  # isolated clients have one thread each
         return 1, "; one process, because a single step keeps all threads busy"
     obstacle = why_not_elsewhere(job)
     if obstacle is not None:

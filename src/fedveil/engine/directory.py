@@ -10,7 +10,6 @@ import os
 import shutil
 import tomllib
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,6 +28,7 @@ from fedveil.engine.evidence import (
     LEDGER,
     METRICS,
     Seen,
+    clients_digest,
     examined,
     metrics,
     recipe_digest,
@@ -119,21 +119,19 @@ class RunDirectory:
         return self.path / CHECKPOINT
 
     def load(self) -> Checkpoint:
-        """The state to go on from.
+        """The last stored state.
 
-        A simulation redoes the rounds after the last checkpoint, and their metrics are dropped. A
-        protected round that was reserved but not stored may have left: its number is used up.
+        A simulation redoes the rounds after it, and their metrics are dropped. Protected rounds
+        that were reserved and not stored may have left: they are `lost`, and not drawn again.
         """
         state = load_checkpoint(self._checkpoint, self._fingerprint)
         kept = [line for line in metrics(self.path) if line["round"] <= state.rounds]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_atomically(self._metrics, text.encode(), durable=False)
         ledger = self.ledger
-        if ledger is None or ledger.repeatable or ledger.reserved == state.rounds:
-            return state
-        self.lost = ledger.reserved - state.rounds
-        state = replace(state, rounds=ledger.reserved)
-        self.save(state, durable=True)
+        if ledger is not None and not ledger.repeatable and ledger.reserved > state.rounds:
+            self.lost = ledger.reserved - state.rounds
+            self.save(state, durable=True)  # from now on the checkpoint knows of them
         return state
 
     def save(self, state: Checkpoint, *, durable: bool) -> None:
@@ -174,7 +172,9 @@ def _header(plan: Plan, recipe: bytes) -> Header | None:
         return None
     rounds = plan.method.rounds
     releases = plan.releases(rounds)
-    return Header(plan.setting, plan.delta, releases, rounds, recipe_digest(recipe))
+    counted = any(release.counted_participations < release.rounds for release in releases)
+    clients = clients_digest(plan.federation) if counted else ""
+    return Header(plan.setting, plan.delta, releases, rounds, recipe_digest(recipe), clients)
 
 
 def _fingerprint(plan: Plan, recipe: bytes) -> str:

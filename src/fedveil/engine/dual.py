@@ -76,7 +76,7 @@ class Dual:
     @cached_property
     def lengths(self) -> Tensor:
         """Euclidean lengths of the inputs, with the bias, in double precision: none underflows."""
-        own = torch.linalg.vector_norm(self.inputs, dim=2, dtype=torch.float64)
+        own: Tensor = torch.linalg.vector_norm(self.inputs, dim=2, dtype=torch.float64)
         return own if self.layer.bias is None else own.square().add_(1).sqrt_()
 
     def norms(self, vector: Span) -> Tensor:

@@ -12,10 +12,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedveil.privacy import witness
 from fedveil.privacy.ledger import Inconsistent, Ledger, read
+
+if TYPE_CHECKING:
+    from fedveil.data.federation import Federation
 
 LEDGER = "ledger.jsonl"
 METRICS = "metrics.jsonl"
@@ -54,6 +57,14 @@ def recipe_digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
+def clients_digest(federation: Federation) -> str:
+    """Who the clients are, in their order, where the data name them; no guarantee hides that."""
+    if federation.owners is None:
+        return ""
+    names = json.dumps([str(owner) for owner in federation.owners])
+    return hashlib.sha256(names.encode()).hexdigest()
+
+
 def examined(path: Path) -> Ledger:
     """The ledger of a run directory, after everything else there has been compared with it.
 
@@ -87,13 +98,13 @@ def examined(path: Path) -> Ledger:
 def metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics; the last may have been cut short by a crash."""
     found = []
-    lines = (path / METRICS).read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = (path / METRICS).read_bytes().splitlines(keepends=True)
     for number, line in enumerate(lines):
         try:
             document = json.loads(line)
             int(document["round"])
         except (ValueError, KeyError, TypeError):
-            if number == len(lines) - 1 and not line.endswith("\n"):
+            if number == len(lines) - 1 and not line.endswith(b"\n"):
                 break
             raise Inconsistent(f"{path / METRICS}, line {number + 1}: damaged") from None
         found.append(document)

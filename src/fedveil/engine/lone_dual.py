@@ -234,4 +234,5 @@ def rounded_up(sizes: Cohort) -> Cohort:
     """Each size rounded up to few binary digits: 1 to 8, 16, 24, ..., 64, 80, ..., 128, 160, ..."""
     exponents = np.frexp((sizes - 1).astype(np.float64))[1]  # digits of size - 1
     unit = np.int64(1) << np.maximum(3, exponents - 3).astype(np.int64)
-    return -(-sizes // unit) * unit
+    rounded: Cohort = -(-sizes // unit) * unit
+    return rounded

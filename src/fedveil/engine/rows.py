@@ -76,10 +76,10 @@ class RowEngine:
                 updates, losses = local_updates(
                     start, records, job.rule, rates, self.gradients, streams
                 )
-            gradient = None
-            if job.shaping.sparsity:
-                gradient = self.gradients(start + updates, *records.everything(), None, 0.0)[0]
-                gradient = gradient.cpu()
+                gradient = None
+                if job.shaping.sparsity:
+                    everything = records.everything()
+                    gradient = self.gradients(start + updates, *everything, None, 0.0)[0].cpu()
             senders = Senders(clients, held, weights, round, job.randomness)
             total.add_updates(where, updates.cpu(), losses, senders, gradient)
 

@@ -93,6 +93,8 @@ class Run:
         speed = speed or Speed()
         if plan.protected and plan.guarantee is None:  # also works it out: no proof, no run
             raise BadInput("plan: a protected run needs a guarantee")
+        if plan.protected:  # once more: a module may have been changed since it was planned with
+            plan.check_still()
         self.plan = plan
         self.directory: RunDirectory | None = None
         self.every = every or max(1, plan.method.rounds // 20)

@@ -35,7 +35,8 @@ class Ballot:
         with torch.no_grad():
             for ballot, row in zip(votes, weights, strict=True):
                 own = row.clone()  # in memory of its own, so that no place in a chunk shows
-                scores = functional_call(module, layout.views(own), (self.inputs,))
+                asked = self.inputs.clone()  # a module may change what it reads
+                scores = functional_call(module, layout.views(own), (asked,))
                 ballot.scatter_(1, scores.argmax(dim=1, keepdim=True), 1.0)
         rows = votes.flatten(1)
         return rows if granularity is None else (rows / granularity).round().long()

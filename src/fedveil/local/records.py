@@ -137,7 +137,7 @@ class Records:
 def aligned(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """A copy in memory of torch's own, which starts at a multiple of 64 bytes wherever the array
     was: the results of some kernels depend on that."""
-    return torch.from_numpy(np.ascontiguousarray(array)).clone().numpy()
+    return as_tensor(np.ascontiguousarray(array)).clone().numpy()
 
 
 def _rows(column: npt.NDArray[np.generic], rows: slice | Ints) -> npt.NDArray[np.generic]:

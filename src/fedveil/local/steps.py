@@ -117,7 +117,7 @@ def _walk(
     rule: LocalRule,
     rates: Sequence[float],
     gradients: Gradients,
-    noise: Sequence[Stream | Ahead],
+    noise: Sequence[Stream],
 ) -> tuple[Tensor, Tensor]:
     """The whole rule, line by line."""
     moved = start.new_zeros(len(supply), len(start))  # weights - start
@@ -126,9 +126,10 @@ def _walk(
     clip = rule.gradient_clip
     each = clip if rule.per_example else None
     denominator = float(rule.batch_size or 0)
+    ahead: list[Ahead] = []
     if rule.gradient_grid is not None:
         last = 0 if rule.last_step_noise else 1
-        noise = [Ahead(s, int(n) - last) for s, n in zip(noise, supply.steps, strict=True)]
+        ahead = [Ahead(s, int(n) - last) for s, n in zip(noise, supply.steps, strict=True)]
     for step, active in enumerate(supply.active):
         rows = moved[:active]
         weights = rows + start
@@ -138,7 +139,7 @@ def _walk(
         if not rule.last_step_noise:  # those that go on are the first rows
             noisy = supply.active[step + 1] if step + 1 < len(supply.active) else 0
         if rule.per_example and rule.gradient_noise:
-            _add_noise(gradient[:noisy], rule, noise)
+            _add_noise(gradient[:noisy], rule, noise, ahead)
         # One operation at a time from here on: no row's rounding depends on another (`lanes`).
         if rule.weight_decay:
             gradient.add_(weights.mul_(rule.weight_decay))
@@ -147,7 +148,7 @@ def _walk(
         if clip is not None and not clip.per_example:
             shorten(gradient, Clip(clip.norm, clip.order))
         if rule.gradient_noise and not rule.per_example:
-            _add_noise(gradient[:noisy], rule, noise)
+            _add_noise(gradient[:noisy], rule, noise, ahead)
         if velocity is not None:
             gradient = velocity[:active].mul_(rule.momentum).add_(gradient)
         rows.sub_(gradient * rates[step])
@@ -179,13 +180,16 @@ def shorten(rows: Tensor, clip: Clip) -> None:
     rows[(factors == 0).to(rows.device)] = 0  # a row that is not finite
 
 
-def _add_noise(gradient: Tensor, rule: LocalRule, streams: Sequence[Stream | Ahead]) -> None:
+def _add_noise(
+    gradient: Tensor, rule: LocalRule, streams: Sequence[Stream], ahead: Sequence[Ahead]
+) -> None:
+    """Add a step's noise to the first rows; on a grid, of what was drawn ahead."""
     std, grid = rule.gradient_noise, rule.gradient_grid
     if grid is None:
         rows = gaussian_rows(streams[: len(gradient)], gradient.shape[1], std)
         gradient.add_(torch.from_numpy(rows).to(gradient.device))
         return
-    for row, stream in zip(gradient, streams, strict=False):
+    for row, stream in zip(gradient, ahead, strict=False):
         steps = row.double().cpu().div_(grid)
         steps = steps.nan_to_num_(posinf=0.0, neginf=0.0).round_().long()
         drawn = unsnap(protect_sum(steps.numpy(), std, grid, stream), grid)

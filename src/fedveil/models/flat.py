@@ -41,7 +41,7 @@ class Layout:
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The parameters as views of `vector` `[..., size]`, keyed by name."""
         lead = vector.shape[:-1]
-        return {s.name: vector[..., s.start : s.stop].view(*lead, *s.shape) for s in self.slots}
+        return {s.name: vector[..., s.start : s.stop].view((*lead, *s.shape)) for s in self.slots}
 
 
 def layout_of(module: nn.Module) -> Layout:

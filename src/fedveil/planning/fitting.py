@@ -14,9 +14,9 @@ from fedveil.local.shaping import Shaping
 from fedveil.methods.method import Method, Voting
 from fedveil.methods.protection import Protection, Terms
 from fedveil.models.flat import layout_of
-from fedveil.planning.secure_sums import check_sums, on_integers, secure_sums
+from fedveil.planning.secure_sums import check_central, check_sums, on_integers, secure_sums
 from fedveil.privacy.sampling import Sampling
-from fedveil.privacy.units import Arithmetic, Trust
+from fedveil.privacy.units import Arithmetic
 from fedveil.server.distillation import Distillation
 
 
@@ -48,8 +48,7 @@ def terms_of(
     """What the noise will be fitted to; `arithmetic=None` as `plan` says."""
     usual = Arithmetic.EXACT if seed is None else Arithmetic.IDEALISED
     terms = fitted(method, federation, module, protection, arithmetic or usual)
-    if terms.public_clients and protection.promise(terms).trust is not Trust.CENTRAL:
-        raise BadInput("privacy.public_clients: only for trust central; others see who is there")
+    check_central(protection, terms)
     if arithmetic is None and on_integers(protection, terms):
         terms = replace(terms, arithmetic=Arithmetic.EXACT)
     check_sums(protection, terms)

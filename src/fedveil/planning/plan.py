@@ -27,7 +27,7 @@ from fedveil.methods.protection import Occasion, Protection, Terms
 from fedveil.models.flat import Layout, flatten, layout_of
 from fedveil.planning import limits
 from fedveil.planning.fitting import distillation, fitted, sampling_of, shaping_of, terms_of
-from fedveil.planning.secure_sums import check_sums
+from fedveil.planning.secure_sums import check_central, check_sums
 from fedveil.privacy.accounting import (
     Release,
     Setting,
@@ -124,18 +124,28 @@ class Plan:
                 raise BadInput("terms: a plan has them if its method adds noise; make a new plan")
             return
         basis = (self.method, self.federation, self.module)
-        if len(self.basis) == 4 and all(map(operator.is_, self.basis, basis)):
+        tried = self.basis[3:]  # terms of which every round was tried
+        if tried and all(map(operator.is_, self.basis, basis)):
             for name in (each.name for each in fields(Terms) if each.name not in _CHOSEN):
                 if getattr(terms, name) is not getattr(self.basis[3], name):
                     raise BadInput(f"terms.{name}: follows from the method; change it there")
         else:
+            check_isolation(self.module, self.federation, self.method.local.per_example)
             noise, summed = terms.noise_multiplier, terms.secure is not None
             terms = fitted(*basis, protection, terms.arithmetic, noise, summed)
+            check_central(protection, terms)
+        if not tried or terms is not tried[0]:
+            check_every_round(self.method, protection, terms)
         settle(self, terms=terms, basis=(*basis, terms))
         if self.seed is None:
             if self.delta is None:
                 raise BadInput("delta: a protected plan promises something, and needs one")
             check_sums(protection, terms)
+
+    def check_still(self) -> None:
+        """Raise if a part, such as the module, was changed in place after the plan was made."""
+        if replace(self, basis=()).guarantee != self.guarantee:  # fitted and tried anew
+            raise BadInput("plan: its parts were changed after it was made; make a new one")
 
     @cached_property
     def layout(self) -> Layout:
@@ -308,6 +318,7 @@ def plan(
     public; `unprotected` what was taken from the protected data by other ways, so that nothing is
     certified.
     """
+    layout_of(model)  # refuses a model that cannot be trained this way
     protection, start = method.protection, flatten(model)
     if protection is None:
         if budget is not None:
@@ -332,8 +343,8 @@ def plan(
         noise = _calibrated(method, protection, terms, setting, budget.epsilon or 0.0, delta)
     terms = replace(terms, noise_multiplier=noise)
     check_every_round(method, protection, terms)
-    said = tuple(declared), tuple(unprotected)
-    made = Plan(method, federation, model, start, seed, terms, delta, *said)
+    said, basis = (tuple(declared), tuple(unprotected)), (method, federation, model, terms)
+    made = Plan(method, federation, model, start, seed, terms, delta, *said, basis=basis)
     if made.guarantee is None:  # worked out here, for what cannot be proved cannot be planned
         raise RuntimeError("a plan with noise has a guarantee")
     return made

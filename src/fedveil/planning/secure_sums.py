@@ -36,6 +36,12 @@ def on_integers(protection: Protection, terms: Terms) -> bool:
     return terms.secure is not None and protection.promise(terms).trust is Trust.DISTRIBUTED
 
 
+def check_central(protection: Protection, terms: Terms) -> None:
+    """A declared number of clients hides who is there from those who do not see it."""
+    if terms.public_clients and protection.promise(terms).trust is not Trust.CENTRAL:
+        raise BadInput("privacy.public_clients: only for trust central; others see who is there")
+
+
 def check_sums(protection: Protection, terms: Terms) -> None:
     """A promise that rests on a secure sum needs one, and masks need integers."""
     if terms.secure is None:

@@ -109,6 +109,10 @@ class ClientLedger:
         participation. An amplified release is the exception: its proof counts every round of the
         run, those without this client too, so it is reserved once, before the run, in full.
         """
+        if release.counted_participations == 0:
+            raise BadInput(
+                "release: it counts no participation, so there is nothing to take part in"
+            )
         self._check(release, setting)
         body = {"run": run, "release": release.to_dict(), "setting": setting.to_dict()}
         with transaction(self.path) as events:

@@ -19,7 +19,7 @@ _MAKER = object()  # held by `accounting`, which is the only one to make guarant
 _TOLERANCE = 1e-6  # by which epsilons of two machines may differ
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Guarantee:
     """(epsilon, delta)-differential privacy with everything that the numbers depend on.
 
@@ -52,6 +52,9 @@ class Guarantee:
     def __post_init__(self, maker: object) -> None:
         if maker is not _MAKER:
             raise TypeError("a Guarantee is made by fedveil.privacy.account and nothing else")
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("a Guarantee is made by fedveil.privacy.account and nothing else")
 
     def __copy__(self) -> Guarantee:
         return self

@@ -33,10 +33,12 @@ def tree_sum(terms: Terms) -> Terms:
         half = count // 2
         terms[:half] += terms[count - half : count]
         count -= half
-    return terms[0]
+    whole: Terms = terms[0]
+    return whole
 
 
 def matrix_times(columns: Terms, vectors: Terms) -> Terms:
     """`out[c, i] = sum over j of columns[j, c, i] * vectors[c, j]`: every client's own matrix, its
     columns in the first axis, times its own vector."""
-    return tree_sum(columns * vectors.T[:, :, None])
+    products: Terms = columns * vectors.T[:, :, None]
+    return tree_sum(products)

@@ -17,6 +17,7 @@ that such a person does not have.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -36,7 +37,7 @@ from fedveil.privacy.units import Entropy
 
 __all__ = ["BudgetSpent", "Header", "Inconsistent", "Ledger", "read"]
 
-VERSION = 2
+VERSION = 3
 MOVED = "The run was copied, and the user declared that this copy alone goes on."
 
 
@@ -186,6 +187,7 @@ class Ledger:
         data = _line(document, head)
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # two names of one file, two processes
             now = file_of(descriptor), os.fstat(descriptor).st_size
             if now != (self._opened, self._size):
                 raise Inconsistent(f"ledger {self.path}: changed by somebody else during the run")

@@ -20,7 +20,9 @@ _GENERATION = 0x80087601  # FS_IOC_GETVERSION
 class Header:
     """What a run promises: the releases of all its rounds, under which setting, at which delta.
 
-    `recipe` is a digest of the recipe that the plan was made from.
+    `recipe` is a digest of the recipe that the plan was made from. `clients` is one of the clients'
+    names in their order, where a schedule counts how often each takes part: were they others after
+    an interruption, somebody would take part more often than the schedule says.
     """
 
     setting: Setting
@@ -28,6 +30,7 @@ class Header:
     planned: tuple[Release, ...]
     rounds: int
     recipe: str = ""
+    clients: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -36,6 +39,7 @@ class Header:
             "planned": [release.to_dict() for release in self.planned],
             "rounds": self.rounds,
             "recipe": self.recipe,
+            "clients": self.clients,
         }
 
     @classmethod
@@ -46,6 +50,7 @@ class Header:
             tuple(Release.from_dict(release) for release in document["planned"]),
             int(document["rounds"]),
             str(document["recipe"]),
+            str(document["clients"]),
         )
 
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.mechanisms import Zcdp
 from fedveil.privacy.sampling import CappedPoisson, FixedSize, Poisson
+from fedveil.privacy.shown import at_least
 from fedveil.privacy.tuning import RandomRuns
 from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 
 if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee
 
+OTHERS = "Other runs, models and figures from the same data: what they cost comes on top."
 ELSE = "Anything that leaves beside the counted releases: timings, logs, what clients publish."
 
 
@@ -41,7 +43,7 @@ def not_covered(guarantee: Guarantee) -> tuple[str, ...]:
     if setting.adjacency is not Adjacency.ADD_REMOVE:
         whose = "client" if setting.unit is Unit.CLIENT else "record"
         found.append(f"That a {whose} is there: what it brings is hidden, its presence is not.")
-    return (*found, ELSE)
+    return (*found, OTHERS, ELSE)
 
 
 def _trusted(guarantee: Guarantee) -> list[str]:
@@ -49,9 +51,12 @@ def _trusted(guarantee: Guarantee) -> list[str]:
     if setting.trust is Trust.LOCAL:
         return ["Those it protects from see nothing of a client before its noise."]
     if setting.trust is Trust.CENTRAL:
-        return [
+        found = [
             "Those it protects from see releases alone; the aggregator sees more, and is trusted."
         ]
+        if shares is not None:
+            found.append(f"At least {shares} noise shares are in every sum, whoever came.")
+        return found
     found = ["Those it protects from see secure sums alone, never what a single client sends."]
     if shares is None:
         return [*found, "All noise shares are honest and arrive."]
@@ -99,10 +104,10 @@ def _bounded(guarantee: Guarantee) -> list[str]:
             proof = mechanism.certificate
             found.append(
                 f"Local steps bring no two models further apart: {proof.loss} loss of a linear "
-                f"model, inputs of length {proof.input_norm:g} at most, bias included."
+                f"model, inputs of length {at_least(proof.input_norm, 6)} at most, bias included."
             )
         if isinstance(mechanism, Zcdp):
-            found.append(f"One participation is {mechanism.rho:g}-zCDP, as was said.")
+            found.append(f"One participation is {at_least(mechanism.rho, 6)}-zCDP, as was said.")
     return list(dict.fromkeys(found))
 
 

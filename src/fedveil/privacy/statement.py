@@ -12,6 +12,7 @@ from fedveil.privacy.sampling import (
     Poisson,
     sampling_kind,
 )
+from fedveil.privacy.shown import at_least, at_most
 from fedveil.privacy.tuning import AllRuns, RandomRuns
 from fedveil.privacy.units import Adjacency, Trust, Unit
 
@@ -65,8 +66,8 @@ def statement_of(guarantee: Guarantee) -> str:
 def _verdict(guarantee: Guarantee) -> str:
     whose = "one client" if guarantee.unit is Unit.CLIENT else "one record"
     if math.isinf(guarantee.epsilon):
-        return f"Not certified: no epsilon at delta {guarantee.delta:.4g} for {whose}."
-    size = f"epsilon {guarantee.epsilon:.4g}, delta {guarantee.delta:.4g} for {whose}"
+        return f"Not certified: no epsilon at delta {at_most(guarantee.delta)} for {whose}."
+    size = f"epsilon {at_most(guarantee.epsilon)}, delta {at_most(guarantee.delta)} for {whose}"
     if guarantee.certified:
         return f"Certified: {size}, if all that it rests on is true."
     return f"Not certified: {size}."
@@ -79,16 +80,16 @@ def _promise(guarantee: Guarantee) -> str:
         who = f"But for the reason at the end, this would hold: {who[0].lower()}{who[1:]}"
     if math.isinf(guarantee.epsilon):
         return f"{who} may learn whether {what}: no finite epsilon is proved."
-    size = f"e^{guarantee.epsilon:.4g}"
+    size = f"e^{at_most(guarantee.epsilon)}"
     if guarantee.epsilon < 10:
-        size += f" = {math.exp(guarantee.epsilon):.4g}"
+        size += f" = {at_most(math.exp(guarantee.epsilon))}"
     text = (
         f"{who} can tell whether {what} only within this bound: no observation is more than {size} "
         "times likelier in one case than in the other"
     )
     if guarantee.delta > 0:
-        text += f", up to a probability of {guarantee.delta:.4g}"
-    text += f" (epsilon {guarantee.epsilon:.4g}, delta {guarantee.delta:.4g})."
+        text += f", up to a probability of {at_most(guarantee.delta)}"
+    text += f" (epsilon {at_most(guarantee.epsilon)}, delta {at_most(guarantee.delta)})."
     if guarantee.epsilon > _WEAK:
         text += " By itself an epsilon of this size promises little."
     return text
@@ -105,7 +106,7 @@ def _counted(guarantee: Guarantee) -> str:
     if isinstance(guarantee.tuning, RandomRuns):
         text += (
             f"; the best of a {guarantee.tuning.repeats} number of runs, "
-            f"{guarantee.tuning.mean:g} on average"
+            f"{at_most(guarantee.tuning.mean, 6)} on average"
         )
     return text + "."
 
@@ -121,11 +122,11 @@ def _release_text(release: Release) -> str:
         how = f"{rounds} of {sampling.cohort} out of {sampling.clients} clients"
     elif isinstance(sampling, CappedPoisson):
         how = (
-            f"{rounds} of Poisson sampling at rate {sampling.rate:g}, at most "
+            f"{rounds} of Poisson sampling at rate {at_most(sampling.rate, 6)}, at most "
             f"{sampling.cap} of {sampling.clients} clients"
         )
     elif isinstance(sampling, Poisson):
-        how = f"{rounds} of Poisson sampling at rate {sampling.rate:g}"
+        how = f"{rounds} of Poisson sampling at rate {at_most(sampling.rate, 6)}"
     else:
         how = rounds
     uses = f", {release.uses} releases each" if release.uses > 1 else ""
@@ -136,7 +137,7 @@ def _noise_text(mechanism: Mechanism) -> str:
     """The law of the noise, and its size beside the bound of one unit where that is one number."""
     kind = _NOISE[kind_of(mechanism)]
     size = getattr(mechanism, "noise_multiplier", getattr(mechanism, "scale_multiplier", None))
-    return kind if size is None else f"{kind}, multiplier {size:.6g}"
+    return kind if size is None else f"{kind}, multiplier {at_least(size, 6)}"
 
 
 def _many(count: int, what: str) -> str:

@@ -166,7 +166,10 @@ def _rate(release: Release, setting: Setting) -> float:
 def _honest_std(release: Release, setting: Setting) -> float:
     """Factor by which colluding and missing shares lower the std of the noise in a sum."""
     shares, honest = _shares(release, setting), honest_shares(release, setting)
-    return 1.0 if shares is None or honest is None else math.sqrt(honest / shares)
+    if shares is None or honest is None:
+        return 1.0
+    # The multiplier counts the cohort that is expected, and that need not be a whole number.
+    return math.sqrt(honest / max(shares, release.sampling.expected_cohort))
 
 
 def _shares(release: Release, setting: Setting) -> int | None:

@@ -30,5 +30,6 @@ class Ahead:
             rows = max(1, min(self._left, _MOST // max(1, count)))
             self._left -= rows
             self._drawn = rounded_gaussian(self._stream, rows * count, std).reshape(rows, count)
-        row, self._drawn = self._drawn[0], self._drawn[1:]
+        row: Integers = self._drawn[0]
+        self._drawn = self._drawn[1:]
         return row
