@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow mutants check bench clean
+.PHONY: run test test-slow mutants fuzz check bench clean
 
 run: .venv/installed
 	$(BIN)/fedveil run
@@ -18,6 +18,11 @@ test-slow: .venv/tested
 # Would the tests notice a wrong operator? A seeded sample of mutants of the privacy path.
 mutants: .venv/tested
 	$(BIN)/python tools/mutants.py --cover --sample 100 --seed 1
+
+# A million pairs of neighbours (tests/neighbours): some hours on two cores. `FUZZ="--minutes 10"`
+# stops earlier; a violation stops it at once and says how to run its case again.
+fuzz: .venv/tested
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.neighbours --pairs 1000000 --processes 2 $(FUZZ)
 
 # About an hour on two quiet cores; `.venv/bin/python -m benchmarks --quick` takes a few minutes.
 bench: .venv/installed

@@ -12,19 +12,26 @@ noise (`make fuzz`; `make test` runs a few thousand pairs):
 (c) what is public (plan, guarantee, clip, grid, noise, schedule, size of the model) does not move;
 (d) a run killed at any moment and resumed uses no client more often than accounted;
 (e) whatever follows the noise depends on noisy values alone: given the same ones, both runs go on
-    with the same weights, bit for bit.
+    with the same weights, bit for bit;
+(f) and so does every file that a run writes.
 
-How the two runs are coupled (`coupling`). A protected run draws from the operating system. Here its
-streams are keyed by (case, purpose, round, name of the client) instead; names, unlike positions,
-do not shift when a client comes or goes. And where the first run has drawn noise, the second
-gets the *same noisy value*, which is what the proof of adaptive composition conditions on; so
-rounds and noisy local steps can be compared one after the other. The guarantee is about the sum
-just before.
+Which neighbours, follows from the guarantee's unit and adjacency: a client replaced (its
+contribution alone must keep to the clip where the statement is zero-out), removed or added where it
+says add-remove; a record replaced, or made one that counts as zero. Who is there is public under
+the other statements; then a client that comes or goes must leave the others' training as it was.
+Only certified guarantees are claims; what the program refuses is skipped.
+
+How the two runs are coupled. A protected run draws from the operating system. Here its streams are
+keyed by (case, purpose, round, name of the client) instead; names, unlike positions, do not shift
+when a client comes or goes. And where the first run has drawn noise, the second gets the *same*
+noisy value, which is what the proof of adaptive composition conditions on: so rounds, and noisy
+local steps within a round, are compared one after the other, each with what it adds to the cost.
 
     cases       one integer -> a federation and a recipe      values      the nasty numbers
     worlds      a federation through arrays, CSV or disk      recording   notes what meets noise
     coupling    streams by name; noisy values replayed        checks      (a), (b), (c), (e)
-    resuming    (d)                                           planted     bugs that must be found
+    resuming    (d)                                           written     (f)
+    search      a case and its neighbours                     planted     bugs that must be found
 
 A failure prints the case's number; `python -m tests.neighbours --seed N` runs it again.
 """

@@ -27,7 +27,7 @@ METHODS = {
     "ae-dpfl": 1,
 }
 RESUMED = 16  # one case in so many has a public schedule, and is killed and resumed as well
-_TRUSTED = ("poisson", "poisson", "fixed", "everyone", "round-robin", "balanced", "capped-poisson")
+_TRUSTED = (*("poisson",) * 4, "fixed", "everyone", "round-robin", "balanced", "capped-poisson")
 _SEEN = ("balanced", "round-robin", "everyone", "fixed")
 _SCHEDULES = ("constant", "constant", *("inverse",) * 3, "inverse-sqrt", "exponential", "cosine")
 
@@ -234,7 +234,7 @@ def _trust(draw: Draw, method: str) -> str | None:
         return str(draw.choice(("central", "distributed")))
     if method == "fu" and draw.random() < 0.6:
         return None
-    return str(draw.choice(("central", "central", "local", "distributed")))
+    return str(draw.choice(("central", "central", "central", "local", "distributed")))
 
 
 def _local(draw: Draw, method: str, scheduled: bool) -> dict[str, Any]:

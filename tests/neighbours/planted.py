@@ -1,8 +1,8 @@
 """Bugs to be found: a detector that nobody saw detect is no detector.
 
-Each is a context that puts one mistake into the program. Most were there once; the others are
-plausible ones of the same kinds. `MOST` says within how many pairs, from case 0 on, the search
-must find each (`test_planted`).
+Each is a context that puts one mistake into the program: some were there once, the others are of
+the same kinds. `plant` says within how many pairs of the cases that it can concern, from case 0 on,
+the search must find it: about four times as many as it took when this was written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from fedveil import assemble
 from fedveil.data import encoding, table
 from fedveil.data.assignment import Assignment
-from fedveil.engine import contract, directory
+from fedveil.engine import alone, contract, directory
 from fedveil.engine import run as run_module
 from fedveil.engine.algebra import AlgebraEngine
 from fedveil.engine.checkpoint import fingerprint, load_checkpoint
@@ -76,7 +76,7 @@ def _dealt(case: Case) -> bool:
     return case.path != "direct"
 
 
-@plant(100, _dealt)
+@plant(40, _dealt)
 def one_lottery_for_all_rows() -> Any:
     """Hold-outs and caps drawn by one generator over all rows, not by each owner's name."""
 
@@ -86,14 +86,14 @@ def one_lottery_for_all_rows() -> Any:
     return patch.object(Assignment, "row_words", words)
 
 
-@plant(100)
+@plant(60)
 def clients_train_together() -> Any:
     """Chunks and padding as in simulations: others show in the low-order bits."""
     real = run_module._job
     return patch.object(run_module, "_job", lambda *args: replace(real(*args), isolated=False))
 
 
-@plant(100, lambda case: case.table["training"]["schedule"] == "inverse")
+@plant(200, lambda case: case.table["training"]["schedule"] == "inverse")
 @contextmanager
 def rates_of_the_longest_client() -> Iterator[None]:
     """A decaying rate that counts the steps of the client that takes the most."""
@@ -125,7 +125,7 @@ def one_record_poisons_its_batch() -> Any:
     return patch.object(MlpGradients, "_clipped_sums", sums)
 
 
-@plant(100, lambda case: _by_record(case) and not case.kind.classes)
+@plant(400, lambda case: _by_record(case) and not case.kind.classes)
 def norms_underflow() -> Any:
     """Squares of single precision, which may be zero where the gradient is not."""
 
@@ -157,7 +157,7 @@ def _ghostly(
     return rows.float()
 
 
-@plant(100, _scheduled)
+@plant(60, _scheduled)
 @contextmanager
 def a_killed_round_is_run_again() -> Iterator[None]:
     """After a crash the schedule goes back to the cohort whose round was not stored."""
@@ -181,7 +181,7 @@ def a_killed_round_is_run_again() -> Iterator[None]:
         yield
 
 
-@plant(100, lambda case: case.kind.by_record)
+@plant(250, lambda case: case.kind.by_record)
 def grids_of_their_own() -> Any:
     """Accounted with the first round's grid, which later ones need not be in proportion to."""
     real = GradientNoise._mechanism
@@ -195,7 +195,7 @@ def grids_of_their_own() -> Any:
     return patch.object(GradientNoise, "_mechanism", mechanism)
 
 
-@plant(100)
+@plant(40, lambda case: "public_clients" in case.table["privacy"])
 def the_divisor_counts_clients() -> Any:
     """Add-remove, while sums are divided by those that came."""
     real = Plan.release
@@ -208,7 +208,7 @@ def the_divisor_counts_clients() -> Any:
     return patch.object(Plan, "release", release)
 
 
-@plant(100, lambda case: case.engine in ("auto", "algebra"))
+@plant(150, lambda case: case.engine in ("auto", "algebra"))
 @contextmanager
 def one_engine_forgets_to_clip() -> Iterator[None]:
     """Updates of the algebraic engine go to the grid as they are."""
@@ -240,7 +240,7 @@ def one_engine_forgets_to_clip() -> Iterator[None]:
         yield
 
 
-@plant(100, lambda case: "weight_cap" in case.table["training"])
+@plant(40, lambda case: "weight_cap" in case.table["training"])
 def weights_without_a_cap() -> Any:
     """Clipped integers times a client's number of examples."""
     real = contract.shape_rows
@@ -261,7 +261,7 @@ def replaced_accounted_as_zeroed() -> Any:
     return patch.object(Adjacency, "sensitivity_factor", property(lambda self: 1))
 
 
-@plant(100)
+@plant(60, lambda case: case.table["training"].get("sparsity", 0.7) > 0.5)
 def kept_entries_are_scaled_up() -> Any:
     """LUS makes up for the entries it drops, after the clip."""
     real = contract.shape_rows
@@ -273,7 +273,7 @@ def kept_entries_are_scaled_up() -> Any:
     return patch.object(contract, "shape_rows", shape_rows)
 
 
-@plant(100, _tracked)
+@plant(60, _tracked)
 def bits_of_the_client_beside() -> Any:
     """A tracked clip's bits, each from another client's norm."""
     real = ClipTracking.halves
@@ -284,18 +284,26 @@ def bits_of_the_client_beside() -> Any:
     return patch.object(ClipTracking, "halves", halves)
 
 
-@plant(100, lambda case: case.module == "dropout")
-def one_generator_for_all_modules() -> Any:
+@plant(60, lambda case: case.module == "dropout")
+@contextmanager
+def one_generator_for_all_modules() -> Iterator[None]:
     """Dropout from torch's own generator: what a client draws depends on who came before."""
+
+    def drawn_apart(job: Any, make: Any, weights: Any, client: int, round: int, *rest: Any) -> Any:
+        return alone.contribution(job, make, weights, client, round)
 
     @contextmanager
     def nothing(self: RowEngine, *args: Any) -> Iterator[None]:
         yield
 
-    return patch.object(RowEngine, "_module_randomness", nothing)
+    with (
+        patch.object(alone, "drawn_apart", drawn_apart),
+        patch.object(RowEngine, "_module_randomness", nothing),
+    ):
+        yield
 
 
-@plant(100, _tracked)
+@plant(120, _tracked)
 def noise_of_the_first_clip() -> Any:
     """A tracked clip moves, and the noise stays."""
     real = central_noise.CentralNoise.protect
@@ -306,7 +314,7 @@ def noise_of_the_first_clip() -> Any:
     return patch.object(central_noise.CentralNoise, "protect", protect)
 
 
-@plant(100, lambda case: case.kind.by_record)
+@plant(40, lambda case: case.kind.by_record)
 def the_last_step_goes_without_noise() -> Any:
     """Noisy gradients but for the last, whose noise nothing brings later."""
     real = GradientNoise.local
@@ -317,7 +325,7 @@ def the_last_step_goes_without_noise() -> Any:
     return patch.object(GradientNoise, "local", local)
 
 
-@plant(100, lambda case: case.path == "csv")
+@plant(40, lambda case: case.path == "csv")
 def columns_centred_by_the_data() -> Any:
     """A schema is given, and yet the mean of all rows is taken off."""
     real = encoding.scaled
@@ -329,7 +337,7 @@ def columns_centred_by_the_data() -> Any:
     return patch.object(encoding, "scaled", scaled)
 
 
-@plant(100)
+@plant(40)
 def half_of_the_shares() -> Any:
     """Only every other client of a secure sum adds its noise share."""
     real = SecureRounds._add_sum
@@ -351,7 +359,7 @@ def a_fingerprint_of_the_data() -> Any:
     return patch.object(directory, "_fingerprint", fingerprint_of)
 
 
-@plant(100, lambda case: case.path == "csv")
+@plant(40, lambda case: case.path == "csv")
 def notes_that_count() -> Any:
     """A remark on the data with a number of rows in it."""
     real = table.from_table
@@ -363,14 +371,15 @@ def notes_that_count() -> Any:
     return patch.object(assemble, "from_table", from_table)
 
 
-@plant(100, lambda case: case.path == "csv")
+@plant(40, lambda case: case.path == "csv")
 def a_column_is_read_as_a_whole() -> Any:
     """One cell that is no number makes the numbers of its column missing."""
     real = encoding.encode
 
-    def encode(values: Any, column: Any, out: Any) -> None:
-        real(values, column, out)
-        if column.kind == "number" and np.isnan(encoding.numbers_of(values, column)).any():
+    def encode(values: Any, column: Any, out: Any) -> Any:
+        gaps = real(values, column, out)
+        if column.kind == "number" and gaps.any():
             out[:, 0] = 0.0
+        return gaps
 
     return patch.object(table, "encode", encode)

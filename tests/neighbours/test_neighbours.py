@@ -14,9 +14,10 @@ import pytest
 from .cases import METHODS, Case, draw_case
 from .planted import MOST, PLANTED, WHERE
 from .search import examine
+from .values import Kind, client
 from .worlds import play
 
-_CASES, _PARTS = 720, 24
+_CASES, _PARTS = 700, 25
 
 
 @pytest.mark.parametrize("part", range(_PARTS))
@@ -27,7 +28,7 @@ def test_no_neighbour_moves_more_than_was_accounted(part: int) -> None:
         assert not found.violations, f"\n{found}"
         pairs += found.pairs
         tags += found.tags
-    assert pairs > 50
+    assert pairs > 30
     assert tags["claimed"] > tags["not claimed"]
 
 
@@ -54,17 +55,18 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 def test_processes_sum_the_same_integers() -> None:
-    """Workers are beyond our notes, but the sum that meets the noise is not."""
-    case = next(case for case in map(draw_case, range(1000)) if _repeatable(case))
-    alone, shared = play(case, case.clients), play(replace(case, processes=2), case.clients)
+    """Workers are beyond our notes, but the sum that meets the noise is not. They draw from the
+    operating system, so nothing is drawn here: all records in every step."""
+    draw, kind = np.random.default_rng(8), Kind("classification", (3,), 2, finite=False, tame=True)
+    clients = tuple(client(draw, kind, f"c{number}") for number in range(5))
+    training = {"sampling": "everyone", "rounds": 2, "local_steps": 3, "learning_rate": 3.0}
+    table = {
+        "training": training,
+        "privacy": {"noise_multiplier": 1.0, "clip_norm": 0.1},
+        "model": {"name": "mlp", "hidden": [3]},
+    }
+    case = Case(8, table, kind, "direct", {}, clients)
+    alone, shared = play(case, clients), play(replace(case, processes=2), clients)
     assert alone.notes.draws.keys() == shared.notes.draws.keys() != set()
-    for key, draw in alone.notes.draws.items():
-        assert np.array_equal(draw.entered, shared.notes.draws[key].entered)
-
-
-def _repeatable(case: Case) -> bool:
-    """Whether clients draw nothing: workers draw from the operating system."""
-    training = case.table["training"]
-    updates = training["method"] == "dp-fedavg" and case.table["privacy"].get("trust") == "central"
-    drawing = case.module or "batch_size" in training or case.engine in ("generic", "sequential")
-    return bool(updates and not drawing and case.path == "direct" and case.kind.tame)
+    for key, met in alone.notes.draws.items():
+        assert np.array_equal(met.entered, shared.notes.draws[key].entered)

@@ -150,7 +150,7 @@ def _arrays(case: Case, clients: Sequence[Client]) -> Federation:
     if case.path == "direct":
         scaling = None
         if case.pixels:  # stored as bytes, scaled for the model
-            inputs = np.nan_to_num(np.abs(inputs) * 50, posinf=255).clip(0, 255).astype(np.uint8)
+            inputs = (np.nan_to_num(np.abs(inputs)).clip(0, 5) * 50).astype(np.uint8)
             scaling = Scaling(np.float32(128), np.float32(1 / 64))
             elsewhere = Examples(elsewhere.inputs.clip(0, 9).astype(np.uint8), elsewhere.targets)
         return Federation(
