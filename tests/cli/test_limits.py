@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil import assemble
@@ -290,3 +291,23 @@ def test_a_protected_run_does_not_say_how_many_processes_it_took(
         assert main(["run", *SMALL, "--set", "model.name=mlp", "--output", str(out), "--json"]) == 0
         shown.append(json.loads(capsys.readouterr().out)["engine"])
     assert shown[0] == shown[1]
+
+
+def test_figures_on_training_examples_are_not_certified() -> None:
+    draw = np.random.default_rng(3)
+    inputs, targets = draw.random((60, 3), dtype=np.float32), draw.integers(0, 2, 60)
+    owners = np.repeat(np.arange(6), 10)[::-1]
+    apart = Federation.from_arrays(
+        inputs[:50], targets[:50], owners[:50], classes=2, task="classification",
+        test=(inputs[50:], targets[50:]),
+    )  # fmt: skip
+    again = Federation.from_arrays(
+        inputs, targets, owners, classes=2, task="classification", test=(inputs[50:], targets[50:])
+    )
+    taken = replace(apart, test=apart.train)
+    recipe = recipes.with_defaults(recipes.parse({}, ["training.rounds=2", "privacy.delta=1e-3"]))
+    for data, certified in ((apart, True), (again, False), (taken, False)):
+        made = plan_of(recipe, data).guarantee
+        assert made is not None
+        assert made.certified is certified
+        assert any("training examples are" in one.lower() for one in made.not_covered) is not certified

@@ -16,6 +16,7 @@ from fedveil.errors import BadInput
 
 CLASSES = "the number of classes was taken from the labels"
 CLASS_NAMES = "the classes, their names and order were taken from the labels"
+AGAIN = "training examples are test or validation examples too, and figures on them have no noise"
 VOCABULARY = "the size of the vocabulary was taken from the token ids"
 TASK = "whether to predict classes or numbers was decided by the labels"
 DEALT_BY_LABEL = "rows were dealt to artificial clients by their labels"
@@ -73,3 +74,10 @@ def task_by_values(task: Any, targets: npt.ArrayLike) -> tuple[str, ...]:
 
 def _dtype(values: npt.ArrayLike) -> Any:
     return getattr(values, "dtype", None)
+
+
+def used_again(inputs: npt.ArrayLike, *others: npt.ArrayLike | None) -> list[str]:
+    """Whether other parts lie in the training examples' own memory; copies are not recognised."""
+    own = np.asarray(inputs)
+    held = (np.asarray(other) for other in others if other is not None)
+    return [AGAIN] if any(np.may_share_memory(own, part) for part in held) else []

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fedveil.data.assignment import Owners
 from fedveil.data.columns import Array, first_not_finite
-from fedveil.data.declared import VOCABULARY, count_classes, dealing, task_by_values
+from fedveil.data.declared import VOCABULARY, count_classes, dealing, task_by_values, used_again
 from fedveil.data.examples import (
     Examples,
     Scaling,
@@ -214,6 +214,8 @@ class Federation:
         if dealt.validation.size:
             parts["validation"] = pool.take(dealt.validation)
         unprotected = [*task_by_values(task, targets), *dealing(partition)]
+        given_parts = (as_pair(own)[0] for own in (test, validation) if own is not None)
+        unprotected += used_again(inputs, *given_parts)
         if kind is Task.REGRESSION:
             classes = 0
         else:

@@ -10,6 +10,7 @@ from dataclasses import fields, is_dataclass, replace
 
 from torch import nn
 
+from fedveil.data.declared import used_again
 from fedveil.data.federation import ARTIFICIAL_NOTE, HELD_OUT_NOTE, Federation, Task
 from fedveil.methods.method import Method
 from fedveil.methods.protection import Terms
@@ -24,7 +25,10 @@ _KNOWN_LAYERS = ("torch.nn.modules.", "fedveil.models.")
 
 def unprotected(method: Method, terms: Terms) -> tuple[str, ...]:
     """What came from private data without noise, or from code without a proof."""
-    found = list(terms.federation.unprotected)
+    federation = terms.federation
+    parts = federation.test, federation.validation
+    again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
+    found = list(dict.fromkeys((*federation.unprotected, *again)))
     if terms.shaping.ballot is not None and HELD_OUT_NOTE in terms.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
     # The server's optimiser and smoothing see released values alone: they may be anybody's.
