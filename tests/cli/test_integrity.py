@@ -219,6 +219,24 @@ def test_everything_put_back_to_an_earlier_state_is_noticed(fedveil: Call, tmp_p
         assert "older copy" in err
 
 
+def test_an_older_checkpoint_put_back_does_not_fit_the_metrics(
+    fedveil: Call, tmp_path: Path
+) -> None:
+    run = begun(tmp_path / "run", rounds=2)
+    state = run / "checkpoint/state.safetensors"
+    before = state.read_bytes()
+    recipe = recipes.with_defaults(recipes.parse(recipes.read(run / "recipe.toml")))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    directory = RunDirectory.open(run, plan)
+    next(iter(Run(plan).keep_in(directory)))
+    directory.close()
+    state.write_bytes(before)
+    for command in (["account", run], ["run", "--resume", run]):
+        code, _, err = fedveil(*command)
+        assert code == 2
+        assert "shows round 3" in err
+
+
 def test_of_a_run_and_its_copy_only_one_goes_on(fedveil: Call, tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     shutil.copytree(run, tmp_path / "copy")

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.data.federation import Federation
+from fedveil.data.federation import Examples, Federation
 from fedveil.engine.choose import build_engine
 from fedveil.engine.processes import ProcessEngine, split
 from fedveil.engine.shared import bytes_to_copy, share
@@ -183,6 +183,20 @@ def test_shared_columns_are_the_same_without_a_copy_of_files(tmp_path: Path) -> 
             there.model_inputs(there.train.inputs), federation.model_inputs(federation.train.inputs)
         )
         shared.close()
+
+
+def test_what_was_changed_in_a_private_map_is_what_others_see(tmp_path: Path) -> None:
+    """Records that were blanked in a copy-on-write map are still in its file: no worker may read
+    them there."""
+    plain = make_job("softmax", RULES["momentum"], Shaping()).federation
+    np.save(tmp_path / "inputs.npy", plain.train.inputs)
+    mapped = np.load(tmp_path / "inputs.npy", mmap_mode="c")
+    mapped[:7] = 0
+    blanked = replace(plain, train=Examples(mapped, plain.train.targets))
+    shared = share(blanked)
+    assert np.array_equal(shared.open().train.inputs, blanked.train.inputs)
+    assert bytes_to_copy(blanked) > 0
+    shared.close()
 
 
 @pytest.mark.slow

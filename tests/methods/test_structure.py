@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from fedveil.data.federation import Federation, Task
+from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engine.stack import affine_stack
 from fedveil.errors import FedveilError
 from fedveil.local.rule import LearningRate, LocalRule
@@ -327,6 +327,71 @@ def test_a_model_that_cannot_be_tried_is_refused() -> None:
         check_isolation(network(Picky()), DATA, per_example=False)
 
 
+class Solves(nn.Module):
+    """Fails on numbers that are too large to be multiplied."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        square = inputs[:, :, None] * inputs[:, None, :] + torch.eye(inputs.shape[1])
+        return torch.linalg.cholesky(square)[:, 0]
+
+
+def test_a_model_that_some_record_would_stop_is_refused() -> None:
+    """A run that ends because of what one record holds tells that it was there."""
+    draw = np.random.default_rng(0)
+    tokens = _like(draw.integers(0, 50, size=(8, 6)), 1000)
+    text = replace(tokens, task=Task.SEQUENCE, verified=True)
+    with pytest.raises(SensitivityRefused, match="made-up inputs"):
+        check_isolation(nn.Sequential(nn.Embedding(100, 4), nn.Linear(4, 1000)), text, False)
+    check_isolation(nn.Sequential(nn.Embedding(1000, 4), nn.Linear(4, 1000)), text, False)
+    with pytest.raises(SensitivityRefused, match="made-up inputs"):
+        check_isolation(nn.Sequential(Solves(), nn.Linear(FEATURES, 2)), DATA, False)
+
+
+class Centred:
+    """A scaling of somebody's own that looks at all records it is given."""
+
+    def __call__(self, inputs: np.ndarray) -> np.ndarray:
+        return inputs - inputs.mean(axis=0)
+
+
+class CentredFederation(Federation):
+    def model_inputs(self, inputs: np.ndarray) -> np.ndarray:
+        return inputs - inputs.mean(axis=0)
+
+
+class CentredColumn(np.ndarray):
+    def __getitem__(self, rows: object) -> np.ndarray:
+        found = np.asarray(self)[rows]
+        return found - found.mean(axis=0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        replace(DATA, scaling=Centred()),  # type: ignore[arg-type]
+        CentredFederation(DATA.train, DATA.offsets, DATA.test, DATA.task, DATA.classes),
+        replace(
+            DATA,
+            train=Examples(DATA.train.inputs.view(CentredColumn), DATA.train.targets),
+            verified=True,
+        ),
+    ],
+    ids=["scaling", "federation", "column"],
+)
+def test_nothing_is_certified_of_somebodys_own_way_from_the_records_to_the_model(
+    data: Federation,
+) -> None:
+    local = LocalRule(LearningRate(0.1), steps=1, batch_size=3)
+    method = hu(rounds=1, cohort=CohortRule(Scheme.EVERYONE), local=local, clip_norm=1.0)
+    own = plan(method, DATA, Linear(FEATURES, 2), budget=Budget(noise_multiplier=1.0))
+    assert own.guarantee is not None
+    assert own.guarantee.certified
+    planned = plan(method, data, Linear(FEATURES, 2), budget=Budget(noise_multiplier=1.0))
+    assert planned.guarantee is not None
+    assert not planned.guarantee.certified
+    assert "Centred" in planned.guarantee.reason
+
+
 @pytest.mark.parametrize("layer", [Counter, Secret], ids=["buffer", "attribute"])
 def test_no_plan_is_made_for_a_model_that_remembers(layer: Callable[[], nn.Module]) -> None:
     method = dp_fedavg(
@@ -343,7 +408,7 @@ def test_no_plan_is_made_for_a_model_that_remembers(layer: Callable[[], nn.Modul
 def test_our_own_models_keep_examples_apart(name: str) -> None:
     draw = np.random.default_rng(0)
     if name == "lstm":
-        data = _like(draw.integers(0, 5, size=(8, 6)), 5)
+        data = replace(_like(draw.integers(0, 5, size=(8, 6)), 5), task=Task.SEQUENCE)
     elif name == "linear":
         data = _like(draw.random((8, FEATURES)).astype(np.float32), 0)
     elif isinstance(build_or_none(name), ChannelsFirst):
@@ -362,8 +427,6 @@ def build_or_none(name: str) -> nn.Module | None:
 
 
 def _like(inputs: np.ndarray, classes: int) -> Federation:
-    from fedveil.data.federation import Examples
-
     targets = np.zeros(len(inputs), dtype=np.int64 if classes else np.float32)
     examples = Examples(inputs, targets)
     task = Task.CLASSIFICATION if classes else Task.REGRESSION

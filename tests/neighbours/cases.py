@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.recipe import PrivacySection
-
 from .values import Client, Draw, Kind, client
 
 # By how often they come. Every private method is here.
@@ -50,6 +48,7 @@ class Case:
     engine: str = "auto"
     chunk: int | None = None
     processes: int = 1
+    pixels: bool = False  # inputs stored as bytes
 
     def __str__(self) -> str:
         sections = (
@@ -58,11 +57,9 @@ class Case:
         )
         sizes = ", ".join(f"{one.name} {len(one)}" for one in self.clients)
         more = {"module": self.module, "start": self.start, "drop_last": self.drop_last}
-        more |= {"engine": self.engine, "chunk": self.chunk, **self.dealing}
+        more |= {"engine": self.engine, "chunk": self.chunk, "pixels": self.pixels, **self.dealing}
         said = ", ".join(f"{key}={value}" for key, value in more.items() if value)
-        return "\n  ".join(
-            [f"{self.kind}", f"{self.path}: {said}", *sections, f"records: {sizes}"]
-        )
+        return "\n  ".join([f"{self.kind}", f"{self.path}: {said}", *sections, f"records: {sizes}"])
 
 
 def draw_case(seed: int) -> Case:
@@ -75,7 +72,9 @@ def draw_case(seed: int) -> Case:
     # Automatic differentiation takes a millisecond a step and client: fewer of them.
     slow = bool(module) or engine in ("generic", "sequential") or "input_norm" in model
     most = 3 if module == "lstm" else 6 if slow else None
-    names = [f"c{number:02d}" for number in range(0, 3 * int(draw.integers(3, 7)), 3)]
+    numbers = range(0, 3 * int(draw.integers(3, 7)), 3)
+    plain = path == "csv" and draw.random() < 0.4  # names that a file's reader takes for numbers
+    names = [str(number) if plain else f"c{number:02d}" for number in numbers]
     size = None
     if draw.random() < 0.3:  # clients of one size go through engines' shortest ways
         size = int(draw.choice((1, 2, 4, 7, 16)))
@@ -97,6 +96,7 @@ def draw_case(seed: int) -> Case:
         bool(draw.random() < 0.15),
         engine,
         None if draw.random() < 0.5 else int(draw.integers(1, 5)),
+        pixels=path == "direct" and kind.task != "sequence" and bool(draw.random() < 0.08),
     )
 
 
@@ -123,7 +123,9 @@ def _kind(draw: Draw, method: str) -> tuple[Kind, str, str]:
     path = str(draw.choice(("direct", "arrays", "stored", "csv"), p=(0.5, 0.22, 0.03, 0.25)))
     regression = method != "ae-dpfl" and draw.random() < 0.4
     task = "regression" if regression else "classification"
-    shape: tuple[int, ...] = (int(draw.choice((1, 2, 3, 5, 9, 40), p=(0.1, 0.3, 0.2, 0.2, 0.1, 0.1))),)
+    shape: tuple[int, ...] = (
+        int(draw.choice((1, 2, 3, 5, 9, 40), p=(0.1, 0.3, 0.2, 0.2, 0.1, 0.1))),
+    )
     module, classes = "", int(draw.integers(2, 5))
     if path != "csv" and draw.random() < 0.12:
         module = str(draw.choice(("dropout", "residual", "batchnorm", "convolution", "lstm")))
@@ -179,7 +181,9 @@ def _recipe(
     training = {"method": method, **_local(draw, method, scheduled)}
     privacy: dict[str, Any] = {
         "noise_multiplier": float(10 ** draw.uniform(-1, 1.5)),
-        "clip_norm": float(draw.choice((1e-6, 1e-3, 0.1, 1.0, *((1e-6,) if record else (1.0, 1e3))))),
+        "clip_norm": float(
+            draw.choice((1e-6, 1e-3, 0.1, 1.0, *((1e-6,) if record else (1.0, 1e3))))
+        ),
     }
     table: dict[str, dict[str, Any]] = {"training": training, "privacy": privacy}
     trust = _trust(draw, method)
@@ -193,7 +197,7 @@ def _recipe(
         schemes = ("round-robin", "balanced") if scheduled else _TRUSTED if trusted else _SEEN
         _cohort(draw, training, str(draw.choice(schemes)), clients, scheduled)
     declarable = training.get("sampling") in ("poisson", "everyone") and trusted
-    if declarable and draw.random() < 0.4 and hasattr(PrivacySection, "public_clients"):
+    if declarable and draw.random() < 0.4:
         privacy["public_clients"] = clients + int(draw.integers(1, 4))
         privacy["adjacency"] = "add-remove"
     elif draw.random() < 0.25:
@@ -208,6 +212,8 @@ def _recipe(
         if draw.random() < 0.5:
             secure["dropout"] = 0.2
         table["aggregation"] = secure
+        if draw.random() < 0.4 and clients > 3:
+            privacy["colluders"] = 1
     if method not in ("ae-dpfl",) and draw.random() < 0.2:
         table["server"] = {"optimizer": "adam", "momentum": 0.9, "learning_rate": 0.1}
     if method == "ae-dpfl":

@@ -105,6 +105,12 @@ def _public(one: World, two: World) -> Iterator[Violation]:
         first, second = getattr(one.plan, what), getattr(two.plan, what)
         if first != second:
             yield Violation("c", f"{what} differs: {first} and {second}")
+    for what in ("notes", "class_names", "features", "classes", "unprotected"):
+        first, second = (getattr(world.plan.federation, what) for world in (one, two))
+        if first != second:
+            yield Violation("c", f"{what} of the data differ: {first} and {second}")
+    if one.plan.warnings != two.plan.warnings:
+        yield Violation("c", f"warnings differ: {one.plan.warnings} and {two.plan.warnings}")
     rounds = one.plan.method.rounds
     if one.plan.releases(rounds) != two.plan.releases(rounds):
         yield Violation("c", "accounted releases differ")

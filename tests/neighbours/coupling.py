@@ -57,12 +57,12 @@ class Streams:
 
     def name(self, randomness: Randomness, client: int) -> str:
         """Whose number this is; a client that trains alone calls itself number 0."""
-        return self.names[client + getattr(randomness, "_first", 0)]
+        return self.names[client + randomness._first]
 
     def shuffle_words(self, randomness, round, clients, positions) -> Words:
         """In the place of `Randomness.shuffle_words`: seeded by the case, clients by name."""
-        first = getattr(randomness, "_first", 0)
-        return _SHUFFLE(self._seeded, round, self._numbers[clients + first], positions)
+        numbers = self._numbers[clients + randomness._first]
+        return _SHUFFLE(self._seeded, round, numbers, positions)
 
 
 _SHUFFLE = Randomness.shuffle_words

@@ -17,27 +17,28 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from fedveil.data import encoding
+from fedveil import assemble
+from fedveil.data import encoding, table
 from fedveil.data.assignment import Assignment
-from fedveil.engine import contract
+from fedveil.engine import contract, directory
 from fedveil.engine import run as run_module
 from fedveil.engine.algebra import AlgebraEngine
-from fedveil.engine.checkpoint import load_checkpoint
+from fedveil.engine.checkpoint import fingerprint, load_checkpoint
 from fedveil.engine.directory import RunDirectory
-from fedveil.engine.mlp import MlpGradients, _sizes
+from fedveil.engine.mlp import MlpGradients, _factors, _sizes
 from fedveil.engine.rows import RowEngine
 from fedveil.engine.run import Run
 from fedveil.engine.secure import SecureRounds
 from fedveil.local import shaping as shaping_module
 from fedveil.local.batches import step_counts
 from fedveil.local.rule import LearningRate
-from fedveil.methods import central_noise, gradient_noise
+from fedveil.methods import central_noise
 from fedveil.methods.clip_rules import ClipTracking
 from fedveil.methods.gradient_noise import GradientNoise
-from fedveil.methods.modular_grid import power_of_two_below
 from fedveil.methods.protection import Terms
 from fedveil.planning.plan import Plan
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.units import Adjacency
 
 from .cases import RESUMED, Case
@@ -89,9 +90,7 @@ def one_lottery_for_all_rows() -> Any:
 def clients_train_together() -> Any:
     """Chunks and padding as in simulations: others show in the low-order bits."""
     real = run_module._job
-    return patch.object(
-        run_module, "_job", lambda *args: replace(real(*args), isolated=False)
-    )
+    return patch.object(run_module, "_job", lambda *args: replace(real(*args), isolated=False))
 
 
 @plant(100, lambda case: case.table["training"]["schedule"] == "inverse")
@@ -117,28 +116,45 @@ def rates_of_the_longest_client() -> Iterator[None]:
 
 @plant(100, _by_record)
 def one_record_poisons_its_batch() -> Any:
-    """Ghost norms that leave an example which is not finite where it is: zero times infinity."""
+    """An example that is not finite gets the factor zero: zero times infinity is no zero."""
 
-    def factors(self: MlpGradients, errors: Any, states: Any, clip: Any) -> Any:
-        sizes = _sizes(errors, states, clip.order)
-        return self._factors_of(sizes, clip, self._roundings * 2.0**-52)
+    def sums(self: MlpGradients, errors: Any, states: Any, *args: Any) -> Any:
+        doubles = [[part.double() for part in parts] for parts in (errors, states)]
+        return _ghostly(self, *doubles, *args)
 
-    return patch.object(MlpGradients, "_factors", factors)
+    return patch.object(MlpGradients, "_clipped_sums", sums)
 
 
-@plant(100, _by_record)
+@plant(100, lambda case: _by_record(case) and not case.kind.classes)
 def norms_underflow() -> Any:
     """Squares of single precision, which may be zero where the gradient is not."""
-    real = MlpGradients._factors
 
-    def factors(self: MlpGradients, errors: Any, states: Any, clip: Any) -> Any:
-        found = real(self, errors, states, clip)
-        singles = [[part.float() for part in parts] for parts in (errors, states)]
-        sizes = [(e.double(), s.double()) for e, s in _sizes(*singles, clip.order)]
-        quick = self._factors_of(sizes, clip, self._roundings * 2.0**-24)
-        return torch.where(torch.isfinite(quick) & (quick > 0), quick, found)
+    def sums(self: MlpGradients, errors: Any, states: Any, *args: Any) -> Any:
+        finite = torch.stack([part.isfinite().all(dim=1) for part in (*errors, *states)]).all(dim=0)
+        for part in (*errors, *states):
+            part.masked_fill_(~finite[:, None], 0.0)
+        return _ghostly(self, errors, states, *args)
 
-    return patch.object(MlpGradients, "_factors", factors)
+    return patch.object(MlpGradients, "_clipped_sums", sums)
+
+
+def _ghostly(
+    self: MlpGradients, errors: Any, states: Any, mask: Any, clip: Any, denominator: float
+) -> Any:
+    """Clipped gradients from the norms of their parts, without any care."""
+    norms = 0.0
+    for error, state in _sizes(errors, states, clip.order):
+        norms = norms + error * (state + 1.0)
+    factors = _factors(norms, clip, self._roundings * 2.0**-24) / denominator
+    if mask is not None:
+        factors = factors * mask
+    width = max(slot.stop for layer in self._stack for slot in (layer.weight, layer.bias))
+    rows = errors[0].new_empty(len(norms), width)
+    for layer, error, state in zip(self._stack, errors, states, strict=True):
+        scaled = error * factors[:, None]
+        layer.weight_of(rows).copy_(torch.bmm(scaled, state.transpose(1, 2)))
+        layer.bias_of(rows).copy_(scaled.sum(dim=2))
+    return rows.float()
 
 
 @plant(100, _scheduled)
@@ -167,14 +183,16 @@ def a_killed_round_is_run_again() -> Iterator[None]:
 
 @plant(100, lambda case: case.kind.by_record)
 def grids_of_their_own() -> Any:
-    """Each round's grid as fine beside its rate as a power of two happens to be."""
+    """Accounted with the first round's grid, which later ones need not be in proportion to."""
+    real = GradientNoise._mechanism
 
-    def grid(terms: Terms, round: int) -> float:
-        rate = gradient_noise._rates(terms, round)[-1]
-        reach = rate * gradient_noise._clip(terms).norm / gradient_noise._batch(terms)
-        return power_of_two_below(1e-3 * reach / terms.layout.size**0.5)
+    def mechanism(self: GradientNoise, terms: Terms) -> Any:
+        found = real(self, terms)
+        if isinstance(found, DiscreteGaussianSum):
+            return replace(found, granularity=self._upload_grid(terms, 0))
+        return found
 
-    return patch.object(gradient_noise, "_upload_grid", grid)
+    return patch.object(GradientNoise, "_mechanism", mechanism)
 
 
 @plant(100)
@@ -321,3 +339,38 @@ def half_of_the_shares() -> Any:
         real(self, opened, total, integers, fewer)
 
     return patch.object(SecureRounds, "_add_sum", add_sum)
+
+
+@plant(100, lambda case: case.seed % RESUMED == RESUMED // 2)
+def a_fingerprint_of_the_data() -> Any:
+    """A checkpoint that knows its run by a hash of sizes, labels and inputs."""
+
+    def fingerprint_of(plan: Plan, recipe: bytes) -> str:
+        return fingerprint(recipe, plan.federation)
+
+    return patch.object(directory, "_fingerprint", fingerprint_of)
+
+
+@plant(100, lambda case: case.path == "csv")
+def notes_that_count() -> Any:
+    """A remark on the data with a number of rows in it."""
+    real = table.from_table
+
+    def from_table(*args: Any, **kwargs: Any) -> Any:
+        federation = real(*args, **kwargs)
+        return replace(federation, notes=(*federation.notes, f"{len(federation.train)} rows."))
+
+    return patch.object(assemble, "from_table", from_table)
+
+
+@plant(100, lambda case: case.path == "csv")
+def a_column_is_read_as_a_whole() -> Any:
+    """One cell that is no number makes the numbers of its column missing."""
+    real = encoding.encode
+
+    def encode(values: Any, column: Any, out: Any) -> None:
+        real(values, column, out)
+        if column.kind == "number" and np.isnan(encoding.numbers_of(values, column)).any():
+            out[:, 0] = 0.0
+
+    return patch.object(table, "encode", encode)

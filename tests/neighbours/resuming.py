@@ -21,10 +21,16 @@ from .cases import Case
 from .checks import Violation
 from .coupling import Streams
 from .recording import Recorder, recording
-from .worlds import _NEVER, _scratch, names_of, plan_for, prepared, speed_of
+from .worlds import NEVER, names_of, plan_for, prepared, scratch, speed_of
 
 # Between these two moments a result may have left although nothing is stored.
-_MOMENTS = ("after reserving", "after training", "before storing", "before storing", "after storing")
+_MOMENTS = (
+    "after reserving",
+    "after training",
+    "before storing",
+    "before storing",
+    "after storing",
+)
 
 
 class Killed(BaseException):
@@ -36,7 +42,7 @@ def killed_and_resumed(case: Case) -> list[Violation]:
     draw = np.random.default_rng([case.seed, 4])
     streams = Streams(case.seed)
     recorder = Recorder(streams)
-    folder = Path(tempfile.mkdtemp(prefix="neighbours-", dir=_scratch())) / "run"
+    folder = Path(tempfile.mkdtemp(prefix="neighbours-", dir=scratch())) / "run"
     state = patch.dict(os.environ, {"XDG_STATE_HOME": str(folder.parent)})
     try:
         with recording(recorder) as notes, state:
@@ -61,7 +67,7 @@ def killed_and_resumed(case: Case) -> list[Violation]:
 def _session(case, chosen, federation, folder: Path, draw: np.random.Generator | None) -> None:
     """Open the run and go on, to the end or to the next kill."""
     planned = plan_for(case, chosen, federation)
-    run = Run(planned, speed=speed_of(case), every=_NEVER)
+    run = Run(planned, speed=speed_of(case), every=NEVER)
     directory = RunDirectory.open(folder, planned)
     try:
         run.keep_in(directory)

@@ -16,6 +16,7 @@ from .checks import Change, Violation, claimed, compare
 from .resuming import killed_and_resumed
 from .values import Client, Draw, client, with_other_record
 from .worlds import World, play
+from .written import files_differ
 
 _NEIGHBOURS = 4  # of each world
 
@@ -62,6 +63,12 @@ def examine(seed: int) -> Found:
         found.pairs += 1
         found.tags["resumed"] += 1
         found.violations += [("killed and resumed", law) for law in killed_and_resumed(case)]
+    if seed % RESUMED == RESUMED // 2 and not first.failure:
+        found.pairs += 1
+        found.tags["written"] += 1
+        neighbours = list(_neighbours(case, first))[:1]
+        for change, clients in neighbours:
+            found.violations += [(f"{change}", law) for law in files_differ(case, clients, first)]
     return found
 
 
@@ -82,7 +89,9 @@ def _neighbours(case: Case, world: World) -> Iterator[tuple[Change, tuple[Client
     """Neighbours of the kind that the guarantee is about, of clients that took part."""
     draw = np.random.default_rng([case.seed, 5])
     setting = world.plan.setting
-    present = sorted({name for _, name in world.notes.rows} | {k[2] for k in world.notes.draws if k[2]})
+    present = sorted(
+        {name for _, name in world.notes.rows} | {k[2] for k in world.notes.draws if k[2]}
+    )
     by_name = {one.name: one for one in case.clients}
     for _ in range(_NEIGHBOURS):
         if not present:
@@ -95,7 +104,9 @@ def _neighbours(case: Case, world: World) -> Iterator[tuple[Change, tuple[Client
             other = with_other_record(draw, case.kind, one, zeroed)
             yield Change("zeroed" if zeroed else "record", name), _with(case, other)
             continue
-        if setting is not None and setting.adjacency is Adjacency.ADD_REMOVE or draw.random() < 0.15:
+        if (
+            setting is not None and setting.adjacency is Adjacency.ADD_REMOVE
+        ) or draw.random() < 0.15:
             if draw.random() < 0.7:
                 yield Change("removed", name), tuple(c for c in case.clients if c.name != name)
             else:
@@ -114,7 +125,11 @@ def _with(case: Case, other: Client) -> tuple[Client, ...]:
 
 
 def _added(draw: Draw, case: Case) -> tuple[Change, tuple[Client, ...]]:
-    """A client somewhere in the order of names, so that positions shift."""
+    """A client somewhere in the order of names, so that positions shift; its name may make text
+    of names that were numbers."""
     number = 3 * int(draw.integers(len(case.clients))) + int(draw.integers(1, 3))
-    new = client(draw, case.kind, f"c{number:02d}", most=_most(case))
+    name = f"c{number:02d}"
+    if case.clients[0].name == "0":
+        name = str(draw.choice((f"{number}", f"x{number}", f"{number}.5")))
+    new = client(draw, case.kind, name, most=_most(case))
     return Change("added", new.name), tuple(sorted((*case.clients, new), key=lambda one: one.name))

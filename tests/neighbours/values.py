@@ -12,6 +12,8 @@ Draw = np.random.Generator
 # Overflow, underflow, signs of zero; an error of 2.5e-23 times an input of 1.8e19 is a gradient
 # whose square exists in single precision although the square of the error does not.
 NASTY = (3e38, -3e38, 1e38, 1.8e19, -1.8e19, 1e10, 1e-38, -1e-38, 1e-42, 2.5e-23, 0.0, -0.0, 1e4)
+# What people write into a column of numbers.
+CELLS = ("", "NA", "abc", "1,234", "1,5", "true", "2020-01-01", " 5 ", "1e300", "-0", "007", "1_0")
 SIZES = (*(1, 1, 2, 3, 4, 5, 6, 7, 8, 9) * 4, 17, 33)
 BATCHES = (3, 4, 4, 5, 6, 7, 8, 8, 12)  # where single records count
 
@@ -24,6 +26,7 @@ class Client:
     inputs: npt.NDArray[np.float32]  # [records, ...]
     targets: npt.NDArray[np.generic]  # [records]
     places: npt.NDArray[np.float64]
+    cells: tuple[tuple[float, tuple[int, str]], ...] = ()  # by place: a column, and odd text in it
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -51,7 +54,13 @@ def client(
     inputs, targets = records(draw, kind, size)
     if draw.random() < 0.25 and kind.task == "classification":
         targets[:] = targets[0]
-    return Client(name, inputs, targets, draw.random(size))
+    places = draw.random(size)
+    odd = () if kind.tame or draw.random() < 0.5 else (_odd_cell(draw, places),)
+    return Client(name, inputs, targets, places, odd)
+
+
+def _odd_cell(draw: Draw, places: npt.NDArray[np.float64]) -> tuple[float, tuple[int, str]]:
+    return float(draw.choice(places)), (int(draw.integers(50)), str(draw.choice(CELLS)))
 
 
 def records(
@@ -111,4 +120,7 @@ def with_other_record(draw: Draw, kind: Kind, one: Client, zeroed: bool) -> Clie
     else:
         fresh = records(draw, kind, 1)
         inputs[row], targets[row] = fresh[0][0], fresh[1][0]
-    return replace(one, inputs=inputs, targets=targets)
+    odd = one.cells
+    if not kind.tame and draw.random() < 0.5:
+        odd = (_odd_cell(draw, one.places[row : row + 1]),)
+    return replace(one, inputs=inputs, targets=targets, cells=odd)

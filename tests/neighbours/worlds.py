@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from fedveil import recipe as recipes
 from fedveil.assemble import federation_of, plan_of
-from fedveil.data.federation import Examples, Federation, Task
+from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.data.partition import ByOwner
+from fedveil.engine.directory import RunDirectory
 from fedveil.engine.run import Run, Speed
 from fedveil.errors import FedveilError
 from fedveil.methods.named import method_of
@@ -28,11 +29,11 @@ from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.recipe import Recipe
 
 from .cases import Case
-from .recording import Notes, Recorder, recording
 from .coupling import Streams
+from .recording import Notes, Recorder, recording
 from .values import Client
 
-_NEVER = 1 << 60  # rounds between evaluations: what is measured on test examples is not covered
+NEVER = 1 << 60  # rounds between evaluations: what is measured on test examples is not covered
 
 
 @dataclass
@@ -47,8 +48,11 @@ class World:
     failure: str = ""  # why a round ended early
 
 
-def play(case: Case, clients: Sequence[Client], first: World | None = None) -> World:
-    """Plan and run a case with these clients; a FedveilError means that it is refused."""
+def play(
+    case: Case, clients: Sequence[Client], first: World | None = None, keep: Path | None = None
+) -> World:
+    """Plan and run a case with these clients, kept in a new run directory if one is named; a
+    FedveilError means that it is refused."""
     streams = Streams(case.seed)
     recorder = Recorder(streams, None if first is None else first.notes)
     torch.default_generator.manual_seed(0)  # nobody else's randomness is part of the comparison
@@ -58,17 +62,21 @@ def play(case: Case, clients: Sequence[Client], first: World | None = None) -> W
         streams.name_clients(names)
         planned = plan_for(case, chosen, federation)
         world = World(names, planned, notes)
-        run = Run(planned, speed=speed_of(case), every=_NEVER)
+        run = Run(planned, speed=speed_of(case), every=NEVER)
+        if keep is not None:
+            run.keep_in(RunDirectory.create(keep, planned, recipes.to_table(chosen)))
         try:
             for number in range(planned.method.rounds):
                 shaping = planned.shaping_in(number, run.state.optimizer)
                 world.shapings.append((shaping.clip, shaping.granularity))
-                report = run._round(last=False)
+                report = run._round(last=number + 1 == planned.method.rounds)
                 world.states.append(_bytes(run.state.weights, run.state.optimizer, report))
         except (FedveilError, ValueError, RuntimeError, ArithmeticError, IndexError) as error:
             world.failure = f"{type(error).__name__}: {error}"
         finally:
             run.close()
+            if run.directory is not None:
+                run.directory.close()
     return world
 
 
@@ -80,14 +88,14 @@ def _bytes(weights: Tensor, optimizer: dict[str, Tensor], report: Any) -> bytes:
     """All that a round leaves, to be compared bit by bit."""
     parts = [weights.numpy().tobytes()]
     parts += [name.encode() + value.numpy().tobytes() for name, value in sorted(optimizer.items())]
-    return b"".join([*parts, repr(sorted(report.figures.items())).encode()])
+    return b"".join([*parts, repr(report.to_dict()).encode()])
 
 
 def prepared(case: Case, clients: Sequence[Client]) -> tuple[Recipe, Federation]:
     """The recipe with its defaults, and the federation by the case's way in."""
     if case.path != "csv":
         return recipe_of(case), _arrays(case, clients)
-    folder = Path(tempfile.mkdtemp(prefix="neighbours-", dir=_scratch()))
+    folder = Path(tempfile.mkdtemp(prefix="neighbours-", dir=scratch()))
     try:
         _write_table(case, clients, folder / "rows.csv")
         (folder / "schema.toml").write_text(_schema(case), encoding="utf-8")
@@ -140,6 +148,11 @@ def _arrays(case: Case, clients: Sequence[Client]) -> Federation:
         public = draw.integers(0, kind.classes, (4, *kind.shape))
     elsewhere = Examples(public, np.zeros_like(targets, shape=(4, *targets.shape[1:])))
     if case.path == "direct":
+        scaling = None
+        if case.pixels:  # stored as bytes, scaled for the model
+            inputs = np.nan_to_num(np.abs(inputs) * 50, posinf=255).clip(0, 255).astype(np.uint8)
+            scaling = Scaling(np.float32(128), np.float32(1 / 64))
+            elsewhere = Examples(elsewhere.inputs.clip(0, 9).astype(np.uint8), elsewhere.targets)
         return Federation(
             Examples(inputs, targets),
             np.concatenate([[0], np.cumsum([len(one) for one in clients])]),
@@ -147,6 +160,7 @@ def _arrays(case: Case, clients: Sequence[Client]) -> Federation:
             Task(kind.task),
             kind.classes,
             validation=elsewhere,
+            scaling=scaling,
             verified=True,  # engines must cope with what a program may hand them
         )
     dealing = dict(case.dealing)
@@ -166,7 +180,7 @@ def _arrays(case: Case, clients: Sequence[Client]) -> Federation:
     )
     if case.path == "arrays":
         return federation
-    folder = Path(tempfile.mkdtemp(prefix="neighbours-", dir=_scratch()))
+    folder = Path(tempfile.mkdtemp(prefix="neighbours-", dir=scratch()))
     try:
         return Federation.open(federation.save(folder / "saved"))
     finally:
@@ -177,11 +191,15 @@ def _write_table(case: Case, clients: Sequence[Client], path: Path) -> None:
     """All rows in a random order that is each row's own."""
     rows = []
     for one in clients:
+        odd = dict(one.cells)
         for place, inputs, target in zip(one.places, one.inputs, one.targets, strict=True):
-            numbers = ["" if abs(x) == np.float32(1e-38) else repr(float(x)) for x in inputs]
+            cells = [repr(float(x)) for x in inputs]
+            cells.append("abz"[int(place * 1e6) % 3])
+            if place in odd:
+                column, text = odd[place]
+                cells[column % len(cells)] = text
             label = f"k{target}" if case.kind.classes else repr(float(target))
-            word = "abz"[int(abs(place) * 1e6) % 3]
-            rows.append((place, [one.name, *numbers, word, label]))
+            rows.append((place, [one.name, *cells, label]))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["who", *(f"x{i}" for i in range(case.kind.shape[0])), "word", "y"])
@@ -203,7 +221,7 @@ def _schema(case: Case) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _scratch() -> str | None:
+def scratch() -> str | None:
     """Memory, where there is some to write files to."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 

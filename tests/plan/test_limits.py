@@ -109,7 +109,14 @@ def test_layers_of_ones_own_are_taken_on_trust_and_named(federation: fv.Federati
     for model in (heard, changed):
         own = guarantee_of(federation, model)
         assert any("Layers that are not fedveil's (Linear)" in one for one in own.rests_on)
-    known = guarantee_of(federation, nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    handle = nn.modules.module.register_module_forward_hook(lambda *seen: None)
+    try:
+        everywhere = guarantee_of(federation, plain)
+    finally:
+        handle.remove()
+    assert any("Layers that are not fedveil's" in one for one in everywhere.rests_on)
+    known = guarantee_of(federation, plain)
     assert not any("Layers that are not" in one for one in known.rests_on)
 
 

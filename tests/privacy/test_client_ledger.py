@@ -455,7 +455,7 @@ def test_a_ledger_or_a_head_that_is_gone_or_older_is_noticed(
 ) -> None:
     ledger = ClientLedger(path, 5.0, DELTA)
     old = {file: file.read_bytes() for file in (path, head_of(path))}
-    for _ in range(3):
+    for _ in range(2):
         ledger.reserve(ONCE, LOCAL)
     new = {file: file.read_bytes() for file in (path, head_of(path))}
     state()
@@ -470,7 +470,7 @@ def test_a_ledger_or_a_head_that_is_gone_or_older_is_noticed(
             ClientLedger(path, 5.0, DELTA)
         file.write_bytes(new[file])
     assert ClientLedger(path, 5.0, DELTA).spent() == pytest.approx(
-        gaussian_epsilon(math.sqrt(3) / 4)
+        gaussian_epsilon(math.sqrt(2) / 4)
     )
 
 

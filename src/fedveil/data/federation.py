@@ -79,12 +79,29 @@ class Federation:
                 f"federation {self.name!r}: client {int(sizes.argmin())} has no examples; "
                 "leave it out or give it some"
             )
+        self._check_scaling()
         parts = {"train": self.train, "test": self.test, "validation": self.validation}
         for part, examples in parts.items():
             if examples is not None:
                 self._check_shapes(part, examples)
                 if not self.verified:
                     self._check_values(part, examples)
+
+    def _check_scaling(self) -> None:
+        """It must fit one example: parts as long as a batch would treat records by their place."""
+        if not isinstance(self.scaling, Scaling):
+            return
+        for part in (self.scaling.shift, self.scaling.factor):
+            shape, whole = np.shape(part), self.input_shape
+            fits = len(shape) <= len(whole) and all(
+                own in (1, length)
+                for own, length in zip(reversed(shape), reversed(whole), strict=False)
+            )
+            if not fits:
+                raise BadInput(
+                    f"federation {self.name!r}: a scaling of shape {shape} does not fit inputs of "
+                    f"shape {whole}"
+                )
 
     def _check_shapes(self, part: str, examples: Examples) -> None:
         where = f"federation {self.name!r}, {part} part"

@@ -59,9 +59,7 @@ class ClippedSum:
         norms = self._norms(clip.order)
         finite = np.isfinite(norms)
         if not finite.all():
-            wrong = torch.from_numpy(~finite)
-            self._errors.masked_fill_(wrong, 0.0)
-            self._states.masked_fill_(wrong, 0.0)  # zero times infinity is no zero
+            self._leave_out(torch.from_numpy(~finite))
         factors = clip_factors(norms, Clip(clip.norm, clip.order), relative_error=self._slack)
         factors /= denominator
         if real is not None:
@@ -73,6 +71,12 @@ class ClippedSum:
             if bias is not None:
                 torch.sum(mine, dim=1, out=bias)
         return self._sum.float()
+
+    def _leave_out(self, wrong: Tensor) -> None:
+        """Examples that count as zero; a factor of zero would not do, as infinity times it is no
+        zero."""
+        self._errors.masked_fill_(wrong, 0.0)
+        self._states.masked_fill_(wrong, 0.0)
 
     def _norms(self, order: int) -> npt.NDArray[np.float64]:
         """Of each example's gradient, `[batch]`: not finite where anything of it is not, for the

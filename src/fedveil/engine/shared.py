@@ -117,5 +117,7 @@ def _place_in_file(array: Array) -> Column | None:
         root = root.base
     if not isinstance(root, np.memmap) or root.filename is None or not array.flags.c_contiguous:
         return None
+    if root.mode == "c":  # changes stay in this process: the file may hold what was taken out here
+        return None
     begin = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
     return Column(str(root.filename), root.offset + begin, array.dtype.str, array.shape)

@@ -8,6 +8,8 @@ gradient. Both show when the same example comes in other company.
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -59,6 +61,8 @@ def _try(model: nn.Module, federation: Federation, per_example: bool) -> None:
                 "normalisation, say): one record moves every example's gradient",
                 "use group or layer normalisation",
             )
+    for extreme in _extremes(federation):
+        _outputs(model, extreme)  # whose record would end the run, would be known by that
     after = _state(model)
     kept = before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
     if not kept or not _same(alone, _outputs(model, watched)):
@@ -78,6 +82,22 @@ def _batch(federation: Federation, draw: np.random.Generator, scale: float) -> T
         most = 2 if scale == 0 else max(2, min(federation.classes, 100))
         made = draw.integers(0, most, size=shape).astype(kind)
     return as_tensor(federation.model_inputs(made)).clone()
+
+
+def _extremes(federation: Federation) -> Iterator[Tensor]:
+    """Inputs as far out as a record may be: the largest numbers, tokens up to the last one."""
+    shape, kind = (1 + _OTHERS, *federation.input_shape), federation.train.inputs.dtype
+    values: list[object] = [0, 1]
+    if federation.task is Task.SEQUENCE:
+        values = [np.linspace(federation.classes - 1, 0, math.prod(shape)).reshape(shape)]
+    elif np.issubdtype(kind, np.floating):
+        values = [np.finfo(kind).max, np.finfo(kind).min, np.finfo(kind).tiny]
+    elif np.issubdtype(kind, np.integer):
+        values = [np.iinfo(kind).max, np.iinfo(kind).min]
+    for value in values:
+        with np.errstate(all="ignore"):
+            made = federation.model_inputs(np.broadcast_to(np.asarray(value, kind), shape).copy())
+        yield as_tensor(made).clone()
 
 
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:

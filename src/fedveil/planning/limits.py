@@ -8,12 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 
+import numpy as np
 from torch import nn
 
 from fedveil.data.declared import used_again
-from fedveil.data.federation import ARTIFICIAL_NOTE, HELD_OUT_NOTE, Federation, Task
+from fedveil.data.federation import (
+    ARTIFICIAL_NOTE,
+    HELD_OUT_NOTE,
+    Examples,
+    Federation,
+    Scaling,
+    Task,
+)
 from fedveil.methods.method import Method
 from fedveil.methods.protection import Terms
+from fedveil.models.structure import as_written
 from fedveil.privacy.units import Trust
 from fedveil.secagg.mode import Mode
 from fedveil.server.optimizers import Sgd
@@ -29,6 +38,7 @@ def unprotected(method: Method, terms: Terms) -> tuple[str, ...]:
     parts = federation.test, federation.validation
     again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
     found = list(dict.fromkeys((*federation.unprotected, *again)))
+    found += [_UNPROVED.format(name) for name in _foreign_data(federation)]
     if terms.shaping.ballot is not None and HELD_OUT_NOTE in terms.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
     # The server's optimiser and smoothing see released values alone: they may be anybody's.
@@ -85,6 +95,15 @@ def _shape(federation: Federation) -> str:
     return f"{size} inputs, {federation.classes} classes"
 
 
+def _foreign_data(federation: Federation) -> Iterator[str]:
+    """Classes of somebody else between the stored records and the model: a scaling that looks at
+    all records it is given, or a column that does, carries one record into others."""
+    train = federation.train
+    parts = (federation, train, federation.scaling, train.inputs, train.targets, federation.offsets)
+    known = (Federation, Examples, Scaling, type(None), np.ndarray, np.memmap)
+    yield from (type(part).__name__ for part in parts if type(part) not in known)
+
+
 def _foreign_parts(part: object) -> Iterator[str]:
     """Classes of somebody else anywhere in a method: what a subclass changes, no proof has seen."""
     if isinstance(part, tuple):
@@ -99,6 +118,5 @@ def _foreign_parts(part: object) -> Iterator[str]:
 
 def _foreign(layer: nn.Module) -> bool:
     """A layer of somebody else, or one of ours that somebody listens to or has changed."""
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    touched = any(getattr(layer, name, None) for name in hooks) or "forward" in vars(layer)
-    return touched or not f"{type(layer).__module__}.".startswith(_KNOWN_LAYERS)
+    known = f"{type(layer).__module__}.".startswith(_KNOWN_LAYERS)
+    return not known or not as_written(layer)
