@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -248,6 +249,47 @@ class Moody(nn.Module):
         return inputs * float(self.draw.random())
 
 
+class _Fades(torch.autograd.Function):
+    """The identity, whose gradient grows weaker with every step that anybody took."""
+
+    steps = 0
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, error: Tensor) -> Tensor:
+        _Fades.steps += 1
+        return error * 0.9**_Fades.steps
+
+
+class Fades(nn.Module):
+    """Remembers on the way back only, and where no copy of the module forgets it."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return _Fades.apply(inputs)
+
+
+class _Shares(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(inputs)
+        return inputs.view_as(inputs)
+
+    @staticmethod
+    def backward(ctx: Any, error: Tensor) -> Tensor:
+        (inputs,) = ctx.saved_tensors
+        return error / (1 + inputs.norm())
+
+
+class Shares(nn.Module):
+    """Mixes the examples of a batch on the way back only."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return _Shares.apply(inputs)
+
+
 class Offset(nn.Module):
     """Has a buffer, and leaves it alone."""
 
@@ -266,6 +308,7 @@ def network(layer: nn.Module) -> nn.Module:
 COUPLED = {
     "batch mean": BatchMean,
     "neighbour": Neighbour,
+    "on the way back": Shares,
     "batch norm": lambda: nn.BatchNorm1d(4, track_running_stats=False),
     "running batch norm": lambda: nn.BatchNorm1d(4),
 }
@@ -273,6 +316,7 @@ STATEFUL = {
     "buffer": Counter,
     "attribute": Secret,
     "own randomness": Moody,
+    "on the way back": Fades,
     "running batch norm": lambda: nn.BatchNorm1d(4),
 }
 APART: dict[str, Callable[[], nn.Module]] = {

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.secagg.device import DeviceRound
+from fedveil.secagg.errors import Doubted
 from fedveil.secagg.journal import Journal, MemoryJournal
 from fedveil.secagg.keys import DeviceKeys, new_keys
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Roster
-from fedveil.secagg.server import Server, ServerRound
-from fedveil.secagg.terms import Terms
+from fedveil.secagg.server import Server
+from fedveil.secagg.server_round import ServerRound
+from fedveil.secagg.terms import Limits, Terms
+from fedveil.secagg.wire import Message, parse
 
 NOBODY: frozenset[int] = frozenset()
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+def peek(frame: bytes, kind: type[MessageT], *_: object) -> MessageT:
+    """A frame's message, whoever signed it."""
+    assert frame[5] == kind.KIND
+    return parse(frame, kind)
 
 
 @dataclass
@@ -32,8 +43,20 @@ class Cast:
 
     def play(self, round: int = 1, dimension: int = 5, bits: int = 32, **kwargs: object) -> Play:
         members = kwargs.pop("members", self.ids)
-        opened = self.server.open(round, members, dimension, bits, **kwargs)  # type: ignore
-        return Play(self, opened)
+        return Play(self, self.open(round, members, dimension, bits, **kwargs))  # type: ignore
+
+    def open(self, round: int, members, dimension: int, bits: int, purpose: str = "update"):
+        """A round of the server, its graph drawn by devices if it is sparse."""
+        details = (round, members, dimension, bits, purpose)
+        if self.terms.topology(len(members)).complete:
+            return self.server.open(*details)
+        drawing = self.server.draw(*details)
+        for device in drawing.drawers:
+            drawing.commit(self.devices[device].offer(drawing.invitation))
+        listed = drawing.commitments()
+        for device in drawing.drawers:
+            drawing.reveal(self.devices[device].reveal(listed))
+        return self.server.open_drawn(drawing)
 
 
 @dataclass
@@ -69,8 +92,15 @@ class Play:
     def confirm(self, silent: Collection[int] = NOBODY) -> None:
         for device in self.server.survivors:
             if device not in silent:
-                self.send(self.rounds[device].confirm(self.server.survivors_for(device)))
+                self.send(self.confirmation(device))
         self.server.close_confirmation()
+
+    def confirmation(self, device: int) -> bytes:
+        try:
+            return self.rounds[device].confirm(self.server.survivors_for(device))
+        except Doubted as refusal:
+            frame = self.server.survivors_for(device, refusal.devices)
+            return self.rounds[device].confirm(frame)
 
     def unmask(self, silent: Collection[int] = NOBODY) -> np.ndarray:
         for device in self.server.confirmed:
@@ -88,9 +118,12 @@ def assemble(
     sparse: bool = True,
     own_rosters: bool = False,
     journal: Callable[[int], Journal] = lambda _: MemoryJournal(),
+    limits: Limits | None = None,
+    **others: Any,
 ) -> Cast:
     """`count` enrolled devices with ids 10, 20, ... and a server that knows them."""
-    terms = Terms("test", min_honest, colluders, max_dropout, sparse=sparse)
+    others = {"purposes": ("update", "clip")} | others
+    terms = Terms("test", min_honest, colluders, max_dropout, sparse=sparse, **others)
     keys: dict[int, DeviceKeys] = {10 * i: new_keys("test", 10 * i) for i in range(1, count + 1)}
     pinned = {i: k.identity.public_key().public_bytes_raw() for i, k in keys.items()}
     key = Ed25519PrivateKey.generate()
@@ -98,7 +131,12 @@ def assemble(
     shared = roster_of(pinned, keys)
     devices = {
         i: Participant(
-            k, roster_of(pinned, keys) if own_rosters else shared, terms, public, journal(i)
+            k,
+            roster_of(pinned, keys) if own_rosters else shared,
+            terms,
+            public,
+            journal(i),
+            limits=limits,
         )
         for i, k in keys.items()
     }

@@ -9,18 +9,37 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
-import msgpack
 from Crypto.Cipher import AES
 from Crypto.PublicKey import ECC
 from Crypto.Signature import eddsa
 
-LABEL = b"fedveil.secagg.v1."
+LABEL = b"fedveil.secagg.v2."
 VECTORS = Path(__file__).parent / "vectors"
 PRIME = 65521
+# The terms of the transcript: every field and its value.
+TERMS = (
+    "federation=clinics",
+    "min_honest=2",
+    "colluders=0",
+    "max_dropout=0x1.0000000000000p-2",
+    "security_failure=0x1.0000000000000p-64",
+    "recovery_failure=0x1.0000000000000p-20",
+    "sparse=False",
+    "honest_shares=None",
+    "honest_server=False",
+    "dropped_edges=None",
+    "purposes=1:6:update",
+    "members=16384",
+    "degree=1024",
+    "dimension=268435456",
+    "round_step=16384",
+    "draws=8",
+)
 
 
 def le(number: int, size: int = 8) -> bytes:
@@ -81,10 +100,54 @@ def ed25519_sign(seed: bytes, message: bytes) -> bytes:
     return eddsa.new(ECC.construct(curve="Ed25519", seed=seed), "rfc8032").sign(message)
 
 
-def frame(kind: int, fields: list[Any], seed: bytes) -> bytes:
-    body = msgpack.packb(fields)
-    signed = LABEL + b"frame\0" + bytes([1, kind]) + hashlib.sha256(body).digest()
-    return b"FVSA" + bytes([1, kind]) + ed25519_sign(seed, signed) + body
+def text(value: str | bytes) -> bytes:
+    content = value.encode() if isinstance(value, str) else value
+    return le(len(content), 4) + content
+
+
+def packed_ids(ids: list[int]) -> bytes:
+    """Steps of one byte: enough for the ids used here."""
+    steps = [after - before for before, after in itertools.pairwise(ids)]
+    assert all(0 < step < 256 for step in steps)
+    return le(len(ids), 4) + (b"\1" + le(ids[0]) + bytes(steps) if ids else b"")
+
+
+def claims(kind: int, device: int, context: bytes, body: bytes) -> bytes:
+    return bytes([2, kind]) + le(device) + context + le(len(body), 4)
+
+
+def frame(kind: int, device: int, context: bytes, body: bytes, seed: bytes) -> bytes:
+    head = claims(kind, device, context, body)
+    signed = LABEL + b"frame\0" + head + hashlib.sha256(body).digest()
+    return b"FVSA" + head + ed25519_sign(seed, signed) + body
+
+
+def message_digest(data: bytes) -> bytes:
+    return hashlib.sha256(data[4:50] + hashlib.sha256(data[114:]).digest()).digest()
+
+
+def ratchet(seed: bytes, round: int) -> bytes:
+    """The key of a round: along each digit's chain, then down a branch."""
+    for place in range(8):
+        for _ in range(round // 16 ** (7 - place) % 16):
+            seed = hmac.new(seed, LABEL + b"ratchet\0", hashlib.sha512).digest()[:32]
+        seed = hmac.new(seed, LABEL + b"ratchet\0", hashlib.sha512).digest()[32:]
+    return seed
+
+
+def print_of(kind: str, part: bytes, plan: bytes, dealer: int, holder: int) -> bytes:
+    return expand(part, f"share-{kind}", plan + le(dealer) + le(holder), 16)
+
+
+def mark(both: bytes, plan: bytes, dealer: int, holder: int) -> bytes:
+    own = print_of("self", both[:32], plan, dealer, holder)
+    pair = print_of("pair", both[32:], plan, dealer, holder)
+    return digest("mark", own, pair)[:16]
+
+
+def check(root: bytes, up: bytes, down: bytes) -> bytes:
+    prints = [expand(key, "check-seal", length=16) for key in (up, down)]
+    return expand(root, "check", length=16) + digest("check-seals", *prints)[:16]
 
 
 def pair_seed(secret: bytes, public: bytes, low_card: bytes, high_card: bytes) -> bytes:
@@ -98,9 +161,9 @@ def mask_words(key: bytes, count: int, bits: int) -> list[int]:
     return [int.from_bytes(stream[i : i + size], "little") for i in range(0, size * count, size)]
 
 
-def seal(key: bytes, both: bytes) -> bytes:
-    ciphertext, mac = AES.new(key, AES.MODE_GCM, nonce=bytes(12)).encrypt_and_digest(both)
-    return ciphertext + mac
+def seal(key: bytes, both: bytes, nonce: bytes) -> bytes:
+    ciphertext, mac = AES.new(key, AES.MODE_GCM, nonce=nonce).encrypt_and_digest(both)
+    return nonce + ciphertext + mac
 
 
 def elements(data: bytes) -> list[int]:
@@ -128,6 +191,11 @@ def pattern(name: str, size: int) -> bytes:
     return hashlib.shake_256(name.encode()).digest(size)
 
 
+def card(device: int, identity: bytes, public: bytes) -> bytes:
+    body = text("clinics") + le(1) + public + text(b"")
+    return frame(1, device, ed25519_public(identity), body, identity)
+
+
 def secret_pattern(name: str) -> bytes:
     return b"".join(le(value % PRIME, 2) for value in elements(pattern(name, 32)))
 
@@ -143,18 +211,16 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
     coefficients = [secret_pattern(f"coefficient {e}") for e in (1, 2)]
     members = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
     members.sort()
-    graph_seed = digest(
-        "graph", b"clinics", le(7), b"update", b"".join(le(member) for member in members)
-    )
+    drawers, drawn = [14, 35], [pattern("drawn 14", 32), pattern("drawn 35", 32)]
+    hidden = [digest("draw", plan, le(d), own) for d, own in zip(drawers, drawn, strict=True)]
+    listed = digest("commitments", plan, b"".join(map(le, drawers)), b"".join(hidden))
+    graph_seed = digest("graph", listed, b"".join(drawn))
     agreement = [pattern(f"agreement {i}", 32) for i in (1, 2)]
     base = (9).to_bytes(32, "little")
     public = [x25519(scalar, base) for scalar in agreement]
     identity = [pattern(f"identity {i}", 32) for i in (1, 2)]
-    cards = [
-        frame(1, ["clinics", i + 1, 1, ed25519_public(identity[i]), public[i], b""], identity[i])
-        for i in (0, 1)
-    ]
-    prints = [hashlib.sha256(card[70:]).digest() for card in cards]
+    cards = [card(i + 1, identity[i], public[i]) for i in (0, 1)]
+    prints = [message_digest(card) for card in cards]
     material = expand(key, "round", plan, 128)
     root = material[:32]
     both = secret + secret_pattern("pair secret")
@@ -204,7 +270,30 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
                 "seal_down": material[64:96].hex(),
                 "tag": material[96:].hex(),
                 "mask_key": expand(root, "mask").hex(),
-                "check": expand(root, "check", length=16).hex(),
+                "check": check(root, material[32:64], material[64:96]).hex(),
+            }
+        ],
+        "ratchet": [
+            {"seed": key.hex(), "round": round, "out": ratchet(key, round).hex()}
+            for round in (0, 1, 15, 16, 300, 65535, 65536, 2**32 - 1)
+        ],
+        "mark": [
+            {
+                "shares": both.hex(),
+                "plan": plan.hex(),
+                "dealer": 14,
+                "holder": 92,
+                "out": mark(both, plan, 14, 92).hex(),
+            }
+        ],
+        "draw": [
+            {
+                "draft": plan.hex(),
+                "devices": drawers,
+                "drawn": [own.hex() for own in drawn],
+                "hidden": [one.hex() for one in hidden],
+                "commitments": listed.hex(),
+                "out": graph_seed.hex(),
             }
         ],
         "self_mask_key": [{"secret": secret.hex(), "out": expand(secret, "self-mask").hex()}],
@@ -227,7 +316,12 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
             for kind in ("self", "pair")
         ],
         "seal": [
-            {"key": key.hex(), "shares": both.hex(), "out": seal(key, both).hex()},
+            {
+                "key": key.hex(),
+                "shares": both.hex(),
+                "nonce": pattern("nonce", 12).hex(),
+                "out": seal(key, both, pattern("nonce", 12)).hex(),
+            },
         ],
         "mask": [
             {"key": key.hex(), "bits": bits, "out": mask_words(key, 9, bits)} for bits in (32, 64)
@@ -242,9 +336,6 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
         ],
         "graph": [
             {
-                "federation": "clinics",
-                "round": 7,
-                "purpose": "update",
                 "members": members,
                 "seed": graph_seed.hex(),
                 "degree": degree,
@@ -266,7 +357,7 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
             for i in (0, 1)
         ],
         "roster": [
-            {"cards": [p.hex() for p in prints], "out": digest("roster", *prints).hex()},
+            {"cards": [p.hex() for p in prints], "out": digest("roster", b"".join(prints)).hex()},
         ],
         "certificate": [
             {
@@ -290,14 +381,14 @@ def transcript() -> list[dict[str, Any]]:
     identity = {i: pattern(f"identity {i}", 32) for i in ids}
     agreement = {i: pattern(f"agreement {i}", 32) for i in ids}
     public = {i: x25519(agreement[i], (9).to_bytes(32, "little")) for i in ids}
-    cards = {
-        i: frame(1, ["clinics", i, 1, ed25519_public(identity[i]), public[i], b""], identity[i])
-        for i in ids
-    }
-    prints = {i: hashlib.sha256(cards[i][70:]).digest() for i in ids}
-    roster = digest("roster", *(prints[i] for i in ids))
-    plan = frame(3, ["clinics", 7, "update", ids, roster, words, 32, 3, 2, 2], server)
-    plan_digest = hashlib.sha256(plan[70:]).digest()
+    cards = {i: card(i, identity[i], public[i]) for i in ids}
+    prints = {i: message_digest(cards[i]) for i in ids}
+    roster = digest("roster", b"".join(prints[i] for i in ids))
+    terms = digest("terms", *(line.encode() for line in TERMS))
+    numbers = b"".join(le(n) for n in (words, 32, 3, 2, 2))
+    plan_body = text("clinics") + le(7) + text("update") + packed_ids(ids) + roster + terms
+    plan = frame(3, 0, bytes(32), plan_body + numbers + packed_ids([]) + text(b""), server)
+    plan_digest = message_digest(plan)
     others = {i: [j for j in ids if j != i] for i in ids}
     self_secret = {i: secret_pattern(f"self {i}") for i in ids}
     pair_secret = {i: secret_pattern(f"pair {i}") for i in ids}
@@ -309,16 +400,34 @@ def transcript() -> list[dict[str, Any]]:
         for j in others[i]:
             low, high = min(i, j), max(i, j)
             seed = pair_seed(agreement[i], public[j], prints[low], prints[high])
-            material[i, j] = expand(seed, "round", plan_digest, 128)
+            material[i, j] = expand(ratchet(seed, 7), "round", plan_digest, 128)
             root[i, j], tag_key[i, j] = material[i, j][:32], material[i, j][96:]
 
     def share_of(i: int, j: int, kind: int) -> bytes:
         secret = (self_secret, pair_secret)[kind][i]
         return share(secret, [slopes[i][kind]], others[i].index(j) + 1)
 
+    def both_of(i: int, j: int) -> bytes:
+        return share_of(i, j, 0) + share_of(i, j, 1)
+
+    def nonce(i: int, j: int) -> bytes:
+        return pattern(f"nonce {i} {j}", 12)
+
     def sealed(i: int, j: int) -> bytes:
         key = material[i, j][32:64] if i < j else material[i, j][64:96]
-        return seal(key, share_of(i, j, 0) + share_of(i, j, 1))
+        return seal(key, both_of(i, j), nonce(i, j))
+
+    def mark_of(i: int, j: int) -> bytes:
+        return mark(both_of(i, j), plan_digest, i, j)
+
+    def check_of(i: int, j: int) -> bytes:
+        return check(root[i, j], material[i, j][32:64], material[i, j][64:96])
+
+    def answer(i: int, j: int) -> bytes:
+        """What j answers about i: the share that is owed, and the other one's print."""
+        kind = 0 if i in survivors else 1
+        other = share_of(i, j, 1 - kind)
+        return share_of(i, j, kind) + print_of(("pair", "self")[kind], other, plan_digest, i, j)
 
     def wrapped(i: int, j: int) -> bytes:
         pad = expand(pair_secret[i], "wrap", le(j))
@@ -339,20 +448,27 @@ def transcript() -> list[dict[str, Any]]:
             "self_secret": self_secret[i],
             "pair_secret": pair_secret[i],
             "coefficients": slopes[i][0] + slopes[i][1],
+            "nonces": b"".join(nonce(i, j) for j in others[i]),
             "shares": frame(
                 4,
-                [
-                    plan_digest,
-                    i,
-                    commitments,
-                    b"".join(sealed(i, j) for j in others[i]),
-                    b"".join(wrapped(i, j) for j in others[i]),
-                    b"".join(expand(root[i, j], "check", length=16) for j in others[i]),
-                ],
+                i,
+                plan_digest,
+                commitments
+                + text(b"".join(sealed(i, j) for j in others[i]))
+                + text(b"".join(wrapped(i, j) for j in others[i]))
+                + text(b"".join(check_of(i, j) for j in others[i]))
+                + text(b"".join(mark_of(i, j) for j in others[i])),
                 identity[i],
             ),
             "sharers": frame(
-                5, [plan_digest, i, everybody, b"".join(sealed(j, i) for j in others[i])], server
+                5,
+                i,
+                plan_digest,
+                text(everybody)
+                + text(b"\0")
+                + text(b"".join(sealed(j, i) for j in others[i]))
+                + text(b"".join(mark_of(j, i) for j in others[i])),
+                server,
             ),
         }
         if i in survivors:
@@ -370,18 +486,32 @@ def transcript() -> list[dict[str, Any]]:
                 total = [x + sign * m for x, m in zip(total, mask, strict=True)]
             vector = b"".join(le(x % 2**32, 4) for x in total)
             upload = b"".join(tag(tag_key[i, j], "upload", le(i) + sharers) for j in others[i])
+            statement = ed25519_sign(
+                identity[i], digest("statement", plan_digest, le(i), everybody)
+            )
             alive = [j for j in others[i] if j in survivors]
             uploaded = b"".join(tag(tag_key[i, j], "upload", le(j) + sharers) for j in alive)
             own = b"".join(tag(tag_key[i, j], "confirm", le(i) + agreed) for j in alive)
             theirs = b"".join(tag(tag_key[i, j], "confirm", le(j) + agreed) for j in alive)
-            shares = b"".join(share_of(j, i, 0 if j in survivors else 1) for j in others[i])
+            answers = b"".join(answer(j, i) for j in others[i])
+            accepted = digest("accepted", plan_digest, b"".join(mark_of(j, i) for j in others[i]))
             known |= {
                 "vector": vectors[i],
-                "masked": frame(6, [plan_digest, i, upload, vector], identity[i]),
-                "survivors": frame(7, [plan_digest, i, surviving, uploaded], server),
-                "confirm": frame(8, [plan_digest, i, agreed, own], identity[i]),
-                "confirmed": frame(9, [plan_digest, i, surviving, theirs], server),
-                "unmask": frame(10, [plan_digest, i, shares], identity[i]),
+                "masked": frame(
+                    6, i, plan_digest, text(upload) + statement + text(vector), identity[i]
+                ),
+                "survivors": frame(
+                    7,
+                    i,
+                    plan_digest,
+                    text(surviving) + text(uploaded) + packed_ids([]) + text(b""),
+                    server,
+                ),
+                "confirm": frame(
+                    8, i, plan_digest, agreed + text(own) + text(b"\0") + accepted, identity[i]
+                ),
+                "confirmed": frame(9, i, plan_digest, text(surviving) + text(theirs), server),
+                "unmask": frame(10, i, plan_digest, text(answers), identity[i]),
             }
         devices.append({k: v.hex() if isinstance(v, bytes) else v for k, v in known.items()})
     total = [sum(column) for column in zip(*vectors.values(), strict=True)]

@@ -24,15 +24,23 @@ from fedveil.secagg.errors import (
 from fedveil.secagg.graph import Graph
 from fedveil.secagg.masks import apply_masks
 from fedveil.secagg.messages import Confirm, Confirmed, Masked, Sharers, Shares, Survivors, Unmask
-from fedveil.secagg.recovery import _recover
-from fedveil.secagg.shares import SHARE_BYTES
+from fedveil.secagg.recovery import Recovery
 from fedveil.secagg.topology import choose
-from tests.secagg.play import assemble, plain_sum, small_vectors
+from tests.secagg.play import assemble, peek, plain_sum, small_vectors
 
 VECTORS = small_vectors()
 
 
 # --- the passive server and its colluders ---------------------------------------------------------
+
+
+def recovered(play, device: int, survived: bool) -> bytes:
+    """A secret from the shares that the server was given, whichever kind they are of."""
+    server = play.server
+    claimed = [device] if survived else []
+    return Recovery(server.layout, server._kept.dealt, claimed, {}, server._kept.answers).secret(
+        device
+    )
 
 
 class Spy:
@@ -48,25 +56,23 @@ class Spy:
         for own, other in ((a, b), (b, a)):
             if own in self.colluders:
                 return self.roots[own][other]
-            dealt = self.play.server._dealt.get(own)
+            dealt = self.play.server._kept.dealt.get(own)
             if dealt is not None and own not in self.play.server.survivors:
-                secret = _recover(self.layout, own, dealt, False, self.play.server._answers)
+                secret = recovered(self.play, own, False)
                 rank = self.layout.rank(own, other)
-                return pairs.wrap(dealt.wrapped[32 * rank : 32 * (rank + 1)], secret, other)
+                wrapped = dealt.message.wrapped[32 * rank : 32 * (rank + 1)]
+                return pairs.wrap(wrapped, secret, other)
         return None
 
     def strip(self, device: int, own_mask: bool = True) -> np.ndarray:
         """A device's upload without every mask that the spies can compute."""
         frame = next(
-            f
-            for f in self.play.frames
-            if f[5] == Masked.KIND and wire.read(f, Masked, 10**9).device == device
+            f for f in self.play.frames if f[5] == Masked.KIND and peek(f, Masked).device == device
         )
-        words = np.frombuffer(wire.read(frame, Masked, 10**9).vector, "<u4").copy()
-        dealt = self.play.server._dealt[device]
+        words = np.frombuffer(peek(frame, Masked).vector, "<u4").copy()
         added, subtracted = [], []
         if own_mask:
-            secret = _recover(self.layout, device, dealt, True, self.play.server._answers)
+            secret = recovered(self.play, device, True)
             subtracted.append(pairs.self_mask_key(secret))
         for other in self.layout.graph.neighbours(device):
             root = self.known_root(device, other)
@@ -210,13 +216,12 @@ def test_a_vector_that_comes_after_its_device_was_declared_lost_stays_hidden():
     words = spy.strip(60, own_mask=False)
     for shift in SHIFTS:
         assert chisquare(cells([words[:-1:2], words[1::2]], shift)).pvalue > LEVEL
-    dealt, layout = play.server._dealt[60], play.server.layout
-    _recover(layout, 60, dealt, False, play.server._answers)
+    recovered(play, 60, False)
     with pytest.raises(NotReleased):
-        _recover(layout, 60, dealt, True, play.server._answers)
+        recovered(play, 60, True)
 
 
-def test_replayed_frames_are_out_of_turn_and_change_nothing():
+def test_replayed_frames_change_nothing():
     cast = assemble(4)
     old = cast.play(round=1)
     old.share()
@@ -226,9 +231,11 @@ def test_replayed_frames_are_out_of_turn_and_change_nothing():
     new = cast.play(round=2)
 
     def replay() -> None:
-        for frame in [*old.frames, *new.frames]:
+        for frame in old.frames:
             with pytest.raises(OutOfTurn):
                 new.server.receive(frame)
+        for frame in new.frames:
+            new.server.receive(frame)
 
     replay()
     new.share()
@@ -246,8 +253,7 @@ def test_a_frame_sent_twice_counts_once():
 
     def twice(frame: bytes) -> None:
         play.send(frame)
-        with pytest.raises(OutOfTurn, match="before"):
-            play.server.receive(frame)
+        play.server.receive(frame)
 
     for device in cast.ids:
         play.rounds[device] = cast.devices[device].join(play.server.plan)
@@ -283,7 +289,7 @@ def test_a_stranger_and_a_member_speaking_for_another_are_refused():
     stranger = cast.devices[40].join(outsider.server.plan).shares
     with pytest.raises(OutOfTurn, match="not in this round"):
         play.server.receive(stranger)
-    message = wire.read(cast.devices[10].join(play.server.plan).shares, Shares, 10**6)
+    message = peek(cast.devices[10].join(play.server.plan).shares, Shares)
     impostor = cast.devices[20].keys.identity
     with pytest.raises(Forged):
         play.server.receive(wire.seal(message, impostor))
@@ -295,25 +301,8 @@ def test_a_stranger_and_a_member_speaking_for_another_are_refused():
 def resend(play, device: int, frame: bytes, **changes: object) -> bytes:
     """A frame with other content, signed by its device all the same."""
     kind = {4: Shares, 6: Masked, 8: Confirm, 10: Unmask}[frame[5]]
-    message = replace(wire.read(frame, kind, 10**9), **changes)
+    message = replace(peek(frame, kind), **changes)
     return wire.seal(message, play.cast.devices[device].keys.identity)
-
-
-def test_a_wrong_share_ends_without_a_sum():
-    cast = assemble(5, min_honest=2, max_dropout=0.2)
-    play = cast.play()
-    play.share()
-    play.upload(VECTORS, silent={50})
-    play.confirm()
-    for device in (10, 20, 30, 40):
-        frame = play.rounds[device].unmask(play.server.confirmed_for(device))
-        if device == 20:
-            shares = bytearray(wire.read(frame, Unmask, 10**6).shares)
-            shares[0] ^= 1
-            frame = resend(play, 20, frame, shares=bytes(shares))
-        play.send(frame)
-    with pytest.raises(NotReleased, match="do not fit its commitment"):
-        play.server.finish()
 
 
 def test_a_wrong_recovery_key_is_noticed_when_the_device_is_lost():
@@ -323,7 +312,7 @@ def test_a_wrong_recovery_key_is_noticed_when_the_device_is_lost():
     for device, joined in play.rounds.items():
         frame = joined.shares
         if device == 50:
-            wrapped = bytearray(wire.read(frame, Shares, 10**6).wrapped)
+            wrapped = bytearray(peek(frame, Shares).wrapped)
             wrapped[0] ^= 1
             frame = resend(play, 50, frame, wrapped=bytes(wrapped))
         play.send(frame)
@@ -336,17 +325,6 @@ def test_a_wrong_recovery_key_is_noticed_when_the_device_is_lost():
         play.unmask()
 
 
-def test_two_devices_that_disagree_on_their_key_are_noticed_before_any_vector():
-    cast = assemble(4)
-    play = cast.play()
-    first, second = (cast.devices[d].join(play.server.plan).shares for d in (10, 20))
-    play.server.receive(first)
-    checks = bytes(len(wire.read(second, Shares, 10**6).checks))
-    with pytest.raises(Forged, match="devices 20 and 10 hold different keys"):
-        play.server.receive(resend(play, 20, second, checks=checks))
-    play.server.receive(second)
-
-
 # --- a server that tells devices different things -------------------------------------------------
 
 
@@ -356,13 +334,13 @@ def lie_about_survivors(cast, play, told: dict[int, frozenset[int]], colluders: 
     Colluders confirm every list. Returns, by device that answered, the list it acted on.
     """
     layout, server = play.server.layout, play.server
-    sharers = server._sharers
-    truth = {d: server._upload_tags[d] for d in server.survivors}
+    sharers = server._kept.sharers
+    truth = {d: server._kept.upload_tags[d] for d in server.survivors}
     digests, acted = {}, {}
     for device, listed in told.items():
         alive = [n for n in layout.graph.neighbours(device) if n in listed]
         tags = b"".join(truth[n][device] for n in alive)
-        frame = Survivors(layout.digest, device, layout.bitmap(listed), tags)
+        frame = Survivors(layout.digest, device, layout.bitmap(listed), tags, (), b"")
         digests[device] = layout.survivors_digest(sharers, layout.bitmap(listed))
         try:
             play.rounds[device].confirm(wire.seal(frame, cast.server.key))
@@ -425,17 +403,19 @@ def test_devices_told_of_different_sharers_do_not_unmask_each_other():
     for device in cast.ids:
         frame = play.server.sharers_for(device)
         if device == 10:  # told that 60 never shared: its mask would lack that pair
-            message = wire.read(frame, Sharers, 10**6)
+            message = peek(frame, Sharers)
             present = layout.bitmap({10, 20, 30, 40, 50})
-            message = replace(message, present=present, sealed=message.sealed[: 4 * 80])
+            message = replace(
+                message, present=present, sealed=message.sealed[: 4 * 92], marks=message.marks[:64]
+            )
             frame = wire.seal(message, cast.server.key)
         play.rounds[device].take_sharers(frame)
     frame = play.rounds[10].mask(VECTORS(10))
     with pytest.raises(Malformed, match=r"Masked\.tags"):
         play.server.receive(frame)  # an honest server notices the missing tag at once
     # A lying server makes up the tag for 60; the neighbours of 10 see through the others.
-    message = wire.read(frame, Masked, 10**6)
-    play.server._upload_tags[10] = dict(
+    message = peek(frame, Masked)
+    play.server._kept.upload_tags[10] = dict(
         zip(
             (20, 30, 40, 50, 60),
             [message.tags[i : i + 16] for i in range(0, 64, 16)] + [bytes(16)],
@@ -450,10 +430,18 @@ def test_devices_told_of_different_sharers_do_not_unmask_each_other():
             play.rounds[device].confirm(play.server.survivors_for(device))
 
 
-def test_splitting_the_circle_never_shows_a_sum_of_fewer_than_the_stated_group():
+@pytest.mark.parametrize("large_groups", [None, 0])
+def test_splitting_the_circle_never_shows_a_sum_of_fewer_than_the_stated_group(large_groups):
     # A model of the rules on a sparse graph: the server tells arcs of the circle different lists.
     cohort, losses = 60, 6
-    found = choose(cohort, 0, losses, security_failure=2.0**-40, recovery_failure=2.0**-20)
+    found = choose(
+        cohort,
+        0,
+        losses,
+        security_failure=2.0**-40,
+        recovery_failure=2.0**-20,
+        large_groups=large_groups,
+    )
     assert not found.complete
     rng = random.Random(7)
     shown = []
@@ -503,13 +491,13 @@ def test_every_frame_of_a_round_hides_the_secrets_it_carries():
     play.confirm()
     wire_bytes = b"".join(play.frames)
     for keys in kept._pairs.values():
-        for secret in keys:
+        for secret in vars(keys).values():
             assert secret not in wire_bytes
-    for both in kept._held.values():
-        assert both[:SHARE_BYTES] not in wire_bytes
-        assert both[SHARE_BYTES:] not in wire_bytes
+    for held in kept._held.values():
+        assert held.self_share not in wire_bytes
+        assert held.pair_share not in wire_bytes
     play.unmask()
     opened = b"".join(play.frames)
-    for both in kept._held.values():
-        assert both[:SHARE_BYTES] in opened  # survivors: the share of their own mask
-        assert both[SHARE_BYTES:] not in opened  # never the other kind
+    for held in kept._held.values():
+        assert held.self_share in opened  # survivors: the share of their own mask
+        assert held.pair_share not in opened  # never the other kind

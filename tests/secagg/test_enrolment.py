@@ -19,7 +19,7 @@ from fedveil.secagg.pairs import pair_seed
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.terms import Terms
-from tests.secagg.play import assemble, plain_sum, small_vectors
+from tests.secagg.play import assemble, peek, plain_sum, small_vectors
 
 VECTORS = small_vectors()
 
@@ -51,14 +51,14 @@ def test_an_identity_that_was_not_pinned_is_foreign():
 
 def test_a_card_signed_by_anybody_else_is_forged():
     keys, thief = new_keys("test", 1), Ed25519PrivateKey.generate()
-    card = wire.read(keys.card(), KeyCard, 512)
+    card = peek(keys.card(), KeyCard)
     with pytest.raises(Forged):
         pinned_roster(keys).admit(wire.seal(card, thief))
 
 
 def test_the_server_cannot_swap_the_agreement_key_on_a_card():
     keys, other = new_keys("test", 1), new_keys("test", 2)
-    card = wire.read(keys.card(), KeyCard, 512)
+    card = peek(keys.card(), KeyCard)
     swapped = replace(card, agreement=other.agreement.public_key().public_bytes_raw())
     frame = wire.seal(swapped, other.identity)
     with pytest.raises(Forged):
@@ -81,6 +81,20 @@ def test_an_authority_admits_devices_that_nobody_pinned():
     ):
         with pytest.raises(ForeignKey):
             roster.admit(replace(keys, device=6, certificate=wrong).card())
+
+
+def test_an_authority_cannot_replace_an_identity_that_was_pinned():
+    authority = Ed25519PrivateKey.generate()
+    public = authority.public_key().public_bytes_raw()
+    keys, impostor = new_keys("test", 5), new_keys("test", 5)
+    certificate = certify(authority, "test", 5, raw_identity(impostor))
+    roster = Roster("test", Admission({5: raw_identity(keys)}, public))
+    with pytest.raises(ForeignKey, match="neither pinned nor certified"):
+        roster.admit(replace(impostor, certificate=certificate).card())
+    roster.admit(keys.card())
+    other = new_keys("test", 6)  # nobody pinned it: here the authority's word counts
+    certificate = certify(authority, "test", 6, raw_identity(other))
+    roster.admit(replace(other, certificate=certificate).card())
 
 
 def test_an_id_never_passes_to_another_identity():
@@ -124,7 +138,7 @@ def test_only_the_device_itself_can_leave():
     roster = pinned_roster(keys, other)
     roster.admit(keys.card())
     with pytest.raises(Forged):
-        roster.withdraw(wire.seal(Leave("test", 1, 1), other.identity))
+        roster.withdraw(wire.seal(Leave("test", 1, 1, raw_identity(keys)), other.identity))
     with pytest.raises(ForeignKey):
         roster.withdraw(other.leave())
     roster.admit(keys.renewed().card())
@@ -154,6 +168,9 @@ def test_a_key_of_small_order_is_refused():
     weak = replace(weak, agreement=X25519PublicKey.from_public_bytes(bytes(32)))
     with pytest.raises(ForeignKey, match="weak"):
         pair_seed(own, keys.agreement, weak)
+    card = replace(peek(other.renewed().card(), KeyCard), agreement=bytes(32))
+    with pytest.raises(ForeignKey, match="weak"):
+        roster.admit(wire.seal(card, other.identity))
 
 
 def test_devices_join_leave_and_renew_between_rounds_without_a_restart():
@@ -176,10 +193,10 @@ def test_devices_join_leave_and_renew_between_rounds_without_a_restart():
     cast.devices[50] = Participant(newcomer, roster, cast.terms, public, MemoryJournal())
     assert np.array_equal(sum_of(2, cast.ids), plain_sum(VECTORS, cast.ids))
 
-    before = cast.devices[20].agree(10)
+    before = cast.devices[20].agree(10, 2)
     roster.admit(cast.devices[10].renew())
-    assert cast.devices[20].agree(10) != before
-    assert cast.devices[20].agree(10) == cast.devices[10].agree(20)
+    assert cast.devices[20].agree(10, 2) != before
+    assert cast.devices[20].agree(10, 2) == cast.devices[10].agree(20, 2)
     assert np.array_equal(sum_of(3, cast.ids), plain_sum(VECTORS, cast.ids))
 
     roster.withdraw(cast.devices[30].keys.leave())
@@ -212,9 +229,10 @@ def test_old_seeds_are_forgotten_and_agreed_anew():
     cast = assemble(6)
     device = cast.devices[10]
     device._remembered = 2
-    seeds = [device.agree(other) for other in (20, 30, 40, 50)]
-    assert list(device._seeds) == [40, 50]
-    assert device.agree(20) == seeds[0]
+    seed = device.agree(20, 1)
+    device.join(cast.play().server.plan)
+    assert list(device._ratchets) == [50, 60]
+    assert device.agree(20, 1) == seed
 
 
 def test_keys_roster_and_terms_must_be_of_one_federation():

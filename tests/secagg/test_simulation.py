@@ -18,6 +18,7 @@ from fedveil.secagg.mode import Mode
 from fedveil.secagg.rounds import ModelledRound
 from fedveil.secagg.simulation import Simulation, secure_sum
 from fedveil.secagg.terms import Terms
+from fedveil.secagg.topology import SMALL_COHORT
 
 
 def vectors_of(dimension: int, bits: int = 32):
@@ -62,17 +63,22 @@ def test_full_and_modelled_give_the_same_sum_or_the_same_refusal(cohort, lost, b
     members = [3 * i + 1 for i in range(cohort)]
     at = {members[place % cohort]: leg for place, leg in lost.items()}
     losses = Losses(**{leg: frozenset(m for m in at if at[m] == leg) for leg in LEGS})
-    terms = Terms("t", min_honest=2, max_dropout=max_dropout)
+    terms = Terms("t", min_honest=2, max_dropout=max_dropout, sparse=True)
     full = outcome(Mode.FULL, terms, members, losses, bits)
+    modelled = outcome(Mode.MODELLED, terms, members, losses, bits)
     event("refused" if isinstance(full, str) else "released")
-    assert full == outcome(Mode.MODELLED, terms, members, losses, bits)
+    if cohort <= SMALL_COHORT or len(at) <= terms.losses(cohort):
+        assert full == modelled
+    elif not isinstance(full, str) and not isinstance(modelled, str):
+        # Beyond what was planned for, it depends on the graph whether a sum comes out.
+        assert full == modelled
 
 
 @pytest.mark.parametrize("mode", Mode)
 def test_a_sparse_round_with_losses_at_every_leg_is_exact(mode):
     members = list(range(60))
     losses = Losses(frozenset({1}), frozenset({2, 3}), frozenset({4}), frozenset({5}))
-    terms = Terms("t", min_honest=30, colluders=3, max_dropout=0.1)
+    terms = Terms("t", min_honest=30, colluders=3, max_dropout=0.1, sparse=True)
     result = secure_sum(
         lambda device: np.full(9, device - 20, dtype=np.int64),
         members,

@@ -16,7 +16,7 @@ from scipy.stats import chisquare, hypergeom
 from fedveil.errors import BadInput
 from fedveil.secagg import topology
 from fedveil.secagg.errors import RuleBroken
-from fedveil.secagg.graph import Graph, graph_seed
+from fedveil.secagg.graph import Graph
 from fedveil.secagg.terms import Terms
 from fedveil.secagg.topology import assess, choose
 
@@ -117,6 +117,54 @@ def test_the_stated_failures_bound_what_random_orders_do():
         assert 0 < count <= bound * runs + spread
 
 
+def smallest_closed(cohort: int, degree: int, inside: int) -> int:
+    """By trying every set of places on the circle: the smallest in which everybody has `inside`
+    neighbours. One of them can be turned to stand at place 0."""
+    near = [s for s in range(1, cohort) if min(s, cohort - s) <= degree // 2]
+    masks = [sum(1 << (v + s) % cohort for s in near) for v in range(cohort)]
+    best = cohort + 1
+    for chosen in range(1, 1 << cohort, 2):
+        size = chosen.bit_count()
+        if size < best and all(
+            (chosen & masks[v]).bit_count() >= inside for v in range(cohort) if chosen >> v & 1
+        ):
+            best = size
+    return best
+
+
+@pytest.mark.parametrize("cohort", range(5, 15))
+def test_no_group_is_smaller_than_theorem_2_says(cohort):
+    # Every set of up to 14 places, every even degree and every number of neighbours inside.
+    for degree in range(2, cohort - 1, 2):
+        for inside in range(1, degree + 1):
+            found = smallest_closed(cohort, degree, inside)
+            assert found >= topology.smallest_closed_set(cohort, degree, inside)
+
+
+def test_the_bound_of_theorem_2_is_met_by_some_groups():
+    for cohort, degree, inside in ((12, 4, 2), (14, 8, 4), (14, 8, 8)):
+        found = smallest_closed(cohort, degree, inside)
+        bound = topology.smallest_closed_set(cohort, degree, inside)
+        assert found == (cohort if inside == degree else bound)
+
+
+def test_large_groups_take_a_higher_threshold():
+    usual = choose(1000, 50, 100, **{**LIMITS, "security_failure": 2.0**-40})
+    large = choose(
+        1000, 50, 100, security_failure=2.0**-40, recovery_failure=2.0**-20, large_groups=0
+    )
+    assert (large.degree, large.threshold) == (128, 94)
+    assert usual.smallest_group(1000) == 29
+    assert large.smallest_group(1000) == 330
+    assert large.smallest_group(200) == 200
+    # One dropped edge less in a group is one neighbour less in it for everybody.
+    assert large.smallest_group(1000, 1) == 65
+    safe = choose(
+        1000, 50, 100, security_failure=2.0**-40, recovery_failure=2.0**-20, large_groups=1
+    )
+    assert safe.smallest_group(1000, 1) > 300
+
+
 @pytest.mark.parametrize(("cohort", "degree"), [(2, 1), (5, 4), (9, 4), (12, 11), (30, 12)])
 def test_graphs_are_regular_symmetric_and_without_loops(cohort, degree):
     members = [7 * i for i in range(cohort)]
@@ -139,19 +187,8 @@ def test_neighbours_are_uniform_over_seeds():
     assert chisquare(counts[1:]).pvalue > 1e-6
 
 
-def test_another_round_purpose_or_cohort_is_another_graph():
-    base = graph_seed("f", 1, "update", (1, 2, 3))
-    others = [
-        graph_seed("g", 1, "update", (1, 2, 3)),
-        graph_seed("f", 2, "update", (1, 2, 3)),
-        graph_seed("f", 1, "clip", (1, 2, 3)),
-        graph_seed("f", 1, "update", (1, 2, 4)),
-    ]
-    assert len({base, *others}) == 5
-
-
 def test_terms_refuse_a_graph_that_is_too_sparse():
-    terms = Terms("f", min_honest=500, colluders=50, max_dropout=0.1)
+    terms = Terms("f", min_honest=500, colluders=50, max_dropout=0.1, sparse=True)
     found = terms.topology(1000)
     terms.check(1000, found.degree, found.threshold, 550)
     terms.check(1000, 999, (999 + 50) // 2 + 1, 550)
@@ -177,6 +214,13 @@ def test_terms_refuse_a_graph_that_is_too_sparse():
         {"federation": ""},
         {"federation": "x" * 129},
         {"min_honest": 0},
+        {"min_honest": 1},
+        {"honest_shares": 1},
+        {"honest_shares": 3},
+        {"dropped_edges": -1},
+        {"purposes": ()},
+        {"purposes": ("a", "a")},
+        {"purposes": ("",)},
         {"colluders": -1},
         {"max_dropout": 1.0},
         {"max_dropout": float("nan")},

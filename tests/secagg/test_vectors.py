@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from fedveil.secagg import derive, device, pairs
-from fedveil.secagg.graph import Graph, graph_seed
+from fedveil.secagg import dealing, derive, device, draw, pairs, ratchet
+from fedveil.secagg.graph import Graph
 from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.keys import DeviceKeys, certify
 from fedveil.secagg.masks import apply_masks, word_type
@@ -90,9 +91,35 @@ def test_pair_seed(case):
 @pytest.mark.parametrize("case", CASES["pair_keys"])
 def test_pair_keys(case):
     keys = pairs.pair_keys(raw(case["seed"]), raw(case["plan"]))
-    assert keys == PairKeys(*(raw(case[name]) for name in PairKeys._fields))
+    assert keys == PairKeys(*(raw(case[spec.name]) for spec in fields(PairKeys)))
     assert pairs.mask_key(keys.root) == raw(case["mask_key"])
-    assert pairs.check(keys.root) == raw(case["check"])
+    assert pairs.check(keys) == raw(case["check"])
+
+
+@pytest.mark.parametrize("case", CASES["ratchet"])
+def test_ratchet(case):
+    seed, round = raw(case["seed"]), case["round"]
+    assert ratchet.begin(seed, round).key == raw(case["out"])
+    for start in (0, 1, 14, 255, 300, round // 2, max(0, round - 1)):
+        if start <= round:
+            assert ratchet.advance(ratchet.begin(seed, start), round).key == raw(case["out"])
+
+
+@pytest.mark.parametrize("case", CASES["mark"])
+def test_mark(case):
+    made = pairs.mark(raw(case["shares"]), raw(case["plan"]), case["dealer"], case["holder"])
+    assert made == raw(case["out"])
+
+
+@pytest.mark.parametrize("case", CASES["draw"])
+def test_draw(case):
+    draft, devices = raw(case["draft"]), case["devices"]
+    drawn = [raw(own) for own in case["drawn"]]
+    hidden = [draw.hide(draft, d, own) for d, own in zip(devices, drawn, strict=True)]
+    assert hidden == [raw(one) for one in case["hidden"]]
+    listed = draw.list_digest(draft, devices, hidden)
+    assert listed == raw(case["commitments"])
+    assert draw.graph_seed(listed, drawn) == raw(case["out"])
 
 
 @pytest.mark.parametrize("case", CASES["self_mask_key"])
@@ -115,12 +142,13 @@ def test_commitment(case):
 
 @pytest.mark.parametrize("case", CASES["seal"])
 def test_seal(case):
-    up = PairKeys(b"", raw(case["key"]), b"", b"")
-    down = PairKeys(b"", b"", raw(case["key"]), b"")
+    keys = PairKeys(b"", raw(case["key"]), b"", b"")
+    assert keys.seal(1, 2) == raw(case["key"])
+    assert keys.seal(2, 1) == b""
     sealed = raw(case["out"])
-    assert pairs.seal_shares(up, 1, 2, raw(case["shares"])) == sealed
-    assert pairs.seal_shares(down, 2, 1, raw(case["shares"])) == sealed
-    assert pairs.open_shares(up, 1, 2, sealed) == raw(case["shares"])
+    nonce = raw(case["nonce"])
+    assert pairs.seal_shares(raw(case["key"]), raw(case["shares"]), lambda _: nonce) == sealed
+    assert pairs.open_shares(raw(case["key"]), sealed) == raw(case["shares"])
 
 
 @pytest.mark.parametrize("case", CASES["mask"])
@@ -147,10 +175,7 @@ def test_shares(case):
 
 @pytest.mark.parametrize("case", CASES["graph"])
 def test_graph(case):
-    members = case["members"]
-    seed = graph_seed(case["federation"], case["round"], case["purpose"], members)
-    assert seed == raw(case["seed"])
-    found = Graph(members, case["degree"], seed).neighbours(case["device"])
+    found = Graph(case["members"], case["degree"], raw(case["seed"])).neighbours(case["device"])
     assert list(found) == case["out"]
 
 
@@ -206,10 +231,14 @@ def test_transcript(case, monkeypatch):
     rounds = {}
     for d in case["devices"]:
         drawn = iter([raw(d["self_secret"]), raw(d["pair_secret"])])
-        monkeypatch.setattr(device, "draw_secret", lambda drawn=drawn: next(drawn))
+        for module in (device, dealing):
+            monkeypatch.setattr(module, "draw_secret", lambda drawn=drawn: next(drawn))
         tape = raw(d["coefficients"])
         fixed = partial(split, random_bytes=lambda size, tape=tape: tape[:size])
-        monkeypatch.setattr(device, "split", fixed)
+        monkeypatch.setattr(dealing, "split", fixed)
+        nonces = iter([raw(d["nonces"])[at : at + 12] for at in range(0, 36, 12)])
+        sealing = partial(pairs.seal_shares, random_bytes=lambda _, n=nonces: next(n))
+        monkeypatch.setattr(pairs, "seal_shares", sealing)
         participant = Participant(keys[d["device"]], roster, terms, public, MemoryJournal())
         rounds[d["device"]] = participant.join(server.plan)
         assert rounds[d["device"]].shares == raw(d["shares"])

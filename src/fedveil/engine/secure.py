@@ -18,8 +18,8 @@ from torch import Tensor
 from fedveil.engine.contract import Cohort, Engine, RoundSum
 from fedveil.errors import BadInput
 from fedveil.local.shaping import Shaping
-from fedveil.methods.aggregation import SecureSums
-from fedveil.methods.clip_rules import COUNT, ClipTracking
+from fedveil.methods.aggregation import COUNT, UPDATE, SecureSums
+from fedveil.methods.clip_rules import ClipTracking
 from fedveil.methods.modular_grid import Ints, NoisyIntegers
 from fedveil.methods.protection import InShares, Occasion
 from fedveil.planning.plan import Plan, Released
@@ -183,7 +183,7 @@ class SecureRounds:
         self, integers: NoisyIntegers | None, width: int, losses: Losses, occasion: Occasion
     ) -> OpenRound:
         """A round for these integers; where there are none, for zeros that stand for them."""
-        purpose = "update" if occasion.purpose == "noise" else occasion.purpose
+        purpose = UPDATE if occasion.purpose == "noise" else occasion.purpose
         members = [int(member) for member in occasion.cohort]
         dimension, word = (1, 32) if integers is None else (width, integers.word)
         opened = self._simulation.open(occasion.round, members, dimension, word, losses, purpose)

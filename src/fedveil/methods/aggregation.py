@@ -14,7 +14,10 @@ from enum import StrEnum
 from fedveil.errors import BadInput
 from fedveil.secagg.losses import planned_losses
 from fedveil.secagg.mode import Mode
-from fedveil.secagg.terms import MAX_COHORT, Terms
+from fedveil.secagg.terms import MAX_COHORT, Limits, Terms
+
+# What one round's number may be used for: the updates, and the count of a tracked clip.
+UPDATE, COUNT = "update", "bits"
 
 
 class Secure(StrEnum):
@@ -51,8 +54,8 @@ class Aggregation:
             raise BadInput(f"aggregation.dropout: must be in [0, 1), got {self.dropout}")
         if self.max_dropout is not None and not 0 <= self.max_dropout < 1:
             raise BadInput(f"aggregation.max_dropout: must be in [0, 1), got {self.max_dropout}")
-        if self.min_honest is not None and self.min_honest < 1:
-            raise BadInput(f"aggregation.min_honest: must be at least 1, got {self.min_honest}")
+        if self.min_honest is not None and self.min_honest < 2:
+            raise BadInput(f"aggregation.min_honest: must be at least 2, got {self.min_honest}")
         if self.secure is Secure.NONE and replace(self, secure=None) != Aggregation():
             raise BadInput("aggregation.secure: 'none' leaves the section's other keys no meaning")
         if self.honest_server and not self.sparse:
@@ -92,17 +95,25 @@ class Aggregation:
                 f"aggregation.max_dropout: from a cohort of {cohort} with {colluders} colluders at "
                 f"most {most} losses ({most / cohort:.2g}) can be made good, not {losses}"
             )
-        least = cohort - colluders - losses if least is None else least
+        least = cohort - colluders - losses if least is None else max(2, least)
         terms = Terms(
             federation=_name(federation),
             min_honest=least,
             colluders=colluders,
             max_dropout=losses / cohort,
             sparse=self.sparse,
+            honest_server=self.honest_server,
+            purposes=(UPDATE, COUNT),
+            limits=Limits(members=cohort, degree=cohort),
         )
-        counted = least
-        if not self.honest_server:
-            counted = terms.topology(cohort).smallest_group(least)
+        counted = terms.counted(cohort)
+        if counted < 2:
+            raise BadInput(
+                f"aggregation.sparse: on the sparse graph of {cohort} clients with {colluders} "
+                "colluders a lying server can single out one client; leave it out"
+            )
+        # Devices hold the server to the number that the noise is calibrated for.
+        terms = replace(terms, honest_shares=counted)
         if honest_shares is not None:
             counted = min(counted, honest_shares)
         mode = Mode.FULL if self.secure is Secure.FULL else Mode.MODELLED

@@ -11,6 +11,7 @@ import torch
 from fedveil.errors import BadInput, Refused
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
+from fedveil.methods.aggregation import COUNT
 from fedveil.methods.protection import Occasion, Protection, Terms
 from fedveil.models.flat import Layout, Slot
 from fedveil.privacy.accounting import Release
@@ -24,7 +25,6 @@ from fedveil.privacy.units import Trust
 from fedveil.server.optimizers import State
 
 _WIDEST = 1e3  # a tracked clip stays within this factor of the first one
-COUNT = "bits"  # what the count's noise and secure sum are for
 _PER_OCTAVE = 8  # clips in use between C and 2 C: exact samplers are made once for each
 
 

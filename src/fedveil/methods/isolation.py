@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,23 +50,25 @@ def _try(model: nn.Module, federation: Federation, per_example: bool) -> None:
     draw = np.random.default_rng(_SEED)
     watched, *company = (_batch(federation, draw, scale) for scale in (1.0, *_SCALES))
     before = _state(model)
-    alone = _outputs(model, watched)
+    alone, moved = _tried(model, watched)
     _check_shape(alone, federation)
-    for others in company:
+    for extreme in _extremes(federation):
+        _tried(model, extreme, False)  # whose record would end the run, would be known by that
+    for last, others in zip((False, False, True), company, strict=True):
         mixed = watched.clone()
         mixed[1:] = others[1:]
-        beside = _outputs(model, mixed)
-        if per_example and not _same(alone[:1], beside[:1]):
+        beside, pull = _tried(model, mixed, last)
+        same = _same(alone[:1], beside[:1]) and (not last or _same(moved, pull))
+        if per_example and not same:
             raise SensitivityRefused(
                 "per-example clipping with a model that mixes the examples of a batch (batch "
                 "normalisation, say): one record moves every example's gradient",
                 "use group or layer normalisation",
             )
-    for extreme in _extremes(federation):
-        _outputs(model, extreme)  # whose record would end the run, would be known by that
     after = _state(model)
     kept = before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
-    if not kept or not _same(alone, _outputs(model, watched)):
+    again, pull = _tried(model, watched)
+    if not kept or not _same(alone, again) or not _same(moved, pull):
         raise SensitivityRefused(
             "the model remembers what it was shown (running statistics, or its own randomness), "
             "so one client's data would enter another's update",
@@ -86,12 +89,13 @@ def _batch(federation: Federation, draw: np.random.Generator, scale: float) -> T
 
 def _extremes(federation: Federation) -> Iterator[Tensor]:
     """Inputs as far out as a record may be: the largest numbers, tokens up to the last one."""
-    shape, kind = (1 + _OTHERS, *federation.input_shape), federation.train.inputs.dtype
+    shape = (1 + _OTHERS, *federation.input_shape)
+    kind: np.dtype[Any] = federation.train.inputs.dtype
     values: list[object] = [0, 1]
     if federation.task is Task.SEQUENCE:
         values = [np.linspace(federation.classes - 1, 0, math.prod(shape)).reshape(shape)]
     elif np.issubdtype(kind, np.floating):
-        values = [np.finfo(kind).max, np.finfo(kind).min, np.finfo(kind).tiny]
+        values = [np.finfo(kind).max, np.finfo(kind).min]
     elif np.issubdtype(kind, np.integer):
         values = [np.iinfo(kind).max, np.iinfo(kind).min]
     for value in values:
@@ -100,19 +104,28 @@ def _extremes(federation: Federation) -> Iterator[Tensor]:
         yield as_tensor(made).clone()
 
 
-def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+def _tried(model: nn.Module, inputs: Tensor, back: bool = True) -> tuple[Tensor, Tensor]:
+    """Outputs, and, if it goes `back`, the gradient of the first example's: what a layer does on
+    the way back (a hook, a function of its own) shows in it alone."""
+    found: tuple[Tensor | None, ...] = ()
+    with torch.set_grad_enabled(back), torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         try:
-            outputs: Tensor = model(inputs).detach().clone()
+            outputs: Tensor = model(inputs.clone())
+            if back:
+                first = outputs[:1].double().flatten()
+                way = torch.linspace(1.0, 2.0, len(first), dtype=torch.float64)
+                trained = [own for own in model.parameters() if own.requires_grad]
+                found = torch.autograd.grad(first @ way, trained, allow_unused=True)
         except Exception as error:  # whatever a user's module may raise
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise SensitivityRefused(
                 f"the model fails on made-up inputs, so nothing shows that it keeps examples "
-                f"apart: {first}",
+                f"apart: {said}",
                 "use a model that takes any inputs of the data's shape and type",
             ) from None
-    return outputs
+    gradient = [part.detach().flatten() for part in found if part is not None]
+    return outputs.detach().clone(), torch.cat(gradient) if gradient else torch.zeros(0)
 
 
 def _check_shape(outputs: Tensor, federation: Federation) -> None:

@@ -7,7 +7,7 @@ device is broken into later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedveil.errors import BadInput
 from fedveil.secagg import derive, wire
+from fedveil.secagg.fields import MAX_ID
 from fedveil.secagg.messages import KeyCard, Leave
 
 
@@ -24,10 +25,15 @@ class DeviceKeys:
 
     federation: str
     device: int
-    identity: Ed25519PrivateKey
-    agreement: X25519PrivateKey
+    identity: Ed25519PrivateKey = field(repr=False)
+    agreement: X25519PrivateKey | None = field(repr=False)  # None once it was forgotten
     version: int = 1
     certificate: bytes = b""
+    public: bytes = b""  # of the X25519 key
+
+    def __post_init__(self) -> None:
+        if self.agreement is not None:
+            object.__setattr__(self, "public", self.agreement.public_key().public_bytes_raw())
 
     def card(self) -> bytes:
         """The signed frame that enrols, or re-enrols, this device."""
@@ -36,14 +42,21 @@ class DeviceKeys:
             self.device,
             self.version,
             self.identity.public_key().public_bytes_raw(),
-            self.agreement.public_key().public_bytes_raw(),
+            self.public,
             self.certificate,
         )
         return wire.seal(card, self.identity)
 
     def leave(self) -> bytes:
         """The signed frame that withdraws every key up to this version."""
-        return wire.seal(Leave(self.federation, self.device, self.version), self.identity)
+        identity = self.identity.public_key().public_bytes_raw()
+        notice = Leave(self.federation, self.device, self.version, identity)
+        return wire.seal(notice, self.identity)
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Names the X25519 key, as a journal does that belongs to it."""
+        return derive.digest(b"owner", self.federation.encode(), self.public)
 
     def renewed(self) -> DeviceKeys:
         """The same identity with a fresh X25519 key of the next version."""
@@ -52,7 +65,7 @@ class DeviceKeys:
 
 def new_keys(federation: str, device: int) -> DeviceKeys:
     """Fresh keys from the operating system."""
-    if not 0 <= device <= wire.MAX_ID:
+    if not 0 <= device <= MAX_ID:
         raise BadInput(f"device = {device}: need an id within 0..2^63 - 1")
     return DeviceKeys(federation, device, Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
 
@@ -66,8 +79,13 @@ def certificate_holds(
     authority: Ed25519PublicKey, certificate: bytes, federation: str, device: int, identity: bytes
 ) -> bool:
     """Whether the authority made that statement."""
+    return signed(authority, certificate, _certified(federation, device, identity))
+
+
+def signed(author: Ed25519PublicKey, signature: bytes, content: bytes) -> bool:
+    """Whether this is the author's signature of the content."""
     try:
-        authority.verify(certificate, _certified(federation, device, identity))
+        author.verify(signature, content)
     except InvalidSignature:
         return False
     return True

@@ -33,26 +33,42 @@ class Layout:
 
     def present(self, bitmap: bytes) -> frozenset[int]:
         """The members whose bit is set; `Malformed` unless exactly one bit per member is given."""
-        count = len(self.plan.members)
-        if len(bitmap) != (count + 7) // 8:
-            raise Malformed(f"bitmap of {len(bitmap)} bytes for {count} members")
-        flags = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
-        if flags[count:].any():
-            raise Malformed("bitmap: a bit beyond the last member is set")
-        return frozenset(self.plan.members[i] for i in np.flatnonzero(flags[:count]))
+        return flagged(bitmap, self.plan.members, "present")
 
     def sharers_digest(self, bitmap: bytes) -> bytes:
         return derive.digest(b"sharers", self.digest, bitmap)
+
+    def statement(self, device: int, sharers: bytes) -> bytes:
+        """What a device signs of its upload: for which sharers it masked."""
+        return derive.digest(b"statement", self.digest, derive.id_bytes(device), sharers)
 
     def survivors_digest(self, sharers: bytes, survivors: bytes) -> bytes:
         """Binds both bitmaps: devices that agree on it agree on everything so far."""
         return derive.digest(b"survivors", self.digest, sharers, survivors)
 
 
-def lay_out(plan: Plan, digest: bytes) -> Layout:
-    """The layout of a plan whose degree is possible for its cohort."""
-    graph = round_graph(plan.federation, plan.round, plan.purpose, plan.members, plan.degree)
-    return Layout(plan, digest, graph)
+def lay_out(plan: Plan, digest: bytes, seed: bytes) -> Layout:
+    """The layout of a plan whose degree is possible for its cohort; `seed` is its graph's."""
+    return Layout(plan, digest, round_graph(plan.members, plan.degree, seed))
+
+
+def pack_flags(places: Collection[int], count: int) -> bytes:
+    """A bitmap of `count` places, of which those given are set."""
+    flags = np.zeros(count, dtype=np.bool_)
+    flags[list(places)] = True
+    return np.packbits(flags, bitorder="little").tobytes()
+
+
+def flagged(bitmap: bytes, owners: Sequence[int], name: str) -> frozenset[int]:
+    """Those of the owners whose bit is set."""
+    if len(bitmap) != (len(owners) + 7) // 8:
+        raise Malformed(f"{name}: {len(bitmap)} bytes for {len(owners)} flags")
+    if not any(bitmap):
+        return frozenset()
+    flags = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
+    if flags[len(owners) :].any():
+        raise Malformed(f"{name}: a bit beyond the last one is set")
+    return frozenset(owners[i] for i in np.flatnonzero(flags[: len(owners)]).tolist())
 
 
 def piece(packed: bytes, size: int, place: int) -> bytes:

@@ -1,7 +1,9 @@
-"""The messages of version 1, in the order of a round.
+"""The messages of version 2, in the order of a round.
 
-Lists over a device's neighbours follow ascending ids; `Sharers`, `Survivors` and `Confirmed` carry
-a bitmap over the plan's members (bit i of the stream, lowest bit of a byte first, for member i).
+`plan`, `draft` or `identity` is the 32 bytes in the frame's header, `device` the author or the
+addressee there. Lists over a device's neighbours follow ascending ids. `present` is a bitmap over
+the plan's members, other bitmaps run over a device's neighbours (bit i of the stream, lowest bit of
+a byte first, for number i).
 """
 
 from __future__ import annotations
@@ -9,10 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedveil.secagg.terms import MAX_COHORT
-from fedveil.secagg.wire import MAX_ID, Message, bytes_field, ids_field, int_field, text_field
-
-MAX_DIMENSION = 1 << 28  # a vector of 64-bit words still fits one msgpack field
+from fedveil.secagg.fields import (
+    bytes_field,
+    context_field,
+    device_field,
+    ids_field,
+    int_field,
+    text_field,
+)
+from fedveil.secagg.ratchet import ROUNDS
+from fedveil.secagg.terms import MAX_COHORT, MAX_DIMENSION
+from fedveil.secagg.wire import Message
 
 
 @dataclass(frozen=True)
@@ -21,9 +30,9 @@ class KeyCard(Message):
 
     KIND: ClassVar[int] = 1
     federation: str = text_field(128)
-    device: int = int_field(0, MAX_ID)
+    device: int = device_field()
     version: int = int_field(1, (1 << 32) - 1)
-    identity: bytes = bytes_field(32)  # Ed25519 public key
+    identity: bytes = context_field()  # Ed25519 public key
     agreement: bytes = bytes_field(32)  # X25519 public key
     certificate: bytes = bytes_field()  # the authority's signature, or empty
 
@@ -34,20 +43,21 @@ class Leave(Message):
 
     KIND: ClassVar[int] = 2
     federation: str = text_field(128)
-    device: int = int_field(0, MAX_ID)
+    device: int = device_field()
     version: int = int_field(1, (1 << 32) - 1)
+    identity: bytes = context_field()
 
 
 @dataclass(frozen=True)
-class Plan(Message):
-    """Server to the cohort: a round and everything fixed about it, signed by the server."""
+class Draft:
+    """Everything about a round but who is joined to whom."""
 
-    KIND: ClassVar[int] = 3
     federation: str = text_field(128)
-    round: int = int_field(0, (1 << 62) - 1)
+    round: int = int_field(0, ROUNDS - 1)
     purpose: str = text_field(64)
     members: tuple[int, ...] = ids_field(MAX_COHORT)
     roster: bytes = bytes_field(32)  # digest of the members' key cards
+    terms: bytes = bytes_field(32)  # digest of the terms that both sides have agreed on
     dimension: int = int_field(1, MAX_DIMENSION)
     bits: int = int_field(32, 64)
     degree: int = int_field(1, MAX_COHORT)
@@ -56,16 +66,64 @@ class Plan(Message):
 
 
 @dataclass(frozen=True)
+class Invitation(Draft, Message):
+    """Server to some members of a sparse round: help to draw its graph."""
+
+    KIND: ClassVar[int] = 11
+
+
+@dataclass(frozen=True)
+class Commitment(Message):
+    """Device to server: a hash of the bytes that it will add to the graph's seed."""
+
+    KIND: ClassVar[int] = 12
+    draft: bytes = context_field()
+    device: int = device_field()
+    hidden: bytes = bytes_field(32)
+
+
+@dataclass(frozen=True)
+class Commitments(Message):
+    """Server to those who committed: all of their hashes. From here on the graph is decided."""
+
+    KIND: ClassVar[int] = 13
+    draft: bytes = context_field()
+    devices: tuple[int, ...] = ids_field(MAX_COHORT)
+    hidden: bytes = bytes_field()  # 32 bytes each
+
+
+@dataclass(frozen=True)
+class Reveal(Message):
+    """Device to server: its bytes, for this list of commitments and no other."""
+
+    KIND: ClassVar[int] = 14
+    draft: bytes = context_field()
+    device: int = device_field()
+    commitments: bytes = bytes_field(32)
+    drawn: bytes = bytes_field(32)
+
+
+@dataclass(frozen=True)
+class Plan(Draft, Message):
+    """Server to the cohort: a round and everything fixed about it, signed by the server."""
+
+    KIND: ClassVar[int] = 3
+    drawers: tuple[int, ...] = ids_field(MAX_COHORT, least=0)  # nobody for a complete graph
+    draws: bytes = bytes_field()  # of each: drawn bytes and signature of its `Reveal`
+
+
+@dataclass(frozen=True)
 class Shares(Message):
     """Device to server: what lets the others finish without it."""
 
     KIND: ClassVar[int] = 4
-    plan: bytes = bytes_field(32)
-    device: int = int_field(0, MAX_ID)
+    plan: bytes = context_field()
+    device: int = device_field()
     commitments: bytes = bytes_field(64)  # to the self secret and to the pair secret
     sealed: bytes = bytes_field()  # per neighbour: both shares, encrypted to it
     wrapped: bytes = bytes_field()  # per neighbour: the pair's root, under the pair secret
-    checks: bytes = bytes_field()  # per neighbour: a fingerprint of that root
+    checks: bytes = bytes_field()  # per neighbour: fingerprints of the pair's keys
+    marks: bytes = bytes_field()  # per neighbour: a fingerprint of both shares
 
 
 @dataclass(frozen=True)
@@ -73,10 +131,12 @@ class Sharers(Message):
     """Server to device: who has shared, and the shares meant for this device."""
 
     KIND: ClassVar[int] = 5
-    plan: bytes = bytes_field(32)
-    device: int = int_field(0, MAX_ID)
+    plan: bytes = context_field()
+    device: int = device_field()
     present: bytes = bytes_field()
-    sealed: bytes = bytes_field()  # from each neighbour that has shared
+    off: bytes = bytes_field()  # bitmap: neighbours with whom it disagrees on the keys
+    sealed: bytes = bytes_field()  # from each other neighbour that has shared
+    marks: bytes = bytes_field()  # what those neighbours say the shares are
 
 
 @dataclass(frozen=True)
@@ -84,9 +144,10 @@ class Masked(Message):
     """Device to server: the masked vector."""
 
     KIND: ClassVar[int] = 6
-    plan: bytes = bytes_field(32)
-    device: int = int_field(0, MAX_ID)
-    tags: bytes = bytes_field()  # for each neighbour that has shared: whom this mask counts on
+    plan: bytes = context_field()
+    device: int = device_field()
+    tags: bytes = bytes_field()  # for each neighbour it masks with: whom this mask counts on
+    statement: bytes = bytes_field(64)  # the same under its signature, for who doubts a tag
     vector: bytes = bytes_field()
 
 
@@ -95,10 +156,12 @@ class Survivors(Message):
     """Server to device: whose vectors the sum holds."""
 
     KIND: ClassVar[int] = 7
-    plan: bytes = bytes_field(32)
-    device: int = int_field(0, MAX_ID)
+    plan: bytes = context_field()
+    device: int = device_field()
     present: bytes = bytes_field()
     tags: bytes = bytes_field()  # from each surviving neighbour
+    doubted: tuple[int, ...] = ids_field(MAX_COHORT, least=0)  # whose tags this device refused
+    statements: bytes = bytes_field()  # theirs
 
 
 @dataclass(frozen=True)
@@ -106,10 +169,12 @@ class Confirm(Message):
     """Device to server, for its neighbours: the one list of survivors it will act on."""
 
     KIND: ClassVar[int] = 8
-    plan: bytes = bytes_field(32)
-    device: int = int_field(0, MAX_ID)
+    plan: bytes = context_field()
+    device: int = device_field()
     survivors: bytes = bytes_field(32)
     tags: bytes = bytes_field()  # for each surviving neighbour
+    bad: bytes = bytes_field()  # bitmap: neighbours it masked with whose shares do not fit
+    accepted: bytes = bytes_field(32)  # digest of the marks of all other shares it holds
 
 
 @dataclass(frozen=True)
@@ -117,17 +182,29 @@ class Confirmed(Message):
     """Server to device: which neighbours act on the same list."""
 
     KIND: ClassVar[int] = 9
-    plan: bytes = bytes_field(32)
-    device: int = int_field(0, MAX_ID)
+    plan: bytes = context_field()
+    device: int = device_field()
     present: bytes = bytes_field()
     tags: bytes = bytes_field()  # from each neighbour that has confirmed
 
 
 @dataclass(frozen=True)
 class Unmask(Message):
-    """Device to server: one share for each neighbour that had shared, of the kind it is owed."""
+    """Device to server: one share for each neighbour whose shares it holds, of the kind owed."""
 
     KIND: ClassVar[int] = 10
-    plan: bytes = bytes_field(32)
-    device: int = int_field(0, MAX_ID)
-    shares: bytes = bytes_field()
+    plan: bytes = context_field()
+    device: int = device_field()
+    answers: bytes = bytes_field()  # for each: the share, and the other kind's fingerprint
+
+
+@dataclass(frozen=True)
+class Disclosure(Message):
+    """Device to server: the key that shows a neighbour to have sealed nonsense to it."""
+
+    KIND: ClassVar[int] = 15
+    plan: bytes = context_field()
+    device: int = device_field()
+    dealer: int = int_field(0, (1 << 63) - 1)
+    key: bytes = bytes_field(32)
+    other: bytes = bytes_field(16)  # fingerprint of the key of the other direction

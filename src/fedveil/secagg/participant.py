@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import replace
+
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.errors import BadInput
-from fedveil.secagg import derive, wire
-from fedveil.secagg.device import SLACK, DeviceRound
-from fedveil.secagg.errors import ForeignKey, Malformed, RuleBroken
-from fedveil.secagg.journal import Journal
+from fedveil.secagg import derive, draw, ratchet, sizes, wire
+from fedveil.secagg.device import DeviceRound
+from fedveil.secagg.errors import ForeignKey, Forged, Malformed, OutOfTurn, RuleBroken
+from fedveil.secagg.journal import Claim, Journal
 from fedveil.secagg.keys import DeviceKeys
 from fedveil.secagg.layout import lay_out
-from fedveil.secagg.messages import Plan
-from fedveil.secagg.pairs import PairKeys, pair_keys, pair_seed
+from fedveil.secagg.messages import Commitment, Commitments, Draft, Invitation, Plan, Reveal
+from fedveil.secagg.pairs import pair_keys, pair_seed
+from fedveil.secagg.ratchet import Ratchet
 from fedveil.secagg.roster import Roster
-from fedveil.secagg.terms import MAX_COHORT, Terms
-
-_PLAN_LIMIT = SLACK + 9 * MAX_COHORT
+from fedveil.secagg.terms import Limits, Terms
 
 
 class Participant:
@@ -24,7 +28,7 @@ class Participant:
 
     `server` is the server's Ed25519 public key (32 bytes). Seeds are remembered by the pair's key
     cards, so a renewed key, on either side, makes a new seed and the old one is dropped; at most
-    `remembered` of them are kept.
+    `remembered` of them are kept. `limits` are the device's own, besides those of the terms.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class Participant:
         server: bytes,
         journal: Journal,
         remembered: int = 1 << 14,
+        limits: Limits | None = None,
     ) -> None:
         if not keys.federation == roster.federation == terms.federation:
             raise BadInput(
@@ -44,54 +49,165 @@ class Participant:
         self.keys = keys
         self.roster = roster
         self.terms = terms
+        self.limits = terms.limits if limits is None else limits
+        self._lock = threading.RLock()
         self._server = Ed25519PublicKey.from_public_bytes(server)
         self._journal = journal
         self._remembered = remembered
-        self._seeds: dict[int, tuple[bytes, bytes]] = {}  # neighbour -> its card, the seed
+        self._ratchets: dict[int, tuple[bytes, Ratchet]] = {}  # neighbour -> its card, the ratchet
+        self._round = -1  # the last one joined, and its open plans
+        self._open: dict[bytes, DeviceRound] = {}
+        self._offered: dict[bytes, bytes] = {}  # draft -> bytes drawn and not yet revealed
+        self._revealed: dict[bytes, bytes] = {}  # list of commitments -> the reveal for it
 
-    def renew(self) -> bytes:
-        """Replace the X25519 key and forget every seed; returns the new card to send out."""
-        self.keys = self.keys.renewed()
-        self._seeds.clear()
-        return self.keys.card()
+    def renew(self, journal: Journal | None = None) -> bytes:
+        """Replace the X25519 key and forget every seed; returns the new card to send out.
 
-    def agree(self, device: int) -> bytes:
-        """The seed shared with an enrolled device, agreed on first use."""
+        A journal on disk belongs to one key: pass the new key's (`Vault.renew` makes both).
+        """
+        with self._lock:
+            self.keys = self.keys.renewed()
+            self._ratchets.clear()
+            self._journal = self._journal if journal is None else journal
+            return self.keys.card()
+
+    def forget_agreement(self, devices: Iterable[int]) -> None:
+        """Agree with these devices for all later rounds, then forget the X25519 key.
+
+        From then on nothing on this device can compute a seed again, and each round that is joined
+        turns the seeds' ratchets: what was masked before cannot be unmasked by who breaks in later.
+        A device that was not named needs this one to renew its key.
+        """
+        with self._lock:
+            for device in devices:
+                if device != self.keys.device:
+                    self._remember(device, *self._turned(device, max(0, self._round)))
+            self.keys = replace(self.keys, agreement=None)
+
+    def agree(self, device: int, round: int) -> bytes:
+        """The key shared with an enrolled device in a round, agreed on first use."""
+        with self._lock:
+            return self._turned(device, round)[1].key
+
+    def _turned(self, device: int, round: int) -> tuple[bytes, Ratchet]:
+        """A neighbour's card and the ratchet at this round; nothing is remembered yet."""
         other = self.roster.get(device)
-        known = self._seeds.get(device)
-        if known is None or known[0] != other.fingerprint:
-            own = self.roster.get(self.keys.device)
-            known = (other.fingerprint, pair_seed(own, self.keys.agreement, other))
-            self._seeds.pop(device, None)
-            while len(self._seeds) >= self._remembered:
-                self._seeds.pop(next(iter(self._seeds)))  # the oldest; agreed anew when needed
-            self._seeds[device] = known
-        return known[1]
+        known = self._ratchets.get(device)
+        if known is not None and known[0] == other.fingerprint:
+            return other.fingerprint, ratchet.advance(known[1], round)
+        if self.keys.agreement is None:
+            raise RuleBroken(
+                f"device {self.keys.device} has forgotten its X25519 key and knows no seed with "
+                f"device {device}; renew the key"
+            )
+        seed = pair_seed(self.roster.get(self.keys.device), self.keys.agreement, other)
+        return other.fingerprint, ratchet.begin(seed, round)
+
+    def _remember(self, device: int, card: bytes, turned: Ratchet) -> None:
+        self._ratchets.pop(device, None)
+        while len(self._ratchets) >= self._remembered:
+            self._ratchets.pop(next(iter(self._ratchets)))  # the oldest; agreed anew when needed
+        self._ratchets[device] = (card, turned)
+
+    def expects(self, start: bytes) -> int:
+        """How long the frame is that begins so, or an error: ask before reading on."""
+        kinds: dict[int, type[wire.Message]] = {
+            kind.KIND: kind for kind in (Plan, Invitation, Commitments)
+        }
+        kind = kinds.get(wire.head(start).kind, Plan)
+        return wire.expect(start, kind, self._limit(kind)).size
+
+    def offer(self, frame: bytes) -> bytes:
+        """Commit to bytes for the graph of a sparse round that this device would join."""
+        invitation = wire.read(frame, Invitation, self._limit(Invitation), self._server)
+        with self._lock:
+            self._check(invitation)
+            if invitation.degree == len(invitation.members) - 1:
+                raise RuleBroken("a complete graph is not drawn")
+            digest = draw.draft_digest(invitation)
+            if digest not in self._offered:
+                self._journal.draw(self._claim(invitation), self.terms.limits.draws)
+                self._offered[digest] = os.urandom(draw.DRAWN_BYTES)
+            hidden = draw.hide(digest, self.keys.device, self._offered[digest])
+            return wire.seal(Commitment(digest, self.keys.device, hidden), self.keys.identity)
+
+    def reveal(self, frame: bytes) -> bytes:
+        """Show the bytes drawn, for one list of commitments that holds this device's own."""
+        message = wire.read(frame, Commitments, self._limit(Commitments), self._server)
+        own, draft = self.keys.device, message.draft
+        if len(message.hidden) != 32 * len(message.devices) or own not in message.devices:
+            raise Malformed("Commitments: need 32 bytes of each device, and this one's among them")
+        if len(message.devices) != self.terms.colluders + 1:
+            raise RuleBroken(f"{len(message.devices)} drawers, need {self.terms.colluders + 1}")
+        hidden = [message.hidden[at : at + 32] for at in range(0, len(message.hidden), 32)]
+        commitments = draw.list_digest(draft, message.devices, hidden)
+        with self._lock:
+            if commitments in self._revealed:
+                return self._revealed[commitments]
+            drawn = self._offered.get(draft)
+            if drawn is None:
+                raise OutOfTurn("commitments for a draft that this device has not offered for")
+            if hidden[message.devices.index(own)] != draw.hide(draft, own, drawn):
+                raise Forged("the commitment listed for this device is not its own")
+            del self._offered[draft]
+            reply = wire.seal(Reveal(draft, own, commitments, drawn), self.keys.identity)
+            self._revealed = {commitments: reply}
+            return reply
 
     def join(self, frame: bytes) -> DeviceRound:
-        """Check a plan against every rule, claim its round for ever, and share secrets for it."""
-        plan = wire.read(frame, Plan, _PLAN_LIMIT)
-        wire.verify(frame, self._server)
-        self._check(plan)
-        layout = lay_out(plan, wire.body_digest(frame))
-        neighbours = layout.graph.neighbours(self.keys.device)
-        keys: dict[int, PairKeys] = {
-            neighbour: pair_keys(self.agree(neighbour), layout.digest) for neighbour in neighbours
-        }
-        members = derive.digest(b"members", *(derive.id_bytes(m) for m in plan.members))
-        self._journal.claim(plan.federation, plan.round, plan.purpose, members)
-        return DeviceRound(layout, self.keys, self.terms, self._server, keys)
+        """Check a plan against every rule, claim its round for ever, and share secrets for it.
 
-    def _check(self, plan: Plan) -> None:
+        The same plan again gives the same round again, as long as the device runs.
+        """
+        plan = wire.read(frame, Plan, self._limit(Plan), self._server)
+        digest = wire.message_digest(frame)
+        with self._lock:
+            known = self._open.get(digest)
+            if known is not None:
+                return known
+            self._check(plan)
+            identities = {m: self.roster.get(m).identity_bytes for m in plan.drawers}
+            seed = draw.drawn_seed(plan, self.terms.colluders, identities)
+            layout = lay_out(plan, digest, seed)
+            turned = {
+                neighbour: self._turned(neighbour, plan.round)
+                for neighbour in layout.graph.neighbours(self.keys.device)
+            }
+            self._journal.claim(self._claim(plan))
+            if plan.round > self._round:
+                self._round, self._open = plan.round, {}
+            for neighbour, (card, at) in turned.items():
+                self._remember(neighbour, card, at)
+            keys = {n: pair_keys(at.key, digest) for n, (_, at) in turned.items()}
+            opened = DeviceRound(layout, self.keys, self.terms, self._server, self.roster, keys)
+            self._open[digest] = opened
+            return opened
+
+    def _limit(self, kind: type[wire.Message]) -> int:
+        members = min(self.limits.members, self.terms.limits.members)
+        return sizes.opening(kind, members, self.terms.colluders + 1)
+
+    def _claim(self, plan: Draft) -> Claim:
+        cohort = derive.digest(b"members", b"".join(map(derive.id_bytes, plan.members)))
+        step = min(self.limits.round_step, self.terms.limits.round_step)
+        return Claim(plan.federation, plan.round, plan.purpose, cohort, step)
+
+    def _check(self, plan: Draft) -> None:
         if plan.federation != self.terms.federation:
             raise RuleBroken(f"plan of federation {plan.federation!r}")
+        if plan.terms != self.terms.digest:
+            raise RuleBroken("the plan was made under other terms than this device's")
+        if plan.purpose not in self.terms.purposes:
+            raise RuleBroken(f"purpose {plan.purpose!r} is none of {list(self.terms.purposes)}")
         if plan.bits not in (32, 64):
             raise Malformed(f"Plan.bits: {plan.bits}, need 32 or 64")
         if self.keys.device not in plan.members:
             raise RuleBroken(f"device {self.keys.device} is not in the cohort")
+        for limits in (self.limits, self.terms.limits):
+            limits.check(len(plan.members), plan.degree, plan.dimension)
         self.terms.check(len(plan.members), plan.degree, plan.threshold, plan.min_survivors)
         if self.roster.digest(plan.members) != plan.roster:
             raise ForeignKey("the cohort's keys are not the ones this device knows")
         own = self.roster.get(self.keys.device)
-        if own.agreement.public_bytes_raw() != self.keys.agreement.public_key().public_bytes_raw():
+        if own.agreement.public_bytes_raw() != self.keys.public:
             raise ForeignKey(f"device {self.keys.device}: the roster holds another key of its own")

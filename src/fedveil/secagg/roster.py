@@ -2,23 +2,27 @@
 
 The server relays cards and could invent them. A card therefore counts only if its identity key was
 pinned for that device, or certified by an authority whose key the device holds, and if that
-identity signed it. Versions only rise: a withdrawn or replaced key never comes back.
+identity signed it. Versions only rise: a withdrawn or replaced key never comes back. An id that was
+ever seen stays with its identity.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from fedveil.secagg import derive, wire
+from fedveil.secagg import derive, store, wire
 from fedveil.secagg.errors import ForeignKey, RuleBroken
 from fedveil.secagg.keys import certificate_holds
 from fedveil.secagg.messages import KeyCard, Leave
 
-_CARD_LIMIT = 512
+CARD_LIMIT = 512
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,9 @@ class Admission:
     authority: bytes | None = None
 
     def admits(self, card: KeyCard) -> bool:
-        if self.pinned.get(card.device) == card.identity:
-            return True
+        """A pinned device is that identity and no other, whatever an authority certifies."""
+        if card.device in self.pinned:
+            return self.pinned[card.device] == card.identity
         if self.authority is None or len(card.certificate) != 64:
             return False
         authority = Ed25519PublicKey.from_public_bytes(self.authority)
@@ -51,15 +56,38 @@ class Enrolled:
     fingerprint: bytes
 
 
-class Roster:
-    """The enrolled devices; grows and shrinks between rounds without a restart."""
+class Memory(Protocol):
+    """What a roster must remember across restarts; `FileMemory` keeps it on disk."""
 
-    def __init__(self, federation: str, admission: Admission) -> None:
+    def load(self) -> dict[int, Known]: ...
+
+    def keep(self, device: int, known: Known) -> None:
+        """On disk when it returns."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """The identity that an id belongs to for ever, its newest version, and whether that left."""
+
+    identity: bytes
+    version: int
+    withdrawn: bool = False
+
+
+class Roster:
+    """The enrolled devices; grows and shrinks between rounds without a restart.
+
+    With a `memory`, versions go on rising after a restart: a card that was replaced or withdrawn
+    before it does not come back.
+    """
+
+    def __init__(self, federation: str, admission: Admission, memory: Memory | None = None) -> None:
         self.federation = federation
         self._admission = admission
+        self._memory = memory
         self._enrolled: dict[int, Enrolled] = {}
-        self._identities: dict[int, bytes] = {}  # kept after leaving: an id is never reassigned
-        self._withdrawn: dict[int, int] = {}
+        self._known: dict[int, Known] = {} if memory is None else memory.load()
+        self._lock = threading.RLock()
 
     def __contains__(self, device: int) -> bool:
         return device in self._enrolled
@@ -69,47 +97,52 @@ class Roster:
 
     def admit(self, frame: bytes) -> Enrolled:
         """Enrol a device, or replace its key by a newer one."""
-        card = wire.read(frame, KeyCard, _CARD_LIMIT)
+        claims = wire.expect(frame, KeyCard, CARD_LIMIT)
+        card = wire.read(frame, KeyCard, CARD_LIMIT, _public_identity(claims.context))
         if card.federation != self.federation:
             raise ForeignKey(f"card of federation {card.federation!r}, not {self.federation!r}")
         if not self._admission.admits(card):
             raise ForeignKey(f"device {card.device}: identity neither pinned nor certified")
-        if self._identities.get(card.device, card.identity) != card.identity:
-            raise ForeignKey(f"device {card.device} is enrolled under another identity")
-        identity = _public_identity(card.identity)
-        wire.verify(frame, identity)
-        fingerprint = wire.body_digest(frame)
-        current = self._enrolled.get(card.device)
-        if current is not None and current.fingerprint == fingerprint:
-            return current
-        newest = max(current.version if current else 0, self._withdrawn.get(card.device, 0))
-        if card.version <= newest:
-            raise ForeignKey(
-                f"device {card.device}: key version {card.version} is not newer than {newest}"
-            )
         entry = Enrolled(
             card.device,
             card.version,
             card.identity,
-            identity,
-            X25519PublicKey.from_public_bytes(card.agreement),
-            fingerprint,
+            _public_identity(card.identity),
+            _public_agreement(card.agreement, card.device),
+            wire.message_digest(frame),
         )
-        self._identities[card.device] = card.identity
-        self._enrolled[card.device] = entry
+        with self._lock:
+            known = self._known.get(card.device, Known(card.identity, 0))
+            if known.identity != card.identity:
+                raise ForeignKey(f"device {card.device} is enrolled under another identity")
+            current = self._enrolled.get(card.device)
+            if current is not None and current.fingerprint == entry.fingerprint:
+                return current
+            # After a restart the newest card is shown again and is as good as it was.
+            again = current is None and not known.withdrawn and card.version == known.version
+            if card.version <= known.version and not again:
+                raise ForeignKey(
+                    f"device {card.device}: key version {card.version} is not newer than "
+                    f"{known.version}"
+                )
+            self._keep(card.device, Known(card.identity, card.version))
+            self._enrolled[card.device] = entry
         return entry
 
     def withdraw(self, frame: bytes) -> int:
         """Take a device that asks to leave off the roster; returns its id."""
-        notice = wire.read(frame, Leave, _CARD_LIMIT)
-        entry = self._enrolled.get(notice.device)
-        if notice.federation != self.federation or entry is None:
-            raise ForeignKey(f"device {notice.device} is not enrolled here")
-        wire.verify(frame, entry.identity)
-        if notice.version < entry.version:
-            raise ForeignKey(f"device {notice.device}: leave of an older key, {notice.version}")
-        self._withdrawn[notice.device] = notice.version
-        del self._enrolled[notice.device]
+        claims = wire.expect(frame, Leave, CARD_LIMIT)
+        with self._lock:
+            known = self._known.get(claims.device)
+            if known is None:
+                raise ForeignKey(f"device {claims.device} is not enrolled here")
+            notice = wire.read(frame, Leave, CARD_LIMIT, _public_identity(known.identity))
+            if notice.federation != self.federation:
+                raise ForeignKey(f"notice of federation {notice.federation!r}")
+            if notice.version < known.version:
+                raise ForeignKey(f"device {notice.device}: leave of an older key, {notice.version}")
+            self._keep(notice.device, Known(known.identity, notice.version, True))
+            self._enrolled.pop(notice.device, None)
         return notice.device
 
     def get(self, device: int) -> Enrolled:
@@ -120,7 +153,42 @@ class Roster:
 
     def digest(self, members: Sequence[int]) -> bytes:
         """One hash of all members' key cards, in order."""
-        return derive.digest(b"roster", *(self.get(device).fingerprint for device in members))
+        cards = b"".join(self.get(device).fingerprint for device in members)
+        return derive.digest(b"roster", cards)
+
+    def _keep(self, device: int, known: Known) -> None:
+        if self._memory is not None:
+            self._memory.keep(device, known)
+        self._known[device] = known
+
+
+class FileMemory:
+    """A roster's memory in an SQLite file that must be there; `create` makes it, once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.load()
+
+    @classmethod
+    def create(cls, path: Path) -> FileMemory:
+        table = (
+            "CREATE TABLE known (device INTEGER PRIMARY KEY, identity BLOB NOT NULL,"
+            " version INTEGER NOT NULL, withdrawn INTEGER NOT NULL)"
+        )
+        store.create(path, [table], [])
+        return cls(path)
+
+    def load(self) -> dict[int, Known]:
+        with store.transaction(self._path) as connection:
+            rows = connection.execute("SELECT device, identity, version, withdrawn FROM known")
+            return {row[0]: Known(row[1], row[2], bool(row[3])) for row in rows}
+
+    def keep(self, device: int, known: Known) -> None:
+        with store.transaction(self._path) as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?)",
+                (device, known.identity, known.version, int(known.withdrawn)),
+            )
 
 
 def _public_identity(identity: bytes) -> Ed25519PublicKey:
@@ -128,3 +196,16 @@ def _public_identity(identity: bytes) -> Ed25519PublicKey:
         return Ed25519PublicKey.from_public_bytes(identity)
     except ValueError:
         raise ForeignKey("identity: not an Ed25519 public key") from None
+
+
+_PROBE = X25519PrivateKey.generate()
+
+
+def _public_agreement(agreement: bytes, device: int) -> X25519PublicKey:
+    """A key with which a secret can be agreed: a point of small order gives the same to all."""
+    public = X25519PublicKey.from_public_bytes(agreement)
+    try:
+        _PROBE.exchange(public)
+    except ValueError:
+        raise ForeignKey(f"device {device}: a weak X25519 key") from None
+    return public

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedveil.errors import BadInput
+from fedveil.secagg import derive
 from fedveil.secagg.device import DeviceRound
-from fedveil.secagg.errors import RuleBroken
+from fedveil.secagg.errors import Doubted, NotReleased, RuleBroken
 from fedveil.secagg.graph import Graph, round_graph
 from fedveil.secagg.losses import Losses, sharing_course, unmasking_course
 from fedveil.secagg.masks import word_type
@@ -20,6 +22,7 @@ from fedveil.secagg.mode import Mode
 from fedveil.secagg.modulus import IntVector, decode, encode
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.server import Server
+from fedveil.secagg.server_round import ServerRound
 from fedveil.secagg.terms import Terms
 from fedveil.secagg.topology import Topology
 
@@ -82,6 +85,11 @@ class Setting:
     terms: Terms
     topology: Topology
 
+    def model_seed(self) -> bytes:
+        """A modelled round draws no graph; any order that no loss depends on will do."""
+        ids = b"".join(derive.id_bytes(member) for member in self.members)
+        return derive.digest(b"model", self.round.to_bytes(8, "little"), self.purpose.encode(), ids)
+
 
 class OpenRound(ABC):
     """A round that takes vectors from `wanted` devices, in any order, each once."""
@@ -117,7 +125,7 @@ class OpenRound(ABC):
             setting.topology,
             setting.terms.min_honest,
             setting.terms.colluders,
-            setting.topology.smallest_group(setting.terms.min_honest),
+            setting.terms.group(setting.topology),
             dict(self._watch.seconds),
         )
         return SecureSum(total, tuple(sorted(self._added)), report)
@@ -151,13 +159,7 @@ class ModelledRound(OpenRound):
     @property
     def _graph(self) -> Graph:
         setting = self.setting
-        return round_graph(
-            setting.terms.federation,
-            setting.round,
-            setting.purpose,
-            setting.members,
-            setting.topology.degree,
-        )
+        return round_graph(setting.members, setting.topology.degree, setting.model_seed())
 
     def add_sum(self, devices: Sequence[int], total: IntVector) -> None:
         """The sum, modulo 2^bits, of these devices' vectors: the model needs no single ones."""
@@ -196,12 +198,10 @@ class FullRound(OpenRound):
         self, setting: Setting, watch: Stopwatch, server: Server, devices: dict[int, Participant]
     ) -> None:
         super().__init__(setting, watch)
-        self._server = server.open(
-            setting.round, setting.members, setting.dimension, setting.bits, setting.purpose
-        )
         self._devices: dict[int, DeviceRound] = {}
         losses = setting.losses
         with watch.phase("share"):
+            self._server = self._opened(server, devices)
             for member in setting.members:
                 if member not in losses.before_sharing:
                     self._devices[member] = devices[member].join(self._server.plan)
@@ -212,6 +212,24 @@ class FullRound(OpenRound):
                 for member in self._devices
                 if self._agrees(member, self._take_sharers) and member not in losses.before_upload
             )
+
+    def _opened(self, server: Server, devices: dict[int, Participant]) -> ServerRound:
+        """The round, its graph drawn by devices if it is sparse."""
+        setting = self.setting
+        details = (setting.round, setting.members, setting.dimension, setting.bits, setting.purpose)
+        if setting.topology.complete:
+            return server.open(*details)
+        present = [m for m in setting.members if m not in setting.losses.before_sharing]
+        count = setting.terms.colluders + 1
+        if len(present) < count:
+            raise NotReleased(f"{len(present)} devices are there, {count} must draw the graph")
+        drawing = server.draw(*details, random.SystemRandom().sample(present, count))
+        for device in drawing.drawers:
+            drawing.commit(devices[device].offer(drawing.invitation))
+        listed = drawing.commitments()
+        for device in drawing.drawers:
+            drawing.reveal(devices[device].reveal(listed))
+        return server.open_drawn(drawing)
 
     def _take_sharers(self, device: int) -> None:
         self._devices[device].take_sharers(self._server.sharers_for(device))
@@ -237,7 +255,12 @@ class FullRound(OpenRound):
             return self._server.finish()
 
     def _confirm(self, device: int) -> None:
-        self._server.receive(self._devices[device].confirm(self._server.survivors_for(device)))
+        joined = self._devices[device]
+        try:
+            frame = joined.confirm(self._server.survivors_for(device))
+        except Doubted as refusal:
+            frame = joined.confirm(self._server.survivors_for(device, refusal.devices))
+        self._server.receive(frame)
 
     def _give_shares(self, device: int) -> None:
         self._server.receive(self._devices[device].unmask(self._server.confirmed_for(device)))

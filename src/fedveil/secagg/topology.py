@@ -4,10 +4,15 @@ Devices stand on a circle in an order drawn at random (`graph.py`), each joined 
 nearest on either side, so a device's neighbours are a uniform set of `degree` others. Shamir
 threshold t. With C colluding and D lost devices, both fixed independently of that order:
 
+* *few colluders next to anybody*: nobody has more than c colluding neighbours. Fails with
+  probability at most cohort * P[Hypergeometric(cohort - 1, C, degree) > c].
 * *two-faced server*: it must not gather t shares of both kinds about one device by telling its
-  neighbours different things. Honest neighbours give one kind, colluding ones both, so it needs
-  2t <= degree + (colluding neighbours). Fails with probability at most
-  cohort * P[Hypergeometric(cohort - 1, C, degree) > 2t - degree - 1].
+  neighbours different things. Honest neighbours give one kind, colluding ones both, so
+  2t > degree + c suffices.
+* *large groups*: such a server can still learn the sums of groups of devices. Each member of a
+  group has s = t - c - (dropped edges) neighbours in it. If that is more than degree/2, a group
+  goes all around the circle and holds at least
+  (s + 1) * floor((cohort + degree/2 - 1) / (1.5 degree)) devices; otherwise s + 1.
 * *connected*: the honest survivors must form one connected graph, else the sums of the pieces
   show. Falling apart takes two disjoint arcs of degree/2 positions without an honest survivor:
   probability at most cohort^2/2 * prod_{i < degree} (C + D - i)/(cohort - i).
@@ -38,6 +43,7 @@ class Topology:
     cohort: int
     degree: int
     threshold: int  # shares that recover a secret
+    colluding_neighbours: int  # nobody has more, unless the graph fails
     security_failure: float  # probability, over the graph, that more than the sum may show
     recovery_failure: float  # probability, over the graph, that the sum cannot be recovered
 
@@ -45,21 +51,34 @@ class Topology:
     def complete(self) -> bool:
         return self.degree == self.cohort - 1
 
-    @property
-    def colluding_neighbours(self) -> int:
-        """How many colluders next to one device the threshold tolerates: 2t > degree + this."""
-        return 2 * self.threshold - self.degree - 1
+    def smallest_group(self, min_honest: int, dropped_edges: int = 0) -> int:
+        """Honest devices in the smallest sum a server could learn by lying.
 
-    def smallest_group(self, min_honest: int) -> int:
-        """Honest devices in the smallest sum a server could learn by lying about who survived."""
+        `dropped_edges`: pair masks that each device leaves out if the server says so.
+        """
         if self.complete:
             return min_honest
-        return min(min_honest, self.threshold - self.colluding_neighbours + 1)
+        inside = self.threshold - self.colluding_neighbours - dropped_edges
+        return max(0, min(min_honest, smallest_closed_set(self.cohort, self.degree, inside)))
+
+
+def smallest_closed_set(cohort: int, degree: int, inside: int) -> int:
+    """A bound below the size of any set in which everybody has `inside` neighbours (Theorem 2)."""
+    if 2 * inside <= degree:
+        return inside + 1
+    return (inside + 1) * max(1, (2 * cohort + degree - 2) // (3 * degree))
 
 
 @lru_cache(maxsize=256)
-def assess(cohort: int, degree: int, threshold: int, colluders: int, losses: int) -> Topology:
-    """The failure probabilities of a given degree and threshold."""
+def assess(
+    cohort: int,
+    degree: int,
+    threshold: int,
+    colluders: int,
+    losses: int,
+    security_failure: float = 2.0**-64,
+) -> Topology:
+    """The failures of a given degree and threshold, if `security_failure` may go wrong at most."""
     if not possible_degree(cohort, degree) or not 1 <= threshold <= degree:
         raise BadInput(
             f"degree {degree} and threshold {threshold} make no graph of {cohort} devices: the "
@@ -68,12 +87,15 @@ def assess(cohort: int, degree: int, threshold: int, colluders: int, losses: int
     if degree == cohort - 1:
         safe = 2 * threshold > degree + colluders
         recovers = threshold <= degree - losses
-        return Topology(cohort, degree, threshold, float(not safe), float(not recovers))
-    others = cohort - 1
-    two_faced = cohort * _tail(others, colluders, degree, 2 * threshold - degree - 1)
+        return Topology(cohort, degree, threshold, colluders, float(not safe), float(not recovers))
+    tolerated = 2 * threshold - degree - 1  # by the threshold
+    expected = _colluding_neighbours(cohort, degree, colluders, security_failure)
+    near = tolerated if expected is None else min(tolerated, expected)
+    crowded = cohort * _tail(cohort - 1, colluders, degree, near)
     falls_apart = _two_arcs(cohort, degree, colluders + losses)
-    stuck = cohort * _tail(others, losses, degree, degree - threshold)
-    return Topology(cohort, degree, threshold, min(1.0, two_faced + falls_apart), min(1.0, stuck))
+    stuck = cohort * _tail(cohort - 1, losses, degree, degree - threshold)
+    failure = min(1.0, crowded + falls_apart)
+    return Topology(cohort, degree, threshold, max(0, near), failure, min(1.0, stuck))
 
 
 def possible_degree(cohort: int, degree: int) -> bool:
@@ -90,18 +112,25 @@ def choose(
     security_failure: float,
     recovery_failure: float,
     sparse: bool = True,
+    large_groups: int | None = None,
 ) -> Topology:
     """The smallest degree whose failures stay below the given probabilities, else complete.
 
-    Cohorts of up to `SMALL_COHORT` devices always get the complete graph.
+    Cohorts of up to `SMALL_COHORT` devices always get the complete graph. `large_groups`, if given,
+    asks for a threshold that makes groups go around the circle although every device leaves out
+    that many masks.
     """
     if cohort < 2:
         raise BadInput(f"cohort = {cohort}: a sum hides its terms only among two or more devices")
     for degree in _sparse_degrees(cohort) if sparse else ():
-        least = _least_threshold(cohort, degree, colluders, security_failure)
-        if least is None:
+        near = _colluding_neighbours(cohort, degree, colluders, security_failure)
+        if near is None:
             continue
-        found = assess(cohort, degree, least, colluders, losses)
+        extra = near if large_groups is None else 2 * (near + large_groups)
+        threshold = (degree + extra) // 2 + 1
+        if threshold > degree:
+            continue
+        found = assess(cohort, degree, threshold, colluders, losses, security_failure)
         if (
             found.security_failure <= security_failure
             and found.recovery_failure <= recovery_failure
@@ -113,7 +142,7 @@ def choose(
             f"cohort = {cohort}, colluders = {colluders}, losses = {losses}: no graph recovers; "
             f"colluders + 2 * losses must stay below {cohort - 1}"
         )
-    return assess(cohort, cohort - 1, threshold, colluders, losses)
+    return assess(cohort, cohort - 1, threshold, colluders, losses, security_failure)
 
 
 def _sparse_degrees(cohort: int) -> range:
@@ -123,12 +152,12 @@ def _sparse_degrees(cohort: int) -> range:
     return range(2 * math.ceil(math.log2(cohort)), cohort - 1, 2)
 
 
-def _least_threshold(cohort: int, degree: int, colluders: int, failure: float) -> int | None:
-    """The smallest threshold that the two-faced server does not beat; half of the failure."""
+@lru_cache(maxsize=4096)
+def _colluding_neighbours(cohort: int, degree: int, colluders: int, failure: float) -> int | None:
+    """How many colluders next to one device must be reckoned with; takes half of the failure."""
     for neighbours in range(degree):
         if cohort * _tail(cohort - 1, colluders, degree, neighbours) <= failure / 2:
-            threshold = (degree + neighbours) // 2 + 1
-            return threshold if threshold <= degree else None
+            return neighbours
     return None
 
 

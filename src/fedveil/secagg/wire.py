@@ -1,38 +1,37 @@
-"""The wire format, version 1: a signed frame around a msgpack body.
+"""The wire format, version 2: a signed frame around typed fields.
 
-    bytes 0-3    "FVSA"
-    byte  4      version (1)
-    byte  5      kind of message
-    bytes 6-69   Ed25519 signature of (label, version, kind, SHA-256 of the body)
-    bytes 70-    body: one msgpack array, the message's fields in order
+    bytes 0-3      "FVSA"
+    byte  4        version (2)
+    byte  5        kind of message
+    bytes 6-13     device: the author, or the addressee
+    bytes 14-45    context: digest of the plan or of its draft; on cards the identity key
+    bytes 46-49    length of the body
+    bytes 50-113   Ed25519 signature of (label, bytes 4-49, SHA-256 of the body)
+    bytes 114-     body: the message's other fields in order (`fields.py`)
 
-A field has a rule, kept in the message's dataclass, that fixes its type and bounds its size; a body
-with another number of fields, another type, an extra byte or a value out of range is `Malformed`.
-Nothing of a body is trusted before the signature holds.
+The header says whose frame it is and how long, so a receiver knows before it reads on whether it
+wants it (`head`), and checks the signature before it looks into the body (`read`). A body is never
+parsed for somebody whose signature does not hold.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from itertools import pairwise
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, fields
+from typing import ClassVar, NamedTuple, TypeVar
 
-import msgpack  # type: ignore[import-untyped]
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fedveil.secagg import fields as codecs
 from fedveil.secagg.derive import PROTOCOL
 from fedveil.secagg.errors import Forged, Malformed
 
 MAGIC = b"FVSA"
-VERSION = 1
-HEADER = 70
-MAX_FRAME = 1 << 32
-MAX_ID = (1 << 63) - 1
-
-Rule = Callable[[str, Any], None]
+VERSION = 2
+SIGNATURE = 50  # where it begins
+HEADER = 114
+MAX_FRAME = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
@@ -45,111 +44,129 @@ class Message:
 MessageT = TypeVar("MessageT", bound=Message)
 
 
-def bytes_field(size: int | None = None) -> Any:
-    """Raw bytes, of exactly `size` if given (else the reader knows the right length)."""
+class Head(NamedTuple):
+    """What the first bytes of a frame claim; nothing of it is proved yet."""
 
-    def rule(name: str, value: Any) -> None:
-        if type(value) is not bytes or (size is not None and len(value) != size):
-            raise Malformed(f"{name}: need {'' if size is None else f'{size} '}bytes")
-
-    return field(metadata={"rule": rule})
-
-
-def int_field(low: int, high: int) -> Any:
-    """An integer within low..high; a boolean is none."""
-
-    def rule(name: str, value: Any) -> None:
-        if type(value) is not int or not low <= value <= high:
-            raise Malformed(f"{name}: need an integer within {low}..{high}")
-
-    return field(metadata={"rule": rule})
+    kind: int
+    device: int
+    context: bytes
+    size: int  # of the whole frame
 
 
-def text_field(most: int) -> Any:
-    """Text of 1..most bytes of UTF-8."""
-
-    def rule(name: str, value: Any) -> None:
-        if type(value) is not str or not 1 <= len(value.encode()) <= most:
-            raise Malformed(f"{name}: need text of 1 to {most} bytes")
-
-    return field(metadata={"rule": rule})
-
-
-def ids_field(most: int) -> Any:
-    """A list of at most `most` device ids, strictly ascending."""
-
-    def rule(name: str, value: Any) -> None:
-        if type(value) is not list or not 1 <= len(value) <= most:
-            raise Malformed(f"{name}: need 1 to {most} ids")
-        if not all(type(item) is int and 0 <= item <= MAX_ID for item in value):
-            raise Malformed(f"{name}: ids are integers within 0..2^63 - 1")
-        if any(a >= b for a, b in pairwise(value)):
-            raise Malformed(f"{name}: ids must ascend")
-
-    return field(metadata={"rule": rule})
-
-
-def kind_of(frame: bytes) -> int:
-    """The kind a frame claims; `Malformed` if it is no frame of this version."""
-    if type(frame) is not bytes:
-        raise Malformed(f"a frame is bytes, not {type(frame).__name__}")
-    if len(frame) <= HEADER or frame[:4] != MAGIC:
+def head(start: bytes) -> Head:
+    """The claims of a frame of which at least the first `HEADER` bytes are there."""
+    if type(start) is not bytes:
+        raise Malformed(f"a frame is bytes, not {type(start).__name__}")
+    if len(start) < HEADER or start[:4] != MAGIC:
         raise Malformed("not a frame of this protocol")
-    if frame[4] != VERSION:
-        raise Malformed(f"version {frame[4]} of the protocol; this is version {VERSION}")
-    return frame[5]
+    if start[4] != VERSION:
+        raise Malformed(f"version {start[4]} of the protocol; this is version {VERSION}")
+    device = int.from_bytes(start[6:14], "little")
+    size = HEADER + int.from_bytes(start[46:50], "little")
+    return Head(start[5], device, start[14:46], size)
 
 
-def body_digest(frame: bytes) -> bytes:
-    """SHA-256 of a frame's body."""
-    return hashlib.sha256(memoryview(frame)[HEADER:]).digest()
+def expect(start: bytes, kind: type[Message], limit: int) -> Head:
+    """The head of a frame of this kind and of at most `limit` bytes, or `Malformed`."""
+    found = head(start)
+    if found.kind != kind.KIND:
+        raise Malformed(f"kind {found.kind} where a {kind.__name__} was expected")
+    if found.size > limit:
+        raise Malformed(f"{kind.__name__} of {found.size} bytes; at most {limit} can be right")
+    return found
 
 
-def seal(message: Message, key: Ed25519PrivateKey) -> bytes:
-    """The frame of a message, signed by its author."""
-    values = [getattr(message, spec.name) for spec in fields(message)]
-    body: bytes = msgpack.packb(values, use_bin_type=True)
-    signature = key.sign(_signed(message.KIND, hashlib.sha256(body).digest()))
-    return b"".join((MAGIC, bytes((VERSION, message.KIND)), signature, body))
-
-
-def read(frame: bytes, expected: type[MessageT], limit: int) -> MessageT:
-    """Parse and check a frame of at most `limit` bytes; the signature is not looked at yet."""
-    kind = kind_of(frame)
-    if kind != expected.KIND:
-        raise Malformed(f"kind {kind} where a {expected.__name__} was expected")
-    if len(frame) > min(limit, MAX_FRAME):
-        raise Malformed(f"{expected.__name__} of {len(frame)} bytes; at most {limit} can be right")
-    return _parse(memoryview(frame)[HEADER:], expected)
+def read(frame: bytes, kind: type[MessageT], limit: int, author: Ed25519PublicKey) -> MessageT:
+    """The message of a whole frame that `author` signed; `Malformed` or `Forged` otherwise."""
+    found = expect(frame, kind, limit)
+    if len(frame) != found.size:
+        raise Malformed(f"{kind.__name__} of {len(frame)} bytes; its header says {found.size}")
+    verify(frame, author)
+    return parse(frame, kind)
 
 
 def verify(frame: bytes, author: Ed25519PublicKey) -> None:
     """Raise `Forged` unless `author` signed this very frame."""
+    check(author, frame[SIGNATURE:HEADER], frame[4:SIGNATURE], body_digest(frame))
+
+
+def check(author: Ed25519PublicKey, signature: bytes, claims: bytes, body: bytes) -> None:
+    """Raise `Forged` unless the signature is of these header bytes and this body's digest."""
     try:
-        author.verify(frame[6:HEADER], _signed(frame[5], body_digest(frame)))
+        author.verify(signature, _signed(claims, body))
     except InvalidSignature:
         raise Forged("the signature is not its author's") from None
 
 
-def _parse(body: memoryview, expected: type[MessageT]) -> MessageT:
-    specs = fields(expected)
-    try:
-        values = msgpack.unpackb(body, raw=False, use_list=True, strict_map_key=True)
-    except (ValueError, TypeError, OverflowError, RecursionError, MemoryError) as error:
-        raise Malformed(f"{expected.__name__}: {type(error).__name__} in the body") from None
-    except msgpack.exceptions.UnpackException as error:
-        raise Malformed(f"{expected.__name__}: {type(error).__name__} in the body") from None
-    if type(values) is not list or len(values) != len(specs):
-        raise Malformed(f"{expected.__name__}: need a list of {len(specs)} fields")
-    for spec, value in zip(specs, values, strict=True):
-        spec.metadata["rule"](f"{expected.__name__}.{spec.name}", value)
-    return expected(
-        **{
-            spec.name: tuple(value) if type(value) is list else value
-            for spec, value in zip(specs, values, strict=True)
-        }
+def body_digest(frame: bytes) -> bytes:
+    """SHA-256 of a frame's body."""
+    return digest_of(memoryview(frame)[HEADER:])
+
+
+def message_digest(frame: bytes) -> bytes:
+    """Stands for everything that a frame says: header and body, without the signature."""
+    return digest_of(frame[4:SIGNATURE] + body_digest(frame))
+
+
+def digest_of(body: bytes | memoryview) -> bytes:
+    """What a signature covers of a body."""
+    return hashlib.sha256(body).digest()
+
+
+def seal(message: Message, key: Ed25519PrivateKey) -> bytes:
+    """The frame of a message, signed by its author."""
+    claims, body = encoded(message)
+    signature = key.sign(_signed(claims, digest_of(body)))
+    return b"".join((MAGIC, claims, signature, body))
+
+
+def rebuilt(message: Message, signature: bytes) -> bytes:
+    """A frame from its message and signature: there is one way to write a message."""
+    claims, body = encoded(message)
+    return b"".join((MAGIC, claims, signature, body))
+
+
+def encoded(message: Message) -> tuple[bytes, bytes]:
+    """The signed part of the header, and the body."""
+    values = {spec.name: getattr(message, spec.name) for spec in fields(message)}
+    device, context, parts = 0, bytes(32), []
+    for spec in fields(message):
+        codec = spec.metadata["codec"]
+        if codec is codecs.DEVICE:
+            device = values[spec.name]
+        elif codec is codecs.CONTEXT:
+            context = values[spec.name]
+        else:
+            parts.append(codec.pack(values[spec.name]))
+    body = b"".join(parts)
+    claims = b"".join(
+        (
+            bytes((VERSION, message.KIND)),
+            device.to_bytes(8, "little"),
+            context,
+            len(body).to_bytes(4, "little"),
+        )
     )
+    return claims, body
 
 
-def _signed(kind: int, body_hash: bytes) -> bytes:
-    return PROTOCOL + b"frame\0" + bytes((VERSION, kind)) + body_hash
+def parse(frame: bytes, kind: type[MessageT]) -> MessageT:
+    """The message of a frame whose signature holds."""
+    found = head(frame)
+    reader = codecs.Reader(memoryview(frame)[HEADER:])
+    values: dict[str, object] = {}
+    for spec in fields(kind):
+        codec, name = spec.metadata["codec"], f"{kind.__name__}.{spec.name}"
+        if codec is codecs.DEVICE:
+            values[spec.name] = codecs.checked_id(found.device, name)
+        elif codec is codecs.CONTEXT:
+            values[spec.name] = found.context
+        else:
+            values[spec.name] = codec.take(reader, name)
+    if reader.left:
+        raise Malformed(f"{kind.__name__}: {reader.left} bytes after the last field")
+    return kind(**values)
+
+
+def _signed(claims: bytes, body: bytes) -> bytes:
+    return PROTOCOL + b"frame\0" + claims + body

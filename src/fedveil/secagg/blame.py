@@ -1,0 +1,179 @@
+"""What a device did wrong, with evidence that convinces anybody who knows the round's plan.
+
+Every kind of evidence consists of frames that the accused signed, and of values that those frames
+fix by hashes; honest devices never sign such frames. `proven` checks it from nothing but the plan's
+layout and the members' identity keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from fedveil.secagg import derive, pairs, wire
+from fedveil.secagg.dealing import fitting_shares
+from fedveil.secagg.derive import KEY_BYTES
+from fedveil.secagg.errors import SecureAggregationError
+from fedveil.secagg.layout import Layout, flagged, piece
+from fedveil.secagg.messages import Confirm, Disclosure, Shares, Unmask
+from fedveil.secagg.pairs import CHECK_BYTES, MARK_BYTES, PRINT_BYTES, SEALED_BYTES
+from fedveil.secagg.shares import SHARE_BYTES, combine
+from fedveil.secagg.sizes import ANSWER_BYTES
+
+
+class Wrong(Enum):
+    """What it is."""
+
+    SHARE = "gave another share than the one it had accepted"
+    SEAL = "sealed shares that are not those it had marked"
+    SPLIT = "dealt shares that do not make the secret it had committed to"
+    WRAP = "left a wrong key for a neighbour"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A device, what it did in a round, and the evidence; `about` is the other device in it."""
+
+    device: int
+    about: int
+    wrong: Wrong
+    plan: bytes  # digest
+    frames: tuple[bytes, ...]
+    values: tuple[bytes, ...] = ()
+
+    def __str__(self) -> str:
+        return f"device {self.device} {self.wrong.value} (device {self.about})"
+
+
+def proven(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
+    """Whether the evidence shows that the device did it."""
+    check = {
+        Wrong.SHARE: _share,
+        Wrong.SEAL: _seal,
+        Wrong.SPLIT: _split,
+        Wrong.WRAP: _wrap,
+    }[fault.wrong]
+    try:
+        return fault.plan == layout.digest and check(fault, layout, identities)
+    except (SecureAggregationError, KeyError, ValueError, IndexError):
+        return False
+
+
+def _frame(
+    frame: bytes,
+    kind: type[wire.MessageT],
+    author: int,
+    layout: Layout,
+    identities: Mapping[int, Ed25519PublicKey],
+) -> wire.MessageT:
+    """A frame that this device signed in this round."""
+    message = wire.read(frame, kind, wire.MAX_FRAME, identities[author])
+    claims = wire.head(frame)
+    if claims.context != layout.digest or claims.device != author:
+        raise ValueError("a frame of another round or device")
+    return message
+
+
+def answer_fits(
+    answer: bytes, survived: bool, mark: bytes, plan: bytes, dealer: int, holder: int
+) -> bool:
+    """Whether a share is what the dealer marked; the other kind's fingerprint comes with it."""
+    share, other = answer[:SHARE_BYTES], answer[SHARE_BYTES:]
+    kind = b"self" if survived else b"pair"
+    own = pairs.share_print(kind, share, plan, dealer, holder)
+    joined = pairs.join_prints(own, other) if survived else pairs.join_prints(other, own)
+    return derive.same(joined, mark)
+
+
+def _share(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
+    """frames: the dealer's Shares, the holder's Confirm and Unmask; values: all marks that the
+    holder had accepted. A mark names dealer and holder, so it stands at one place only."""
+    holder, dealer = fault.device, fault.about
+    dealt = _frame(fault.frames[0], Shares, dealer, layout, identities)
+    confirmed = _frame(fault.frames[1], Confirm, holder, layout, identities)
+    given = _frame(fault.frames[2], Unmask, holder, layout, identities)
+    (marks,) = fault.values
+    if confirmed.accepted != derive.digest(b"accepted", layout.digest, marks):
+        return False
+    mark = piece(dealt.marks, MARK_BYTES, layout.rank(dealer, holder))
+    count = len(marks) // MARK_BYTES
+    place = [piece(marks, MARK_BYTES, at) for at in range(count)].index(mark)
+    if len(given.answers) != ANSWER_BYTES * count:
+        return False
+    answer = piece(given.answers, ANSWER_BYTES, place)
+    # Of either kind: which one was owed does not matter for the proof.
+    return not any(
+        answer_fits(answer, survived, mark, layout.digest, dealer, holder)
+        for survived in (True, False)
+    )
+
+
+def _seal(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
+    """frames: the dealer's Shares and the holder's Disclosure."""
+    dealer, holder = fault.device, fault.about
+    dealt = _frame(fault.frames[0], Shares, dealer, layout, identities)
+    shown = _frame(fault.frames[1], Disclosure, holder, layout, identities)
+    if shown.dealer != dealer:
+        return False
+    place = layout.rank(dealer, holder)
+    key_print = pairs.seal_print(shown.key)
+    up, down = (key_print, shown.other) if dealer < holder else (shown.other, key_print)
+    own_check = piece(dealt.checks, CHECK_BYTES, place)[PRINT_BYTES:]
+    if pairs.seals_print(up, down) != own_check:
+        return False
+    sealed = piece(dealt.sealed, SEALED_BYTES, place)
+    mark = piece(dealt.marks, MARK_BYTES, place)
+    return fitting_shares(shown.key, sealed, mark, layout.digest, dealer, holder) is None
+
+
+def _split(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
+    """frames: the dealer's Shares; values: b"self" or b"pair", then of as many holders as the
+    threshold: id and answer."""
+    dealer, survived = fault.device, fault.values[0] == b"self"
+    dealt = _frame(fault.frames[0], Shares, dealer, layout, identities)
+    points, shares = [], []
+    for value in fault.values[1:]:
+        holder, answer = int.from_bytes(value[:8], "little"), value[8:]
+        rank = layout.rank(dealer, holder)
+        mark = piece(dealt.marks, MARK_BYTES, rank)
+        if not answer_fits(answer, survived, mark, layout.digest, dealer, holder):
+            return False
+        points.append(rank + 1)
+        shares.append(answer[:SHARE_BYTES])
+    if len(points) != layout.plan.threshold:
+        return False
+    return not fits_commitment(combine(points, shares), dealt, survived)
+
+
+def fits_commitment(secret: bytes, dealt: Shares, survived: bool) -> bool:
+    """Whether this is the secret that the dealer had committed to."""
+    kind, committed = (
+        (b"self", dealt.commitments[:32]) if survived else (b"pair", dealt.commitments[32:])
+    )
+    return derive.same(pairs.commitment(kind, secret, dealt.plan, dealt.device), committed)
+
+
+def _wrap(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
+    """frames: the dealer's Shares; values: its pair secret."""
+    dealt = _frame(fault.frames[0], Shares, fault.device, layout, identities)
+    if not fits_commitment(fault.values[0], dealt, survived=False):
+        return False
+    return (
+        unwrapped(dealt, layout.rank(fault.device, fault.about), fault.values[0], fault.about)
+        is None
+    )
+
+
+def unwrapped(dealt: Shares, place: int, secret: bytes, neighbour: int) -> bytes | None:
+    """The root that a dealer had wrapped for a neighbour, if it fits its check."""
+    root = pairs.wrap(piece(dealt.wrapped, KEY_BYTES, place), secret, neighbour)
+    check = piece(dealt.checks, CHECK_BYTES, place)[:PRINT_BYTES]
+    return root if derive.same(pairs.root_print(root), check) else None
+
+
+def complaints(confirm: Confirm, partners: list[int]) -> frozenset[int]:
+    """The neighbours that a device says sealed nonsense to it."""
+    return flagged(confirm.bad, partners, "Confirm.bad")

@@ -1,0 +1,66 @@
+"""A pair's seed, cut into one key per round of which the past ones cannot be computed.
+
+Round numbers have 8 digits to the base 16. Each digit walks along a chain of hashes and the next
+digit starts at a branch of it, so any later round is reached in at most 8 * 15 steps, the next one
+in three, and nothing kept leads back. (Useful once the X25519 key is forgotten as well, from which
+the seed could be made again: `Participant.forget_agreement`.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedveil.secagg import derive
+from fedveil.secagg.derive import KEY_BYTES
+from fedveil.secagg.errors import RuleBroken
+
+DIGITS = 8
+ROUNDS = 16**DIGITS
+
+
+@dataclass(frozen=True, slots=True)
+class Ratchet:
+    """The key of `round`, and for each digit the 32 bytes from which higher digits are reached."""
+
+    round: int
+    key: bytes = field(repr=False)
+    ahead: bytes = field(repr=False)
+
+
+def begin(seed: bytes, round: int) -> Ratchet:
+    """The ratchet of a fresh seed, already turned to a round."""
+    return _descend(round, seed, 0, b"")
+
+
+def advance(ratchet: Ratchet, round: int) -> Ratchet:
+    """The ratchet turned to a later round; the old one must be forgotten."""
+    if round == ratchet.round:
+        return ratchet
+    if round < ratchet.round:
+        raise RuleBroken(f"round {round} comes after round {ratchet.round}: numbers only rise")
+    place = next(i for i in range(DIGITS) if _digit(round, i) != _digit(ratchet.round, i))
+    steps = _digit(round, place) - _digit(ratchet.round, place) - 1
+    passed, start = ratchet.ahead[: KEY_BYTES * place], KEY_BYTES * place
+    following, branch = _walk(ratchet.ahead[start : start + KEY_BYTES], steps)
+    return _descend(round, branch, place + 1, passed + following)
+
+
+def _descend(round: int, chain: bytes, place: int, ahead: bytes) -> Ratchet:
+    """From the start of the chain of one digit down to the key of the round."""
+    kept = [ahead]
+    for at in range(place, DIGITS):
+        following, chain = _walk(chain, _digit(round, at))
+        kept.append(following)
+    return Ratchet(round, chain, b"".join(kept))
+
+
+def _walk(chain: bytes, steps: int) -> tuple[bytes, bytes]:
+    """Go so far along a chain: what leads further, and the branch there."""
+    for _ in range(steps):
+        chain = derive.fork(chain, b"ratchet")[0]
+    return derive.fork(chain, b"ratchet")
+
+
+def _digit(round: int, place: int) -> int:
+    """Digit number `place` of a round, the highest first."""
+    return round >> 4 * (DIGITS - 1 - place) & 15

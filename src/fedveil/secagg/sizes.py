@@ -1,0 +1,52 @@
+"""How long a frame can be at most, known before a byte of its body is read."""
+
+from __future__ import annotations
+
+from fedveil.secagg import wire
+from fedveil.secagg.derive import KEY_BYTES, TAG_BYTES
+from fedveil.secagg.draw import DRAW_BYTES
+from fedveil.secagg.messages import (
+    Commitments,
+    Confirm,
+    Confirmed,
+    Invitation,
+    Masked,
+    Plan,
+    Sharers,
+    Shares,
+    Survivors,
+    Unmask,
+)
+from fedveil.secagg.pairs import CHECK_BYTES, MARK_BYTES, PRINT_BYTES, SEALED_BYTES
+from fedveil.secagg.shares import SHARE_BYTES
+
+SLACK = 768  # bytes of a frame besides its lists
+DEALT_BYTES = SEALED_BYTES + KEY_BYTES + CHECK_BYTES + MARK_BYTES  # per neighbour
+STATEMENT_BYTES = 64
+ANSWER_BYTES = SHARE_BYTES + PRINT_BYTES
+
+_PER_NEIGHBOUR: dict[type[wire.Message], int] = {
+    Shares: DEALT_BYTES,
+    Sharers: SEALED_BYTES + MARK_BYTES + 1,
+    Masked: TAG_BYTES,
+    Survivors: TAG_BYTES + 8 + STATEMENT_BYTES,
+    Confirm: TAG_BYTES + 1,
+    Confirmed: TAG_BYTES,
+    Unmask: ANSWER_BYTES,
+}
+
+
+def from_server(kind: type[wire.Message], members: int, degree: int) -> int:
+    """The longest frame of a round that a server can send to a device."""
+    return SLACK + members // 8 + _PER_NEIGHBOUR[kind] * degree
+
+
+def from_device(kind: type[wire.Message], degree: int, vector: int) -> int:
+    """The longest frame of a round that a device can send; `vector` in bytes."""
+    return SLACK + _PER_NEIGHBOUR[kind] * degree + (vector if kind is Masked else 0)
+
+
+def opening(kind: type[wire.Message], members: int, drawers: int) -> int:
+    """The longest frame that opens a round."""
+    per_drawer = {Plan: 8 + DRAW_BYTES, Commitments: 8 + KEY_BYTES, Invitation: 0}[kind]
+    return SLACK + 8 * members + per_drawer * drawers

@@ -1,0 +1,488 @@
+"""Members that send nonsense: the round goes on, they are named, and honest ones never are."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedveil.errors import BadInput
+from fedveil.secagg import pairs, wire
+from fedveil.secagg.blame import Fault, Wrong, proven
+from fedveil.secagg.errors import Doubted, Forged, NotReleased, OutOfTurn, RuleBroken
+from fedveil.secagg.messages import Confirm, Disclosure, Masked, Sharers, Shares, Survivors, Unmask
+from fedveil.secagg.shares import split
+from tests.secagg.play import assemble, peek, plain_sum, small_vectors
+
+VECTORS = small_vectors()
+BAD = 50
+
+
+def resend(play, device: int, frame: bytes, **changes: object) -> bytes:
+    """A frame with other content, signed by its device all the same."""
+    kind = {4: Shares, 6: Masked, 8: Confirm, 10: Unmask, 15: Disclosure}[frame[5]]
+    message = replace(peek(frame, kind), **changes)
+    return wire.seal(message, play.cast.devices[device].keys.identity)
+
+
+def shared(cast, spoil=lambda play, device, frame: frame, culprits=(BAD,), **details):
+    """Leg 1, the culprits' shares spoiled; then everybody who may takes the others' shares."""
+    play = cast.play(**details)
+    for device in cast.ids:
+        play.rounds[device] = cast.devices[device].join(play.server.plan)
+        frame = play.rounds[device].shares
+        play.send(spoil(play, device, frame) if device in culprits else frame)
+    play.server.close_sharing()
+    for device in play.server.sharers:
+        play.rounds[device].take_sharers(play.server.sharers_for(device))
+    return play
+
+
+def finished(play, silent=frozenset()) -> np.ndarray:
+    play.upload(VECTORS, silent)
+    play.confirm()
+    return play.unmask()
+
+
+def wrong_shares(play, device: int) -> bytes:
+    frame = play.rounds[device].unmask(play.server.confirmed_for(device))
+    answers = bytearray(peek(frame, Unmask).answers)
+    for at in range(0, len(answers), 48):
+        answers[at] ^= 1
+    return resend(play, device, frame, answers=bytes(answers))
+
+
+def test_one_wrong_share_among_eighteen_right_ones_does_not_matter():
+    # Twenty devices, threshold 10: everybody's secret is held by 19.
+    cast = assemble(20, min_honest=8, max_dropout=0.4)
+    play = cast.play()
+    assert play.server.layout.plan.threshold == 10
+    play.share()
+    play.upload(VECTORS, silent={10, 20})
+    play.confirm()
+    for device in play.server.confirmed:
+        if device == BAD:
+            play.send(wrong_shares(play, BAD))
+        else:
+            play.send(play.rounds[device].unmask(play.server.confirmed_for(device)))
+    assert np.array_equal(play.server.finish(), plain_sum(VECTORS, play.server.survivors))
+    assert {fault.device for fault in play.server.faults} == {BAD}
+    assert {fault.wrong for fault in play.server.faults} == {Wrong.SHARE}
+    assert all(proven(f, play.server.layout, play.server.identities) for f in play.server.faults)
+    assert cast.server.judge(play.server) == [BAD]
+    with pytest.raises(BadInput, match="device 50 was evicted: device 50 gave another share"):
+        cast.play(round=2)
+    rest = [device for device in cast.ids if device != BAD]
+    after = cast.play(round=2, members=rest)
+    after.share()
+    assert np.array_equal(finished(after), plain_sum(VECTORS, rest))
+
+
+def test_as_many_wrong_shares_as_the_threshold_leaves_over_do_not_matter():
+    cast = assemble(9, min_honest=3, max_dropout=0.3)  # threshold 5 of 8
+    play = cast.play()
+    play.share()
+    play.upload(VECTORS)
+    play.confirm()
+    liars = {10, 20, 30}
+    for device in play.server.confirmed:
+        honest = play.rounds[device].unmask
+        frame = (
+            wrong_shares(play, device)
+            if device in liars
+            else honest(play.server.confirmed_for(device))
+        )
+        play.send(frame)
+    assert np.array_equal(play.server.finish(), plain_sum(VECTORS, cast.ids))
+    assert {fault.device for fault in play.server.faults} == liars
+    play = cast.play(round=2)
+    play.share()
+    play.upload(VECTORS)
+    play.confirm()
+    for device in play.server.confirmed:
+        spoil = device in liars | {40}
+        honest = play.rounds[device].unmask
+        play.send(
+            wrong_shares(play, device) if spoil else honest(play.server.confirmed_for(device))
+        )
+    with pytest.raises(NotReleased, match="shares came, need 5"):
+        play.server.finish()
+    assert {fault.device for fault in play.server.faults} == liars | {40}
+
+
+def random_checks(play, device: int, frame: bytes) -> bytes:
+    return resend(play, device, frame, checks=os.urandom(len(peek(frame, Shares).checks)))
+
+
+def test_random_checks_cost_their_sender_its_place_and_nobody_else():
+    cast = assemble(20, min_honest=8, max_dropout=0.4)
+    for round in range(3):
+        play = shared(cast, random_checks, round=round)
+        assert set(cast.ids) - set(play.server.sharers) == {BAD}
+        assert play.server.suspects == {BAD}
+        assert np.array_equal(finished(play), plain_sum(VECTORS, set(cast.ids) - {BAD}))
+        assert cast.server.judge(play.server) == ([BAD] if round == 2 else [])
+    with pytest.raises(BadInput, match="at odds with others in 3 rounds"):
+        cast.play(round=9)
+
+
+def one_check(victim: int):
+    def spoil(play, device: int, frame: bytes) -> bytes:
+        checks = bytearray(peek(frame, Shares).checks)
+        checks[32 * play.server.layout.rank(device, victim)] ^= 1
+        return resend(play, device, frame, checks=bytes(checks))
+
+    return spoil
+
+
+def test_two_at_odds_lose_the_mask_between_them_and_both_stay():
+    cast = assemble(8, min_honest=4, max_dropout=0.25)
+    play = shared(cast, one_check(20))
+    assert play.server.sharers == cast.ids
+    assert 20 not in play.rounds[BAD]._partners
+    assert BAD not in play.rounds[20]._partners
+    assert np.array_equal(finished(play), plain_sum(VECTORS, cast.ids))
+    assert not play.server.suspects
+    assert not play.server.faults
+    # The same with either of them lost: nobody had applied that mask.
+    for round, lost in ((2, 20), (3, BAD)):
+        play = shared(cast, one_check(20), round=round)
+        total = finished(play, {lost})
+        assert np.array_equal(total, plain_sum(VECTORS, set(cast.ids) - {lost}))
+
+
+def test_a_device_leaves_out_no_more_masks_than_its_terms_allow():
+    cast = assemble(8, min_honest=4, max_dropout=0.25)  # one
+    play = shared(cast)
+    fresh = cast.play(round=2)
+    for device in cast.ids:
+        fresh.rounds[device] = cast.devices[device].join(fresh.server.plan)
+        fresh.send(fresh.rounds[device].shares)
+    fresh.server.close_sharing()
+    message = peek(fresh.server.sharers_for(10), Sharers)
+    two = replace(
+        message, off=b"\x03", sealed=message.sealed[2 * 92 :], marks=message.marks[2 * 16 :]
+    )
+    with pytest.raises(RuleBroken, match="2 pair masks are to be left out, at most 1"):
+        fresh.rounds[10].take_sharers(wire.seal(two, cast.server.key))
+    one = replace(message, off=b"\x01", sealed=message.sealed[92:], marks=message.marks[16:])
+    fresh.rounds[10].take_sharers(wire.seal(one, cast.server.key))
+    assert play.server.sharers == cast.ids
+
+
+def test_survivors_whose_tag_was_not_seen_do_not_count_for_the_noise():
+    # A server that has every device leave out the mask with 20 could claim that 20 survived.
+    cast = assemble(6, min_honest=5, max_dropout=1 / 6)
+    play = cast.play()
+    for device in cast.ids:
+        play.rounds[device] = cast.devices[device].join(play.server.plan)
+        play.send(play.rounds[device].shares)
+    play.server.close_sharing()
+    message = peek(play.server.sharers_for(10), Sharers)
+    lie = replace(message, off=b"\x01", sealed=message.sealed[92:], marks=message.marks[16:])
+    play.rounds[10].take_sharers(wire.seal(lie, cast.server.key))
+    play.rounds[10].mask(VECTORS(10))
+    layout = play.server.layout
+    listed = layout.bitmap({10, 20, 30, 40, 50})  # five survive, four have shown it
+    told = Survivors(layout.digest, 10, listed, bytes(16 * 3), (), b"")
+    with pytest.raises(RuleBroken, match="4 survivors have shown that they masked, need 5"):
+        play.rounds[10].confirm(wire.seal(told, cast.server.key))
+
+
+def test_bad_tags_stop_nobody_and_make_their_sender_suspect():
+    cast = assemble(8, min_honest=4, max_dropout=0.25)
+    play = shared(cast)
+    for device in cast.ids:
+        frame = play.rounds[device].mask(VECTORS(device))
+        if device == BAD:
+            frame = resend(play, BAD, frame, tags=os.urandom(16 * 7))
+        play.send(frame)
+    play.server.close_upload()
+    for device in cast.ids:
+        if device != BAD:
+            with pytest.raises(Doubted) as refusal:
+                play.rounds[device].confirm(play.server.survivors_for(device))
+            assert refusal.value.devices == (BAD,)
+        reply = play.confirmation(device)
+        if device == BAD:
+            reply = resend(play, BAD, reply, tags=os.urandom(16 * 7))
+        play.send(reply)
+    play.server.close_confirmation()
+    assert np.array_equal(play.unmask(), plain_sum(VECTORS, cast.ids))
+    assert play.server.suspects == {BAD}
+    assert not play.server.faults
+
+
+def test_a_statement_for_other_sharers_is_refused_by_the_server_at_once():
+    cast = assemble(5, min_honest=3, max_dropout=0.2)
+    play = shared(cast)
+    frame = play.rounds[BAD].mask(VECTORS(BAD))
+    with pytest.raises(Forged, match="masked for other sharers"):
+        play.server.receive(resend(play, BAD, frame, statement=bytes(64)))
+    play.server.receive(frame)
+
+
+def garbage_seals(victims=None):
+    def spoil(play, device: int, frame: bytes) -> bytes:
+        sealed = bytearray(peek(frame, Shares).sealed)
+        for place, neighbour in enumerate(play.server.layout.graph.neighbours(device)):
+            if victims is None or neighbour in victims:
+                sealed[92 * place : 92 * (place + 1)] = os.urandom(92)
+        return resend(play, device, frame, sealed=bytes(sealed))
+
+    return spoil
+
+
+def settled(play) -> list[Fault]:
+    """Every complaint followed up, as a server does."""
+    found = []
+    for holder, dealer in play.server.disputes:
+        frame = play.rounds[holder].disclose(play.server.dealt_by(dealer))
+        fault = play.server.settle(frame)
+        if fault is not None:
+            found.append(fault)
+    return found
+
+
+def test_garbage_for_a_few_costs_nothing_and_convicts_its_sender():
+    cast = assemble(9, min_honest=3, max_dropout=0.3)
+    play = shared(cast, garbage_seals({20, 30}))
+    assert BAD not in play.rounds[20]._held
+    assert np.array_equal(finished(play, silent={BAD}), plain_sum(VECTORS, set(cast.ids) - {BAD}))
+    assert play.server.disputes == [(20, BAD), (30, BAD)]
+    found = settled(play)
+    assert {(fault.device, fault.about, fault.wrong) for fault in found} == {
+        (BAD, 20, Wrong.SEAL),
+        (BAD, 30, Wrong.SEAL),
+    }
+    assert cast.server.judge(play.server) == [BAD]
+
+
+def test_garbage_for_all_costs_one_round_and_convicts_its_sender():
+    cast = assemble(9, min_honest=3, max_dropout=0.3)
+    play = shared(cast, garbage_seals())
+    with pytest.raises(NotReleased, match="device 50: 0 shares came"):
+        finished(play)
+    assert {fault.device for fault in settled(play)} == {BAD}
+    assert cast.server.judge(play.server) == [BAD]
+    rest = [device for device in cast.ids if device != BAD]
+    after = cast.play(round=2, members=rest)
+    after.share()
+    assert np.array_equal(finished(after), plain_sum(VECTORS, rest))
+
+
+def sealed_properly_but_wrong(play, device: int, frame: bytes) -> bytes:
+    """Shares that open, but are not those that were marked."""
+    message, keys = peek(frame, Shares), play.rounds[device]._pairs
+    sealed = [
+        pairs.seal_shares(keys[n].seal(device, n), bytes(64))
+        for n in play.server.layout.graph.neighbours(device)
+    ]
+    return resend(play, device, frame, sealed=b"".join(sealed), checks=message.checks)
+
+
+def test_shares_other_than_marked_are_noticed_by_their_holders():
+    cast = assemble(6, min_honest=3, max_dropout=0.2)
+    play = shared(cast, sealed_properly_but_wrong)
+    assert all(BAD not in play.rounds[d]._held for d in cast.ids)
+    with pytest.raises(NotReleased):
+        finished(play)
+    assert {fault.device for fault in settled(play)} == {BAD}
+
+
+def inconsistent_split(play, device: int, frame: bytes) -> bytes:
+    """Properly marked and sealed shares of something else than was committed to."""
+    digest, keys = play.server.layout.digest, play.rounds[device]._pairs
+    neighbours = play.server.layout.graph.neighbours(device)
+    rows = split([bytes(32), bytes(32)], play.server.layout.plan.threshold, len(neighbours))
+    both = {n: row.tobytes() for n, row in zip(neighbours, rows, strict=True)}
+    sealed = [pairs.seal_shares(keys[n].seal(device, n), both[n]) for n in neighbours]
+    marks = [pairs.mark(both[n], digest, device, n) for n in neighbours]
+    return resend(play, device, frame, sealed=b"".join(sealed), marks=b"".join(marks))
+
+
+def test_shares_that_do_not_make_the_committed_secret_convict_the_dealer():
+    cast = assemble(6, min_honest=3, max_dropout=0.2)
+    for round, silent in ((1, set()), (2, {BAD})):
+        play = shared(cast, inconsistent_split, round=round)
+        with pytest.raises(NotReleased, match="device 50 dealt shares that do not fit"):
+            finished(play, silent)
+        (fault,) = play.server.faults
+        assert (fault.device, fault.wrong) == (BAD, Wrong.SPLIT)
+        assert proven(fault, play.server.layout, play.server.identities)
+    assert cast.server.judge(play.server) == [BAD]
+
+
+def wrong_wraps(play, device: int, frame: bytes) -> bytes:
+    return resend(play, device, frame, wrapped=os.urandom(len(peek(frame, Shares).wrapped)))
+
+
+def test_a_wrong_recovery_key_convicts_the_lost_device():
+    cast = assemble(6, min_honest=3, max_dropout=0.2)
+    play = shared(cast, wrong_wraps)
+    with pytest.raises(NotReleased, match="device 50 left a wrong key for device 10"):
+        finished(play, {BAD})
+    (fault,) = play.server.faults
+    assert (fault.device, fault.about, fault.wrong) == (BAD, 10, Wrong.WRAP)
+    assert cast.server.judge(play.server) == [BAD]
+    # While it stays, nobody needs that key.
+    again = assemble(6, min_honest=3, max_dropout=0.2)
+    play = shared(again, wrong_wraps)
+    assert np.array_equal(finished(play), plain_sum(VECTORS, again.ids))
+
+
+def test_a_complaint_about_proper_shares_proves_nothing():
+    cast = assemble(6, min_honest=3, max_dropout=0.2)
+    play = shared(cast)
+    play.upload(VECTORS)
+    for device in cast.ids:
+        frame = play.rounds[device].confirm(play.server.survivors_for(device))
+        if device == BAD:  # says that 10 had sealed nonsense to it
+            accepted = play.server._kept.accepted(BAD, frozenset({10}))
+            frame = resend(play, BAD, frame, bad=b"\x01", accepted=accepted)
+        play.send(frame)
+    play.server.close_confirmation()
+    for device in cast.ids:
+        frame = play.rounds[device].unmask(play.server.confirmed_for(device))
+        if device == BAD:
+            frame = resend(play, BAD, frame, answers=peek(frame, Unmask).answers[48:])
+        play.send(frame)
+    assert np.array_equal(play.server.finish(), plain_sum(VECTORS, cast.ids))
+    with pytest.raises(RuleBroken, match="no complaint"):
+        play.rounds[BAD].disclose(play.server.dealt_by(10))
+    layout = play.server.layout
+    for key in (os.urandom(32), cast.devices[BAD].agree(10, 1)):
+        shown = Disclosure(layout.digest, BAD, 10, key, os.urandom(16))
+        assert play.server.settle(wire.seal(shown, cast.devices[BAD].keys.identity)) is None
+    keys = pairs.pair_keys(cast.devices[BAD].agree(10, 1), layout.digest)
+    other = pairs.seal_print(keys.seal(BAD, 10))
+    true = Disclosure(layout.digest, BAD, 10, keys.seal(10, BAD), other)
+    assert play.server.settle(wire.seal(true, cast.devices[BAD].keys.identity)) is None
+    assert not play.server.faults
+    assert cast.server.judge(play.server) == []
+
+
+def test_a_server_that_passes_on_nonsense_learns_no_key():
+    # It would love to see the key under which 20 sealed its shares to 10.
+    cast = assemble(5, min_honest=3, max_dropout=0.2)
+    play = cast.play()
+    for device in cast.ids:
+        play.rounds[device] = cast.devices[device].join(play.server.plan)
+        play.send(play.rounds[device].shares)
+    play.server.close_sharing()
+    message = peek(play.server.sharers_for(10), Sharers)
+    lie = replace(message, sealed=os.urandom(92) + message.sealed[92:])
+    play.rounds[10].take_sharers(wire.seal(lie, cast.server.key))
+    with pytest.raises(RuleBroken, match="device 20 had sealed proper shares"):
+        play.rounds[10].disclose(play.server.dealt_by(20))
+    changed = bytearray(play.server.dealt_by(20))
+    changed[-1] ^= 1
+    with pytest.raises(Exception, match="signature"):
+        play.rounds[10].disclose(bytes(changed))
+    with pytest.raises(RuleBroken, match="no complaint"):
+        play.rounds[10].disclose(play.server.dealt_by(30))
+
+
+def test_evidence_convicts_nobody_else_and_not_for_another_round():
+    cast = assemble(9, min_honest=3, max_dropout=0.3)
+    play = shared(cast, garbage_seals({20}))
+    play.upload(VECTORS, silent={BAD})
+    play.confirm()
+    for device in play.server.confirmed:
+        honest = play.rounds[device].unmask
+        frame = (
+            wrong_shares(play, device)
+            if device == 10
+            else honest(play.server.confirmed_for(device))
+        )
+        play.send(frame)
+    play.server.finish()
+    settled(play)
+    layout, identities = play.server.layout, play.server.identities
+    assert {fault.wrong for fault in play.server.faults} == {Wrong.SHARE, Wrong.SEAL}
+    other = cast.play(round=2).server
+    for fault in play.server.faults:
+        assert proven(fault, layout, identities)
+        assert not proven(fault, other.layout, other.identities)
+        for innocent in set(cast.ids) - {fault.device}:
+            assert not proven(replace(fault, device=innocent), layout, identities)
+        for about in set(cast.ids) - {fault.about, fault.device}:
+            assert not proven(replace(fault, about=about), layout, identities) or (
+                fault.wrong is Wrong.SHARE  # it spoiled all of them
+            )
+        for wrong in set(Wrong) - {fault.wrong}:
+            assert not proven(replace(fault, wrong=wrong), layout, identities)
+        for place in range(len(fault.frames)):
+            frames = list(fault.frames)
+            frames[place] = frames[place][:-1] + bytes([frames[place][-1] ^ 1])
+            assert not proven(replace(fault, frames=tuple(frames)), layout, identities)
+        for values in ((), (b"",), (os.urandom(48),), fault.values * 2):
+            if values != fault.values and fault.values:
+                assert not proven(replace(fault, values=values), layout, identities)
+        with pytest.raises(BadInput, match="does not prove"):
+            cast.server.convict(replace(fault, device=70), play.server)
+
+
+def test_honest_devices_give_no_evidence_against_themselves():
+    cast = assemble(7, min_honest=3, max_dropout=2 / 7)
+    play = cast.play()
+    play.share(silent={70})
+    finished(play, {60})
+    assert not play.server.faults
+    assert not play.server.suspects
+    assert not play.server.disputes
+    assert cast.server.judge(play.server) == []
+    layout, identities = play.server.layout, play.server.identities
+    frames = {d: play.server.dealt_by(d) for d in play.server.sharers}
+    for device in play.server.survivors:
+        for wrong in Wrong:
+            fault = Fault(device, 10, wrong, layout.digest, (frames[device],) * 3, (b"",) * 2)
+            assert not proven(fault, layout, identities)
+
+
+def test_a_disclosure_out_of_place_is_refused():
+    cast = assemble(5, min_honest=3, max_dropout=0.2)
+    play = shared(cast, garbage_seals({20}))
+    play.upload(VECTORS)
+    play.confirm()
+    frame = play.rounds[20].disclose(play.server.dealt_by(BAD))
+    stranger = cast.play(round=3).server
+    with pytest.raises(OutOfTurn):
+        stranger.settle(frame)
+    with pytest.raises(OutOfTurn, match="has not complained"):
+        play.server.settle(resend(play, 20, frame, dealer=10))
+    with pytest.raises(OutOfTurn, match="has not shared"):
+        play.server.dealt_by(11)
+    assert play.server.settle(frame) is not None
+
+
+@pytest.mark.parametrize("round", range(6))
+def test_a_sparse_round_survives_every_kind_of_poison(round):
+    cast = assemble(40, min_honest=10, colluders=2, max_dropout=0.2, dropped_edges=2)
+    spoil = (random_checks, one_check, garbage_seals, None, None, None)[round]
+    play = cast.play(round=round)
+    neighbours = play.server.layout.graph.neighbours(BAD)
+    assert play.server.layout.plan.degree < 39
+    if spoil is one_check:
+        spoil = one_check(neighbours[0])
+    elif spoil is garbage_seals:
+        spoil = garbage_seals(set(neighbours[:3]))
+    for device in cast.ids:
+        play.rounds[device] = cast.devices[device].join(play.server.plan)
+        frame = play.rounds[device].shares
+        play.send(spoil(play, device, frame) if device == BAD and spoil else frame)
+    play.server.close_sharing()
+    for device in play.server.sharers:
+        play.rounds[device].take_sharers(play.server.sharers_for(device))
+    play.upload(VECTORS, silent=set(cast.ids[-3:]))
+    play.confirm()
+    for device in play.server.confirmed:
+        honest = play.rounds[device].unmask
+        bad = device == BAD and spoil is None
+        play.send(wrong_shares(play, device) if bad else honest(play.server.confirmed_for(device)))
+    assert np.array_equal(play.server.finish(), plain_sum(VECTORS, play.server.survivors))
+    settled(play)
+    assert {fault.device for fault in play.server.faults} <= {BAD}
+    assert play.server.suspects <= {BAD}
