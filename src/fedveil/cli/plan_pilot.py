@@ -30,36 +30,24 @@ def plan_pilot(args: argparse.Namespace) -> int:
     recipe = recipe_of(args)
 
     from fedveil.assemble import plan_of
-    from fedveil.planning.pilot_space import prepare
-    from fedveil.planning.recommend import findings, recipe_of_option
+    from fedveil.planning.recommend import findings, prepare, recipe_of_option
 
     began = time.monotonic()
-    search = prepare(
-        recipe,
-        proxy=args.proxy,
-        records=args.records,
-        max_steps=args.max_steps,
-        spent_epsilon=args.spent_epsilon,
-        spent_delta=args.spent_delta,
-        journal=args.journal,
-    )
-    if search.trials.found:
-        console.stderr().print(f"{search.trials.found} trials are known from {args.journal}.")
+    names = ("proxy", "records", "max_steps", "spent_epsilon", "spent_delta", "journal")
+    search = prepare(recipe, **{name: getattr(args, name) for name in names})
+    if search.journal.found:
+        console.stderr().print(f"{search.journal.found} trials are known from {args.journal}.")
     search.seconds = max(1.0, seconds - (time.monotonic() - began))
-    try:
-        with _progress(search.seconds) as search.show:
-            found = findings(search)
-    finally:
-        search.trials.close()
-    rehearsals = search.rehearsals
-    chosen = recipe_of_option(rehearsals.recipe, found.recommended)
-    guarantee = plan_of(chosen, rehearsals.real.federation).guarantee
+    with _progress(search.seconds) as search.show:
+        found = findings(search)
+    chosen = recipe_of_option(search.trials.recipe, found.recommended)
+    guarantee = plan_of(chosen, search.trials.real.federation).guarantee
     if args.write is not None:
         write_recipe(args.write, chosen, [*_remarks(found), *found.warnings])
     if args.plot is not None:
-        from fedveil.planning.pilot_figures import draw_pilot
+        from fedveil.planning.figures import draw_pilot
 
-        draw_pilot(found, search.trials, args.plot)
+        draw_pilot(found, search.journal, args.plot)
     if args.json:
         document = {
             **found.to_dict(),

@@ -16,7 +16,7 @@ from fedveil.assemble import federation_of
 from fedveil.data.assignment import generator, offsets_of
 from fedveil.data.federation import Federation
 from fedveil.errors import BadInput
-from fedveil.planning.lookalike import lookalike, shape_of
+from fedveil.planning.synthetic_proxy import shape_of, synthetic_proxy
 from fedveil.recipe import DataSection, Recipe
 
 SYNTHETIC = "synthetic"
@@ -99,7 +99,7 @@ def _made_up(recipe: Recipe, federation: Federation, records: int | None) -> Pro
             "say --records if you know it from elsewhere"
         )
     shape = shape_of(federation, records)
-    return Proxy(lookalike(shape), f"synthetic, {records} records a client", tuple(notes))
+    return Proxy(synthetic_proxy(shape), f"synthetic, {records} records a client", tuple(notes))
 
 
 def _differences(proxy: Federation, real: Federation) -> tuple[str, ...]:
