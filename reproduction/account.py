@@ -51,7 +51,12 @@ def compare(args: argparse.Namespace) -> int:
     title = f"{claimed.paper}, {claimed.statement}: claimed and proved"
     console.table(title, ("", "epsilon", "certified"), rows)
     for note in notes:
-        console.stdout().print(note)
+        console.say(note)
+    proofs = [guarantee for _, guarantee, _ in proved if guarantee is not None]
+    for head, name in (("rests on", "rests_on"), ("does not cover", "not_covered")):
+        lines = dict.fromkeys(line for proof in proofs for line in getattr(proof, name))
+        console.say("\n".join([f"What is proved {head}, each as far as it applies:",
+                               *(f"- {line}" for line in lines)]))  # fmt: skip
     return 0
 
 
@@ -149,9 +154,7 @@ def _liang(args: argparse.Namespace) -> tuple[Claim, Proved]:
     )
     if kind == "poisson":
         sampling = Poisson(cohort / clients, clients)
-        rows = [
-            _row("noise z*G on the sum", args, Gaussian(noise), sampling, "client", "add-remove")
-        ]
+        rows = [_row("noise z*G on the sum", args, Gaussian(noise), sampling, "client", "zero-out")]
     else:
         fixed = FixedSize(clients, cohort)
         rows = [
@@ -164,7 +167,7 @@ def _liang(args: argparse.Namespace) -> tuple[Claim, Proved]:
 def _cheng(args: argparse.Namespace) -> tuple[Claim, Proved]:
     """Noise split over a Poisson cohort."""
     from fedveil.privacy.mechanisms import Gaussian
-    from fedveil.privacy.sampling import Poisson
+    from fedveil.privacy.sampling import FixedSize, Poisson
     from reproduction.claims import cheng
 
     clients, noise, rounds = (
@@ -180,12 +183,13 @@ def _cheng(args: argparse.Namespace) -> tuple[Claim, Proved]:
         c2=args.c2,
     )
     secret, mechanism = Poisson(rate, clients), Gaussian(noise)
-    average = math.ceil(rate * rounds)
+    average, shares = math.ceil(rate * rounds), max(1, math.floor(rate * clients))
     rows = [
-        _row("trusted aggregator, secret cohort", args, mechanism, secret, "client", "add-remove"),
+        _row("trusted aggregator, secret cohort", args, mechanism, secret, "client", "zero-out"),
         _row(
-            f"untrusted server, {average} participations (the mean) enforced",
-            args, mechanism, secret, "client", "zero-out", "distributed", average,
+            f"untrusted server, cohorts of {shares}, {average} participations (the mean) enforced",
+            args, mechanism, FixedSize(clients, shares), "client", "zero-out", "distributed",
+            average,
         ),
         _row(
             "untrusted server, amplified",

@@ -56,7 +56,7 @@ def planned(
         made = _plan(method, federation, model, Budget(noise_multiplier=1.0), seed)
         if made.terms is None:
             raise BadInput(f"method {method.name!r}: has no noise to leave out")
-        silent = replace(made, terms=replace(made.terms, noise_multiplier=_NOTHING), guarantee=None)
+        silent = replace(made, terms=replace(made.terms, noise_multiplier=_NOTHING), delta=None)
         return silent, Cost(None, None, None, "no noise, no guarantee", None)
     pure = noise.delta == 0
     first = noise.noise_multiplier if isinstance(noise, Claimed) else 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -25,15 +26,9 @@ def _shuffled(federation: Federation) -> Federation:
     order = np.random.default_rng(0).permutation(federation.clients)
     starts, sizes = federation.offsets[:-1], federation.sizes
     rows = np.concatenate([np.arange(starts[c], starts[c] + sizes[c]) for c in order])
-    return Federation(
+    return replace(
+        federation,
         train=federation.train.take(rows),
         offsets=np.concatenate([[0], np.cumsum(sizes[order])]),
-        test=federation.test,
-        task=federation.task,
-        classes=federation.classes,
-        name=federation.name,
-        validation=federation.validation,
-        scaling=federation.scaling,
-        notes=federation.notes,
-        target_scaling=federation.target_scaling,
+        owners=None if federation.owners is None else federation.owners[order],
     )

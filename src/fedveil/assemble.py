@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fedveil.data.federation import Federation
 from fedveil.data.partition import named
 from fedveil.data.sources import load
@@ -26,6 +28,7 @@ def federation_of(data: DataSection) -> Federation:
             data_dir=data.directory,
             test_fraction=data.test_fraction,
             validation_fraction=data.public_fraction,
+            holdout=data.holdout,
             seed=data.seed,
             clients=data.clients,
             alpha=data.alpha,
@@ -53,6 +56,7 @@ def federation_of(data: DataSection) -> Federation:
         partition=None if name is None else named(name, **given),
         test_fraction=data.test_fraction,
         validation_fraction=data.public_fraction or 0.0,
+        holdout=data.holdout or "within",
         seed=data.seed,
     )
 
@@ -73,6 +77,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         privacy = recipe.privacy
         budget = Budget(privacy.epsilon, privacy.delta, privacy.noise_multiplier)
     arithmetic = recipe.privacy.arithmetic
+    declared, unprotected = _said(recipe)
     return plan(
         method,
         federation,
@@ -82,4 +87,26 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         arithmetic=None
         if arithmetic is None
         else named_value(Arithmetic, "privacy.arithmetic", arithmetic),
+        declared=declared,
+        unprotected=unprotected,
     )
+
+
+def _said(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """What the recipe declares to be public, and what it owns up to."""
+    declared, unprotected = [], []
+    if recipe.data.file is not None and recipe.data.schema is not None:
+        name = Path(recipe.data.schema).name
+        declared.append(f"The columns, ranges and categories of the schema {name} are public.")
+    for name in recipe.privacy.tuned_on:
+        if _protected(recipe.data, name):
+            unprotected.append(f"Settings were chosen by looking at {name}, the protected data.")
+        else:
+            declared.append(f"Settings were chosen by looking at {name}, declared to be public.")
+    return declared, unprotected
+
+
+def _protected(data: DataSection, name: str) -> bool:
+    if data.file is None:
+        return name == data.source
+    return Path(name).exists() and Path(name).samefile(data.file)

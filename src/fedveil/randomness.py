@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
+from fedveil.mixing import STRIDE, Words, mix, mix_int, uniforms
 from fedveil.privacy.units import Entropy
 
-Words = npt.NDArray[np.uint64]
+__all__ = ["Randomness", "Stream", "Words", "system_stream"]
 
 _FROM_ZERO = modes.CTR(bytes(16))  # every key is used for one stream alone
 
@@ -51,7 +53,7 @@ class Stream:
 
     def uniforms(self, count: int) -> npt.NDArray[np.float64]:
         """The next `count` multiples of 2^-53 in [0, 1)."""
-        return (self.words(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return uniforms(self.words(count))
 
 
 def system_stream() -> Stream:
@@ -65,6 +67,7 @@ class Randomness:
 
     seed: int | None
     _public_key: int = field(init=False, repr=False)
+    _first: int = field(init=False, repr=False, default=0)  # the number of client 0
 
     def __post_init__(self) -> None:
         source = os.urandom(8) if self.seed is None else _digest(self.seed, "shuffle", 0, 0)[:8]
@@ -74,37 +77,28 @@ class Randomness:
     def entropy(self) -> Entropy:
         return Entropy.SYSTEM if self.seed is None else Entropy.SEEDED
 
+    def of_client(self, client: int) -> Randomness:
+        """The same for a federation that holds this client alone: its number 0 is `client` here."""
+        own = copy(self)
+        object.__setattr__(own, "_first", self._first + client)
+        return own
+
     def stream(self, purpose: str, round: int = 0, client: int = -1) -> Stream:
         """The stream of one draw; `client=-1` stands for the server."""
         if self.seed is None:
             return system_stream()
-        return Stream(_digest(self.seed, purpose, round, client))
+        number = client if client < 0 else client + self._first
+        return Stream(_digest(self.seed, purpose, round, number))
 
     def shuffle_words(
         self, round: int, clients: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> Words:
         """One hashed word for each (client, position), broadcast together."""
-        key = np.uint64(_mix_int(self._public_key ^ _mix_int(round + 1)))
+        key = np.uint64(mix_int(self._public_key ^ mix_int(round + 1)))
         with np.errstate(over="ignore"):
-            per_client = _mix(clients.astype(np.uint64) ^ key)
-            return _mix(per_client + positions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+            per_client = mix((clients + self._first).astype(np.uint64) ^ key)
+            return mix(per_client + positions.astype(np.uint64) * np.uint64(STRIDE))
 
 
 def _digest(seed: int, purpose: str, round: int, client: int) -> bytes:
     return hashlib.sha256(f"fedveil/{seed}/{purpose}/{round}/{client}".encode()).digest()
-
-
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the finaliser of splitmix64
-_MASK = (1 << 64) - 1
-
-
-def _mix(x: Words) -> Words:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MULTIPLIERS[0])
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MULTIPLIERS[1])
-    return x ^ (x >> np.uint64(31))
-
-
-def _mix_int(x: int) -> int:
-    x = (x ^ (x >> 30)) * _MULTIPLIERS[0] & _MASK
-    x = (x ^ (x >> 27)) * _MULTIPLIERS[1] & _MASK
-    return x ^ (x >> 31)

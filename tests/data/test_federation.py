@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from fedveil.data.federation import HELD_OUT_NOTE, Examples, Federation, Scaling, Task
+from fedveil.data.federation import (
+    ARTIFICIAL_NOTE,
+    HELD_OUT_NOTE,
+    Examples,
+    Federation,
+    Scaling,
+    Task,
+)
 from fedveil.data.partition import IID
 from fedveil.errors import BadInput
 
@@ -30,7 +37,10 @@ def test_holding_out_loses_nothing_and_empties_nobody(sizes, holdout, test, vali
     sizes = [*sizes, 12]  # somebody who can always give
     owners = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     settings = {"test_fraction": test, "validation_fraction": validation, "holdout": holdout}
-    federation = numbered(len(owners), owners, seed=seed, **settings)
+    try:
+        federation = numbered(len(owners), owners, seed=seed, **settings)
+    except BadInput:  # everybody draws alone, so it can happen that nobody gives
+        reject()
     assert federation.clients == len(sizes)
     assert federation.sizes.min() >= 1
     train = federation.train.inputs[:, 0].astype(int)
@@ -57,23 +67,38 @@ def test_clients_of_equal_size_stay_equal_and_small_clients_also_give():
 
 
 def test_whole_clients_can_be_held_out():
-    federation = numbered(100, np.arange(100) // 5, holdout="clients", test_fraction=0.25)
-    assert federation.clients == 15
+    federation = numbered(5000, np.arange(5000) // 5, holdout="clients", test_fraction=0.25)
     strangers = set((federation.test.inputs[:, 0] // 5).astype(int))
-    assert len(strangers) == 5
+    assert len(strangers) + federation.clients == 1000
+    assert len(federation.test) == 5 * len(strangers)
     assert strangers.isdisjoint(federation.owners)
-    assert HELD_OUT_NOTE not in federation.notes
+    # Each of 1,000 clients alone with probability 1/4: binomial, 5 sigma is 69.
+    assert abs(len(strangers) - 250) < 69
+
+
+def test_a_pooled_part_of_owned_examples_takes_each_with_the_same_probability():
+    federation = numbered(10_000, np.arange(10_000) // 50, holdout="pooled", test_fraction=0.2)
+    assert abs(len(federation.test) - 2000) < 200  # binomial, 5 sigma
+    given = np.bincount((federation.test.inputs[:, 0] // 50).astype(int), minlength=200)
+    # 200 binomials (50, 0.2) have variance 8; its estimate is off by 10 %, so 5 sigma is 50 %.
+    assert given.var() == pytest.approx(8, rel=0.5)
+    with pytest.raises(BadInput, match=r"no client was drawn"):
+        numbered(10, np.arange(10), holdout="clients", test_fraction=1e-6)
+    with pytest.raises(BadInput, match="every client was drawn"):
+        numbered(2, np.arange(2), holdout="clients", test_fraction=1 - 1e-6)
 
 
 def test_a_pooled_test_part_is_taken_before_anything_is_dealt():
     federation = numbered(100, None, partition=IID(8), holdout="pooled", test_fraction=0.2)
     assert len(federation.test) == 20
     assert set(federation.sizes) == {10}
-    assert federation.notes == ()
+    assert federation.notes == (HELD_OUT_NOTE, ARTIFICIAL_NOTE)
 
 
 def test_held_out_examples_of_clients_are_said_to_be_outside_the_guarantee():
     assert HELD_OUT_NOTE in numbered(10, np.arange(10) % 2).notes
+    whole = numbered(500, np.arange(500) // 5, holdout="clients")
+    assert HELD_OUT_NOTE in whole.notes  # they are people, too
     given_test = numbered(10, np.arange(10) % 2, test=(np.zeros((3, 1)), [0, 1, 2]))
     assert given_test.notes == ()
     assert len(given_test.train) == 10

@@ -45,7 +45,7 @@ def pools(draw):
 def test_every_example_has_one_owner_and_every_client_an_example(pool, kind, alpha):
     clients, labels, seed = pool
     extra = {"alpha": alpha} if kind == "dirichlet" else {}
-    assignment = named(kind, clients=clients, **extra).assign(labels, None, generator(seed, "t"))
+    assignment = named(kind, clients=clients, **extra).assign(labels, None, seed)
     owner = owners_of(assignment, len(labels))
     assert (owner >= 0).all()
     assert set(owner) == set(range(clients))
@@ -58,7 +58,7 @@ def test_a_fixed_number_is_met_exactly_and_a_cap_never_exceeded(pool, kind, limi
     extra = {"alpha": 0.3} if kind == "dirichlet" else {}
     count = {} if kind == "owner" else {"clients": clients}
     owners = np.random.default_rng(seed).integers(0, clients, len(labels))
-    capped = named(kind, cap=limit, **count, **extra).assign(labels, owners, generator(seed, "t"))
+    capped = named(kind, cap=limit, **count, **extra).assign(labels, owners, seed)
     assert capped.sizes.min() >= 1
     assert capped.sizes.max() <= limit
     owners_of(capped, len(labels))
@@ -68,9 +68,9 @@ def test_a_fixed_number_is_met_exactly_and_a_cap_never_exceeded(pool, kind, limi
     )
     if not possible:
         with pytest.raises(BadInput):
-            fixed.assign(labels, owners, generator(seed, "t"))
+            fixed.assign(labels, owners, seed)
         return
-    dealt = fixed.assign(labels, owners, generator(seed, "t"))
+    dealt = fixed.assign(labels, owners, seed)
     owners_of(dealt, len(labels))
     assert set(dealt.sizes) == {limit}
     if kind != "owner":
@@ -83,14 +83,14 @@ def test_a_fixed_number_is_met_exactly_and_a_cap_never_exceeded(pool, kind, limi
 )
 def test_the_same_seed_deals_the_same_and_another_seed_another(partition: Partition):
     labels = np.arange(100) % 4
-    deal = [partition.assign(labels, None, generator(seed, "t")).rows for seed in (1, 1, 2)]
+    deal = [partition.assign(labels, None, seed).rows for seed in (1, 1, 2)]
     np.testing.assert_array_equal(deal[0], deal[1])
     assert (deal[0] != deal[2]).any()
 
 
 def test_iid_sizes_differ_by_at_most_one_and_labels_mix_like_independent_draws():
     labels = np.repeat(np.arange(10), 600)
-    dealt = IID(59).assign(labels, None, generator(0, "t"))
+    dealt = IID(59).assign(labels, None, 0)
     assert set(dealt.sizes) == {101, 102}
     client = np.repeat(np.arange(59), dealt.sizes)
     table = np.zeros((59, 10))
@@ -101,14 +101,14 @@ def test_iid_sizes_differ_by_at_most_one_and_labels_mix_like_independent_draws()
 
 def test_sorted_slices_never_overlap_in_their_targets():
     targets = np.random.default_rng(0).normal(size=1000).astype(np.float32)
-    dealt = SortedSlices(50).assign(targets, None, generator(0, "t"))
+    dealt = SortedSlices(50).assign(targets, None, 0)
     slices = targets[dealt.rows].reshape(50, 20)
     assert (slices[:-1].max(axis=1) <= slices[1:].min(axis=1)).all()
 
 
 def test_sorted_slices_of_a_fixed_size_take_as_many_clients_as_fit():
     targets = np.random.default_rng(0).normal(size=1003)
-    dealt = SortedSlices(per_client=80).assign(targets, None, generator(0, "t"))
+    dealt = SortedSlices(per_client=80).assign(targets, None, 0)
     assert dealt.clients == 12
     assert set(dealt.sizes) == {80}
     # What is left out is a random part, not the highest targets: mean rank near the middle.
@@ -125,7 +125,7 @@ def test_dirichlet_mixes_have_the_moments_of_the_dirichlet_law(alpha, balanced):
     classes, clients, each = 10, 400, 100
     labels = np.repeat(np.arange(classes), 2 * clients * each // classes)  # half stays over
     partition = Dirichlet(clients, alpha, examples_per_client=each if balanced else None)
-    dealt = partition.assign(labels, None, generator(3, "t"))
+    dealt = partition.assign(labels, None, 3)
     client = np.repeat(np.arange(clients), dealt.sizes)
     table = np.zeros((clients, classes))
     np.add.at(table, (client, labels[dealt.rows]), 1)
@@ -146,7 +146,7 @@ def test_a_smaller_alpha_makes_clients_more_different():
     labels = np.repeat(np.arange(10), 500)
     spread = []
     for alpha in (0.05, 0.5, 5.0, 500.0):
-        dealt = Dirichlet(50, alpha, examples_per_client=80).assign(labels, None, generator(0, "t"))
+        dealt = Dirichlet(50, alpha, examples_per_client=80).assign(labels, None, 0)
         shares = np.array(
             [np.bincount(labels[r], minlength=10) for r in dealt.rows.reshape(50, 80)]
         )
@@ -156,14 +156,14 @@ def test_a_smaller_alpha_makes_clients_more_different():
 
 def test_balanced_mixes_share_out_everything_equally():
     labels = np.arange(1003) % 7
-    dealt = Dirichlet(10, 0.2, balanced=True).assign(labels, None, generator(0, "t"))
+    dealt = Dirichlet(10, 0.2, balanced=True).assign(labels, None, 0)
     assert set(dealt.sizes) == {100}
     owners_of(dealt, 1003)
 
 
 def test_a_tiny_alpha_does_not_underflow():
     labels = np.repeat(np.arange(3), 50)
-    dealt = Dirichlet(5, 1e-6).assign(labels, None, generator(0, "t"))
+    dealt = Dirichlet(5, 1e-6).assign(labels, None, 0)
     assert len(dealt.rows) == 150
     assert dealt.sizes.min() >= 1
 
@@ -189,13 +189,13 @@ def test_owners_of_any_kind_become_clients_in_sorted_order_with_rows_in_given_or
 def test_owners_can_be_thinned_by_size_and_by_number():
     owners = np.repeat([10, 20, 30, 40], [1, 5, 2, 9])
     labels = np.zeros(17, int)
-    kept = ByOwner(at_least=2).assign(labels, owners, generator(0, "t"))
+    kept = ByOwner(at_least=2).assign(labels, owners, 0)
     assert list(kept.owners) == [20, 30, 40]
     assert list(kept.sizes) == [5, 2, 9]
-    some = ByOwner(clients=2, at_least=2).assign(labels, owners, generator(0, "t"))
+    some = ByOwner(clients=2, at_least=2).assign(labels, owners, 0)
     assert some.clients == 2
     assert 10 not in some.owners
-    fixed = ByOwner(examples_per_client=4).assign(labels, owners, generator(0, "t"))
+    fixed = ByOwner(examples_per_client=4).assign(labels, owners, 0)
     assert list(fixed.owners) == [20, 40]
 
 
@@ -204,7 +204,7 @@ def test_a_cap_draws_every_example_of_an_owner_equally_often():
     labels = np.zeros(20, int)
     seen = np.zeros(20)
     for seed in range(400):
-        rows = ByOwner(cap=5).assign(labels, owners, generator(seed, "t")).rows
+        rows = ByOwner(cap=5).assign(labels, owners, seed).rows
         assert (np.diff(rows) > 0).all()  # old order
         seen[rows] += 1
     # Expected 100 each, standard deviation 8.7; 5 sigma in 20 cells: one fresh seed in 80,000.
@@ -223,11 +223,11 @@ def test_a_cap_draws_every_example_of_an_owner_equally_often():
         (lambda: named("diriclet", clients=3, alpha=1), "did you mean 'dirichlet'"),
         (lambda: named("dirichlet", clients=3), "needs clients and alpha"),
         (lambda: named("iid", clients=3, alpha=1), "has no 'alpha'"),
-        (lambda: IID(11).assign(np.arange(10), None, generator(0, "t")), "there are 10"),
-        (lambda: Dirichlet(2, 1).assign(np.arange(9.0), None, generator(0, "t")), "SortedSlices"),
-        (lambda: Dirichlet(2, 1).assign(np.ones((9, 2)), None, generator(0, "t")), "sequences"),
-        (lambda: ByOwner().assign(np.arange(9), None, generator(0, "t")), "no owners"),
-        (lambda: ByOwner().assign(np.arange(9), [1, 2], generator(0, "t")), "2 entries for 9"),
+        (lambda: IID(11).assign(np.arange(10), None, 0), "there are 10"),
+        (lambda: Dirichlet(2, 1).assign(np.arange(9.0), None, 0), "SortedSlices"),
+        (lambda: Dirichlet(2, 1).assign(np.ones((9, 2)), None, 0), "sequences"),
+        (lambda: ByOwner().assign(np.arange(9), None, 0), "no owners"),
+        (lambda: ByOwner().assign(np.arange(9), [1, 2], 0), "2 entries for 9"),
         (lambda: group([1.0, float("nan")]), "example 1 names no owner"),
         (lambda: group(np.array(["a", None], dtype=object)), "example 1 names no owner"),
         (lambda: group(np.array(["a", 3], dtype=object)), "different kinds (int, str)"),
@@ -242,7 +242,7 @@ def test_impossible_partitions_are_refused_by_name_and_value(make, says):
 
 def test_a_million_clients_are_dealt_without_an_object_each():
     labels = np.arange(2_000_000) % 10
-    dealt = IID(1_000_000).assign(labels, None, generator(0, "t"))
+    dealt = IID(1_000_000).assign(labels, None, 0)
     assert dealt.clients == 1_000_000
     assert set(dealt.sizes) == {2}
     by_owner = group(np.arange(2_000_000) % 1_000_000)

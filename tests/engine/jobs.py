@@ -28,6 +28,7 @@ RULES = {
     "full batch, one step": LocalRule(RATE, steps=1),
     "full batch, three steps, decaying": LocalRule(DECAY, steps=3),
     "one epoch of batches": LocalRule(RATE, epochs=1, batch_size=4),
+    "epochs of batches, decaying": LocalRule(DECAY, epochs=2, batch_size=4),
     "two epochs, weight decay": LocalRule(RATE, epochs=2, batch_size=4, weight_decay=0.1),
     "steps over several epochs": LocalRule(RATE, steps=9, batch_size=3),
     "fewer steps than an epoch has": LocalRule(RATE, steps=2, batch_size=2),

@@ -95,7 +95,8 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 LEADER = """
-import sys, time
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may have it ignored
 sys.path.insert(0, {root!r})
 from tests.engine.test_processes import ALL, make_job, RULES, Shaping, start_of
 from fedveil.engine.choose import build_engine
@@ -103,7 +104,8 @@ job = make_job("mlp", RULES["momentum"], Shaping())
 engine = build_engine(job, "mlp", processes=2)
 engine.round_sum(start_of(job), ALL, 0)
 print(*engine.worker_pids, flush=True)
-time.sleep(60)
+while True:
+    signal.pause()
 """
 
 
@@ -122,11 +124,9 @@ def test_no_worker_outlives_its_leader(blow: signal.Signals) -> None:
     assert workers
     assert all(_lives(pid) for pid in workers)
     leader.send_signal(blow)
-    leader.wait(10)
+    leader.wait()
     leader.stdout.close()
-    deadline = time.monotonic() + 10
-    while any(_lives(pid) for pid in workers):
-        assert time.monotonic() < deadline, "a worker is still there"
+    while any(_lives(pid) for pid in workers):  # for ever, if one does outlive it
         time.sleep(0.05)
 
 
@@ -197,7 +197,7 @@ def test_torchrun_ends_with_the_same_weights(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for name, launcher in launchers.items():
         command = [*launcher, "run", *recipe, "--output", str(tmp_path / name)]
-        subprocess.run(command, check=True, env=environment, timeout=300, capture_output=True)
+        subprocess.run(command, check=True, env=environment, capture_output=True)
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in launchers)
     for key, value in one.items():
         torch.testing.assert_close(value, other[key], rtol=1e-5, atol=1e-7)

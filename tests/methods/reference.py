@@ -61,7 +61,7 @@ def planned(
     made = plan(method, data, model, budget=budget, seed=SEED, arithmetic=arithmetic)
     if noise == 0 and made.terms is not None:
         terms = replace(made.terms, noise_multiplier=0.0)
-        return replace(made, terms=terms, setting=None, guarantee=None)
+        return replace(made, terms=terms, delta=None)
     return made
 
 

@@ -19,7 +19,6 @@ from fedveil.methods.dp_fedavg import dp_fedavg
 from fedveil.methods.fu import fu
 from fedveil.methods.gradient_noise import GradientNoise, Proof
 from fedveil.methods.hu import dp_sgd, hu
-from fedveil.methods.local_noise import LocalNoise
 from fedveil.methods.method import CohortRule, Method, Scheme
 from fedveil.methods.noisy_votes import VoteNoise
 from fedveil.methods.protection import Noise
@@ -207,13 +206,13 @@ def test_certified_steps_bring_no_two_weight_vectors_further_apart(
     )
     terms = made(hu_method(2, clip, rate=1e-9), classes=classes, input_norm=norm).terms
     assert terms is not None
-    certificate = non_expansive(replace(terms, local=probe), 2)
+    certificate = non_expansive(replace(terms, local=probe))
     assert certificate is not None
     rate = 2 / certificate.smoothness * (1 - 1e-12)
     allowed = replace(probe, learning_rate=LearningRate(rate))
-    assert non_expansive(replace(terms, local=allowed), 2) is not None
+    assert non_expansive(replace(terms, local=allowed)) is not None
     refused = replace(probe, learning_rate=LearningRate(1.01 * rate))
-    assert non_expansive(replace(terms, local=refused), 2) is None
+    assert non_expansive(replace(terms, local=refused)) is None
 
     outputs = max(classes, 1)
     inputs = draw.normal(size=(5, FEATURES)) * draw.uniform(0.1, 3)
@@ -249,7 +248,14 @@ def test_fu_pays_for_rounded_up_turns_and_for_the_adjacency(
     method = fu(rounds=6, cohort=cohort, local=local, clip_norm=0.5, adjacency=adjacency)
     turns = 3  # ceil(4 * 6 / 10)
     check(made(method, noise=5.0), math.sqrt(turns) * factor / 5, Unit.CLIENT, Trust.LOCAL)
-    laplace = replace(method, protection=LocalNoise(Noise.LAPLACE, adjacency))
+    laplace = fu(
+        rounds=6,
+        cohort=cohort,
+        local=local,
+        clip_norm=0.5,
+        noise=Noise.LAPLACE,
+        adjacency=adjacency,
+    )
     pure = made(laplace, noise=7.0, delta=0.0)
     assert pure.guarantee is not None
     assert pure.guarantee.epsilon == pytest.approx(turns * factor / 7, rel=1e-9)  # golden 13

@@ -152,7 +152,7 @@ def test_hu_and_dp_sgd(one_step: bool, noise: float) -> None:
 
 
 def test_no_batch_of_hu_holds_a_record_twice_and_uses_are_counted_as_drawn() -> None:
-    from fedveil.methods.gradient_noise import record_uses
+    from fedveil.methods.local_steps import local_steps
 
     made = planned(
         hu(rounds=ROUNDS, cohort=BALANCED, local=rule(batch_size=3, steps=5), clip_norm=1.0)
@@ -167,7 +167,7 @@ def test_no_batch_of_hu_holds_a_record_twice_and_uses_are_counted_as_drawn() -> 
                 assert len(set(rows)) == len(rows)
                 touched += rows
             most = max(most, *(touched.count(row) for row in set(touched)))
-    assert record_uses(made.terms) == most
+    assert local_steps(made.terms).uses == most
 
 
 @SILENT_OR_NOT

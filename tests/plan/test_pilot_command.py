@@ -78,7 +78,12 @@ def test_a_pilot_from_recipe_to_recipe(
 def test_the_answer_in_words(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", recipe, "--pilot", "--time", "30"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    for part in ("What to run", "More private: half of the budget", "Cheaper: ", "no private data"):
+    for part in (
+        "What to run",
+        "More private: half of the budget",
+        "Cheaper: ",
+        "the recipe's own data",
+    ):
         assert part in out
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
@@ -15,6 +17,7 @@ from scipy.stats import chisquare, geom
 
 from fedveil import cli
 from fedveil.assemble import federation_of, plan_of
+from fedveil.data.federation import Examples, Federation
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput, Refused
 from fedveil.planning import private_tuning
@@ -33,7 +36,14 @@ POISSON = {"training__sampling": "poisson", "training__rate": 0.5}
 def tune(recipe: Recipe, candidates: list[Candidate] | None = None, mean: float = 3.0) -> Any:
     federation = federation_of(recipe.data)
     real = plan_of(recipe, federation)
-    return tuned(recipe, real, candidates or CANDIDATES, Proxy(federation, "public"), mean)
+    return tuned(recipe, real, candidates or CANDIDATES, strangers(federation), mean)
+
+
+def strangers(federation: Federation) -> Proxy:
+    """Other people's records of the same kind: made-up test examples belong to no client."""
+    other = federation.test
+    offsets = np.array([0, len(other)])
+    return Proxy(replace(federation, train=other, offsets=offsets, owners=None), "public")
 
 
 @pytest.mark.parametrize(
@@ -136,6 +146,28 @@ def test_noise_without_a_curve_is_refused() -> None:
         tune(capped, [Candidate(2, 8, 1.0, 1.0, 30)])
 
 
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_protected_rows_are_no_public_score(share: float) -> None:
+    """Not even if only some of the public examples are clients' own."""
+    recipe = small_recipe()
+    federation = federation_of(recipe.data)
+    proxy = strangers(federation)
+    rows = np.arange(round(share * len(federation.train)))
+    mixed = np.concatenate([proxy.federation.train.inputs, federation.train.inputs[rows]])
+    targets = np.concatenate([proxy.federation.train.targets, federation.train.targets[rows]])
+    train = Examples(mixed, targets)
+    public = replace(proxy.federation, train=train, offsets=np.array([0, len(train)]))
+    with pytest.raises(Refused, match="stand in the protected data"):
+        tuned(recipe, plan_of(recipe, federation), CANDIDATES, Proxy(public, "public"), 3.0)
+
+
+def test_what_scored_the_runs_is_declared() -> None:
+    """And that it was public is something that the guarantee rests on."""
+    found = tune(small_recipe())
+    assert "Runs were scored on public, declared to be public." in found.guarantee.rests_on
+    assert "Runs were scored on public data alone." in found.guarantee.rests_on
+
+
 def test_scores_need_public_data_of_the_same_shape() -> None:
     recipe = small_recipe()
     federation = federation_of(recipe.data)
@@ -214,6 +246,35 @@ def test_what_has_no_proof_is_refused_in_one_line(
     assert says in said.err.splitlines()[-1]
     assert said.out == ""
     assert not output.exists()
+
+
+def test_the_recipes_own_source_is_no_public_score(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('[data]\nsource = "digits"\n[training]\nrounds = 2\nlocal_steps = 1\n')
+    output = ["--output", str(tmp_path / "chosen"), "--tuning-mean", "1"]
+    line = ["plan", str(path), "--tune-on-private-data", "--proxy", "digits", *output]
+    assert cli.main(line) == 2
+    said = capsys.readouterr()
+    assert "is the protected data itself" in said.err
+    assert said.out == ""
+    assert not (tmp_path / "chosen").exists()
+
+
+def test_how_many_records_clients_have_is_asked_and_not_looked_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        '[data]\nsource = "synthetic-logistic"\n'
+        "[training]\nrounds = 2\nlocal_epochs = 1\nbatch_size = 2\n"
+    )
+    output = ["--output", str(tmp_path / "chosen")]
+    assert (
+        cli.main(["plan", str(path), "--tune-on-private-data", "--proxy", "digits", *output]) == 2
+    )
+    assert "--records" in capsys.readouterr().err
 
 
 def test_a_public_score_must_be_named(line: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import tomllib
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
+from pyarrow import csv, parquet
 
 from fedveil import recipe as recipes
 from fedveil.assemble import federation_of, plan_of
 from fedveil.data.federation import Task
-from fedveil.errors import BadInput
+from fedveil.errors import BadInput, Refused
 from fedveil.planning.from_recipe import local_steps_of
+from fedveil.planning.overlap import check_federations
 from fedveil.planning.pilot import Search
-from fedveil.planning.proxy import proxy_of, some_clients
+from fedveil.planning.proxy import proxy_of, some_clients, with_look
 from fedveil.planning.proxy_trials import ProxyTrials
 from fedveil.planning.recommend import findings
 from fedveil.planning.space import space_of
@@ -86,12 +91,77 @@ def test_a_private_file_is_no_proxy(tmp_path: Path) -> None:
     federation = federation_of(recipe.data)
     with pytest.raises(BadInput, match=r"is private.*synthetic"):
         proxy_of(recipe, None, federation)
-    with pytest.raises(BadInput, match="the private file itself"):
-        proxy_of(recipe, recipe.data.file, federation)
     with pytest.raises(BadInput, match="no such file"):
         proxy_of(recipe, "nowhere.csv", federation)
     with pytest.raises(BadInput, match="unknown"):
         proxy_of(recipe, "nowhere", federation)
+
+
+def test_the_private_file_is_no_proxy_under_any_name(tmp_path: Path) -> None:
+    """The file, links to it, a copy, a copy in another format or order, and a good part of it."""
+    recipe = private_recipe(tmp_path, records=10)
+    private, federation = Path(recipe.data.file), federation_of(recipe.data)
+    (tmp_path / "soft.csv").symlink_to(private)
+    (tmp_path / "hard.csv").hardlink_to(private)
+    (tmp_path / "copy.csv").write_bytes(private.read_bytes())
+    head, *rows = private.read_text().splitlines()
+    strangers = private_file(tmp_path, "other.csv", seed=7, records=10).read_text().splitlines()
+    (tmp_path / "order.csv").write_text("\n".join([head, *reversed(rows)]))
+    (tmp_path / "renamed.csv").write_text(
+        "\n".join([head, *(f"somebody{row}" for row in rows)])  # other names for the clients
+    )
+    (tmp_path / "some.csv").write_text("\n".join([*strangers, *rows[: len(rows) // 4]]))
+    parquet.write_table(csv.read_csv(private), tmp_path / "table.parquet")
+    names = ("soft.csv", "hard.csv", "copy.csv", "order.csv", "renamed.csv", "some.csv")
+    for name in (private.name, *names, "table.parquet"):
+        with pytest.raises(Refused, match=r"the private file itself|stand in the protected data"):
+            proxy_of(recipe, str(tmp_path / name), federation)
+
+
+def test_a_named_source_that_holds_the_private_rows_is_no_proxy(tmp_path: Path) -> None:
+    """By what a model sees: the same examples out of a file with other columns."""
+    federation = federation_of(small_recipe().data)
+    inputs, targets = federation.train.inputs, federation.train.targets
+    names = [f"x{i}" for i in range(inputs.shape[1])]
+    lines = [",".join(["who", "y", *names])]
+    clients = np.repeat(np.arange(federation.clients), federation.sizes)
+    for who, row, y in zip(clients, inputs, targets, strict=True):
+        lines.append(",".join([str(who), f"c{y}", *(repr(float(v)) for v in row)]))
+    (tmp_path / "private.csv").write_text("\n".join(lines))
+    numbers = "".join(f'[columns.{n}]\ntype = "number"\nmean = 0\nstd = 1\n' for n in names)
+    label = '[columns.y]\ntype = "category"\ncategories = ["c0", "c1"]\n'
+    (tmp_path / "schema.toml").write_text(numbers + label)
+    data = {"file": str(tmp_path / "private.csv"), "client_column": "who", "label": "y"}
+    data["schema"] = str(tmp_path / "schema.toml")
+    recipe = recipes.with_defaults(recipes.parse({"data": data, "privacy": {"epsilon": 4.0}}))
+    held = federation_of(recipe.data)
+    public = replace(federation, name="public")
+    with pytest.raises(Refused, match="stand in the protected data"):
+        check_federations(public, held, "public")
+
+
+def test_settings_chosen_on_the_protected_data_certify_nothing() -> None:
+    """A pilot on the recipe's own source may be useful; a later run must own up to it."""
+    recipe = replace(small_recipe(), seed=None)
+    federation = federation_of(recipe.data)
+    for name, records, looked_at in (
+        (None, None, ("synthetic-logistic",)),
+        ("synthetic-logistic", None, ("synthetic-logistic",)),
+        ("synthetic", None, ("synthetic-logistic",)),
+        ("synthetic", 8, ()),
+        ("digits", None, ("digits",)),
+    ):
+        proxy = proxy_of(recipe, name, federation, records)
+        assert proxy.looked_at == looked_at
+        chosen = with_look(recipe, proxy.looked_at)
+        again = recipes.parse(tomllib.loads(tomli_w.dumps(recipes.to_table(chosen))))
+        guarantee = plan_of(again, federation).guarantee
+        own = "synthetic-logistic" in looked_at
+        assert guarantee.certified is not own
+        assert ("the protected data" in guarantee.reason) is own
+        for other in set(looked_at) - {"synthetic-logistic"}:
+            said = f"Settings were chosen by looking at {other}, declared to be public."
+            assert said in guarantee.rests_on
 
 
 def test_a_public_file_is_read_like_the_private_one(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_half_of_the_shares_missing() -> None:
     ("noise", "participated"), [(2.178, 13.5), (1.348, 26.4), (1.068, 37.1), (0.924, 46.1)]
 )
 def test_no_amplification_against_the_server(noise: float, participated: float) -> None:
-    setting = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
+    setting = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED, honest_shares=136)
     release = Release(Gaussian(noise), Poisson(0.04, 3400), 1000, participations=40)
     found = account([release], setting=setting, delta=0.999 / 3400)
     assert found.epsilon == pytest.approx(participated, rel=CLOSE)

@@ -29,6 +29,7 @@ from fedveil.privacy.accountants.steps import (
     PoissonGaussianStep,
     Step,
     ZcdpStep,
+    ZeroedCappedPoissonGaussianStep,
 )
 from fedveil.privacy.accountants.without_replacement import fixed_size_curve, log_differences
 
@@ -249,6 +250,40 @@ def test_capped_cohort_bound_holds_for_a_small_population_exactly() -> None:
             p, q = density((*others, target)), density(others)
             for one, two in ((p, q), (q, p)):
                 assert np.sum(np.maximum(one - np.exp(found) * two, 0)) * width <= delta
+
+
+@pytest.mark.parametrize(("rate", "cap", "std"), [(0.6, 1, 1.0), (0.3, 2, 1.0), (0.9, 1, 3.0)])
+def test_capped_cohort_bound_holds_for_a_zeroed_client_exactly(
+    rate: float, cap: int, std: float
+) -> None:
+    """Four clients; the target stays in the cohorts and sends +-1 or nothing; by enumeration."""
+    delta = 1e-2
+    x = np.linspace(-20, 20, 40_001)
+    width = x[1] - x[0]
+    from itertools import combinations, product
+
+    def density(data: tuple[int, ...]) -> Floats:
+        total = np.zeros_like(x)
+        for size in range(len(data) + 1):
+            for drawn in combinations(range(len(data)), size):
+                weight = rate**size * (1 - rate) ** (len(data) - size)
+                kept = [sum(data[i] for i in k) for k in combinations(drawn, min(cap, size))]
+                total += weight * np.mean([norm.pdf(x, one, std) for one in kept], axis=0)
+        return total
+
+    found = pld_epsilon([ZeroedCappedPoissonGaussianStep(std, 4, rate, cap, 1)], delta)
+    plain = pld_epsilon([PoissonGaussianStep(std, rate, 1)], delta)
+    assert found is not None
+    assert plain is not None
+    for others in product((-1, 1), repeat=3):
+        for target in (-1, 1):
+            p, q = density((*others, target)), density((*others, 0))
+            for one, two in ((p, q), (q, p)):
+                assert np.sum(np.maximum(one - np.exp(found) * two, 0)) * width <= delta
+    # A cap that never acts costs nothing.
+    assert pld_epsilon([ZeroedCappedPoissonGaussianStep(std, 4, rate, 4, 1)], delta) == (
+        pytest.approx(plain, rel=1e-6)
+    )
 
 
 def test_a_vector_of_laplace_noise_is_no_worse_than_one_coordinate() -> None:

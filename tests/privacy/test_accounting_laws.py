@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedveil.privacy import accounting
 from fedveil.privacy.accountants.curves import single_step
 from fedveil.privacy.accountants.pld import _block, interval, pld_epsilon
 from fedveil.privacy.accountants.steps import (
@@ -287,7 +288,7 @@ def test_every_client_pays_for_its_own_participations() -> None:
         mechanism=Gaussian(3.0),
         setting=replace(SHARED, colluders=5),
         delta=1e-5,
-        sampling=Poisson(0.1, 100),
+        sampling=FixedSize(100, 10),
     )
     thinner = per_client_epsilons(
         counts, mechanism=Gaussian(3.0 / math.sqrt(2)), setting=SHARED, delta=1e-5
@@ -338,3 +339,14 @@ def test_a_block_too_large_to_compose_is_left_to_other_accountants() -> None:
 def test_default_delta() -> None:
     assert default_delta(100) == 1e-5
     assert default_delta(10**6) == pytest.approx(10**-6.6)
+
+
+def test_the_same_question_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibration asks the quick accountants again and again; only new questions cost time."""
+    asked = []
+    monkeypatch.setattr(accounting, "pld_epsilon", lambda *args: asked.append(args) or 1.0)
+    release = Release(Gaussian(1.2345), Poisson(0.0321), 17)
+    for _ in range(3):
+        fast_epsilon([release], setting=ADDED, delta=1.5e-6)
+    assert len(asked) == 1
+    accounting._bounds.cache_clear()  # of the answer that was made up

@@ -46,7 +46,7 @@ def fail(capsys: pytest.CaptureFixture[str], line: str) -> str:
             "account --noise-multiplier 1.0 --sampling poisson --rate 0.05 --rounds 200 "
             "--delta 2.34e-4",
             3.7005,
-            {"sampling": "poisson", "adjacency": "add-remove", "accountant": "pld"},
+            {"sampling": "poisson", "adjacency": "zero-out", "accountant": "pld"},
         ),
         (
             "account --noise-multiplier 2.0 --sampling fixed --clients 2000 --cohort 100 "
@@ -248,7 +248,7 @@ def test_calibrations(
         ),
         ("account --rounds 3 --noise-multiplier 1 --delta .1 --trust blind", "--trust"),
         (
-            "account --rounds 3 --noise-multiplier 1 --delta .1 --trust local --rate 0.1",
+            "account --rounds 3 --noise-multiplier 1 --delta 1e-3 --trust local --rate 0.1",
             "sampling",
         ),
         ("account --rounds 3 --noise-multiplier 1 --delta .1 --tuning-mean 0.5", "mean"),

@@ -255,3 +255,18 @@ def test_a_round_on_the_grid_loses_next_to_nothing() -> None:
     total = unsnap(snap_rows(rows, granularity, clip).sum(axis=0), granularity)
     ideal = (rows / np.linalg.norm(rows.astype(float), axis=1)[:, None]).sum(axis=0)
     assert np.abs(total - ideal).max() < 1e-3 * 1.0
+
+
+@pytest.mark.parametrize("edge", [2**62, -(2**62)])
+def test_a_sum_beyond_the_integers_is_refused_at_the_very_edge(edge: int) -> None:
+    beyond = edge + (1 if edge > 0 else -1)
+    for add in (protect_sum, protect_sum_laplace):
+        for total in ([edge], [0, edge], [edge, -edge]):
+            noisy = add(np.array(total), 2.0, 1.0, Stream(bytes(32)))
+            assert np.abs(noisy - np.array(total)).max() < 100
+        for total in ([beyond], [0, beyond, 5], [beyond, -beyond]):
+            with pytest.raises(BadInput, match="exceeds"):
+                add(np.array(total), 2.0, 1.0, Stream(bytes(32)))
+    with pytest.raises(BadInput, match="int64"):
+        protect_sum(np.zeros(3, np.int32), 2.0, 1.0, Stream(bytes(32)))
+    assert len(protect_sum(np.zeros(0, np.int64), 2.0, 1.0, Stream(bytes(32)))) == 0

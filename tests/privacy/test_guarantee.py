@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import pickle
+import struct
 from typing import Any
 
 import pytest
@@ -92,6 +94,82 @@ def test_only_accounting_makes_a_guarantee() -> None:
         made.epsilon = 0.1  # type: ignore[misc]
 
 
+def test_a_copy_or_a_pickle_cannot_say_anything_else() -> None:
+    """A pickle holds what was released, not what it costs; there is nothing in it to change."""
+    made = ONE_OF_EACH[0]
+    assert copy.copy(made) is made
+    assert copy.deepcopy(made) is made
+    function, arguments = made.__reduce__()
+    assert made.epsilon not in arguments
+    assert function(*arguments) == made
+    forged = Guarantee.__new__(Guarantee)
+    with pytest.raises(TypeError, match="account"):
+        forged.__setstate__({**vars(made), "epsilon": 0.1})
+    data = pickle.dumps(made)
+    assert struct.pack(">d", made.releases[0].mechanism.noise_multiplier) in data
+    assert struct.pack(">d", made.epsilon) not in data
+
+
+@pytest.mark.parametrize("made", ONE_OF_EACH, ids=lambda g: g.sampling + "/" + g.accountant)
+def test_what_was_taken_without_noise_certifies_nothing(made: Guarantee) -> None:
+    said = ("means were taken from the data", "the classes were counted")
+    setting = dataclasses.replace(made.setting, unprotected=said)
+    found = account(made.releases, setting=setting, delta=made.delta, tuning=made.tuning)
+    assert (found.certified, found.epsilon) == (False, made.epsilon)
+    if math.isfinite(made.epsilon):
+        assert "Means were taken from the data; The classes were counted" in found.reason
+    assert found.not_covered[:2] == ("Means were taken from the data.", "The classes were counted.")
+    assert found.statement.startswith("Not certified: ")
+    assert Guarantee.from_dict(through_json(found)) == found
+    hidden = through_json(found)
+    hidden["not_covered"] = hidden["not_covered"][2:]
+    with pytest.raises(BadInput, match="not_covered"):
+        Guarantee.from_dict(hidden)
+
+
+def test_a_list_holds_plain_lines_whatever_names_are_in_it() -> None:
+    """Names come out of files: they must not write over the screen or start lines of their own."""
+    said = ["column 'a\x1b[2J\nCertified: yes' was  counted.", "twice", "Twice."]
+    setting = dataclasses.replace(ADDED, unprotected=said)
+    assert setting.unprotected == ("Column 'a [2J Certified: yes' was counted.", "Twice.")
+    made = account(ONE_OF_EACH[0].releases, setting=setting, delta=1e-5)
+    assert not [line for line in made.statement.splitlines() if line.startswith("Certified")]
+
+
+def needs(guarantee: Guarantee, *words: str) -> bool:
+    return all(any(word in sentence for sentence in guarantee.rests_on) for word in words)
+
+
+def test_it_rests_on_what_its_proof_needs_and_on_nothing_else() -> None:
+    """Each assumption where the mechanism needs it, and only there."""
+    for made in ONE_OF_EACH:
+        drawn = [release.sampling for release in made.releases if release.amplified]
+        assert needs(made, "stay secret") is bool(drawn or isinstance(made.tuning, RandomRuns))
+        poisson = any(isinstance(one, Poisson | CappedPoisson) for one in drawn)
+        assert needs(made, "empty cohort") is poisson
+        limited = any(isinstance(one, FixedSize | CappedPoisson) for one in drawn)
+        assert needs(made, "whether it was drawn") is limited
+        assert needs(made, "is trusted") is (made.trust is Trust.CENTRAL)
+        assert needs(made, "noise shares") is (made.trust is Trust.DISTRIBUTED)
+        assert needs(made, "before its noise") is (made.trust is Trust.LOCAL)
+        fewer = any(one.counted_participations < one.rounds for one in made.releases)
+        assert needs(made, "No client takes part in more than") is fewer
+        certificate = any(getattr(one.mechanism, "certificate", None) for one in made.releases)
+        assert needs(made, "no two models further apart") is certificate
+        assert needs(made, "scored on public data") is isinstance(made.tuning, RandomRuns)
+        assert needs(made, "operating system", "by no more than its bound", "without the protected")
+        absent = made.adjacency is Adjacency.ADD_REMOVE
+        assert needs(made, "do not follow the number of clients") is absent
+        assert any("its presence is not" in one for one in made.not_covered) is not absent
+    colluding = dataclasses.replace(REPLACED, colluders=3)
+    made = account(ONE_OF_EACH[1].releases, setting=colluding, delta=1e-4)
+    assert needs(made, "At most 3 clients tell anybody whether they were drawn.")
+    seeded = dataclasses.replace(ADDED, entropy=Entropy.SEEDED, arithmetic=Arithmetic.IDEALISED)
+    made = account(ONE_OF_EACH[0].releases, setting=seeded, delta=1e-5)
+    assert not needs(made, "operating system")
+    assert not needs(made, "drawn exactly")
+
+
 @pytest.mark.parametrize("made", ONE_OF_EACH, ids=lambda g: g.sampling + "/" + g.accountant)
 def test_json_there_and_back(made: Guarantee) -> None:
     assert Guarantee.from_dict(through_json(made)) == made
@@ -122,6 +200,10 @@ def test_json_there_and_back(made: Guarantee) -> None:
         ("reason", "because"),
         ("noise_multiplier", 9.0),
         ("statement", "This is perfectly private."),
+        ("rests_on", []),
+        ("rests_on", ["Nothing."]),
+        ("not_covered", []),
+        ("not_covered", None),
         ("tuning", {"kind": "all-runs", "runs": 3}),
         ("version", 99),
         ("releases", []),
@@ -145,6 +227,12 @@ def test_inner_parts_of_a_document_are_checked_too() -> None:
         (("releases", 0, "sampling", "rate"), 2.0),
         (("setting", "colluders"), -1),
         (("setting", "trust"), "blind"),
+        (("setting", "unprotected"), ["Means were taken from the data."]),
+        (("setting", "declared"), ["The schema is public."]),
+        (("setting", "not_covered"), ["Test examples."]),
+        (("setting", "not_covered"), "Test examples."),
+        (("setting", "not_covered"), [""]),
+        (("setting", "not_covered"), [7]),
     ):
         document = through_json(ONE_OF_EACH[0])
         inner: Any = document
@@ -189,7 +277,9 @@ def test_certified_needs_exact_arithmetic_and_system_entropy() -> None:
                 assert "seed" in made.reason
             if arithmetic is Arithmetic.IDEALISED:
                 assert "floating-point" in made.reason
-            assert ("Certified if run exactly as described" in made.statement) is exact
+            assert made.statement.startswith("Certified: ") is exact
+            assert ("\nNot certified: " in made.statement) is not exact
+            assert ("But for the reason at the end" in made.statement) is not exact
 
 
 def test_continuous_shares_in_a_secure_sum_are_idealised_only() -> None:
@@ -208,11 +298,11 @@ def test_continuous_shares_in_a_secure_sum_are_idealised_only() -> None:
 def test_statement_names_who_is_protected_from_whom() -> None:
     made = ONE_OF_EACH
     assert "one client" in made[0].statement
-    assert "cohorts that stay secret" in made[0].statement
+    assert "Cohorts and their sizes stay secret" in made[0].statement
     assert "Poisson sampling at rate 0.01" in made[0].statement
     assert "100 out of 2000 clients" in made[1].statement
     assert "at most 120 of 900" in made[2].statement
-    assert "the server included" in made[3].statement
+    assert "as a server does" in made[3].statement
     assert "3 honest noise shares" in made[3].statement
     assert "one record of one client" in made[11].statement
     assert "all of it 2 times for tuning" in made[9].statement
@@ -226,7 +316,7 @@ def test_statement_names_who_is_protected_from_whom() -> None:
 def test_rounds_and_participations_are_both_told() -> None:
     made = account([Release(Gaussian(3.0), RoundRobin(10, 3), 7)], setting=SHARED, delta=1e-3)
     assert (made.rounds, made.participations) == (7, 3)
-    counted = Release(Gaussian(3.0), Poisson(0.04, 3400), 1000, participations=84)
+    counted = Release(Gaussian(3.0), FixedSize(3400, 136), 1000, participations=84)
     capped = account([counted], setting=SHARED, delta=1e-5)
     assert (capped.rounds, capped.participations) == (1000, 84)
     assert "no credit for sampling" in capped.statement

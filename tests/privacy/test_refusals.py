@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 from fedveil.errors import Refused
 from fedveil.privacy import refusals as r
 from fedveil.privacy.accounting import account
-from fedveil.privacy.gradient_perturbation import NoisyGradients
+from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import (
     DiscreteGaussian,
@@ -77,8 +78,10 @@ def test_no_amplification_towards_somebody_who_sees_the_cohort(
     for adjacency in (Adjacency.REPLACE, Adjacency.ZERO_OUT):
         setting = Setting(Unit.CLIENT, adjacency, trust)
         refused(r.AmplificationRefused, lambda s=setting: ask(Gaussian(3), sampling, s))
+        if trust is Trust.DISTRIBUTED:
+            setting = replace(setting, honest_shares=6)
         counted = ask(Gaussian(3), sampling, setting, participations=5)
-        everyone = Everyone(round(sampling.expected_cohort))
+        everyone = Everyone(int(sampling.expected_cohort))
         plain = ask(Gaussian(3), everyone, setting, participations=5)
         assert counted.epsilon == pytest.approx(plain.epsilon)
 
@@ -102,12 +105,56 @@ def test_adjacencies_that_the_sampling_proofs_do_not_cover() -> None:
     for setting in (ADDED, ZEROED):
         refused(r.AdjacencyRefused, lambda s=setting: ask(Gaussian(3), fixed, s))
     refused(r.AdjacencyRefused, lambda: ask(Gaussian(3), poisson, REPLACED))
-    for setting in (REPLACED, ZEROED):
-        refused(r.AdjacencyRefused, lambda s=setting: ask(Gaussian(3), capped, s))
+    refused(r.AdjacencyRefused, lambda: ask(Gaussian(3), capped, REPLACED))
     for schedule in (RoundRobin(100, 10), Balanced(100, 10, 20)):
         refused(r.AdjacencyRefused, lambda s=schedule: ask(Gaussian(3), s, ADDED))
     refused(r.AdjacencyRefused, lambda: ask(Zcdp(0.1), poisson, ZEROED))
     assert ask(Gaussian(3), poisson, ZEROED).epsilon == ask(Gaussian(3), poisson, ADDED).epsilon
+
+
+def test_add_remove_where_another_client_takes_the_free_place() -> None:
+    """Without the client somebody else comes: the sum moves by two clips, counted or sampled."""
+    for sampling in (FixedSize(100, 10), CappedPoisson(100, 0.1, 20)):
+        refused(
+            r.AdjacencyRefused,
+            lambda s=sampling: ask(Gaussian(3), s, ADDED, participations=5),
+        )
+        assert ask(Gaussian(3), sampling, ZEROED, participations=5).epsilon > 0
+
+
+@pytest.mark.parametrize("adjacency", [Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT])
+def test_capped_cohorts_with_colluders_are_refused(adjacency: Adjacency) -> None:
+    """Four clients at rate 0.9, cut to one, three of them colluding: whether they were cut tells
+    whether the fourth came. Their own draws alone reach delta 5e-3 at epsilon 5.5; with noise of
+    std 100 the accounted epsilon was 0.027."""
+    rate, epsilon = 0.9, 5.5
+    away = (1 - rate) ** 3  # none of the three is in the cohort, the fourth not there
+    there = (1 - rate) * away + sum(
+        math.comb(3, came) * rate**came * (1 - rate) ** (3 - came) * rate / (came + 1)
+        for came in range(4)
+    )
+    assert there - math.exp(epsilon) * away > 5e-3
+    capped, setting = CappedPoisson(4, rate, 1), replace(ADDED, adjacency=adjacency, colluders=3)
+    refused(r.AmplificationRefused, lambda: ask(Gaussian(100), capped, setting))
+    assert ask(Gaussian(100), capped, replace(setting, colluders=0)).epsilon > 0
+    # Without credit for the sample, the draws may be known.
+    counted = ask(Gaussian(100), capped, replace(ZEROED, colluders=3), participations=20)
+    assert counted.epsilon > 0
+
+
+def test_cohorts_of_uncertain_size_leave_the_noise_uncertain() -> None:
+    for sampling in (Poisson(0.1, 100), CappedPoisson(100, 0.1, 20), Poisson(0.1)):
+        for mechanism in (Gaussian(3), SUM):
+            refused(
+                r.HonestSharesRefused,
+                lambda m=mechanism, s=sampling: ask(m, s, SHARED, participations=5),
+            )
+    known = ask(SUM, Poisson(0.1, 100), replace(SHARED, honest_shares=4), participations=5)
+    assert known.honest_shares == 4
+
+
+def test_gradients_on_a_grid_need_a_certificate() -> None:
+    refused(r.GradientRefused, lambda: GridGradients(1, 10, 0.1, 1, 1, 10, None, 2.0**-20, 8))
 
 
 def test_mechanisms_that_do_not_fit_the_trust_or_the_sampling() -> None:
@@ -150,8 +197,41 @@ def test_delta_must_stay_below_one_over_the_population() -> None:
     ):
         refused(r.DeltaRefused, lambda q=(sampling, setting): ask(Gaussian(3), *q, delta=1e-3))
         assert ask(Gaussian(3), sampling, setting, delta=0.99e-3).delta == 0.99e-3
-    record = replace(ADDED, unit=Unit.RECORD)  # clients say nothing about the number of records
-    assert ask(Gaussian(3), Poisson(0.1, 10), record, delta=0.5).delta == 0.5
+
+
+UNDERSTATED: dict[str, tuple[Mechanism, Sampling, Setting]] = {
+    "one client among a million": (
+        Gaussian(3),
+        Poisson(0.1, 10**6),
+        replace(ADDED, population=1),
+    ),
+    "one record of a million clients": (
+        Gaussian(3),
+        Poisson(0.1, 10**6),
+        replace(ADDED, unit=Unit.RECORD, population=1),
+    ),
+    "clients have a record each": (
+        Gaussian(3),
+        Poisson(0.1, 10**6),
+        replace(ADDED, unit=Unit.RECORD),
+    ),
+    "as many as there are noise shares": (
+        replace(SUM, shares=1000),
+        Everyone(),
+        replace(SHARED, population=1),
+    ),
+    "nothing is known": (Gaussian(3), Poisson(0.1), ADDED),
+}
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "sampling", "setting"), UNDERSTATED.values(), ids=UNDERSTATED.keys()
+)
+def test_a_population_cannot_be_understated_to_make_delta_large(
+    mechanism: Mechanism, sampling: Sampling, setting: Setting
+) -> None:
+    """delta 0.5 gave epsilon 0, certified, for a population of 1 beside a million clients."""
+    refused(r.DeltaRefused, lambda: ask(mechanism, sampling, setting, delta=0.5))
 
 
 def test_replace_is_always_charged_twice_the_clip() -> None:
@@ -191,165 +271,8 @@ def test_dividing_by_the_cohort_needs_one_step_or_a_certificate() -> None:
     refused(r.AdjacencyRefused, lambda: ask(one, Everyone(10), added))
 
 
-# What is only known where training is done: each fact that is refused, and one that is not.
-FACTS: list[tuple[type[Refused], Callable[..., None], dict[str, object], dict[str, object]]] = [
-    (
-        r.AmplificationRefused,
-        r.check_denominator,
-        {"amplified": True, "realised_cohort": True},
-        {"amplified": False, "realised_cohort": True},
-    ),
-    (
-        r.AmplificationRefused,
-        r.check_cohort_secrecy,
-        {"amplified": True, "published": ["seed"]},
-        {"amplified": True, "published": []},
-    ),
-    (
-        r.AmplificationRefused,
-        r.check_cohort_secrecy,
-        {"amplified": True, "skips_small_cohorts": True},
-        {"amplified": False, "published": ["cohort size"], "skips_small_cohorts": True},
-    ),
-    (
-        r.UnitRefused,
-        r.check_participation_count,
-        {"enforced": False, "realised": False},
-        {"enforced": True, "realised": False},
-    ),
-    (
-        r.UnitRefused,
-        r.check_unit,
-        {"proved": Unit.RECORD, "reported": Unit.CLIENT},
-        {"proved": Unit.CLIENT, "reported": Unit.RECORD},
-    ),
-    (
-        r.SensitivityRefused,
-        r.check_sensitivity,
-        {"claimed": 1.0, "clip_norm": 1.0, "adjacency": Adjacency.REPLACE},
-        {"claimed": 1.0, "clip_norm": 1.0, "adjacency": Adjacency.ZERO_OUT},
-    ),
-    (
-        r.SensitivityRefused,
-        r.check_layer_clipping,
-        {"layer_norms": [3.0, 4.0], "sensitivity": 4.9},
-        {"layer_norms": [3.0, 4.0], "sensitivity": 5.0},
-    ),
-    (
-        r.UploadRefused,
-        r.check_weights,
-        {
-            "unit": Unit.CLIENT,
-            "adjacency": Adjacency.REPLACE,
-            "sizes_leave_client": True,
-            "largest_weight": 1.0,
-        },
-        {
-            "unit": Unit.RECORD,
-            "adjacency": Adjacency.REPLACE,
-            "sizes_leave_client": True,
-            "largest_weight": 1.0,
-        },
-    ),
-    (
-        r.SensitivityRefused,
-        r.check_weights,
-        {
-            "unit": Unit.CLIENT,
-            "adjacency": Adjacency.REPLACE,
-            "sizes_leave_client": False,
-            "largest_weight": 1.5,
-        },
-        {
-            "unit": Unit.CLIENT,
-            "adjacency": Adjacency.REPLACE,
-            "sizes_leave_client": False,
-            "largest_weight": 1.0,
-        },
-    ),
-    (
-        r.UploadRefused,
-        r.check_upload,
-        {"noise_on_all_coordinates": True, "mask_leaves_client": True},
-        {"noise_on_all_coordinates": True, "mask_leaves_client": False},
-    ),
-    (
-        r.UploadRefused,
-        r.check_upload,
-        {"noise_on_all_coordinates": False, "mask_leaves_client": False},
-        {"noise_on_all_coordinates": True, "mask_leaves_client": False},
-    ),
-    (
-        r.UploadRefused,
-        r.check_upload,
-        {"noise_on_all_coordinates": True, "mask_leaves_client": False, "unnoised_buffers": True},
-        {"noise_on_all_coordinates": True, "mask_leaves_client": False},
-    ),
-    (
-        r.MechanismRefused,
-        r.check_rounding,
-        {"trust": Trust.DISTRIBUTED, "rounded_after_noise": True},
-        {"trust": Trust.CENTRAL, "rounded_after_noise": True},
-    ),
-    (
-        r.SensitivityRefused,
-        r.check_per_example_clipping,
-        {"couples_examples": True},
-        {"couples_examples": False},
-    ),
-    (
-        r.SensitivityRefused,
-        r.check_per_example_clipping,
-        {"couples_examples": False, "copies_clipped_separately": True},
-        {"couples_examples": False},
-    ),
-    (
-        r.PrivateInputRefused,
-        r.check_adaptive_clipping,
-        {"from_released_values": False},
-        {"from_released_values": True},
-    ),
-    (
-        r.PrivateInputRefused,
-        r.check_sources,
-        {"private": {"learning_rate": True, "clip_norm": False}},
-        {"private": {"learning_rate": False}},
-    ),
-    (
-        r.UploadRefused,
-        r.check_private_metrics,
-        {"shown": ["validation loss"]},
-        {"shown": ["validation loss"], "accounted": ["validation loss"]},
-    ),
-    (
-        r.ReuseRefused,
-        r.check_redraw,
-        {"may_have_left": True, "counted_again": False},
-        {"may_have_left": True, "counted_again": True},
-    ),
-    (r.ReuseRefused, r.check_noise_seeds, {"seeds": [1, 2, 1]}, {"seeds": [1, 2, 3]}),
-    (
-        r.ReuseRefused,
-        r.check_stored,
-        {"names": ["weights", "update norm"]},
-        {"names": ["weights"]},
-    ),
-]
-
-
-@pytest.mark.parametrize(("kind", "check", "bad", "good"), FACTS)
-def test_facts_of_training_are_refused_or_let_through(
-    kind: type[Refused],
-    check: Callable[..., None],
-    bad: dict[str, object],
-    good: dict[str, object],
-) -> None:
-    refused(kind, lambda: check(**bad))
-    check(**good)
-
-
 def test_every_kind_of_refusal_is_told_apart_and_exits_with_two() -> None:
     kinds = {value for value in vars(r).values() if isinstance(value, type)}
     kinds = {kind for kind in kinds if issubclass(kind, Refused) and kind is not Refused}
-    assert len(kinds) >= 11
+    assert len(kinds) >= 8
     assert all(kind.__doc__ and kind.exit_code == 2 for kind in kinds)

@@ -10,6 +10,7 @@ from fedveil.cli import checkout, console, described
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
+    from fedveil.cli.stored import Progress
     from fedveil.privacy.guarantee import Guarantee
 
 PAPERS = ("fu", "hu", "liang", "cheng")
@@ -36,8 +37,8 @@ def execute(args: argparse.Namespace) -> int:
     if args.source is not None:
         from fedveil.cli import stored
 
-        return report(stored.guarantee_of(args.source), args)
-    return report(guarantee_of(args), args)
+        return report(*stored.guarantee_of(args.source), args)
+    return report(guarantee_of(args), None, args)
 
 
 def guarantee_of(args: argparse.Namespace) -> Guarantee:
@@ -56,10 +57,12 @@ def guarantee_of(args: argparse.Namespace) -> Guarantee:
     return account([release], setting=setting, delta=delta, tuning=tuning)
 
 
-def report(guarantee: Guarantee, args: argparse.Namespace) -> int:
+def report(guarantee: Guarantee, progress: Progress | None, args: argparse.Namespace) -> int:
     """Print a guarantee, from wherever it came."""
     if args.json:
-        console.emit(guarantee.to_dict())
+        console.emit(guarantee.to_dict() | ({} if progress is None else progress.to_dict()))
     else:
         described.show(guarantee, "What is guaranteed")
+        if str(progress or ""):
+            console.stdout().print(str(progress))
     return 0

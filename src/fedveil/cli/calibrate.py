@@ -34,7 +34,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.source is not None:
         from fedveil.cli import stored
 
-        planned = stored.guarantee_of(args.source, args.epsilon)
+        planned, _ = stored.guarantee_of(args.source, args.epsilon)
         if args.json:
             console.emit(planned.to_dict())
         else:

@@ -150,7 +150,8 @@ def _show(table: Sequence[Cell], figure: str, label: str, picture: Path) -> None
         console.stdout().print("Equal numbers, different promises:")
         for line in lines:
             console.stdout().print(f"  {line}")
-    console.stdout().print(f"picture: {picture}")
+    console.say("Simulations with known seeds: none of these runs is certified.")
+    console.say(f"picture: {picture}")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

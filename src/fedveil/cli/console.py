@@ -49,13 +49,22 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def say(text: str, *, heading: str = "", colour: str = "bold", to: Console | None = None) -> None:
+    """Print plain text, with whatever brackets the names in it have, behind a short heading."""
+    from rich.text import Text
+
+    head = Text(f"{heading} ", style=colour) if heading else Text()
+    (to or stdout()).print(head + Text(text))
+
+
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; the first column is left-aligned, the others are numbers to the right."""
     from rich.table import Table
+    from rich.text import Text
 
-    shown = Table(title=title, title_justify="left")
+    shown = Table(title=Text(title), title_justify="left")
     for position, column in enumerate(columns):
         shown.add_column(column, justify="left" if position == 0 else "right")
     for row in rows:
-        shown.add_row(*row)
+        shown.add_row(*map(Text, row))
     stdout().print(shown)

@@ -58,7 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is promised, to whom")
     what.add_argument("--delta", type=float, help="default min(1e-5, population^-1.1) if known")
     what.add_argument("--unit", choices=("client", "record"), default="client")
-    what.add_argument("--adjacency", choices=("add-remove", "replace", "zero-out"))
+    what.add_argument(
+        "--adjacency",
+        choices=("add-remove", "replace", "zero-out"),
+        help="add-remove: only if rate and divisor are constants, not from the number of clients",
+    )
     what.add_argument("--trust", choices=("central", "distributed", "local"), default="central")
     what.add_argument("--population", type=int, help="protected units (clients if unit is client)")
     what.add_argument("--colluders", type=int, default=0, help="clients that tell what they know")
@@ -146,7 +150,7 @@ def setting_of(args: argparse.Namespace, sampling: Sampling) -> Setting:
     """The setting of the arguments; the usual adjacency of the trust and sampling by default."""
     from fedveil.privacy.releases import Setting
 
-    usual = _usual_adjacency(args.trust, sampling)
+    usual = _usual_adjacency(args, sampling)
     return Setting(
         unit=args.unit,
         adjacency=usual if args.adjacency is None else args.adjacency,
@@ -192,7 +196,7 @@ def show(guarantee: Guarantee, title: str) -> None:
     for name, value in guarantee.alternatives.items():
         rows.append((f"epsilon by {name}", f"{value:.6g}"))
     console.table(title, ("", ""), [row for row in rows if row[1]])
-    console.stdout().print(guarantee.statement)
+    console.say(guarantee.statement)
 
 
 def _shown(value: object) -> str:
@@ -203,14 +207,21 @@ def _shown(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _usual_adjacency(trust: str, sampling: Sampling) -> Adjacency:
-    from fedveil.privacy.sampling import Balanced, FixedSize, RoundRobin
+def _usual_adjacency(args: argparse.Namespace, sampling: Sampling) -> Adjacency:
+    """What is proved without further assumptions.
 
-    if trust == "local":
+    Add-remove costs the same as zero-out, but it is true only if the rate and whatever the noisy
+    sum is divided by are constants that do not follow the number of clients: the user must say so.
+    """
+    from fedveil.privacy.sampling import FixedSize
+
+    if args.trust == "local":
         return Adjacency.REPLACE
-    if trust == "distributed" or isinstance(sampling, (RoundRobin, Balanced)):
-        return Adjacency.ZERO_OUT
-    return Adjacency.REPLACE if isinstance(sampling, FixedSize) else Adjacency.ADD_REMOVE
+    if args.trust == "central" and isinstance(sampling, FixedSize):
+        return Adjacency.REPLACE
+    if args.trust == "central" and sampling.amplifies and mechanism_kind(args) == "zcdp":
+        return Adjacency.ADD_REMOVE  # the only one with a proof of amplification
+    return Adjacency.ZERO_OUT
 
 
 def _rate(args: argparse.Namespace, kind: str) -> float:

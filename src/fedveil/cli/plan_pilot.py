@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
-from fedveil.cli.plan_recipe import recipe_of
+from fedveil.cli.plan_recipe import OWN_DATA, looks_at_itself, recipe_of
 from fedveil.cli.plan_tables import write_recipe
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
     from fedveil.planning.pilot import Progress as State
     from fedveil.planning.recommend import Findings, Option
+    from fedveil.recipe import Recipe
 
 Show = Callable[["State"], None]
 
@@ -30,6 +31,7 @@ def plan_pilot(args: argparse.Namespace) -> int:
     recipe = recipe_of(args)
 
     from fedveil.assemble import plan_of
+    from fedveil.planning.proxy import with_look
     from fedveil.planning.recommend import findings, prepare, recipe_of_option
 
     began = time.monotonic()
@@ -40,8 +42,10 @@ def plan_pilot(args: argparse.Namespace) -> int:
     search.seconds = max(1.0, seconds - (time.monotonic() - began))
     with _progress(search.seconds) as search.show:
         found = findings(search)
-    chosen = recipe_of_option(search.trials.recipe, found.recommended)
-    guarantee = plan_of(chosen, search.trials.real.federation).guarantee
+    trials = search.trials
+    found_recipe = recipe_of_option(trials.recipe, found.recommended)
+    chosen = with_look(found_recipe, trials.proxy.looked_at)
+    guarantee = plan_of(chosen, trials.real.federation).guarantee
     if args.write is not None:
         write_recipe(args.write, chosen, [*_remarks(found), *found.warnings])
     if args.plot is not None:
@@ -56,9 +60,9 @@ def plan_pilot(args: argparse.Namespace) -> int:
         }
         console.emit(document)
     else:
-        _show(found)
+        _show(found, chosen)
         if guarantee is not None:
-            console.stdout().print(f"Recommended: {guarantee.statement}")
+            console.say(guarantee.statement, heading="Recommended:")
         if args.write is not None:
             console.stdout().print(f"Run it with: fedveil run {args.write}")
     return 130 if found.interrupted else 0
@@ -87,7 +91,7 @@ def _result(option: Option) -> str:
     return f"{shown}{spread_shown} ({runs})"
 
 
-def _show(found: Findings) -> None:
+def _show(found: Findings, recipe: Recipe) -> None:
     names = list(dict.fromkeys(name for o in found.options for name in o.candidate.to_dict()))
     rows = [["epsilon", *(f"{option.epsilon:g}" for option in found.options)]]
     for name in names:
@@ -96,11 +100,12 @@ def _show(found: Findings) -> None:
     rows.append(["uploads", *(f"{option.uploads:,}" for option in found.options)])
     rows.append(["expected", *(_result(option).split(" (")[0] for option in found.options)])
     console.table("What to run", ["", *(option.name for option in found.options)], rows)
-    say = console.stdout().print
+    say = console.say
+    whose = OWN_DATA if looks_at_itself(recipe) else "no private data"
     for option in found.options:
         say(f"{option.name.capitalize()}: {option.reason}.")
     say(
-        f"{found.trials} trials in {found.seconds:.0f} s on {found.proxy}, no private data; "
+        f"{found.trials} trials in {found.seconds:.0f} s on {found.proxy}, {whose}; "
         "expected: mean and spread over seeds that chose nothing."
     )
     for note in found.notes:

@@ -22,14 +22,19 @@ def tune_privately(args: argparse.Namespace) -> int:
     recipe = recipe_of(args)
 
     from fedveil.assemble import federation_of, plan_of
-    from fedveil.planning.from_recipe import local_steps_of
+    from fedveil.planning.from_recipe import local_steps_of, sizes_looked_at
+    from fedveil.planning.overlap import NotPublic
     from fedveil.planning.private_tuning import settings_to_draw, tuned
     from fedveil.planning.proxy import proxy_of
     from fedveil.planning.proxy_trials import ProxyTrials
     from fedveil.planning.space import space_of
 
+    if recipe.data.file is None and args.proxy == recipe.data.source:
+        raise NotPublic(f"--proxy {args.proxy} is the protected data itself")
     federation = federation_of(recipe.data)
     real = plan_of(recipe, federation)
+    if sizes_looked_at(recipe, real, args.records):
+        raise BadInput("--records: how many records a client has is protected here; say it")
     scored = proxy_of(recipe, args.proxy, federation)
     steps = local_steps_of(recipe, real, args.records)
     space = space_of(ProxyTrials(recipe, real, scored), steps)
@@ -116,5 +121,5 @@ def _show(found: Tuned, output: Path) -> None:
     rows.append(["  without tuning", f"{found.untuned_noise:.4g}"])
     rows.append(["files", str(output)])
     console.table("The chosen run", ["", ""], rows)
-    console.stdout().print(found.guarantee.statement)
+    console.say(found.guarantee.statement)
     console.stdout().print("The model is trained: running these settings again would cost anew.")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fedveil.recipe import Recipe
 
 _OWN = ("clients", "cohort", "dimension", "epsilon", "delta", "noise_constant", "growth", "noise")
+OWN_DATA = "the recipe's own data: a protected run with these settings will not be certified"
 NO_PROXY = (
     "the loss's constants must not be measured on private data; name public ones with --proxy, or "
     f"give {', '.join(map(flag, LOSS))}"
@@ -74,9 +75,11 @@ def plan_recipe(args: argparse.Namespace) -> int:
 
 def _iterations(args: argparse.Namespace, situation: Situation, document: dict[str, Any]) -> None:
     """Add the advice to the document, or show it; draw and write what was asked for."""
-    from fedveil.planning.from_recipe import named_score, proposals, recipe_with
+    from fedveil.planning.from_recipe import named_score, proposals, recipe_with, sizes_looked_at
+    from fedveil.planning.proxy import with_look
 
-    loss = _loss(args, situation)
+    loss, looked_at = _loss(args, situation)
+    looked_at += sizes_looked_at(situation.recipe, situation.plan, args.records)
     advice, offered = proposals(
         situation,
         lambda part: named_score(
@@ -91,17 +94,19 @@ def _iterations(args: argparse.Namespace, situation: Situation, document: dict[s
         **advice.to_dict(),
         "constants": {name: getattr(loss, name) for name in LOSS},
         "constants_from": loss.source,
+        "looked_at": list(looked_at),
         "proposals": [proposal.to_dict() for proposal in offered],
         "warnings": warnings,
     }
+    best = offered[0]
+    chosen = with_look(recipe_with(situation, best), looked_at)
     draw_advice(args, advice)
     if args.write is not None:
-        best = offered[0]
         remark = f"{best.local_steps} local steps, {best.rounds} rounds: {best.reason}."
-        write_recipe(args.write, recipe_with(situation, best), [remark])
+        write_recipe(args.write, chosen, [remark])
     if not args.json:
         show_advice(advice)
-        _show(offered, loss)
+        _show(offered, loss, chosen)
 
 
 def _may_measure(args: argparse.Namespace, recipe: Recipe) -> bool:
@@ -127,7 +132,7 @@ def _question(args: argparse.Namespace, situation: Situation) -> Question:
     )
 
 
-def _loss(args: argparse.Namespace, situation: Situation) -> LossConstants:
+def _loss(args: argparse.Namespace, situation: Situation) -> tuple[LossConstants, tuple[str, ...]]:
     """The user's constants if all are given, else an estimate on public data, never a mixture."""
     from fedveil.planning.constants import LossConstants
     from fedveil.planning.from_recipe import public_constants
@@ -142,15 +147,21 @@ def _loss(args: argparse.Namespace, situation: Situation) -> LossConstants:
     gap, variance = args.initial_gap, args.gradient_variance
     if args.score == "hu" and (gap is None or variance is None):
         raise BadInput("--score hu needs --initial-gap and --gradient-variance beside the others")
-    return LossConstants(
+    constants = LossConstants(
         **given,
         initial_gap=math.nan if gap is None else gap,
         gradient_variance=math.nan if variance is None else variance,
         source="the user",
     )
+    return constants, ()
 
 
-def _show(offered: tuple[Proposal, ...], loss: LossConstants) -> None:
+def looks_at_itself(recipe: Recipe) -> bool:
+    """Whether settings of the recipe were chosen on the data that it trains on."""
+    return recipe.data.file is None and recipe.data.source in recipe.privacy.tuned_on
+
+
+def _show(offered: tuple[Proposal, ...], loss: LossConstants, recipe: Recipe) -> None:
     console.table(
         "What to run",
         ["", "local steps", "rounds", "epsilon", "score"],
@@ -159,4 +170,5 @@ def _show(offered: tuple[Proposal, ...], loss: LossConstants) -> None:
     )  # fmt: skip
     for proposal in offered:
         console.stdout().print(f"{proposal.name.capitalize()}: {proposal.reason}.")
-    console.stdout().print(f"The loss's constants come from {loss.source}, not from private data.")
+    public = OWN_DATA if looks_at_itself(recipe) else "not from private data"
+    console.say(f"The loss's constants come from {loss.source}, {public}.")

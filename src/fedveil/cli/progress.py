@@ -1,4 +1,7 @@
-"""The live view of a run; plain lines where there is no terminal to draw on."""
+"""The live view of a run; plain lines where there is no terminal to draw on.
+
+Of a protected run no times are shown: they depend on who takes part and how much data they have.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,15 @@ def progress(run: Run, *, quiet: bool, json: bool) -> Iterator[Show]:
 
 @contextmanager
 def _live(run: Run) -> Iterator[Show]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = (
+    columns: list[ProgressColumn] = [
         TextColumn("round {task.completed}/{task.total}"),
         BarColumn(),
         TextColumn("{task.fields[metrics]}"),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-    )
+    ]
+    if not run.plan.protected:
+        columns += [TextColumn("{task.fields[speed]}"), TimeRemainingColumn()]
     speedometer = _Speedometer(run)
     with Progress(*columns, console=console.stderr(), transient=False) as bar:
         task = bar.add_task(
@@ -48,7 +51,7 @@ def _live(run: Run) -> Iterator[Show]:
             if lost := _lost(report):
                 bar.console.print(lost)
             if report.metrics is not None:
-                bar.update(task, metrics=_metrics(report.metrics, report.epsilon))
+                bar.update(task, metrics=_metrics(report.metrics, report.epsilon_so_far))
 
         yield show
 
@@ -62,19 +65,16 @@ def _lines(run: Run) -> Show:
         if lost := _lost(report):
             print(lost, file=sys.stderr, flush=True)
         if report.metrics is not None:
-            shown = _metrics(report.metrics, report.epsilon)
-            left = speedometer.seconds_left(report.round)
-            print(
-                f"round {report.round}/{total}  {shown}  {speed}  {left:.0f} s left",
-                file=sys.stderr,
-                flush=True,
-            )
+            shown = _metrics(report.metrics, report.epsilon_so_far)
+            if not run.plan.protected:
+                shown += f"  {speed}  {speedometer.seconds_left(report.round):.0f} s left"
+            print(f"round {report.round}/{total}  {shown}", file=sys.stderr, flush=True)
 
     return show
 
 
 class _Speedometer:
-    """Clients a second since the start. It counts the expected cohort: the true one is secret."""
+    """Clients a second since the start, by the expected cohort."""
 
     def __init__(self, run: Run) -> None:
         self._cohort = run.plan.sampling.expected_cohort
@@ -103,5 +103,5 @@ def _metrics(metrics: Metrics, epsilon: float | None) -> str:
     if metrics.accuracy is not None:
         parts.append(f"accuracy {metrics.accuracy:.1%}")
     if epsilon is not None:
-        parts.append(f"epsilon {epsilon:.3g}")
+        parts.append(f"epsilon so far {epsilon:.3g}")
     return "  ".join(parts)

@@ -33,6 +33,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, help="repeatable simulation instead of protected noise")
     parser.add_argument("--output", type=Path, metavar="DIR", help="a new run directory")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run")
+    parser.add_argument(
+        "--moved", action="store_true", help="with --resume: this copy alone will go on, I declare"
+    )
     parser.add_argument("--explain", action="store_true", help="say which engine runs, and why")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
 
@@ -62,7 +65,7 @@ def execute(args: argparse.Namespace) -> int:
         return 0
     run = Run(plan, speed=speed, every=recipe.evaluation.every)
     if args.resume is not None:
-        directory = RunDirectory.open(args.resume, plan)
+        directory = RunDirectory.open(args.resume, plan, moved=args.moved)
     else:
         output = args.output or _fresh_directory(plan)
         directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
@@ -88,7 +91,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         console.emit(result)
     else:
-        _show(result, plan)
+        _show(result, run)
     return 0
 
 
@@ -99,6 +102,8 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         if args.set or any(value is not None for value in [*given, args.schema]):
             raise BadInput("--resume: goes on with the run as it is; give no other recipe options")
         return recipes.parse(recipes.read(args.resume / "recipe.toml"))
+    if args.moved:
+        raise BadInput("--moved: goes with --resume")
     if args.recipe is not None:
         table = recipes.read(args.recipe)
     else:
@@ -126,27 +131,46 @@ def _fresh_directory(plan: Plan) -> Path:
 def _train(run: Run, args: argparse.Namespace) -> int:
     """Train to the end; how many updates were not finite and counted as zero."""
     from fedveil.cli.progress import progress
-    from fedveil.cli.secure_sums import planned
 
-    plan, rejected = run.plan, 0
-    if not args.quiet:
-        for note in plan.federation.notes:
-            console.stderr().print(f"[yellow]note:[/] {note}")
-        for warning in plan.warnings:
-            console.stderr().print(f"[red]warning:[/] {warning}")
-        if plan.guarantee is not None:
-            console.stderr().print(f"[bold]Guarantee:[/] {plan.guarantee.statement}")
-        else:
-            console.stderr().print("[bold]No guarantee:[/] this method adds no noise.")
-        if run.secure is not None:
-            console.stderr().print(f"[bold]Secure sums:[/] {planned(run.secure.sums)}")
+    rejected = 0
+    _warn(run, quiet=args.quiet)
     if args.explain:
-        console.stderr().print(f"engine: {run.choice.name} ({run.choice.reason})")
+        reason = run.choice.reason
+        if run.plan.protected:  # how long rounds take depends on how much data clients have
+            reason = reason.partition(";")[0]
+        console.stderr().print(f"engine: {run.choice.name} ({reason})")
     with progress(run, quiet=args.quiet, json=args.json) as show:
         for report in run:
             show(report)
             rejected += report.insight.rejected if report.insight else 0
     return rejected
+
+
+def _warn(run: Run, *, quiet: bool) -> None:
+    """What must be known before training. Quiet leaves out what is only good to know."""
+    from fedveil.cli.secure_sums import planned
+
+    plan, guarantee, errors = run.plan, run.guarantee, console.stderr()
+    if not quiet:
+        for note in plan.federation.notes:
+            console.say(note, heading="note:", colour="yellow", to=errors)
+        if lost := run.directory.lost if run.directory else 0:
+            text = f"{lost} rounds were begun and cut off: they count, and are not drawn again"
+            console.say(text, heading="note:", colour="yellow", to=errors)
+    for warning in plan.warnings:
+        console.say(warning, heading="warning:", colour="red", to=errors)
+    if guarantee is None:
+        text = "this method adds no noise."
+        console.say(text, heading="No guarantee:", to=errors)
+    elif quiet:
+        for sentence in guarantee.not_covered:
+            console.say(sentence, heading="not covered:", colour="yellow", to=errors)
+        if not guarantee.certified:
+            console.say(f"{guarantee.reason}.", heading="Not certified:", to=errors)
+    else:
+        console.say(guarantee.statement, heading="Guarantee:", to=errors)
+    if run.secure is not None and not quiet:
+        console.say(planned(run.secure.sums), heading="Secure sums:", to=errors)
 
 
 def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
@@ -166,14 +190,14 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     result |= {
         "rounds": run.state.rounds,
         "planned_rounds": run.plan.method.rounds,
-        "seconds": round(seconds, 3),
+        "seconds": None if run.plan.protected else round(seconds, 3),
         "method": run.plan.method.name,
-        "clients": run.plan.federation.clients,
+        "clients": run.plan.sampling.clients,
         "parameters": run.plan.layout.size,
         "engine": run.engine.name,
         "seed": run.plan.seed,
         "directory": None if directory is None else str(directory.path),
-        "guarantee": None if run.plan.guarantee is None else run.plan.guarantee.to_dict(),
+        "guarantee": None if run.guarantee is None else run.guarantee.to_dict(),
         "secure_sums": secure_document(run),
         "notes": list(run.plan.federation.notes),
         "warnings": list(run.plan.warnings),
@@ -200,10 +224,10 @@ def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
     return {"accuracy": metrics.accuracy, "loss": metrics.loss}
 
 
-def _show(result: dict[str, Any], plan: Plan) -> None:
+def _show(result: dict[str, Any], run: Run) -> None:
     from fedveil.cli.secure_sums import secure_rows
 
-    rows = []
+    plan, guarantee, rows = run.plan, run.guarantee, []
     if "accuracy" in result:
         rows.append(["accuracy", f"{result['accuracy']:.1%}"])
     else:
@@ -216,22 +240,21 @@ def _show(result: dict[str, Any], plan: Plan) -> None:
         rows.append(["  without privacy", shown])
     rows.append(["loss", f"{result['loss']:.4g}"])
     rows.append(["rounds", f"{result['rounds']} of {result['planned_rounds']}"])
-    rows.append(["time", f"{result['seconds']:.1f} s"])
+    if result["seconds"] is not None:
+        rows.append(["time", f"{result['seconds']:.1f} s"])
     if result.get("rejected_updates"):
         rows.append(["updates not finite: counted as zero", str(result["rejected_updates"])])
-    if plan.guarantee is not None:
-        rows.append(["epsilon", f"{plan.guarantee.epsilon:.4g} (delta {plan.guarantee.delta:.3g})"])
-        rows.append(
-            ["certified", "yes" if plan.guarantee.certified else f"no: {plan.guarantee.reason}"]
-        )
+    if guarantee is not None:
+        rows.append(["epsilon", f"{guarantee.epsilon:.4g} (delta {guarantee.delta:.3g})"])
+        rows.append(["certified", "yes" if guarantee.certified else f"no: {guarantee.reason}"])
     if result["secure_sums"] is not None:
         rows += secure_rows(result["secure_sums"])
     rows.append(["files", result["directory"]])
     console.table(f"{plan.method.name} on {plan.federation.name}", ["result", ""], rows)
-    if plan.guarantee is not None:
-        console.stdout().print(plan.guarantee.statement)
+    if guarantee is not None:
+        console.say(guarantee.statement)
     else:
-        console.stdout().print("No privacy is guaranteed: this method adds no noise.")
+        console.say("No privacy is guaranteed: this method adds no noise.")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

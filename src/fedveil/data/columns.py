@@ -25,6 +25,8 @@ def input_column(inputs: npt.ArrayLike, name: str, tokens: bool = False) -> Arra
     if column.dtype in (np.uint8, np.float16, np.float32):
         return column
     if column.dtype.kind in "fiub":
+        if not hasattr(inputs, "dtype"):  # of a list: rounded once more or not, but all alike
+            column = column.astype(np.float64)
         with np.errstate(
             over="ignore"
         ):  # what no float32 holds is reported as infinity, with its row

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fedveil.data import cells
 from fedveil.data.schema import Column, Kind
 
 MOST_CATEGORIES = 100  # a text column with more is no category
 FARTHEST = 5.0  # inputs are clipped there: one outlier must not rule a client's gradient
 NUMERIC_SHARE = 0.9  # text of which this share are numbers is a number with gaps
-_NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
 _ID_NAMES = ("", "id", "index", "row", "key", "uuid")
 
 Floats = npt.NDArray[np.float32]
@@ -44,7 +44,7 @@ def kind_of(values: Any) -> Kind:
 
 
 def judge(name: str, values: Any) -> Judged:
-    """Decide from the data themselves what a column is; nothing of this is private."""
+    """Decide from the data themselves what a column is; none of this is protected."""
     if values.null_count == len(values):
         return Judged(None, "no values at all")
     kind = kind_of(values)
@@ -63,18 +63,18 @@ def judge(name: str, values: Any) -> Judged:
     named = plain in _ID_NAMES or plain.endswith(("_id", " id")) or plain.startswith("unnamed:")
     if everywhere and named:
         return Judged(None, "an identifier")
-    numbers = _numbers(values, kind)
-    return Judged(_measured(Column(kind, missing=missing), numbers))
+    column = Column(kind, missing=missing)
+    return Judged(_measured(column, numbers_of(values, column)))
 
 
 def _judge_text(values: Any, distinct: int, missing: bool) -> Judged:
     if distinct > MOST_CATEGORIES or distinct > max(20, (len(values) - values.null_count) // 2):
-        numeric = pc.fill_null(pc.match_substring_regex(values, _NUMBER), False)
+        numeric = pc.fill_null(pc.match_substring_regex(values, cells.NUMBER), False)
         strange = len(values) - values.null_count - pc.sum(numeric).as_py()
         if strange <= (1 - NUMERIC_SHARE) * len(values):
-            numbers = _numbers(values, Kind.NUMBER)
+            column = Column(Kind.NUMBER, missing=True)
             remark = f"{strange} entries that are no numbers count as missing"
-            return Judged(_measured(Column(Kind.NUMBER, missing=True), numbers), "", remark)
+            return Judged(_measured(column, numbers_of(values, column)), "", remark)
         return Judged(None, f"text with {distinct} different values")
     categories = sorted(pc.unique(values.drop_null()).to_pylist())
     return Judged(Column(Kind.CATEGORY, categories=tuple(categories), missing=missing))
@@ -93,8 +93,10 @@ def feature_names(name: str, column: Column) -> list[str]:
     return [name, *gap]
 
 
-def encode(values: Any, column: Column, out: Floats) -> None:
-    """Write the inputs of one column into `out [examples, features of the column]`."""
+def encode(values: Any, column: Column, out: Floats) -> npt.NDArray[np.bool_]:
+    """Write the inputs of one column into `out [examples, features of the column]`, each row's by
+    itself; which of its values are missing."""
+    gaps: npt.NDArray[np.bool_]
     if column.kind is Kind.CATEGORY:
         codes = category_codes(values, column.categories)
         out[:] = 0
@@ -102,11 +104,12 @@ def encode(values: Any, column: Column, out: Floats) -> None:
         out[known, codes[known]] = 1
         gaps = np.asarray(values.is_null())
     else:
-        numbers = np.clip(scaled(_numbers(values, column.kind), column), -FARTHEST, FARTHEST)
+        numbers = np.clip(scaled(numbers_of(values, column), column), -FARTHEST, FARTHEST)
         gaps = np.isnan(numbers)
         out[:, 0] = np.where(gaps, 0.0, numbers)  # the centre: neither high nor low
     if column.missing:
         out[:, -1] = gaps
+    return gaps
 
 
 def scaled(numbers: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.float64]:
@@ -118,35 +121,36 @@ def scaled(numbers: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.f
 
 
 def category_codes(values: Any, categories: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Position of every value among the categories, -1 if missing or not among them."""
-    found = pc.index_in(as_text(values), value_set=pa.array(list(categories), pa.string()))
+    """Position of every value among the categories, -1 if missing or not among them.
+
+    A value in another spelling than the category's (2.0 for 2, True for true) counts as it.
+    """
+    text = as_text(values)
+    found = pc.index_in(text, value_set=pa.array(list(categories), pa.string()))
+    if found.null_count > text.null_count:
+        spelt = cells.canonical(pa.array(list(categories), pa.string()))
+        found = pc.coalesce(found, pc.index_in(cells.canonical(text), value_set=spelt))
     return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
 
 
 def as_text(values: Any) -> Any:
     """Values as categories are written: whole numbers without a decimal point."""
     if pa.types.is_floating(values.type):
-        whole = pc.all(pc.equal(values, pc.round(values))).as_py()
-        if whole:
-            values = values.cast(pa.int64())
+        return cells.number_text(values)
     return values.cast(pa.string())
 
 
-def _numbers(values: Any, kind: Kind) -> npt.NDArray[np.float64]:
+def numbers_of(values: Any, column: Column) -> npt.NDArray[np.float64]:
     """Floats with NaN for missing values; dates as days since 1970-01-01."""
     if pa.types.is_string(values.type):
-        if kind is Kind.DATE:
-            values = pc.strptime(values, format="%Y-%m-%d", unit="s", error_is_null=True)
-        elif kind is Kind.BOOLEAN:
-            values = pc.equal(pc.utf8_lower(values), "true")
+        if column.kind is Kind.DATE:
+            values = cells.days(values)
+        elif column.kind is Kind.BOOLEAN:
+            values = cells.truths(values)
         else:
-            values = pc.if_else(pc.match_substring_regex(values, _NUMBER), values, None)
+            values = cells.numbers(values, column.decimal or ".")
     if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
         seconds = values.cast(pa.timestamp("ms")).cast(pa.int64()).cast(pa.float64(), safe=False)
         values = pc.divide(seconds, 86_400_000.0)
-    column = values.cast(pa.float64(), safe=False)
-    return np.asarray(column.to_numpy(), dtype=np.float64)
-
-
-def numbers_of(values: Any) -> npt.NDArray[np.float64]:
-    return _numbers(values, kind_of(values))
+    floats = values.cast(pa.float64(), safe=False)
+    return np.asarray(floats.to_numpy(), dtype=np.float64)

@@ -3,68 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.data.columns import (
-    Array,
-    first_not_finite,
-    input_column,
-    label_column,
-    number_column,
-    take,
+from fedveil.data.assignment import Owners
+from fedveil.data.columns import Array, first_not_finite
+from fedveil.data.declared import VOCABULARY, count_classes, dealing, task_by_values
+from fedveil.data.examples import (
+    Examples,
+    Scaling,
+    Task,
+    as_pair,
+    examples_of,
+    highest_code,
+    task_of,
 )
 from fedveil.data.holdout import Holdout, deal
 from fedveil.data.partition import ByOwner, Partition
 from fedveil.errors import BadInput
 
+__all__ = ["ARTIFICIAL_NOTE", "HELD_OUT_NOTE", "Examples", "Federation", "Scaling", "Task"]
+
 HELD_OUT_NOTE = (
     "Test or validation examples were held out from the clients' own data; figures measured on "
     "them are not covered by the guarantee."
 )
-
-
-class Task(StrEnum):
-    CLASSIFICATION = "classification"  # targets are int64 in [0, classes)
-    REGRESSION = "regression"  # targets are float32
-    SEQUENCE = "sequence"  # inputs and targets are token ids in [0, classes), [examples, length]
-
-
-@dataclass(frozen=True, eq=False)
-class Scaling:
-    """Affine map from stored inputs to what a model sees: `(inputs - shift) * factor`, float32.
-
-    Lets images stay uint8 in memory. Both parts broadcast against one example's shape.
-    """
-
-    shift: npt.NDArray[np.float32]
-    factor: npt.NDArray[np.float32]
-
-    def __call__(self, inputs: Array) -> npt.NDArray[np.float32]:
-        scaled: npt.NDArray[np.float32] = inputs.astype(np.float32)
-        scaled -= self.shift
-        scaled *= self.factor
-        return scaled
-
-
-@dataclass(frozen=True, eq=False)
-class Examples:
-    """Inputs `[examples, ...]` and targets `[examples]` (sequences: `[examples, length]`)."""
-
-    inputs: Array
-    targets: Array
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __repr__(self) -> str:  # never the data themselves: they end up in logs
-        return f"Examples({len(self)}, inputs {self.inputs.dtype}{list(self.inputs.shape[1:])})"
-
-    def take(self, rows: npt.NDArray[np.int64]) -> Examples:
-        return Examples(take(self.inputs, rows), take(self.targets, rows))
+ARTIFICIAL_NOTE = (
+    "Rows were dealt to artificial clients: in the guarantee a client is such a share of the rows, "
+    "with the dealing as it is, and not a person."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +53,8 @@ class Federation:
     validation: Examples | None = None
     scaling: Scaling | None = None
     notes: tuple[str, ...] = field(default=())  # what the user must know, one sentence each
+    # What enters the model or its size and was taken from private rows without noise.
+    unprotected: tuple[str, ...] = field(default=())
     owners: Array | None = field(default=None, repr=False)  # [clients], where the data name them
     class_names: tuple[str, ...] = field(default=(), repr=False)
     features: tuple[str, ...] = field(default=(), repr=False)  # names of flat inputs' columns
@@ -131,14 +102,21 @@ class Federation:
                 bad = first_not_finite(column)
                 if bad is not None:
                     raise BadInput(f"{where}: {what} of example {bad} hold NaN or infinity")
-        if self.task is not Task.REGRESSION and len(examples):
-            low, high = int(examples.targets.min()), int(examples.targets.max())
-            if low < 0 or high >= self.classes:
-                wrong = low if low < 0 else high
-                row = int(np.argmax((examples.targets == wrong).reshape(len(examples), -1).any(1)))
-                raise BadInput(
-                    f"{where}: label {wrong} of example {row} is outside 0..{self.classes - 1}"
-                )
+        if self.task is not Task.REGRESSION:
+            self._check_codes(where, "label", examples.targets)
+        if self.task is Task.SEQUENCE:
+            self._check_codes(where, "token", examples.inputs)
+
+    def _check_codes(self, where: str, what: str, codes: Array) -> None:
+        if not codes.size:
+            return
+        low, high = int(codes.min()), int(codes.max())
+        if low < 0 or high >= self.classes:
+            wrong = low if low < 0 else high
+            row = int(np.argmax((codes == wrong).reshape(len(codes), -1).any(1)))
+            raise BadInput(
+                f"{where}: {what} {wrong} of example {row} is outside 0..{self.classes - 1}"
+            )
 
     @property
     def clients(self) -> int:
@@ -178,7 +156,7 @@ class Federation:
         cls,
         inputs: npt.ArrayLike,
         targets: npt.ArrayLike,
-        owners: npt.ArrayLike | None = None,
+        owners: npt.ArrayLike | Owners | None = None,
         *,
         partition: Partition | None = None,
         test: Examples | tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
@@ -193,6 +171,7 @@ class Federation:
         scaling: Scaling | None = None,
         name: str = "arrays",
         notes: tuple[str, ...] = (),
+        public: bool = False,
         seed: int = 0,
     ) -> Federation:
         """Deal examples `[examples, ...]` to clients: by the owner column, or by a partition.
@@ -202,20 +181,26 @@ class Federation:
         client is left empty; `POOLED` with a partition holds out before dealing. Unless `task` is
         given, floating-point targets mean regression and all others classification. `seed` deals
         and holds out; it is public. Columns that need no change are shared, not copied.
+
+        Whatever is given here (`classes`, `class_names`, `scaling`, ...) counts as known to
+        everybody; what is taken from the rows instead stands in `unprotected`, unless the rows
+        themselves are `public`.
         """
-        kind = _task(task, targets)
-        pool, class_names = _examples(kind, inputs, targets, class_names, "")
+        kind = task_of(task, targets)
+        given = class_names
+        pool, class_names = examples_of(kind, inputs, targets, given, "")
         if not len(pool):
             raise BadInput(f"federation {name!r} is empty: no examples were given")
         parts = {
-            part: _examples(kind, *_pair(given), class_names, f"{part} ")[0]
-            for part, given in (("test", test), ("validation", validation))
-            if given is not None
+            part: examples_of(kind, *as_pair(own), class_names, f"{part} ")[0]
+            for part, own in (("test", test), ("validation", validation))
+            if own is not None
         }
+        partition = partition or ByOwner()
         dealt = deal(
             pool.targets,
             owners,
-            partition or ByOwner(),
+            partition,
             _holdout(holdout),
             test=0.0 if "test" in parts else 0.2 if test_fraction is None else test_fraction,
             validation=0.0 if "validation" in parts else validation_fraction,
@@ -224,63 +209,35 @@ class Federation:
         parts.setdefault("test", pool.take(dealt.test))
         if dealt.validation.size:
             parts["validation"] = pool.take(dealt.validation)
-        if classes is None and kind is not Task.REGRESSION:
-            highest = max(int(part.targets.max(initial=0)) for part in (pool, *parts.values()))
-            classes = len(class_names) or highest + 1
+        unprotected = [*task_by_values(task, targets), *dealing(partition)]
+        if kind is Task.REGRESSION:
+            classes = 0
+        else:
+            seen = 1 + max(highest_code(kind, part) for part in (pool, *parts.values()))
+            classes, said = count_classes(targets, seen, classes, given, class_names)
+            unprotected += [VOCABULARY] if said and kind is Task.SEQUENCE else said
+        if dealt.from_clients or (not public and dealt.test.size + dealt.validation.size):
+            notes = (*notes, HELD_OUT_NOTE)
+        if not (public or isinstance(partition, ByOwner)):
+            notes = (*notes, ARTIFICIAL_NOTE)
         return cls(
             train=pool.take(dealt.train.rows),
             offsets=dealt.train.offsets,
             test=parts["test"],
             task=kind,
-            classes=classes or 0,
+            classes=classes,
             name=name,
             validation=parts.get("validation"),
             scaling=scaling,
-            notes=(*notes, HELD_OUT_NOTE) if dealt.from_clients else notes,
+            notes=notes,
+            unprotected=() if public else tuple(unprotected),
             owners=dealt.train.owners,
             class_names=class_names,
             features=features,
         )
 
 
-def _task(task: Task | str | None, targets: npt.ArrayLike) -> Task:
-    if task is None:
-        is_float = np.asarray(targets).dtype.kind == "f"
-        return Task.REGRESSION if is_float else Task.CLASSIFICATION
-    if task not in list(Task):
-        raise BadInput(f"task={task!r}: must be one of {', '.join(Task)}")
-    return Task(task)
-
-
 def _holdout(holdout: Holdout | str) -> Holdout:
     if holdout not in list(Holdout):
         raise BadInput(f"holdout={holdout!r}: must be one of {', '.join(Holdout)}")
     return Holdout(holdout)
-
-
-def _pair(
-    given: Examples | tuple[npt.ArrayLike, npt.ArrayLike],
-) -> tuple[npt.ArrayLike, npt.ArrayLike]:
-    return (given.inputs, given.targets) if isinstance(given, Examples) else given
-
-
-def _examples(
-    task: Task,
-    inputs: npt.ArrayLike,
-    targets: npt.ArrayLike,
-    class_names: tuple[str, ...],
-    part: str,
-) -> tuple[Examples, tuple[str, ...]]:
-    """Columns as a federation stores them, and the classes' names as far as known."""
-    stored = input_column(inputs, f"{part}inputs", tokens=task is Task.SEQUENCE)
-    wanted: Array
-    if task is Task.REGRESSION:
-        wanted = number_column(targets, f"{part}targets")
-    elif task is Task.SEQUENCE:
-        tokens = input_column(targets, f"{part}targets", tokens=True)
-        wanted = tokens.astype(np.int64, copy=False)
-    else:
-        wanted, class_names = label_column(targets, f"{part}targets", class_names)
-    if len(stored) != len(wanted):
-        raise BadInput(f"{len(stored)} {part}inputs but {len(wanted)} {part}targets")
-    return Examples(stored, wanted), class_names

@@ -1,4 +1,8 @@
-"""Which examples are kept for testing: never so many that a client is left without any."""
+"""Which examples are kept for testing: never so many that a client is left without any.
+
+What is held out from a client depends on the public seed, its name and its own number of rows:
+neither on other clients, nor on what stands in its rows.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,10 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.data.assignment import Assignment, Rows, generator
+from fedveil.data.assignment import Assignment, Owners, Rows, generator
 from fedveil.data.partition import ByOwner, Partition
 from fedveil.errors import BadInput
+from fedveil.mixing import Words, uniforms
 
 TRAIN, VALIDATION, TEST = np.uint8(0), np.uint8(1), np.uint8(2)
 Parts = npt.NDArray[np.uint8]
@@ -21,7 +26,7 @@ class Holdout(StrEnum):
 
     WITHIN = "within"  # the same fraction of every client, at random
     LATEST = "latest"  # the last examples of every client: data in the order of time
-    POOLED = "pooled"  # a fraction of all examples, whoever owns them
+    POOLED = "pooled"  # every example with the same probability, whoever owns it
     CLIENTS = "clients"  # all examples of some clients: what the model does for strangers
 
 
@@ -37,7 +42,7 @@ class Dealt:
 
 def deal(
     labels: npt.NDArray[np.generic],
-    owners: npt.ArrayLike | None,
+    owners: npt.ArrayLike | Owners | None,
     partition: Partition,
     holdout: Holdout,
     *,
@@ -50,19 +55,18 @@ def deal(
     `POOLED` takes its part before anything is dealt, unless the rows belong to owners already.
     """
     need_fractions(test, validation)
-    dealing, holding = generator(seed, "deal"), generator(seed, "hold out")
     if holdout is Holdout.POOLED and not isinstance(partition, ByOwner):
-        part = pooled(len(labels), test, validation, holding)
+        part = pooled(len(labels), test, validation, generator(seed, "hold out"))
         _need_parts(part, test, validation)
         kept = np.flatnonzero(part == TRAIN)
-        dealt = partition.assign(labels[kept], None, dealing)
+        dealt = partition.assign(labels[kept], None, seed)
         train = Assignment(kept[dealt.rows], dealt.offsets)
         return Dealt(train, np.flatnonzero(part == VALIDATION), np.flatnonzero(part == TEST), False)
-    dealt = partition.assign(labels, owners, dealing)
+    dealt = partition.assign(labels, owners, seed)
     if test == 0 and validation == 0:
         nothing = np.empty(0, dtype=np.int64)
         return Dealt(dealt, nothing, nothing, False)
-    part = parts_of(dealt, holdout, test, validation, holding)
+    part = parts_of(dealt, holdout, test, validation, seed)
     return Dealt(
         train=dealt.keep(part == TRAIN),
         validation=dealt.rows[part == VALIDATION],
@@ -72,22 +76,27 @@ def deal(
 
 
 def parts_of(
-    dealt: Assignment,
-    holdout: Holdout,
-    test: float,
-    validation: float,
-    draw: np.random.Generator,
+    dealt: Assignment, holdout: Holdout, test: float, validation: float, seed: int
 ) -> Parts:
     """TRAIN, VALIDATION or TEST for every row of the assignment, in its order."""
     need_fractions(test, validation)
     if holdout is Holdout.CLIENTS:
-        part = np.repeat(pooled(dealt.clients, test, validation, draw), dealt.sizes)
+        words = dealt.client_words(seed, "hold out clients")
+        part = np.repeat(_by_chance(words, test, validation), dealt.sizes)
     elif holdout is Holdout.POOLED:
-        part = _pooled_but_one_each(dealt, test, validation, draw)
+        part = _by_chance(dealt.row_words(seed, "hold out"), test, validation)
+        last = dealt.lottery(seed, "hold out")[dealt.offsets[1:] - 1]
+        part[last] = TRAIN  # each client's largest word: held out only if all others were
     else:
-        part = _within(dealt, holdout is Holdout.LATEST, test, validation, draw)
-    _need_parts(part, test, validation)
+        part = _within(dealt, holdout is Holdout.LATEST, test, validation, seed)
+    _need_parts(part, test, validation, holdout is Holdout.CLIENTS)
     return part
+
+
+def _by_chance(words: Words, test: float, validation: float) -> Parts:
+    """A part for each word, independently of all others."""
+    lot = uniforms(words)
+    return np.where(lot < test, TEST, np.where(lot < test + validation, VALIDATION, TRAIN))
 
 
 def pooled(count: int, test: float, validation: float, draw: np.random.Generator) -> Parts:
@@ -102,16 +111,22 @@ def pooled(count: int, test: float, validation: float, draw: np.random.Generator
     return part
 
 
-def _need_parts(part: Parts, test: float, validation: float) -> None:
+def _need_parts(part: Parts, test: float, validation: float, whole_clients: bool = False) -> None:
+    if not (part == TRAIN).any():
+        raise BadInput("holdout: every client was drawn; use smaller fractions or another seed")
     for name, fraction, code in (
         ("test_fraction", test, TEST),
         ("validation_fraction", validation, VALIDATION),
     ):
-        if fraction > 0 and not (part == code).any():
-            raise BadInput(
-                f"{name}={fraction} holds out nothing of {len(part)} examples if every client "
-                "keeps one; use a larger fraction, holdout='clients' or test data of their own"
-            )
+        if fraction == 0 or (part == code).any():
+            continue
+        if whole_clients:
+            raise BadInput(f"{name}={fraction}: no client was drawn; use more or another seed")
+        raise BadInput(
+            f"{name}={fraction} holds out nothing of {len(part)} examples if every client "
+            "keeps one; use a larger fraction, another seed, holdout='clients' or test data of "
+            "their own"
+        )
 
 
 def need_fractions(test: float, validation: float) -> None:
@@ -124,32 +139,14 @@ def need_fractions(test: float, validation: float) -> None:
         )
 
 
-def _pooled_but_one_each(
-    dealt: Assignment, test: float, validation: float, draw: np.random.Generator
-) -> Parts:
-    """A random row of every client is safe; the others are drawn without regard to owners."""
-    client = np.repeat(np.arange(dealt.clients), dealt.sizes)
-    order = draw.permutation(len(client))
-    _, first = np.unique(client[order], return_index=True)
-    spare = np.delete(order, first)
-    tests = min(round(test * len(client)), len(spare))
-    validations = min(round(validation * len(client)), len(spare) - tests)
-    part = np.full(len(client), TRAIN)
-    part[spare[:tests]] = TEST
-    part[spare[tests : tests + validations]] = VALIDATION
-    return part
-
-
-def _within(
-    dealt: Assignment, latest: bool, test: float, validation: float, draw: np.random.Generator
-) -> Parts:
+def _within(dealt: Assignment, latest: bool, test: float, validation: float, seed: int) -> Parts:
     sizes = dealt.sizes
-    tests = np.minimum(_counts(test, sizes, draw), sizes - 1)
-    validations = np.minimum(_counts(validation, sizes, draw), sizes - 1 - tests)
+    tests = np.minimum(_counts(test, dealt, seed, "test"), sizes - 1)
+    validations = np.minimum(_counts(validation, dealt, seed, "validation"), sizes - 1 - tests)
     from_end = np.repeat(sizes, sizes) - 1 - dealt.positions
     if not latest:  # a random order within each client instead of the given one
         shuffled = np.empty_like(from_end)
-        shuffled[dealt.lottery(draw)] = from_end
+        shuffled[dealt.lottery(seed, "hold out")] = from_end
         from_end = shuffled
     part = np.full(len(from_end), TRAIN)
     part[from_end < np.repeat(tests + validations, sizes)] = VALIDATION
@@ -157,17 +154,14 @@ def _within(
     return part
 
 
-def _counts(
-    fraction: float, sizes: npt.NDArray[np.int64], draw: np.random.Generator
-) -> npt.NDArray[np.int64]:
+def _counts(fraction: float, dealt: Assignment, seed: int, part: str) -> Rows:
     """`fraction * sizes`, rounded; clients owed less than one example give one now and then.
 
     Plain rounding would never take anything from small clients, and random rounding would make
     clients of equal size unequal.
     """
-    owed = fraction * sizes
-    lucky = draw.random(len(sizes)) < owed
-    counts = np.where(owed >= 1, np.rint(owed), lucky).astype(np.int64)
-    if fraction > 0 and not counts.any():  # bad luck: the largest client gives
-        counts[np.argmax(sizes)] = 1
-    return counts
+    owed = fraction * dealt.sizes
+    if not owed.any():
+        return np.zeros(dealt.clients, dtype=np.int64)
+    lucky = uniforms(dealt.client_words(seed, f"owes a {part} example")) < owed
+    return np.where(owed >= 1, np.rint(owed), lucky).astype(np.int64)

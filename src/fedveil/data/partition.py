@@ -1,8 +1,11 @@
 """Who owns which example: ways to deal a pool of examples to clients.
 
 A partition is a frozen description; `assign` turns it into row numbers and offsets. All of them are
-vectorised over clients, never leave a client without examples, and draw from a generator of their
-own: how data was dealt is public and has nothing to do with the randomness that protects anybody.
+vectorised over clients, never leave a client without examples, and draw from a public seed, which
+has nothing to do with the randomness that protects anybody.
+
+Real owners (`ByOwner`) are kept apart: what is drawn for one depends on the seed, its name and its
+own number of rows. The other partitions deal one pool of rows to artificial clients.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.data.assignment import Assignment, Rows, group, offsets_of
+from fedveil.data.assignment import Assignment, Owners, Rows, generator, group, offsets_of
 from fedveil.errors import BadInput
 
 
@@ -42,10 +45,8 @@ class IID(_Limits):
 
     clients: int
 
-    def assign(
-        self, labels: npt.NDArray[np.generic], owners: object, draw: np.random.Generator
-    ) -> Assignment:
-        rows = draw.permutation(len(labels))
+    def assign(self, labels: npt.NDArray[np.generic], owners: object, seed: int) -> Assignment:
+        rows = generator(seed, "deal").permutation(len(labels))
         return _deal(rows, self.clients, self.examples_per_client, self.cap, "IID")
 
 
@@ -74,11 +75,9 @@ class SortedSlices(_Limits):
     def _fixed(self) -> int | None:
         return self.per_client or self.examples_per_client
 
-    def assign(
-        self, labels: npt.NDArray[np.generic], owners: object, draw: np.random.Generator
-    ) -> Assignment:
+    def assign(self, labels: npt.NDArray[np.generic], owners: object, seed: int) -> Assignment:
         _need_one_label_each(labels, "SortedSlices")
-        rows = draw.permutation(len(labels))  # ties fall at random
+        rows = generator(seed, "deal").permutation(len(labels))  # ties fall at random
         fixed = self._fixed
         clients = self.clients if self.clients is not None else len(rows) // (fixed or 1)
         if fixed is not None:
@@ -86,7 +85,7 @@ class SortedSlices(_Limits):
             rows = rows[: clients * fixed]
         rows = rows[np.argsort(labels[rows], kind="stable")]
         dealt = _deal(rows, clients, None, None, "SortedSlices")
-        return _limit(dealt, None, self.cap, draw)
+        return _limit(dealt, self.cap, seed)
 
 
 @dataclass(frozen=True)
@@ -107,13 +106,12 @@ class Dirichlet(_Limits):
         if not 0 < self.alpha < float("inf"):
             raise BadInput(f"alpha={self.alpha}: must be positive and finite")
 
-    def assign(
-        self, labels: npt.NDArray[np.generic], owners: object, draw: np.random.Generator
-    ) -> Assignment:
+    def assign(self, labels: npt.NDArray[np.generic], owners: object, seed: int) -> Assignment:
         _need_one_label_each(labels, "Dirichlet")
         if not np.issubdtype(labels.dtype, np.integer):
             raise BadInput("Dirichlet deals by class, but targets are numbers: use SortedSlices")
         _need_examples(len(labels), self.clients, self.examples_per_client or 1, "Dirichlet")
+        draw = generator(seed, "deal")
         classes, codes = np.unique(labels, return_inverse=True)
         each = self.examples_per_client
         if each is None and self.balanced:
@@ -126,7 +124,7 @@ class Dirichlet(_Limits):
         else:
             rows = self._mixes_of_clients(codes, len(classes), each, draw)
             sizes = np.full(self.clients, each)
-        return _limit(Assignment(rows, offsets_of(sizes)), None, self.cap, draw)
+        return _limit(Assignment(rows, offsets_of(sizes)), self.cap, seed)
 
     def _shares_of_classes(self, codes: Rows, classes: int, draw: np.random.Generator) -> Rows:
         """The client of every row: classes are independent of each other."""
@@ -180,7 +178,7 @@ class ByOwner(_Limits):
     """Every owner is a client, in sorted order of the owner column.
 
     `at_least` leaves out owners with fewer examples, `clients` keeps that many owners drawn at
-    random, `examples_per_client` also leaves out owners that have fewer.
+    random by their names, `examples_per_client` also leaves out owners that have fewer.
     """
 
     clients: int | None = None
@@ -189,8 +187,8 @@ class ByOwner(_Limits):
     def assign(
         self,
         labels: npt.NDArray[np.generic],
-        owners: npt.ArrayLike | None,
-        draw: np.random.Generator,
+        owners: npt.ArrayLike | Owners | None,
+        seed: int,
     ) -> Assignment:
         if owners is None:
             raise BadInput("ByOwner: these data name no owners; use IID, Dirichlet or SortedSlices")
@@ -208,10 +206,12 @@ class ByOwner(_Limits):
             able = np.flatnonzero(enough)
             if self.clients > len(able):
                 raise BadInput(f"clients={self.clients}: only {len(able)} owners are usable")
+            # By their own words: one owner more takes the place of at most one other.
+            words = everyone.client_words(seed, "choose owners")[able]
             enough[:] = False
-            enough[draw.choice(able, self.clients, replace=False)] = True
+            enough[able[np.argsort(words, kind="stable")[: self.clients]]] = True
         kept = everyone if enough.all() else everyone.keep(np.repeat(enough, everyone.sizes))
-        return _limit(kept, self.examples_per_client, self.cap, draw)
+        return _limit(kept, self.examples_per_client or self.cap, seed)
 
 
 Partition = IID | Dirichlet | SortedSlices | ByOwner
@@ -267,15 +267,12 @@ def _deal(rows: Rows, clients: int, each: int | None, cap: int | None, who: str)
     return dealt if cap is None else dealt.keep(dealt.positions < cap)
 
 
-def _limit(
-    dealt: Assignment, each: int | None, cap: int | None, draw: np.random.Generator
-) -> Assignment:
-    """At most `each` or `cap` rows a client, drawn at random, in their old order."""
-    limit = each or cap
-    if limit is None or dealt.sizes.max() <= limit:
+def _limit(dealt: Assignment, most: int | None, seed: int) -> Assignment:
+    """At most that many rows a client, drawn at random, in their old order."""
+    if most is None or dealt.sizes.max() <= most:
         return dealt
     chosen = np.zeros(len(dealt.rows), dtype=bool)
-    chosen[dealt.lottery(draw)[dealt.positions < limit]] = True
+    chosen[dealt.lottery(seed, "cap")[dealt.positions < most]] = True
     return dealt.keep(chosen)
 
 

@@ -7,6 +7,7 @@ A schema is a TOML or JSON file:
     min = 17               # either min and max (values are clipped), or mean and std
     max = 90
     missing = true         # optional: one more input that says "no value here"
+    decimal = ","          # optional: "1,234" is a little more than one, not a thousand and more
 
     [columns.state]
     type = "category"
@@ -50,6 +51,7 @@ class Column:
     std: float | None = None
     categories: tuple[str, ...] = ()
     missing: bool = False
+    decimal: str | None = None  # None: as the file's form suggests
 
     @property
     def centre(self) -> float:
@@ -110,12 +112,15 @@ def _column(entry: Any, where: str) -> Column:
         **numbers,
         categories=tuple(_name(category) for category in categories),
         missing=bool(entry.get("missing", False)),
+        decimal=entry.get("decimal"),
     )
     _check(column, where)
     return column
 
 
 def _check(column: Column, where: str) -> None:
+    if column.decimal not in (None, ".", ","):
+        raise BadInput(f"{where}: decimal={column.decimal!r}; must be a point or a comma")
     if column.kind is Kind.CATEGORY and not column.categories:
         raise BadInput(f"{where}: a category needs its categories")
     if column.kind in (Kind.NUMBER, Kind.DATE):

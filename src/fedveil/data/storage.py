@@ -15,7 +15,7 @@ from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.errors import BadInput
 
-FORMAT = "fedveil federation 1"
+FORMAT = "fedveil federation 2"
 MANIFEST = "federation.json"
 
 
@@ -37,6 +37,7 @@ def save(federation: Federation, directory: Path) -> Path:
             "class_names": list(federation.class_names),
             "features": list(federation.features),
             "notes": list(federation.notes),
+            "unprotected": list(federation.unprotected),
             "bytes": {name: (partial / f"{name}.npy").stat().st_size for name in columns},
         }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
@@ -73,6 +74,7 @@ def load(directory: Path) -> Federation:
             scaling=scaling("scaling"),
             target_scaling=scaling("target_scaling"),
             notes=tuple(manifest["notes"]),
+            unprotected=tuple(manifest["unprotected"]),
             owners=columns.get("owners"),
             class_names=tuple(manifest["class_names"]),
             features=tuple(manifest["features"]),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import csv as lines
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from fedveil.data import cells
 from fedveil.errors import BadInput
 
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NULL", "null", "None")
+DECIMAL = b"decimal"  # key of the table's metadata: the decimal mark that its form suggests
 _DELIMITERS = ",;\t|"
 _WHOLE = r"^(0|-?[1-9]\d{0,17})$"  # a whole number in its one spelling
-_THOUSANDS = r"^[-+]?\d{1,3}(,\d{3})*(\.\d+)?$"  # 1,234.5
-_COMMA = r"^[-+]?\d+(,\d+)?$"  # 1234,5
 
 
-def read_table(path: Path, exact: str | None = None) -> Any:
+def read_table(
+    path: Path,
+    exact: str | None = None,
+    *,
+    by_cell: Collection[str] = (),
+    only: Collection[str] | None = None,
+) -> Any:
     """The file as a `pyarrow.Table`: text trimmed, missing values null, column names unique.
 
     The `exact` column of a CSV file is read as text and becomes numbers only if no two texts become
-    one number: people must not melt together because their names look like numbers.
+    one number: people must not melt together because their names look like numbers. The columns
+    `by_cell` stay text, to be read cell by cell; all others get the type that all their cells
+    suggest. Columns besides `only` are left as they come.
     """
     if path.is_dir():
         raise BadInput(f"{path}: is a directory; name a CSV or Parquet file")
@@ -38,7 +47,8 @@ def read_table(path: Path, exact: str | None = None) -> Any:
     if not start:
         raise BadInput(f"{path}: is empty")
     typed = start == b"PAR1"
-    table = _parquet(path) if typed else _csv(path, start[:2] == b"\x1f\x8b", exact)
+    texts = {name for name in (exact, *by_cell) if name is not None}
+    table = _parquet(path) if typed else _csv(path, start[:2] == b"\x1f\x8b", texts)
     names = [name.strip() for name in table.column_names]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -46,9 +56,12 @@ def read_table(path: Path, exact: str | None = None) -> Any:
     if not table.num_rows:
         raise BadInput(f"{path}: has a header but no rows")
     columns = [
-        _tidy(path, name, table.column(i), typed, name == exact) for i, name in enumerate(names)
+        table.column(i)
+        if only is not None and name not in only
+        else _tidy(path, name, table.column(i), typed, name == exact, name in by_cell)
+        for i, name in enumerate(names)
     ]
-    return pa.table(columns, names=names)
+    return pa.table(columns, names=names).replace_schema_metadata(table.schema.metadata)
 
 
 def need_column(path: Path, names: Iterable[str], wanted: str, what: str) -> None:
@@ -80,31 +93,43 @@ def _parquet(path: Path) -> Any:
         raise BadInput(f"{path}: damaged Parquet file ({_first_line(error)})") from None
 
 
-def _csv(path: Path, zipped: bool, exact: str | None) -> Any:
+def _csv(path: Path, zipped: bool, texts: Collection[str]) -> Any:
     header = _header(path, zipped)
     delimiter = max(_DELIMITERS, key=header.count)
+    found = next(lines.reader([header], delimiter=delimiter), [])
+    types = {name: pa.string() for name in found if name.strip() in texts}
+    table = _typed(path, zipped, delimiter, types)
+    for name, kind in zip(table.schema.names, table.schema.types, strict=True):
+        if name.strip() in texts and not pa.types.is_string(kind):
+            raise BadInput(f"{path}: the first line is too odd to be read; simplify its names")
+    # Semicolons separate fields where commas are decimal: known from the first line alone.
+    return table.replace_schema_metadata({DECIMAL: "," if delimiter == ";" else "."})
+
+
+def _typed(path: Path, zipped: bool, delimiter: str, types: Mapping[str, Any]) -> Any:
     try:
-        return _parse(path, zipped, delimiter, exact, threads=True)
+        return _parse(path, zipped, delimiter, types, threads=True)
     except pa.ArrowInvalid:
         pass
     except OSError as error:
         raise BadInput(f"{path}: damaged gzip file ({_first_line(error)})") from None
     try:  # one thread knows the number of the bad row
-        return _parse(path, zipped, delimiter, exact, threads=False)
+        return _parse(path, zipped, delimiter, types, threads=False)
     except pa.ArrowInvalid as error:
         raise BadInput(f"{path}: {_complaint(str(error))}") from None
 
 
-def _parse(path: Path, zipped: bool, delimiter: str, exact: str | None, threads: bool) -> Any:
-    as_text = {} if exact is None else {exact: pa.string(), f" {exact}": pa.string()}
+def _parse(
+    path: Path, zipped: bool, delimiter: str, types: Mapping[str, Any], threads: bool
+) -> Any:
     with pa.OSFile(str(path)) as raw:
         stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
         return csv.read_csv(
             stream,
-            # One block, so that the type of a column is decided by all of its rows.
+            # One block: a type that is guessed is decided by all rows.
             read_options=csv.ReadOptions(use_threads=threads, block_size=2**31 - 1),
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=_convert(as_text),
+            convert_options=_convert(types),
         )
 
 
@@ -121,7 +146,7 @@ def _header(path: Path, zipped: bool) -> str:
     try:
         with pa.OSFile(str(path)) as raw:
             stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
-            line = stream.read(1 << 16).split(b"\n")[0]
+            line = re.split(rb"[\r\n]", stream.read(1 << 16))[0]
     except (pa.ArrowException, OSError) as error:
         raise BadInput(f"{path}: damaged gzip file ({_first_line(error)})") from None
     if b"\0" in line:
@@ -140,6 +165,8 @@ def _complaint(message: str) -> str:
     if ragged:
         return f"{where} has {ragged[2]} fields, the header has {ragged[1]}"
     column = re.search(r"In CSV column #(\d+)", message)
+    if column and "UTF8" in message:
+        return f"column {int(column[1]) + 1} is not UTF-8; save the file as UTF-8"
     if column:
         return f"column {int(column[1]) + 1} mixes kinds of values"
     return "cannot be read as CSV: " + message.splitlines()[0].split(":")[-1].strip()
@@ -149,7 +176,7 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0][:100]
 
 
-def _tidy(path: Path, name: str, column: Any, typed: bool, exact: bool) -> Any:
+def _tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell: bool) -> Any:
     """Decode, trim, and make every kind of missing value null."""
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -165,7 +192,7 @@ def _tidy(path: Path, name: str, column: Any, typed: bool, exact: bool) -> Any:
         text = pc.if_else(pc.is_in(text, pa.array(MISSING)), None, text)
         if exact:
             return text.cast(pa.int64()) if _all_match(text, _WHOLE) else text
-        if typed:
+        if typed or by_cell:
             return text
         return _reread(text, column)
     if pa.types.is_decimal(kind):
@@ -174,7 +201,7 @@ def _tidy(path: Path, name: str, column: Any, typed: bool, exact: bool) -> Any:
     if pa.types.is_floating(kind):
         column = column.cast(pa.float64())
         infinite = pc.fill_null(pc.is_inf(column), False)
-        if pc.any(infinite).as_py():
+        if not by_cell and pc.any(infinite).as_py():
             row = pc.index(infinite, True).as_py()
             raise BadInput(f"{path}: column {name!r} holds infinity in row {row + 1}")
         return pc.if_else(pc.is_nan(column), None, column)
@@ -188,9 +215,9 @@ def _all_match(text: Any, pattern: str) -> bool:
 
 def _reread(text: Any, column: Any) -> Any:
     """A CSV column whose blanks or commas may have hidden its type, parsed again without them."""
-    if _all_match(text, _THOUSANDS):
+    if _all_match(text, cells.THOUSANDS):
         text = pc.replace_substring(text, ",", "")
-    elif _all_match(text, _COMMA):
+    elif _all_match(text, cells.COMMA):
         text = pc.replace_substring(text, ",", ".")
     elif text.equals(column):
         return column

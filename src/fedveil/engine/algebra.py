@@ -33,8 +33,8 @@ class AlgebraEngine:
         self.job, self._rows = job, rows
         (self._layer,) = stack
         self._dual: DualClients | None = None
-        if dual_applies(job.rule, stack):
-            self._dual = DualClients(job, stack, rows.gradients)
+        if dual_applies(job, stack):
+            self._dual = DualClients(job, stack, rows)
         self._ways: dict[int, Train] = {}  # by the size of clients
         self._moments: Moments | None = None
         if moments_apply(job):

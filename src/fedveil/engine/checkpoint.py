@@ -1,12 +1,15 @@
 """Checkpoints: one file, replaced atomically, that says which run it belongs to.
 
-It holds the shared weights, the server optimiser's state and how many rounds are done. There is no
-generator state to keep: every stream is keyed by its round. Nothing in it is un-noised.
+It holds the shared weights, the server optimiser's state, how many rounds are done, and what the
+ledger was like then. There is no generator state to keep: every stream is keyed by its round.
+Nothing in a protected run's checkpoint is un-noised, not even a hash of data.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +21,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.data.federation import Federation
+from fedveil.engine.evidence import Seen
 from fedveil.errors import BadInput
 from fedveil.server.optimizers import State
 
-FORMAT = "fedveil-checkpoint-1"
+FORMAT = "fedveil-checkpoint-2"
 
 
 @dataclass(frozen=True)
@@ -43,21 +47,38 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
             if durable:
                 os.fsync(file.fileno())
         partial.replace(path)
+        if durable:
+            sync_directory(path.parent)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
 
 
-def save_checkpoint(path: Path, checkpoint: Checkpoint, run: str, *, durable: bool) -> None:
-    """Write a checkpoint of the run with this fingerprint."""
+def sync_directory(path: Path) -> None:
+    """Let the names in a directory survive a power cut, not only the files' contents."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that keeps names in its own way
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def save_checkpoint(
+    path: Path, checkpoint: Checkpoint, run: str, seen: Seen | None, *, durable: bool
+) -> None:
+    """Write a checkpoint of the run with this fingerprint, which has `seen` its ledger."""
     tensors = {"weights": checkpoint.weights}
     tensors |= {f"optimizer.{name}": value for name, value in checkpoint.optimizer.items()}
     metadata = {
         "format": FORMAT,
         "run": run,
         "rounds": str(checkpoint.rounds),
-        "digest": _digest(tensors),
+        **({} if seen is None else seen.to_metadata()),
     }
+    metadata["digest"] = _digest(tensors, metadata)
     write_atomically(path, save(tensors, metadata), durable=durable)
 
 
@@ -73,7 +94,7 @@ def load_checkpoint(path: Path, run: str) -> Checkpoint:
         raise BadInput(f"checkpoint {path}: cannot be read, it is damaged ({error})") from None
     if metadata.get("format") != FORMAT or "weights" not in tensors:
         raise BadInput(f"checkpoint {path}: not one of ours (format {metadata.get('format')!r})")
-    if metadata.get("digest") != _digest(tensors):
+    if metadata.pop("digest", None) != _digest(tensors, metadata):
         raise BadInput(f"checkpoint {path}: damaged, its contents do not match their digest")
     if metadata.get("run") != run:
         raise BadInput(f"checkpoint {path}: belongs to another recipe or other data")
@@ -82,19 +103,24 @@ def load_checkpoint(path: Path, run: str) -> Checkpoint:
     return Checkpoint(int(metadata["rounds"]), weights, state)
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(name.encode())
         digest.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def fingerprint(recipe: str, federation: Federation) -> str:
-    """Identifies what a run is made from: its recipe, and offsets, targets and some inputs."""
-    digest = hashlib.sha256(recipe.encode())
-    train = federation.train
-    some = train.inputs[:: max(1, len(train) // 1000)]
-    for column in (federation.offsets, train.targets, some):
-        digest.update(np.ascontiguousarray(column).data)
+def fingerprint(recipe: bytes, federation: Federation | None) -> str:
+    """Identifies what a run is made from: its recipe, and offsets, targets and some inputs.
+
+    Whatever is written down is a release, and a hash of data answers every guess about them: for a
+    protected run the federation is left out (None).
+    """
+    digest = hashlib.sha256(recipe)
+    if federation is not None:
+        train = federation.train
+        some = train.inputs[:: max(1, len(train) // 1000)]
+        for column in (federation.offsets, train.targets, some):
+            digest.update(np.ascontiguousarray(column).data)
     return digest.hexdigest()

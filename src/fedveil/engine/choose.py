@@ -10,10 +10,13 @@ import torch
 from torch import nn
 
 from fedveil.engine.algebra import AlgebraEngine, moments_apply, one_layer
+from fedveil.engine.alone import Alone, Apart
 from fedveil.engine.contract import Engine, Job
 from fedveil.engine.cost import Prediction, Workload, cores, predict
 from fedveil.engine.dual_clients import costs, dual_applies
 from fedveil.engine.gradients import AutogradGradients, VmapGradients, why_not_vmap
+from fedveil.engine.lone_dual import LoneDual, lone_dual_applies
+from fedveil.engine.lone_moments import LoneMoments, lone_moments_apply
 from fedveil.engine.memory import keep_freed_memory
 from fedveil.engine.mlp import MlpGradients
 from fedveil.engine.mlp_engine import MlpEngine
@@ -112,6 +115,8 @@ def build_engine(
         raise BadInput(f"engine.threads: must be at least 1, got {threads}")
     threads = threads or choice.threads
     own = _build(job, choice.name, chunk, device)
+    if job.isolated:
+        threads = None  # it sees to that itself
     if choice.processes == 1:
         return own if threads is None else Threaded(own, threads)
     from fedveil.engine.processes import ProcessEngine
@@ -199,26 +204,56 @@ def _one_thread(inner: str, predicted: Prediction) -> bool:
 
 
 def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engine:
+    stack = _stack(job) if name in ("algebra", "mlp") else ""
+    if not job.isolated:
+        return _together(job, name, chunk, device, stack)
+    apart: Apart | None = None
+    if name == "algebra" and not isinstance(stack, str):
+        if lone_moments_apply(job, stack[0]):
+            apart = LoneMoments(job, stack[0])
+        elif lone_dual_applies(job, stack[0]):
+            apart = LoneDual(job, stack[0])
+
+    # Of a stack, gradients keep nothing from one call to the next; of a module, they may.
+    stateless = None
+    if not isinstance(stack, str):
+        stateless = MlpGradients(stack, job.federation.task, careful=True)
+
+    def make(own: Job) -> Engine:
+        return _together(own, name, 1, device, stack, stateless)
+
+    return Alone(job, name, make, device, apart)
+
+
+def _together(
+    job: Job,
+    name: str,
+    chunk: int | None,
+    device: torch.device,
+    stack: Stack | str,
+    gradients_of_stack: MlpGradients | None = None,
+) -> Engine:
+    """An engine whose clients train together, at most `chunk` of them."""
     task = job.federation.task
     if name == "sequential":
         if device.type == "cpu":
             keep_freed_memory()
-        gradients = AutogradGradients(job.module, job.layout, task, device)
+        gradients = AutogradGradients(job.module, job.layout, task, device, job.isolated)
         return RowEngine("sequential", job, gradients, 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
-        vmapped = VmapGradients(job.module, job.layout, task, device)
+        vmapped = VmapGradients(job.module, job.layout, task, device, job.isolated)
         return RowEngine(
             "generic", job, vmapped, chunk or _chunk(job, batch, 100), device, draws=True
         )
-    stack = _stack(job)
     if isinstance(stack, str):
         raise BadInput(f"engine.name: {name!r} cannot run this: {stack}")
-    rows = RowEngine("mlp", job, MlpGradients(stack, task), chunk or _chunk(job, 1, 1000), device)
+    by_hand = gradients_of_stack or MlpGradients(stack, task)
+    rows = RowEngine("mlp", job, by_hand, chunk or _chunk(job, 1, 1000), device)
     if name == "algebra":
         return AlgebraEngine(job, stack, rows)
-    if device.type == "cpu" and dual_applies(job.rule, stack):
+    if device.type == "cpu" and dual_applies(job, stack):
         return MlpEngine(job, stack, rows)
     return rows
 
@@ -227,7 +262,7 @@ def _share_left(job: Job, device: torch.device, inner: str) -> float:
     """The share of a network's arithmetic that is left where its first layer goes through the
     dual."""
     stack = _stack(job) if inner == "mlp" and device.type == "cpu" else ""
-    if isinstance(stack, str) or not dual_applies(job.rule, stack):
+    if isinstance(stack, str) or not dual_applies(job, stack):
         return 1.0
     by_rows, by_dual = costs(job.rule, stack[0], job.federation.sizes)
     first, *others = (layer.inputs * layer.outputs for layer in stack)
@@ -242,7 +277,7 @@ def _why_not_algebra(job: Job, device: torch.device) -> str | None:
         return f"the model is not one affine layer: {layer}"
     if device.type != "cpu":
         return "algebra runs on the CPU"
-    if not (dual_applies(job.rule, stack) or moments_apply(job)):
+    if not (dual_applies(job, stack) or moments_apply(job)):
         kind = "gradient noise" if job.rule.gradient_noise else "clipping gradients in L1"
         return f"{kind} leaves the span of a client's data"
     return None

@@ -26,7 +26,13 @@ Take = Callable[[Cohort, Tensor], None]
 
 @dataclass(frozen=True)
 class Job:
-    """Everything an engine needs to know besides the weights, the cohort and the round."""
+    """Everything an engine needs to know besides the weights, the cohort and the round.
+
+    `isolated`, as protected runs are: what a client contributes depends on public settings, its own
+    records and its own randomness alone, bit for bit (`engine.alone`), and one record moves a mean
+    of clipped gradients by what is accounted for it, whatever the values. Simulations go without:
+    clients that train together are faster, and share rounding errors.
+    """
 
     federation: Federation
     module: nn.Module
@@ -34,6 +40,7 @@ class Job:
     rule: LocalRule
     shaping: Shaping
     randomness: Randomness
+    isolated: bool = False
 
     def shaped_by(self, shaping: Shaping | None) -> Job:
         """The same job with another shaping; None keeps its own."""
@@ -118,6 +125,7 @@ class RunningSum:
         if (
             shaping.only_clips
             and len(updates) > 1
+            and not self.job.isolated
             and self._add_scaled(where, updates, losses, senders)
         ):
             return
@@ -147,6 +155,13 @@ class RunningSum:
             losses,
             shaped.rejected,
         )
+
+    def add_one(self, place: int, own: RoundSum) -> None:
+        """The client at this place of the cohort, from a round of its own."""
+        where = np.array([place])
+        if self._take is not None:
+            self._take(where, own.total[None])
+        self.add(where, own.total, own.norms, own.shaped_norms, own.losses, own.rejected)
 
     def add(
         self,

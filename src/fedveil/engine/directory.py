@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import math
@@ -9,6 +10,7 @@ import os
 import shutil
 import tomllib
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,23 +21,33 @@ from fedveil.engine.checkpoint import (
     fingerprint,
     load_checkpoint,
     save_checkpoint,
+    sync_directory,
     write_atomically,
+)
+from fedveil.engine.evidence import (
+    CHECKPOINT,
+    LEDGER,
+    METRICS,
+    Seen,
+    examined,
+    metrics,
+    recipe_digest,
 )
 from fedveil.errors import BadInput
 from fedveil.planning.plan import Plan
-from fedveil.privacy.ledger import Header, Ledger
-from fedveil.server.optimizers import State
+from fedveil.privacy.ledger import Header, Inconsistent, Ledger
 
 
 class RunDirectory:
     """An open run directory. Only one process may have it open at a time."""
 
-    def __init__(self, path: Path, plan: Plan, recipe: str, lock: IO[str]) -> None:
-        self.path, self._lock = path, lock
-        self._fingerprint = fingerprint(recipe, plan.federation)
-        ledger = path / "ledger.jsonl"
-        self.ledger = Ledger.open(ledger) if ledger.exists() else None
-        self._metrics = path / "metrics.jsonl"
+    def __init__(
+        self, path: Path, plan: Plan, recipe: bytes, lock: IO[str], ledger: Ledger | None
+    ) -> None:
+        self.path, self._lock, self.ledger, self._recipe = path, lock, ledger, recipe
+        self._fingerprint = _fingerprint(plan, recipe)
+        self._metrics = path / METRICS
+        self.lost = 0  # protected rounds that were begun and not stored, as `load` found
 
     @classmethod
     def create(cls, path: Path, plan: Plan, recipe: dict[str, Any]) -> RunDirectory:
@@ -46,71 +58,105 @@ class RunDirectory:
             )
         partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
         new = [parent for parent in path.parents if not parent.exists()]
-        text = tomli_w.dumps(recipe)
+        text = tomli_w.dumps(recipe).encode()
+        header, seen = _header(plan, text), None
         try:
-            (partial / "checkpoint").mkdir(parents=True)
+            (partial / CHECKPOINT).parent.mkdir(parents=True)
             lock = _lock(partial)
-            (partial / "recipe.toml").write_text(text, encoding="utf-8")
-            if plan.guarantee is not None and plan.setting is not None:
-                releases = plan.releases(plan.method.rounds)
-                Ledger.create(
-                    partial / "ledger.jsonl", Header(plan.setting, plan.guarantee.delta, releases)
-                )
+            write_atomically(partial / "recipe.toml", text)
+            if header is not None and plan.guarantee is not None:
+                seen = Seen.of(Ledger.create(partial / LEDGER, header))
                 document = json.dumps(plan.guarantee.to_dict(), indent=2) + "\n"
-                (partial / "guarantee.json").write_text(document, encoding="utf-8")
-            (partial / "metrics.jsonl").touch()
-            optimizer: State = plan.method.optimizer.start(plan.start)
-            save_checkpoint(
-                partial / "checkpoint" / "state.safetensors",
-                Checkpoint(0, plan.start, optimizer),
-                fingerprint(text, plan.federation),
-                durable=True,
-            )
+                write_atomically(partial / "guarantee.json", document.encode())
+            (partial / METRICS).touch()
+            start = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
+            run = _fingerprint(plan, text)
+            save_checkpoint(partial / CHECKPOINT, start, run, seen, durable=True)
+            sync_directory(partial)
             partial.rename(path)
+            for parent in [path.parent, *(made.parent for made in new)]:
+                sync_directory(parent)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             for parent in new:
                 with suppress(OSError):
                     parent.rmdir()
             raise
-        return cls(path, plan, text, lock)
+        ledger = None if header is None else Ledger.open(path / LEDGER)
+        return cls(path, plan, text, lock, ledger)
 
     @classmethod
-    def open(cls, path: Path, plan: Plan) -> RunDirectory:
-        """Open an existing run directory to go on with it."""
+    def open(cls, path: Path, plan: Plan, *, moved: bool = False) -> RunDirectory:
+        """Open an existing run directory to go on with it.
+
+        `moved` is the user's word that this copy is the only one that will go on.
+        """
         lock = _lock(path)
-        return cls(path, plan, (path / "recipe.toml").read_text(encoding="utf-8"), lock)
+        try:
+            text = (path / "recipe.toml").read_bytes()
+            header, ledger = _header(plan, text), None
+            if header is not None:
+                if examined(path).header != header:
+                    raise Inconsistent(
+                        f"{path}: its ledger promises something else than this recipe gives now; "
+                        "go on with the data and the version of fedveil that began the run"
+                    )
+                ledger = Ledger.open(path / LEDGER, moved=moved)
+            elif (path / LEDGER).exists():
+                raise Inconsistent(f"{path}: has a ledger, but its recipe promises nothing")
+        except BaseException:
+            lock.close()
+            raise
+        return cls(path, plan, text, lock, ledger)
+
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan that is not the one whose promise is kept here."""
+        if _header(plan, self._recipe) != (None if self.ledger is None else self.ledger.header):
+            raise BadInput(f"{self.path}: was opened for another plan than this run's")
 
     @property
     def _checkpoint(self) -> Path:
-        return self.path / "checkpoint" / "state.safetensors"
+        return self.path / CHECKPOINT
 
     def load(self) -> Checkpoint:
-        """The last stored state. Metrics of later rounds, which will run again, are dropped."""
-        checkpoint = load_checkpoint(self._checkpoint, self._fingerprint)
-        kept = []
-        for line in self._metrics.read_text(encoding="utf-8").splitlines():
-            try:
-                if json.loads(line)["round"] <= checkpoint.rounds:
-                    kept.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                break  # a line cut short by a crash
-        write_atomically(self._metrics, "".join(kept).encode(), durable=False)
-        return checkpoint
+        """The state to go on from.
+
+        A simulation redoes the rounds after the last checkpoint, and their metrics are dropped. A
+        protected round that was reserved but not stored may have left: its number is used up.
+        """
+        state = load_checkpoint(self._checkpoint, self._fingerprint)
+        kept = [line for line in metrics(self.path) if line["round"] <= state.rounds]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        write_atomically(self._metrics, text.encode(), durable=False)
+        ledger = self.ledger
+        if ledger is None or ledger.repeatable or ledger.reserved == state.rounds:
+            return state
+        self.lost = ledger.reserved - state.rounds
+        state = replace(state, rounds=ledger.reserved)
+        self.save(state, durable=True)
+        return state
 
     def save(self, state: Checkpoint, *, durable: bool) -> None:
         """Replace the stored state."""
-        save_checkpoint(self._checkpoint, state, self._fingerprint, durable=durable)
+        seen = None if self.ledger is None else Seen.of(self.ledger)
+        save_checkpoint(self._checkpoint, state, self._fingerprint, seen, durable=durable)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""
-        lines = self._metrics.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines]
+        return metrics(self.path)
 
     def append_metrics(self, document: dict[str, Any]) -> None:
-        """Add a line to metrics.jsonl."""
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_finite(document)) + "\n")
+        """Add a line to metrics.jsonl, or nothing at all."""
+        line = (json.dumps(_finite(document)) + "\n").encode()
+        with self._metrics.open("ab", buffering=0) as file:
+            before = file.tell()
+            try:
+                if file.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._metrics))
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(before)
+                raise
 
     def write_model(self, data: bytes) -> Path:
         """Write model.safetensors and return its path."""
@@ -120,6 +166,19 @@ class RunDirectory:
 
     def close(self) -> None:
         self._lock.close()
+
+
+def _header(plan: Plan, recipe: bytes) -> Header | None:
+    """What the ledger of a plan begins with; None if the plan promises nothing."""
+    if plan.setting is None or plan.delta is None:
+        return None
+    rounds = plan.method.rounds
+    releases = plan.releases(rounds)
+    return Header(plan.setting, plan.delta, releases, rounds, recipe_digest(recipe))
+
+
+def _fingerprint(plan: Plan, recipe: bytes) -> str:
+    return fingerprint(recipe, None if plan.protected else plan.federation)
 
 
 def stored_recipe(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from fedveil.engine.stack import Affine
 # Norms come from products of single precision, whose error grows with cancellation: where the
 # terms exceed the result by this factor (in squares), the update is formed and measured instead.
 _CANCELLATION = 1e3
+_LARGEST = 1e30  # of squared inputs: far from overflow
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,17 @@ class Dual:
             gram = torch.bmm(self.inputs, self.inputs.transpose(1, 2))
         self.gram = gram if bias is None else gram.add_(1)
         self._start_square = float(start.square().sum(dtype=torch.float64))
+
+    @property
+    def tame(self) -> Tensor:
+        """Which clients' inputs are small enough to be multiplied with each other, `[clients]`."""
+        return self.gram.diagonal(dim1=1, dim2=2).amax(dim=1) < _LARGEST
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Euclidean lengths of the inputs, with the bias, in double precision: none underflows."""
+        own = torch.linalg.vector_norm(self.inputs, dim=2, dtype=torch.float64)
+        return own if self.layer.bias is None else own.square().add_(1).sqrt_()
 
     def norms(self, vector: Span) -> Tensor:
         """L2 norms `[clients]` of the first so many clients' vectors."""

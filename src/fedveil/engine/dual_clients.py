@@ -13,13 +13,12 @@ from fedveil.engine.contract import Cohort, Job, RunningSum
 from fedveil.engine.dual import Dual, Span
 from fedveil.engine.dual_steps import Upper, clip_whole, train
 from fedveil.engine.grams import Grams
-from fedveil.engine.rows import chunks_of
+from fedveil.engine.rows import RowEngine, chunks_of
 from fedveil.engine.stack import Affine, Parts, Stack, parts_of, rows_of
 from fedveil.local.batches import draw_batches, step_counts
 from fedveil.local.records import Records
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Senders, Shaping
-from fedveil.local.steps import Gradients
 
 _CHUNK = 2_000_000  # numbers that the clients of a chunk keep beside their records: 8 MB
 
@@ -27,11 +26,12 @@ _CHUNK = 2_000_000  # numbers that the clients of a chunk keep beside their reco
 class DualClients:
     """Trains clients of a job whose model is a stack of affine layers.
 
-    `gradients` are those of the whole network, for LUS.
+    `rows` trains clients whose inputs are so large that products of two would overflow, and knows
+    the gradients of the whole network, for LUS.
     """
 
-    def __init__(self, job: Job, stack: Stack, gradients: Gradients) -> None:
-        self._stack, self._gradients = stack, gradients
+    def __init__(self, job: Job, stack: Stack, rows: RowEngine) -> None:
+        self._stack, self._rows_engine = stack, rows
         first = stack[0]
         weight = replace(first.weight, start=0)
         bias = None if first.bias is None else replace(first.bias, start=weight.stop)
@@ -51,34 +51,50 @@ class DualClients:
         round: int,
     ) -> None:
         """Train the clients at these places of the cohort and add their updates to the sum."""
-        job, task = total.job, total.job.federation.task
-        first, layers = self._first, self._stack[1:]
+        first, rule = self._first, total.job.rule
         most = int(sizes[places].max())
         kept = self._others + most * (most + 2 * first.outputs)
-        start = first_of(self._stack, weights)
-        for chunk in chunks_of(sizes[places], first.inputs, max(1, _CHUNK // kept)):
-            where = places[chunk]
-            clients, held = cohort[where], sizes[where]
-            batches = draw_batches(clients, held, job.rule, round, job.randomness)
-            records = Records(job.federation, clients, held, batches, padded=True)
-            gram = None
-            if self._grams is not None and self._grams.pay(held):
-                gram = self._grams.of(clients, held, records.inputs.flatten(2))
-            dual = Dual(first, task, records.inputs, records.targets, start, gram)
-            rates = job.rule.learning_rate.of_round(round, records.most_steps)
-            upper = Upper(layers, parts_of(layers, weights, len(clients)))
-            span, losses = train(dual, records, job.rule, rates, upper)
-            _subtract(layers, upper.parts, weights)
-            if sums_by_norms(job.shaping):
-                self._add_span(total, where, dual, span, upper.parts, losses, held)
-                continue
-            rows = self._rows(dual.rows(span), upper.parts)
-            final = None
-            if job.shaping.sparsity:
-                everything = records.everything()
-                final = self._gradients(weights + rows, *everything, None, 0.0)[0]
-            senders = Senders(clients, held, weights, round, job.randomness)
-            total.add_updates(where, rows, losses, senders, final)
+        for chunk in chunks_of(sizes[places], first.inputs, max(1, _CHUNK // kept), rule):
+            self._add_chunk(total, weights, cohort, sizes, places[chunk], round)
+
+    def _add_chunk(
+        self,
+        total: RunningSum,
+        weights: Tensor,
+        cohort: Cohort,
+        sizes: Cohort,
+        where: Cohort,
+        round: int,
+    ) -> None:
+        job, layers = total.job, self._stack[1:]
+        clients, held = cohort[where], sizes[where]
+        batches = draw_batches(clients, held, job.rule, round, job.randomness)
+        records = Records(job.federation, clients, held, batches, padded=True)
+        gram = None
+        if self._grams is not None and self._grams.pay(held):
+            gram = self._grams.of(clients, held, records.inputs.flatten(2))
+        start, task = first_of(self._stack, weights), job.federation.task
+        dual = Dual(self._first, task, records.inputs, records.targets, start, gram)
+        tame = dual.tame.numpy()
+        if not tame.all():
+            self._rows_engine.add_to(total, weights, cohort, sizes, where[~tame], round)
+            if tame.any():
+                self._add_chunk(total, weights, cohort, sizes, where[tame], round)
+            return
+        rates = job.rule.learning_rate.of_round(round, records.most_steps)
+        upper = Upper(layers, parts_of(layers, weights, len(clients)))
+        span, losses = train(dual, records, job.rule, rates, upper)
+        _subtract(layers, upper.parts, weights)
+        if sums_by_norms(job.shaping):
+            self._add_span(total, where, dual, span, upper.parts, losses, held)
+            return
+        rows = self._rows(dual.rows(span), upper.parts)
+        final = None
+        if job.shaping.sparsity:
+            everything = records.everything()
+            final = self._rows_engine.gradients(weights + rows, *everything, None, 0.0)[0]
+        senders = Senders(clients, held, weights, round, job.randomness)
+        total.add_updates(where, rows, losses, senders, final)
 
     def _rows(self, lower: Tensor, parts: Parts) -> Tensor:
         """Whole vectors `[clients, parameters]` from the first layer's and the parts above."""
@@ -147,9 +163,13 @@ def sums_by_norms(shaping: Shaping) -> bool:
     return shaping.only_clips and (shaping.clip is None or shaping.clip.order == 2)
 
 
-def dual_applies(rule: LocalRule, stack: Stack) -> bool:
+def dual_applies(job: Job, stack: Stack) -> bool:
     """Whether every step stays in the span of the data: no noise, and norms in L2; and with more
-    layers than one, no norms at all."""
+    layers than one, no norms at all. Isolated records keep away: in products of two records each
+    meets the rounding of the other."""
+    rule = job.rule
+    if job.isolated and rule.per_example:
+        return False
     if len(stack) > 1:
         return rule.plain
     whole = clip_whole(rule.gradient_clip)

@@ -168,21 +168,22 @@ def _errors(
     if rule.gradient_clip is not None and rule.per_example:
         factors = _example_factors(dual, error, rows, rule.gradient_clip)
         weight = share * factors / float(rule.batch_size or 0)
+        error = torch.nan_to_num(error, 0.0, 0.0, 0.0)  # where its factor is zero
     return error * weight[:, :, None], loss
 
 
 def _example_factors(dual: Dual, error: Tensor, rows: Tensor | None, clip: GradientClip) -> Tensor:
     """Clipping factors of single examples, whose gradients are outer products."""
-    if clip.order == 2:
-        lengths = dual.gram.diagonal(dim1=1, dim2=2).sqrt()
-    else:
-        lengths = dual.inputs.abs().sum(dim=2) + (dual.layer.bias is not None)
-    norms = torch.linalg.vector_norm(error, ord=clip.order, dim=2)
+    lengths = dual.lengths
+    if clip.order == 1:
+        lengths = dual.inputs.double().abs().sum(dim=2) + (dual.layer.bias is not None)
+    norms = torch.linalg.vector_norm(error, ord=clip.order, dim=2, dtype=torch.float64)
     norms *= _select(lengths, len(error), rows)
-    slack = (2 * dual.inputs.shape[2] + 16) * 2.0**-24
+    # Factors are rounded to single precision, and so is what they are multiplied by.
+    slack = 2.0**-22 + (2 * dual.inputs.shape[2] + 16) * 2.0**-52
     bound = Clip(clip.norm, clip.order)
     factors: Tensor = clip_factors(norms.flatten(), bound, relative_error=slack)
-    return factors.view(norms.shape)
+    return factors.view(norms.shape).to(error.dtype)
 
 
 def _penalty(dual: Dual, here: Span, rule: LocalRule) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
@@ -25,7 +26,14 @@ _VALUES = 16_000_000  # numbers in gradients of single examples held at once: 64
 class AutogradGradients:
     """One client at a time, by the fastest kernels there are for its layers."""
 
-    def __init__(self, module: nn.Module, layout: Layout, task: Task, device: torch.device) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        task: Task,
+        device: torch.device,
+        careful: bool = False,
+    ) -> None:
         self._module = tuned(module).train().to(device)
         self._layout, self._task = layout, task
         named = dict(self._module.named_parameters())
@@ -33,7 +41,7 @@ class AutogradGradients:
         self._weights = [parameter.data for parameter in self._parameters]
         recurrent = any(isinstance(child, nn.RNNBase) for child in module.modules())
         self._per_example = (
-            ExampleLoop(self) if recurrent else VmapGradients(module, layout, task, device)
+            ExampleLoop(self) if recurrent else VmapGradients(module, layout, task, device, careful)
         )
 
     def __call__(
@@ -92,9 +100,20 @@ class AutogradGradients:
 
 
 class VmapGradients:
-    """A chunk of clients at once, each with weights of its own, through `torch.func`."""
+    """A chunk of clients at once, each with weights of its own, through `torch.func`.
 
-    def __init__(self, module: nn.Module, layout: Layout, task: Task, device: torch.device) -> None:
+    Clipped gradients are added up in double precision if `careful`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        task: Task,
+        device: torch.device,
+        careful: bool = False,
+    ) -> None:
+        self._sums = torch.float64 if careful else torch.float32
         self._module = copy.deepcopy(module).train().to(device)
         self._layout, self._task = layout, task
         for parameter in self._module.parameters():
@@ -129,15 +148,17 @@ class VmapGradients:
         if clip is None:
             gradients, losses = self._of_clients(weights, inputs, targets, share)
             return gradients, losses
-        gradients, losses = torch.zeros_like(weights), weights.new_zeros(len(weights))
+        gradients = torch.zeros_like(weights, dtype=self._sums)
+        losses = weights.new_zeros(len(weights))
         piece = max(1, _VALUES // weights.numel())
         for begin in range(0, share.shape[1], piece):
             part = slice(begin, begin + piece)
             each, example = self._of_examples(weights, inputs[:, part], targets[:, part])
             shorten(each.view(-1, each.shape[-1]), Clip(clip.norm, clip.order))
-            gradients += torch.einsum("cb,cbd->cd", real[:, part], each)
+            wide = each.to(self._sums)
+            gradients += torch.einsum("cb,cbd->cd", real[:, part].to(self._sums), wide)
             losses += (example * share[:, part]).sum(dim=1)
-        return gradients.div_(denominator), losses
+        return gradients.div_(denominator).to(weights.dtype), losses
 
 
 class ExampleLoop:
@@ -156,7 +177,7 @@ class ExampleLoop:
         denominator: float,
     ) -> tuple[Tensor, Tensor]:
         real = range(inputs.shape[1]) if mask is None else torch.nonzero(mask[0])[:, 0].tolist()
-        total, losses = torch.zeros_like(weights), weights.new_zeros(1)
+        total, losses = torch.zeros_like(weights, dtype=torch.float64), weights.new_zeros(1)
         for example in real:
             one = slice(example, example + 1)
             gradient, loss = self._gradients(
@@ -165,7 +186,7 @@ class ExampleLoop:
             shorten(gradient, Clip(clip.norm, clip.order))
             total += gradient
             losses += loss
-        return total.div_(denominator), losses / max(1, len(real))
+        return total.div_(denominator).to(weights.dtype), losses / max(1, len(real))
 
 
 def why_not_vmap(job: Job) -> str | None:
@@ -174,10 +195,11 @@ def why_not_vmap(job: Job) -> str | None:
         if isinstance(child, nn.RNNBase):
             return f"torch cannot batch layer {name} ({type(child).__name__}) over clients"
     federation, layout = job.federation, job.layout
-    inputs = as_tensor(federation.model_inputs(federation.train.inputs[:1]))[
-        None
-    ].repeat_interleave(2, 0)
-    targets = as_tensor(federation.train.targets[:1])[None].repeat_interleave(2, 0)
+    # Zeros: nobody's record decides which engine trains the others.
+    example = federation.model_inputs(np.zeros_like(federation.train.inputs[:1]))
+    inputs = as_tensor(example)[None].repeat_interleave(2, 0)
+    target = as_tensor(np.zeros_like(federation.train.targets[:1]))
+    targets = target[None].repeat_interleave(2, 0)
     gradients = VmapGradients(job.module, layout, federation.task, torch.device("cpu"))
     try:
         with torch.random.fork_rng(devices=[]):

@@ -58,6 +58,15 @@ class Grams:
             grams[place, :size, :size] = self._square(client, size)
         return grams
 
+    def known(self, client: int, size: int) -> Tensor | None:
+        """One client's matrix, if it was kept."""
+        return self._square(np.int64(client), size) if self._known[client] else None
+
+    def keep(self, client: int, gram: Tensor) -> None:
+        """Keep one client's matrix."""
+        self._square(np.int64(client), len(gram)).copy_(gram)
+        self._known[client] = True
+
     def _square(self, client: np.int64, size: int) -> Tensor:
         start = int(self._starts[client])
         return self._kept[start : start + size * size].view(size, size)

@@ -3,6 +3,9 @@
 All activations are kept as `[clients, units, batch]`. An example's gradient in an affine layer is
 the outer product of its error and its input, so its norm is a product of two norms and no gradient
 of a single example is ever formed (ghost norms; Goodfellow 2015), in L1 as in L2.
+
+Clipped gradients go through double precision (`clipped_sum`) where somebody is promised something,
+and where single precision might over- or underflow.
 """
 
 from __future__ import annotations
@@ -11,19 +14,22 @@ import torch
 from torch import Tensor
 
 from fedveil.data.federation import Task
+from fedveil.engine.clipped_sum import ClippedSum
 from fedveil.engine.stack import Parts, Stack, parts_of, rows_of
 from fedveil.local.rule import GradientClip
 from fedveil.privacy.clipping import Clip, clip_factors
 
 
 class MlpGradients:
-    """Gradients and plain descent of a stack of affine layers."""
+    """Gradients and plain descent of a stack of affine layers; clipped ones in double precision
+    always (`careful`), or where that matters."""
 
-    def __init__(self, stack: Stack, task: Task) -> None:
-        self._stack, self._task = stack, task
+    def __init__(self, stack: Stack, task: Task, careful: bool = False) -> None:
+        self._stack, self._task, self._careful = stack, task, careful
         widest = max(max(layer.inputs, layer.outputs) for layer in stack)
-        # What single-precision sums of squares over a layer may be off by, relatively.
-        self._norm_error = (2 * widest + 16) * 2.0**-24
+        # Sums of squares over a layer may be off by this many roundings, relatively.
+        self._roundings = 2 * widest + 16
+        self._clipped: ClippedSum | None = None  # for batches of one size
         self._parts: Parts = []
 
     def __call__(
@@ -45,7 +51,11 @@ class MlpGradients:
         for index in range(len(parts) - 1, 0, -1):
             errors.insert(0, self._back(index, parts[index][0], errors[0], states[index]))
         if clip is not None:
-            factors = self._factors(errors, states, clip).div_(denominator)
+            factors = None if self._careful else self._quick_factors(errors, states, clip)
+            if factors is None:
+                clipped = self._clipped_sums(errors, states, mask, clip, denominator)
+                return clipped.to(weights.device), (losses * share).sum(dim=1)
+            factors /= denominator
             if mask is not None:
                 factors *= mask
             for each in errors:
@@ -56,7 +66,7 @@ class MlpGradients:
             layer.weight_of(gradient).copy_(torch.bmm(each, state.transpose(1, 2)))
             bias = layer.bias_of(gradient)
             if bias is not None:
-                torch.sum(each, dim=2, out=bias)
+                bias.copy_(each.sum(dim=2))
         return gradient, (losses * share).sum(dim=1)
 
     def begin(self, start: Tensor, clients: int) -> None:
@@ -103,20 +113,58 @@ class MlpGradients:
         below = torch.bmm(weight.transpose(1, 2), error)
         return self._stack[index - 1].before_activation(below, state)
 
-    def _factors(self, errors: list[Tensor], states: list[Tensor], clip: GradientClip) -> Tensor:
-        """What each example's gradient is multiplied by to be clipped, `[clients, batch]`."""
-        norms = torch.zeros_like(errors[-1][:, 0])
-        for layer, state, error in zip(self._stack, states, errors, strict=True):
-            bias = 0.0 if layer.bias is None else 1.0
-            if clip.order == 1:
-                norms += error.abs().sum(dim=1) * (state.abs().sum(dim=1) + bias)
-            else:
-                norms += error.square().sum(dim=1) * (state.square().sum(dim=1) + bias)
-        if clip.order == 2:
-            norms.sqrt_()
-        bound = Clip(clip.norm, clip.order)
-        factors = clip_factors(norms.flatten().cpu(), bound, relative_error=self._norm_error)
-        return factors.view(norms.shape).to(norms.device)
+    def _quick_factors(
+        self, errors: list[Tensor], states: list[Tensor], clip: GradientClip
+    ) -> Tensor | None:
+        """What each example's gradient is multiplied by to be clipped, `[clients, batch]`, in
+        single precision; None if that may be wrong."""
+        sizes = _sizes(errors, states, clip.order)
+        # Squares that vanish, times the largest, must be nothing beside the clip.
+        vanishing = self._roundings * len(errors) * 2.0**-125
+        limit = 1e18 if clip.order == 1 else min(1e18, 1e-8 * clip.norm**2 / vanishing)
+        if not float(torch.stack([size for pair in sizes for size in pair]).amax()) < limit:
+            return None
+        norms = torch.zeros_like(sizes[0][0])
+        for layer, (error, state) in zip(self._stack, sizes, strict=True):
+            norms += error * (state + (0.0 if layer.bias is None else 1.0))
+        return _factors(norms, clip, self._roundings * 2.0**-24)
+
+    def _clipped_sums(
+        self,
+        errors: list[Tensor],
+        states: list[Tensor],
+        mask: Tensor | None,
+        clip: GradientClip,
+        denominator: float,
+    ) -> Tensor:
+        """The sum of each client's clipped gradients over the denominator, whatever the values."""
+        batch = errors[0].shape[2]
+        if self._clipped is None or self._clipped.batch != batch:
+            self._clipped = ClippedSum(self._stack, batch)
+        rows = []
+        for client in range(len(errors[0])):
+            real = None if mask is None else mask[client].cpu().numpy()
+            mine, read = ([part[client] for part in parts] for parts in (errors, states))
+            rows.append(self._clipped(mine, read, real, clip, denominator))
+        return torch.stack(rows)
+
+
+def _factors(norms: Tensor, clip: GradientClip, slack: float) -> Tensor:
+    """What each example's gradient is multiplied by to be clipped, `[clients, batch]`, from its
+    norm, or for L2 its square."""
+    norms = norms.sqrt() if clip.order == 2 else norms
+    bound = Clip(clip.norm, clip.order)
+    factors = clip_factors(norms.flatten().cpu(), bound, relative_error=slack)
+    return factors.view(norms.shape).to(norms.device)
+
+
+def _sizes(errors: list[Tensor], states: list[Tensor], order: int) -> list[tuple[Tensor, Tensor]]:
+    """Sums of squares, or of absolute values, of each layer's errors and inputs, each
+    `[clients, batch]`."""
+    pairs = zip(errors, states, strict=True)
+    if order == 1:
+        return [(error.abs().sum(dim=1), state.abs().sum(dim=1)) for error, state in pairs]
+    return [(error.square().sum(dim=1), state.square().sum(dim=1)) for error, state in pairs]
 
 
 def output_error(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ class MlpEngine:
 
     def __init__(self, job: Job, stack: Stack, rows: RowEngine) -> None:
         self.job, self._stack, self._rows = job, stack, rows
-        self._dual = DualClients(job, stack, rows.gradients)
+        self._dual = DualClients(job, stack, rows)
 
     @property
     def device(self) -> torch.device:

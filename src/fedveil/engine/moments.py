@@ -16,6 +16,7 @@ from fedveil.engine.rows import chunks_of
 from fedveil.engine.stack import Affine
 from fedveil.local.records import as_tensor
 from fedveil.local.rule import GradientClip
+from fedveil.privacy.lanes import matrix_times
 
 
 class Moments:
@@ -64,7 +65,6 @@ class Moments:
 
     def _compute(self, into: Tensor, places: Cohort, clients: Cohort, sizes: Cohort) -> None:
         federation, layer = self._federation, self._layer
-        bias = layer.bias
         for chunk in chunks_of(sizes, layer.inputs, 10_000):
             held = sizes[chunk]
             ranks = np.arange(int(held.max()))
@@ -73,11 +73,7 @@ class Moments:
             )
             inputs = as_tensor(federation.model_inputs(federation.train.inputs[rows])).flatten(2)
             targets = as_tensor(federation.train.targets[rows]).double()
-            columns = inputs.double()
-            if bias is not None:
-                ones = columns.new_ones(*columns.shape[:2], 1)
-                parts = [columns, ones] if bias.start > layer.weight.start else [ones, columns]
-                columns = torch.cat(parts, dim=2)
+            columns = columns_of(layer, inputs)
             share = torch.from_numpy((ranks < held[:, None]) / held[:, None])
             weighted = columns * share[:, :, None]
             where = torch.from_numpy(places[chunk])
@@ -87,6 +83,17 @@ class Moments:
             into[where, :square] = second.float()
             into[where, square:-1] = first.float()
             into[where, -1] = (targets.square() * share).sum(dim=1).float()
+
+
+def columns_of(layer: Affine, inputs: Tensor) -> Tensor:
+    """Inputs `[..., features]` in double precision, with a column of ones for the bias, in the
+    order of the flat weights."""
+    columns, bias = inputs.double(), layer.bias
+    if bias is None:
+        return columns
+    ones = columns.new_ones(*columns.shape[:-1], 1)
+    parts = [columns, ones] if bias.start > layer.weight.start else [ones, columns]
+    return torch.cat(parts, dim=-1)
 
 
 class MomentGradients:
@@ -105,7 +112,7 @@ class MomentGradients:
         denominator: float,
     ) -> tuple[Tensor, Tensor]:
         first = targets[:, :-1]
-        gradient = torch.bmm(inputs, weights[:, :, None])[:, :, 0].sub_(first)
+        gradient = self._times(inputs, weights).sub_(first)
         # w'Hw - 2 m'w + s, as w'(gradient - m) + s
         loss = (weights * (gradient - first)).sum(dim=1).add_(targets[:, -1]).mul_(0.5)
         return gradient, loss.clamp_(min=0)
@@ -116,15 +123,25 @@ class MomentGradients:
     def descend(
         self, inputs: Tensor, targets: Tensor, mask: Tensor | None, rate: float, keep: float
     ) -> Tensor:
-        weights = self._weights[: len(inputs)]
+        weights = self._weights[: len(targets)]
         gradient, loss = self(weights, inputs, targets, mask, None, 0.0)
         if keep != 1:
             weights *= keep
-        weights.add_(gradient, alpha=-rate)
+        weights.sub_(gradient.mul_(rate))
         return loss
 
     def finish(self) -> Tensor:
         return self._weights
+
+    def _times(self, second: Tensor, weights: Tensor) -> Tensor:
+        return torch.bmm(second, weights[:, :, None])[:, :, 0]
+
+
+class LaneGradients(MomentGradients):
+    """The same with H as `[size, clients, size]`, and no client's rounding depending on another."""
+
+    def _times(self, second: Tensor, weights: Tensor) -> Tensor:
+        return matrix_times(second, weights)
 
 
 class MomentSupply:

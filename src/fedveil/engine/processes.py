@@ -34,6 +34,7 @@ class Setup:
     rule: LocalRule
     shaping: Shaping
     randomness: Randomness
+    isolated: bool
     engine: str
     chunk: int | None
     threads: int
@@ -48,6 +49,7 @@ class Setup:
             self.rule,
             self.shaping,
             self.randomness,
+            self.isolated,
         )
         return build_engine(job, self.engine, self.chunk)
 
@@ -101,6 +103,7 @@ class ProcessEngine:
             job.rule,
             job.shaping,
             job.randomness,
+            job.isolated,
             self.own.name,
             self._chunk,
             self._threads,
@@ -200,8 +203,11 @@ def split(job: Job, cohort: Cohort, parts: int) -> Cohort:
     """Which part trains each client: even by predicted cost, the same on every machine.
 
     Depends on nothing but the cohort and the number of parts, so that a resumed run adds the same
-    numbers in the same order.
+    numbers in the same order. Where clients are isolated, not even on the cohort: machines may
+    round differently, and nobody may decide by its size where another client is trained.
     """
+    if job.isolated:
+        return cohort % parts
     sizes = client_sizes(job.federation, cohort)
     batch = sizes if job.rule.batch_size is None else np.minimum(sizes, job.rule.batch_size)
     costs = step_counts(sizes, job.rule) * batch + 1

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from fedveil.engine.contract import Cohort, Job, RoundSum, RunningSum, Take
-from fedveil.local.batches import draw_batches
+from fedveil.local.batches import draw_batches, step_counts
 from fedveil.local.records import Records, as_tensor, client_sizes
+from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Senders, Shaping
 from fedveil.local.steps import Gradients, local_updates
 from fedveil.randomness import Stream
@@ -64,7 +65,7 @@ class RowEngine:
         """Train the clients at these places of the cohort and add their updates to the sum."""
         job, start = total.job, weights.to(self.device)
         values = job.federation.train.inputs[:1].size
-        for chunk in chunks_of(sizes[places], values, self.chunk):
+        for chunk in chunks_of(sizes[places], values, self.chunk, job.rule):
             where = places[chunk]
             clients, held = cohort[where], sizes[where]
             batches = draw_batches(clients, held, job.rule, round, job.randomness)
@@ -99,17 +100,25 @@ class RowEngine:
         """Nothing to release."""
 
 
-def chunks_of(sizes: Cohort, values: int, most: int) -> Iterator[Cohort]:
+def chunks_of(
+    sizes: Cohort, values: int, most: int, rule: LocalRule | None = None
+) -> Iterator[Cohort]:
     """Cut clients into chunks of at most `most` and of bounded padded size, the largest first.
 
     Equal sizes side by side waste no padding; falling sizes mean falling step counts. `values` is
-    how many numbers one record has.
+    how many numbers one record has. Under a rule whose rates count a client's own steps, those of
+    a chunk take the same number of steps.
     """
     order = np.argsort(-sizes, kind="stable")
+    steps = None
+    if rule is not None and rule.learning_rate.counts_steps:
+        steps = -step_counts(sizes, rule)[order]  # rising
     begin = 0
     while begin < len(order):
         fits = _VALUES // max(1, int(sizes[order[begin]]) * values)
         end = begin + max(1, min(most, fits))
+        if steps is not None:
+            end = min(end, int(np.searchsorted(steps, steps[begin], side="right")))
         yield order[begin:end]
         begin = end
 

@@ -22,6 +22,7 @@ from fedveil.engine.cost import Workload
 from fedveil.engine.directory import RunDirectory
 from fedveil.engine.evaluation import Evaluator, Metrics
 from fedveil.engine.insight import Insight, insight_of
+from fedveil.errors import BadInput
 from fedveil.local.shaping import Shaping
 from fedveil.methods.protection import Occasion
 from fedveil.models.flat import load
@@ -30,6 +31,8 @@ from fedveil.randomness import Randomness
 
 if TYPE_CHECKING:  # a tenth of a second that other runs need not wait
     from fedveil.engine.secure import Attendance, SecureRound, SecureRounds
+    from fedveil.privacy.guarantee import Guarantee
+    from fedveil.privacy.ledger import Ledger
 
 _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo rounds at no cost
 
@@ -51,7 +54,7 @@ class RoundReport:
 
     round: int  # from 1
     seconds: float | None  # simulations only: the time betrays the size of the cohort
-    epsilon: float | None  # spent so far; only where metrics are
+    epsilon_so_far: float | None  # of all rounds begun, had their number been fixed before
     metrics: Metrics | None  # of the new weights on the test examples, at the chosen interval
     insight: Insight | None  # simulations only
     figures: Mapping[str, float]  # released beside the update, and accounted for
@@ -63,7 +66,7 @@ class RoundReport:
             document["seconds"] = round(self.seconds, 6)
         if self.metrics is not None:
             document |= asdict(self.metrics)
-            document["epsilon"] = self.epsilon
+            document["epsilon_so_far"] = self.epsilon_so_far
         document |= self.figures
         if self.attendance is not None:
             document["secure"] = self.attendance.to_dict()
@@ -88,6 +91,8 @@ class Run:
         every: int | None = None,
     ) -> None:
         speed = speed or Speed()
+        if plan.protected and plan.guarantee is None:  # also works it out: no proof, no run
+            raise BadInput("plan: a protected run needs a guarantee")
         self.plan = plan
         self.directory: RunDirectory | None = None
         self.every = every or max(1, plan.method.rounds // 20)
@@ -112,10 +117,12 @@ class Run:
         self.attendance: dict[int, Attendance] = {}  # by round, from 1
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
+        self._begun = 0  # number of the last round that was begun, from 1
         self._saved = time.monotonic()
 
     def keep_in(self, directory: RunDirectory) -> Run:
         """Keep this run in a directory, going on from the state that is stored there."""
+        directory.check(self.plan)
         self.directory = directory
         self.state = directory.load()
         if self.secure is None:
@@ -130,13 +137,29 @@ class Run:
         return self
 
     @property
+    def guarantee(self) -> Guarantee | None:
+        """What the run is worth, stopped early or not: its whole plan. None without noise."""
+        return self.plan.guarantee if self._ledger is None else self._ledger.guarantee()
+
+    @property
+    def _ledger(self) -> Ledger | None:
+        return None if self.directory is None else self.directory.ledger
+
+    @property
+    def next_round(self) -> int:
+        """The number (from 0) of the round to run next.
+
+        A protected round that was begun may have left, so it is never drawn again: its number is
+        used up, and the schedule goes on with the next cohort. A simulation redoes it.
+        """
+        if not self.plan.protected:
+            return self.state.rounds
+        return max(self._begun, self.state.rounds, self._ledger.reserved if self._ledger else 0)
+
+    @property
     def rounds_left(self) -> int:
         """Rounds that can still be run: the plan's, less what a crash has spent for nothing."""
-        left = self.plan.method.rounds - self.state.rounds
-        ledger = self.directory.ledger if self.directory else None
-        if ledger is None or ledger.repeatable:
-            return left
-        return min(left, ledger.remaining)
+        return self.plan.method.rounds - self.next_round
 
     def __iter__(self) -> Iterator[RoundReport]:
         while self.rounds_left > 0:
@@ -150,10 +173,12 @@ class Run:
 
     def _round(self, last: bool) -> RoundReport:
         began = time.perf_counter()
-        plan, number = self.plan, self.state.rounds
-        cohort = plan.sampling.draw(number, self._randomness.stream("cohort", number))
-        if self.directory is not None and self.directory.ledger is not None:
-            self.directory.ledger.reserve(number)
+        plan, number = self.plan, self.next_round
+        drawn = self._randomness.stream("cohort", number)
+        cohort = plan.sampling.draw(number, drawn, plan.federation.clients)
+        if self._ledger is not None:
+            self._ledger.reserve(number)
+        self._begun = number + 1
         shaping = plan.shaping_in(number, self.state.optimizer)
         occasion = Occasion(number, cohort, self._randomness)
         secured = self._secured(shaping, occasion)
@@ -163,7 +188,7 @@ class Run:
                 result.total, result.norms, shaping, self.state.optimizer, occasion
             )
         elif secured.result is None or secured.released is None:
-            return self._lost(secured.attendance, last, time.perf_counter() - began)
+            return self._lost(number, secured.attendance, last, time.perf_counter() - began)
         else:
             result, released = secured.result, secured.released
         update = released.average
@@ -189,9 +214,9 @@ class Run:
         self.attendance[occasion.round + 1] = secured.attendance
         return secured
 
-    def _lost(self, attendance: Attendance, last: bool, seconds: float) -> RoundReport:
+    def _lost(self, number: int, attendance: Attendance, last: bool, seconds: float) -> RoundReport:
         """A round that gave no sum: weights stay; its number and its reservation are used up."""
-        state = replace(self.state, rounds=self.state.rounds + 1)
+        state = replace(self.state, rounds=number + 1)
         self._store(state, last)
         self.state = state
         return self._report(None, {}, attendance, last, seconds)
@@ -218,7 +243,7 @@ class Run:
         report = RoundReport(
             round=done,
             seconds=None if self.plan.protected else seconds,
-            epsilon=self.plan.spent(done) if metrics else None,
+            epsilon_so_far=self.plan.spent(self.next_round) if metrics else None,
             metrics=metrics,
             insight=insight,
             figures=figures,
@@ -268,4 +293,12 @@ def follow_plan(plan: Plan, speed: Speed) -> None:
 
 
 def _job(plan: Plan, randomness: Randomness) -> Job:
-    return Job(plan.federation, plan.module, plan.layout, plan.local, plan.shaping, randomness)
+    return Job(
+        plan.federation,
+        plan.module,
+        plan.layout,
+        plan.local,
+        plan.shaping,
+        randomness,
+        isolated=plan.protected,
+    )

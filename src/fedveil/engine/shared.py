@@ -45,6 +45,7 @@ class SharedFederation:
     classes: int
     name: str
     scaling: Scaling | None
+    unprotected: tuple[str, ...]
 
     def open(self) -> Federation:
         train = Examples(self.inputs.open(), self.targets.open())
@@ -58,6 +59,7 @@ class SharedFederation:
             self.classes,
             name=self.name,
             scaling=self.scaling,
+            unprotected=self.unprotected,
             verified=True,
         )
 
@@ -89,6 +91,7 @@ def share(federation: Federation) -> SharedFederation:
         federation.classes,
         federation.name,
         federation.scaling,
+        federation.unprotected,
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedveil.data.federation import Federation, Task
 from fedveil.models.flat import Layout, Slot
+from fedveil.models.structure import as_written
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,11 @@ def affine_stack(module: nn.Module, layout: Layout, federation: Federation) -> S
     flat = len(federation.input_shape) == 1
     for name, child in _leaves(module, ""):
         kind = type(child)
-        if child._forward_hooks or child._forward_pre_hooks or child._backward_hooks:
-            return f"layer {name or kind.__name__} has hooks"
-        if isinstance(child, nn.Flatten) and not layers and child.start_dim == 1:
+        if not as_written(child):
+            return f"layer {name or kind.__name__} has hooks, or a forward pass of its own"
+        if kind is nn.Flatten and not layers and child.start_dim == 1:
             flat = flat or child.end_dim in (-1, len(federation.input_shape))
-        elif isinstance(child, nn.Linear) and kind is nn.Linear:
+        elif kind is nn.Linear:
             if not flat:
                 return "its inputs are not flattened"
             weight, bias = slots.get(f"{name}weight"), slots.get(f"{name}bias")
@@ -126,11 +127,10 @@ def _checked(stack: Stack, layout: Layout, federation: Federation) -> Stack | st
 
 def _leaves(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     """Layers in the order of the forward pass, each with the prefix of its parameters' names."""
-    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-            yield prefix, module
-            return
-        for name, child in module.named_children():
-            yield from _leaves(child, f"{prefix}{name}.")
+    sequence = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    if sequence and as_written(module):
+        for name, child in module._modules.items():  # with those that are used twice
+            if child is not None:
+                yield from _leaves(child, f"{prefix}{name}.")
     else:
         yield prefix, module

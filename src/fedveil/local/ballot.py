@@ -33,7 +33,8 @@ class Ballot:
         module = copy.deepcopy(self.module).eval()
         votes = torch.zeros(len(weights), len(self.inputs), self.classes)
         with torch.no_grad():
-            for ballot, own in zip(votes, weights, strict=True):
+            for ballot, row in zip(votes, weights, strict=True):
+                own = row.clone()  # in memory of its own, so that no place in a chunk shows
                 scores = functional_call(module, layout.views(own), (self.inputs,))
                 ballot.scatter_(1, scores.argmax(dim=1, keepdim=True), 1.0)
         rows = votes.flatten(1)

@@ -13,6 +13,7 @@ from fedveil.randomness import Randomness
 Ints = npt.NDArray[np.int64]
 
 _EPOCH = 1 << 40  # positions of different epochs never meet in the hash
+_POSITION = np.uint64((1 << 32) - 1)  # the bits of a sorted word that say where its record was
 
 
 @dataclass(frozen=True)
@@ -101,16 +102,15 @@ def draw_batches(
 def _shuffled(clients: Ints, sizes: Ints, round: int, epochs: int, randomness: Randomness) -> Ints:
     """Each client's records in each epoch's order, `[clients, epochs, largest]`; absent ones last.
 
-    Sorts hashed words that carry their position in the low bits: no ties, and no index to keep.
+    Sorts hashed words that carry their position in the low bits: no ties, and no index to keep. How
+    many bits these are must not depend on the largest client, or it would decide others' ties.
     """
-    largest = int(sizes.max(initial=0))
-    every = np.arange(largest)
-    low = np.uint64((1 << max(1, (largest - 1).bit_length())) - 1)
+    every = np.arange(int(sizes.max(initial=0)))
     counters = every + np.arange(epochs)[:, None] * _EPOCH
     words = randomness.shuffle_words(round, clients[:, None, None], counters)
-    words = (words >> np.uint64(1)) & ~low | every.astype(np.uint64)
+    words = (words >> np.uint64(1)) & ~_POSITION | every.astype(np.uint64)
     absent = every >= sizes[:, None]
     if absent.any():
         words |= absent[:, None].astype(np.uint64) << np.uint64(63)
     words.sort(axis=2)
-    return (words & low).astype(np.int64)
+    return (words & _POSITION).astype(np.int64)

@@ -126,12 +126,26 @@ class Records:
 
     def _take(self, rows: slice | Ints, lead: bool = False) -> tuple[Tensor, Tensor]:
         train = self._federation.train
-        inputs = self._federation.model_inputs(train.inputs[rows])
-        pair = self._tensor(inputs), self._tensor(train.targets[rows])
+        inputs = self._federation.model_inputs(_rows(train.inputs, rows))
+        pair = self._tensor(inputs), self._tensor(_rows(train.targets, rows))
         return (pair[0][None], pair[1][None]) if lead else pair
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
         return as_tensor(array).to(self._device)
+
+
+def aligned(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """A copy in memory of torch's own, which starts at a multiple of 64 bytes wherever the array
+    was: the results of some kernels depend on that."""
+    return torch.from_numpy(np.ascontiguousarray(array)).clone().numpy()
+
+
+def _rows(column: npt.NDArray[np.generic], rows: slice | Ints) -> npt.NDArray[np.generic]:
+    """Rows of a column: a view, or gathered into aligned memory where torch knows the type."""
+    if isinstance(rows, slice) or column.dtype not in (np.float32, np.int64):
+        return column[rows]
+    found = as_tensor(column).index_select(0, torch.from_numpy(rows.reshape(-1)))
+    return found.view(*rows.shape, *column.shape[1:]).numpy()
 
 
 def client_sizes(federation: Federation, cohort: Ints) -> Ints:

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from fedveil.randomness import Stream
 
+SHORT = 128  # width up to which rows are rotated by sums and differences
+
 
 @dataclass(frozen=True)
 class Rotation:
@@ -30,12 +32,17 @@ class Rotation:
         return 1 << max(0, size - 1).bit_length()
 
     def forward(self, rows: Tensor, round: int) -> Tensor:
-        """Rotate rows `[clients, size]` to float32 `[clients, width]`; norms are kept."""
+        """Rotate rows `[clients, size]` to float32 `[clients, width]`; norms are kept. Each row
+        alone, where products of several would show one in another."""
         width = self.width(rows.shape[1])
         padded = rows.new_zeros(len(rows), width)
         padded[:, : rows.shape[1]] = rows
         padded *= _signs(self.key, round, width).to(rows.dtype)
-        return hadamard(padded) / math.sqrt(width)
+        if width > SHORT and len(rows) > 1:
+            rotated = torch.cat([hadamard(row[None].clone()) for row in padded])
+        else:
+            rotated = hadamard(padded)
+        return rotated / math.sqrt(width)
 
     def backward(self, vector: Tensor, round: int, size: int) -> Tensor:
         """The vector `[size]` whose rotation is `vector` `[width]`."""
@@ -46,8 +53,11 @@ class Rotation:
 
 def hadamard(rows: Tensor) -> Tensor:
     """Multiply each row `[clients, 2^k]` by the Hadamard matrix (entries +1 and -1), which is its
-    own inverse up to the factor 2^k. Six levels at a time, as products with a small matrix."""
+    own inverse up to the factor 2^k. Six levels at a time, as products with a small matrix; short
+    rows by sums and differences, of which no row's depend on another (`privacy.lanes`)."""
     count, width = rows.shape
+    if width <= SHORT:
+        return _butterflies(rows)
     left = width.bit_length() - 1
     done = 1
     while left:
@@ -59,6 +69,17 @@ def hadamard(rows: Tensor) -> Tensor:
         rows = cube[..., 0] @ matrix if done == 1 else torch.matmul(matrix, cube)
         rows = rows.reshape(count, width)
         done, left = done * side, left - levels
+    return rows
+
+
+def _butterflies(rows: Tensor) -> Tensor:
+    count, width = rows.shape
+    done = 1
+    while done < width:
+        pairs = rows.view(count, -1, 2, done)
+        first, second = pairs[:, :, 0], pairs[:, :, 1]
+        rows = torch.stack((first + second, first - second), dim=2).view(count, width)
+        done *= 2
     return rows
 
 

@@ -33,8 +33,14 @@ class LearningRate:
         if not (math.isfinite(self.decay) and self.decay > 0):
             raise BadInput(f"learning-rate decay: must be positive and finite, got {self.decay}")
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the rate of a step depends on how many steps its client takes in a round."""
+        return self.schedule is Schedule.INVERSE
+
     def of_round(self, round: int, steps: int) -> list[float]:
-        """The rates of local steps `0..steps-1` in round `round` (from 0)."""
+        """The rates of local steps `0..steps-1` in round `round` (from 0), for a client that takes
+        `steps` of them in every round: its own number, never another client's."""
         if self.schedule is Schedule.INVERSE:
             first = round * steps
             return [self.rate / (1 + k / self.decay) for k in range(first, first + steps)]

@@ -17,7 +17,7 @@ from fedveil.errors import BadInput
 from fedveil.local.ballot import Ballot
 from fedveil.local.rotation import Rotation
 from fedveil.models.flat import Layout
-from fedveil.privacy.clipping import Clip, clip_factors, clip_rows
+from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import snap_conditional, snap_rows
 from fedveil.randomness import Randomness
@@ -120,6 +120,7 @@ def shape_rows(
 
     `gradient` is each client's gradient at its final weights, needed by LUS alone. An update that
     is not finite becomes zero: it must neither poison the sum nor say anything about the others.
+    What a client sends depends on its own row alone, bit for bit, unless it is `only_clips`.
     """
     order = shaping.clip.order if shaping.clip is not None else 2
     finite = torch.isfinite(torch.linalg.vector_norm(updates, dim=1))  # quick, and may overflow
@@ -133,9 +134,11 @@ def shape_rows(
         return ShapedRows(votes, norms, norms, rejected)
     if shaping.sparsity and gradient is not None:
         sparsify(updates, gradient, layout, shaping.sparsity)
-    norms = torch.linalg.vector_norm(updates, ord=order, dim=1)
     if shaping.clip is not None:
-        clip_rows(updates, shaping.clip, in_place=True)
+        own_norms = clip_rows(updates, shaping.clip, in_place=True).norms
+    else:
+        own_norms = row_norms(updates, order)
+    norms = torch.from_numpy(own_norms).float()
     if shaping.weight_cap is not None:
         updates *= torch.from_numpy(shaping.weights(senders.sizes))[:, None]
     if shaping.granularity is None or shaping.clip is None:

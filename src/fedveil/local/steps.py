@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from fedveil.local.rule import GradientClip, LocalRule
-from fedveil.privacy.clipping import Clip, clip_factors, clip_rows
-from fedveil.privacy.noise import gaussian_rows, protect_sum, unsnap
+from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
+from fedveil.privacy.noise import Ahead, gaussian_rows, protect_sum, unsnap
 from fedveil.randomness import Stream
+
+_SHORT = 1_000  # parameters up to which norms of several clients are measured row by row
 
 
 class Gradients(Protocol):
@@ -115,7 +117,7 @@ def _walk(
     rule: LocalRule,
     rates: Sequence[float],
     gradients: Gradients,
-    noise: Sequence[Stream],
+    noise: Sequence[Stream | Ahead],
 ) -> tuple[Tensor, Tensor]:
     """The whole rule, line by line."""
     moved = start.new_zeros(len(supply), len(start))  # weights - start
@@ -124,6 +126,9 @@ def _walk(
     clip = rule.gradient_clip
     each = clip if rule.per_example else None
     denominator = float(rule.batch_size or 0)
+    if rule.gradient_grid is not None:
+        last = 0 if rule.last_step_noise else 1
+        noise = [Ahead(s, int(n) - last) for s, n in zip(noise, supply.steps, strict=True)]
     for step, active in enumerate(supply.active):
         rows = moved[:active]
         weights = rows + start
@@ -134,21 +139,32 @@ def _walk(
             noisy = supply.active[step + 1] if step + 1 < len(supply.active) else 0
         if rule.per_example and rule.gradient_noise:
             _add_noise(gradient[:noisy], rule, noise)
+        # One operation at a time from here on: no row's rounding depends on another (`lanes`).
         if rule.weight_decay:
-            gradient.add_(weights, alpha=rule.weight_decay)
+            gradient.add_(weights.mul_(rule.weight_decay))
         if rule.penalty:
-            outside = torch.linalg.vector_norm(rows, dim=1) > rule.penalty_radius
-            gradient.addcmul_(rows, outside[:, None].to(rows.dtype), value=rule.penalty)
+            gradient.add_(rows * _pull(rows, rule))
         if clip is not None and not clip.per_example:
             shorten(gradient, Clip(clip.norm, clip.order))
         if rule.gradient_noise and not rule.per_example:
             _add_noise(gradient[:noisy], rule, noise)
         if velocity is not None:
             gradient = velocity[:active].mul_(rule.momentum).add_(gradient)
-        rows.add_(gradient, alpha=-rates[step])
+        rows.sub_(gradient * rates[step])
         if rule.projection_radius is not None:
             shorten(rows, Clip(rule.projection_radius, 2))
     return moved, losses
+
+
+def _pull(rows: Tensor, rule: LocalRule) -> Tensor | float:
+    """Strength of the penalty's pull on each client: none inside the radius."""
+    if rule.penalty_radius == 0:
+        return rule.penalty
+    if rows.shape[1] <= _SHORT and rows.device.type == "cpu":
+        norms = torch.from_numpy(row_norms(rows))
+    else:  # of several clients, in simulations only
+        norms = torch.linalg.vector_norm(rows, dim=1)
+    return ((norms > rule.penalty_radius) * rule.penalty).to(rows.dtype)[:, None]
 
 
 def shorten(rows: Tensor, clip: Clip) -> None:
@@ -163,13 +179,14 @@ def shorten(rows: Tensor, clip: Clip) -> None:
     rows[(factors == 0).to(rows.device)] = 0  # a row that is not finite
 
 
-def _add_noise(gradient: Tensor, rule: LocalRule, streams: Sequence[Stream]) -> None:
+def _add_noise(gradient: Tensor, rule: LocalRule, streams: Sequence[Stream | Ahead]) -> None:
     std, grid = rule.gradient_noise, rule.gradient_grid
     if grid is None:
         rows = gaussian_rows(streams[: len(gradient)], gradient.shape[1], std)
         gradient.add_(torch.from_numpy(rows).to(gradient.device))
         return
     for row, stream in zip(gradient, streams, strict=False):
-        steps = torch.nan_to_num(row.double().cpu() / grid, posinf=0.0, neginf=0.0).round().long()
+        steps = row.double().cpu().div_(grid)
+        steps = steps.nan_to_num_(posinf=0.0, neginf=0.0).round_().long()
         drawn = unsnap(protect_sum(steps.numpy(), std, grid, stream), grid)
         row.copy_(torch.from_numpy(drawn))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
-from fedveil.methods.protection import Noise, Occasion, Promise, Terms, usual_adjacency
+from fedveil.methods.protection import Noise, Occasion, Promise, Terms, hidden_change
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import Gaussian, Laplace
@@ -21,6 +21,7 @@ from fedveil.privacy.noise import (
     protect_sum_laplace,
     unsnap,
 )
+from fedveil.privacy.refusals import SensitivityRefused
 from fedveil.privacy.units import Adjacency, Trust, Unit
 
 
@@ -37,7 +38,7 @@ class CentralNoise:
     colluders: int = 0
 
     def promise(self, terms: Terms) -> Promise:
-        adjacency = self.adjacency or usual_adjacency(terms.sampling)
+        adjacency = hidden_change(terms, self.adjacency)
         return Promise(Unit.CLIENT, adjacency, Trust.CENTRAL, self.colluders)
 
     def local(self, terms: Terms) -> LocalRule:
@@ -52,6 +53,9 @@ class CentralNoise:
     def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
         return (Release(mechanism_of(self.noise, terms), terms.sampling, rounds),)
 
+    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
+        return whole_noise(terms, shaping)
+
     def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
         scale = terms.noise_multiplier * (shaping.clip or terms.clip).norm
         stream, gauss = occasion.stream(), self.noise is Noise.GAUSSIAN
@@ -64,14 +68,26 @@ class CentralNoise:
 
 
 def mechanism_of(noise: Noise, terms: Terms) -> Gaussian | Laplace:
-    """What one participation releases. The clip must be of the noise's own order."""
+    """What one participation releases. Laplace noise needs a bound in L1, its own norm."""
     if noise is Noise.LAPLACE:
+        if terms.clip.order != 1:
+            raise SensitivityRefused(
+                "Laplace noise beside a clip in L2: in L1 such an update is longer, by up to the "
+                "root of the number of weights",
+                "clip in L1 (Clip(norm, order=1)), or use Gaussian noise",
+            )
         return Laplace(terms.noise_multiplier)
     return Gaussian(terms.noise_multiplier)
+
+
+def whole_noise(terms: Terms, shaping: Shaping) -> float | None:
+    """Noise z C in steps of the grid."""
+    if shaping.granularity is None:
+        return None
+    return terms.noise_multiplier * (shaping.clip or terms.clip).norm / shaping.granularity
 
 
 def fine_grid(terms: Terms, clip: Clip) -> float:
     """A grid on which neither the updates nor the noise lose anything that could be noticed."""
     noise, width = terms.noise_multiplier * clip.norm, terms.shaping.width(terms.layout)
-    clients = terms.federation.clients
-    return choose_granularity(clip.norm, noise, width, clients, order=clip.order)
+    return choose_granularity(clip.norm, noise, width, terms.clients, order=clip.order)

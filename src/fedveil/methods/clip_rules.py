@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -90,6 +91,12 @@ class ClipTracking:
         octaves = math.log2(float(state["clip_norm"]) / self.initial.norm)
         scale = 2.0 ** (round(octaves * _PER_OCTAVE) / _PER_OCTAVE)
         return replace(self.initial, norm=self.initial.norm * scale)
+
+    def clips(self) -> Iterator[Clip]:
+        """All clips that may ever be in use."""
+        reach = math.ceil(math.log2(_WIDEST) * _PER_OCTAVE)
+        for octaves in range(-reach, reach + 1):
+            yield replace(self.initial, norm=self.initial.norm * 2.0 ** (octaves / _PER_OCTAVE))
 
     def bit_terms(self, protection: Protection, terms: Terms) -> Terms:
         """The count as a sum of vectors of one coordinate, each of norm one half."""

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.errors import BadInput, Refused
-from fedveil.local.batches import batches_per_epoch, step_counts
 from fedveil.local.rule import GradientClip, LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.certificate import non_expansive
+from fedveil.methods.local_steps import least_noise, local_steps, longest_way, rates
 from fedveil.methods.modular_grid import Ints, ModularGrid, NoisyIntegers, power_of_two_below
 from fedveil.methods.protection import Occasion, Promise, Terms, certain_cohort, worst_case
 from fedveil.privacy.accounting import Release
@@ -69,18 +69,20 @@ class GradientNoise:
         """The strongest statement that is proved for these terms."""
         if not self.secure_sum:
             return Proof.ALONE
-        if most_steps(terms) == 1:
+        if terms.local.projection_radius is not None:
+            return Proof.ALONE  # what follows a client's own noise keeps it from adding up
+        if local_steps(terms).most == 1:
             return Proof.ONE_STEP
         honest = certain_cohort(terms.sampling) - self.colluders
         assumed = terms.honest_shares(self.honest_shares)
         if assumed is not None:
             honest = min(honest, assumed)
-        if honest <= record_uses(terms) or non_expansive(terms, most_steps(terms)) is None:
+        if honest <= local_steps(terms).uses or non_expansive(terms) is None:
             return Proof.ALONE
         return Proof.CONVEX
 
     def promise(self, terms: Terms) -> Promise:
-        _check(terms)
+        _check(terms, self.secure_sum)
         if self.proof(terms) is Proof.ALONE:
             return Promise(Unit.RECORD, self.adjacency, Trust.LOCAL)
         honest = terms.honest_shares(self.honest_shares)
@@ -100,12 +102,12 @@ class GradientNoise:
                 return terms.shaping
             # Uploads are private as they are: bounding and rounding them costs no privacy.
             grid = self._private_grid(terms, round)
+            room = min(self._reach(terms, round), _LONGEST * grid)
         elif terms.exact:
-            # Clipping is never active here and would do no harm: it brings no two uploads apart.
-            grid = _upload_grid(terms, round)
+            # The clip never acts: one that did could bring two rounded uploads further apart.
+            grid, room = self._upload_grid(terms, round), self._reach(terms, round)
         else:
             return terms.shaping
-        room = min(self._reach(terms, round), _LONGEST * grid)
         return replace(terms.shaping, clip=Clip(room), granularity=grid)
 
     def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
@@ -124,8 +126,7 @@ class GradientNoise:
         grid, clip = shaping.granularity, shaping.clip
         if grid is None or clip is None:
             return None
-        alone = self.proof(terms) is Proof.ALONE
-        std = 0.0 if alone else _rates(terms, round)[-1] * self._std(terms)
+        std = self._share_std(terms, round)
         clients, size = certain_cohort(terms.sampling), terms.layout.size
         return NoisyIntegers(
             ModularGrid(grid, bits_for(clients, clip.norm, grid, std, _WRAP, size).bits), std
@@ -137,57 +138,64 @@ class GradientNoise:
             raise ValueError("no integers were summed")
         return torch.from_numpy(integers.values(whole)).float()
 
+    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
+        if not terms.exact:
+            return None
+        if self.proof(terms) is Proof.ALONE:
+            return self._std(terms) / _gradient_grid(terms)
+        return self._share_std(terms, round) / self._upload_grid(terms, round)
+
     def _reach(self, terms: Terms, round: int) -> float:
         """A length that no upload has: clipped gradients, and more noise than ever comes."""
         noise = self._std(terms) * (math.sqrt(terms.layout.size) + 6)
-        steps = math.fsum(_rates(terms, round)) / (1 - terms.local.momentum)
+        steps = longest_way(terms, round) / (1 - terms.local.momentum)
         return _ROOM * steps * (_bound(terms) + noise)
 
     def _private_grid(self, terms: Terms, round: int) -> float:
         """Far below the noise of an upload."""
-        rates = math.hypot(*_rates(terms, round))
-        return power_of_two_below(_BELOW_NOISE * rates * self._std(terms))
+        return power_of_two_below(_BELOW_NOISE * least_noise(terms, round) * self._std(terms))
+
+    def _upload_grid(self, terms: Terms, round: int) -> float:
+        return power_of_two_below(self._coarsest_grid(terms, round))
+
+    def _coarsest_grid(self, terms: Terms, round: int) -> float:
+        """What the grid of a round's uploads does not exceed.
+
+        Rounding adds at most a step in each coordinate to what one record moves, and no upload is
+        longer than `_LONGEST` steps. Beside the rate of the last step this is largest in the first
+        round: rates within a round become more alike as they fall.
+        """
+        reach = rates(terms, round)[-1] * _clip(terms).norm / _batch(terms)
+        fine = _ROUNDING * reach / math.sqrt(terms.layout.size)
+        return max(fine, 2 * self._reach(terms, round) / _LONGEST)
+
+    def _share_std(self, terms: Terms, round: int) -> float:
+        """The noise that comes with an upload: the last step's, if uploads are not private yet."""
+        alone = self.proof(terms) is Proof.ALONE
+        return 0.0 if alone else rates(terms, round)[-1] * self._std(terms)
 
     def _std(self, terms: Terms) -> float:
         return terms.noise_multiplier * _bound(terms) / _batch(terms)
 
     def _mechanism(self, terms: Terms) -> Mechanism:
-        proof, steps, uses = self.proof(terms), most_steps(terms), record_uses(terms)
+        """What one participation releases, in any round.
+
+        Noise and sensitivity fall together with the rates, and grids are powers of two: beside the
+        rate no round's grid is coarser than the one that is accounted.
+        """
+        proof, steps, uses = self.proof(terms), local_steps(terms).most, local_steps(terms).uses
         bound, batch, std = _bound(terms), _batch(terms), self._std(terms)
         if proof is Proof.ALONE:
             return NoisyGradients(bound, batch, std, steps, uses)
-        shares, rate = certain_cohort(terms.sampling), _rates(terms, 0)[-1]
-        certificate = non_expansive(terms, steps) if proof is Proof.CONVEX else None
+        shares, rate = certain_cohort(terms.sampling), rates(terms, 0)[-1]
+        certificate = non_expansive(terms) if proof is Proof.CONVEX else None
         if not terms.exact:
             return NoisyGradients(bound, batch, std, steps, uses, shares, certificate)
-        grid, size = _upload_grid(terms, 0), terms.layout.size
+        grid, size = self._coarsest_grid(terms, 0) * (1 + 1e-12), terms.layout.size
         if certificate is not None:
             return GridGradients(bound, batch, std, steps, uses, shares, certificate, grid, size)
         # One step: a record moves an upload by at most 2 rate G / batch before it is rounded.
         return DiscreteGaussianSum(rate * bound / batch, grid, rate * std, shares, size, 0.0)
-
-
-def most_steps(terms: Terms) -> int:
-    return int(step_counts(terms.federation.sizes, terms.local).max())
-
-
-def record_uses(terms: Terms) -> int:
-    """The most times that a record is touched in a round: epochs begun, over all clients.
-
-    Sizes may be used: they stay fixed when a record is replaced.
-    """
-    return int(uses_by_client(terms).max())
-
-
-def uses_by_client(terms: Terms) -> Ints:
-    """The same for each client, `[clients]`."""
-    sizes = terms.federation.sizes
-    steps, batches = step_counts(sizes, terms.local), batches_per_epoch(sizes, terms.local)
-    return -(-steps // batches)
-
-
-def _rates(terms: Terms, round: int) -> list[float]:
-    return terms.local.learning_rate.of_round(round, most_steps(terms))
 
 
 def _bound(terms: Terms) -> float:
@@ -207,13 +215,7 @@ def _gradient_grid(terms: Terms) -> float:
     return power_of_two_below(step)
 
 
-def _upload_grid(terms: Terms, round: int) -> float:
-    """Rounding adds at most a step in each coordinate to what one record moves."""
-    reach = _rates(terms, round)[-1] * _clip(terms).norm / _batch(terms)
-    return power_of_two_below(_ROUNDING * reach / math.sqrt(terms.layout.size))
-
-
-def _check(terms: Terms) -> None:
+def _check(terms: Terms, secure_sum: bool) -> None:
     for name, layer in terms.module.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise Refused(
@@ -227,6 +229,12 @@ def _check(terms: Terms) -> None:
         raise BadInput("gradient noise: updates are already private; shape them on the server")
     if terms.exact and (terms.local.projection_radius is not None or terms.local.momentum):
         raise BadInput("gradient noise: on integers it goes with plain steps, without momentum")
+    if terms.exact and secure_sum and terms.local.weight_decay and local_steps(terms).most == 1:
+        raise Refused(
+            "weight decay in the one step of a round: beside large weights a gradient is rounded, "
+            "and one record can move an upload by more than its clip",
+            "leave training.weight_decay out, or use privacy.trust local",
+        )
 
 
 def _clip(terms: Terms) -> GradientClip:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
-from fedveil.methods.central_noise import fine_grid, mechanism_of
+from fedveil.methods.central_noise import fine_grid, mechanism_of, whole_noise
 from fedveil.methods.protection import Noise, Occasion, Promise, Terms, worst_case
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
@@ -40,6 +40,9 @@ class LocalNoise:
         seen = worst_case(terms.sampling, rounds)
         mechanism = mechanism_of(self.noise, terms)
         return (Release(mechanism, terms.sampling, rounds, participations=seen),)
+
+    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
+        return whole_noise(terms, shaping)
 
     def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
         """The sum of noisy uploads: each client's noise is drawn by itself, from its own stream."""

@@ -10,6 +10,7 @@ from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.aggregation import Aggregation
 from fedveil.methods.clip_rules import ClipRule
+from fedveil.methods.noisy_votes import VoteNoise
 from fedveil.methods.protection import Protection
 from fedveil.privacy.sampling import (
     Balanced,
@@ -37,14 +38,26 @@ class Scheme(StrEnum):
 
 @dataclass(frozen=True)
 class CohortRule:
-    """Who takes part in a round. `size` is the cohort's (expected) size, `rate` its share."""
+    """Who takes part in a round. `size` is the cohort's (expected) size, `rate` its share.
+
+    `clients`, if set, is a number of clients that was declared in public: the sampler, and with it
+    rates, divisors and grids, follow from it however many there are. There must not be more.
+    """
 
     scheme: Scheme = Scheme.POISSON
     size: int | None = None
     rate: float | None = None
     cap: int | None = None
+    clients: int | None = None
 
     def __post_init__(self) -> None:
+        if self.clients is not None and self.clients < 1:
+            raise BadInput(f"privacy.public_clients: must be at least 1, got {self.clients}")
+        if self.clients is not None and self.scheme not in (Scheme.POISSON, Scheme.EVERYONE):
+            raise BadInput(
+                "privacy.public_clients: for training.sampling poisson or everyone; elsewhere a "
+                "missing client changes the turns or the chances of the others"
+            )
         if self.scheme is Scheme.EVERYONE:
             return
         if (self.size is None) == (self.rate is None):
@@ -57,7 +70,10 @@ class CohortRule:
             raise BadInput("training.cohort_cap: goes with sampling 'capped-poisson', and only it")
 
     def resolve(self, clients: int, rounds: int) -> Sampling:
-        """The sampler for a population of this size."""
+        """The sampler for a population of this size, or for the one that was declared."""
+        if self.clients is not None and clients > self.clients:
+            raise BadInput(f"privacy.public_clients: there are more clients than {self.clients}")
+        clients = clients if self.clients is None else self.clients
         if self.scheme is Scheme.EVERYONE:
             return Everyone(clients)
         size = self.size if self.size is not None else max(1, round((self.rate or 0) * clients))
@@ -120,7 +136,21 @@ class Method:
             raise BadInput(f"training.rounds: must be at least 1, got {self.rounds}")
         if self.voting is not None and self.smoothing is not None:
             raise BadInput("server.smoothing: votes have no neighbours to be smoothed with")
-        if self.protection is not None and self.by_examples and self.shaping.weight_cap is None:
+        if self.protection is not None:
+            self._check_protected(self.protection)
+
+    def _check_protected(self, protection: Protection) -> None:
+        """What the noise is fitted to must be what is sent."""
+        shaping = self.shaping
+        if self.voting is not None and not isinstance(protection, VoteNoise):
+            raise Refused(
+                f"votes with {type(protection).__name__}: a ballot is longer than any clip, so the "
+                "noise would not cover it",
+                "protect votes with VoteNoise",
+            )
+        if shaping.granularity is not None or shaping.ballot is not None:
+            raise BadInput("shaping: grids and ballots are the plan's to choose; leave them out")
+        if self.by_examples and shaping.weight_cap is None:
             raise Refused(
                 "updates weighted by a client's number of examples, without a cap: one client "
                 "with many examples may move the sum without bound",

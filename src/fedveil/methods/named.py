@@ -32,7 +32,8 @@ Choice = TypeVar("Choice", bound=StrEnum)
 _BLUR, _LUS = "training.penalty", "training.sparsity"
 _CLIP = ("privacy.clip_quantile", "privacy.clip_rate", "privacy.clip_noise")
 _SHARES = ("privacy.colluders", "privacy.honest_shares", "privacy.bits")
-_UPDATES = ("privacy.noise", "privacy.trust", "privacy.adjacency", "privacy.rotate", *_SHARES)
+_CENTRAL = ("privacy.noise", "privacy.public_clients")
+_UPDATES = (*_CENTRAL, "privacy.trust", "privacy.adjacency", "privacy.rotate", *_SHARES)
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,13 @@ def _common(recipe: Recipe) -> _Common:
     scheme = named(Scheme, "training.sampling", training.sampling)
     return {
         "rounds": training.rounds,
-        "cohort": CohortRule(scheme, training.cohort, training.rate, training.cohort_cap),
+        "cohort": CohortRule(
+            scheme,
+            training.cohort,
+            training.rate,
+            training.cohort_cap,
+            recipe.privacy.public_clients,
+        ),
         "local": _local(recipe),
         "optimizer": _optimizer(recipe),
         "smoothing": _smoothing(recipe),

@@ -13,7 +13,7 @@ from fedveil.local.ballot import Ballot
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.modular_grid import Ints, ModularGrid, NoisyIntegers
-from fedveil.methods.protection import Occasion, Promise, Terms, certain_cohort, usual_adjacency
+from fedveil.methods.protection import Occasion, Promise, Terms, certain_cohort, hidden_change
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisyVotes
@@ -51,7 +51,7 @@ class VoteNoise:
 
     def promise(self, terms: Terms) -> Promise:
         if self.trust is Trust.CENTRAL:
-            adjacency = self.adjacency or usual_adjacency(terms.sampling)
+            adjacency = hidden_change(terms, self.adjacency)
             return Promise(Unit.CLIENT, adjacency, Trust.CENTRAL, self.colluders)
         adjacency = self.adjacency or Adjacency.ZERO_OUT
         honest = terms.honest_shares(self.honest_shares)
@@ -100,6 +100,12 @@ class VoteNoise:
         for client in occasion.cohort:
             histogram += gaussian(occasion.stream(client), width, std)
         return torch.from_numpy(histogram).float()
+
+    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
+        if shaping.granularity is None:
+            return None
+        central = self.trust is Trust.CENTRAL
+        return (self._std(terms) if central else self._share_std(terms)) / shaping.granularity
 
     def integers(self, terms: Terms, shaping: Shaping, round: int) -> NoisyIntegers | None:
         if shaping.granularity is None or self.trust is Trust.CENTRAL:

@@ -23,14 +23,8 @@ from fedveil.methods.modular_grid import Ints, NoisyIntegers
 from fedveil.models.flat import Layout
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.sampling import (
-    Balanced,
-    CappedPoisson,
-    FixedSize,
-    Poisson,
-    RoundRobin,
-    Sampling,
-)
+from fedveil.privacy.refusals import AdjacencyRefused
+from fedveil.privacy.sampling import CappedPoisson, FixedSize, Poisson, Sampling
 from fedveil.privacy.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.randomness import Randomness, Stream
 
@@ -50,7 +44,8 @@ class Terms:
 
     `noise_multiplier` is the noise (std, or scale for Laplace) on the sum over the clip norm of one
     protected unit. `shaping` holds the first round's clip. `secure` is how sums are hidden from
-    whoever takes them; None if they are not.
+    whoever takes them; None if they are not. `public_clients` is the number of clients if it was
+    declared in public; None if it was counted.
     """
 
     sampling: Sampling
@@ -63,6 +58,12 @@ class Terms:
     arithmetic: Arithmetic
     noise_multiplier: float = 1.0
     secure: SecureSums | None = None
+    public_clients: int | None = None
+
+    @property
+    def clients(self) -> int:
+        """The number of clients that the noise, the grid and the divisor are fitted to."""
+        return self.public_clients or self.federation.clients
 
     @property
     def exact(self) -> bool:
@@ -131,6 +132,11 @@ class Protection(Protocol):
         """The private sum, float32 `[parameters]`, from the engine's sum of shaped updates."""
         ...
 
+    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
+        """Std (Laplace: scale) of the noise that is drawn at once, in steps of its grid; None if
+        it is drawn as floating-point numbers."""
+        ...
+
 
 @runtime_checkable
 class InShares(Protection, Protocol):
@@ -156,17 +162,26 @@ class InShares(Protection, Protocol):
         ...
 
 
-def usual_adjacency(sampling: Sampling) -> Adjacency:
-    """The change that a trusted aggregator hides under this sampling.
+def hidden_change(terms: Terms, chosen: Adjacency | None) -> Adjacency:
+    """The change that a trusted aggregator hides: `chosen`, or what is proved for the sampling.
 
-    A client that is absent shifts everybody's turn in a schedule and frees a place in a cohort of
-    fixed size: there its data is zeroed or replaced.
+    Whether a client was there at all is hidden only if nothing is computed from the true number of
+    clients, so only if that was declared. A client that is absent also shifts everybody's turn in a
+    schedule and frees a place in a cohort of limited size: there its data is zeroed or replaced.
     """
-    if isinstance(sampling, FixedSize):
+    declared = terms.public_clients is not None
+    if chosen is Adjacency.ADD_REMOVE and not declared:
+        raise AdjacencyRefused(
+            "add-remove hides whether a client was there at all, while rate, divisor and grid come "
+            "from the true number of clients",
+            "set privacy.public_clients to a public number that is not smaller, or use adjacency "
+            "zero-out, which costs the same",
+        )
+    if chosen is not None:
+        return chosen
+    if isinstance(terms.sampling, FixedSize):
         return Adjacency.REPLACE
-    if isinstance(sampling, RoundRobin | Balanced):
-        return Adjacency.ZERO_OUT
-    return Adjacency.ADD_REMOVE
+    return Adjacency.ADD_REMOVE if declared else Adjacency.ZERO_OUT
 
 
 def worst_case(sampling: Sampling, rounds: int) -> int | None:

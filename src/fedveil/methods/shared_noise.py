@@ -81,6 +81,10 @@ class SharedNoise:
         whole = integers.noisy_sum(total.numpy(), map(occasion.stream, occasion.cohort))
         return self.decode(terms, whole, shaping, occasion.round)
 
+    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
+        integers = self.integers(terms, shaping, round)
+        return None if integers is None else integers.share_std / integers.grid.granularity
+
     def integers(self, terms: Terms, shaping: Shaping, round: int) -> NoisyIntegers | None:
         if shaping.granularity is None:
             return None

@@ -69,6 +69,8 @@ def layout_of(module: nn.Module) -> Layout:
 def flatten(module: nn.Module) -> Tensor:
     """A copy of the trainable parameters as one float32 vector, in the layout's order."""
     parts = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
+    if not parts:
+        raise BadInput("model: it has no trainable parameters")
     return torch.cat(parts).float()
 
 

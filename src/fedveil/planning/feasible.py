@@ -61,7 +61,7 @@ class Claim(Protocol):
 ClaimOf = Callable[["Way", "Question", int, int, float], Claim | None]
 
 WAYS = (
-    Way(Trust.CENTRAL, lambda n, b: Poisson(b / n, n), Adjacency.ADD_REMOVE),
+    Way(Trust.CENTRAL, lambda n, b: Poisson(b / n, n), Adjacency.ZERO_OUT),
     Way(Trust.CENTRAL, FixedSize, Adjacency.REPLACE),
     Way(Trust.DISTRIBUTED, RoundRobin, Adjacency.ZERO_OUT),
     Way(Trust.LOCAL, RoundRobin, Adjacency.REPLACE),

@@ -46,7 +46,8 @@ class Situation:
 
     @property
     def clients(self) -> int:
-        return self.plan.federation.clients
+        """As declared, or counted where nothing was declared."""
+        return self.plan.sampling.clients or self.plan.federation.clients
 
     @property
     def cohort(self) -> int:
@@ -96,8 +97,8 @@ def situation_of(
 
 def public_constants(
     recipe: Recipe, proxy: str | None, federation: Federation, records: int | None = None
-) -> LossConstants:
-    """Constants from the named proxy; by default from the recipe's own source, if it is public.
+) -> tuple[LossConstants, tuple[str, ...]]:
+    """Constants from the named proxy, and what was looked at; by default the recipe's own source.
 
     A recipe that trains on a file is taken to be private: a proxy must be named.
     """
@@ -108,8 +109,9 @@ def public_constants(
             "--gradient-bound, --heterogeneity and --initial-distance"
         )
     if recipe.data.file is None and proxy in (None, recipe.data.source):
-        return estimate(federation)
-    return estimate(proxy_of(recipe, proxy, federation, records).federation)
+        return estimate(federation), (recipe.data.source,)
+    named = proxy_of(recipe, proxy, federation, records)
+    return estimate(named.federation), named.looked_at
 
 
 def score_of_recipe(
@@ -270,6 +272,13 @@ def local_steps_of(recipe: Recipe, plan: Plan, records: int | None = None) -> in
     if local.batch_size is None:
         return epochs
     return epochs * max(1, math.ceil(records_of(recipe, plan, records) / local.batch_size))
+
+
+def sizes_looked_at(recipe: Recipe, plan: Plan, records: int | None = None) -> tuple[str, ...]:
+    """The recipe's own source, if `local_steps_of` takes the sizes of its clients from it."""
+    local = plan.method.local
+    sized = local.steps is None and local.batch_size is not None and records is None
+    return (recipe.data.source,) if sized and recipe.data.file is None else ()
 
 
 def records_of(recipe: Recipe, plan: Plan, records: int | None = None) -> int:

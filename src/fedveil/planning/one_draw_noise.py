@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.errors import Refused
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.local_noise import LocalNoise
@@ -31,6 +32,8 @@ class OneDrawNoise:
     original: LocalNoise | SharedNoise
 
     def promise(self, terms: Terms) -> Promise:
+        if terms.exact:
+            raise Refused("noise in one draw protects nobody", "use it for trials on public data")
         return self.original.promise(terms)
 
     def local(self, terms: Terms) -> LocalRule:
@@ -41,6 +44,9 @@ class OneDrawNoise:
 
     def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
         return self.original.releases(terms, rounds)
+
+    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
+        return self.original.noise_steps(terms, shaping, round)
 
     def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
         """The sum and all its noise, float32 `[parameters]`."""

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import Refused
-from fedveil.methods.gradient_noise import GradientNoise, uses_by_client
+from fedveil.methods.gradient_noise import GradientNoise
+from fedveil.methods.local_steps import uses_by_client
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import account
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
@@ -41,7 +42,7 @@ def participations(plan: Plan, rounds: int | None = None) -> Participations:
     rounds = plan.method.rounds if rounds is None else rounds
     counts = np.zeros(plan.federation.clients, dtype=np.int64)
     for number in range(rounds):
-        counts[plan.sampling.draw(number, None)] += 1  # type: ignore[arg-type]
+        counts[plan.sampling.draw(number, None, plan.federation.clients)] += 1  # type: ignore[arg-type]
     uses = np.zeros_like(counts)
     if isinstance(plan.method.protection, GradientNoise):
         uses = uses_by_client(plan.terms)

@@ -7,22 +7,27 @@ proved cannot be planned.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 from torch import Tensor, nn
 
-from fedveil.data.federation import Federation, Task
+from fedveil.data.federation import Federation
 from fedveil.errors import BadInput, Refused
-from fedveil.local.ballot import Ballot
-from fedveil.local.records import as_tensor, client_sizes
+from fedveil.local.records import client_sizes
 from fedveil.local.rule import LocalRule
 from fedveil.local.shaping import Shaping
 from fedveil.methods.clip_rules import ClipTracking
-from fedveil.methods.method import Method, Voting
+from fedveil.methods.every_round import check_every_round
+from fedveil.methods.isolation import check_isolation
+from fedveil.methods.method import Method
 from fedveil.methods.protection import Occasion, Protection, Terms
 from fedveil.models.flat import Layout, flatten, layout_of
-from fedveil.planning.secure_sums import check_sums, on_integers, secure_sums
+from fedveil.planning import limits
+from fedveil.planning.fitting import distillation, fitted, sampling_of, shaping_of, terms_of
+from fedveil.planning.secure_sums import check_sums
 from fedveil.privacy.accounting import (
     Release,
     Setting,
@@ -30,13 +35,13 @@ from fedveil.privacy.accounting import (
     default_delta,
     fast_epsilon,
 )
+from fedveil.privacy.arguments import settle
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Laplace
 from fedveil.privacy.root import least_at_most
 from fedveil.privacy.sampling import Sampling
 from fedveil.privacy.units import Arithmetic, Entropy, Trust, Unit
 from fedveil.randomness import Randomness
-from fedveil.server.distillation import Distillation
 from fedveil.server.optimizers import Optimizer, State
 
 
@@ -85,22 +90,95 @@ class Released:
     figures: Mapping[str, float] = field(default_factory=dict)  # released statistics by name
 
 
+# Of a plan's terms these are chosen; all others follow from its method, federation and module.
+_CHOSEN = ("noise_multiplier", "arithmetic", "secure")
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What will run, decided to the last number. Build one with `plan`."""
+    """What will run, decided to the last number. Build one with `plan`.
+
+    Only choices are kept. Sampling, shaping, setting and guarantee are derived from them, so that
+    `dataclasses.replace` yields a plan that does what its guarantee says, and says what it does:
+    with another method, federation or module the terms are fitted again; other terms may bring
+    another noise multiplier, arithmetic or secure sums.
+    """
 
     method: Method
     federation: Federation = field(repr=False)
     module: nn.Module = field(repr=False)
-    layout: Layout = field(repr=False)
     start: Tensor = field(repr=False)  # initial weights [parameters]
-    sampling: Sampling
-    shaping: Shaping  # of the first round
-    optimizer: Optimizer
     seed: int | None
     terms: Terms | None = field(default=None, repr=False)  # what the noise is fitted to
-    setting: Setting | None = None
-    guarantee: Guarantee | None = None
+    delta: float | None = None  # of the guarantee; None: a simulation that promises nothing
+    declared: tuple[str, ...] = ()  # what else the guarantee takes to be public
+    unprotected: tuple[str, ...] = ()  # what else was taken from the protected data
+    basis: tuple[object, ...] = field(default=(), repr=False, compare=False)  # of the terms
+
+    def __post_init__(self) -> None:
+        if self.start.shape != (self.layout.size,):
+            raise BadInput(f"start: need the module's {self.layout.size} weights")
+        protection, terms = self.method.protection, self.terms
+        if protection is None or terms is None:
+            if (protection is None) != (terms is None):
+                raise BadInput("terms: a plan has them if its method adds noise; make a new plan")
+            return
+        basis = (self.method, self.federation, self.module)
+        if len(self.basis) == 4 and all(map(operator.is_, self.basis, basis)):
+            for name in (each.name for each in fields(Terms) if each.name not in _CHOSEN):
+                if getattr(terms, name) is not getattr(self.basis[3], name):
+                    raise BadInput(f"terms.{name}: follows from the method; change it there")
+        else:
+            noise, summed = terms.noise_multiplier, terms.secure is not None
+            terms = fitted(*basis, protection, terms.arithmetic, noise, summed)
+        settle(self, terms=terms, basis=(*basis, terms))
+        if self.seed is None:
+            if self.delta is None:
+                raise BadInput("delta: a protected plan promises something, and needs one")
+            check_sums(protection, terms)
+
+    @cached_property
+    def layout(self) -> Layout:
+        return layout_of(self.module)
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        """Who takes part: drawn in the rounds, and accounted for."""
+        return self.terms.sampling if self.terms else sampling_of(self.method, self.federation)
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        if self.method.voting is None:
+            return self.method.optimizer
+        return distillation(self.method.voting, self.federation, self.module)
+
+    @cached_property
+    def shaping(self) -> Shaping:
+        """What leaves a client in the first round."""
+        if self.method.protection is None:
+            return shaping_of(self.method, self.federation, self.module)
+        return self.shaping_in(0, {})
+
+    @cached_property
+    def setting(self) -> Setting | None:
+        if self.method.protection is None or self.terms is None:
+            return None
+        return _setting(
+            self.method,
+            self.method.protection,
+            self.terms,
+            self.seed,
+            self.declared,
+            self.unprotected,
+        )
+
+    @cached_property
+    def guarantee(self) -> Guarantee | None:
+        """What all rounds together guarantee; None if the method adds no noise."""
+        if self.setting is None or self.delta is None:
+            return None
+        releases = self.releases(self.method.rounds)
+        return account(releases, setting=self.setting, delta=self.delta)
 
     @property
     def protected(self) -> bool:
@@ -138,10 +216,11 @@ class Plan:
         If all clients send the same update of full norm, their averages over the run add up to
         sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
         """
-        noise, setting = self.noise_multiplier, self.setting
-        if noise is None or setting is None or setting.unit is not Unit.CLIENT:
+        terms, setting = self.terms, self.setting
+        if terms is None or setting is None or setting.unit is not Unit.CLIENT:
             return ()
-        cohort, clients = self.sampling.expected_cohort, self.federation.clients
+        noise = terms.noise_multiplier
+        cohort, clients = self.sampling.expected_cohort, terms.clients
         seen = math.sqrt(cohort) if setting.trust is Trust.LOCAL else cohort
         ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise
         if ratio >= 1:
@@ -165,8 +244,8 @@ class Plan:
             return None
         if rounds == 0:
             return 0.0
-        releases, delta = self.releases(rounds), self.guarantee.delta
-        return account(releases, setting=self.setting, delta=delta).epsilon
+        releases = self.releases(rounds)
+        return account(releases, setting=self.setting, delta=self.guarantee.delta).epsilon
 
     def release(
         self,
@@ -218,15 +297,18 @@ def plan(
     budget: Budget | None = None,
     seed: int | None = None,
     arithmetic: Arithmetic | None = None,
+    declared: Sequence[str] = (),
+    unprotected: Sequence[str] = (),
 ) -> Plan:
     """Resolve a method against data, a model and a budget.
 
     With a seed the run is a simulation: its guarantee says what the same plan would certify.
     `arithmetic=None` is exact without a seed and under a secure sum, which adds integers, and
-    idealised (faster) with a seed.
+    idealised (faster) with a seed. Sentences: `declared` says what else the guarantee takes to be
+    public; `unprotected` what was taken from the protected data by other ways, so that nothing is
+    certified.
     """
-    undecided = _undecided(method, federation, model, seed)
-    protection = method.protection
+    protection, start = method.protection, flatten(model)
     if protection is None:
         if budget is not None:
             raise Refused(
@@ -237,25 +319,24 @@ def plan(
             raise BadInput(
                 f"aggregation: secure sums carry noise shares, and method {method.name!r} has none"
             )
-        return undecided
+        return Plan(method, federation, model, start, seed)
     if budget is None:
         raise BadInput(f"privacy.epsilon: method {method.name!r} needs a budget")
-    terms = _terms(undecided, protection, arithmetic)
-    setting = _setting(protection, terms, seed)
+    check_isolation(model, federation, method.local.per_example)
+    terms = terms_of(method, federation, model, protection, seed, arithmetic)
+    setting = _setting(method, protection, terms, seed, declared, unprotected)
     delta = _delta(method, protection, terms, setting, budget)
     if budget.noise_multiplier is not None:
         noise = budget.noise_multiplier
     else:
         noise = _calibrated(method, protection, terms, setting, budget.epsilon or 0.0, delta)
     terms = replace(terms, noise_multiplier=noise)
-    releases = _releases(method, protection, terms, method.rounds)
-    return replace(
-        undecided,
-        shaping=protection.shaping(terms, terms.shaping.clip, 0),
-        terms=terms,
-        setting=setting,
-        guarantee=account(releases, setting=setting, delta=delta),
-    )
+    check_every_round(method, protection, terms)
+    said = tuple(declared), tuple(unprotected)
+    made = Plan(method, federation, model, start, seed, terms, delta, *said)
+    if made.guarantee is None:  # worked out here, for what cannot be proved cannot be planned
+        raise RuntimeError("a plan with noise has a guarantee")
+    return made
 
 
 def quick_noise(method: Method, like: Plan, budget: Budget) -> float:
@@ -267,50 +348,12 @@ def quick_noise(method: Method, like: Plan, budget: Budget) -> float:
     protection = method.protection
     if protection is None or like.terms is None or budget.epsilon is None:
         raise BadInput(f"training.method: {method.name!r} adds no noise")
-    undecided = _undecided(method, like.federation, like.module, like.seed)
-    terms = _terms(undecided, protection, like.terms.arithmetic)
-    setting = _setting(protection, terms, like.seed)
+    terms = terms_of(
+        method, like.federation, like.module, protection, like.seed, like.terms.arithmetic
+    )
+    setting = _setting(method, protection, terms, like.seed)
     delta = _delta(method, protection, terms, setting, budget)
     return _calibrated(method, protection, terms, setting, budget.epsilon, delta, quickly=True)
-
-
-def _undecided(method: Method, federation: Federation, model: nn.Module, seed: int | None) -> Plan:
-    """A plan in which nothing is said about noise yet."""
-    layout = layout_of(model)
-    sampling = method.cohort.resolve(federation.clients, method.rounds)
-    shaping, optimizer = method.shaping, method.optimizer
-    if method.voting is not None:
-        shaping, optimizer = _votes(method.voting, shaping, federation, model, layout)
-    if method.by_examples and shaping.weight_cap is None:
-        # Dividing by the sum of weights makes any common factor vanish.
-        shaping = replace(shaping, weight_cap=int(federation.sizes.max()))
-    return Plan(
-        method, federation, model, layout, flatten(model), sampling, shaping, optimizer, seed
-    )
-
-
-def _terms(undecided: Plan, protection: Protection, arithmetic: Arithmetic | None) -> Terms:
-    """What the noise is fitted to; `arithmetic=None` as `plan` says."""
-    method, federation, sampling = undecided.method, undecided.federation, undecided.sampling
-    shaping = undecided.shaping
-    if method.clip_rule is not None:
-        shaping = replace(shaping, clip=method.clip_rule.clip(method.local, 0, {}))
-    usual = Arithmetic.EXACT if undecided.seed is None else Arithmetic.IDEALISED
-    terms = Terms(
-        sampling,
-        method.rounds,
-        method.local,
-        shaping,
-        federation,
-        undecided.module,
-        undecided.layout,
-        arithmetic or usual,
-        secure=secure_sums(method, protection, sampling, federation.name),
-    )
-    if arithmetic is None and on_integers(protection, terms):
-        terms = replace(terms, arithmetic=Arithmetic.EXACT)
-    check_sums(protection, terms)
-    return terms
 
 
 def _delta(
@@ -321,18 +364,28 @@ def _delta(
     return budget.resolved_delta(setting.population or terms.federation.clients, pure=pure)
 
 
-def _setting(protection: Protection, terms: Terms, seed: int | None) -> Setting:
+def _setting(
+    method: Method,
+    protection: Protection,
+    terms: Terms,
+    seed: int | None,
+    declared: Sequence[str] = (),
+    unprotected: Sequence[str] = (),
+) -> Setting:
     promise, federation = protection.promise(terms), terms.federation
     by_client = promise.unit is Unit.CLIENT
     return Setting(
         unit=promise.unit,
         adjacency=promise.adjacency,
         trust=promise.trust,
-        population=federation.clients if by_client else len(federation.train),
+        population=terms.clients if by_client else len(federation.train),
         arithmetic=terms.arithmetic,
         entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
         colluders=promise.colluders,
         honest_shares=promise.honest_shares,
+        unprotected=(*limits.unprotected(method, terms), *unprotected),
+        declared=(*limits.declared(terms), *declared),
+        not_covered=limits.not_covered(terms, promise.trust),
     )
 
 
@@ -378,24 +431,3 @@ def _calibrated(
     if not quickly and reported(noise) < 0.999 * quick(noise):
         noise = least_at_most(reported, epsilon, noise, least=1e-6, most=1e9) or noise
     return noise
-
-
-def _votes(
-    voting: Voting, shaping: Shaping, federation: Federation, model: nn.Module, layout: Layout
-) -> tuple[Shaping, Optimizer]:
-    """A ballot on the federation's public inputs, and the server's way to learn from it."""
-    if federation.task is not Task.CLASSIFICATION:
-        raise BadInput(f"training.method: votes need classes, and this is {federation.task}")
-    if federation.validation is None or len(federation.validation) == 0:
-        raise BadInput(
-            "data.public_fraction: voting needs public inputs; set aside a share such as 0.2"
-        )
-    public = federation.validation.inputs[: voting.questions]
-    if voting.questions is not None and len(public) < voting.questions:
-        raise BadInput(f"server.questions: there are only {len(public)} public inputs")
-    inputs = as_tensor(federation.model_inputs(public)).contiguous()
-    classes = federation.classes
-    distillation = Distillation(
-        model, layout, inputs, classes, voting.epochs, voting.batch_size, voting.learning_rate
-    )
-    return replace(shaping, ballot=Ballot(model, inputs, classes)), distillation

@@ -27,6 +27,8 @@ from fedveil.data.federation import Federation
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput, Refused
 from fedveil.planning.candidate import Candidate, recipe_with_settings
+from fedveil.planning.limits import test_examples
+from fedveil.planning.overlap import check_federations
 from fedveil.planning.plan import Plan
 from fedveil.planning.proxy import SYNTHETIC, Proxy
 from fedveil.planning.space import Space
@@ -67,7 +69,7 @@ def tuned(
     plans = [plan_of(recipe_with_settings(recipe, c), federation) for c in candidates]
     _check(recipe, real, plans)
     tuning = RandomRuns(mean, Repeats.GEOMETRIC)
-    noise, guarantee = _paid(recipe, real, tuning)
+    noise, guarantee = _paid(recipe, real, tuning, scored)
     untuned = real.noise_multiplier or 0.0
     best: Tuned | None = None
     dice = _Dice(recipe.seed)
@@ -118,7 +120,7 @@ def _check(recipe: Recipe, real: Plan, plans: Sequence[Plan]) -> None:
             )
 
 
-def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns) -> tuple[float, Guarantee]:
+def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns, scored: Proxy) -> tuple[float, Guarantee]:
     """The least noise with which everything keeps to the budget, and the guarantee of it all."""
     setting, given, epsilon = real.setting, real.guarantee, recipe.privacy.epsilon or 0.0
     if setting is None or given is None:
@@ -126,8 +128,15 @@ def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns) -> tuple[float, Guaran
 
     def guarantee(noise: float) -> Guarantee:
         releases: tuple[Release, ...] = _noisier(real, noise).releases(real.method.rounds)
-        return account(releases, setting=setting, delta=given.delta, tuning=tuning)
+        return account(releases, setting=scored_publicly, delta=given.delta, tuning=tuning)
 
+    scores = f"Runs were scored on {scored.source}, declared to be public."
+    unseen = test_examples(real.federation)  # no run is scored on them
+    scored_publicly = replace(
+        setting,
+        declared=(*setting.declared, scores),
+        not_covered=tuple(one for one in setting.not_covered if one not in unseen),
+    )
     start = 2 * (real.noise_multiplier or 1.0)
     noise = least_at_most(lambda z: guarantee(z).epsilon, epsilon, start, least=1e-6, most=1e9)
     if noise is None:
@@ -142,9 +151,7 @@ def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns) -> tuple[float, Guaran
 def _noisier(plan: Plan, noise: float) -> Plan:
     if plan.terms is None:
         raise BadInput("--tune-on-private-data: needs a private method")
-    changed = replace(plan, terms=replace(plan.terms, noise_multiplier=noise))
-    # The grid of exact arithmetic goes with the noise.
-    return replace(changed, shaping=changed.shaping_in(0, {}))
+    return replace(plan, terms=replace(plan.terms, noise_multiplier=noise))
 
 
 def _scored_on(private: Federation, scored: Proxy) -> Federation:
@@ -159,6 +166,7 @@ def _scored_on(private: Federation, scored: Proxy) -> Federation:
     )
     if not same or (public.scaling is None) != (private.scaling is None):
         raise BadInput(f"--proxy: {scored.source} does not have the recipe's inputs and classes")
+    check_federations(public, private, f"--proxy {scored.source}")
     return replace(private, test=public.train, verified=True)
 
 

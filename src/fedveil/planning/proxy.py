@@ -1,11 +1,13 @@
 """Data that a pilot may look at: a public source, a public file, or made-up data of the same shape.
 
-Private data are never a proxy. A recipe that trains on a file is taken to be private; a named
-source is public.
+Private data are never a proxy. A recipe that trains on a file is taken to be private. A named
+source is public, but where the settings of a run were chosen on the very rows that it protects, its
+guarantee says so and is not certified.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from fedveil.assemble import federation_of
 from fedveil.data.assignment import generator, offsets_of
 from fedveil.data.federation import Federation
 from fedveil.errors import BadInput
+from fedveil.planning.overlap import check_federations, check_files
 from fedveil.planning.synthetic_proxy import shape_of, synthetic_proxy
 from fedveil.recipe import DataSection, Recipe
 
@@ -28,11 +31,15 @@ _SOME_RECORDS = 20  # of a made-up client, if nobody says how many
 
 @dataclass(frozen=True)
 class Proxy:
-    """Public data for trials; its test part scores them. `source` says where it comes from."""
+    """Public data for trials; its test part scores them. `source` says where it comes from.
+
+    looked_at: names of the data that settings found here depend on.
+    """
 
     federation: Federation
     source: str
     notes: tuple[str, ...] = ()
+    looked_at: tuple[str, ...] = ()
 
 
 def proxy_of(
@@ -50,11 +57,21 @@ def proxy_of(
         )
     if name is None or (recipe.data.file is None and name == recipe.data.source):
         # The true test part stays unseen, or the expected result would flatter itself.
-        return Proxy(_scored_on_train(federation), f"{recipe.data.source} (public)")
+        own = recipe.data.source
+        return Proxy(_scored_on_train(federation), f"{own} (public)", looked_at=(own,))
     if name == SYNTHETIC:
         return _made_up(recipe, federation, records)
     named = federation_of(_public_section(recipe, name))
-    return Proxy(named, f"{named.name} (public)", _differences(named, federation))
+    source = f"{named.name} (public)"
+    check_federations(named, federation, source)
+    where = str(Path(name).absolute()) if Path(name).exists() else name
+    return Proxy(named, source, _differences(named, federation), (where,))
+
+
+def with_look(recipe: Recipe, looked_at: Iterable[str]) -> Recipe:
+    """The recipe that remembers what its settings were tried out on."""
+    names = tuple(dict.fromkeys((*recipe.privacy.tuned_on, *looked_at)))
+    return replace(recipe, privacy=replace(recipe.privacy, tuned_on=names))
 
 
 def some_clients(federation: Federation, clients: int, seed: int) -> Federation:
@@ -80,8 +97,8 @@ def _public_section(recipe: Recipe, name: str) -> DataSection:
         return DataSection(source=name, directory=data.directory)
     if not path.exists():
         raise BadInput(f"--proxy {name}: no such file")
-    if data.file is not None and path.resolve() == Path(data.file).resolve():
-        raise BadInput(f"--proxy {name}: this is the private file itself")
+    if data.file is not None:
+        check_files(path, Path(data.file), data.client_column)
     return replace(data, file=name)
 
 
@@ -89,8 +106,9 @@ def _made_up(recipe: Recipe, federation: Federation, records: int | None) -> Pro
     notes = [
         "made-up data rank settings roughly; what is reached on them says little about real data"
     ]
-    public = recipe.data.file is None
-    if records is None and public:
+    looked_at: tuple[str, ...] = ()
+    if records is None and recipe.data.file is None:
+        looked_at = (recipe.data.source,)  # at how many records its clients have
         records = max(1, round(len(federation.train) / federation.clients))
     if records is None:
         records = _SOME_RECORDS
@@ -98,8 +116,8 @@ def _made_up(recipe: Recipe, federation: Federation, records: int | None) -> Pro
             f"clients were taken to have {records} records each; how many they have is private, so "
             "say --records if you know it from elsewhere"
         )
-    shape = shape_of(federation, records)
-    return Proxy(synthetic_proxy(shape), f"synthetic, {records} records a client", tuple(notes))
+    made = synthetic_proxy(shape_of(federation, records))
+    return Proxy(made, f"synthetic, {records} records a client", tuple(notes), looked_at)
 
 
 def _differences(proxy: Federation, real: Federation) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ class ProxyTrials:
     @property
     def everyone(self) -> int:
         """The cohort of a recipe in which all clients take part."""
-        return self.real.federation.clients
+        return self.real.sampling.clients or self.real.federation.clients
 
     def __call__(self, trial: Trial, deadline: float = math.inf) -> Outcome:
         """Run one trial; raises OutOfTime once `time.monotonic()` passes the deadline."""
@@ -237,6 +237,7 @@ def _train(planned: Plan, deadline: float) -> tuple[Metrics | None, int]:
 def trial_plan(recipe: Recipe, federation: Federation, noise: float, seed: int) -> Plan:
     """The recipe's plan on public data with this noise, and no guarantee worked out."""
     method, chosen = in_one_draw(method_of(recipe)), recipe.model
+    method = replace(method, cohort=replace(method.cohort, clients=None))  # these are counted
     sizes = chosen.hidden, chosen.input_norm
     model = build(chosen.name, federation, hidden=sizes[0], input_norm=sizes[1], seed=chosen.seed)
     bare = plan(replace(method, protection=None, clip_rule=None), federation, model, seed=seed)
@@ -245,8 +246,7 @@ def trial_plan(recipe: Recipe, federation: Federation, noise: float, seed: int) 
         shaping = replace(shaping, clip=method.clip_rule.clip(method.local, 0, {}))
     run = bare.sampling, method.rounds, method.local, shaping
     terms = Terms(*run, federation, model, bare.layout, Arithmetic.IDEALISED, noise)
-    noisy = replace(bare, method=method, terms=terms)
-    return replace(noisy, shaping=noisy.shaping_in(0, {}))
+    return replace(bare, method=method, terms=terms)
 
 
 def clips_gradients(method: Method) -> bool:

@@ -14,7 +14,7 @@ from fedveil import recipe as recipes
 from fedveil.assemble import federation_of, plan_of
 from fedveil.errors import BadInput
 from fedveil.planning.candidate import Candidate, recipe_with_settings
-from fedveil.planning.from_recipe import local_steps_of
+from fedveil.planning.from_recipe import local_steps_of, sizes_looked_at
 from fedveil.planning.journal import Journal
 from fedveil.planning.pilot import Expected, Search, mean_error
 from fedveil.planning.proxy import proxy_of
@@ -58,7 +58,9 @@ def prepare(
         left = remaining(recipe.privacy.epsilon, real.guarantee.delta, spent_epsilon, spent_delta)
         recipe = replace(recipe, privacy=replace(recipe.privacy, epsilon=left[0], delta=left[1]))
         real = plan_of(recipe, federation)
-    trials = ProxyTrials(recipe, real, proxy_of(recipe, proxy, federation, records))
+    public = proxy_of(recipe, proxy, federation, records)
+    sizes = sizes_looked_at(recipe, real, records)
+    trials = ProxyTrials(recipe, real, replace(public, looked_at=(*public.looked_at, *sizes)))
     space = space_of(trials, local_steps_of(recipe, real, records), max_steps)
     check_hope(trials, space.base, space.most_steps)
     question = {

@@ -177,7 +177,7 @@ def space_of(trials: ProxyTrials, local_steps: int, most_steps: int | None = Non
     return Space(
         base,
         base.total_steps if most_steps is None else most_steps,
-        real.federation.clients,
+        trials.everyone,
         trials.reach(),
         clips_gradients(real.method),
         frozenset(fixed),

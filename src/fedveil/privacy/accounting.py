@@ -34,9 +34,11 @@ from fedveil.privacy.refusals import DeltaRefused
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.sampling import Everyone, Sampling, sampling_kind
 from fedveil.privacy.theorems import theorem_of
-from fedveil.privacy.translation import honest_shares, population_of, step_of
+from fedveil.privacy.translation import honest_shares, least_population, step_of
 from fedveil.privacy.tuning import AllRuns, RandomRuns, Tuning
 from fedveil.privacy.units import Arithmetic, Entropy, Trust
+
+_LARGEST_DELTA = 0.01  # where nothing is known about the population
 
 __all__ = ["Release", "Setting", "account", "default_delta", "per_client_epsilons"]
 
@@ -132,7 +134,6 @@ def _account(
     )
 
 
-@lru_cache(maxsize=8192)
 @cache
 def _load_library() -> None:
     """All of it at once: nearly every accountant needs it, and it takes most of a second."""
@@ -140,6 +141,7 @@ def _load_library() -> None:
         import_module("dp_accounting.pld.privacy_loss_distribution")
 
 
+@lru_cache(maxsize=8192)
 def _bounds(
     steps: tuple[Step, ...], delta: float, tuning: Tuning | None, quick: bool = False
 ) -> tuple[tuple[str, float], ...]:
@@ -167,7 +169,13 @@ def _bounds(
 
 
 def _check_delta(releases: tuple[Release, ...], setting: Setting, delta: float) -> None:
-    population = population_of(releases, setting)
+    population = least_population(releases, setting)
+    if population is None and delta >= _LARGEST_DELTA:
+        raise DeltaRefused(
+            f"delta {delta:g} and no population to compare it with: publishing one of many "
+            f"{setting.unit}s whole would satisfy it",
+            f"state the population, or use a delta below {_LARGEST_DELTA:g}",
+        )
     if population is not None and delta >= 1 / population:
         raise DeltaRefused(
             f"delta {delta:g} is not below 1/{population}: publishing one random {setting.unit} "
@@ -183,7 +191,7 @@ def _common_multiplier(releases: tuple[Release, ...]) -> float | None:
 
 def _why_not(releases: tuple[Release, ...], setting: Setting) -> str:
     """Why the proof does not cover what runs; empty if it does."""
-    reasons = []
+    reasons = [one.rstrip(".") for one in setting.unprotected]
     if setting.entropy is not Entropy.SYSTEM:
         reasons.append("the noise comes from a seed, and whoever knows the seed can subtract it")
     if setting.arithmetic is not Arithmetic.EXACT:

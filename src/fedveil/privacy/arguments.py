@@ -64,6 +64,20 @@ def count(name: str, value: Any, least: int = 1) -> int:
     return number
 
 
+def sentences(name: str, value: Any) -> tuple[str, ...]:
+    """Sentences of plain text, each said once, on one line, with a capital and a full stop.
+
+    They may quote names out of a file, so nothing that moves a cursor or starts a line stays.
+    """
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+        raise BadInput(f"{name}: need a list of sentences, got {value!r}")
+    printable = ("".join(c if c.isprintable() else " " for c in one) for one in value)
+    trimmed = [" ".join(one.split()).rstrip(".") for one in printable]
+    if "" in trimmed:
+        raise BadInput(f"{name}: an empty sentence says nothing")
+    return tuple(dict.fromkeys(f"{one[0].upper()}{one[1:]}." for one in trimmed))
+
+
 def _real(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise BadInput(f"{name}: need a number, got {value!r}")

@@ -1,8 +1,8 @@
 """The file under a client's ledger: events that are only ever appended, in SQLite.
 
 Each event carries a digest over itself and the one before it, so an edited or cut-out event is
-noticed on opening. Putting back an older copy of the whole file, or deleting it, is not: the file
-belongs where only its owner can write.
+noticed on opening. That the last ones were cut, or the file deleted or put back, is noticed by its
+head, which is kept apart (`client_head`) and compared whenever the file is used.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.errors import BadInput, FedveilError
+from fedveil.privacy import witness
+from fedveil.privacy.client_head import NONE, Head, read_head, write_head
 
-VERSION = 1
+VERSION = 2
 _APPLICATION = 0x66766C31  # marks the file as ours
 _LOCK_SECONDS = 60.0
 
@@ -47,12 +49,40 @@ class Events:
 
     def append(self, kind: str, body: Body, reservation: int | None = None) -> int:
         """Write one event down; its number."""
-        last = self._database.execute("SELECT seq, digest FROM events ORDER BY seq DESC LIMIT 1")
-        seq, before = last.fetchone() or (0, "")
+        seq, before = self.head()
         event = (seq + 1, kind, reservation, json.dumps(body, sort_keys=True))
         row = (*event, _digest(before, event))
         self._database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
         return int(seq + 1)
+
+    def head(self) -> Head:
+        """How many events there are, and the digest of the last."""
+        row = self._database.execute("SELECT seq, digest FROM events ORDER BY seq DESC LIMIT 1")
+        return row.fetchone() or NONE
+
+    def name(self) -> str:
+        """The ledger's random id; empty before its first event."""
+        row = self._database.execute("SELECT body FROM events WHERE seq = 1").fetchone()
+        return "" if row is None else str(json.loads(row[0]).get("id", ""))
+
+    def check_head(self) -> None:
+        """Refuse a ledger that lacks an event of which somebody was told."""
+        kept, noted = read_head(self._path), witness.noted(self.name())
+        for count, digest in (kept, noted or NONE):
+            row = self._database.execute("SELECT digest FROM events WHERE seq = ?", (count,))
+            if count and row.fetchone() != (digest,):
+                raise BadInput(
+                    f"client ledger {self._path}: lacks its event {count}: its end was cut, or an "
+                    "older copy was put back; it allows nothing any more"
+                )
+        events = self.head()[0]
+        if events > kept[0] + 1:
+            raise BadInput(
+                f"client ledger {self._path}: has {events} events, its head knows {kept[0]}: the "
+                "head is missing, or an older copy of it was put back"
+            )
+        if events > kept[0]:  # a crash came between the two
+            write_head(self._path, self.head())
 
     def verified(self) -> list[Body]:
         """The bodies of the events that set the terms (open, lower), all digests checked."""
@@ -93,12 +123,21 @@ def transaction(path: Path) -> Iterator[Events]:
         database.execute("PRAGMA synchronous = EXTRA")  # survive a power cut
         database.execute("BEGIN IMMEDIATE")
         _check_kind(database, path)
-        yield Events(database, path)
+        events = Events(database, path)
+        events.check_head()
+        before = events.head()
+        yield events
+        after, name = events.head(), events.name()
         database.execute("COMMIT")
+        if after != before:
+            write_head(path, after)
+            witness.note(name, *after)
     except sqlite3.OperationalError as error:
         raise FedveilError(f"client ledger {path}: {error}; nothing was written") from None
     except sqlite3.DatabaseError as error:
         raise BadInput(f"client ledger {path}: not a ledger, or damaged: {error}") from None
+    except OSError as error:
+        raise FedveilError(f"client ledger {path}: its head cannot be kept: {error}") from None
     finally:
         if database is not None:
             database.close()  # takes back what was not committed

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from fedveil.privacy.arguments import delta_value, positive
 from fedveil.privacy.client_events import Body, transaction
 from fedveil.privacy.mechanisms import Zcdp
 from fedveil.privacy.refusals import AdjacencyRefused
-from fedveil.privacy.translation import step_of
+from fedveil.privacy.translation import for_one_record, step_of
 from fedveil.privacy.units import Adjacency, Trust, Unit
 
 _TRUSTS = (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)  # from trusting nobody to trusting most
@@ -48,7 +49,8 @@ class ClientLedger:
     budget_epsilon, delta: the client's lifetime guarantee. On reopening, a lower budget is adopted
         and remembered; a higher one, or another delta, is refused.
     unit, adjacency: what the guarantee is about. Every release is accounted under this adjacency,
-        whatever its own run reports. A record-level ledger also takes client-level releases.
+        whatever its own run reports. A record-level ledger also takes client-level releases, and
+        charges them as if the whole client were replaced: one record can do that.
     trust: the most that the client trusts. Amplification by sampling rests on a trusted
         aggregator, so amplified releases need `Trust.CENTRAL`.
     """
@@ -71,7 +73,8 @@ class ClientLedger:
         with transaction(self.path) as events:
             kept = events.verified()
             if not kept:
-                events.append("open", {"budget_epsilon": budget, **terms})
+                identity = secrets.token_hex(16)
+                events.append("open", {"id": identity, "budget_epsilon": budget, **terms})
                 return
             for name, value in terms.items():
                 if kept[0][name] != value:
@@ -166,9 +169,17 @@ class ClientLedger:
             )
 
     def _terms(self, release: Release, setting: Setting) -> Setting:
-        """The release's setting under the ledger's adjacency."""
+        """The release's setting under the ledger's unit and adjacency."""
+        if setting.unit is not self.unit:
+            return for_one_record(release, setting)
         if setting.adjacency is self.adjacency:
             return setting
+        if self.adjacency is Adjacency.ADD_REMOVE:
+            raise TermsRefused(
+                f"the release hides what a client sends ({setting.adjacency}), this ledger that it "
+                "is there at all",
+                "use a run whose number of clients is a declared constant (add-remove)",
+            )
         replaced = setting.adjacency is Adjacency.REPLACE and self.adjacency is Adjacency.ZERO_OUT
         if isinstance(release.mechanism, Zcdp):  # its rho is for one adjacency only
             if replaced:

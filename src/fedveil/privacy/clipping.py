@@ -2,7 +2,8 @@
 
 Formal guarantee: whatever goes in, the norm of what comes out, measured in exact arithmetic, is at
 most the bound. A vector inside the bound comes back bit for bit. One with a NaN or an infinity
-contributes exactly zero and is flagged.
+contributes exactly zero and is flagged. What becomes of a row depends on that row alone, bit for
+bit, whatever the others are (see `privacy.lanes`).
 
 Works on numpy arrays and torch tensors (through their memory) of float32 or float64; whoever uses
 numpy alone never loads torch.
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.errors import BadInput
+from fedveil.privacy.lanes import tree_sum
 from fedveil.privacy.units import Adjacency
 
 Array = TypeVar("Array")  # numpy.ndarray or torch.Tensor
@@ -58,11 +60,15 @@ class ClippedVector(Generic[Array]):
 
 @dataclass(frozen=True)
 class ClippedRows(Generic[Array]):
-    """As `ClippedVector`, for each row: `factors` float64 [rows], `finite` bool [rows]."""
+    """As `ClippedVector`, for each row: `factors` float64 [rows], `finite` bool [rows].
+
+    `norms` are those before clipping, float64 [rows]; not finite where the row is not.
+    """
 
     values: Array
     factors: Reals
     finite: npt.NDArray[np.bool_]
+    norms: Reals
 
     @property
     def rejected(self) -> int:
@@ -84,7 +90,14 @@ def clip_rows(rows: Array, clip: Clip, *, in_place: bool = False) -> ClippedRows
     clipped = _clip(as_numpy("rows", rows, 2, in_place), clip, in_place)
     unchanged = in_place or bool(np.all(clipped.factors == 1.0))
     result = rows if unchanged else like(rows, clipped.values)
-    return ClippedRows(result, clipped.factors, clipped.finite)
+    return ClippedRows(result, clipped.factors, clipped.finite, clipped.norms)
+
+
+def row_norms(rows: Array, order: int = 2) -> Reals:
+    """The norm of each row of [rows, d], float64: each from its own numbers alone."""
+    root, exponent, _ = _norms(as_numpy("rows", rows, 2, False), order)
+    with np.errstate(over="ignore"):
+        return np.ldexp(root, exponent)
 
 
 def clip_factors(norms: Array, clip: Clip, *, relative_error: float = 0.0) -> Array:
@@ -101,25 +114,25 @@ def clip_factors(norms: Array, clip: Clip, *, relative_error: float = 0.0) -> Ar
     wide = values.astype(np.float64)
     growth = (1.0 + relative_error) * (1.0 + 2.0**-50)
     shrink = (1.0 - 2.0**-50) / (1.0 + _rounding(dtype)) ** 2
-    # The usual case in few passes. Neither minimum nor maximum passes over a NaN.
-    if (
-        clip.norm > _SMALL
-        and wide.min(initial=0.0) >= 0.0
-        and wide.max(initial=0.0) * growth < clip.norm / _SMALL
-    ):
-        if dtype is np.float32:
-            shrink *= 1.0 - 2.0**-23  # more than rounding to float32 adds
-        wide *= growth
-        inside = wide <= clip.norm
-        factors = clip.norm * shrink / np.maximum(wide, clip.norm, out=wide)
-        factors[inside] = 1.0
-        return like(norms, factors.astype(dtype, copy=False))
-    valid = np.isfinite(wide) & (wide >= 0.0)
-    largest = np.where(valid, wide, 0.0) * growth
-    outside = largest > clip.norm
-    with np.errstate(over="ignore", divide="ignore"):
-        factors = np.where(outside, clip.norm / np.where(outside, largest, 1.0) * shrink, 1.0)
-    return like(norms, _round_down(np.where(valid, factors, 0.0), dtype))
+    # The usual case in few passes, and what may over- or underflow there again.
+    tight = shrink * (1.0 - 2.0**-23) if dtype is np.float32 else shrink  # more than rounding adds
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        grown = wide * growth
+        usual = (wide >= 0.0) & (grown < clip.norm / _SMALL) & (clip.norm > _SMALL)
+        factors = clip.norm * tight / np.maximum(grown, clip.norm)
+        factors[grown <= clip.norm] = 1.0
+        if not usual.all():
+            odd = np.flatnonzero(~usual)
+            factors[odd] = _odd_factors(grown[odd], clip, shrink, dtype)
+    return like(norms, factors.astype(dtype, copy=False))
+
+
+def _odd_factors(largest: Reals, clip: Clip, shrink: float, dtype: Any) -> Floating:
+    """Factors of norms that are not finite, or far from the bound."""
+    valid = np.isfinite(largest) & (largest >= 0.0)
+    outside = valid & (largest > clip.norm)
+    factors = np.where(outside, clip.norm / np.where(outside, largest, 1.0) * shrink, 1.0)
+    return _round_down(np.where(valid, factors, 0.0), dtype)
 
 
 def _clip(rows: Floating, clip: Clip, in_place: bool) -> ClippedRows[Floating]:
@@ -162,7 +175,7 @@ def _clip(rows: Floating, clip: Clip, in_place: bool) -> ClippedRows[Floating]:
         if not in_place:
             rows = rows.copy()
         rows[~finite] = 0
-    return ClippedRows(rows, factors, finite)
+    return ClippedRows(rows, factors, finite, norms)
 
 
 def _norms(
@@ -192,10 +205,8 @@ def _power_sums(rows: Floating, order: int) -> Reals:
         for row in range(0, count, step):
             for column in range(0, dimension, _BLOCK):
                 part = rows[row : row + step, column : column + _BLOCK].astype(np.float64)
-                if order == 1:
-                    sums[row : row + step] += np.abs(part, out=part).sum(axis=1)
-                else:  # not by BLAS, whose threads would keep a core busy long after
-                    sums[row : row + step] += np.einsum("ij,ij->i", part, part)
+                np.abs(part, out=part) if order == 1 else np.multiply(part, part, out=part)
+                sums[row : row + step] += tree_sum(part.T)
     return sums
 
 

@@ -224,6 +224,12 @@ def _check_gradients(mechanism: NoisyGradients | GridGradients) -> None:
         certificate = built(NonExpansive, certificate, "certificate")
         settle(mechanism, certificate=certificate)
     if certificate is None:
+        if isinstance(mechanism, GridGradients):
+            raise GradientRefused(
+                "gradients on a grid without a certificate: nothing bounds how far apart two runs "
+                "are when the last noise comes",
+                "give a NonExpansive certificate, or account NoisyGradients under local trust",
+            )
         return
     if not isinstance(certificate, NonExpansive):
         raise BadInput(f"certificate: need a NonExpansive, got {certificate!r}")

@@ -14,7 +14,7 @@ from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.tuning import Tuning, tuning_from_dict, tuning_to_dict
 from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 
-VERSION = 1
+VERSION = 2
 _MAKER = object()  # held by `accounting`, which is the only one to make guarantees
 _TOLERANCE = 1e-6  # by which epsilons of two machines may differ
 
@@ -53,6 +53,19 @@ class Guarantee:
         if maker is not _MAKER:
             raise TypeError("a Guarantee is made by fedveil.privacy.account and nothing else")
 
+    def __copy__(self) -> Guarantee:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Guarantee:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle holds no numbers to be changed: they are computed again from the releases."""
+        return _again, (self.releases, self.setting, self.delta, self.tuning)
+
+    def __setstate__(self, state: object) -> None:
+        raise TypeError("a Guarantee is made by fedveil.privacy.account and nothing else")
+
     @property
     def alternatives(self) -> dict[str, float]:
         """Epsilon by every valid accountant, the reported one included."""
@@ -79,8 +92,22 @@ class Guarantee:
         return self.setting.entropy
 
     @property
+    def rests_on(self) -> tuple[str, ...]:
+        """What must be true for the guarantee to hold, one plain sentence each."""
+        from fedveil.privacy.limits import rests_on
+
+        return rests_on(self)
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What the guarantee is not about, one plain sentence each."""
+        from fedveil.privacy.limits import not_covered
+
+        return not_covered(self)
+
+    @property
     def statement(self) -> str:
-        """The guarantee in plain English, with all that it assumes."""
+        """The guarantee in plain English, with all that it rests on; the verdict comes first."""
         from fedveil.privacy.statement import statement_of
 
         return statement_of(self)
@@ -106,6 +133,8 @@ class Guarantee:
             "entropy": str(self.entropy),
             "certified": self.certified,
             "reason": self.reason,
+            "rests_on": list(self.rests_on),
+            "not_covered": list(self.not_covered),
             "statement": self.statement,
             "releases": [release.to_dict() for release in self.releases],
             "setting": self.setting.to_dict(),
@@ -143,6 +172,14 @@ class Guarantee:
                     f"prove {proved.get(name)!r}"
                 )
         return found
+
+
+def _again(
+    releases: tuple[Release, ...], setting: Setting, delta: float, tuning: Tuning | None
+) -> Guarantee:
+    from fedveil.privacy.accounting import account
+
+    return account(releases, setting=setting, delta=delta, tuning=tuning)
 
 
 def _number(value: float) -> float | None:

@@ -16,6 +16,7 @@ from fedveil.privacy.refusals import (
     AdjacencyRefused,
     AmplificationRefused,
     GradientRefused,
+    HonestSharesRefused,
     MechanismRefused,
 )
 from fedveil.privacy.releases import Release, Setting
@@ -44,6 +45,13 @@ def _check_trust(release: Release, setting: Setting) -> None:
             "count participations (sampling everyone, round-robin or balanced, or an enforced "
             "participations cap), or use central trust",
         )
+    varying = isinstance(release.sampling, (Poisson, CappedPoisson)) and release.sampling.rate < 1
+    if trust is Trust.DISTRIBUTED and varying and setting.honest_shares is None:
+        raise HonestSharesRefused(
+            f"{name_of(release.sampling)} cohorts vary in size, so the number of noise shares in "
+            "a sum is not certain",
+            "use sampling balanced, round-robin, fixed or everyone, or state honest_shares",
+        )
     if trust is Trust.DISTRIBUTED and isinstance(mechanism, (Laplace, DiscreteGaussian)):
         raise MechanismRefused(
             f"{kind_of(mechanism)} noise is not a sum of equal independent shares",
@@ -70,6 +78,13 @@ def _check_adjacency(release: Release, setting: Setting) -> None:
             "add-remove with a fixed schedule: one client more moves the turns of all others",
             "use adjacency zero-out or replace",
         )
+    limited = isinstance(release.sampling, (FixedSize, CappedPoisson))
+    if limited and not release.amplified:
+        raise AdjacencyRefused(
+            f"add-remove with {name_of(release.sampling)} cohorts: another client takes the free "
+            "place, so the sum moves twice as far as the clip",
+            "use adjacency zero-out or replace",
+        )
 
 
 def _check_sampling(release: Release, setting: Setting) -> None:
@@ -85,10 +100,16 @@ def _check_sampling(release: Release, setting: Setting) -> None:
             "Poisson sampling under replace is not covered by the composition proof",
             "use adjacency add-remove, or fixed-size sampling",
         )
-    if isinstance(sampling, CappedPoisson) and adjacency is not Adjacency.ADD_REMOVE:
+    if isinstance(sampling, CappedPoisson) and adjacency is Adjacency.REPLACE:
         raise AdjacencyRefused(
-            f"a capped Poisson cohort under {adjacency} is not covered by the composition proof",
-            "use adjacency add-remove",
+            "a capped Poisson cohort under replace is not covered by the composition proof",
+            "use adjacency zero-out, or fixed-size sampling",
+        )
+    if isinstance(sampling, CappedPoisson) and setting.colluders:
+        raise AmplificationRefused(
+            f"a capped cohort with {setting.colluders} colluders: whether they were cut betrays "
+            "who else came",
+            "use plain Poisson sampling, or an enforced participations cap",
         )
     if isinstance(mechanism, (Gaussian, NoisyVotes)):
         return

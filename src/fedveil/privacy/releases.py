@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from fedveil.errors import BadInput
-from fedveil.privacy.arguments import built, count, settle
+from fedveil.privacy.arguments import built, count, sentences, settle
 from fedveil.privacy.mechanisms import (
     Mechanism,
     kind_of,
@@ -93,6 +93,10 @@ class Setting:
     honest_shares: noise shares that are sure to be in every sum, if fewer than the expected cohort
         without the colluders. A Gaussian's noise multiplier always counts *all* shares of the
         expected cohort; what is missing is taken off here.
+    unprotected: what entered the model or its size from private data without noise, one sentence
+        each. The guarantee is then not certified, and each sentence is a reason.
+    declared: what somebody declared to be public; the guarantee rests on it.
+    not_covered: what else the guarantee is not about, such as figures on test examples.
     """
 
     unit: Unit
@@ -103,6 +107,9 @@ class Setting:
     entropy: Entropy = Entropy.SYSTEM
     colluders: int = 0
     honest_shares: int | None = None
+    unprotected: tuple[str, ...] = ()
+    declared: tuple[str, ...] = ()
+    not_covered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, kind in _ENUMS.items():
@@ -112,12 +119,14 @@ class Setting:
             settle(self, population=count("population", self.population))
         if self.honest_shares is not None:
             settle(self, honest_shares=count("honest_shares", self.honest_shares, least=0))
+        for name in _LISTS:
+            settle(self, **{name: sentences(name, getattr(self, name))})
 
     def to_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {name: str(getattr(self, name)) for name in _ENUMS}
         for name in ("population", "colluders", "honest_shares"):
             document[name] = getattr(self, name)
-        return document
+        return document | {name: list(getattr(self, name)) for name in _LISTS}
 
     @staticmethod
     def from_dict(document: Mapping[str, Any]) -> Setting:
@@ -131,6 +140,7 @@ _ENUMS: dict[str, type[StrEnum]] = {
     "arithmetic": Arithmetic,
     "entropy": Entropy,
 }
+_LISTS = ("unprotected", "declared", "not_covered")
 
 
 def _choice(name: str, kind: type[StrEnum], value: Any) -> StrEnum:

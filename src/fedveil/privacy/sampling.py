@@ -1,5 +1,9 @@
 """Who takes part in a round. Each sampler draws the cohort and knows what may be proved of it.
 
+`clients` is a public number. Where it was declared rather than counted, fewer may be there: a draw
+of Poisson cohorts or of everyone takes the number of those `present`, which nothing else depends
+on.
+
 A draw uses 64-bit words of a `Stream` and no floating-point rounding, so that the law drawn is
 the law accounted (or one with a smaller rate). `amplifies` says whether the cohort is a secret
 random sample: only then may sampling lower epsilon, and only towards somebody who does not learn
@@ -39,9 +43,9 @@ class Poisson:
         if self.clients is not None:
             settle(self, clients=count("clients", self.clients))
 
-    def draw(self, round: int, stream: Stream) -> Ids:
+    def draw(self, round: int, stream: Stream, present: int | None = None) -> Ids:
         """Sorted ids of this round's cohort; it may be empty, and then noise alone is released."""
-        clients = _needed(self.clients, "Poisson")
+        clients = _present(_needed(self.clients, "Poisson"), present)
         if self.rate == 1:
             return np.arange(clients, dtype=np.int64)
         # A word is below floor(rate * 2^64) with a probability of at most rate, and exactly rate
@@ -69,8 +73,9 @@ class FixedSize:
     def __post_init__(self) -> None:
         _check_cohort(self)
 
-    def draw(self, round: int, stream: Stream) -> Ids:
+    def draw(self, round: int, stream: Stream, present: int | None = None) -> Ids:
         """Sorted ids of this round's cohort."""
+        _all_present(self.clients, present)
         return random_subset(self.clients, self.cohort, stream)
 
     @property
@@ -98,8 +103,9 @@ class CappedPoisson:
         if self.cap > self.clients:
             raise BadInput(f"cap: need at most clients={self.clients}, got {self.cap}")
 
-    def draw(self, round: int, stream: Stream) -> Ids:
+    def draw(self, round: int, stream: Stream, present: int | None = None) -> Ids:
         """Sorted ids of this round's cohort."""
+        _all_present(self.clients, present)
         drawn = Poisson(self.rate, self.clients).draw(round, stream)
         if len(drawn) <= self.cap:
             return drawn
@@ -130,8 +136,9 @@ class RoundRobin:
     def __post_init__(self) -> None:
         _check_cohort(self)
 
-    def draw(self, round: int, stream: Stream | None = None) -> Ids:
+    def draw(self, round: int, stream: Stream | None = None, present: int | None = None) -> Ids:
         """Sorted ids of this round's cohort; no randomness is used."""
+        _all_present(self.clients, present)
         first = round * self.cohort % self.clients
         return np.sort((first + np.arange(self.cohort, dtype=np.int64)) % self.clients)
 
@@ -155,9 +162,9 @@ class Everyone:
         if self.clients is not None:
             settle(self, clients=count("clients", self.clients))
 
-    def draw(self, round: int, stream: Stream | None = None) -> Ids:
-        """The ids 0 .. clients - 1."""
-        return np.arange(_needed(self.clients, "Everyone"), dtype=np.int64)
+    def draw(self, round: int, stream: Stream | None = None, present: int | None = None) -> Ids:
+        """The ids 0 .. clients - 1, as far as they are there."""
+        return np.arange(_present(_needed(self.clients, "Everyone"), present), dtype=np.int64)
 
     @property
     def expected_cohort(self) -> float:
@@ -186,8 +193,9 @@ class Balanced:
         settle(self, rounds=count("rounds", self.rounds))
         settle(self, key=count("key", self.key, least=0))
 
-    def draw(self, round: int, stream: Stream | None = None) -> Ids:
+    def draw(self, round: int, stream: Stream | None = None, present: int | None = None) -> Ids:
         """Sorted ids of this round's cohort; the schedule is public and uses no stream."""
+        _all_present(self.clients, present)
         if not 0 <= round < self.rounds:
             raise BadInput(f"round: the schedule has {self.rounds} rounds, got {round}")
         cohort: Ids = _schedule(self)[round]
@@ -306,3 +314,16 @@ def _needed(clients: int | None, who: str) -> int:
     if clients is None:
         raise BadInput(f"clients: {who} sampling needs the number of clients here, got none")
     return clients
+
+
+def _present(clients: int, present: int | None) -> int:
+    """How many clients a draw is among: those there, of at most `clients`."""
+    if present is not None and present > clients:
+        raise BadInput(f"clients: there are more than the {clients} that were declared")
+    return clients if present is None else present
+
+
+def _all_present(clients: int, present: int | None) -> None:
+    """A missing client would change the chances of the others, or their turns."""
+    if present is not None and present != clients:
+        raise BadInput(f"clients: this sampling is among all {clients} clients, no fewer or more")

@@ -17,15 +17,27 @@ from fedveil.privacy.units import Adjacency, Trust, Unit
 
 if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee
+    from fedveil.privacy.mechanisms import Mechanism
     from fedveil.privacy.releases import Release
 
 _SHOWN_RELEASES = 3
 _WEAK = 10.0
 
 _OBSERVER = {
-    Trust.LOCAL: "Whoever sees every upload, the server included,",
-    Trust.DISTRIBUTED: "Whoever sees the secure sum of every round, the server included,",
+    Trust.LOCAL: "Whoever sees every noisy upload, as a server does,",
+    Trust.DISTRIBUTED: "Whoever sees the secure sum of every round, as a server does,",
     Trust.CENTRAL: "Whoever sees every released model, but not what the trusted aggregator sees,",
+}
+
+_NOISE = {
+    "gaussian": "Gaussian noise",
+    "laplace": "Laplace noise",
+    "discrete-gaussian": "discrete Gaussian noise",
+    "discrete-gaussian-sum": "discrete Gaussian noise in shares",
+    "noisy-votes": "Gaussian noise on votes",
+    "zcdp": "zero-concentrated noise",
+    "noisy-gradients": "Gaussian noise on gradients",
+    "grid-gradients": "discrete Gaussian noise on gradients in shares",
 }
 
 _CHANGE = {
@@ -39,23 +51,32 @@ _CHANGE = {
 
 
 def statement_of(guarantee: Guarantee) -> str:
-    """One paragraph: the promise, what was counted, what it rests on, whether it is certified."""
-    sentences = [_promise(guarantee), _counted(guarantee)]
-    sentences += _assumptions(guarantee)
-    sentences.append(f"Proved by {guarantee.theorem}.")
+    """The verdict in one line; then the promise, what was counted, what it rests on, what not."""
+    lines = [_verdict(guarantee), _promise(guarantee), _counted(guarantee)]
+    lines += [f"Proved by {guarantee.theorem}.", "It rests on this:"]
+    lines += [f"- {sentence}" for sentence in guarantee.rests_on]
+    lines += ["It does not cover:"]
+    lines += [f"- {sentence}" for sentence in guarantee.not_covered]
+    if not guarantee.certified:
+        lines.append(f"Not certified: {guarantee.reason}.")
+    return "\n".join(lines)
+
+
+def _verdict(guarantee: Guarantee) -> str:
+    whose = "one client" if guarantee.unit is Unit.CLIENT else "one record"
+    if math.isinf(guarantee.epsilon):
+        return f"Not certified: no epsilon at delta {guarantee.delta:.4g} for {whose}."
+    size = f"epsilon {guarantee.epsilon:.4g}, delta {guarantee.delta:.4g} for {whose}"
     if guarantee.certified:
-        sentences.append(
-            "Certified if run exactly as described: exact arithmetic, randomness of the operating "
-            "system."
-        )
-    else:
-        sentences.append(f"Not certified: {guarantee.reason}.")
-    return " ".join(sentences)
+        return f"Certified: {size}, if all that it rests on is true."
+    return f"Not certified: {size}."
 
 
 def _promise(guarantee: Guarantee) -> str:
     who = _OBSERVER[guarantee.trust]
     what = _CHANGE[guarantee.unit, guarantee.adjacency]
+    if not guarantee.certified and math.isfinite(guarantee.epsilon):
+        who = f"But for the reason at the end, this would hold: {who[0].lower()}{who[1:]}"
     if math.isinf(guarantee.epsilon):
         return f"{who} may learn whether {what}: no finite epsilon is proved."
     size = f"e^{guarantee.epsilon:.4g}"
@@ -90,46 +111,33 @@ def _counted(guarantee: Guarantee) -> str:
 
 
 def _release_text(release: Release) -> str:
-    noise = getattr(release.mechanism, "noise_multiplier", None)
-    kind = kind_of(release.mechanism) + (f" noise, multiplier {noise:.6g}" if noise else "")
-    sampling = release.sampling
+    sampling, rounds = release.sampling, _many(release.rounds, "round")
     if not release.amplified:
         how = (
-            f"{release.counted_participations} participations of one client in {release.rounds} "
-            f"rounds ({sampling_kind(sampling)}, no credit for sampling)"
+            f"{_many(release.counted_participations, 'participation')} of one client in {rounds} "
+            f"({sampling_kind(sampling)}, no credit for sampling)"
         )
     elif isinstance(sampling, FixedSize):
-        how = f"{release.rounds} rounds of {sampling.cohort} out of {sampling.clients} clients"
+        how = f"{rounds} of {sampling.cohort} out of {sampling.clients} clients"
     elif isinstance(sampling, CappedPoisson):
         how = (
-            f"{release.rounds} rounds of Poisson sampling at rate {sampling.rate:g}, at most "
+            f"{rounds} of Poisson sampling at rate {sampling.rate:g}, at most "
             f"{sampling.cap} of {sampling.clients} clients"
         )
     elif isinstance(sampling, Poisson):
-        how = f"{release.rounds} rounds of Poisson sampling at rate {sampling.rate:g}"
+        how = f"{rounds} of Poisson sampling at rate {sampling.rate:g}"
     else:
-        how = f"{release.rounds} rounds"
+        how = rounds
     uses = f", {release.uses} releases each" if release.uses > 1 else ""
-    return f"{how}{uses}, {kind}"
+    return f"{how}{uses}, {_noise_text(release.mechanism)}"
 
 
-def _assumptions(guarantee: Guarantee) -> list[str]:
-    found = []
-    secret = [release.sampling for release in guarantee.releases if release.amplified]
-    if any(isinstance(sampling, FixedSize) for sampling in secret):
-        found.append("It rests on cohorts that stay secret.")
-    elif secret:
-        found.append(
-            "It rests on cohorts that stay secret, their sizes too, and on noise that is released "
-            "even for an empty cohort."
-        )
-    if guarantee.honest_shares is not None:
-        found.append(
-            f"It rests on {guarantee.honest_shares} honest noise shares in every sum "
-            f"({guarantee.setting.colluders} colluders)."
-        )
-    elif guarantee.trust is Trust.DISTRIBUTED:
-        found.append("It rests on all noise shares being honest and arriving.")
-    if guarantee.setting.colluders and guarantee.trust is Trust.CENTRAL:
-        found.append(f"{guarantee.setting.colluders} colluding clients may know their own draws.")
-    return found
+def _noise_text(mechanism: Mechanism) -> str:
+    """The law of the noise, and its size beside the bound of one unit where that is one number."""
+    kind = _NOISE[kind_of(mechanism)]
+    size = getattr(mechanism, "noise_multiplier", getattr(mechanism, "scale_multiplier", None))
+    return kind if size is None else f"{kind}, multiplier {size:.6g}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

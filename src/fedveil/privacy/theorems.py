@@ -12,6 +12,7 @@ from fedveil.privacy.accountants.steps import (
     PoissonGaussianStep,
     Step,
     ZcdpStep,
+    ZeroedCappedPoissonGaussianStep,
 )
 
 _BY_ACCOUNTANT = {
@@ -32,6 +33,8 @@ _BY_STEP: dict[type[Step], str] = {
     FixedSizeGaussianStep: "sampling without replacement (Wang, Balle, Kasiviswanathan 2019; Zhu, "
     "Dong, Wang 2022)",
     CappedPoissonGaussianStep: "truncated Poisson sampling (arXiv 2508.15089)",
+    ZeroedCappedPoissonGaussianStep: "truncated Poisson sampling by advanced joint convexity "
+    "(Balle, Barthe, Gaboardi 2018)",
     LaplaceStep: "the Laplace mechanism in L1 (Dwork et al. 2006)",
     ZcdpStep: "concentrated privacy of each release (Bun, Steinke 2016)",
     DiscreteSumStep: "sums of discrete Gaussians (Kairouz, Liu, Steinke 2021)",

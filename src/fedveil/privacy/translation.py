@@ -7,6 +7,7 @@ any number is computed.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from fedveil.errors import BadInput
 from fedveil.privacy.accountants.steps import (
@@ -18,6 +19,7 @@ from fedveil.privacy.accountants.steps import (
     PoissonGaussianStep,
     Step,
     ZcdpStep,
+    ZeroedCappedPoissonGaussianStep,
 )
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.legality import check_legal
@@ -29,10 +31,10 @@ from fedveil.privacy.mechanisms import (
     NoisyVotes,
     Zcdp,
 )
-from fedveil.privacy.refusals import HonestSharesRefused
+from fedveil.privacy.refusals import HonestSharesRefused, UnitRefused
 from fedveil.privacy.releases import Release, Setting
-from fedveil.privacy.sampling import CappedPoisson, Everyone, FixedSize, Poisson
-from fedveil.privacy.units import Trust
+from fedveil.privacy.sampling import CappedPoisson, Everyone, FixedSize, Poisson, sampling_kind
+from fedveil.privacy.units import Adjacency, Trust, Unit
 
 _LEAST_RATE = 1e-12  # smaller ones are accounted as this: curves need the room
 
@@ -70,8 +72,9 @@ def step_of(release: Release, setting: Setting) -> Step:
     if not secret or rate == 1:
         return GaussianStep(noise, count)
     if isinstance(release.sampling, CappedPoisson):
-        sampling = release.sampling
-        return CappedPoissonGaussianStep(noise, sampling.clients, rate, sampling.cap, count)
+        zeroed = setting.adjacency is Adjacency.ZERO_OUT
+        kind = ZeroedCappedPoissonGaussianStep if zeroed else CappedPoissonGaussianStep
+        return kind(noise, release.sampling.clients, rate, release.sampling.cap, count)
     if isinstance(release.sampling, FixedSize):
         return FixedSizeGaussianStep(noise, rate, count)
     return PoissonGaussianStep(noise, rate, count)
@@ -97,14 +100,40 @@ def honest_shares(release: Release, setting: Setting) -> int | None:
     return honest
 
 
+def for_one_record(release: Release, setting: Setting) -> Setting:
+    """The setting in which a client-level release is charged to one record of a client.
+
+    One record can turn a clipped update round, from +C to -C. So the client counts as replaced,
+    whatever the release's own adjacency hides.
+    """
+    if setting.adjacency is not Adjacency.REPLACE and isinstance(release.mechanism, Zcdp):
+        raise UnitRefused(
+            f"rho is known for a client under {setting.adjacency}, and one record can replace all "
+            "that its client sends",
+            "describe the release for replace",
+        )
+    if release.amplified and not isinstance(release.sampling, FixedSize):
+        raise UnitRefused(
+            f"{sampling_kind(release.sampling)} sampling of clients has no proved amplification "
+            "for one record: it can replace all that its client sends",
+            "use a run with fixed-size sampling under replace, or keep a client-level ledger",
+        )
+    return replace(setting, adjacency=Adjacency.REPLACE)
+
+
 def population_of(releases: tuple[Release, ...], setting: Setting) -> int | None:
-    """Number of protected units, if anything tells it."""
-    if setting.population is not None:
-        return setting.population
-    if setting.unit == "client":
-        known = [item.sampling.clients for item in releases if item.sampling.clients is not None]
-        return max(known, default=None)
-    return None
+    """Number of protected units, if anything tells it: never fewer than are known to take part."""
+    if setting.population is None and setting.unit is Unit.RECORD:
+        return None  # clients do not tell how many records they have
+    return least_population(releases, setting)
+
+
+def least_population(releases: tuple[Release, ...], setting: Setting) -> int | None:
+    """How many protected units there are at least, whatever is said: a client has a record."""
+    known = [setting.population]
+    for release in releases:
+        known += [release.sampling.clients, getattr(release.mechanism, "shares", None)]
+    return max((number for number in known if number is not None), default=None)
 
 
 def _noise(mechanism: Gaussian | NoisyVotes, factor: int) -> float:

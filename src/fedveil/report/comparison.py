@@ -25,7 +25,11 @@ from fedveil.recipe import NOT_PRIVATE, DataSection, Recipe
 from fedveil.report.spread import Spread, spread_of
 from fedveil.report.store import Outcome, Store
 
-_FORMAT = 1  # of an outcome; a change of what runs are made of starts afresh
+_FORMAT = 2  # of an outcome; a change of what runs are made of starts afresh
+_PROMISE = (
+    *("epsilon", "delta", "unit", "adjacency", "trust", "accountant", "certified", "reason"),
+    *("rests_on", "not_covered"),
+)
 
 Tick = Callable[[float], None]  # share of a run's rounds that are done
 
@@ -154,8 +158,8 @@ def run_task(task: Task, tick: Tick = lambda share: None) -> Outcome:
         "noise_multiplier": plan.noise_multiplier,
     }
     if plan.guarantee is not None:
-        words = ("epsilon", "delta", "unit", "adjacency", "trust", "accountant")
-        outcome["guarantee"] = {word: getattr(plan.guarantee, word) for word in words}
+        document = plan.guarantee.to_dict()
+        outcome["guarantee"] = {word: document[word] for word in _PROMISE}
     return outcome
 
 

@@ -40,6 +40,7 @@ CATEGORIES = {
 }
 GRADES = ("A", "B", "C", "D", "E", "F", "G")
 MOST_MISSING = 0.7  # Fu et al. discard features missed by more than 70 % of the records
+UNPROTECTED = "means, deviations and principal components were computed from the loans themselves"
 COMPONENTS_NOTE = (
     "Means, deviations and principal components were computed from the loans themselves and are "
     "not covered by the guarantee."
@@ -105,6 +106,7 @@ def build(arrays: Arrays, copy: str, *, components: int = 10, grade: bool = True
         classes=0,
         features=chosen,
         notes=(COMPONENTS_NOTE,),
+        unprotected=(UNPROTECTED,),
     )
 
 

@@ -31,6 +31,7 @@ class Pool:
     class_names: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unprotected: tuple[str, ...] = ()  # what `build` computed from the records themselves
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Source:
         options = {key: settings.pop(key) for key in self.options if key in settings}
         chosen = self._partition(partition, settings)
         pool = self.pool(data_dir, **options)
-        return Federation.from_arrays(
+        federation = Federation.from_arrays(
             pool.train.inputs,
             pool.train.targets,
             pool.owners if isinstance(chosen, ByOwner) else None,
@@ -94,8 +95,10 @@ class Source:
             scaling=pool.scaling,
             name=self.name,
             notes=pool.notes,
+            public=True,
             seed=seed,
         )
+        return replace(federation, unprotected=pool.unprotected, verified=True)
 
     def pool(self, data_dir: Path | str | None = None, **options: Any) -> Pool:
         """What the files hold, not dealt to anybody yet."""

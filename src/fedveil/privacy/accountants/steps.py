@@ -41,13 +41,18 @@ class FixedSizeGaussianStep:
 
 @dataclass(frozen=True)
 class CappedPoissonGaussianStep:
-    """`count` Gaussians on Poisson samples cut to `cap`; add-remove."""
+    """`count` Gaussians on Poisson samples cut to `cap`; add-remove among exactly `clients`."""
 
     noise: float
     clients: int
     rate: float
     cap: int
     count: int
+
+
+@dataclass(frozen=True)
+class ZeroedCappedPoissonGaussianStep(CappedPoissonGaussianStep):
+    """The same under zero-out: the client keeps its place in the cohort and brings nothing."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from fedveil.errors import BadInput
 from fedveil.privacy.clipping import Array, Clip, as_numpy, clip_rows, like
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
+from fedveil.privacy.noise.ahead import Ahead
 from fedveil.privacy.noise.discrete_gaussian import discrete_gaussian
 from fedveil.privacy.noise.rounded import rounded_gaussian, rounded_laplace
 from fedveil.privacy.noise.slabs import Integers
@@ -115,14 +116,20 @@ def unsnap(values: Integers, granularity: float) -> npt.NDArray[np.float64]:
     return values.astype(np.float64) * require_granularity(granularity)
 
 
-def protect_sum(total: Integers, std: float, granularity: float, stream: Stream) -> Integers:
+def protect_sum(
+    total: Integers, std: float, granularity: float, stream: Stream | Ahead
+) -> Integers:
     """`total` (grid units) plus a continuous Gaussian of `std` rounded to the grid: int64.
 
     Since the total lies on the grid, the result is the continuous Gaussian mechanism, rounded:
     its accounting holds unchanged, amplification included. `std` is in the units of the data.
     """
     units = std / require_granularity(granularity)
-    return _summable(total) + rounded_gaussian(stream, total.size, units).reshape(total.shape)
+    if isinstance(stream, Ahead):
+        drawn = stream.rounded_gaussian(total.size, units)
+    else:
+        drawn = rounded_gaussian(stream, total.size, units)
+    return _summable(total) + drawn.reshape(total.shape)
 
 
 def protect_sum_laplace(
@@ -180,7 +187,8 @@ def _snap(rows: Array, granularity: float, clip: Clip, rounding: _Rounding) -> A
     over = np.flatnonzero(sums > limit)
     for _ in range(2):
         room[over] = np.maximum(0.0, room[over] - (sums[over] - limit) - 4.0 * spread)
-        factors = (room[over] / max(1, limit)) ** (1.0 / clip.order)
+        factors = room[over] / max(1, limit)
+        factors = factors if clip.order == 1 else np.sqrt(factors)
         snapped[over] = rounding(scaled[over] * factors.astype(scaled.dtype)[:, None], over)
         sums[over] = _power_sums(snapped[over], clip.order)
         over = over[sums[over] > limit]

@@ -1,0 +1,91 @@
+"""What one cell of text means: decided by the cell and the schema, never by the cells around it.
+
+A reader that guesses the type of a whole column would let one person's odd entry change how
+everybody else's are read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
+THOUSANDS = r"^[-+]?(0|[1-9]\d{0,2}(,\d{3})*)(\.\d+)?$"  # 1,234.5
+COMMA = r"^[-+]?\d+(,\d+)?$"  # 1234,5
+_POINTS = r"^[-+]?(0|[1-9]\d{0,2}(\.\d{3})*),\d+$"  # 1.234,5
+_DATE = (
+    r"^(?P<month>\d{4}-\d{1,2})(?:-(?P<day>\d{1,2}))?"
+    r"(?:[ T](?P<hours>[01]\d|2[0-3])(?::(?P<minutes>[0-5]\d)(?::(?P<seconds>[0-5]\d(?:\.\d+)?))?)?"
+    r"(?:Z|(?P<sign>[-+])(?P<zone_hours>\d{2})(?::?(?P<zone_minutes>\d{2}))?)?)?$"
+)
+
+
+def numbers(text: Any, decimal: str = ".") -> Any:
+    """Numbers, null where there is none. In "1,234" the comma groups thousands unless `decimal` is
+    a comma; "1,5" can only be one and a half."""
+    if pc.any(pc.match_substring(text, ",")).as_py():
+        if decimal == ",":
+            text = _where(text, _POINTS, pc.replace_substring(text, ".", ""))
+        else:
+            text = _where(text, THOUSANDS, pc.replace_substring(text, ",", ""))
+        text = _where(text, COMMA, pc.replace_substring(text, ",", "."))
+    return pc.if_else(pc.match_substring_regex(text, NUMBER), text, None).cast(pa.float64())
+
+
+def days(text: Any) -> Any:
+    """Days since 1970-01-01 of `2020-01-31`, `2020-01` or either with a time; null otherwise."""
+    part = pc.extract_regex(text, _DATE)
+
+    def number(name: str) -> Any:
+        digits = pc.struct_field(part, name)
+        return pc.if_else(pc.not_equal(digits, ""), digits, None).cast(pa.float64())
+
+    def seconds(hours: str, minutes: str) -> Any:
+        return pc.add(_or_zero(number(hours), 3600), _or_zero(number(minutes), 60))
+
+    month, day = pc.struct_field(part, "month"), pc.struct_field(part, "day")
+    day = pc.if_else(pc.equal(day, ""), "1", day)
+    dated = pc.binary_join_element_wise(month, day, "-")
+    start = pc.strptime(dated, format="%Y-%m-%d", unit="s", error_is_null=True)
+    west = pc.equal(pc.struct_field(part, "sign"), "-")
+    zone = seconds("zone_hours", "zone_minutes")
+    clock = pc.add(seconds("hours", "minutes"), _or_zero(number("seconds"), 1))
+    clock = pc.add(clock, pc.if_else(west, zone, pc.negate(zone)))
+    midnight = start.cast(pa.int64()).cast(pa.float64())
+    return pc.divide(pc.add(midnight, clock), 86_400.0)
+
+
+def truths(text: Any) -> Any:
+    """1 for true or 1, 0 for false or 0, null otherwise."""
+    plain = canonical(text)
+    false = pc.if_else(pc.is_in(plain, pa.array(["false", "0"])), 0.0, None)
+    return pc.if_else(pc.is_in(plain, pa.array(["true", "1"])), 1.0, false)
+
+
+def canonical(text: Any) -> Any:
+    """One spelling a value: "2.0" and "02" are "2", "True" is "true"."""
+    number = pc.if_else(pc.match_substring_regex(text, NUMBER), text, None).cast(pa.float64())
+    lower = pc.utf8_lower(text)
+    word = pc.if_else(pc.is_in(lower, pa.array(["true", "false"])), lower, text)
+    return pc.coalesce(number_text(number), word)
+
+
+def number_text(values: Any) -> Any:
+    """Floats as text, each by itself: whole ones without a decimal point."""
+    whole = pc.equal(values, pc.round(values))
+    whole = pc.fill_null(pc.and_(whole, pc.less(pc.abs(values), 2.0**53)), False)
+    return pc.if_else(
+        whole,
+        pc.if_else(whole, values, 0.0).cast(pa.int64()).cast(pa.string()),
+        values.cast(pa.string()),
+    )
+
+
+def _where(text: Any, pattern: str, instead: Any) -> Any:
+    return pc.if_else(pc.fill_null(pc.match_substring_regex(text, pattern), False), instead, text)
+
+
+def _or_zero(numbers: Any, factor: int) -> Any:
+    return pc.multiply(pc.fill_null(numbers, 0.0), float(factor))

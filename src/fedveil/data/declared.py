@@ -1,0 +1,75 @@
+"""What is publicly declared about labels, and sentences on what was taken from the rows instead.
+
+Each sentence names one thing that enters the model or its size, came from private rows without
+noise, and is therefore outside any guarantee (`Federation.unprotected`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.data.partition import ByOwner, Dirichlet, Partition, SortedSlices
+from fedveil.errors import BadInput
+
+CLASSES = "the number of classes was taken from the labels"
+CLASS_NAMES = "the classes, their names and order were taken from the labels"
+VOCABULARY = "the size of the vocabulary was taken from the token ids"
+TASK = "whether to predict classes or numbers was decided by the labels"
+DEALT_BY_LABEL = "rows were dealt to artificial clients by their labels"
+
+
+DRAWN_OWNERS = "a fixed number of owners was drawn, so one owner more can take the place of another"
+
+
+def left_out(least: int) -> str:
+    return f"owners with fewer than {least} rows were left out, so rows decided who takes part"
+
+
+def dealing(partition: Partition) -> tuple[str, ...]:
+    """What a partition takes from the rows it deals, or lets owners do to each other."""
+    if isinstance(partition, (Dirichlet, SortedSlices)):
+        return (DEALT_BY_LABEL,)
+    if not isinstance(partition, ByOwner):
+        return ()
+    least = max(partition.at_least, partition.examples_per_client or 1)
+    small = (left_out(least),) if least > 1 else ()
+    return small if partition.clients is None else (*small, DRAWN_OWNERS)
+
+
+def count_classes(
+    targets: npt.ArrayLike,
+    seen: int,
+    declared: int | None,
+    given: tuple[str, ...],
+    names: tuple[str, ...],
+) -> tuple[int, tuple[str, ...]]:
+    """How many classes there are, and what of it came from the labels.
+
+    `seen` is one more than the largest code, `given` the classes' names as declared, `names` those
+    in use, which are the labels themselves if none were given.
+    """
+    if declared is not None and declared < 1:
+        raise BadInput(f"classes={declared}: must be at least 1")
+    if declared is not None and given and declared != len(given):
+        raise BadInput(f"classes={declared}, but class_names names {len(given)}")
+    if given:
+        return len(given), ()
+    if names:
+        return declared or len(names), (CLASS_NAMES,)
+    if declared is not None:
+        return declared, ()
+    if _dtype(targets) == np.bool_:
+        return 2, ()
+    return seen, (CLASSES,)
+
+
+def task_by_values(task: Any, targets: npt.ArrayLike) -> tuple[str, ...]:
+    """An array's type is its owner's choice; what a list becomes is decided by its entries."""
+    return (TASK,) if task is None and _dtype(targets) is None else ()
+
+
+def _dtype(values: npt.ArrayLike) -> Any:
+    return getattr(values, "dtype", None)

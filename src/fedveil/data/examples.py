@@ -1,0 +1,97 @@
+"""Examples as columns, and how whatever arrays the user has become them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.data.columns import Array, input_column, label_column, number_column, take
+from fedveil.errors import BadInput
+
+
+class Task(StrEnum):
+    CLASSIFICATION = "classification"  # targets are int64 in [0, classes)
+    REGRESSION = "regression"  # targets are float32
+    SEQUENCE = "sequence"  # inputs and targets are token ids in [0, classes), [examples, length]
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """Affine map from stored inputs to what a model sees: `(inputs - shift) * factor`, float32.
+
+    Lets images stay uint8 in memory. Both parts broadcast against one example's shape.
+    """
+
+    shift: npt.NDArray[np.float32]
+    factor: npt.NDArray[np.float32]
+
+    def __call__(self, inputs: Array) -> npt.NDArray[np.float32]:
+        scaled: npt.NDArray[np.float32] = inputs.astype(np.float32)
+        scaled -= self.shift
+        scaled *= self.factor
+        return scaled
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Inputs `[examples, ...]` and targets `[examples]` (sequences: `[examples, length]`)."""
+
+    inputs: Array
+    targets: Array
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __repr__(self) -> str:  # never the data themselves: they end up in logs
+        return f"Examples({len(self)}, inputs {self.inputs.dtype}{list(self.inputs.shape[1:])})"
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Examples:
+        return Examples(take(self.inputs, rows), take(self.targets, rows))
+
+
+def task_of(task: Task | str | None, targets: npt.ArrayLike) -> Task:
+    """The task asked for; otherwise floating-point targets mean regression."""
+    if task is None:
+        is_float = np.asarray(targets).dtype.kind == "f"
+        return Task.REGRESSION if is_float else Task.CLASSIFICATION
+    if task not in list(Task):
+        raise BadInput(f"task={task!r}: must be one of {', '.join(Task)}")
+    return Task(task)
+
+
+def highest_code(task: Task, examples: Examples) -> int:
+    """The largest class number or token id."""
+    columns = (examples.inputs, examples.targets) if task is Task.SEQUENCE else (examples.targets,)
+    return max(int(column.max(initial=0)) for column in columns)
+
+
+def examples_of(
+    task: Task,
+    inputs: npt.ArrayLike,
+    targets: npt.ArrayLike,
+    class_names: tuple[str, ...],
+    part: str,
+) -> tuple[Examples, tuple[str, ...]]:
+    """Columns as a federation stores them, and the classes' names as far as known."""
+    stored = input_column(inputs, f"{part}inputs", tokens=task is Task.SEQUENCE)
+    wanted: Array
+    if task is Task.REGRESSION:
+        wanted = number_column(targets, f"{part}targets")
+    elif task is Task.SEQUENCE:
+        tokens = input_column(targets, f"{part}targets", tokens=True)
+        wanted = tokens.astype(np.int64, copy=False)
+    else:
+        wanted, class_names = label_column(targets, f"{part}targets", class_names)
+    if len(stored) != len(wanted):
+        raise BadInput(f"{len(stored)} {part}inputs but {len(wanted)} {part}targets")
+    return Examples(stored, wanted), class_names
+
+
+def as_pair(
+    given: Examples | tuple[npt.ArrayLike, npt.ArrayLike],
+) -> tuple[npt.ArrayLike, npt.ArrayLike]:
+    """Inputs and targets."""
+    return (given.inputs, given.targets) if isinstance(given, Examples) else given

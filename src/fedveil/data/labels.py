@@ -1,0 +1,130 @@
+"""The label column of a table: what is to be predicted, and what of that is publicly known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from fedveil.data.declared import CLASS_NAMES, TASK
+from fedveil.data.encoding import as_text, category_codes, kind_of, numbers_of, scaled
+from fedveil.data.federation import Scaling, Task
+from fedveil.data.schema import Column, Kind
+from fedveil.errors import BadInput
+
+MOST_CLASSES = 20  # a numeric label with more different values is a quantity
+MOST_TEXT_CLASSES = 1000
+STANDARDISED = "mean and deviation of the label were taken from the data"
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Targets, the task they make, class names, how numbers were scaled, a sentence on it, and
+    what was taken from the labels themselves."""
+
+    values: npt.NDArray[Any]
+    task: Task
+    names: tuple[str, ...]
+    scaling: Scaling | None
+    remark: str
+    unprotected: tuple[str, ...]
+
+
+def targets_of(
+    path: Path, label: str, values: Any, task: Task | str | None, public: Column | None
+) -> Targets:
+    """What the label column holds; `public` is what a schema says about it."""
+    kind = kind_of(values)
+    if kind in (Kind.IGNORE, Kind.DATE):
+        raise BadInput(f"{path}: label {label!r} holds {values.type}; it must be numbers or text")
+    unprotected: tuple[str, ...] = ()
+    if task is None and public is not None:
+        classify = public.kind in (Kind.CATEGORY, Kind.BOOLEAN)
+        why = "as the schema says"
+    elif task is None:
+        classify, why = _guess(values, kind)
+        unprotected = (TASK,)
+    elif task in (Task.CLASSIFICATION, Task.REGRESSION):
+        classify, why = task == Task.CLASSIFICATION, "as asked"
+    else:
+        raise BadInput(f"task={task!r}: a table makes classification or regression")
+    if classify:
+        codes, names, declared = _classes(path, label, values, public)
+        said = f"Label {label!r} ({why}): classification into {len(names)} classes."
+        unprotected += () if declared else (CLASS_NAMES,)
+        return Targets(codes, Task.CLASSIFICATION, names, None, said, unprotected)
+    numbers, column = _numbers(path, label, values, kind, public)
+    unprotected += () if public is not None else (STANDARDISED,)
+    said = (
+        f"Label {label!r} ({why}): regression of (label - {column.centre:g}) / {column.width:g}; "
+        f"multiply squared errors by {column.width**2:g} for the label's own unit."
+    )
+    scaling = Scaling(
+        np.asarray(column.centre, np.float32), np.asarray(1 / column.width, np.float32)
+    )
+    with np.errstate(over="ignore"):  # what no float32 holds is reported as infinity, with its row
+        stored = scaled(numbers, column).astype(np.float32)
+    return Targets(stored, Task.REGRESSION, (), scaling, said, unprotected)
+
+
+def _guess(values: Any, kind: Kind) -> tuple[bool, str]:
+    """Whether these labels are classes, and a word on why."""
+    distinct = pc.count_distinct(values).as_py()
+    whole = kind is not Kind.NUMBER or pc.all(pc.equal(values, pc.round(values))).as_py()
+    classify = whole and (kind is not Kind.NUMBER or distinct <= MOST_CLASSES)
+    words = {Kind.CATEGORY: "text", Kind.BOOLEAN: "true or false"}
+    return classify, words.get(kind, "few whole numbers" if classify else "numbers")
+
+
+def _numbers(
+    path: Path, label: str, values: Any, kind: Kind, public: Column | None
+) -> tuple[npt.NDArray[np.float64], Column]:
+    """The labels as numbers, and what standardises them."""
+    if public is not None:
+        if public.kind is not Kind.NUMBER:
+            raise BadInput(
+                f"{path}: label {label!r} is a {public.kind} in the schema, regression needs "
+                "varying numbers"
+            )
+        numbers = numbers_of(values, public)
+        _need_all(path, label, values, np.isnan(numbers), "is no number")
+        return numbers, public
+    if kind is not Kind.NUMBER:
+        raise BadInput(f"{path}: label {label!r} holds {values.type}, regression needs numbers")
+    numbers = numbers_of(values, Column(Kind.NUMBER))
+    if pc.count_distinct(values).as_py() < 2:
+        raise BadInput(
+            f"{path}: label {label!r} is the same everywhere, regression needs varying numbers"
+        )
+    return numbers, Column(Kind.NUMBER, mean=float(numbers.mean()), std=float(numbers.std()))
+
+
+def _classes(
+    path: Path, label: str, values: Any, public: Column | None
+) -> tuple[npt.NDArray[np.int64], tuple[str, ...], bool]:
+    """Class numbers, the classes' names, and whether a schema declared them."""
+    if public is not None and public.kind is Kind.BOOLEAN:
+        truths = numbers_of(values, public)
+        _need_all(path, label, values, ~np.isin(truths, (0, 1)), "is not in the schema")
+        return truths.astype(np.int64), ("false", "true"), True
+    if public is not None and public.kind is Kind.CATEGORY:
+        codes = category_codes(values, public.categories)
+        _need_all(path, label, values, codes < 0, "is not in the schema")
+        return codes, public.categories, True
+    names = as_text(pc.unique(values).sort()).to_pylist()
+    if len(names) > max(MOST_CLASSES, min(MOST_TEXT_CLASSES, len(values) // 2)):
+        raise BadInput(f"{path}: label {label!r} has {len(names)} different values: no classes")
+    if len(names) < 2:
+        raise BadInput(f"{path}: label {label!r} has one value only, {names[0]!r}")
+    return category_codes(values, names), tuple(names), False
+
+
+def _need_all(path: Path, label: str, values: Any, wrong: npt.NDArray[np.bool_], what: str) -> None:
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        strange = as_text(values)[row].as_py()
+        raise BadInput(f"{path}: label {strange!r} of row {row + 1} {what}")

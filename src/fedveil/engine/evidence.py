@@ -1,0 +1,117 @@
+"""Whether the files of a run directory tell one story: recipe, ledger, checkpoint and metrics.
+
+The ledger says what was paid for. A checkpoint keeps the ledger's run id, its number of lines and
+its head at the time of writing; metrics number the rounds that were shown. A ledger that lacks any
+of these was cut, changed or taken from elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedveil.privacy import witness
+from fedveil.privacy.ledger import Inconsistent, Ledger, read
+
+LEDGER = "ledger.jsonl"
+METRICS = "metrics.jsonl"
+CHECKPOINT = Path("checkpoint") / "state.safetensors"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a checkpoint has seen of the run's ledger when it was written."""
+
+    run: str
+    lines: int
+    head: str
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> Seen:
+        return cls(ledger.run, ledger.lines, ledger.head)
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, str]) -> Seen | None:
+        """None for a run that promises nothing and so has no ledger."""
+        if "ledger_run" not in metadata:
+            return None
+        lines = int(metadata["ledger_lines"])
+        return cls(metadata["ledger_run"], lines, metadata["ledger_head"])
+
+    def to_metadata(self) -> dict[str, str]:
+        return {
+            "ledger_run": self.run,
+            "ledger_lines": str(self.lines),
+            "ledger_head": self.head,
+        }
+
+
+def recipe_digest(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def examined(path: Path) -> Ledger:
+    """The ledger of a run directory, after everything else there has been compared with it.
+
+    The ledger is written first and read last, so a run that goes on meanwhile is no contradiction.
+    """
+    shown = max((int(line["round"]) for line in metrics(path)), default=0)
+    metadata = _metadata(path / CHECKPOINT)
+    try:
+        seen, done = Seen.from_metadata(metadata), int(metadata["rounds"])
+    except (KeyError, ValueError):
+        raise Inconsistent(f"checkpoint {path / CHECKPOINT}: damaged") from None
+    noted = None if seen is None else witness.noted(seen.run)
+    ledger = read(path / LEDGER)
+    if ledger.header.recipe != recipe_digest((path / "recipe.toml").read_bytes()):
+        raise Inconsistent(f"{path}/recipe.toml: not the recipe that this run promised to follow")
+    if seen is None or seen.run != ledger.run:
+        raise Inconsistent(f"checkpoint {path / CHECKPOINT}: belongs to another run's ledger")
+    ledger.check_note(noted)
+    if done > ledger.reserved_at(seen.lines, seen.head):
+        raise Inconsistent(
+            f"checkpoint {path / CHECKPOINT}: has {done} rounds, more than the ledger had then"
+        )
+    if shown > (ledger.reserved if ledger.repeatable else done):
+        raise Inconsistent(
+            f"{path / METRICS}: shows round {shown}, which ledger and checkpoint do not have; do "
+            "not rely on this run"
+        )
+    return ledger
+
+
+def metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a run's metrics; the last may have been cut short by a crash."""
+    found = []
+    lines = (path / METRICS).read_text(encoding="utf-8").splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        try:
+            document = json.loads(line)
+            int(document["round"])
+        except (ValueError, KeyError, TypeError):
+            if number == len(lines) - 1 and not line.endswith("\n"):
+                break
+            raise Inconsistent(f"{path / METRICS}, line {number + 1}: damaged") from None
+        found.append(document)
+    return found
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    """What stands at the beginning of a safetensors file, read without loading its tensors."""
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if not 2 <= size <= path.stat().st_size:
+                raise ValueError("no header")
+            metadata: dict[str, str] = json.loads(file.read(size))["__metadata__"]
+            return metadata
+    except FileNotFoundError:
+        raise Inconsistent(f"checkpoint {path}: missing; without it the ledger is not whole") from (
+            None
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Inconsistent(f"checkpoint {path}: cannot be read, it is damaged ({error})") from None

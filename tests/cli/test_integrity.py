@@ -1,0 +1,387 @@
+"""A run directory whose files do not tell one story is refused and never certified."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from fedveil import recipe as recipes
+from fedveil.assemble import federation_of, plan_of
+from fedveil.cli import console, main
+from fedveil.data.federation import Examples, Federation
+from fedveil.engine.directory import RunDirectory
+from fedveil.engine.run import Run
+from fedveil.errors import BadInput
+from fedveil.privacy.ledger import MOVED
+
+RECIPE = ["data.clients=20", "training.rounds=6", "training.rate=0.3", "evaluation.every=1"]
+DONE = 3  # of six rounds
+
+
+def begun(path: Path, *more: str, seed: int | None = None, rounds: int = DONE) -> Path:
+    """A run that was stopped after some of its rounds."""
+    values = {} if seed is None else {"seed": seed}
+    recipe = recipes.with_defaults(recipes.parse({}, [*RECIPE, *more], values))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    directory = RunDirectory.create(path, plan, recipes.to_table(recipe))
+    reports: Iterator[object] = iter(Run(plan, every=1).keep_in(directory))
+    for _ in range(rounds):
+        next(reports)
+    directory.close()
+    return path
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def fedveil(capsys: pytest.CaptureFixture[str]) -> Call:
+    console.stdout.cache_clear()
+    console.stderr.cache_clear()
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+def lines(path: Path) -> list[str]:
+    return (path / "ledger.jsonl").read_text().splitlines(keepends=True)
+
+
+def write(path: Path, text: str) -> None:
+    """Into the same file: an editor that keeps the inode."""
+    with path.open("r+") as file:
+        file.truncate()
+        file.write(text)
+
+
+def chained(documents: list[dict[str, object]]) -> str:
+    """A ledger as somebody would write it who knows how it is made."""
+    head, text = "", ""
+    for document in documents:
+        rest = {name: value for name, value in document.items() if name != "head"}
+        head = sha256((head + json.dumps(rest, sort_keys=True)).encode()).hexdigest()
+        text += json.dumps({**rest, "head": head}) + "\n"
+    return text
+
+
+def edited_noise(run: Path, other: Path) -> None:
+    first, *rest = lines(run)
+    document = json.loads(first)
+    document["plan"]["planned"][0]["mechanism"]["noise_multiplier"] *= 2
+    write(run / "ledger.jsonl", "".join([json.dumps(document) + "\n", *rest]))
+
+
+def forged_noise(run: Path, other: Path) -> None:
+    documents = [json.loads(line) for line in lines(run)]
+    documents[0]["plan"]["planned"][0]["mechanism"]["noise_multiplier"] *= 2
+    write(run / "ledger.jsonl", chained(documents))
+
+
+def forged_tail(run: Path, other: Path) -> None:
+    """The last reservation is gone, and the file still hangs together."""
+    write(run / "ledger.jsonl", chained([json.loads(line) for line in lines(run)[:-1]]))
+
+
+def cut(run: Path, other: Path) -> None:
+    write(run / "ledger.jsonl", "".join(lines(run)[:2]))
+
+
+def cut_inside_a_line(run: Path, other: Path) -> None:
+    write(run / "ledger.jsonl", "".join(lines(run))[:-30])
+
+
+def deleted(run: Path, other: Path) -> None:
+    (run / "ledger.jsonl").unlink()
+
+
+def emptied(run: Path, other: Path) -> None:
+    write(run / "ledger.jsonl", "")
+
+
+def swapped(run: Path, other: Path) -> None:
+    write(run / "ledger.jsonl", "".join(lines(other)))
+
+
+def foreign_checkpoint(run: Path, other: Path) -> None:
+    shutil.copy(other / "checkpoint/state.safetensors", run / "checkpoint/state.safetensors")
+
+
+def no_checkpoint(run: Path, other: Path) -> None:
+    (run / "checkpoint/state.safetensors").unlink()
+
+
+def other_recipe(run: Path, other: Path) -> None:
+    text = (run / "recipe.toml").read_text()
+    write(run / "recipe.toml", text.replace("rounds = 6", "rounds = 5"))
+
+
+def more_metrics(run: Path, other: Path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "loss": 1.0, "accuracy": 0.5, "epsilon_so_far": 0.1}\n')
+
+
+def broken_metrics(run: Path, other: Path) -> None:
+    write(run / "metrics.jsonl", "nonsense\n" + (run / "metrics.jsonl").read_text())
+
+
+DAMAGES = [
+    edited_noise,
+    forged_noise,
+    forged_tail,
+    cut,
+    cut_inside_a_line,
+    deleted,
+    emptied,
+    swapped,
+    foreign_checkpoint,
+    no_checkpoint,
+    other_recipe,
+    more_metrics,
+    broken_metrics,
+]
+
+
+@pytest.mark.parametrize("note", [True, False], ids=["noted", "not noted"])
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_run_is_neither_resumed_nor_certified(
+    fedveil: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Path, Path], None],
+    note: bool,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run, other = begun(tmp_path / "run"), begun(tmp_path / "other")
+    if not note:
+        shutil.rmtree(tmp_path / "state")
+    damage(run, other)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for command in (["account", run], ["account", run, "--json"], ["run", "--resume", run]):
+        code, out, err = fedveil(*command)
+        assert code != 0
+        assert out == ""
+        assert len(err.strip().splitlines()) == 1, err
+    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("seed", [None, 3], ids=["protected", "simulated"])
+def test_without_ledger_and_guarantee_a_private_run_does_not_go_on(
+    fedveil: Call, tmp_path: Path, seed: int | None
+) -> None:
+    run = begun(tmp_path / "run", seed=seed)
+    (run / "ledger.jsonl").unlink()
+    (run / "guarantee.json").unlink()
+    code, _, err = fedveil("run", "--resume", run)
+    assert code == 2
+    assert "ledger" in err
+    assert fedveil("account", run)[0] == 2
+
+
+def test_everything_put_back_to_an_earlier_state_is_noticed(fedveil: Call, tmp_path: Path) -> None:
+    """All files agree and are the same files; only the note outside knows better."""
+    run = begun(tmp_path / "run", rounds=2)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    recipe = recipes.with_defaults(recipes.parse(recipes.read(run / "recipe.toml")))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    directory = RunDirectory.open(run, plan)
+    next(iter(Run(plan).keep_in(directory)))
+    directory.close()
+    for path, data in before.items():
+        with path.open("r+b") as file:
+            file.truncate()
+            file.write(data)
+    for command in (["account", run], ["run", "--resume", run]):
+        code, _, err = fedveil(*command)
+        assert code != 0
+        assert "older copy" in err
+
+
+def test_of_a_run_and_its_copy_only_one_goes_on(fedveil: Call, tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    shutil.copytree(run, tmp_path / "copy")
+    code, _, err = fedveil("run", "--resume", tmp_path / "copy")
+    assert code == 2
+    assert "copy" in err
+    assert "--moved" in err
+    assert len(err.strip().splitlines()) == 1
+    assert fedveil("account", tmp_path / "copy")[0] == 0  # whoever looks changes nothing
+
+    code, out, err = fedveil("run", "--resume", tmp_path / "copy", "--moved", "--json")
+    assert code == 0, err
+    assert MOVED in json.loads(out)["guarantee"]["rests_on"]
+    code, out, _ = fedveil("account", tmp_path / "copy", "--json")
+    assert code == 0
+    assert MOVED in json.loads(out)["rests_on"]
+    assert MOVED in json.loads(out)["statement"]
+    for command in (
+        ["run", "--resume", run],
+        ["run", "--resume", run, "--moved"],
+        ["account", run],
+    ):
+        code, _, err = fedveil(*command)
+        assert code == 2
+        assert "older copy" in err
+
+
+def test_without_a_note_a_copy_is_refused_all_the_same(
+    fedveil: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begun(tmp_path / "run")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another machine"))
+    shutil.copytree(run, tmp_path / "copy")
+    assert fedveil("run", "--resume", tmp_path / "copy")[0] == 2
+    run.rename(tmp_path / "elsewhere")
+    code, out, err = fedveil("run", "--resume", tmp_path / "elsewhere", "--json")
+    assert code == 0, err
+    assert MOVED not in out
+
+
+def test_moved_goes_with_resume(fedveil: Call) -> None:
+    assert fedveil("run", "--moved")[0] == 2
+
+
+def test_a_simulation_may_be_copied_and_goes_on(fedveil: Call, tmp_path: Path) -> None:
+    run = begun(tmp_path / "run", seed=3)
+    shutil.copytree(run, tmp_path / "copy")
+    models = []
+    for path in (run, tmp_path / "copy"):
+        assert fedveil("run", "--resume", path)[0] == 0
+        models.append((path / "model.safetensors").read_bytes())
+    assert models[0] == models[1]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [(), ("privacy.trust=local",), ("training.sampling=balanced",)],
+    ids=["amplified", "random cohorts that are seen", "schedule"],
+)
+def test_a_stopped_run_is_worth_its_whole_plan(
+    fedveil: Call, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    run = begun(tmp_path / "run", *more)
+    promised = json.loads((run / "guarantee.json").read_text())
+    code, out, err = fedveil("account", run, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["epsilon"], found["rounds"]) == (promised["epsilon"], 6)
+    assert (found["rounds_begun"], found["rounds_planned"]) == (3, 6)
+    assert 0 < found["not_certified_epsilon_of_rounds_begun"] < promised["epsilon"]
+    code, out, _ = fedveil("account", run)
+    assert "3 of 6 rounds were begun" in out
+    assert "not certified" in " ".join(out.split())
+
+
+def test_a_run_of_another_plan_is_refused(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    recipe = recipes.with_defaults(recipes.parse(recipes.read(run / "recipe.toml")))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    assert plan.terms is not None
+    quieter = replace(plan, terms=replace(plan.terms, noise_multiplier=0.1))
+    with pytest.raises(BadInput, match="promises something else"):
+        RunDirectory.open(run, quieter)
+    directory = RunDirectory.open(run, plan)
+    with pytest.raises(BadInput, match="another plan"):
+        Run(quieter).keep_in(directory)
+    Run(plan).keep_in(directory)
+    directory.close()
+
+
+def neighbour(federation: Federation) -> Federation:
+    """Another label and other inputs of one record; the sizes stay."""
+    targets, inputs = federation.train.targets.copy(), federation.train.inputs.copy()
+    targets[0] = (targets[0] + 1) % federation.classes
+    inputs[0] = 0
+    return replace(federation, train=Examples(inputs, targets))
+
+
+def stored_metadata(path: Path) -> dict[str, str]:
+    with safe_open(path / "checkpoint/state.safetensors", framework="np") as file:
+        found = dict(file.metadata())
+        found["tensors"] = sha256(
+            b"".join(
+                np.ascontiguousarray(file.get_tensor(n)).tobytes() for n in sorted(file.keys())
+            )
+        ).hexdigest()
+    return found
+
+
+@pytest.mark.parametrize("seed", [None, 3], ids=["protected", "simulated"])
+def test_nothing_that_is_written_before_the_first_round_depends_on_private_data(
+    tmp_path: Path, seed: int | None
+) -> None:
+    """A hash of labels is a release. Only a simulation keeps one, to notice other data."""
+    values = {} if seed is None else {"seed": seed}
+    recipe = recipes.with_defaults(recipes.parse({}, RECIPE, values))
+    data = federation_of(recipe.data)
+    found = []
+    for name, federation in (("a", data), ("b", neighbour(data))):
+        plan = plan_of(recipe, federation)
+        RunDirectory.create(tmp_path / name, plan, recipes.to_table(recipe)).close()
+        random = ("ledger_run", "ledger_head", "digest")  # of the run, not of its data
+        known = stored_metadata(tmp_path / name)
+        header = json.loads(lines(tmp_path / name)[0])
+        files = {
+            file: (tmp_path / name / file).read_text() for file in ("guarantee.json", "recipe.toml")
+        }
+        found.append(
+            ({key: known[key] for key in known if key not in random}, header["plan"], files)
+        )
+    assert (found[0] == found[1]) == (seed is None)
+    plan = plan_of(recipe, neighbour(data))
+    directory = RunDirectory.open(tmp_path / "a", plan)
+    if seed is None:
+        directory.load()
+    else:
+        with pytest.raises(BadInput, match="other data"):
+            directory.load()
+    directory.close()
+
+
+def test_a_run_may_be_looked_at_while_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between any two files that are read, a whole round may pass."""
+    from fedveil.engine import evidence
+
+    recipe = recipes.with_defaults(recipes.parse({}, RECIPE))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    directory = RunDirectory.create(tmp_path / "run", plan, recipes.to_table(recipe))
+    reports = iter(Run(plan, every=1).keep_in(directory))
+    next(reports)
+    for name in ("metrics", "_metadata", "read"):
+        original = getattr(evidence, name)
+
+        def slowly(path: Path, original: Callable[[Path], object] = original) -> object:
+            found = original(path)
+            next(reports)
+            return found
+
+        monkeypatch.setattr(evidence, name, slowly)
+    assert evidence.examined(tmp_path / "run").reserved == 3
+    directory.close()
+
+
+def test_a_file_put_in_the_ledgers_place_is_another_one(tmp_path: Path) -> None:
+    """File systems give a freed inode to the next file; what they number, the ledger looks at."""
+    from fedveil.privacy.ledger_header import file_of
+
+    found = set()
+    for _ in range(20):
+        with (tmp_path / "f").open("wb") as file:
+            found.add(file_of(file.fileno()))
+        with (tmp_path / "f").open("rb") as file:
+            assert file_of(file.fileno()) in found
+        (tmp_path / "f").unlink()
+    assert all(len(one) == 3 for one in found)

@@ -1,0 +1,63 @@
+"""Streams of a protected run, keyed by what they are for instead of by the operating system."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.randomness import Randomness, Stream
+
+Words = npt.NDArray[np.uint64]
+
+_WORD = np.dtype("<u8")
+
+
+class Tagged(Stream):
+    """A stream that knows its purpose, its round and whose it is (None: the server's)."""
+
+    def __init__(self, streams: Streams, purpose: str, round: int, name: str | None) -> None:
+        super().__init__(streams.key(purpose, round, name))
+        self.purpose, self.round, self.name = purpose, round, name
+        self.uses = 0  # draws of noise so far
+        self._streams = streams
+
+    def words(self, count: int) -> Words:
+        """Cohorts are drawn client by client: a word belongs to a name, not to a position."""
+        names = self._streams.names
+        if self.purpose != "cohort" or count != len(names):
+            return super().words(count)
+        keys = b"".join(self._streams.key("member", self.round, name)[:8] for name in names)
+        return np.frombuffer(keys, dtype=_WORD).astype(np.uint64)
+
+
+class Streams:
+    """All randomness of one world. Two worlds of the same case share it, client by client."""
+
+    def __init__(self, case: int) -> None:
+        self._case = case
+        self._seeded = Randomness(case % 2**62)
+        self.names: Sequence[str] = ()
+        self._numbers: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    def name_clients(self, names: Sequence[str]) -> None:
+        """Whose data stands at which position of this world's federation."""
+        self.names = names
+        keys = (int.from_bytes(self.key("client", 0, name)[:4], "little") for name in names)
+        self._numbers = np.fromiter(keys, np.int64, len(names))
+
+    def key(self, purpose: str, round: int, name: str | None) -> bytes:
+        return hashlib.sha256(f"{self._case}/{purpose}/{round}/{name}".encode()).digest()
+
+    def stream(self, randomness: Randomness, purpose: str, round: int = 0, client: int = -1):
+        """In the place of `Randomness.stream`."""
+        return Tagged(self, purpose, round, None if client < 0 else self.names[client])
+
+    def shuffle_words(self, randomness, round, clients, positions) -> Words:
+        """In the place of `Randomness.shuffle_words`: seeded by the case, clients by name."""
+        return _SHUFFLE(self._seeded, round, self._numbers[clients], positions)
+
+
+_SHUFFLE = Randomness.shuffle_words

@@ -1,0 +1,2 @@
+"""Bugs to be found."""
+PLANTED = {}

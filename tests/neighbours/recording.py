@@ -1,0 +1,207 @@
+"""Notes what meets the noise, in place of the noise's own functions.
+
+While `recording(...)` is open, the program's few entry points of noise note what they were given
+and return a noisy value quickly (exact samplers are tested elsewhere): in the first world a fresh
+one, in its neighbour the one that the first world got.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedveil.engine import contract
+from fedveil.engine import run as run_module
+from fedveil.engine.evaluation import Metrics
+from fedveil.local import steps as local_steps
+from fedveil.methods import central_noise, local_noise, noisy_votes
+from fedveil.methods.clip_rules import ClipTracking
+from fedveil.methods.modular_grid import NoisyIntegers
+from fedveil.privacy import accounting
+from fedveil.randomness import Randomness
+
+from .coupling import Streams, Tagged
+
+Ints = npt.NDArray[np.int64]
+Key = tuple[str, int, str | None, int]  # purpose, round, client (None: the sum), how many-th
+
+UPDATES, COUNT, GRADIENTS = "noise", "bits", "gradient-noise"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Integers that met noise of `std` (a Laplace scale, a share's std) on a grid."""
+
+    entered: Ints
+    std: float
+    granularity: float
+    shares: int = 1
+    laplace: bool = False
+
+
+@dataclass
+class Notes:
+    """What one world did. Values of single clients are kept by (round, name)."""
+
+    updates: dict[tuple[int, str], bytes] = field(default_factory=dict)  # floats, before shaping
+    rows: dict[tuple[int, str], Ints] = field(default_factory=dict)  # what leaves a client
+    halves: dict[tuple[int, str], Ints] = field(default_factory=dict)  # its part of a count
+    draws: dict[Key, Draw] = field(default_factory=dict)
+    noisy: dict[Key, Ints] = field(default_factory=dict)  # what came out
+    taken: Counter[str] = field(default_factory=Counter)  # rounds that clients took part in
+
+
+@dataclass(frozen=True)
+class _Real:
+    """The program's own functions, which are still called."""
+
+    shape: Callable[..., Any]
+    halves: Callable[..., Any]
+    build: Callable[..., Any]
+
+
+class Recorder:
+    """Notes one world; `first` are the notes of the world whose noisy values it must repeat."""
+
+    def __init__(self, streams: Streams, first: Notes | None = None) -> None:
+        self.streams, self.first, self.notes = streams, first, Notes()
+        self._real = _Real(contract.shape_rows, ClipTracking.halves, run_module.build_engine)
+        self._cohort: list[str] = []
+
+    def noisy(self, key: Key, draw: Draw, spread: float) -> Ints:
+        """A noisy value of what entered."""
+        self.notes.draws[key] = draw
+        given = None if self.first is None else self.first.noisy.get(key)
+        if given is None or given.shape != draw.entered.shape:
+            seed = int.from_bytes(self.streams.key("draw", 0, repr(key))[:8], "little")
+            noise = np.random.default_rng(seed).standard_normal(draw.entered.shape) * spread
+            given = draw.entered + np.rint(noise / draw.granularity).astype(np.int64)
+        self.notes.noisy[key] = given
+        return given
+
+    def add_noise(self, total: Ints, std: float, granularity: float, stream: Tagged, laplace: bool):
+        """In the place of `protect_sum` and `protect_sum_laplace`."""
+        key = (stream.purpose, stream.round, stream.name, stream.uses)
+        stream.uses += 1
+        entered = total.copy()
+        if stream.name is not None and stream.purpose != GRADIENTS:
+            # Local noise is added to the sum of all uploads, and belongs to one of them.
+            of = self.notes.rows if stream.purpose == UPDATES else self.notes.halves
+            entered = entered + of[stream.round, stream.name]
+        draw = Draw(entered, std, granularity, laplace=laplace)
+        return self.noisy(key, draw, std) - entered + total
+
+    def add_shares(self, integers: NoisyIntegers, total: Ints, streams: Iterable[Tagged]) -> Ints:
+        """In the place of `NoisyIntegers.noisy_sum`."""
+        drawn = list(streams)
+        if not drawn:
+            return integers.grid.centre(total)
+        std, grid = integers.share_std, integers.grid
+        key = (drawn[0].purpose, drawn[0].round, None, 0)
+        draw = Draw(total.copy(), std, grid.granularity, len({one.name for one in drawn}))
+        if std == 0:  # private already
+            self.notes.draws[key] = draw
+            return grid.centre(total)
+        return grid.centre(self.noisy(key, draw, std * len(drawn) ** 0.5))
+
+    def add_share(self, integers: NoisyIntegers, whole: Ints, stream: Tagged) -> Ints:
+        """In the place of `NoisyIntegers.noisy`: one client's vector, before it is masked."""
+        std, grid = integers.share_std, integers.grid
+        sum_key = (stream.purpose, stream.round, None, 0)
+        draw = Draw(whole.copy(), std, grid.granularity)
+        before = self.notes.draws.get(sum_key, replace(draw, entered=np.zeros_like(whole), shares=0))
+        self.notes.draws[sum_key] = replace(
+            draw, entered=before.entered + whole, shares=before.shares + 1
+        )
+        if std == 0:
+            return grid.centre(whole)
+        return grid.centre(self.noisy((stream.purpose, stream.round, stream.name, 0), draw, std))
+
+    def shaped(self, updates, shaping, layout, senders, gradient=None):
+        """Around `shape_rows`: what each client computed, and what it sends."""
+        names = [self.streams.names[client] for client in senders.clients]
+        before = [row.tobytes() for row in updates.detach().cpu().numpy()]
+        shaped = self._real.shape(updates, shaping, layout, senders, gradient)
+        for name, update, row in zip(names, before, shaped.rows.numpy(), strict=True):
+            self.notes.updates[senders.round, name] = update
+            self.notes.rows[senders.round, name] = row.copy()
+            self.notes.taken[name] += 1
+        return shaped
+
+    def counted(self, rule: ClipTracking, protection, terms, norms, clip, round):
+        """Around `ClipTracking.halves`: each client's part of a tracked clip's count."""
+        own, shaping, halves = self._real.halves(rule, protection, terms, norms, clip, round)
+        for name, row in zip(self._cohort, halves.numpy(), strict=True):
+            self.notes.halves[round, name] = row.copy()
+        return own, shaping, halves
+
+    def build_engine(self, *args: Any, **kwargs: Any) -> Any:
+        return _Watched(self._real.build(*args, **kwargs), self)
+
+    def enter(self, cohort: npt.NDArray[np.int64]) -> None:
+        self._cohort = [self.streams.names[client] for client in cohort]
+
+
+class _Watched:
+    """An engine that tells which cohort it is asked for."""
+
+    def __init__(self, engine: Any, recorder: Recorder) -> None:
+        self._engine, self._recorder = engine, recorder
+
+    def round_sum(self, weights, cohort, *args: Any, **kwargs: Any) -> Any:
+        self._recorder.enter(cohort)
+        return self._engine.round_sum(weights, cohort, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[Notes]:
+    """Run the program inside to have it noted."""
+
+    def gauss(total, std, granularity, stream):
+        return recorder.add_noise(total, std, granularity, stream, laplace=False)
+
+    def laplace(total, scale, granularity, stream):
+        return recorder.add_noise(total, scale, granularity, stream, laplace=True)
+
+    def method(function: Any) -> Any:
+        return lambda self, *args, **kwargs: function(self, *args, **kwargs)
+
+    streams = recorder.streams
+    replaced = (
+        (central_noise, "protect_sum", gauss),
+        (central_noise, "protect_sum_laplace", laplace),
+        (local_noise, "protect_sum", gauss),
+        (local_noise, "protect_sum_laplace", laplace),
+        (noisy_votes, "protect_sum", gauss),
+        (local_steps, "protect_sum", gauss),
+        (NoisyIntegers, "noisy_sum", method(recorder.add_shares)),
+        (NoisyIntegers, "noisy", method(recorder.add_share)),
+        (ClipTracking, "halves", method(recorder.counted)),
+        (contract, "shape_rows", recorder.shaped),
+        (run_module, "build_engine", recorder.build_engine),
+        (Randomness, "stream", method(streams.stream)),
+        (Randomness, "shuffle_words", method(streams.shuffle_words)),
+        # For speed alone. What epsilon comes out is not looked at here, and numerical accountants
+        # take seconds; nothing is evaluated; seeding looks for GPUs at length.
+        (accounting, "_bounds", lambda *args, **kwargs: (("exact", 1.0),)),
+        (run_module, "Evaluator", lambda *args: lambda *args: Metrics(0.0, None)),
+        (torch, "manual_seed", torch.default_generator.manual_seed),
+    )
+    before = [getattr(place, name) for place, name, _ in replaced]
+    try:
+        for place, name, value in replaced:
+            setattr(place, name, value)
+        yield recorder.notes
+    finally:
+        for (place, name, _), value in zip(replaced, before, strict=True):
+            setattr(place, name, value)

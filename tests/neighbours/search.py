@@ -1,0 +1,122 @@
+"""Looks for violations, case by case."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedveil.errors import FedveilError
+from fedveil.privacy.units import Adjacency, Unit
+
+from .cases import Case, draw_case
+from .checks import Change, Violation, claimed, compare
+from .resuming import killed_and_resumed
+from .values import Client, Draw, client, with_other_record
+from .worlds import World, play
+
+_NEIGHBOURS = 4  # of each world
+_RESUMED = 16  # one case in so many is killed and resumed as well
+
+
+@dataclass
+class Found:
+    """What a case gave."""
+
+    seed: int
+    pairs: int = 0
+    refused: str = ""
+    violations: list[tuple[str, Violation]] = field(default_factory=list)  # with the neighbour
+    tags: Counter[str] = field(default_factory=Counter)  # what was covered
+    case: Case | None = None
+
+    def __str__(self) -> str:
+        said = [f"[{law.law}] {which}: {law.what}" for which, law in self.violations]
+        command = f"python -m tests.neighbours --seed {self.seed}"
+        return "\n".join([f"case {self.seed}: {command}", f"  {self.case}", *said])
+
+
+def examine(seed: int) -> Found:
+    """Run the case of this number and compare it with its neighbours."""
+    found = Found(seed)
+    resumed = seed % _RESUMED == 0
+    case = found.case = draw_case(seed, scheduled=resumed)
+    try:
+        first = play(case, case.clients)
+    except FedveilError as error:
+        found.refused = f"{type(error).__name__}: {error}"
+        return found
+    _tag(found, case, first)
+    if not claimed(first):
+        return found
+    for change, clients in _neighbours(case, first):
+        try:
+            second = play(case, clients, first)
+        except FedveilError:
+            found.tags["neighbour refused"] += 1
+            continue
+        found.pairs += 1
+        found.tags[change.kind] += 1
+        found.violations += [(f"{change}", law) for law in compare(first, second, change)]
+    if resumed and not first.failure:
+        found.pairs += 1
+        found.tags["resumed"] += 1
+        found.violations += [("killed and resumed", law) for law in killed_and_resumed(case)]
+    return found
+
+
+def _tag(found: Found, case: Case, world: World) -> None:
+    plan = world.plan
+    found.tags[f"method {plan.method.name}"] += 1
+    found.tags[f"path {case.path}"] += 1
+    found.tags["failed" if world.failure else "ran"] += 1
+    found.tags["claimed" if claimed(world) else "not claimed"] += 1
+    if plan.setting is not None and claimed(world):
+        release = plan.releases(1)[0]
+        found.tags[f"{type(release.mechanism).__name__}"] += 1
+        found.tags[f"{plan.setting.unit} {plan.setting.adjacency} {plan.setting.trust}"] += 1
+        found.tags[f"sampling {type(plan.sampling).__name__}"] += 1
+
+
+def _neighbours(case: Case, world: World) -> Iterator[tuple[Change, tuple[Client, ...]]]:
+    """Neighbours of the kind that the guarantee is about, of clients that took part."""
+    draw = np.random.default_rng([case.seed, 5])
+    setting = world.plan.setting
+    present = sorted({name for _, name in world.notes.rows} | {k[2] for k in world.notes.draws if k[2]})
+    by_name = {one.name: one for one in case.clients}
+    for _ in range(_NEIGHBOURS):
+        if not present:
+            return
+        name = str(draw.choice(present))
+        one = by_name[name]
+        if setting is not None and setting.unit is Unit.RECORD:
+            zeroed = setting.adjacency is Adjacency.ZERO_OUT and not case.kind.finite
+            zeroed = zeroed and case.kind.task != "sequence" and draw.random() < 0.7
+            other = with_other_record(draw, case.kind, one, zeroed)
+            yield Change("zeroed" if zeroed else "record", name), _with(case, other)
+            continue
+        if setting is not None and setting.adjacency is Adjacency.ADD_REMOVE or draw.random() < 0.15:
+            if draw.random() < 0.7:
+                yield Change("removed", name), tuple(c for c in case.clients if c.name != name)
+            else:
+                yield _added(draw, case)
+            continue
+        yield Change("replaced", name), _with(case, client(draw, case.kind, name, most=_most(case)))
+
+
+def _most(case: Case) -> int:
+    """New clients may be twice as large as the largest: with the sizes move chunks and ways."""
+    return 2 * max(len(one) for one in case.clients)
+
+
+def _with(case: Case, other: Client) -> tuple[Client, ...]:
+    return tuple(other if one.name == other.name else one for one in case.clients)
+
+
+def _added(draw: Draw, case: Case) -> tuple[Change, tuple[Client, ...]]:
+    """A client somewhere in the order of names, so that positions shift."""
+    number = 3 * int(draw.integers(len(case.clients))) + int(draw.integers(1, 3))
+    new = client(draw, case.kind, f"c{number:02d}", most=_most(case))
+    return Change("added", new.name), tuple(sorted((*case.clients, new), key=lambda one: one.name))

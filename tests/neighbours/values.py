@@ -1,0 +1,114 @@
+"""Clients' data: ordinary numbers, and those that break floating-point programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+Draw = np.random.Generator
+
+# Overflow, underflow, signs of zero; an error of 2.5e-23 times an input of 1.8e19 is a gradient
+# whose square exists in single precision although the square of the error does not.
+NASTY = (3e38, -3e38, 1e38, 1.8e19, -1.8e19, 1e10, 1e-38, -1e-38, 1e-42, 2.5e-23, 0.0, -0.0, 1e4)
+SIZES = (*(1, 1, 2, 3, 4, 5, 6, 7, 8, 9) * 4, 17, 33)
+BATCHES = (3, 4, 4, 5, 6, 7, 8, 8, 12)  # where single records count
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One owner and its records. `places` order the rows of all clients in a file."""
+
+    name: str
+    inputs: npt.NDArray[np.float32]  # [records, ...]
+    targets: npt.NDArray[np.generic]  # [records]
+    places: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What records look like. `finite` where the way in refuses NaN and infinity."""
+
+    task: str  # classification, regression or sequence
+    shape: tuple[int, ...]
+    classes: int
+    finite: bool
+    tame: bool = False  # no nasty numbers at all: ordinary training is tested too
+    by_record: bool = False  # one record is protected: clients have several
+
+
+def client(
+    draw: Draw, kind: Kind, name: str, size: int | None = None, most: int | None = None
+) -> Client:
+    """A client with records of one mood: all ordinary, all nasty, or a few nasty ones."""
+    usual = BATCHES if kind.by_record else SIZES
+    size = int(draw.choice(usual)) if size is None else size
+    size = size if most is None else min(size, most)
+    inputs, targets = records(draw, kind, size)
+    if draw.random() < 0.25 and kind.task == "classification":
+        targets[:] = targets[0]
+    return Client(name, inputs, targets, draw.random(size))
+
+
+def records(
+    draw: Draw, kind: Kind, size: int
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.generic]]:
+    if kind.task == "sequence":
+        tokens = draw.integers(0, kind.classes, (2, size, *kind.shape))
+        return tokens[0], tokens[1]  # type: ignore[return-value]
+    inputs = draw.standard_normal((size, *kind.shape)).astype(np.float32)
+    if kind.task == "regression":
+        targets: npt.NDArray[np.generic] = draw.standard_normal(size).astype(np.float32)
+    else:
+        targets = draw.integers(0, kind.classes, size)
+    if kind.tame:
+        return inputs, targets
+    mood = draw.random()
+    rows = np.flatnonzero(draw.random(size) < 0.3) if mood < 0.3 else np.arange(size)
+    if mood < 0.5:
+        for row in rows:
+            inputs[row], number = _nasty(draw, kind)
+            if kind.task == "regression":
+                targets[row] = number
+    return inputs, targets
+
+
+def _nasty(draw: Draw, kind: Kind) -> tuple[npt.NDArray[np.float32], np.float32]:
+    """One record's inputs, and a target for regression."""
+    inputs = np.zeros(kind.shape, dtype=np.float32)
+    way = draw.random()
+    if way < 0.15:
+        inputs.flat[draw.integers(inputs.size)] = 1.8e19
+        return inputs, np.float32(draw.choice((2.5e-23, -2.5e-23)))
+    if way < 0.4:  # one nasty number among ordinary ones
+        inputs[...] = draw.standard_normal(kind.shape)
+        inputs.flat[draw.integers(inputs.size)] = draw.choice(NASTY)
+    elif way < 0.6:  # one among zeros
+        inputs.flat[draw.integers(inputs.size)] = draw.choice(NASTY)
+    elif way < 0.8 or kind.finite:
+        inputs[...] = draw.choice(NASTY, kind.shape)
+    else:
+        inputs[...] = draw.choice((np.nan, np.inf, -np.inf, 1.0), kind.shape)
+    target = draw.choice(NASTY) if draw.random() < 0.5 else draw.standard_normal()
+    return inputs, np.float32(target)
+
+
+def with_other_record(draw: Draw, kind: Kind, one: Client, zeroed: bool) -> Client:
+    """The same client with one record replaced, or made into one whose gradient is not finite,
+    which counts as zero."""
+    row = int(draw.integers(len(one)))
+    inputs, targets = one.inputs.copy(), one.targets.copy()
+    if zeroed:
+        inputs[row] = np.nan
+    elif draw.random() < 0.5 and kind.task != "sequence" and not kind.tame:
+        inputs[row], number = _nasty(draw, kind)
+        if kind.task == "regression":
+            targets[row] = number
+    else:
+        fresh = records(draw, kind, 1)
+        inputs[row], targets[row] = fresh[0][0], fresh[1][0]
+    return replace(one, inputs=inputs, targets=targets)

@@ -1,0 +1,235 @@
+"""One world: a case's federation, plan and rounds, by the code that `fedveil run` uses."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedveil import recipe as recipes
+from fedveil.assemble import federation_of, plan_of
+from fedveil.data.federation import Examples, Federation, Task
+from fedveil.data.partition import ByOwner
+from fedveil.engine.run import Run, Speed
+from fedveil.errors import FedveilError
+from fedveil.methods.named import method_of
+from fedveil.models.images import ChannelsFirst
+from fedveil.models.text import CharacterLstm
+from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.recipe import Recipe
+
+from .cases import Case
+from .recording import Notes, Recorder, recording
+from .coupling import Streams
+from .values import Client
+
+_NEVER = 1 << 60  # rounds between evaluations: what is measured on test examples is not covered
+
+
+@dataclass
+class World:
+    """What became of a case with these clients."""
+
+    names: list[str]
+    plan: Plan
+    notes: Notes
+    states: list[bytes] = field(default_factory=list)  # weights and all, after each round
+    shapings: list[Any] = field(default_factory=list)  # clip and grid of each round
+    failure: str = ""  # why a round ended early
+
+
+def play(case: Case, clients: Sequence[Client], first: World | None = None) -> World:
+    """Plan and run a case with these clients; a FedveilError means that it is refused."""
+    streams = Streams(case.seed)
+    recorder = Recorder(streams, None if first is None else first.notes)
+    with recording(recorder) as notes:
+        chosen, federation = prepared(case, clients)
+        names = names_of(federation, clients)
+        streams.name_clients(names)
+        planned = plan_for(case, chosen, federation)
+        world = World(names, planned, notes)
+        run = Run(planned, speed=speed_of(case), every=_NEVER)
+        try:
+            for number in range(planned.method.rounds):
+                shaping = planned.shaping_in(number, run.state.optimizer)
+                world.shapings.append((shaping.clip, shaping.granularity))
+                report = run._round(last=False)
+                world.states.append(_bytes(run.state.weights, run.state.optimizer, report))
+        except (FedveilError, ValueError, RuntimeError, ArithmeticError, IndexError) as error:
+            world.failure = f"{type(error).__name__}: {error}"
+        finally:
+            run.close()
+    return world
+
+
+def speed_of(case: Case) -> Speed:
+    return Speed(case.engine, case.chunk, processes=1)
+
+
+def _bytes(weights: Tensor, optimizer: dict[str, Tensor], report: Any) -> bytes:
+    """All that a round leaves, to be compared bit by bit."""
+    parts = [weights.numpy().tobytes()]
+    parts += [name.encode() + value.numpy().tobytes() for name, value in sorted(optimizer.items())]
+    return b"".join([*parts, repr(sorted(report.figures.items())).encode()])
+
+
+def prepared(case: Case, clients: Sequence[Client]) -> tuple[Recipe, Federation]:
+    """The recipe with its defaults, and the federation by the case's way in."""
+    if case.path != "csv":
+        return recipe_of(case), _arrays(case, clients)
+    folder = Path(tempfile.mkdtemp(prefix="neighbours-", dir=_scratch()))
+    try:
+        _write_table(case, clients, folder / "rows.csv")
+        (folder / "schema.toml").write_text(_schema(case), encoding="utf-8")
+        chosen = recipe_of(case)
+        files = {"file": str(folder / "rows.csv"), "schema": str(folder / "schema.toml")}
+        return chosen, federation_of(replace(chosen.data, **files))
+    finally:
+        shutil.rmtree(folder)
+
+
+@lru_cache(maxsize=2)
+def recipe_of(case: Case) -> Recipe:
+    """The recipe, files apart: the same in both worlds."""
+    table = dict(case.table)
+    if case.path == "csv":
+        table["data"] = {**table["data"], "client_column": "who", "label": "y"}
+    return recipes.with_defaults(recipes.parse(table))
+
+
+def plan_for(case: Case, chosen: Recipe, federation: Federation) -> Plan:
+    if case.module or case.drop_last:
+        method = method_of(chosen)
+        if case.drop_last:
+            method = replace(method, local=replace(method.local, drop_last=True))
+        module = _module(case) if case.module else plan_of(chosen, federation).module
+        noise = chosen.privacy.noise_multiplier
+        planned = plan(method, federation, module, budget=Budget(noise_multiplier=noise))
+    else:
+        planned = plan_of(chosen, federation)
+    if not case.start:
+        return planned
+    draw = np.random.default_rng([case.seed, 2])
+    start = draw.standard_normal(len(planned.start)).astype(np.float32) * np.float32(case.start)
+    return replace(planned, start=torch.from_numpy(start))
+
+
+def names_of(federation: Federation, clients: Sequence[Client]) -> list[str]:
+    """Whose data stands at which position; a hold-out may have taken some clients away."""
+    if federation.owners is None:
+        return [one.name for one in clients]
+    return [str(name) for name in federation.owners]
+
+
+def _arrays(case: Case, clients: Sequence[Client]) -> Federation:
+    kind, draw = case.kind, np.random.default_rng([case.seed, 3])
+    inputs = np.concatenate([one.inputs for one in clients])
+    targets = np.concatenate([one.targets for one in clients])
+    public = draw.standard_normal((4, *kind.shape)).astype(np.float32)
+    if kind.task == "sequence":
+        public = draw.integers(0, kind.classes, (4, *kind.shape))
+    elsewhere = Examples(public, np.zeros_like(targets, shape=(4, *targets.shape[1:])))
+    if case.path == "direct":
+        return Federation(
+            Examples(inputs, targets),
+            np.concatenate([[0], np.cumsum([len(one) for one in clients])]),
+            elsewhere,
+            Task(kind.task),
+            kind.classes,
+            validation=elsewhere,
+            verified=True,  # engines must cope with what a program may hand them
+        )
+    dealing = dict(case.dealing)
+    limits = ("cap", "examples_per_client", "at_least", "clients")
+    given = {name: dealing.pop(name) for name in limits if name in dealing}
+    order = np.argsort(np.concatenate([one.places for one in clients]))
+    owners = np.repeat([one.name for one in clients], [len(one) for one in clients])
+    federation = Federation.from_arrays(
+        inputs[order],
+        targets[order],
+        owners[order],
+        partition=ByOwner(**given),
+        validation=elsewhere,
+        classes=kind.classes or None,
+        task=kind.task,
+        **dealing,
+    )
+    if case.path == "arrays":
+        return federation
+    folder = Path(tempfile.mkdtemp(prefix="neighbours-", dir=_scratch()))
+    try:
+        return Federation.open(federation.save(folder / "saved"))
+    finally:
+        shutil.rmtree(folder)  # the maps stay open
+
+
+def _write_table(case: Case, clients: Sequence[Client], path: Path) -> None:
+    """All rows in a random order that is each row's own."""
+    rows = []
+    for one in clients:
+        for place, inputs, target in zip(one.places, one.inputs, one.targets, strict=True):
+            numbers = ["" if abs(x) == np.float32(1e-38) else repr(float(x)) for x in inputs]
+            label = f"k{target}" if case.kind.classes else repr(float(target))
+            word = "abz"[int(abs(place) * 1e6) % 3]
+            rows.append((place, [one.name, *numbers, word, label]))
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["who", *(f"x{i}" for i in range(case.kind.shape[0])), "word", "y"])
+        writer.writerows(row for _, row in sorted(rows, key=lambda pair: pair[0]))
+
+
+def _schema(case: Case) -> str:
+    """Public ranges and categories; every other column by mean and deviation."""
+    lines = []
+    for column in range(case.kind.shape[0]):
+        known = "min = -3\nmax = 3" if column % 2 else "mean = 0\nstd = 1"
+        lines.append(f'[columns.x{column}]\ntype = "number"\n{known}\nmissing = true')
+    lines.append('[columns.word]\ntype = "category"\ncategories = ["a", "b"]')
+    if case.kind.classes:
+        names = ", ".join(f'"k{number}"' for number in range(case.kind.classes))
+        lines.append(f'[columns.y]\ntype = "category"\ncategories = [{names}]')
+    else:
+        lines.append('[columns.y]\ntype = "number"\nmin = -5\nmax = 5')
+    return "\n".join(lines) + "\n"
+
+
+def _scratch() -> str | None:
+    """Memory, where there is some to write files to."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+class _Residual(nn.Module):
+    """No stack of layers, so that engines need automatic differentiation."""
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(features, features), nn.Linear(features, outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.outer(inputs + self.inner(inputs).tanh())
+        return found
+
+
+def _module(case: Case) -> nn.Module:
+    kind = case.kind
+    features, outputs = int(np.prod(kind.shape)), kind.classes or 1
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(case.seed % 1000)
+        if case.module == "residual":
+            return _Residual(features, outputs)
+        if case.module == "lstm":
+            return CharacterLstm(kind.classes, every_position=True, hidden=(3,))
+        if case.module == "convolution":
+            body = [nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+            return ChannelsFirst(nn.Sequential(*body, nn.Linear(2, outputs)))
+        between = nn.Dropout(0.5) if case.module == "dropout" else nn.BatchNorm1d(3)
+        return nn.Sequential(nn.Linear(features, 3), between, nn.Tanh(), nn.Linear(3, outputs))
