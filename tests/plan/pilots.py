@@ -68,8 +68,8 @@ class Bowl:
         return share
 
     def error(self, candidate: Candidate) -> float:
-        squares = 0.0
-        for name in ("local_steps", "rounds", "learning_rate", "clip_norm", "cohort"):
+        squares = math.log2(_stride(candidate) / _stride(BOTTOM)) ** 2
+        for name in ("local_steps", "rounds", "clip_norm", "cohort"):
             ratio = getattr(candidate, name) / getattr(BOTTOM, name)
             squares += math.log2(ratio) ** 2
         return 1 + squares / 10
@@ -81,3 +81,7 @@ class Bowl:
         luck = np.random.default_rng(trial.seed).standard_normal()
         error = self.error(trial.candidate) * math.exp(self.noise * luck)
         return Outcome(error, None, trial.candidate.total_steps, 0.001)
+
+
+def _stride(candidate: Candidate) -> float:
+    return candidate.learning_rate * candidate.local_steps

@@ -36,12 +36,12 @@ def test_most_is_spent_on_the_best() -> None:
 
 
 def test_the_search_ends_near_the_bottom() -> None:
-    """Single runs are 15 % off (one deviation); the choices of three searches cost 15 % at most.
+    """Single runs are 15 % off (one deviation); the choices of three searches cost 20 % at most.
 
     A blind draw costs 300 % on average. Seeds are fixed, so this never fails by chance.
     """
-    costs = [Bowl(0).error(search_in_bowl(0.15, seed, settings=120).run()) for seed in range(3)]
-    assert max(costs) < 1.15 * Bowl(0).error(BOTTOM)
+    costs = [Bowl(0).error(search_in_bowl(0.15, seed, settings=200).run()) for seed in range(3)]
+    assert max(costs) < 1.2 * Bowl(0).error(BOTTOM)
 
 
 def test_the_same_seed_asks_the_same() -> None:

@@ -74,7 +74,7 @@ def test_rounds_by_turns_waste_no_participation(
 ) -> None:
     """One more round would cost everybody's noise one more participation."""
     base = Candidate(1, most, 0.1, 1.0, cohort)
-    fixed = frozenset({"cohort", "local_steps", "learning_rate", "clip_norm"})
+    fixed = frozenset({"cohort", "local_steps", "stride", "clip_norm"})
     space = Space(base, most, clients, 1.0, True, fixed, by_turns=True)
     rounds = space.candidate({"total": total}).rounds
     sampler = RoundRobin(clients, cohort)
@@ -83,19 +83,20 @@ def test_rounds_by_turns_waste_no_participation(
 
 
 def test_a_clip_of_gradients_does_not_grow_with_the_steps() -> None:
-    fixed = frozenset({"clip_norm", "total", "cohort", "learning_rate"})
+    fixed = frozenset({"clip_norm", "total", "cohort"})
     base = Candidate(1, 64, 0.1, 1.0, 10)
     gradients = Space(base, 64, 100, 1.0, True, fixed)
+    longer = {"local_steps": 3.0, "stride": 3.0}  # at the same rate
     updates = replace(gradients, clips_gradients=False)
-    assert gradients.candidate({"local_steps": 3.0}).clip_norm == 1.0
-    assert updates.candidate({"local_steps": 3.0}).clip_norm == 8.0
+    assert gradients.candidate(longer).clip_norm == 1.0
+    assert updates.candidate(longer).clip_norm == 8.0
 
 
 def test_only_what_a_method_has_is_searched() -> None:
     plain = Space(Candidate(1, 10, 0.1, 1.0), 10, 100, 1.0, False)
-    assert tuple(plain.box) == ("local_steps", "total", "learning_rate", "clip_norm")
+    assert tuple(plain.box) == ("local_steps", "total", "stride", "clip_norm")
     assert tuple(Space(FULL, 120, 100, 1.0, False, frozenset({"total"})).box) == (
-        *("local_steps", "cohort", "learning_rate", "clip_norm", "server_learning_rate"),
+        *("local_steps", "cohort", "stride", "clip_norm", "server_learning_rate"),
         *("smoothing", "penalty", "sparsity"),
     )
 

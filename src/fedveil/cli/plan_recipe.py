@@ -92,10 +92,10 @@ def _iterations(args: argparse.Namespace, situation: Situation, document: dict[s
     warnings = [*document.get("warnings", []), *advice.warnings]
     document |= {
         **advice.to_dict(),
-        "constants": {name: getattr(loss, name) for name in LOSS},
+        "constants": dict(zip(LOSS, loss.for_fu, strict=True)),
         "constants_from": loss.source,
         "looked_at": list(looked_at),
-        "proposals": [proposal.to_dict() for proposal in offered],
+        "proposals": [vars(proposal) for proposal in offered],
         "warnings": warnings,
     }
     best = offered[0]

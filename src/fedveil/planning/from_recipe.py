@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -15,18 +14,11 @@ from fedveil.errors import BadInput
 from fedveil.methods.protection import Noise
 from fedveil.planning.bounds import ChengScore, FuBound, HuScore, Score
 from fedveil.planning.constants import LossConstants, estimate
-from fedveil.planning.iterations import (
-    Advice,
-    Iterations,
-    advise,
-    best_rounds_within,
-    every_divisor,
-)
+from fedveil.planning.iterations import Advice, advise, best_rounds_within, every_divisor
 from fedveil.planning.plan import Plan
 from fedveil.planning.proxy import proxy_of
 from fedveil.planning.proxy_trials import clips_gradients
 from fedveil.planning.spending import remaining
-from fedveil.privacy.accounting import Setting
 from fedveil.privacy.units import Arithmetic, Trust, Unit
 from fedveil.recipe import Recipe
 
@@ -39,7 +31,6 @@ class Situation:
 
     recipe: Recipe
     plan: Plan
-    setting: Setting
     local_steps: int
     epsilon: float
     delta: float
@@ -91,8 +82,7 @@ def situation_of(
         )
     delta, spent = plan.guarantee.delta, (spent_epsilon, spent_delta)
     left = remaining(recipe.privacy.epsilon, delta, *spent)
-    setting = replace(plan.setting, arithmetic=Arithmetic.IDEALISED)
-    return Situation(recipe, plan, setting, local_steps_of(recipe, plan, records), *left)
+    return Situation(recipe, plan, local_steps_of(recipe, plan, records), *left)
 
 
 def public_constants(
@@ -129,18 +119,9 @@ def score_of_recipe(
     curve = tuple((float(t), _variance(situation, loss, int(t), budget_factor)) for t in anchors)
     logs = np.log(np.array(curve))
     growth, constant = np.polyfit(logs[:, 0], logs[:, 1], 1)
-    return FuBound(
-        loss.strong_convexity,
-        loss.smoothness,
-        loss.gradient_bound,
-        loss.heterogeneity,
-        loss.initial_distance,
-        situation.clients,
-        situation.cohort,
-        noise_constant=math.exp(constant),
-        growth=float(np.clip(growth, 0, 2)),
-        noise_curve=curve,
-    )
+    run = situation.clients, situation.cohort
+    noise = math.exp(constant), float(np.clip(growth, 0, 2))
+    return FuBound(*loss.for_fu, *run, *noise, noise_curve=curve)
 
 
 def named_score(
@@ -181,9 +162,6 @@ class Proposal:
     bound: float
     reason: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
 
 def proposals(
     situation: Situation,
@@ -216,15 +194,15 @@ def proposals(
     fewer = "the fewest rounds of all choices whose score is at most a quarter larger"
     if cheap == best:
         fewer = "no choice has fewer rounds at a score at most a quarter larger"
-    return advice, (
-        _proposal("recommended", best, situation.epsilon, why),
-        _proposal("more private", private, situation.epsilon / 2, halved),
-        _proposal("cheaper", cheap, situation.epsilon, fewer),
+    offered = (
+        ("recommended", best, situation.epsilon, why),
+        ("more private", private, situation.epsilon / 2, halved),
+        ("cheaper", cheap, situation.epsilon, fewer),
     )
-
-
-def _proposal(name: str, choice: Iterations, epsilon: float, reason: str) -> Proposal:
-    return Proposal(name, choice.local_steps, choice.rounds, epsilon, choice.bound, reason)
+    return advice, tuple(
+        Proposal(name, choice.local_steps, choice.rounds, epsilon, choice.bound, reason)
+        for name, choice, epsilon, reason in offered
+    )
 
 
 def recipe_with(situation: Situation, proposal: Proposal) -> Recipe:
@@ -245,17 +223,13 @@ def _variance(
     situation: Situation, loss: LossConstants, rounds: int, budget_factor: float
 ) -> float:
     recipe, plan = situation.recipe, situation.plan
-    budget = replace(
-        recipe.privacy,
-        epsilon=budget_factor * situation.epsilon,
-        delta=situation.delta,
-        arithmetic=str(Arithmetic.IDEALISED),
-    )
+    epsilon, ideal = budget_factor * situation.epsilon, str(Arithmetic.IDEALISED)
+    budget = replace(recipe.privacy, epsilon=epsilon, delta=situation.delta, arithmetic=ideal)
     changed = replace(recipe, training=replace(recipe.training, rounds=rounds), privacy=budget)
     noise = plan_of(changed, plan.federation).noise_multiplier or 0.0
     reach = recipe.privacy.clip_norm if clips_gradients(plan.method) else loss.gradient_bound
     law = 2 if recipe.privacy.noise == Noise.LAPLACE else 1  # variance over the squared scale
-    alone = situation.setting.trust is Trust.LOCAL
+    alone = plan.setting is not None and plan.setting.trust is Trust.LOCAL
     averaging = situation.cohort if alone else situation.cohort**2
     return 4 * law * situation.dimension * (reach * noise) ** 2 / averaging
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import optuna
 
 _ABOUT = "about"
-_AT_RANDOM = 20  # settings before Optuna guesses
+_AT_RANDOM = 10  # settings before Optuna guesses
 _WEIGHED = 100  # guesses of which the most promising is tried
 
 

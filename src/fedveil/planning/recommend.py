@@ -63,13 +63,9 @@ def prepare(
     trials = ProxyTrials(recipe, real, replace(public, looked_at=(*public.looked_at, *sizes)))
     space = space_of(trials, local_steps_of(recipe, real, records), max_steps)
     check_hope(trials, space.base, space.most_steps)
-    question = {
-        "recipe": recipes.to_table(recipe),
-        "proxy": trials.proxy.source,
-        "most_steps": space.most_steps,
-    }
-    epsilon = recipe.privacy.epsilon or 0.0
-    return Search(trials, space, epsilon, seconds, journal=Journal(journal, question, seed))
+    asked = {"recipe": recipes.to_table(recipe), "proxy": public.source}
+    kept = Journal(journal, {**asked, "most_steps": space.most_steps}, seed)
+    return Search(trials, space, recipe.privacy.epsilon or 0.0, seconds, journal=kept)
 
 
 def check_hope(trials: ProxyTrials, base: Candidate, most_steps: int) -> None:

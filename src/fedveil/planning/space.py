@@ -19,7 +19,7 @@ _BOX = {
     "local_steps": (0.0, 6.0),
     "total": (-4.0, 0.0),
     "cohort": (-2.0, 1.0),
-    "learning_rate": (-4.0, 6.0),  # of small clips and single steps it is far above the usual
+    "stride": (-4.0, 7.0),  # learning rate x local steps; with small clips far above the usual
     "clip_norm": (-4.0, 1.0),
     "server_learning_rate": (-4.0, 4.0),
     "smoothing": (0.0, 1.0),
@@ -68,7 +68,9 @@ class Space:
         base = self.base
         cohort = self._cohort(at)
         steps, rounds = self._iterations(at, cohort)
-        rate = _short(base.learning_rate * 2.0 ** at.get("learning_rate", 0.0))
+        # Fewer or more steps that go as far are alike, so steps and stride are searched apart.
+        stride = base.learning_rate * base.local_steps * 2.0 ** at.get("stride", 0.0)
+        rate = _short(stride / steps)
         clip = base.clip_norm
         if "clip_norm" in at:
             clip = _short(self._reach(rate, steps) * 2.0 ** at["clip_norm"])
@@ -88,7 +90,7 @@ class Space:
             "local_steps": steps,
             "total": candidate.total_steps / self.most_steps,
             "cohort": (candidate.cohort or 1) / (base.cohort or 1),
-            "learning_rate": rate / base.learning_rate,
+            "stride": rate * steps / (base.learning_rate * base.local_steps),
             "clip_norm": candidate.clip_norm / self._reach(rate, steps),
             "server_learning_rate": servers,
         }
