@@ -130,13 +130,9 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {
-            **fields,
-            "trust": str(self.trust),
-            "adjacency": str(self.adjacency),
-            "claim": None if self.claim is None else self.claim.to_dict(),
-        }
+        claim = None if self.claim is None else self.claim.to_dict()
+        words = {"trust": str(self.trust), "adjacency": str(self.adjacency)}
+        return {**vars(self), **words, "claim": claim}
 
 
 def feasible(question: Question, claim_of: ClaimOf | None = None) -> list[Row]:
@@ -209,22 +205,13 @@ def warnings(rows: Sequence[Row]) -> list[str]:
 
 def _row(question: Question, way: Way, cohort: int, rounds: int, claim_of: ClaimOf | None) -> Row:
     sampling = way.sampling(question.clients, cohort)
-    setting = Setting(
-        Unit.CLIENT,
-        way.adjacency,
-        way.trust,
-        population=question.clients,
-        arithmetic=Arithmetic.IDEALISED,
-    )
+    ideal: dict[str, Any] = {"population": question.clients, "arithmetic": Arithmetic.IDEALISED}
+    setting = Setting(Unit.CLIENT, way.adjacency, way.trust, **ideal)
     laplace = question.noise == "laplace"
     make: Callable[[float], Laplace | Gaussian] = Laplace if laplace else Gaussian
+    budget: dict[str, Any] = {"epsilon": question.epsilon, "delta": question.delta}
     mechanism = calibrate_mechanism(
-        make,
-        epsilon=question.epsilon,
-        delta=question.delta,
-        sampling=sampling,
-        rounds=rounds,
-        setting=setting,
+        make, **budget, sampling=sampling, rounds=rounds, setting=setting
     )
     noise = (
         mechanism.scale_multiplier if isinstance(mechanism, Laplace) else mechanism.noise_multiplier
@@ -243,7 +230,7 @@ def _row(question: Question, way: Way, cohort: int, rounds: int, claim_of: Claim
     ratio = (math.sqrt(cohort) if alone else cohort) / (noise * spread)
     over_run = ratio * math.sqrt(rounds)
     arriving = cohort - math.ceil(question.dropped * cohort)
-    shared = way.trust is Trust.DISTRIBUTED
+    left = arriving if way.trust is Trust.DISTRIBUTED else setting.honest_shares
     return Row(
         trust=way.trust,
         sampling=sampling_kind(sampling),
@@ -256,9 +243,7 @@ def _row(question: Question, way: Way, cohort: int, rounds: int, claim_of: Claim
         signal_to_noise=ratio,
         run_signal_to_noise=over_run,
         clients_needed=math.ceil(question.clients * max(1.0, over_run ** (-2 if alone else -1))),
-        epsilon_if_dropped=cost(replace(setting, honest_shares=arriving))
-        if shared
-        else cost(setting),
+        epsilon_if_dropped=cost(replace(setting, honest_shares=left)),
         epsilon_if_colluding=cost(replace(setting, colluders=question.colluders)),
         claim=None if claim_of is None else claim_of(way, question, cohort, rounds, noise),
     )

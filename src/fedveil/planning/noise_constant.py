@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dp_accounting import gaussian_mechanism
-
 from fedveil.errors import BadInput
 from fedveil.privacy.arguments import count, fraction, positive
 
@@ -32,11 +30,9 @@ def noise_constant_laplace(
 
     `gradient_sensitivity` is 2*clip_norm for REPLACE, clip_norm for ZERO_OUT (L1).
     """
-    _check(dimension=dimension, clients=clients, cohort=cohort)
-    positive("epsilon", epsilon)
-    positive("gradient_sensitivity", gradient_sensitivity)
-    _check_imbalance(imbalance)
-    spread = gradient_sensitivity / (clients * epsilon)
+    _check(dimension, clients, gradient_sensitivity, imbalance)
+    count("cohort", cohort)
+    spread = gradient_sensitivity / (clients * positive("epsilon", epsilon))
     return 8 * dimension * cohort * spread**2 * imbalance
 
 
@@ -50,25 +46,28 @@ def noise_constant_gaussian(
     imbalance: float = 1.0,
 ) -> float:
     """C_M of the convergence bound for Gaussian noise; growth with rounds has exponent z = 1."""
-    _check(dimension=dimension, clients=clients)
-    positive("epsilon", epsilon)
-    positive("gradient_sensitivity", gradient_sensitivity)
-    if fraction("delta", delta) == 1:
-        raise BadInput(f"delta: need a number above 0 and below 1, got {delta!r}")
-    _check_imbalance(imbalance)
-    std = _sigma(epsilon, delta) * gradient_sensitivity
+    _check(dimension, clients, gradient_sensitivity, imbalance)
+    std = gaussian_sigma(epsilon, delta) * gradient_sensitivity
     return 4 * dimension * std**2 * imbalance / clients
 
 
-def _sigma(epsilon: float, delta: float) -> float:
-    return float(gaussian_mechanism.get_sigma_gaussian(epsilon, delta))
+def gaussian_sigma(epsilon: float, delta: float) -> float:
+    """Standard deviation over sensitivity of the exact Gaussian mechanism."""
+    from dp_accounting import gaussian_mechanism  # half a second that others need not wait
+
+    positive("epsilon", epsilon)
+    return float(gaussian_mechanism.get_sigma_gaussian(epsilon, check_delta(delta)))
 
 
-def _check_imbalance(imbalance: float) -> None:
+def check_delta(delta: float) -> float:
+    if fraction("delta", delta) == 1:
+        raise BadInput("delta: need a number above 0 and below 1, got 1")
+    return delta
+
+
+def _check(dimension: int, clients: int, sensitivity: float, imbalance: float) -> None:
+    count("dimension", dimension)
+    count("clients", clients)
+    positive("gradient_sensitivity", sensitivity)
     if not (math.isfinite(imbalance) and imbalance >= 1):
         raise BadInput(f"imbalance = {imbalance}: N*sum(n^2)/(sum n)^2 is never below 1")
-
-
-def _check(**whole: int) -> None:
-    for name, value in whole.items():
-        count(name, value)

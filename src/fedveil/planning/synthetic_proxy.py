@@ -50,25 +50,19 @@ class Shape:
 
 def shape_of(federation: Federation, records: int) -> Shape:
     """The public shape of a federation, with the number of records that somebody else knows."""
-    return Shape(
-        federation.clients,
-        records,
-        federation.input_shape,
-        federation.task,
-        federation.classes,
-        federation.features,
-    )
+    size = federation.clients, records, federation.input_shape
+    return Shape(*size, federation.task, federation.classes, federation.features)
 
 
-def lookalike(shape: Shape, seed: int = 0) -> Federation:
+def synthetic_proxy(shape: Shape, seed: int = 0) -> Federation:
     """Clients with made-up inputs and targets that a linear model can partly predict.
 
     Every client's numbers have a mean of their own, so clients disagree about the model.
     """
     clients = min(shape.clients, _MOST_CLIENTS)
     teacher = _teacher(shape, seed)
-    train = _examples(shape, teacher, clients, shape.records, generator(seed, "lookalike train"))
-    test = _examples(shape, teacher, _TEST, 1, generator(seed, "lookalike test"))
+    train = _examples(shape, teacher, clients, shape.records, generator(seed, "synthetic train"))
+    test = _examples(shape, teacher, _TEST, 1, generator(seed, "synthetic test"))
     return Federation(
         train=train,
         offsets=np.arange(0, len(train) + 1, shape.records, dtype=np.int64),
@@ -83,7 +77,7 @@ def lookalike(shape: Shape, seed: int = 0) -> Federation:
 def _teacher(shape: Shape, seed: int) -> Floats:
     outputs = 1 if shape.task is Task.REGRESSION else shape.classes
     width = math.prod(shape.input_shape)
-    drawn = generator(seed, "lookalike weights").standard_normal((width, outputs))
+    drawn = generator(seed, "synthetic weights").standard_normal((width, outputs))
     return (drawn * (_SIGNAL / math.sqrt(width))).astype(np.float32)
 
 

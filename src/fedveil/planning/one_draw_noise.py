@@ -1,9 +1,8 @@
 """The noise of a whole cohort in one draw, for simulations on public data.
 
-Where every client adds noise by itself, a round draws as often as there are clients. A trial only
-sees the sum, and its law is known: Gaussians add up to a Gaussian, n Laplace variables to the
-difference of two Gamma(n) ones. One draw of it does the same, many times faster. It protects
-nobody: the clients of a trial have nothing to hide.
+Where every client adds noise by itself, a trial sees only the sum, and its law is known: Gaussians
+add up to a Gaussian, n Laplace variables to the difference of two Gamma(n) ones. One draw of it is
+many times faster, and protects nobody: the clients of a trial have nothing to hide.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from fedveil.privacy.clipping import Clip
 
 
 @dataclass(frozen=True)
-class CohortNoise:
+class OneDrawNoise:
     """Stands in for noise by each client, or in continuous shares; all else is the original's."""
 
     original: LocalNoise | SharedNoise
@@ -70,5 +69,5 @@ def in_one_draw(method: Method) -> Method:
     if isinstance(protection, LocalNoise) or (
         isinstance(protection, SharedNoise) and protection.rotation is None
     ):
-        return replace(method, protection=CohortNoise(protection))
+        return replace(method, protection=OneDrawNoise(protection))
     return method

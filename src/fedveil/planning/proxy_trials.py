@@ -27,10 +27,10 @@ from fedveil.methods.local_noise import LocalNoise
 from fedveil.methods.method import Method
 from fedveil.methods.protection import Terms
 from fedveil.models.zoo import build
+from fedveil.planning.candidate import Candidate, recipe_with_settings
+from fedveil.planning.one_draw_noise import in_one_draw
 from fedveil.planning.plan import Budget, Plan, plan, quick_noise
 from fedveil.planning.proxy import Proxy, some_clients
-from fedveil.planning.rehearsed_noise import in_one_draw
-from fedveil.planning.space import Candidate, recipe_with_settings
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.units import Arithmetic, Unit
 from fedveil.recipe import Recipe
@@ -60,15 +60,6 @@ class Trial:
     seed: int
     noise: float = 1.0
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "candidate": self.candidate.to_dict(),
-            "epsilon": self.epsilon,
-            "share": self.share,
-            "seed": self.seed,
-            "noise": self.noise,
-        }
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -85,7 +76,7 @@ class Outcome:
         return self.loss if self.accuracy is None else 1 - self.accuracy
 
 
-class Rehearsals:
+class ProxyTrials:
     """Runs trials of one recipe on one proxy.
 
     `real` is the recipe's plan for the true population: nothing but counts is taken from its data.
@@ -116,9 +107,9 @@ class Rehearsals:
         began = time.process_time()
         metrics, work = None, 0.0
         with suppress(Refused):  # settings without a proof are no candidates
-            rehearsal = self.plan(trial)
-            metrics, rounds = _train(rehearsal, deadline)
-            work = rounds * rehearsal.sampling.expected_cohort * trial.candidate.local_steps
+            planned = self.plan(trial)
+            metrics, rounds = _train(planned, deadline)
+            work = rounds * planned.sampling.expected_cohort * trial.candidate.local_steps
         seconds = time.process_time() - began
         if metrics is None or not math.isfinite(metrics.loss):
             return Outcome(math.inf, 0.0 if self.classifies else None, round(work), seconds)
@@ -139,7 +130,7 @@ class Rehearsals:
             training = replace(training, cohort=cohort, rate=None)
         if training.cohort_cap is not None:
             training = replace(training, cohort_cap=math.ceil(part * training.cohort_cap))
-        return rehearsed(replace(recipe, training=training), federation, noise, trial.seed)
+        return trial_plan(replace(recipe, training=training), federation, noise, trial.seed)
 
     def share(self, candidate: Candidate, share: float) -> float:
         """The share of the cohort to try a candidate with: all of it where that costs no more."""
@@ -185,14 +176,11 @@ class Rehearsals:
     def reach(self) -> float:
         """Median norm of the clients' first gradients on the proxy, in the clip's own norm."""
         recipe = self.recipe
-        training = replace(
-            recipe.training, local_steps=1, local_epochs=None, learning_rate=1.0, rounds=1,
-            schedule="constant", momentum=0.0, sampling="everyone", cohort=None,
-            rate=None, cohort_cap=None,
-        )  # fmt: skip
-        privacy = replace(recipe.privacy, clip_norm=_FAR)
-        recipe = replace(recipe, training=training, privacy=privacy)
-        first = rehearsed(recipe, self._some(_MEASURED, 0), noise=1.0, seed=0)
+        everybody: dict[str, Any] = {"cohort": None, "rate": None, "cohort_cap": None}
+        plain = replace(recipe.training, sampling="everyone", schedule="constant", **everybody)
+        plain = replace(plain, momentum=0.0)
+        recipe = recipe_with_settings(replace(recipe, training=plain), Candidate(1, 1, 1.0, _FAR))
+        first = trial_plan(recipe, self._some(_MEASURED, 0), noise=1.0, seed=0)
         run = Run(first, speed=Speed(processes=1), every=1)
         try:
             insight = next(iter(run)).insight
@@ -224,11 +212,11 @@ class Rehearsals:
         return quick_noise(method_of(recipe), self.real, Budget(privacy.epsilon, privacy.delta))
 
 
-def _train(rehearsal: Plan, deadline: float) -> tuple[Metrics | None, int]:
+def _train(planned: Plan, deadline: float) -> tuple[Metrics | None, int]:
     """The final metrics and the rounds it took; None for a run that diverges."""
-    chunk = _TOGETHER if rehearsal.layout.size <= _SMALL else None
+    chunk = _TOGETHER if planned.layout.size <= _SMALL else None
     speed = Speed(chunk=chunk, processes=1)
-    run = Run(rehearsal, speed=speed, every=rehearsal.method.rounds)
+    run = Run(planned, speed=speed, every=planned.method.rounds)
     first = math.nan
     try:
         for report in run:
@@ -246,32 +234,18 @@ def _train(rehearsal: Plan, deadline: float) -> tuple[Metrics | None, int]:
     return None, run.state.rounds
 
 
-def rehearsed(recipe: Recipe, federation: Federation, noise: float, seed: int) -> Plan:
+def trial_plan(recipe: Recipe, federation: Federation, noise: float, seed: int) -> Plan:
     """The recipe's plan on public data with this noise, and no guarantee worked out."""
     method, chosen = in_one_draw(method_of(recipe)), recipe.model
     method = replace(method, cohort=replace(method.cohort, clients=None))  # these are counted
-    model = build(
-        chosen.name,
-        federation,
-        hidden=chosen.hidden,
-        input_norm=chosen.input_norm,
-        seed=chosen.seed,
-    )
+    sizes = chosen.hidden, chosen.input_norm
+    model = build(chosen.name, federation, hidden=sizes[0], input_norm=sizes[1], seed=chosen.seed)
     bare = plan(replace(method, protection=None, clip_rule=None), federation, model, seed=seed)
     shaping = bare.shaping
     if method.clip_rule is not None:
         shaping = replace(shaping, clip=method.clip_rule.clip(method.local, 0, {}))
-    terms = Terms(
-        bare.sampling,
-        method.rounds,
-        method.local,
-        shaping,
-        federation,
-        model,
-        bare.layout,
-        Arithmetic.IDEALISED,
-        noise,
-    )
+    run = bare.sampling, method.rounds, method.local, shaping
+    terms = Terms(*run, federation, model, bare.layout, Arithmetic.IDEALISED, noise)
     return replace(bare, method=method, terms=terms)
 
 
