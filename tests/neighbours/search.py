@@ -100,7 +100,8 @@ def _neighbours(case: Case, world: World) -> Iterator[tuple[Change, tuple[Client
         one = by_name[name]
         if setting is not None and setting.unit is Unit.RECORD:
             zeroed = setting.adjacency is Adjacency.ZERO_OUT and not case.kind.finite
-            zeroed = zeroed and case.kind.task != "sequence" and draw.random() < 0.7
+            numbers = case.kind.task != "sequence" and not case.pixels
+            zeroed = zeroed and numbers and draw.random() < 0.7
             other = with_other_record(draw, case.kind, one, zeroed)
             yield Change("zeroed" if zeroed else "record", name), _with(case, other)
             continue

@@ -120,7 +120,7 @@ def with_other_record(draw: Draw, kind: Kind, one: Client, zeroed: bool) -> Clie
     else:
         fresh = records(draw, kind, 1)
         inputs[row], targets[row] = fresh[0][0], fresh[1][0]
-    odd = one.cells
+    odd = tuple(cell for cell in one.cells if cell[0] != one.places[row])
     if not kind.tame and draw.random() < 0.5:
-        odd = (_odd_cell(draw, one.places[row : row + 1]),)
+        odd = (*odd, _odd_cell(draw, one.places[row : row + 1]))
     return replace(one, inputs=inputs, targets=targets, cells=odd)
