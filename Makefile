@@ -29,8 +29,8 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks
 
 check: .venv/tested
-	$(BIN)/ruff check src tests benchmarks tools
-	$(BIN)/ruff format --check src tests benchmarks tools
+	$(BIN)/ruff check src reproduction tests benchmarks tools
+	$(BIN)/ruff format --check src reproduction tests benchmarks tools
 	$(BIN)/mypy
 
 clean:

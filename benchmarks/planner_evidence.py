@@ -27,20 +27,20 @@ from typing import Any
 
 from fedveil import recipe as recipes
 from fedveil.assemble import federation_of, plan_of
-from fedveil.planning.figures import STYLE, new_figure, save
+from fedveil.planning import figures
+from fedveil.planning.candidate import Candidate
 from fedveil.planning.from_recipe import public_constants, score_of_recipe, situation_of
 from fedveil.planning.iterations import best_iterations
+from fedveil.planning.journal import Journal
 from fedveil.planning.pilot import Progress, Search
-from fedveil.planning.pilot_space import space_of
 from fedveil.planning.proxy import Proxy, proxy_of, some_clients
+from fedveil.planning.proxy_trials import Outcome, ProxyTrials, Trial
 from fedveil.planning.recommend import findings
-from fedveil.planning.rehearsal import Outcome, Rehearsals, Trial
-from fedveil.planning.space import Candidate
-from fedveil.planning.trials import Trials
+from fedveil.planning.space import space_of
 from fedveil.recipe import Recipe
 
 KEPT, OUT = Path(".benchmarks/planner"), Path("results/planner")
-PART = 0.09  # of the grid's client steps and processor time that a whole pilot may take
+PART = 0.09  # of the grid's client steps that a whole pilot may take
 
 
 @dataclass(frozen=True)
@@ -149,15 +149,15 @@ class Bench:
         self.job, self.recipe = job, job.recipe
         self.federation = federation_of(self.recipe.data)
         self.real = plan_of(self.recipe, self.federation)
-        self.rehearsals = Rehearsals(
+        self.runs = ProxyTrials(
             self.recipe, self.real, Proxy(self.federation, "the real test part")
         )
         self.trials = self.journal("grid")
 
-    def journal(self, what: str) -> Trials:
+    def journal(self, what: str) -> Journal:
         KEPT.mkdir(parents=True, exist_ok=True)
         about = {"recipe": self.job.table, "what": what}
-        return Trials(KEPT / f"{self.job.name}-{what}.jsonl", about)
+        return Journal(KEPT / f"{self.job.name}-{what}.jsonl", about)
 
     @property
     def cohort(self) -> int:
@@ -170,7 +170,7 @@ class Bench:
             trial = Trial(candidate, self.job.epsilon, 1.0, seed)
             outcome = self.trials.get(trial)
             if outcome is None:
-                outcome = self.rehearsals(trial)
+                outcome = self.runs(trial)
                 self.trials.add(trial, outcome)
             found.append(outcome)
         return found
@@ -197,19 +197,12 @@ def run_grid(bench: Bench) -> list[Candidate]:
 
 def run_pilot(bench: Bench, what: str, proxy: Proxy, grid: Cost) -> tuple[Candidate, Cost]:
     """The pilot's recommendation with the recipe's cohort, and what all of the pilot took."""
-    trials = bench.journal(what)
-    known, began = trials.seconds, time.process_time()
-    rehearsals = Rehearsals(bench.recipe, bench.real, proxy)
-    space = space_of(rehearsals, bench.job.recipe.training.local_steps or 1, bench.job.most_steps)
+    journal = bench.journal(what)
+    known, began = _seconds(journal), time.process_time()
+    runs = ProxyTrials(bench.recipe, bench.real, proxy)
+    space = space_of(runs, bench.job.recipe.training.local_steps or 1, bench.job.most_steps)
     space = replace(space, fixed=frozenset({"cohort"}))
-    search = Search(
-        rehearsals,
-        space,
-        bench.job.epsilon,
-        work=PART * grid.work,
-        processor=PART * grid.seconds,
-        trials=trials,
-    )
+    search = Search(runs, space, bench.job.epsilon, work=PART * grid.work, journal=journal)
     last = [0]
 
     def show(progress: Progress) -> None:
@@ -219,9 +212,12 @@ def run_pilot(bench: Bench, what: str, proxy: Proxy, grid: Cost) -> tuple[Candid
 
     search.show = show
     chosen = findings(search).recommended.candidate
-    besides = time.process_time() - began - (trials.seconds - known)  # guessing what to try next
-    trials.close()
-    return chosen, Cost(len(trials), trials.work, trials.seconds + max(0.0, besides))
+    besides = time.process_time() - began - (_seconds(journal) - known)  # what to try next
+    return chosen, Cost(len(journal), journal.work, _seconds(journal) + max(0.0, besides))
+
+
+def _seconds(journal: Journal) -> float:
+    return math.fsum(outcome.seconds for _, outcome in journal.items())
 
 
 @dataclass(frozen=True)
@@ -323,7 +319,7 @@ def report(bench: Bench, found: list[Answer], costs: dict[str, Cost]) -> bool:
     """Write json, md and png; whether the target was met."""
     job, grid = bench.job, found[0]
     pilot = next(answer for answer in found if answer.name == "pilot")
-    classifies = bench.rehearsals.classifies
+    classifies = bench.runs.classifies
     gap = pilot.error - grid.error
     allowed = 0.01 if classifies else 0.05 * grid.error
     pilots, grids = costs["pilot"], costs["grid"]
@@ -333,7 +329,7 @@ def report(bench: Bench, found: list[Answer], costs: dict[str, Cost]) -> bool:
         "job": job.name,
         "recipe": job.table,
         "metric": "share of wrong answers" if classifies else "loss",
-        "trivial": bench.rehearsals.trivial(),
+        "trivial": bench.runs.trivial(),
         "fresh_seeds": job.fresh,
         "answers": [
             {
@@ -408,8 +404,6 @@ def page(document: dict[str, Any], gap: float, allowed: float, spent: float) -> 
 
 def draw(bench: Bench, found: list[Answer], path: Path) -> None:
     """The grid's best error at every number of local steps and of rounds; the answers beside it."""
-    from matplotlib import rc_context
-
     errors = {
         candidate: bench.error(candidate, range(bench.job.seeds))
         for candidate in bench.job.grid(bench.cohort)
@@ -422,35 +416,26 @@ def draw(bench: Bench, found: list[Answer], path: Path) -> None:
         "one local step, all steps": ("s", "white"),
         "bound alone": ("D", "white"),
     }
-    with rc_context(STYLE):
-        figure = new_figure(7.2, 3.6)
-        for axes, name in zip(
-            figure.subplots(1, 2, sharey=True), ("local_steps", "rounds"), strict=True
-        ):
+
+    def paint(figure: Any, left: Any, right: Any) -> None:
+        for axes, name in ((left, "local_steps"), (right, "rounds")):
             values = sorted({getattr(candidate, name) for candidate in errors})
             best = [min(e for c, e in errors.items() if getattr(c, name) == v) for v in values]
             axes.loglog(values, best, color="0.55", marker=".", markersize=3, label="best of grid")
             for answer in found:
                 if answer.name in marks:
                     marker, face = marks[answer.name]
-                    axes.plot(
-                        [getattr(answer.candidate, name)],
-                        [answer.error],
-                        marker,
-                        markerfacecolor=face,
-                        markeredgecolor="black",
-                        linestyle="none",
-                        markersize=10 if marker == "o" else 7,  # others are seen inside it
-                        zorder=4 if marker == "*" else 3,
-                        label=answer.name,
-                    )
-            axes.axhline(bench.rehearsals.trivial(), color="0.6", linewidth=0.6, linestyle="--")
+                    size = 10 if marker == "o" else 7  # others are seen inside it
+                    place, order = getattr(answer.candidate, name), 4 if marker == "*" else 3
+                    look = (answer.name, marker, face, size, order)
+                    figures.mark(axes, place, answer.error, *look)
+            axes.axhline(bench.runs.trivial(), color="0.6", linewidth=0.6, linestyle="--")
             axes.set_xlabel(name.replace("_", " "))
-        left = figure.axes[0]
-        left.set_ylabel("share of wrong answers" if bench.rehearsals.classifies else "loss")
+        left.set_ylabel("share of wrong answers" if bench.runs.classifies else "loss")
         handles, labels = left.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=4)
-        save(figure, path)
+
+    figures.draw(path, paint, height=3.6)
 
 
 def say(text: str) -> None:

@@ -10,11 +10,11 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
+
+from benchmarks import report
 from benchmarks.clock import Clock, Span
 from benchmarks.measure import Effort, descendants, measure, summarise, tree_memory_mb
 from benchmarks.workloads import WORKLOADS
-
-from benchmarks import report
 
 TINY = replace(WORKLOADS["W2"], clients=4, cohort=4)
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import fedveil as fv
+from benchmarks import models
 from benchmarks.suite import SUITE, systems
 from benchmarks.systems import SYSTEMS
 from benchmarks.systems import fedveil as ours
 from benchmarks.systems.floor import operations
 from benchmarks.workloads import WORKLOADS, Workload, draw
-from torch.utils.flop_counter import FlopCounterMode
-
-import fedveil as fv
-from benchmarks import models
 
 SMALL = [replace(workload, clients=2, cohort=2) for workload in WORKLOADS.values()]
 

@@ -38,7 +38,8 @@ def federation(classes: int = CLASSES, sizes: tuple[int, ...] = SIZES) -> Federa
     examples = Examples(inputs, targets.astype(np.int64))
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     public = Examples(draw.normal(size=(9, FEATURES)).astype(np.float32), targets[:9])
-    return Federation(examples, offsets, examples, Task.CLASSIFICATION, classes, validation=public)
+    other = Examples(inputs.copy(), examples.targets.copy())
+    return Federation(examples, offsets, other, Task.CLASSIFICATION, classes, validation=public)
 
 
 def rule(rate: float = 0.4, **fields: object) -> LocalRule:

@@ -7,11 +7,11 @@ from typing import Any
 
 from fedveil import recipe as recipes
 from fedveil.assemble import federation_of, plan_of
+from fedveil.planning.candidate import Candidate
 from fedveil.planning.pilot import Search
-from fedveil.planning.pilot_space import space_of
 from fedveil.planning.proxy import proxy_of
-from fedveil.planning.rehearsal import Outcome, Rehearsals, Trial
-from fedveil.planning.space import Candidate, Space
+from fedveil.planning.proxy_trials import Outcome, ProxyTrials, Trial
+from fedveil.planning.space import Space, space_of
 from fedveil.recipe import Recipe
 
 
@@ -35,15 +35,15 @@ def small_recipe(**changes: Any) -> Recipe:
     return recipes.with_defaults(recipes.parse(table))
 
 
-def rehearsals_of(recipe: Recipe) -> Rehearsals:
+def trials_of(recipe: Recipe) -> ProxyTrials:
     federation = federation_of(recipe.data)
-    return Rehearsals(recipe, plan_of(recipe, federation), proxy_of(recipe, None, federation))
+    return ProxyTrials(recipe, plan_of(recipe, federation), proxy_of(recipe, None, federation))
 
 
 def search_of(recipe: Recipe, **limits: Any) -> Search:
-    rehearsals = rehearsals_of(recipe)
-    space = space_of(rehearsals, recipe.training.local_steps or 1)
-    return Search(rehearsals, space, recipe.privacy.epsilon or 0.0, **limits)
+    trials = trials_of(recipe)
+    space = space_of(trials, recipe.training.local_steps or 1)
+    return Search(trials, space, recipe.privacy.epsilon or 0.0, **limits)
 
 
 BOWL = Space(Candidate(1, 64, 0.1, 1.0, 40), 64, 400, 1.0, clips_gradients=True)
@@ -68,8 +68,8 @@ class Bowl:
         return share
 
     def error(self, candidate: Candidate) -> float:
-        squares = 0.0
-        for name in ("local_steps", "rounds", "learning_rate", "clip_norm", "cohort"):
+        squares = math.log2(_stride(candidate) / _stride(BOTTOM)) ** 2
+        for name in ("local_steps", "rounds", "clip_norm", "cohort"):
             ratio = getattr(candidate, name) / getattr(BOTTOM, name)
             squares += math.log2(ratio) ** 2
         return 1 + squares / 10
@@ -81,3 +81,7 @@ class Bowl:
         luck = np.random.default_rng(trial.seed).standard_normal()
         error = self.error(trial.candidate) * math.exp(self.noise * luck)
         return Outcome(error, None, trial.candidate.total_steps, 0.001)
+
+
+def _stride(candidate: Candidate) -> float:
+    return candidate.learning_rate * candidate.local_steps

@@ -23,6 +23,7 @@ from fedveil.planning.feasible import (
 )
 from fedveil.planning.spending import about, remaining
 from fedveil.privacy.units import Trust
+from reproduction.claims.of_way import claim_of
 
 near = pytest.approx
 SIGMA = gaussian_mechanism.get_sigma_gaussian
@@ -44,7 +45,7 @@ def ask(**changes: object) -> Question:
 
 
 def by_trust(question: Question) -> dict[Trust, Row]:
-    return {row.trust: row for row in feasible(question)}
+    return {row.trust: row for row in feasible(question, claim_of)}
 
 
 def test_unsampled_noise_is_the_exact_gaussian() -> None:
@@ -72,12 +73,14 @@ def test_no_honest_share_left_is_no_privacy() -> None:
 
 def test_no_row_exceeds_the_budget_or_wastes_it() -> None:
     for question in (ask(), ask(epsilon=0.5, rounds=(7,)), ask(delta=1e-9, cohorts=(3,))):
-        for row in feasible(question):
+        for row in feasible(question, claim_of):
             assert question.epsilon * 0.997 <= row.epsilon <= question.epsilon
 
 
 def test_sampled_rows_and_collusion() -> None:
-    rows = feasible(ask(trusts=(Trust.CENTRAL,), rounds=(20,), epsilon=4.0, colluders=200))
+    rows = feasible(
+        ask(trusts=(Trust.CENTRAL,), rounds=(20,), epsilon=4.0, colluders=200), claim_of
+    )
     poisson, fixed = rows
     assert (poisson.sampling, fixed.sampling) == ("poisson", "fixed")
     assert fixed.noise_multiplier > 1.9 * poisson.noise_multiplier  # replacement moves twice
@@ -233,7 +236,7 @@ def test_mistakes_in_one_line(capsys: pytest.CaptureFixture[str], change: str, s
 def test_laplace_noise_is_the_closed_form() -> None:
     """Alone: ten participations of 2 clips each, pure. Sampled: amplification by subsampling."""
     question = ask(epsilon=3.0, delta=0.0, noise="laplace", trusts=tuple(Trust), dimension=50)
-    rows = feasible(question)
+    rows = feasible(question, claim_of)
     alone = next(row for row in rows if row.trust is Trust.LOCAL)
     assert alone.noise_multiplier == near(10 * 2 / 3, rel=1e-6)
     assert alone.epsilon == near(3.0)

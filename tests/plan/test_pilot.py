@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
+import sys
 import time
 from pathlib import Path
 
@@ -12,98 +12,68 @@ import numpy as np
 import pytest
 
 from fedveil.errors import BadInput
-from fedveil.planning.halving import Rung, halve
+from fedveil.planning.journal import Journal
 from fedveil.planning.pilot import FRESH_SEEDS, Progress, Search
-from fedveil.planning.rehearsal import Outcome, Trial
-from fedveil.planning.space import Candidate
-from fedveil.planning.surrogate import fit
-from fedveil.planning.trials import Trials
+from fedveil.planning.proxy_trials import Outcome, Trial
 from tests.plan.pilots import BOTTOM, BOWL, Bowl, search_of, small_recipe
 
 
 def search_in_bowl(noise: float, seed: int = 0, **rest: object) -> Search:
-    return Search(Bowl(noise), BOWL, 1.0, seed=seed, **rest)
+    return Search(Bowl(noise), BOWL, 1.0, **{"journal": Journal(seed=seed), **rest})
 
 
-def test_halving_spends_most_on_the_best() -> None:
-    errors = {Candidate(i, 1, 1.0, 1.0): float(i) for i in range(1, 10)}
-    seen: list[tuple[int, float]] = []
-
-    def score(candidate: Candidate, rung: Rung) -> float:
-        seen.append((candidate.local_steps, rung.share))
-        return errors[candidate]
-
-    left = halve(list(errors) * 2, (Rung(0.1, 1, 3), Rung(0.5, 1, 2), Rung(1.0, 1, 1)), score)
-    assert [c.local_steps for c in left] == [1]
-    assert seen.count((9, 0.1)) == 1
-    assert [s for s, share in seen if share == 0.5] == [1, 2, 3]
-    assert [s for s, share in seen if share == 1.0] == [1, 2]
+def test_most_is_spent_on_the_best() -> None:
+    """Some settings are given up on less than the whole cohort, and they are the worse ones."""
+    search = search_in_bowl(0.0, settings=100)
+    search._search()
+    tried: dict[float, list[float]] = {}
+    for trial, outcome in search.journal.items():
+        tried.setdefault(round(trial.share, 2), []).append(outcome.error)
+    assert len(tried[0.11]) == 100
+    assert len(tried[1.0]) < 0.8 * len(tried[0.33]) < 0.8 * len(tried[0.11])
+    given_up = set(tried[0.11]) - set(tried[0.33])
+    assert np.median(tried[1.0]) < 0.7 * np.median(list(given_up))
 
 
 def test_the_search_ends_near_the_bottom() -> None:
-    """Single runs are 15 % off (one deviation); the choices of three searches cost 6 % at most.
+    """Single runs are 15 % off (one deviation); the choices of three searches cost 20 % at most.
 
     A blind draw costs 300 % on average. Seeds are fixed, so this never fails by chance.
     """
-    costs = []
-    for seed in range(3):
-        search = search_in_bowl(0.15, seed)
-        costs.append(Bowl(0).error(search.run(widths=(1.0, 0.5, 0.35, 0.25))))
-    assert max(costs) < 1.06 * Bowl(0).error(BOTTOM)
+    costs = [Bowl(0).error(search_in_bowl(0.15, seed, settings=200).run()) for seed in range(3)]
+    assert max(costs) < 1.2 * Bowl(0).error(BOTTOM)
 
 
-def test_a_smooth_guess_is_better_than_single_runs() -> None:
-    """Mean squared error of log errors, at settings that were tried once under 30 % noise."""
-    bowl, rng = Bowl(0.3), np.random.default_rng(0)
-    low, high = BOWL.box
-    known = []
-    for seed in range(80):
-        candidate = BOWL.candidate(low + rng.random(len(low)) * (high - low))
-        trial = Trial(candidate, 1.0, 1.0, seed)
-        known.append((trial, bowl(trial)))
-    guess = fit(BOWL, known, ceiling=1e9)
-    tried = [trial.candidate for trial, _ in known]
-    truth = np.log([bowl.error(candidate) for candidate in tried])
-    guessed = np.mean((np.log(guess.errors(tried)) - truth) ** 2)
-    single = np.mean((np.log([outcome.error for _, outcome in known]) - truth) ** 2)
-    assert guessed < 0.5 * single
-    assert fit(BOWL, known[:5], ceiling=1e9) is None
+def test_the_same_seed_asks_the_same() -> None:
+    first, again = (search_in_bowl(0.2, settings=30) for _ in range(2))
+    assert first.run() == again.run()
+    assert first.journal.items() == again.journal.items()
 
 
-@pytest.mark.filterwarnings("error")
-def test_runs_that_diverged_do_not_spoil_the_guess() -> None:
-    """With most of them infinite the guess stays finite, and knows good from bad."""
-    bowl, rng = Bowl(0.0), np.random.default_rng(0)
-    low, high = BOWL.box
-    known = []
-    for seed in range(60):
-        candidate = BOWL.candidate(low + rng.random(len(low)) * (high - low))
-        trial = Trial(candidate, 1.0, 1.0, seed)
-        found = bowl(trial)
-        if candidate.learning_rate > 0.2:
-            found = Outcome(math.inf, None, found.work, found.seconds)
-        known.append((trial, found))
-    assert sum(math.isinf(outcome.loss) for _, outcome in known) > 30
-    guess = fit(BOWL, known, ceiling=1.0)
-    assert guess is not None
-    calm, wild = (Candidate(4, 8, rate, 0.5, 80) for rate in (0.1, 1.6))
-    errors = guess.errors([calm, wild])
-    assert np.isfinite(errors).all()
-    assert errors[0] < errors[1]
-    hopeless = [(trial, Outcome(math.inf, None, 1, 0.0)) for trial, _ in known]
-    assert fit(BOWL, hopeless, ceiling=1.0) is None
+def test_runs_that_diverged_do_not_spoil_the_search() -> None:
+    """Most of the box diverges; the choice is one that does not, and the base comes first."""
+
+    class Cliff(Bowl):
+        def __call__(self, trial: Trial, deadline: float = math.inf) -> Outcome:
+            found = super().__call__(trial, deadline)
+            wild = trial.candidate.learning_rate > 0.2
+            return Outcome(math.inf, None, found.work, 0.0) if wild else found
+
+    search = Search(Cliff(0.1), BOWL, 1.0, settings=60)
+    chosen = search.run()
+    assert search.journal.items()[0][0].candidate == BOWL.base
+    assert chosen.learning_rate <= 0.2
+    assert Bowl(0).error(chosen) < Bowl(0).error(BOWL.base)
 
 
 def test_fresh_seeds_choose_nothing() -> None:
     """However good they look, runs under the seeds that say what to expect change no choice."""
-    search = search_in_bowl(0.1)
-    chosen = search.run(widths=(1.0,))
+    search = search_in_bowl(0.1, settings=40)
+    chosen = search.run()
     other = search.ranked()[-1]
     for seed in FRESH_SEEDS:
-        trial = Trial(other, 1.0, 1.0, seed)
-        search.trials.add(trial, Outcome(1e-6, None, 1, 0.0))
-        search.outcome(trial)
-    assert search.chosen() == chosen
+        search.journal.add(Trial(other, 1.0, 1.0, seed), Outcome(1e-6, None, 1, 0.0))
+    assert search.chosen() == chosen == search.run()
     assert search.expected(other).loss == 1e-6
 
 
@@ -119,14 +89,8 @@ def test_expectation_and_spread_are_those_of_the_fresh_seeds() -> None:
 def test_work_is_limited() -> None:
     search = search_in_bowl(0.1, work=3000)
     search.run()
-    spent = search.trials.work
+    spent = search.journal.work
     assert 0.4 * 3000 < spent <= 3000  # alternatives and expectations may use up the rest
-
-
-def test_processor_time_is_limited() -> None:
-    search = search_in_bowl(0.1, processor=0.1)  # a trial in the bowl counts for a millisecond
-    search.run()
-    assert 0.04 < search.trials.seconds <= 0.1
 
 
 def test_time_is_limited_even_in_the_middle_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +117,7 @@ def test_an_interrupt_leaves_the_best_so_far() -> None:
     search = search_in_bowl(0.1, show=stop)
     chosen = search.run()
     assert search.interrupted
-    assert len(search.trials) == 20
+    assert len(search.journal) == 20
     assert chosen == search.chosen()
     assert search.expected(chosen).fresh is False
 
@@ -163,39 +127,40 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path) -> None:
         if progress.trials == 30:
             raise KeyboardInterrupt
 
-    path, about = tmp_path / "trials.jsonl", {"recipe": {"a": 1}}
-    whole = search_in_bowl(0.2)
-    wanted = whole.run(widths=(1.0, 0.5))
-    first = search_in_bowl(0.2, trials=Trials(path, about), show=stop)
-    first.run(widths=(1.0, 0.5))
-    first.trials.close()
+    path, about = tmp_path / "trials.journal", {"recipe": {"a": 1}}
+    first = search_in_bowl(0.2, journal=Journal(path, about), settings=40, show=stop)
+    first.run()
     with path.open("a") as file:
-        file.write('{"candidate": {"local_st')  # killed while writing
-    again = search_in_bowl(0.2, trials=Trials(path, about))
-    assert again.trials.found == 30
-    assert again.run(widths=(1.0, 0.5)) == wanted
-    assert again.rehearsals.asked == whole.rehearsals.asked - 30
-    again.trials.close()
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert len(lines) == 1 + whole.rehearsals.asked
+        file.write('{"op_code": 4, "worker')  # killed while writing
+    again = search_in_bowl(0.2, journal=Journal(path, about), settings=40)
+    assert again.journal.found == 30
+    assert again.journal.items() == first.journal.items()
+    chosen = again.run()
+    assert len(again.journal) == 30 + again.trials.asked
+    assert len(again.journal.study.trials) == 40  # those before it was stopped among them
+    third = search_in_bowl(0.2, journal=Journal(path, about), settings=40)
+    assert third.run() == chosen
+    assert third.trials.asked == 0
 
 
 def test_a_journal_about_something_else_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "trials.jsonl"
-    Trials(path, {"recipe": 1}).close()
+    path = tmp_path / "trials.journal"
+    Journal(path, {"recipe": 1})
     with pytest.raises(BadInput, match="another recipe"):
-        Trials(path, {"recipe": 2})
-    path.write_text("no journal\n")
+        Journal(path, {"recipe": 2})
+    path.write_text("no journal\nat all\n")
     with pytest.raises(BadInput, match="cannot be read"):
-        Trials(path, {"recipe": 1})
+        Journal(path, {"recipe": 1})
 
 
 def test_an_infinite_loss_survives_the_journal(tmp_path: Path) -> None:
-    path = tmp_path / "trials.jsonl"
+    path = tmp_path / "trials.journal"
     trial = Trial(BOTTOM, 1.0, 1 / 9, 7, 0.5)
-    first = Trials(path, {})
-    first.add(trial, Outcome(math.inf, 0.0, 5, 0.25))
-    first.close()
-    again = Trials(path, {})
-    assert again.get(trial) == Outcome(math.inf, 0.0, 5, 0.25)
-    again.close()
+    Journal(path, {}).add(trial, Outcome(math.inf, 0.0, 5, 0.25))
+    assert Journal(path, {}).get(trial) == Outcome(math.inf, 0.0, 5, 0.25)
+
+
+def test_without_optuna_the_cure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(BadInput, match=r"pip install 'fedveil\[plan\]'"):
+        Journal()

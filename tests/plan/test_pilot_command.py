@@ -11,7 +11,7 @@ import pytest
 from fedveil import cli
 from fedveil import recipe as recipes
 from fedveil.planning import pilot
-from fedveil.planning.rehearsal import Rehearsals
+from fedveil.planning.proxy_trials import ProxyTrials
 from tests.plan.test_proxy import private_recipe
 
 RECIPE = """
@@ -39,8 +39,8 @@ def recipe(tmp_path: Path) -> str:
 
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches of one bracket: the command is tested here, not how good the search is."""
-    monkeypatch.setattr(pilot.Search.run, "__defaults__", ((1.0,),))
+    """Few settings: the command is tested here, not how good the search is."""
+    monkeypatch.setattr(pilot, "SETTINGS", 25)
 
 
 @pytest.mark.usefixtures("_short")
@@ -59,7 +59,7 @@ def test_a_pilot_from_recipe_to_recipe(
     assert best["expected"]["accuracy_spread"] >= 0
     assert said["guarantee"]["epsilon"] <= 8.0
     assert said["proxy"] == "synthetic-logistic (public)"
-    assert said["trials"] > 60
+    assert said["trials"] > 40
     assert picture.read_bytes()[:4] == b"\x89PNG"
     text = saved.read_text()
     assert text.startswith("# Recommended by fedveil plan.\n# Found by ")
@@ -104,15 +104,15 @@ def test_what_was_spent_before_is_not_spent_again(
 def test_ctrl_c_prints_the_best_so_far(
     recipe: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, original = [], Rehearsals.__call__
+    asked, original = [], ProxyTrials.__call__
 
-    def stopped(self: Rehearsals, *args: object) -> object:
+    def stopped(self: ProxyTrials, *args: object) -> object:
         asked.append(args)
         if len(asked) > 15:
             raise KeyboardInterrupt
         return original(self, *args)
 
-    monkeypatch.setattr(Rehearsals, "__call__", stopped)
+    monkeypatch.setattr(ProxyTrials, "__call__", stopped)
     assert cli.main(["plan", recipe, "--pilot", "--time", "60"]) == 130
     out = " ".join(capsys.readouterr().out.split())
     assert "Interrupted: this is the best so far" in out
@@ -132,7 +132,7 @@ def test_a_journal_saves_all_trials(
     def never(*_: object) -> None:
         raise AssertionError("a known trial was run again")
 
-    monkeypatch.setattr(Rehearsals, "__call__", never)
+    monkeypatch.setattr(ProxyTrials, "__call__", never)
     assert cli.main(line) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["options"] == first["options"]
@@ -146,7 +146,7 @@ def test_a_budget_that_cannot_work_is_said_so_before_any_trial(
     def never(*_: object) -> None:
         raise AssertionError("something was trained")
 
-    monkeypatch.setattr(Rehearsals, "__call__", never)
+    monkeypatch.setattr(ProxyTrials, "__call__", never)
     assert cli.main(["plan", recipe, "--pilot", "--set", "privacy.epsilon=0.001"]) == 2
     said = capsys.readouterr()
     assert "this budget cannot work" in said.err

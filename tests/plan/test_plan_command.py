@@ -11,17 +11,18 @@ import pytest
 from fedveil import cli
 
 GOLDEN = (
-    "plan --iterations --total-steps 720 --mu 1 --lambda 4 --gradient-bound 1 --heterogeneity 0.1 "
-    "--initial-distance 1 --clients 5000 --cohort 5000 --noise-constant 0.01 --growth 2"
+    "plan --iterations --total-steps 720 --strong-convexity 1 --smoothness 4 --gradient-bound 1 "
+    "--heterogeneity 0.1 --initial-distance 1 --clients 5000 --cohort 5000 "
+    "--noise-constant 0.01 --growth 2"
 )
 BUDGET = (
-    "plan --iterations --total-steps 120 --mu 1 --lambda 4 --gradient-bound 1 --heterogeneity 0.1 "
-    "--initial-distance 1 --clients 5000 --cohort 500 --noise laplace --epsilon 1 --dimension 11 "
-    "--clip-norm 150"
+    "plan --iterations --total-steps 120 --strong-convexity 1 --smoothness 4 --gradient-bound 1 "
+    "--heterogeneity 0.1 --initial-distance 1 --clients 5000 --cohort 500 "
+    "--noise laplace --epsilon 1 --dimension 11 --clip-norm 150"
 )
 HU = (
     "plan --iterations --score hu --total-steps 200 --initial-gap 1 --learning-rate 0.01 "
-    "--lambda 1 --gradient-variance 1 --gradient-bound 1 --batch-size 244 --records 2440 "
+    "--smoothness 1 --gradient-variance 1 --gradient-bound 1 --batch-size 244 --records 2440 "
     "--dimension 100 --clients 16 --cohort 10 --epsilon 10 --delta 1e-4"
 )
 CHENG = (
@@ -92,6 +93,14 @@ def test_searches_by_what_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert (both["local_steps"], both["best"]["local_steps"]) == (6, 8)
 
 
+def test_the_earlier_spelling_still_works(capsys: pytest.CaptureFixture[str]) -> None:
+    earlier = GOLDEN.replace("--strong-convexity", "--mu").replace("--smoothness", "--lambda")
+    assert answer(capsys, earlier) == answer(capsys, GOLDEN)
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "--help"])
+    assert "--lambda" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("line", [HU, CHENG])
 def test_heuristic_scores_are_labelled(capsys: pytest.CaptureFixture[str], line: str) -> None:
     said = answer(capsys, line)
@@ -116,11 +125,11 @@ def test_a_plot_is_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     ("change", "says"),
     [
         ("--local-steps 7", "no multiple of local_steps = 7: 714 or 721 would be"),
-        ("--mu 5", "mu = 5 is above lambda = 4"),
-        ("--mu 0", "mu"),
-        ("--mu nan", "mu"),
-        ("--lambda inf", "lambda"),
-        ("--lambda -4", "lambda"),
+        ("--strong-convexity 5", "strong_convexity = 5 is above smoothness = 4"),
+        ("--strong-convexity 0", "strong_convexity"),
+        ("--strong-convexity nan", "strong_convexity"),
+        ("--smoothness inf", "smoothness"),
+        ("--smoothness -4", "smoothness"),
         ("--gradient-bound -1", "gradient_bound"),
         ("--gradient-bound 0", "gradient_bound"),
         ("--heterogeneity -0.1", "heterogeneity"),
@@ -143,7 +152,7 @@ def test_a_plot_is_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         ("--max-steps 100", "max_steps"),
         ("--score best", "invalid choice: 'best'"),
         ("--noise laplace", "leave out --noise-constant and --growth"),
-        ("--mu", "expected one argument"),
+        ("--strong-convexity", "expected one argument"),
         ("--plot /nowhere/at/all.png", "/nowhere/at/all.png"),
         ("--plot picture.txt", "use .png, .pdf or .svg"),
     ],
@@ -174,11 +183,11 @@ def test_mistakes_about_a_budget(
 
 
 def test_what_is_missing_is_listed_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    said = complaint(capsys, "plan --iterations --total-steps 10 --mu 1")
-    for flag in ("--lambda", "--gradient-bound", "--heterogeneity", "--initial-distance",
+    said = complaint(capsys, "plan --iterations --total-steps 10 --strong-convexity 1")
+    for flag in ("--smoothness", "--gradient-bound", "--heterogeneity", "--initial-distance",
                  "--clients", "--cohort"):  # fmt: skip
         assert flag in said
-    assert "--mu," not in said
+    assert "--strong-convexity," not in said
     no_budget = "plan --iterations --total-steps 10 --score cheng --clients 10 --cohort 5"
     assert "--epsilon" in complaint(capsys, no_budget)
     assert "--iterations" in complaint(capsys, "plan")

@@ -26,8 +26,8 @@ epsilon = 4.0
 clip_norm = 0.8
 """
 CONSTANTS = {
-    "--mu": "1",
-    "--lambda": "4",
+    "--strong-convexity": "1",
+    "--smoothness": "4",
     "--gradient-bound": "1",
     "--heterogeneity": "0.1",
     "--initial-distance": "1",
@@ -198,7 +198,7 @@ def test_constants_are_never_measured_on_a_file(
         (["--spent-epsilon", "4"], "already spent"),
         (["--epsilon", "3"], "change it with --set"),
         (["--noise-constant", "1"], "change it with --set"),
-        (["--iterations", "--mu", "1"], "all of them or none; missing --lambda"),
+        (["--iterations", "--strong-convexity", "1"], "all of them or none; missing --smoothness"),
         (["--iterations", "--proxy", "nowhere"], "nowhere"),
         (["--iterations", "--plot", "bound.txt"], "use .png, .pdf or .svg"),
     ],

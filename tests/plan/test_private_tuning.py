@@ -21,9 +21,9 @@ from fedveil.data.federation import Examples, Federation
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput, Refused
 from fedveil.planning import private_tuning
+from fedveil.planning.candidate import Candidate
 from fedveil.planning.private_tuning import _Dice, settings_to_draw, tuned
 from fedveil.planning.proxy import Proxy, proxy_of
-from fedveil.planning.space import Candidate
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.recipe import Recipe
 from tests.plan.pilots import search_of, small_recipe

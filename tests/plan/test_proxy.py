@@ -17,13 +17,13 @@ from fedveil.assemble import federation_of, plan_of
 from fedveil.data.federation import Task
 from fedveil.errors import BadInput, Refused
 from fedveil.planning.from_recipe import local_steps_of
-from fedveil.planning.lookalike import Shape, lookalike
 from fedveil.planning.overlap import check_federations
 from fedveil.planning.pilot import Search
-from fedveil.planning.pilot_space import space_of
 from fedveil.planning.proxy import proxy_of, some_clients, with_look
+from fedveil.planning.proxy_trials import ProxyTrials
 from fedveil.planning.recommend import findings
-from fedveil.planning.rehearsal import Rehearsals
+from fedveil.planning.space import space_of
+from fedveil.planning.synthetic_proxy import Shape, synthetic_proxy
 from fedveil.recipe import Recipe
 from tests.plan.pilots import small_recipe
 
@@ -78,8 +78,8 @@ def test_a_pilot_knows_nothing_of_private_values_and_sizes(tmp_path: Path) -> No
         recipe = private_recipe(tmp_path, seed, records)
         federation = federation_of(recipe.data)
         proxy = proxy_of(recipe, "synthetic", federation)
-        rehearsals = Rehearsals(recipe, plan_of(recipe, federation), proxy)
-        search = Search(rehearsals, space_of(rehearsals, 2), 4.0, work=20_000)
+        trials = ProxyTrials(recipe, plan_of(recipe, federation), proxy)
+        search = Search(trials, space_of(trials, 2), 4.0, work=20_000)
         found = findings(search)
         answers.append((found.options, found.warnings, len(federation.train)))
     assert answers[0][:2] == answers[1][:2]
@@ -214,19 +214,19 @@ def test_steps_of_an_epoch_need_a_public_number_of_records(tmp_path: Path) -> No
 def test_made_up_data_have_the_shape_that_was_asked_for() -> None:
     features = ("age", "kind=a", "kind=b", "kind=c", "kind (missing)")
     shape = Shape(50, 30, (5,), Task.CLASSIFICATION, 3, features)
-    made = lookalike(shape)
+    made = synthetic_proxy(shape)
     assert (made.clients, set(made.sizes), made.input_shape, made.classes) == (50, {30}, (5,), 3)
     inputs = made.train.inputs
     assert np.all(inputs[:, 1:4].sum(axis=1) == 1)
     assert set(np.unique(inputs[:, 4])) == {0.0, 1.0}
     assert len(np.unique(made.train.targets)) == 3
-    assert lookalike(shape).train.inputs.tobytes() == inputs.tobytes()
+    assert synthetic_proxy(shape).train.inputs.tobytes() == inputs.tobytes()
 
 
 @pytest.mark.parametrize("task", [Task.CLASSIFICATION, Task.REGRESSION])
 def test_made_up_targets_can_partly_be_predicted(task: Task) -> None:
     """By least squares on the training part, scored on the test part."""
-    made = lookalike(Shape(100, 20, (6,), task, 2 if task is Task.CLASSIFICATION else 0))
+    made = synthetic_proxy(Shape(100, 20, (6,), task, 2 if task is Task.CLASSIFICATION else 0))
     inputs = [
         np.column_stack([part.inputs, np.ones(len(part))]) for part in (made.train, made.test)
     ]

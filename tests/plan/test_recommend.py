@@ -12,16 +12,16 @@ from dp_accounting import gaussian_mechanism
 from fedveil.assemble import federation_of, plan_of
 from fedveil.engine import run as engine
 from fedveil.errors import BadInput
+from fedveil.planning.candidate import Candidate
 from fedveil.planning.recommend import check_hope, findings, recipe_of_option
-from fedveil.planning.space import Candidate
-from tests.plan.pilots import rehearsals_of, search_of, small_recipe
+from tests.plan.pilots import search_of, small_recipe, trials_of
 
 BASE = Candidate(2, 8, 1.0, 1.0)
 
 
 @pytest.fixture(scope="module")
 def found() -> object:
-    return findings(search_of(small_recipe(training__rounds=24), work=60_000))
+    return findings(search_of(small_recipe(training__rounds=24), work=120_000))
 
 
 def test_three_options_and_why(found: object) -> None:
@@ -60,33 +60,33 @@ def test_a_hopeless_budget_is_refused_before_any_training(monkeypatch: pytest.Mo
         raise AssertionError("something was trained")
 
     recipe = small_recipe(privacy__epsilon=1e-3)
-    rehearsals = rehearsals_of(recipe)
+    trials = trials_of(recipe)
     monkeypatch.setattr(engine.Run, "_round", never)
     with pytest.raises(BadInput, match="cannot work") as refusal:
-        check_hope(rehearsals, BASE, 100)
+        check_hope(trials, BASE, 100)
     assert "clients" in str(refusal.value)
 
 
 def test_the_number_of_clients_that_would_do_does() -> None:
     recipe = small_recipe(privacy__epsilon=1e-3)
     with pytest.raises(BadInput) as refusal:
-        check_hope(rehearsals_of(recipe), BASE, 100)
+        check_hope(trials_of(recipe), BASE, 100)
     needed = int(re.search(r"about (\d+) clients", str(refusal.value))[1])
     # Everybody takes part, exact Gaussian: the noise on a weight is sigma * C / clients, whatever
     # the rounds, against C * rounds / rounds.
     sigma = gaussian_mechanism.get_sigma_gaussian(1e-3, 1e-5)
     assert needed == pytest.approx(sigma, rel=0.1)
     enough = small_recipe(privacy__epsilon=1e-3, data__clients=math.ceil(1.3 * needed))
-    check_hope(rehearsals_of(enough), BASE, 100)
+    check_hope(trials_of(enough), BASE, 100)
 
 
 def test_a_budget_that_may_work_is_not_refused() -> None:
-    check_hope(rehearsals_of(small_recipe()), BASE, 100)
+    check_hope(trials_of(small_recipe()), BASE, 100)
 
 
 def test_what_does_not_learn_is_said_so_with_the_clients_it_takes() -> None:
     recipe = small_recipe(privacy__epsilon=0.03)
-    found = findings(search_of(recipe, work=20_000))
+    found = findings(search_of(recipe, work=60_000))
     (warning,) = found.warnings
     assert "does not learn" in warning
     needed = int(re.search(r"with about (\d+) clients", warning)[1])
@@ -96,4 +96,4 @@ def test_what_does_not_learn_is_said_so_with_the_clients_it_takes() -> None:
     search = search_of(more)
     candidate = found.recommended.candidate
     outcome = search.expected(replace(candidate, cohort=None))
-    assert outcome.error < 0.9 * search.rehearsals.trivial()
+    assert outcome.error < 0.9 * search.trials.trivial()

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil import recipe as recipes
-from fedveil.planning.halving import spread_out
-from fedveil.planning.space import Candidate, Space, recipe_with_settings
+from fedveil.planning.candidate import Candidate, recipe_with_settings
+from fedveil.planning.space import Space
 from fedveil.privacy.sampling import RoundRobin
 from tests.plan.pilots import small_recipe
 
 FULL = Candidate(3, 40, 0.2, 1.5, 50, 0.1, 1.0, 0.4, 0.7)
 unit = st.floats(0, 1)
+
+
+def place(space: Space, at: list[float]) -> dict[str, float]:
+    """A point of the box by its height along every side."""
+    box = space.box.items()
+    return {name: low + x * (high - low) for x, (name, (low, high)) in zip(at, box, strict=True)}
 
 
 def spaces() -> st.SearchStrategy[Space]:
@@ -35,8 +40,7 @@ def spaces() -> st.SearchStrategy[Space]:
 @given(spaces(), st.lists(unit, min_size=9, max_size=9))
 @settings(max_examples=200, deadline=None)
 def test_every_point_of_the_box_is_a_legal_candidate(space: Space, at: list[float]) -> None:
-    low, high = space.box
-    candidate = space.candidate(low + np.array(at) * (high - low))
+    candidate = space.candidate(place(space, at))
     assert 1 <= candidate.local_steps <= space.most_steps
     assert candidate.rounds >= 1
     assert candidate.total_steps <= space.most_steps
@@ -52,8 +56,7 @@ def test_every_point_of_the_box_is_a_legal_candidate(space: Space, at: list[floa
 @settings(max_examples=200, deadline=None)
 def test_a_candidate_stands_where_it_came_from(space: Space, at: list[float]) -> None:
     """Rounding aside: three digits of rates and clips, whole steps, rounds and doublings."""
-    low, high = space.box
-    candidate = space.candidate(low + np.array(at) * (high - low))
+    candidate = space.candidate(place(space, at))
     again = space.candidate(space.point(candidate))
     assert again.local_steps == candidate.local_steps
     assert abs(again.rounds - candidate.rounds) <= max(1, 0.01 * candidate.rounds)
@@ -71,28 +74,29 @@ def test_rounds_by_turns_waste_no_participation(
 ) -> None:
     """One more round would cost everybody's noise one more participation."""
     base = Candidate(1, most, 0.1, 1.0, cohort)
-    fixed = frozenset({"cohort", "local_steps", "learning_rate", "clip_norm"})
+    fixed = frozenset({"cohort", "local_steps", "stride", "clip_norm"})
     space = Space(base, most, clients, 1.0, True, fixed, by_turns=True)
-    rounds = space.candidate(np.array([total])).rounds
+    rounds = space.candidate({"total": total}).rounds
     sampler = RoundRobin(clients, cohort)
     here, next_one = (sampler.max_participations(r) for r in (rounds, rounds + 1))
     assert next_one > here or most < clients / cohort
 
 
 def test_a_clip_of_gradients_does_not_grow_with_the_steps() -> None:
-    fixed = frozenset({"clip_norm", "total", "cohort", "learning_rate"})
+    fixed = frozenset({"clip_norm", "total", "cohort"})
     base = Candidate(1, 64, 0.1, 1.0, 10)
     gradients = Space(base, 64, 100, 1.0, True, fixed)
+    longer = {"local_steps": 3.0, "stride": 3.0}  # at the same rate
     updates = replace(gradients, clips_gradients=False)
-    assert gradients.candidate(np.array([3.0])).clip_norm == 1.0
-    assert updates.candidate(np.array([3.0])).clip_norm == 8.0
+    assert gradients.candidate(longer).clip_norm == 1.0
+    assert updates.candidate(longer).clip_norm == 8.0
 
 
 def test_only_what_a_method_has_is_searched() -> None:
     plain = Space(Candidate(1, 10, 0.1, 1.0), 10, 100, 1.0, False)
-    assert plain.names == ("local_steps", "total", "learning_rate", "clip_norm")
-    assert Space(FULL, 120, 100, 1.0, False, frozenset({"total"})).names == (
-        *("local_steps", "cohort", "learning_rate", "clip_norm", "server_learning_rate"),
+    assert tuple(plain.box) == ("local_steps", "total", "stride", "clip_norm")
+    assert tuple(Space(FULL, 120, 100, 1.0, False, frozenset({"total"})).box) == (
+        *("local_steps", "cohort", "stride", "clip_norm", "server_learning_rate"),
         *("smoothing", "penalty", "sparsity"),
     )
 
@@ -114,32 +118,10 @@ def test_a_candidate_becomes_a_recipe_and_nothing_else_changes() -> None:
 
 def test_candidates_are_spread_over_the_box() -> None:
     space = Space(Candidate(1, 64, 0.1, 1.0, 40), 64, 400, 1.0, clips_gradients=True)
-    found = spread_out(space, space.box, 40, seed=0)
+    found = space.spread(40, seed=0)
     assert len(set(found)) == 40
     assert {c.local_steps for c in found} >= {1, 2, 4}
     rates = [c.learning_rate for c in found]
     assert min(rates) < 0.015 < 0.7 < max(rates)
-    assert spread_out(space, space.box, 40, seed=0) == found
-    assert spread_out(space, space.box, 40, seed=1) != found
-
-
-@pytest.mark.parametrize("clips_gradients", [True, False])
-def test_neighbours_are_near_and_go_as_far(clips_gradients: bool) -> None:
-    """Half and twice the local steps go as far in all; rates against clips keep the noise."""
-    here = Candidate(4, 10, 0.5, 2.0, 50)
-    space = Space(here, 400, 1000, 1.0, clips_gradients)
-    found = space.neighbours(here)
-    assert here not in found
-    assert len(set(found)) == len(found)
-    fewer, more = found[:2]
-    assert [c.local_steps for c in (fewer, more)] == [2, 8]
-    for other in (fewer, more):
-        assert other.rounds == 10
-        assert other.learning_rate * other.local_steps == pytest.approx(2.0)
-    for other in found[2:4]:
-        assert other.clip_norm != here.clip_norm or other.learning_rate != here.learning_rate
-        noise = other.clip_norm * (other.learning_rate if clips_gradients else 1.0)
-        assert noise == pytest.approx(2.0 * (0.5 if clips_gradients else 1.0), rel=0.01)
-    for other in found:
-        assert 0.5 <= other.learning_rate / here.learning_rate <= 2
-        assert (other.cohort, other.total_steps <= 400) == (50, True)
+    assert space.spread(40, seed=0) == found
+    assert space.spread(40, seed=1) != found

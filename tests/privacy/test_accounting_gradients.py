@@ -19,11 +19,11 @@ from fedveil.privacy.gradient_perturbation import (
     NonExpansive,
     record_uses,
 )
-from fedveil.privacy.papers.hu import bit_attack_epsilon, bit_probability, paper_hu_epsilon
 from fedveil.privacy.refusals import GradientRefused
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.sampling import Everyone
 from fedveil.privacy.units import Adjacency, Trust, Unit
+from reproduction.claims.hu import bit_attack_epsilon, bit_probability, paper_hu_epsilon
 
 SHARED = Setting(Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED)
 LOCAL = Setting(Unit.RECORD, Adjacency.REPLACE, Trust.LOCAL)

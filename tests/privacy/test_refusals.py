@@ -22,7 +22,6 @@ from fedveil.privacy.mechanisms import (
     NoisyVotes,
     Zcdp,
 )
-from fedveil.privacy.papers.cheng import paper_cheng_epsilon
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.sampling import (
     Balanced,
@@ -34,6 +33,7 @@ from fedveil.privacy.sampling import (
     Sampling,
 )
 from fedveil.privacy.units import Adjacency, Trust, Unit
+from reproduction.claims.cheng import paper_cheng_epsilon
 
 ADDED = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
 REPLACED = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.cli import console, described
+from fedveil.cli import checkout, console, described
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
@@ -32,9 +32,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     if args.paper is not None:
-        from fedveil.cli.account_papers import compare
-
-        return compare(args)
+        code: int = checkout.reproduction("account").compare(args)
+        return code
     if args.source is not None:
         from fedveil.cli import stored
 

@@ -16,8 +16,8 @@ from fedveil.cli import console
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedveil.experiments.comparison import Cell, Task
-    from fedveil.experiments.store import Store
+    from fedveil.report.comparison import Cell, Task
+    from fedveil.report.store import Store
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +45,8 @@ def execute(args: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     epsilons = _epsilons(args.epsilon)
 
-    from fedveil.experiments import comparison
-    from fedveil.experiments.store import Store
+    from fedveil.report import comparison
+    from fedveil.report.store import Store
 
     entered = comparison.contenders(args.recipes, args.set)
     delta = args.delta
@@ -92,7 +92,7 @@ def _epsilons(text: str | None) -> tuple[float, ...]:
 
 
 def _run(todo: Sequence[Task], store: Store, *, quiet: bool) -> None:
-    from fedveil.experiments.comparison import run_task
+    from fedveil.report.comparison import run_task
 
     began = time.perf_counter()
     for number, task in enumerate(todo):
@@ -122,7 +122,7 @@ def _figure(table: Sequence[Cell]) -> tuple[str, str]:
 
 
 def _show(table: Sequence[Cell], figure: str, label: str, picture: Path) -> None:
-    from fedveil.experiments.comparison import differences
+    from fedveil.report.comparison import differences
 
     scale = 100.0 if figure == "accuracy" else 1.0
     names = list(dict.fromkeys(cell.contender.name for cell in table))

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
-from fedveil.cli.plan_tables import feasible_document, show_advice, show_feasible
+from fedveil.cli.plan_tables import (
+    LOSS,
+    TRUSTS,
+    answer_feasible,
+    draw_advice,
+    flag,
+    show_advice,
+    ways,
+)
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
     from fedveil.planning.bounds import FuBound, Score
 
 SCORES = ("fu", "hu", "cheng")
-TRUSTS = ("local", "distributed", "central")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +52,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--max-steps", type=_whole, help="largest total to try (100000)")
     search.add_argument("--score", choices=SCORES, default="fu", help="what to make small (fu)")
     loss = parser.add_argument_group("the loss (from public or proxy data, never from private)")
-    loss.add_argument("--mu", type=float, dest="strong_convexity", help="strong convexity")
-    loss.add_argument("--lambda", type=float, dest="smoothness", help="smoothness")
+    loss.add_argument("--strong-convexity", type=float, help="mu: least curvature of the loss")
+    loss.add_argument("--smoothness", type=float, help="L: largest curvature of the loss")
+    for old, name in (("--mu", "strong_convexity"), ("--lambda", "smoothness")):
+        loss.add_argument(old, type=float, dest=name, help=argparse.SUPPRESS)  # an earlier spelling
     loss.add_argument("--gradient-bound", type=float, help="largest norm of a gradient (G)")
     loss.add_argument("--heterogeneity", type=float, help="Gamma: how far clients disagree")
     loss.add_argument("--initial-distance", type=float, help="squared distance to the optimum")
@@ -93,70 +103,44 @@ def execute(args: argparse.Namespace) -> int:
         from fedveil.cli.plan_private import tune_privately
 
         return tune_privately(args)
-    for flag in ("journal", "time", "output"):
-        if getattr(args, flag) is not None:
-            other = "--tune-on-private-data" if flag == "output" else "--pilot"
-            raise BadInput(f"--{flag}: goes with {other}")
+    for name in ("journal", "time", "output"):
+        if getattr(args, name) is not None:
+            other = "--tune-on-private-data" if name == "output" else "--pilot"
+            raise BadInput(f"--{name}: goes with {other}")
     if args.recipe is not None or args.set:
         from fedveil.cli.plan_recipe import plan_recipe
 
         return plan_recipe(args)
-    for flag in ("proxy", "write"):
-        if getattr(args, flag) is not None:
-            raise BadInput(f"--{flag}: goes with a recipe")
+    for name in ("proxy", "write"):
+        if getattr(args, name) is not None:
+            raise BadInput(f"--{name}: goes with a recipe")
     if args.iterations == args.feasible:
         raise BadInput("plan: give a recipe, or say --iterations or --feasible")
     return _iterations(args) if args.iterations else _feasible(args)
 
 
 def _feasible(args: argparse.Namespace) -> int:
-    from fedveil.planning import feasible
-    from fedveil.privacy.units import Trust
+    from fedveil.planning.feasible import ROUNDS, question_of
 
     _need(args, "--feasible", "epsilon", "clients", "dimension", "cohort")
-    question = feasible.question_of(
-        epsilon=args.epsilon,
-        delta=args.delta,
-        clients=args.clients,
-        dimension=args.dimension,
-        spent_epsilon=args.spent_epsilon,
-        spent_delta=args.spent_delta,
-        cohorts=args.cohort,
-        rounds=args.rounds or feasible.ROUNDS,
-        trusts=tuple(Trust(name) for name in args.trust or TRUSTS),
-        dropped=args.dropped,
-        colluders=args.colluders,
-        noise=args.noise or "gaussian",
-    )
-    rows = feasible.feasible(question)
-    if args.plot is not None:
-        from fedveil.planning.figures import draw_feasible
-
-        draw_feasible(rows, args.plot)
-    if args.json:
-        console.emit(feasible_document(question, rows))
-    else:
-        show_feasible(question, rows)
+    names = ("epsilon", "delta", "clients", "dimension", "spent_epsilon", "spent_delta")
+    given = {name: getattr(args, name) for name in names}
+    cohorts, rounds, noise = args.cohort, args.rounds or ROUNDS, args.noise or "gaussian"
+    question = question_of(**given, cohorts=cohorts, rounds=rounds, noise=noise, **ways(args))
+    answer_feasible(args, question)
     return 0
 
 
 def _iterations(args: argparse.Namespace) -> int:
-    from fedveil.planning.advice import advise
+    from fedveil.planning.iterations import advise
 
     if args.cohort is not None:
         if len(args.cohort) > 1:
             raise BadInput("--cohort: --iterations takes one number")
         args.cohort = args.cohort[0]
-    advice = advise(
-        _score(args),
-        total_steps=args.total_steps,
-        local_steps=args.local_steps,
-        max_steps=args.max_steps,
-    )
-    if args.plot is not None:
-        from fedveil.planning.figures import draw_iterations
-
-        draw_iterations(advice, args.plot)
+    limits = {name: getattr(args, name) for name in ("total_steps", "local_steps", "max_steps")}
+    advice = advise(_score(args), **limits)
+    draw_advice(args, advice)
     if args.json:
         console.emit(advice.to_dict())
     else:
@@ -170,63 +154,34 @@ def _score(args: argparse.Namespace) -> Score:
     if args.score == "fu":
         return _fu(args)
     epsilon, delta = _budget(args, f"--score {args.score}")
-    if args.score == "cheng":
-        _need(args, "--score cheng", "learning_rate", "dimension", "clients", "cohort")
-        return ChengScore(
-            args.learning_rate,
-            args.server_learning_rate,
-            args.dimension,
-            args.clients,
-            args.cohort,
-            epsilon,
-            delta,
-        )
-    names = ("initial_gap", "learning_rate", "smoothness", "gradient_variance", "gradient_bound",
-             "batch_size", "records", "dimension", "clients", "cohort")  # fmt: skip
-    _need(args, "--score hu", *names)
-    given = {name: getattr(args, name) for name in names}
-    return HuScore(**given, epsilon=epsilon, delta=delta, honest_shares=args.honest_shares)
+    kind = ChengScore if args.score == "cheng" else HuScore
+    names = [field.name for field in fields(kind) if field.name not in ("epsilon", "delta")]
+    return kind(**_need(args, f"--score {args.score}", *names), epsilon=epsilon, delta=delta)
 
 
 def _fu(args: argparse.Namespace) -> FuBound:
     from fedveil.planning.bounds import FuBound
 
-    names = ("strong_convexity", "smoothness", "gradient_bound", "heterogeneity",
-             "initial_distance", "clients", "cohort")  # fmt: skip
-    _need(args, "--iterations", *names)
-    given = {name: getattr(args, name) for name in names}
+    given = _need(args, "--iterations", *LOSS, "clients", "cohort")
     if args.noise is None:
-        _need(args, "--iterations without --noise", "noise_constant", "growth")
-        return FuBound(**given, noise_constant=args.noise_constant, growth=args.growth)
+        noise = _need(args, "--iterations without --noise", "noise_constant", "growth")
+        return FuBound(**given, **noise)
     if args.noise_constant is not None or args.growth is not None:
         raise BadInput("--noise works the constant out; leave out --noise-constant and --growth")
     epsilon, delta = _budget(args, "--noise")
     _need(args, "--noise", "dimension", "clip_norm")
+    from fedveil.planning.noise_constant import noise_constant_gaussian, noise_constant_laplace
     from fedveil.privacy.arguments import positive
-    from fedveil.privacy.papers.uploads import noise_constant_gaussian, noise_constant_laplace
     from fedveil.privacy.units import Adjacency
 
     factor = Adjacency(args.adjacency).sensitivity_factor
-    sensitivity = factor * positive("clip_norm", args.clip_norm)
+    names = ("dimension", "clients", "imbalance")
+    known = {name: getattr(args, name) for name in names} | {"epsilon": epsilon}
+    known["gradient_sensitivity"] = factor * positive("clip_norm", args.clip_norm)
     if args.noise == "laplace":
-        constant = noise_constant_laplace(
-            dimension=args.dimension,
-            clients=args.clients,
-            cohort=args.cohort,
-            epsilon=epsilon,
-            gradient_sensitivity=sensitivity,
-            imbalance=args.imbalance,
-        )
+        growth, constant = 2.0, noise_constant_laplace(**known, cohort=args.cohort)
     else:
-        constant = noise_constant_gaussian(
-            dimension=args.dimension,
-            clients=args.clients,
-            epsilon=epsilon,
-            delta=delta,
-            gradient_sensitivity=sensitivity,
-            imbalance=args.imbalance,
-        )
-    growth = 2.0 if args.noise == "laplace" else 1.0
+        growth, constant = 1.0, noise_constant_gaussian(**known, delta=delta)
     return FuBound(**given, noise_constant=constant, growth=growth, whole_participations=True)
 
 
@@ -240,17 +195,13 @@ def _budget(args: argparse.Namespace, what: str) -> tuple[float, float]:
     return remaining(args.epsilon, delta, args.spent_epsilon, args.spent_delta)
 
 
-_FLAGS = {"strong_convexity": "--mu", "smoothness": "--lambda"}
-
-
-def _need(args: argparse.Namespace, what: str, *names: str) -> None:
-    missing = [
-        _FLAGS.get(name, "--" + name.replace("_", "-"))
-        for name in names
-        if getattr(args, name) is None
-    ]
+def _need(args: argparse.Namespace, what: str, *names: str) -> dict[str, Any]:
+    """The values of these flags, all of which must be there."""
+    given = {name: getattr(args, name) for name in names}
+    missing = [flag(name) for name, value in given.items() if value is None]
     if missing:
         raise BadInput(f"{what} needs {', '.join(missing)}")
+    return given
 
 
 def _picture(text: str) -> Path:

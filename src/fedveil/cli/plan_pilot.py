@@ -31,38 +31,27 @@ def plan_pilot(args: argparse.Namespace) -> int:
     recipe = recipe_of(args)
 
     from fedveil.assemble import plan_of
-    from fedveil.planning.pilot_space import prepare
     from fedveil.planning.proxy import with_look
-    from fedveil.planning.recommend import findings, recipe_of_option
+    from fedveil.planning.recommend import findings, prepare, recipe_of_option
 
     began = time.monotonic()
-    search = prepare(
-        recipe,
-        proxy=args.proxy,
-        records=args.records,
-        max_steps=args.max_steps,
-        spent_epsilon=args.spent_epsilon,
-        spent_delta=args.spent_delta,
-        journal=args.journal,
-    )
-    if search.trials.found:
-        console.stderr().print(f"{search.trials.found} trials are known from {args.journal}.")
+    names = ("proxy", "records", "max_steps", "spent_epsilon", "spent_delta", "journal")
+    search = prepare(recipe, **{name: getattr(args, name) for name in names})
+    if search.journal.found:
+        console.stderr().print(f"{search.journal.found} trials are known from {args.journal}.")
     search.seconds = max(1.0, seconds - (time.monotonic() - began))
-    try:
-        with _progress(search.seconds) as search.show:
-            found = findings(search)
-    finally:
-        search.trials.close()
-    rehearsals = search.rehearsals
-    looked_at = rehearsals.proxy.looked_at
-    chosen = with_look(recipe_of_option(rehearsals.recipe, found.recommended), looked_at)
-    guarantee = plan_of(chosen, rehearsals.real.federation).guarantee
+    with _progress(search.seconds) as search.show:
+        found = findings(search)
+    trials = search.trials
+    found_recipe = recipe_of_option(trials.recipe, found.recommended)
+    chosen = with_look(found_recipe, trials.proxy.looked_at)
+    guarantee = plan_of(chosen, trials.real.federation).guarantee
     if args.write is not None:
         write_recipe(args.write, chosen, [*_remarks(found), *found.warnings])
     if args.plot is not None:
-        from fedveil.planning.pilot_figures import draw_pilot
+        from fedveil.planning.figures import draw_pilot
 
-        draw_pilot(found, search.trials, args.plot)
+        draw_pilot(found, search.journal, args.plot)
     if args.json:
         document = {
             **found.to_dict(),
@@ -82,7 +71,8 @@ def plan_pilot(args: argparse.Namespace) -> int:
 def _remarks(found: Findings) -> list[str]:
     best = found.recommended
     return [
-        f"Found by {found.trials} trials on {found.proxy}; there, {_result(best)} is expected.",
+        f"Found by {found.trials} trials on {found.proxy}; there, {_result(best)} is expected "
+        f"({best.expected.runs} runs).",
         f"Reason: {best.reason}.",
         *(f"Note: {note}." for note in found.notes),
     ]
@@ -90,16 +80,11 @@ def _remarks(found: Findings) -> list[str]:
 
 def _result(option: Option) -> str:
     expected = option.expected
+    shown, spread, digits = f"loss {expected.loss:.4g}", expected.loss_spread, ".2g"
     if expected.accuracy is not None:
-        value, spread = expected.accuracy, expected.accuracy_spread or math.nan
-        shown = f"accuracy {value:.1%}"
-        spread_shown = f" ± {100 * spread:.1f}" if math.isfinite(spread) else ""
-    else:
-        shown = f"loss {expected.loss:.4g}"
-        deviation = expected.loss_spread
-        spread_shown = f" ± {deviation:.2g}" if math.isfinite(deviation) else ""
-    runs = f"{expected.runs} run" + ("" if expected.runs == 1 else "s")
-    return f"{shown}{spread_shown} ({runs})"
+        shown, digits = f"accuracy {expected.accuracy:.1%}", ".1f"
+        spread = 100 * (expected.accuracy_spread or math.nan)
+    return shown + (f" ± {spread:{digits}}" if math.isfinite(spread) else "")
 
 
 def _show(found: Findings, recipe: Recipe) -> None:
@@ -109,7 +94,7 @@ def _show(found: Findings, recipe: Recipe) -> None:
         values = [option.candidate.to_dict().get(name, "") for option in found.options]
         rows.append([name.replace("_", " "), *(_short(value) for value in values)])
     rows.append(["uploads", *(f"{option.uploads:,}" for option in found.options)])
-    rows.append(["expected", *(_result(option).split(" (")[0] for option in found.options)])
+    rows.append(["expected", *(_result(option) for option in found.options)])
     console.table("What to run", ["", *(option.name for option in found.options)], rows)
     say = console.say
     whose = OWN_DATA if looks_at_itself(recipe) else "no private data"
@@ -133,39 +118,23 @@ def _short(value: Any) -> str:
 
 @contextmanager
 def _progress(seconds: float) -> Iterator[Show]:
-    """A bar of the time on a terminal, else a line now and then; all on stderr."""
-    if sys.stderr.isatty():
-        from rich.progress import BarColumn, Progress, TextColumn
+    """One line that changes on a terminal, else a line now and then; all on stderr."""
+    said = -math.inf
 
-        columns = (
-            TextColumn("{task.fields[stage]}"),
-            BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} s"),
-            TextColumn("{task.fields[best]}"),
+    def text(state: State) -> str:
+        return (
+            f"{state.stage}: {state.trials} trials, {state.seconds:.0f} of {seconds:.0f} s, "
+            f"best error {state.error:.4g}"
         )
-        with Progress(*columns, console=console.stderr(), transient=True) as bar:
-            task = bar.add_task("", total=seconds, stage="pilot", best="")
 
-            def draw(progress: State) -> None:
-                bar.update(
-                    task,
-                    completed=min(seconds, progress.seconds),
-                    stage=progress.stage,
-                    best=f"{progress.trials} trials, best {progress.error:.4g}",
-                )
+    def now_and_then(state: State) -> None:
+        nonlocal said
+        if state.seconds - said >= 5:
+            said = state.seconds
+            print(text(state), file=sys.stderr, flush=True)
 
-            yield draw
-        return
-    said = [0.0]
-
-    def line(progress: State) -> None:
-        if progress.seconds - said[0] >= 5:
-            said[0] = progress.seconds
-            print(
-                f"{progress.stage}: {progress.trials} trials, {progress.seconds:.0f} of "
-                f"{seconds:.0f} s, best error {progress.error:.4g}",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    yield line
+    if sys.stderr.isatty():
+        with console.stderr().status("pilot") as line:
+            yield lambda state: line.update(text(state))
+    else:
+        yield now_and_then

@@ -24,10 +24,10 @@ def tune_privately(args: argparse.Namespace) -> int:
     from fedveil.assemble import federation_of, plan_of
     from fedveil.planning.from_recipe import local_steps_of, sizes_looked_at
     from fedveil.planning.overlap import NotPublic
-    from fedveil.planning.pilot_space import space_of
     from fedveil.planning.private_tuning import settings_to_draw, tuned
     from fedveil.planning.proxy import proxy_of
-    from fedveil.planning.rehearsal import Rehearsals
+    from fedveil.planning.proxy_trials import ProxyTrials
+    from fedveil.planning.space import space_of
 
     if recipe.data.file is None and args.proxy == recipe.data.source:
         raise NotPublic(f"--proxy {args.proxy} is the protected data itself")
@@ -37,7 +37,7 @@ def tune_privately(args: argparse.Namespace) -> int:
         raise BadInput("--records: how many records a client has is protected here; say it")
     scored = proxy_of(recipe, args.proxy, federation)
     steps = local_steps_of(recipe, real, args.records)
-    space = space_of(Rehearsals(recipe, real, scored), steps)
+    space = space_of(ProxyTrials(recipe, real, scored), steps)
     candidates = settings_to_draw(space)
     console.stderr().print(
         f"Training; one run out of {len(candidates)} settings each, {args.tuning_mean:g} on "

@@ -8,27 +8,28 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil import recipe as recipes
 from fedveil.cli import console
-from fedveil.cli.plan_tables import feasible_document, show_advice, show_feasible, write_recipe
+from fedveil.cli.plan_tables import (
+    LOSS,
+    answer_feasible,
+    draw_advice,
+    flag,
+    show_advice,
+    ways,
+    write_recipe,
+)
 from fedveil.errors import BadInput
 
 if TYPE_CHECKING:
     from fedveil.planning.constants import LossConstants
-    from fedveil.planning.feasible import Question, Row
+    from fedveil.planning.feasible import Question
     from fedveil.planning.from_recipe import Proposal, Situation
     from fedveil.recipe import Recipe
 
-_LOSS = (
-    ("strong_convexity", "--mu"),
-    ("smoothness", "--lambda"),
-    ("gradient_bound", "--gradient-bound"),
-    ("heterogeneity", "--heterogeneity"),
-    ("initial_distance", "--initial-distance"),
-)
 _OWN = ("clients", "cohort", "dimension", "epsilon", "delta", "noise_constant", "growth", "noise")
 OWN_DATA = "the recipe's own data: a protected run with these settings will not be certified"
 NO_PROXY = (
     "the loss's constants must not be measured on private data; name public ones with --proxy, or "
-    "give --mu, --lambda, --gradient-bound, --heterogeneity and --initial-distance"
+    f"give {', '.join(map(flag, LOSS))}"
 )
 
 
@@ -51,21 +52,21 @@ def plan_recipe(args: argparse.Namespace) -> int:
     if by_records and args.feasible:
         raise BadInput("--score hu: goes with --iterations; the feasible set is about clients")
     both = args.iterations == args.feasible and not by_records
+    args.feasible &= not both
     situation = situation_of(
         recipe, args.spent_epsilon, args.spent_delta, args.records, whole_clients=not by_records
     )
     document: dict[str, Any] = {}
     if both or args.feasible:
-        question, rows = _feasible(args, situation)
-        document |= feasible_document(question, rows)
-        if not args.json:
-            show_feasible(question, rows)
+        document = answer_feasible(args, _question(args, situation), alone=args.feasible)
+        if args.feasible:
+            return 0
     if both and args.write is None and not _may_measure(args, recipe):
         note = "no local steps and rounds: " + NO_PROXY
         document["warnings"].append(note)
         if not args.json:
             console.stdout().print(f"Note: {note}.")
-    elif both or args.iterations or by_records:
+    else:
         _iterations(args, situation, document)
     if args.json:
         console.emit(document)
@@ -74,9 +75,8 @@ def plan_recipe(args: argparse.Namespace) -> int:
 
 def _iterations(args: argparse.Namespace, situation: Situation, document: dict[str, Any]) -> None:
     """Add the advice to the document, or show it; draw and write what was asked for."""
-    from fedveil.planning.from_recipe import proposals, recipe_with, sizes_looked_at
+    from fedveil.planning.from_recipe import named_score, proposals, recipe_with, sizes_looked_at
     from fedveil.planning.proxy import with_look
-    from fedveil.planning.recipe_scores import named_score
 
     loss, looked_at = _loss(args, situation)
     looked_at += sizes_looked_at(situation.recipe, situation.plan, args.records)
@@ -92,18 +92,15 @@ def _iterations(args: argparse.Namespace, situation: Situation, document: dict[s
     warnings = [*document.get("warnings", []), *advice.warnings]
     document |= {
         **advice.to_dict(),
-        "constants": {name: getattr(loss, name) for name, _ in _LOSS},
+        "constants": dict(zip(LOSS, loss.for_fu, strict=True)),
         "constants_from": loss.source,
         "looked_at": list(looked_at),
-        "proposals": [proposal.to_dict() for proposal in offered],
+        "proposals": [vars(proposal) for proposal in offered],
         "warnings": warnings,
     }
     best = offered[0]
     chosen = with_look(recipe_with(situation, best), looked_at)
-    if args.plot is not None:
-        from fedveil.planning.figures import draw_iterations
-
-        draw_iterations(advice, args.plot)
+    draw_advice(args, advice)
     if args.write is not None:
         remark = f"{best.local_steps} local steps, {best.rounds} rounds: {best.reason}."
         write_recipe(args.write, chosen, [remark])
@@ -114,33 +111,25 @@ def _iterations(args: argparse.Namespace, situation: Situation, document: dict[s
 
 def _may_measure(args: argparse.Namespace, recipe: Recipe) -> bool:
     """Whether the loss's constants are given, or there are public data to measure them on."""
-    given = any(getattr(args, name) is not None for name, _ in _LOSS)
+    given = any(getattr(args, name) is not None for name in LOSS)
     return given or args.proxy is not None or recipe.data.file is None
 
 
-def _feasible(args: argparse.Namespace, situation: Situation) -> tuple[Question, list[Row]]:
-    from fedveil.planning.feasible import Question, feasible
-    from fedveil.privacy.units import Trust
+def _question(args: argparse.Namespace, situation: Situation) -> Question:
+    from fedveil.planning.feasible import Question
 
     rounds = situation.rounds
-    question = Question(
+    around = tuple(dict.fromkeys((max(1, rounds // 4), rounds, 4 * rounds)))
+    return Question(
         situation.epsilon,
         situation.delta,
         situation.clients,
         situation.dimension,
         (situation.cohort,),
-        args.rounds or tuple(dict.fromkeys((max(1, rounds // 4), rounds, 4 * rounds))),
-        tuple(Trust(name) for name in args.trust or ("local", "distributed", "central")),
-        args.dropped,
-        args.colluders,
-        situation.recipe.privacy.noise,
+        args.rounds or around,
+        noise=situation.recipe.privacy.noise,
+        **ways(args),
     )
-    rows = feasible(question)
-    if args.plot is not None and args.feasible:
-        from fedveil.planning.figures import draw_feasible
-
-        draw_feasible(rows, args.plot)
-    return question, rows
 
 
 def _loss(args: argparse.Namespace, situation: Situation) -> tuple[LossConstants, tuple[str, ...]]:
@@ -148,9 +137,9 @@ def _loss(args: argparse.Namespace, situation: Situation) -> tuple[LossConstants
     from fedveil.planning.constants import LossConstants
     from fedveil.planning.from_recipe import public_constants
 
-    given = {name: getattr(args, name) for name, _ in _LOSS}
-    missing = [flag for name, flag in _LOSS if given[name] is None]
-    if len(missing) == len(_LOSS):
+    given = {name: getattr(args, name) for name in LOSS}
+    missing = [flag(name) for name in LOSS if given[name] is None]
+    if len(missing) == len(LOSS):
         federation = situation.plan.federation
         return public_constants(situation.recipe, args.proxy, federation, args.records)
     if missing:

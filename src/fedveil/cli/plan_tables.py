@@ -2,72 +2,97 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil import recipe as recipes
 from fedveil.cli import console
+from fedveil.cli.checkout import claim_of
 
 if TYPE_CHECKING:
-    from fedveil.planning.advice import Advice
     from fedveil.planning.feasible import Question, Row
+    from fedveil.planning.iterations import Advice
     from fedveil.recipe import Recipe
 
 
-def feasible_document(question: Question, rows: list[Row]) -> dict[str, Any]:
-    """The feasible set as one document."""
-    from fedveil.planning.feasible import SIGNAL_TO_NOISE, warnings, without_proof
+LOSS = (
+    "strong_convexity",
+    "smoothness",
+    "gradient_bound",
+    "heterogeneity",
+    "initial_distance",
+)  # constants of a loss, by their flags' names
+TRUSTS = ("local", "distributed", "central")
 
-    return {
-        "epsilon": question.epsilon,
-        "delta": question.delta,
-        "clients": question.clients,
-        "dimension": question.dimension,
-        "noise": question.noise,
-        "dropped": question.dropped,
-        "colluders": question.colluders,
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def ways(args: argparse.Namespace) -> dict[str, Any]:
+    """What a feasible set is asked about beside the budget."""
+    from fedveil.privacy.units import Trust
+
+    trusts = tuple(Trust(name) for name in args.trust or TRUSTS)
+    return {"trusts": trusts, "dropped": args.dropped, "colluders": args.colluders}
+
+
+def answer_feasible(
+    args: argparse.Namespace, question: Question, *, alone: bool = True
+) -> dict[str, Any]:
+    """The feasible set as one document, shown as tables unless JSON is asked for.
+
+    alone: nothing else is asked, so that the document and the plot are about this.
+    """
+    from fedveil.planning.feasible import SIGNAL_TO_NOISE, feasible, warnings, without_proof
+
+    rows = feasible(question, claim_of())
+    document = {
+        **vars(question),
         "signal_to_noise": SIGNAL_TO_NOISE,
         "rows": [row.to_dict() for row in rows],
         "without_proof": without_proof(question, rows),
         "warnings": warnings(rows),
     }
+    for name in ("cohorts", "rounds", "trusts"):  # every row says its own
+        del document[name]
+    if args.plot is not None and alone:
+        from fedveil.planning.figures import draw_feasible
+
+        draw_feasible(rows, args.plot)
+    if not args.json:
+        _show_feasible(question, rows, document)
+    elif alone:
+        console.emit(document)
+    return document
 
 
-def show_feasible(question: Question, rows: list[Row]) -> None:
-    """The feasible set, a table for every trust and sampling."""
-    from fedveil.planning.feasible import SIGNAL_TO_NOISE, warnings, without_proof
-
+def _show_feasible(question: Question, rows: list[Row], document: dict[str, Any]) -> None:
+    """A table for every trust and sampling."""
     say = console.stdout().print
     say(
         f"{question.noise.capitalize()} noise for ({question.epsilon:g}, {question.delta:.3g}), "
         "protecting one of "
         f"{question.clients} clients whole; {question.dimension} weights."
     )
+    risks = [f"ε: {question.dropped:.0%} drop", f"{question.colluders} collude"]
     for trust, sampling in dict.fromkeys((row.trust, row.sampling) for row in rows):
         shown = [row for row in rows if (row.trust, row.sampling) == (trust, sampling)]
         claim = shown[0].claim
         said = "paper" if claim is None else claim.paper.removesuffix(" et al.") + " says"
         console.table(
             f"{trust} trust, {sampling} sampling, adjacency {shown[0].adjacency}",
-            [
-                "cohort",
-                "rounds",
-                "noise",
-                "S/N round",
-                "S/N run",
-                f"ε: {question.dropped:.0%} drop",
-                f"{question.colluders} collude",
-                said,
-            ],
+            ["cohort", "rounds", "noise", "S/N round", "S/N run", *risks, said],
             [_feasible_row(row) for row in shown],
         )
     size = "scale" if question.noise == "laplace" else "std"
-    say(f"Noise: {size} on the sum / clip norm. S/N: {SIGNAL_TO_NOISE}.")
+    say(f"Noise: {size} on the sum / clip norm. S/N: {document['signal_to_noise']}.")
     say("What a paper says of the same noise is not proved.")
-    for way in without_proof(question, rows):
+    for way in document["without_proof"]:
         say(f"Left out: {way}, where no proof is known for {question.noise} noise.")
-    for warning in warnings(rows):
+    for warning in document["warnings"]:
         say(f"Warning: {warning}.")
 
 
@@ -82,6 +107,13 @@ def _feasible_row(row: Row) -> list[str]:
         f"{row.epsilon_if_colluding:.3f}",
         "none" if row.claim is None else f"{row.claim.value:.2f}",
     ]
+
+
+def draw_advice(args: argparse.Namespace, advice: Advice) -> None:
+    if args.plot is not None:
+        from fedveil.planning.figures import draw_iterations
+
+        draw_iterations(advice, args.plot)
 
 
 def show_advice(advice: Advice) -> None:

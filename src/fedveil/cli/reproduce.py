@@ -1,21 +1,12 @@
-"""`fedveil reproduce`: the papers' tables and figures, run again."""
+"""`fedveil reproduce`: the papers' tables and figures, run again from a source checkout."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from fedveil.cli import console
+from fedveil.cli.checkout import reproduction
 from fedveil.errors import BadInput
-
-Show = Callable[[float, float, str], None]
-
-_EVERY = 10.0  # seconds between two lines where there is no terminal to draw on
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -31,105 +22,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     if args.seeds is not None and args.seeds < 1:
         raise BadInput(f"--seeds {args.seeds}: must be at least 1")
-    if args.name == "list":
-        return _list(args.json)
-    from fedveil.experiments.experiment import Scale
-    from fedveil.experiments.pages import find
-    from fedveil.experiments.pictures import draw
-    from fedveil.experiments.run_case import run_case
-    from fedveil.experiments.runner import finish, pending, tasks
-    from fedveil.experiments.store import Store
-    from fedveil.experiments.summary import rows_of
-    from fedveil.experiments.writing import as_json, document, page, write
-
-    experiment, scale = find(args.name), Scale(args.scale)
-    store = Store(args.results / ".runs")
-    todo = tasks(experiment, scale, args.seeds)
-    if not args.report:
-        with _progress() as show:
-            finish(todo, store, show, experiment.run or run_case)
-    rows = rows_of(experiment, scale, store, args.seeds)
-    if not rows:
-        raise BadInput(
-            f"{experiment.name}: no run of scale {scale} is finished; leave out --report"
-        )
-    missing = sum(1 for _ in pending(todo, store))
-    described = document(experiment, scale, rows, missing)
-    written = write(
-        args.results,
-        experiment.name,
-        {
-            "json": as_json(described),
-            "md": page(experiment, scale, rows, missing),
-            "png": draw(experiment, rows),
-        },
-    )
-    if args.json:
-        console.emit({**described, "written": [str(path) for path in written]})
-        return 0
-    for line in described["findings"]:
-        console.stdout().print(f"- {line}")
-    console.stdout().print("wrote " + ", ".join(map(str, written)))
-    return 0
-
-
-def _list(as_json: bool) -> int:
-    from fedveil.experiments.experiment import Scale
-    from fedveil.experiments.pages import EXPERIMENTS
-
-    described: list[dict[str, Any]] = [
-        {
-            "name": experiment.name,
-            "title": f"{experiment.paper}, {experiment.title}",
-            **{
-                str(scale): {
-                    "runs": len(experiment.cases(scale)) * experiment.seeds(scale),
-                    "minutes": experiment.minutes(scale),
-                }
-                for scale in Scale
-            },
-        }
-        for experiment in EXPERIMENTS.values()
-    ]
-    if as_json:
-        console.emit({"experiments": described})
-        return 0
-    rows = [
-        (d["name"], d["title"], *(f"{d[s]['runs']} runs, {d[s]['minutes']:g} min" for s in Scale))
-        for d in described
-    ]
-    console.table("Experiments", ("name", "what", "quick", "full"), rows)
-    return 0
-
-
-@contextmanager
-def _progress() -> Iterator[Show]:
-    """A bar with the time left on a terminal, a line now and then elsewhere; always on stderr."""
-    if not sys.stderr.isatty():
-        yield _lines()
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=console.stderr()) as bar:
-        task = bar.add_task("")
-
-        def show(done: float, total: float, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
-
-        yield show
-
-
-def _lines() -> Show:
-    began = last = time.monotonic()
-
-    def show(done: float, total: float, what: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if done <= 0 or (now - last < _EVERY and done < total):
-            return
-        last = now
-        left = (now - began) * (total / done - 1)
-        print(f"{done / total:.0%}  {left:.0f} s left  {what}", file=sys.stderr, flush=True)
-
-    return show
+    code: int = reproduction("command").execute(args)
+    return code

@@ -9,7 +9,7 @@ The whole gradient is clipped, so an upload is at most zeta * sum(eta_k) long wh
 L1 for Laplace (Theorem 1), in L2 for Gaussian noise. Noise follows that bound from round to round,
 with one multiplier for all. Corrections: a replaced client moves an upload twice as far (the
 factor s of theory 3); T_l is rounded up; models are averaged as differences, with equal weights,
-for n_l is as private as the rest. The paper's own claims are `privacy.papers.fu`.
+for n_l is as private as the rest. The paper's own claims are `reproduction.claims.fu`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 
 One record moves a mean gradient by at most 2 G / gamma (Corollary 1). What follows for a round
 depends on who sees what; the paper's division by r (Theorem 1) is false for tau > 1 and is only
-available as a claim in `privacy.papers.hu`. What is certified, chosen by `GradientNoise.proof`
+available as a claim in `reproduction.claims.hu`. What is certified, chosen by `GradientNoise.proof`
 (e = times that a record is touched in a round, h = r - colluders - losses planned for):
 
     1  alone     mu^2 = e (2 G / (gamma sigma))^2               any model, no trust at all

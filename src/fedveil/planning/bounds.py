@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedveil.errors import BadInput
-from fedveil.privacy.arguments import count, fraction, not_negative, positive
+from fedveil.planning.noise_constant import check_delta, gaussian_sigma
+from fedveil.privacy.arguments import count, not_negative, positive
 
 Numbers = NDArray[np.float64]
 
@@ -33,7 +34,7 @@ class Score(Protocol):
 class FuBound:
     """Theorem 3 of Fu et al.: a bound on the expected squared distance to the optimum.
 
-    strong_convexity, smoothness: mu and lambda of the losses.
+    strong_convexity, smoothness: mu and lambda (L) of the losses.
     gradient_bound: G, on the norm of every client's gradient.
     heterogeneity: Gamma, the optimum minus the mean of the clients' own optima.
     initial_distance: squared distance to the optimum at the start.
@@ -62,19 +63,17 @@ class FuBound:
     heuristic: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        positive("mu", self.strong_convexity)
-        positive("lambda", self.smoothness)
-        positive("gradient_bound", self.gradient_bound)
-        positive("initial_distance", self.initial_distance)
-        not_negative("heterogeneity", self.heterogeneity)
-        not_negative("noise_constant", self.noise_constant)
+        for name in ("strong_convexity", "smoothness", "gradient_bound", "initial_distance"):
+            positive(name, getattr(self, name))
+        for name in ("heterogeneity", "noise_constant"):
+            not_negative(name, getattr(self, name))
         if not_negative("growth", self.growth) > 2:
             raise BadInput(f"growth: need at most 2 (Laplace; Gaussian is 1), got {self.growth:g}")
         _check_cohort(self.clients, self.cohort)
         if self.strong_convexity > self.smoothness:
             raise BadInput(
-                f"mu = {self.strong_convexity:g} is above lambda = {self.smoothness:g}: a loss "
-                "cannot be more strongly convex than it is smooth"
+                f"strong_convexity = {self.strong_convexity:g} is above smoothness = "
+                f"{self.smoothness:g}: a loss cannot be more strongly convex than it is smooth"
             )
 
     def __call__(self, local_steps: Numbers, rounds: Numbers) -> Numbers:
@@ -169,31 +168,18 @@ class HuScore:
         for name in ("batch_size", "records", "dimension", "honest_shares"):
             count(name, getattr(self, name))
         _check_cohort(self.clients, self.cohort)
-        _check_delta(self.delta)
-        if self.batch_size > self.records:
-            raise BadInput(
-                f"batch_size: need at most records={self.records}, got {self.batch_size}"
-            )
-        if self.honest_shares > self.cohort:
-            raise BadInput(
-                f"honest_shares: need at most cohort={self.cohort}, got {self.honest_shares}"
-            )
+        check_delta(self.delta)
+        _at_most("batch_size", self.batch_size, "records", self.records)
+        _at_most("honest_shares", self.honest_shares, "cohort", self.cohort)
 
     def __call__(self, local_steps: Numbers, rounds: Numbers) -> Numbers:
         condition = self.learning_rate * self.smoothness
         allowed = 5 * condition + 6 * (local_steps * condition) ** 2 <= 1
-        bound = hu_bound(
-            self.initial_gap,
-            self.learning_rate,
-            local_steps * rounds,
-            self.smoothness,
-            self.gradient_variance,
-            self.batch_size,
-            self.dimension,
-            self.noise_variance(local_steps, rounds),
-            self.cohort,
-            local_steps,
-        )
+        loss = self.smoothness, self.gradient_variance
+        run = self.initial_gap, self.learning_rate, local_steps * rounds
+        noise = self.noise_variance(local_steps, rounds)
+        batch, size, cohort = self.batch_size, self.dimension, self.cohort
+        bound = hu_bound(*run, *loss, batch, size, noise, cohort, local_steps)
         return np.where(allowed, bound, np.inf)
 
     def noise_variance(self, local_steps: Numbers, rounds: Numbers) -> Numbers:
@@ -201,7 +187,7 @@ class HuScore:
         uses = np.ceil(local_steps / (self.records // self.batch_size))
         turns = np.ceil(rounds * self.cohort / self.clients)
         credit = np.minimum(uses, uses**2 / self.honest_shares)
-        unit = 2 * self.gradient_bound / self.batch_size * _sigma(self.epsilon, self.delta)
+        unit = 2 * self.gradient_bound / self.batch_size * gaussian_sigma(self.epsilon, self.delta)
         variance: Numbers = unit**2 * credit * turns
         return variance
 
@@ -253,7 +239,7 @@ class ChengScore:
             positive(name, getattr(self, name))
         count("dimension", self.dimension)
         _check_cohort(self.clients, self.cohort)
-        _check_delta(self.delta)
+        check_delta(self.delta)
 
     def __call__(self, local_steps: Numbers, rounds: Numbers) -> Numbers:
         speed = self.server_learning_rate * self.learning_rate
@@ -270,17 +256,9 @@ class ChengScore:
 
 def _check_cohort(clients: int, cohort: int) -> None:
     count("clients", clients)
-    count("cohort", cohort)
-    if cohort > clients:
-        raise BadInput(f"cohort: need at most clients={clients}, got {cohort}")
+    _at_most("cohort", count("cohort", cohort), "clients", clients)
 
 
-def _check_delta(delta: float) -> None:
-    if fraction("delta", delta) == 1:
-        raise BadInput("delta: need a number above 0 and below 1, got 1")
-
-
-def _sigma(epsilon: float, delta: float) -> float:
-    from dp_accounting import gaussian_mechanism  # half a second that other scores need not wait
-
-    return float(gaussian_mechanism.get_sigma_gaussian(epsilon, delta))
+def _at_most(name: str, value: int, limit: str, most: int) -> None:
+    if value > most:
+        raise BadInput(f"{name}: need at most {limit}={most}, got {value}")

@@ -39,6 +39,12 @@ class LossConstants:
     gradient_variance: float
     source: str
 
+    @property
+    def for_fu(self) -> tuple[float, float, float, float, float]:
+        """What Fu's bound asks for, in its order."""
+        curvature = self.strong_convexity, self.smoothness
+        return *curvature, self.gradient_bound, self.heterogeneity, self.initial_distance
+
 
 def estimate(public: Federation, *, most_clients: int = 100) -> LossConstants:
     """Constants of linear or softmax regression on the clients of a public federation."""

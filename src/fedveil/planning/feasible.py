@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from fedveil.errors import BadInput, Refused
 from fedveil.planning.spending import about, remaining
@@ -24,10 +24,6 @@ from fedveil.privacy.accounting import Release, Setting, account, default_delta
 from fedveil.privacy.arguments import count, not_negative
 from fedveil.privacy.calibration import calibrate_mechanism
 from fedveil.privacy.mechanisms import Gaussian, Laplace
-from fedveil.privacy.papers import fu
-from fedveil.privacy.papers.cheng import paper_cheng_epsilon
-from fedveil.privacy.papers.claim import Claim, claim
-from fedveil.privacy.papers.liang import paper_liang_epsilon
 from fedveil.privacy.refusals import MechanismRefused
 from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampling, sampling_kind
 from fedveil.privacy.units import Adjacency, Arithmetic, Trust, Unit
@@ -48,6 +44,21 @@ class Way:
     sampling: Callable[[int, int], Sampling]  # from (clients, cohort)
     adjacency: Adjacency
 
+
+class Claim(Protocol):
+    """What a paper says of the same noise: shown beside what is proved, never instead."""
+
+    @property
+    def paper(self) -> str: ...
+
+    @property
+    def value(self) -> float: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+# From a way, the question, cohort, rounds and noise multiplier.
+ClaimOf = Callable[["Way", "Question", int, int, float], Claim | None]
 
 WAYS = (
     Way(Trust.CENTRAL, lambda n, b: Poisson(b / n, n), Adjacency.ZERO_OUT),
@@ -119,26 +130,23 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {
-            **fields,
-            "trust": str(self.trust),
-            "adjacency": str(self.adjacency),
-            "claim": None if self.claim is None else self.claim.to_dict(),
-        }
+        claim = None if self.claim is None else self.claim.to_dict()
+        words = {"trust": str(self.trust), "adjacency": str(self.adjacency)}
+        return {**vars(self), **words, "claim": claim}
 
 
-def feasible(question: Question) -> list[Row]:
+def feasible(question: Question, claim_of: ClaimOf | None = None) -> list[Row]:
     """Every way, cohort and number of rounds asked for, with the least noise that meets it.
 
-    Ways without a proof for this noise are left out; `without_proof` names them.
+    `claim_of` adds what a paper would have claimed. Ways without a proof for this noise are left
+    out; `without_proof` names them.
     """
     found = []
     refusal: Refused | None = None
     for way in _asked(question):
         try:
             found += [
-                _row(question, way, cohort, rounds)
+                _row(question, way, cohort, rounds, claim_of)
                 for cohort in question.cohorts
                 for rounds in question.rounds
             ]
@@ -195,24 +203,15 @@ def warnings(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _row(question: Question, way: Way, cohort: int, rounds: int) -> Row:
+def _row(question: Question, way: Way, cohort: int, rounds: int, claim_of: ClaimOf | None) -> Row:
     sampling = way.sampling(question.clients, cohort)
-    setting = Setting(
-        Unit.CLIENT,
-        way.adjacency,
-        way.trust,
-        population=question.clients,
-        arithmetic=Arithmetic.IDEALISED,
-    )
+    ideal: dict[str, Any] = {"population": question.clients, "arithmetic": Arithmetic.IDEALISED}
+    setting = Setting(Unit.CLIENT, way.adjacency, way.trust, **ideal)
     laplace = question.noise == "laplace"
     make: Callable[[float], Laplace | Gaussian] = Laplace if laplace else Gaussian
+    budget: dict[str, Any] = {"epsilon": question.epsilon, "delta": question.delta}
     mechanism = calibrate_mechanism(
-        make,
-        epsilon=question.epsilon,
-        delta=question.delta,
-        sampling=sampling,
-        rounds=rounds,
-        setting=setting,
+        make, **budget, sampling=sampling, rounds=rounds, setting=setting
     )
     noise = (
         mechanism.scale_multiplier if isinstance(mechanism, Laplace) else mechanism.noise_multiplier
@@ -231,7 +230,7 @@ def _row(question: Question, way: Way, cohort: int, rounds: int) -> Row:
     ratio = (math.sqrt(cohort) if alone else cohort) / (noise * spread)
     over_run = ratio * math.sqrt(rounds)
     arriving = cohort - math.ceil(question.dropped * cohort)
-    shared = way.trust is Trust.DISTRIBUTED
+    left = arriving if way.trust is Trust.DISTRIBUTED else setting.honest_shares
     return Row(
         trust=way.trust,
         sampling=sampling_kind(sampling),
@@ -244,54 +243,7 @@ def _row(question: Question, way: Way, cohort: int, rounds: int) -> Row:
         signal_to_noise=ratio,
         run_signal_to_noise=over_run,
         clients_needed=math.ceil(question.clients * max(1.0, over_run ** (-2 if alone else -1))),
-        epsilon_if_dropped=cost(replace(setting, honest_shares=arriving))
-        if shared
-        else cost(setting),
+        epsilon_if_dropped=cost(replace(setting, honest_shares=left)),
         epsilon_if_colluding=cost(replace(setting, colluders=question.colluders)),
-        claim=_claim(way, question, cohort, rounds, noise),
-    )
-
-
-def _claim(way: Way, question: Question, cohort: int, rounds: int, noise: float) -> Claim | None:
-    """What the paper whose setting this is would have said of the same noise."""
-    participations = cohort * rounds / question.clients
-    if question.noise == "laplace":
-        return _laplace_claim(participations, noise) if way.trust is Trust.LOCAL else None
-    if way.trust is Trust.LOCAL:
-        return fu.paper_fu_gaussian_epsilon(
-            noise_multiplier=noise,
-            participations=participations,
-            delta=question.delta,
-            c2=1.0,
-        )
-    if way.trust is Trust.DISTRIBUTED:
-        return paper_cheng_epsilon(
-            noise_multiplier=noise,
-            delta=question.delta,
-            clients=question.clients,
-            cohort=cohort,
-            rounds=rounds,
-            c2=1.0,
-        )
-    return paper_liang_epsilon(
-        noise_multiplier=noise,
-        clients=question.clients,
-        cohort=cohort,
-        rounds=rounds,
-        delta=question.delta,
-        sampling="fixed" if way.adjacency is Adjacency.REPLACE else "poisson",
-    )
-
-
-def _laplace_claim(participations: float, noise: float) -> Claim:
-    """Fu's Theorem 1 read backwards, with the clip itself as the sensitivity, as the paper does."""
-    return claim(
-        fu.PAPER,
-        "Theorem 1",
-        "epsilon",
-        participations / noise,
-        "half of what holds: replacing a client's data moves a clipped gradient by twice the clip; "
-        "and a client may take part once more than on average",
-        participations=participations,
-        noise_multiplier=noise,
+        claim=None if claim_of is None else claim_of(way, question, cohort, rounds, noise),
     )

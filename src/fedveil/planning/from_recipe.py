@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -13,15 +12,13 @@ from fedveil.assemble import federation_of, plan_of
 from fedveil.data.federation import Federation
 from fedveil.errors import BadInput
 from fedveil.methods.protection import Noise
-from fedveil.planning.advice import Advice, advise
-from fedveil.planning.bounds import FuBound, Score
+from fedveil.planning.bounds import ChengScore, FuBound, HuScore, Score
 from fedveil.planning.constants import LossConstants, estimate
-from fedveil.planning.iterations import Iterations, best_rounds_within, every_divisor
+from fedveil.planning.iterations import Advice, advise, best_rounds_within, every_divisor
 from fedveil.planning.plan import Plan
 from fedveil.planning.proxy import proxy_of
-from fedveil.planning.rehearsal import clips_gradients
+from fedveil.planning.proxy_trials import clips_gradients
 from fedveil.planning.spending import remaining
-from fedveil.privacy.accounting import Setting
 from fedveil.privacy.units import Arithmetic, Trust, Unit
 from fedveil.recipe import Recipe
 
@@ -34,7 +31,6 @@ class Situation:
 
     recipe: Recipe
     plan: Plan
-    setting: Setting
     local_steps: int
     epsilon: float
     delta: float
@@ -84,11 +80,9 @@ def situation_of(
             "methods that protect whole clients; --score hu is about records, and --pilot "
             "searches any method"
         )
-    epsilon, delta = remaining(
-        recipe.privacy.epsilon, plan.guarantee.delta, spent_epsilon, spent_delta
-    )
-    setting = replace(plan.setting, arithmetic=Arithmetic.IDEALISED)
-    return Situation(recipe, plan, setting, local_steps_of(recipe, plan, records), epsilon, delta)
+    delta, spent = plan.guarantee.delta, (spent_epsilon, spent_delta)
+    left = remaining(recipe.privacy.epsilon, delta, *spent)
+    return Situation(recipe, plan, local_steps_of(recipe, plan, records), *left)
 
 
 def public_constants(
@@ -101,7 +95,7 @@ def public_constants(
     if proxy is None and recipe.data.file is not None:
         raise BadInput(
             f"--proxy: {recipe.data.file} is private, so no constants may be measured on it; "
-            "name a public source (fedveil data list), or give --mu, --lambda, "
+            "name a public source (fedveil data list), or give --strong-convexity, --smoothness, "
             "--gradient-bound, --heterogeneity and --initial-distance"
         )
     if recipe.data.file is None and proxy in (None, recipe.data.source):
@@ -125,18 +119,36 @@ def score_of_recipe(
     curve = tuple((float(t), _variance(situation, loss, int(t), budget_factor)) for t in anchors)
     logs = np.log(np.array(curve))
     growth, constant = np.polyfit(logs[:, 0], logs[:, 1], 1)
-    return FuBound(
-        loss.strong_convexity,
-        loss.smoothness,
-        loss.gradient_bound,
-        loss.heterogeneity,
-        loss.initial_distance,
-        situation.clients,
-        situation.cohort,
-        noise_constant=math.exp(constant),
-        growth=float(np.clip(growth, 0, 2)),
-        noise_curve=curve,
-    )
+    run = situation.clients, situation.cohort
+    noise = math.exp(constant), float(np.clip(growth, 0, 2))
+    return FuBound(*loss.for_fu, *run, *noise, noise_curve=curve)
+
+
+def named_score(
+    name: str,
+    situation: Situation,
+    loss: LossConstants,
+    *,
+    budget_factor: float = 1.0,
+    records: int | None = None,
+) -> Score:
+    """The score `name` (fu, hu or cheng) for a recipe with this part of its budget.
+
+    records: of a client, if publicly known; of a public source the average is.
+    """
+    if name == "fu":
+        return score_of_recipe(situation, loss, budget_factor=budget_factor)
+    if situation.delta == 0:
+        raise BadInput(f"--score {name}: is about Gaussian noise, and the recipe's delta is 0")
+    training, server = situation.recipe.training, situation.recipe.server
+    budget = budget_factor * situation.epsilon, situation.delta
+    run = situation.dimension, situation.clients, situation.cohort
+    if name == "cheng":
+        return ChengScore(training.learning_rate, server.learning_rate, *run, *budget)
+    held = records_of(situation.recipe, situation.plan, records)
+    measured = loss.smoothness, loss.gradient_variance, loss.gradient_bound
+    batch = min(held, training.batch_size or held)
+    return HuScore(loss.initial_gap, training.learning_rate, *measured, batch, held, *run, *budget)
 
 
 @dataclass(frozen=True)
@@ -149,9 +161,6 @@ class Proposal:
     epsilon: float
     bound: float
     reason: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {field: getattr(self, field) for field in self.__dataclass_fields__}
 
 
 def proposals(
@@ -170,32 +179,30 @@ def proposals(
         total_steps = situation.total_steps
     whole = score(1.0)
     limits = {"total_steps": total_steps, "local_steps": local_steps, "max_steps": max_steps}
-    advice = advise(whole, **limits)
+    advice, half = advise(whole, **limits), advise(score(0.5), **limits)
     total = advice.chosen.total_steps
     if local_steps is not None and total_steps is None:
-        best, why = advice.chosen, f"the lowest score of all runs of {local_steps} local steps"
+        best, private = advice.chosen, half.chosen
+        why = f"the lowest score of all runs of {local_steps} local steps"
         cheap = best_rounds_within(whole, best, _SLACK)
     else:
-        best, why = advice.best, f"the lowest score of all ways to split {total} steps into rounds"
-        cheap = _cheaper(whole, best, total)
-    half = advise(score(0.5), **limits)
-    private = half.chosen if local_steps is not None and total_steps is None else half.best
+        best, private = advice.best, half.best
+        why = f"the lowest score of all ways to split {total} steps into rounds"
+        fine = [c for c in every_divisor(whole, total) if c.bound <= _SLACK * best.bound]
+        cheap = min(fine, key=lambda choice: choice.rounds)
+    halved = f"half of the budget; the score is {private.bound / best.bound:.3g} times as large"
     fewer = "the fewest rounds of all choices whose score is at most a quarter larger"
-    none = "no choice has fewer rounds at a score at most a quarter larger"
-    return advice, (
-        _proposal("recommended", best, situation.epsilon, why),
-        _proposal(
-            "more private",
-            private,
-            situation.epsilon / 2,
-            f"half of the budget; the score is {private.bound / best.bound:.3g} times as large",
-        ),
-        _proposal("cheaper", cheap, situation.epsilon, fewer if cheap != best else none),
+    if cheap == best:
+        fewer = "no choice has fewer rounds at a score at most a quarter larger"
+    offered = (
+        ("recommended", best, situation.epsilon, why),
+        ("more private", private, situation.epsilon / 2, halved),
+        ("cheaper", cheap, situation.epsilon, fewer),
     )
-
-
-def _proposal(name: str, choice: Iterations, epsilon: float, reason: str) -> Proposal:
-    return Proposal(name, choice.local_steps, choice.rounds, epsilon, choice.bound, reason)
+    return advice, tuple(
+        Proposal(name, choice.local_steps, choice.rounds, epsilon, choice.bound, reason)
+        for name, choice, epsilon, reason in offered
+    )
 
 
 def recipe_with(situation: Situation, proposal: Proposal) -> Recipe:
@@ -203,42 +210,26 @@ def recipe_with(situation: Situation, proposal: Proposal) -> Recipe:
 
     A clip of whole updates goes along with the number of local steps, as the bound takes it to do.
     """
-    recipe = situation.recipe
-    training = replace(
-        recipe.training,
-        local_steps=proposal.local_steps,
-        local_epochs=None,
-        rounds=proposal.rounds,
-    )
+    recipe, steps, rounds = situation.recipe, proposal.local_steps, proposal.rounds
+    training = replace(recipe.training, local_steps=steps, local_epochs=None, rounds=rounds)
     clip = recipe.privacy.clip_norm
     if not clips_gradients(situation.plan.method):
-        clip *= proposal.local_steps / situation.local_steps
-    privacy = replace(
-        recipe.privacy, epsilon=proposal.epsilon, noise_multiplier=None, clip_norm=clip
-    )
+        clip *= steps / situation.local_steps
+    privacy = replace(recipe.privacy, epsilon=proposal.epsilon, clip_norm=clip)
     return replace(recipe, training=training, privacy=privacy)
-
-
-def _cheaper(score: Score, best: Iterations, total_steps: int) -> Iterations:
-    fine = [c for c in every_divisor(score, total_steps) if c.bound <= _SLACK * best.bound]
-    return min(fine, key=lambda choice: choice.rounds)
 
 
 def _variance(
     situation: Situation, loss: LossConstants, rounds: int, budget_factor: float
 ) -> float:
     recipe, plan = situation.recipe, situation.plan
-    budget = replace(
-        recipe.privacy,
-        epsilon=budget_factor * situation.epsilon,
-        delta=situation.delta,
-        arithmetic=str(Arithmetic.IDEALISED),
-    )
+    epsilon, ideal = budget_factor * situation.epsilon, str(Arithmetic.IDEALISED)
+    budget = replace(recipe.privacy, epsilon=epsilon, delta=situation.delta, arithmetic=ideal)
     changed = replace(recipe, training=replace(recipe.training, rounds=rounds), privacy=budget)
     noise = plan_of(changed, plan.federation).noise_multiplier or 0.0
     reach = recipe.privacy.clip_norm if clips_gradients(plan.method) else loss.gradient_bound
     law = 2 if recipe.privacy.noise == Noise.LAPLACE else 1  # variance over the squared scale
-    alone = situation.setting.trust is Trust.LOCAL
+    alone = plan.setting is not None and plan.setting.trust is Trust.LOCAL
     averaging = situation.cohort if alone else situation.cohort**2
     return 4 * law * situation.dimension * (reach * noise) ** 2 / averaging
 

@@ -26,12 +26,12 @@ from fedveil.assemble import plan_of
 from fedveil.data.federation import Federation
 from fedveil.engine.run import Run
 from fedveil.errors import BadInput, Refused
-from fedveil.planning.halving import spread_out
+from fedveil.planning.candidate import Candidate, recipe_with_settings
 from fedveil.planning.limits import test_examples
 from fedveil.planning.overlap import check_federations
 from fedveil.planning.plan import Plan
 from fedveil.planning.proxy import SYNTHETIC, Proxy
-from fedveil.planning.space import Candidate, Space, recipe_with_settings
+from fedveil.planning.space import Space
 from fedveil.privacy.accounting import Release, account
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.root import least_at_most
@@ -95,7 +95,7 @@ def tuned(
 def settings_to_draw(space: Space, number: int = SETTINGS) -> list[Candidate]:
     """A fixed list of settings with the recipe's own rounds and cohort; made from public data."""
     base = space.base
-    drawn = [base, *spread_out(space, space.box, number - 1, seed=0)]
+    drawn = [base, *space.spread(number - 1, seed=0)]
     same = (replace(c, rounds=base.rounds, cohort=base.cohort) for c in drawn)
     return list(dict.fromkeys(same))
 

@@ -18,8 +18,8 @@ from fedveil.assemble import federation_of
 from fedveil.data.assignment import generator, offsets_of
 from fedveil.data.federation import Federation
 from fedveil.errors import BadInput
-from fedveil.planning.lookalike import lookalike, shape_of
 from fedveil.planning.overlap import check_federations, check_files
+from fedveil.planning.synthetic_proxy import shape_of, synthetic_proxy
 from fedveil.recipe import DataSection, Recipe
 
 SYNTHETIC = "synthetic"
@@ -116,7 +116,7 @@ def _made_up(recipe: Recipe, federation: Federation, records: int | None) -> Pro
             f"clients were taken to have {records} records each; how many they have is private, so "
             "say --records if you know it from elsewhere"
         )
-    made = lookalike(shape_of(federation, records))
+    made = synthetic_proxy(shape_of(federation, records))
     return Proxy(made, f"synthetic, {records} records a client", tuple(notes), looked_at)
 
 

@@ -3,59 +3,32 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from scipy.stats import qmc
 
-from fedveil.recipe import Recipe
+from fedveil.planning.candidate import Candidate
+from fedveil.planning.proxy_trials import ProxyTrials, clips_gradients
+from fedveil.privacy.sampling import Balanced, Everyone, RoundRobin
 
-Point = NDArray[np.float64]
-
-# Coordinate: (lowest, highest) of the first box. Those of steps, total, cohort and rates are
-# powers of two; the clip's is one relative to how far clients reach.
+# Coordinate: (lowest, highest). Those of steps, total, cohort and rates are powers of two; the
+# clip's is one relative to how far clients reach.
 _BOX = {
     "local_steps": (0.0, 6.0),
     "total": (-4.0, 0.0),
     "cohort": (-2.0, 1.0),
-    "learning_rate": (-4.0, 6.0),  # of small clips and single steps it is far above the usual
+    "stride": (-4.0, 7.0),  # learning rate x local steps; with small clips far above the usual
     "clip_norm": (-4.0, 1.0),
     "server_learning_rate": (-4.0, 4.0),
     "smoothing": (0.0, 1.0),
     "penalty": (0.0, 1.0),
     "sparsity": (0.0, 1.0),
 }
-_MOST_SMOOTHING, _MOST_PENALTY, _MOST_SPARSITY = 4.0, 0.8, 0.9
-_DIGITS = 3  # of settings: more would be pretence
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Settings that a trial is made with, by the recipe's names. None: not this method's."""
-
-    local_steps: int
-    rounds: int
-    learning_rate: float
-    clip_norm: float
-    cohort: int | None = None
-    server_learning_rate: float | None = None
-    smoothing: float | None = None
-    penalty: float | None = None
-    sparsity: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The settings that are set."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: value for name, value in fields.items() if value is not None}
-
-    @property
-    def total_steps(self) -> int:
-        return self.local_steps * self.rounds
-
-    def uploads(self, everyone: int) -> int:
-        """Updates sent in all; `everyone` is the cohort where all clients always take part."""
-        return self.rounds * (everyone if self.cohort is None else self.cohort)
+_MOST = {"smoothing": 4.0, "penalty": 0.8, "sparsity": 0.9}
+_LEAST = {"smoothing": 0.05}
+_CHENG_PENALTY, _CHENG_SPARSITY, _LIANG_SMOOTHING = 0.4, 0.7, 1.0  # the methods' own defaults
 
 
 @dataclass(frozen=True)
@@ -80,108 +53,74 @@ class Space:
     by_turns: bool = False
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The coordinates of a point, in order."""
+    def box(self) -> dict[str, tuple[float, float]]:
+        """Lowest and highest value of every coordinate that is searched."""
         missing = {name for name in _BOX if getattr(self.base, name, 0) is None}
-        return tuple(name for name in _BOX if name not in missing | self.fixed)
-
-    @property
-    def box(self) -> tuple[Point, Point]:
-        """Lowest and highest points of the first search."""
-        low, high = np.array([_BOX[name] for name in self.names], dtype=np.float64).T
-        if "local_steps" in self.names:
+        found = {name: _BOX[name] for name in _BOX if name not in missing | self.fixed}
+        if "local_steps" in found:
             # With more, too few rounds are left to learn anything from each other.
             most = max(2 * math.sqrt(self.most_steps), 4 * self.base.local_steps)
-            high[self.names.index("local_steps")] = math.log2(min(self.most_steps, most))
-        return low, high
+            found["local_steps"] = 0.0, math.log2(min(self.most_steps, most))
+        return found
 
-    def candidate(self, point: Point) -> Candidate:
+    def candidate(self, at: Mapping[str, float]) -> Candidate:
         """The settings that a point stands for, after rounding."""
-        at = dict(zip(self.names, (float(x) for x in point), strict=True))
         base = self.base
         cohort = self._cohort(at)
         steps, rounds = self._iterations(at, cohort)
-        rate = _short(base.learning_rate * 2.0 ** at.get("learning_rate", 0.0))
+        # Fewer or more steps that go as far are alike, so steps and stride are searched apart.
+        stride = base.learning_rate * base.local_steps * 2.0 ** at.get("stride", 0.0)
+        rate = _short(stride / steps)
         clip = base.clip_norm
         if "clip_norm" in at:
             clip = _short(self._reach(rate, steps) * 2.0 ** at["clip_norm"])
         elif not self.clips_gradients:
             clip = _short(clip * rate * steps / (base.learning_rate * base.local_steps))
-        return Candidate(
-            steps,
-            rounds,
-            rate,
-            clip,
-            cohort,
-            _scaled(base.server_learning_rate, at.get("server_learning_rate")),
-            _part(base.smoothing, at.get("smoothing"), _MOST_SMOOTHING, least=0.05),
-            _part(base.penalty, at.get("penalty"), _MOST_PENALTY),
-            _part(base.sparsity, at.get("sparsity"), _MOST_SPARSITY),
-        )
+        server = base.server_learning_rate
+        if server is not None:
+            server = _short(server * 2.0 ** at.get("server_learning_rate", 0.0))
+        parts = {name: self._part(name, at) for name in _MOST}
+        return Candidate(steps, rounds, rate, clip, cohort, server, **parts)
 
-    def point(self, candidate: Candidate) -> Point:
-        """Where a candidate stands."""
-        base, most = self.base, self.most_steps
-        everywhere = {
-            "local_steps": math.log2(candidate.local_steps),
-            "total": math.log2(candidate.total_steps / most),
-            "cohort": math.log2((candidate.cohort or 1) / (base.cohort or 1)),
-            "learning_rate": math.log2(candidate.learning_rate / base.learning_rate),
-            "clip_norm": math.log2(
-                candidate.clip_norm / self._reach(candidate.learning_rate, candidate.local_steps)
-            ),
-            "server_learning_rate": math.log2(
-                (candidate.server_learning_rate or 1) / (base.server_learning_rate or 1)
-            ),
-            "smoothing": math.sqrt((candidate.smoothing or 0.0) / _MOST_SMOOTHING),
-            "penalty": math.sqrt((candidate.penalty or 0.0) / _MOST_PENALTY),
-            "sparsity": math.sqrt((candidate.sparsity or 0.0) / _MOST_SPARSITY),
+    def point(self, candidate: Candidate) -> dict[str, float]:
+        """Where a candidate stands, or the nearest place in the box."""
+        base, rate, steps = self.base, candidate.learning_rate, candidate.local_steps
+        servers = (candidate.server_learning_rate or 1) / (base.server_learning_rate or 1)
+        ratios = {
+            "local_steps": steps,
+            "total": candidate.total_steps / self.most_steps,
+            "cohort": (candidate.cohort or 1) / (base.cohort or 1),
+            "stride": rate * steps / (base.learning_rate * base.local_steps),
+            "clip_norm": candidate.clip_norm / self._reach(rate, steps),
+            "server_learning_rate": servers,
         }
-        return np.array([everywhere[name] for name in self.names], dtype=np.float64)
+        places = {name: math.log2(ratio) for name, ratio in ratios.items()}
+        for name, most in _MOST.items():
+            places[name] = math.sqrt((getattr(candidate, name) or 0.0) / most)
+        return {name: min(high, max(low, places[name])) for name, (low, high) in self.box.items()}
 
-    def around(self, candidate: Candidate, width: float) -> tuple[Point, Point]:
-        """A box of `width` times the first one's size around a candidate.
-
-        Rates and clips may leave the first box: the recipe they were measured from may be far off.
-        """
-        low, high = self.box
-        centre, half = self.point(candidate), width * (high - low) / 2
-        free = np.array([name.endswith(("rate", "clip_norm")) for name in self.names], dtype=bool)
-        lowest = np.where(free, centre - half, np.clip(centre - half, low, high))
-        highest = np.where(free, centre + half, np.clip(centre + half, low, high))
-        return lowest, highest
-
-    def neighbours(self, candidate: Candidate) -> list[Candidate]:
-        """Small changes of a candidate, one at a time: fewer or more local steps that go as far in
-        all; higher rates with lower clips under the same noise, and the other way round; rates and
-        clips up and down, fewer or more rounds; then finer ones."""
-        at = {name: place for place, name in enumerate(self.names)}
-        moves: list[dict[str, float]] = [
-            {"local_steps": sign, "total": sign, "learning_rate": -sign} for sign in (-1.0, 1.0)
-        ]
-        moves += [{"learning_rate": sign, "clip_norm": -sign} for sign in (1.0, -1.0)]
-        for step in (0.5, 0.25):
-            moves += [{name: sign * step} for name in ("learning_rate", "clip_norm")
-                      for sign in (-1.0, 1.0)]  # fmt: skip
-            moves += [{"total": sign * 2 * step} for sign in (-1.0, 1.0)]
+    def spread(self, number: int, seed: int) -> list[Candidate]:
+        """`number` different candidates spread evenly over the box; fewer if it holds no more."""
+        box = self.box
+        if not box:
+            return [self.base]
+        sequence = qmc.Halton(len(box), seed=seed)
         found: dict[Candidate, None] = {}
-        for move in moves:
-            if move.keys() <= at.keys():
-                point = self.point(candidate)
-                for name, step in move.items():
-                    point[at[name]] += step
-                found.setdefault(self.candidate(point))
-        found.pop(candidate, None)
-        return list(found)
+        for unit in sequence.random(4 * number):  # points may round to the same candidate
+            places = (
+                low + x * (high - low) for x, (low, high) in zip(unit, box.values(), strict=True)
+            )
+            found.setdefault(self.candidate(dict(zip(box, places, strict=True))))
+        return list(found)[:number]
 
-    def _cohort(self, at: dict[str, float]) -> int | None:
+    def _cohort(self, at: Mapping[str, float]) -> int | None:
         cohort = self.base.cohort
         if cohort is None or "cohort" not in at:
             return cohort
         # Halves and doubles only: every cohort needs noise of its own calibrated.
         return min(self.clients, max(1, round(cohort * 2.0 ** round(at["cohort"]))))
 
-    def _iterations(self, at: dict[str, float], cohort: int | None) -> tuple[int, int]:
+    def _iterations(self, at: Mapping[str, float], cohort: int | None) -> tuple[int, int]:
         base, most = self.base, self.most_steps
         steps = base.local_steps
         if "local_steps" in at:
@@ -195,29 +134,57 @@ class Space:
     def _reach(self, rate: float, steps: int) -> float:
         return self.reach if self.clips_gradients else self.reach * rate * steps
 
+    def _part(self, name: str, at: Mapping[str, float]) -> float | None:
+        """Squares bring the small values, which matter most, apart."""
+        if name not in at:
+            own: float | None = getattr(self.base, name)
+            return own
+        return round(max(_LEAST.get(name, 0.0), _MOST[name] * at[name] ** 2), 3)
 
-def recipe_with_settings(recipe: Recipe, candidate: Candidate) -> Recipe:
-    """The recipe with a candidate's settings."""
-    training = replace(
-        recipe.training,
-        local_steps=candidate.local_steps,
-        local_epochs=None,
-        rounds=candidate.rounds,
-        learning_rate=candidate.learning_rate,
+
+def space_of(trials: ProxyTrials, local_steps: int, most_steps: int | None = None) -> Space:
+    """The settings around a recipe's own; `most_steps` bounds their total (its own by default).
+
+    Smoothing is searched where the method smooths; BLUR's penalty and LUS's sparsity where it has
+    them; the server's learning rate where its optimiser is adaptive, for else the clients' does
+    the same.
+    """
+    recipe, real = trials.recipe, trials.real
+    training, server, method = recipe.training, recipe.server, recipe.training.method
+    usual: dict[str, Any] = {}
+    if method == "cheng":
+        usual = {"penalty": _CHENG_PENALTY, "sparsity": _CHENG_SPARSITY}
+    for name in ("penalty", "sparsity"):
+        if getattr(training, name) is not None:
+            usual[name] = getattr(training, name)
+    if server.smoothing or method == "dp-fed-ls":
+        usual["smoothing"] = server.smoothing or _LIANG_SMOOTHING
+    everyone = isinstance(real.sampling, Everyone)
+    base = Candidate(
+        local_steps,
+        real.method.rounds,
+        training.learning_rate,
+        recipe.privacy.clip_norm,
+        None if everyone else max(1, round(real.sampling.expected_cohort)),
+        server.learning_rate if server.optimizer != "sgd" else None,
+        **usual,
     )
-    if candidate.cohort is not None:
-        training = replace(training, cohort=candidate.cohort, rate=None)
-    if candidate.penalty is not None:
-        training = replace(training, penalty=candidate.penalty)
-    if candidate.sparsity is not None:
-        training = replace(training, sparsity=candidate.sparsity)
-    server = recipe.server
-    if candidate.server_learning_rate is not None:
-        server = replace(server, learning_rate=candidate.server_learning_rate)
-    if candidate.smoothing is not None:
-        server = replace(server, smoothing=candidate.smoothing)
-    privacy = replace(recipe.privacy, clip_norm=candidate.clip_norm)
-    return replace(recipe, training=training, server=server, privacy=privacy)
+    fixed = set()
+    if method == "dp-sgd":
+        fixed.add("local_steps")
+    if real.method.voting is not None:
+        fixed |= {"total", "clip_norm"}
+    if recipe.privacy.clip_quantile is not None:
+        fixed.add("clip_norm")  # it finds its own
+    return Space(
+        base,
+        base.total_steps if most_steps is None else most_steps,
+        trials.everyone,
+        trials.reach(),
+        clips_gradients(real.method),
+        frozenset(fixed),
+        isinstance(real.sampling, RoundRobin | Balanced),
+    )
 
 
 def _whole_turns(rounds: int, most: int, clients: int, cohort: int) -> int:
@@ -229,13 +196,4 @@ def _whole_turns(rounds: int, most: int, clients: int, cohort: int) -> int:
 
 
 def _short(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
-
-
-def _scaled(base: float | None, power: float | None) -> float | None:
-    return base if base is None or power is None else _short(base * 2.0**power)
-
-
-def _part(base: float | None, at: float | None, most: float, least: float = 0.0) -> float | None:
-    """Squares bring the small values, which matter most, apart."""
-    return base if at is None else round(max(least, most * min(1.0, max(0.0, at)) ** 2), 3)
+    return float(f"{value:.3g}")  # more digits would be pretence

@@ -1,0 +1,46 @@
+"""A figure over several runs: mean, deviation, and how many diverged."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over several seeds. `lost` runs ended in infinity or NaN and are not in the mean."""
+
+    mean: float
+    deviation: float  # of single runs; zero for one run
+    runs: int
+    lost: int = 0
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; not known (NaN) from one run."""
+        return self.deviation / math.sqrt(self.runs) if self.runs > 1 else math.nan
+
+    def __str__(self) -> str:
+        if not self.runs:
+            return "diverged"
+        shown = f"{_digits(self.mean)}"
+        if self.runs > 1:
+            shown += f" ± {_digits(self.deviation)}"
+        return shown + (f" ({self.lost} diverged)" if self.lost else "")
+
+
+def spread_of(values: Sequence[float | None]) -> Spread:
+    known = [value for value in values if value is not None]
+    if not known:
+        return Spread(math.nan, math.nan, 0, len(values))
+    deviation = statistics.stdev(known) if len(known) > 1 else 0.0
+    return Spread(statistics.fmean(known), deviation, len(known), len(values) - len(known))
+
+
+def _digits(value: float) -> str:
+    size = abs(value)
+    if size >= 1e5:
+        return f"{value:.2e}"
+    return f"{value:.0f}" if size >= 1000 else f"{value:.1f}" if size >= 100 else f"{value:.2f}"
