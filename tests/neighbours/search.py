@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -40,16 +41,25 @@ class Found:
 
 def examine(seed: int) -> Found:
     """Run the case of this number and compare it with its neighbours."""
-    found = Found(seed)
-    case = found.case = draw_case(seed)
+    found = Found(seed, case=draw_case(seed))
+    try:
+        _examine(found, found.case)
+    except Exception as error:  # whatever it is, its case must be known
+        found.violations.append(("crash", Violation("!", f"{type(error).__name__}: {error}")))
+        traceback.print_exc()
+    return found
+
+
+def _examine(found: Found, case: Case) -> None:
+    seed = case.seed
     try:
         first = play(case, case.clients)
     except FedveilError as error:
         found.refused = f"{type(error).__name__}: {error}"
-        return found
+        return
     _tag(found, case, first)
     if not claimed(first):
-        return found
+        return
     for change, clients in _neighbours(case, first):
         try:
             second = play(case, clients, first)
@@ -69,14 +79,13 @@ def examine(seed: int) -> Found:
         neighbours = list(_neighbours(case, first))[:1]
         for change, clients in neighbours:
             found.violations += [(f"{change}", law) for law in files_differ(case, clients, first)]
-    return found
 
 
 def _tag(found: Found, case: Case, world: World) -> None:
     plan = world.plan
     found.tags[f"method {plan.method.name}"] += 1
     found.tags[f"path {case.path}"] += 1
-    found.tags["failed" if world.failure else "ran"] += 1
+    found.tags[f"failed: {world.failure[:60]}" if world.failure else "ran"] += 1
     found.tags["claimed" if claimed(world) else "not claimed"] += 1
     if plan.setting is not None and claimed(world):
         release = plan.releases(1)[0]
@@ -89,6 +98,7 @@ def _neighbours(case: Case, world: World) -> Iterator[tuple[Change, tuple[Client
     """Neighbours of the kind that the guarantee is about, of clients that took part."""
     draw = np.random.default_rng([case.seed, 5])
     setting = world.plan.setting
+    by_presence = setting is not None and setting.adjacency is Adjacency.ADD_REMOVE
     present = sorted(
         {name for _, name in world.notes.rows} | {k[2] for k in world.notes.draws if k[2]}
     )
@@ -105,9 +115,7 @@ def _neighbours(case: Case, world: World) -> Iterator[tuple[Change, tuple[Client
             other = with_other_record(draw, case.kind, one, zeroed)
             yield Change("zeroed" if zeroed else "record", name), _with(case, other)
             continue
-        if (
-            setting is not None and setting.adjacency is Adjacency.ADD_REMOVE
-        ) or draw.random() < 0.15:
+        if by_presence or draw.random() < 0.15:
             if draw.random() < 0.7:
                 yield Change("removed", name), tuple(c for c in case.clients if c.name != name)
             else:
