@@ -45,6 +45,7 @@ class Case:
     chunk: int | None = None
     processes: int = 1
     pixels: bool = False  # inputs stored as bytes
+    room: int | None = None  # numbers that engines hold at once: so few that groups are cut
 
     def __str__(self) -> str:
         sections = (
@@ -53,7 +54,13 @@ class Case:
         )
         sizes = ", ".join(f"{one.name} {len(one)}" for one in self.clients)
         more = {"module": self.module, "start": self.start, "drop_last": self.drop_last}
-        more |= {"engine": self.engine, "chunk": self.chunk, "pixels": self.pixels, **self.dealing}
+        more |= {
+            "engine": self.engine,
+            "chunk": self.chunk,
+            "pixels": self.pixels,
+            "room": self.room,
+        }
+        more |= self.dealing
         said = ", ".join(f"{key}={value}" for key, value in more.items() if value)
         return "\n  ".join([f"{self.kind}", f"{self.path}: {said}", *sections, f"records: {sizes}"])
 
@@ -93,6 +100,7 @@ def draw_case(seed: int) -> Case:
         engine,
         None if draw.random() < 0.5 else int(draw.integers(1, 5)),
         pixels=path == "direct" and kind.task != "sequence" and bool(draw.random() < 0.08),
+        room=int(draw.choice((20, 100, 500))) if draw.random() < 0.3 else None,
     )
 
 

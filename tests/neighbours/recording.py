@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.engine import contract
+from fedveil.engine import contract, dual_steps, gradients, grams, lone_dual, lone_moments, rows
 from fedveil.engine import run as run_module
 from fedveil.engine.evaluation import Metrics
 from fedveil.local import steps as local_steps
@@ -26,7 +26,7 @@ from fedveil.methods import central_noise, local_noise, noisy_votes
 from fedveil.methods.clip_rules import ClipTracking
 from fedveil.methods.modular_grid import NoisyIntegers
 from fedveil.planning import plan as plan_module
-from fedveil.privacy import accounting
+from fedveil.privacy import accounting, clipping
 from fedveil.randomness import Randomness
 
 from .coupling import Streams, Tagged
@@ -36,6 +36,17 @@ Key = tuple[str, int, str | None, int]  # purpose, round, client (None: the sum)
 
 # In a memory of its own: other tests must not be told an epsilon that nobody computed.
 _QUICK_ACCOUNT = lru_cache(maxsize=256)(accounting._account.__wrapped__)
+
+# How many numbers engines hold at once; decides how clients are grouped, never what comes out.
+_ROOM = (
+    (lone_dual, "_TOGETHER"),
+    (lone_moments, "_TOGETHER"),
+    (rows, "_VALUES"),
+    (gradients, "_VALUES"),
+    (dual_steps, "_GATHERED"),
+    (grams, "_WORTH"),
+    (clipping, "_BLOCK"),
+)
 
 UPDATES, COUNT, GRADIENTS = "noise", "bits", "gradient-noise"
 
@@ -170,8 +181,9 @@ class _Watched:
 
 
 @contextmanager
-def recording(recorder: Recorder, foreign: bool) -> Iterator[Notes]:
-    """Run the program inside to have it noted; `foreign` if the model is none of the program's."""
+def recording(recorder: Recorder, foreign: bool, room: int | None = None) -> Iterator[Notes]:
+    """Run the program inside to have it noted; `foreign` if the model is none of the program's,
+    `room` if its engines hold so few numbers at once."""
 
     def gauss(total, std, granularity, stream):
         return recorder.add_noise(total, std, granularity, stream, laplace=False)
@@ -204,6 +216,8 @@ def recording(recorder: Recorder, foreign: bool) -> Iterator[Notes]:
         (run_module, "Evaluator", lambda *args: lambda *args: Metrics(0.0, None)),
         (torch, "manual_seed", torch.default_generator.manual_seed),
     )
+    if room is not None:
+        replaced += tuple((place, name, room) for place, name in _ROOM)
     # Refusals of public things, too, are asked for once a case, and not about our own models.
     asked = recorder.first is None
     if not (asked and foreign):

@@ -45,7 +45,7 @@ def killed_and_resumed(case: Case) -> list[Violation]:
     folder = Path(tempfile.mkdtemp(prefix="neighbours-", dir=scratch())) / "run"
     state = patch.dict(os.environ, {"XDG_STATE_HOME": str(folder.parent)})
     try:
-        with recording(recorder, bool(case.module)) as notes, state:
+        with recording(recorder, bool(case.module), case.room) as notes, state:
             chosen, federation = prepared(case, case.clients)
             streams.name_clients(names_of(federation, case.clients))
             planned = plan_for(case, chosen, federation)

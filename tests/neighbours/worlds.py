@@ -56,7 +56,7 @@ def play(
     streams = Streams(case.seed)
     recorder = Recorder(streams, None if first is None else first.notes)
     torch.default_generator.manual_seed(0)  # nobody else's randomness is part of the comparison
-    with recording(recorder, bool(case.module)) as notes:
+    with recording(recorder, bool(case.module), case.room) as notes:
         chosen, federation = prepared(case, clients)
         names = names_of(federation, clients)
         streams.name_clients(names)
