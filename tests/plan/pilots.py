@@ -84,4 +84,4 @@ class Bowl:
 
 
 def _stride(candidate: Candidate) -> float:
-    return candidate.learning_rate * candidate.local_steps
+    return candidate.learning_rate * candidate.local_steps * min(1.0, candidate.clip_norm)

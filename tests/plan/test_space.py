@@ -125,3 +125,19 @@ def test_candidates_are_spread_over_the_box() -> None:
     assert min(rates) < 0.015 < 0.7 < max(rates)
     assert space.spread(40, seed=0) == found
     assert space.spread(40, seed=1) != found
+
+
+@given(spaces(), st.lists(unit, min_size=9, max_size=9))
+@settings(max_examples=50, deadline=None)
+def test_neighbours_are_near_and_legal(space: Space, at: list[float]) -> None:
+    here = space.candidate(place(space, at))
+    found = space.neighbours(here)
+    assert here not in found
+    assert len(set(found)) == len(found) > 4
+    assert all(other.total_steps <= space.most_steps for other in found)
+    origin = space.point(here)
+    for other in found:  # an eighth of the box along one side, and what rounding adds
+        there = space.point(other)
+        sides = space.box.items()
+        moves = [abs(there[n] - origin[n]) / (high - low) for n, (low, high) in sides]
+        assert sorted(moves)[-3] < 0.35

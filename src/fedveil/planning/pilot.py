@@ -26,11 +26,13 @@ from fedveil.planning.space import Space
 SETTINGS = 250  # to try at most
 _SHARES = (1 / 9, 1 / 3, 1.0)  # of the cohort, at each stage
 _OWN_SEEDS = 1000  # and on, one for each of Optuna's trials: common ones would suit their noise
+_DIVERGED = 1e300
 _FINALISTS = 9
 _FINAL_SEEDS = range(10, 26)  # to choose among the finalists
 _HALVED_AFTER = (2, 4, 8)  # of the final seeds
+_FEWEST = 3  # of them before a small change is given up
 FRESH_SEEDS = range(100, 105)  # to say what to expect
-_SEARCH, _CHOICE, _EXPECTATION = 0.5, 0.7, 0.8  # parts of the limits after which each ends
+_SEARCH, _CHOICE, _EXPECTATION = 0.5, 0.75, 0.83  # parts of the limits after which each ends
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ class Search:
                 candidate = self.space.candidate(asked.params)
                 for share in dict.fromkeys(self.trials.share(candidate, s) for s in _SHARES):
                     trial = Trial(candidate, self.epsilon, share, _OWN_SEEDS + asked.number)
-                    value = self._value(self.outcome(trial, _SEARCH))
+                    # Ranks alone count; what diverged is the last of all.
+                    value = min(self.outcome(trial, _SEARCH).error, _DIVERGED)
                     asked.report(value, round(9 * share))
                     if share < 1 and asked.should_prune():
                         state = TrialState.PRUNED
@@ -145,10 +148,6 @@ class Search:
             finally:
                 study.tell(asked, value if state is TrialState.COMPLETE else None, state)
 
-    def _value(self, outcome: Outcome) -> float:
-        """What Optuna makes small. What is hopeless need not be told apart."""
-        return math.log(max(1e-9, min(outcome.error, 2 * self.trials.trivial())))
-
     def _choose(self) -> None:
         """Under the same seeds luck is the same for all, and small differences show."""
         self._stage = "the best ones again"
@@ -156,13 +155,34 @@ class Search:
         left = list(errors)
         for done, seed in enumerate(_FINAL_SEEDS, start=1):
             for candidate in left:
-                trial = Trial(candidate, self.epsilon, 1.0, seed)
-                errors[candidate].append(self.outcome(trial, _CHOICE).error)
+                errors[candidate].append(self._final(candidate, seed))
             left.sort(key=lambda candidate: mean_error(errors[candidate]))
             if left and done >= _HALVED_AFTER[0]:
                 self._settled = left[0]
             if done in _HALVED_AFTER:
                 left = left[: max(2, (len(left) + 1) // 2)]
+        if self._settled is not None:
+            self._improve(self._settled, errors)
+
+    def _improve(self, best: Candidate, tried: dict[Candidate, list[float]]) -> None:
+        """Small changes of the best, each given up once it is behind."""
+        self._stage = "small changes"
+        changes = iter(self.space.neighbours(best))
+        while (candidate := next(changes, None)) is not None:
+            if candidate in tried:
+                continue
+            errors = tried[candidate] = []
+            for seed in _FINAL_SEEDS:
+                errors.append(self._final(candidate, seed))
+                ahead = mean_error(errors) < mean_error(tried[best][: len(errors)])
+                if len(errors) >= _FEWEST and not ahead:
+                    break
+            else:
+                best = self._settled = candidate
+                changes = iter(self.space.neighbours(best))
+
+    def _final(self, candidate: Candidate, seed: int) -> float:
+        return self.outcome(Trial(candidate, self.epsilon, 1.0, seed), _CHOICE).error
 
     def expected(
         self, candidate: Candidate, epsilon: float | None = None, part: float = _EXPECTATION

@@ -26,7 +26,7 @@ from fedveil.recipe import Recipe
 
 LOSS_TOLERANCE, ACCURACY_TOLERANCE = 0.05, 0.01  # within which a cheaper choice is as good
 _SEEDS, _MORE_SEEDS = range(2), range(5)  # of a variant's trials; of those with more clients
-_PRIVATE, _CHEAPER = (0.86, 0.9), 0.96  # parts of the limits after which each choice is made
+_PRIVATE, _CHEAPER = (0.88, 0.91), 0.96  # parts of the limits after which each choice is made
 _LEARNT = 0.02  # of the trivial answer's error must be gone before anything counts as learnt
 _FEWER = 6  # of the search's best that are looked at for a cheaper choice
 _QUIETER = (2, 4, 8, 16, 32, 64)  # times as many clients to try

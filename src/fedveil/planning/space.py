@@ -13,14 +13,16 @@ from fedveil.planning.candidate import Candidate
 from fedveil.planning.proxy_trials import ProxyTrials, clips_gradients
 from fedveil.privacy.sampling import Balanced, Everyone, RoundRobin
 
-# Coordinate: (lowest, highest). Those of steps, total, cohort and rates are powers of two; the
-# clip's is one relative to how far clients reach.
+# Coordinate: (lowest, highest), most of them powers of two. What looks different one by one may be
+# alike: twice the steps at half the rate; half the clip at twice the rate, under the same noise. So
+# the clip is relative to how far clients reach, and the stride is learning rate x local steps x the
+# part of it that a clip leaves.
 _BOX = {
     "local_steps": (0.0, 6.0),
     "total": (-4.0, 0.0),
     "cohort": (-2.0, 1.0),
-    "stride": (-4.0, 7.0),  # learning rate x local steps; with small clips far above the usual
-    "clip_norm": (-4.0, 1.0),
+    "stride": (-5.0, 6.0),
+    "clip_norm": (-6.0, 1.0),
     "server_learning_rate": (-4.0, 4.0),
     "smoothing": (0.0, 1.0),
     "penalty": (0.0, 1.0),
@@ -68,9 +70,8 @@ class Space:
         base = self.base
         cohort = self._cohort(at)
         steps, rounds = self._iterations(at, cohort)
-        # Fewer or more steps that go as far are alike, so steps and stride are searched apart.
-        stride = base.learning_rate * base.local_steps * 2.0 ** at.get("stride", 0.0)
-        rate = _short(stride / steps)
+        stride = self._stride(base) * 2.0 ** at.get("stride", 0.0)
+        rate = _short(stride / steps / 2.0 ** min(0.0, at.get("clip_norm", 0.0)))
         clip = base.clip_norm
         if "clip_norm" in at:
             clip = _short(self._reach(rate, steps) * 2.0 ** at["clip_norm"])
@@ -90,7 +91,7 @@ class Space:
             "local_steps": steps,
             "total": candidate.total_steps / self.most_steps,
             "cohort": (candidate.cohort or 1) / (base.cohort or 1),
-            "stride": rate * steps / (base.learning_rate * base.local_steps),
+            "stride": self._stride(candidate) / self._stride(base),
             "clip_norm": candidate.clip_norm / self._reach(rate, steps),
             "server_learning_rate": servers,
         }
@@ -98,6 +99,19 @@ class Space:
         for name, most in _MOST.items():
             places[name] = math.sqrt((getattr(candidate, name) or 0.0) / most)
         return {name: min(high, max(low, places[name])) for name, (low, high) in self.box.items()}
+
+    def neighbours(self, candidate: Candidate) -> list[Candidate]:
+        """Small changes of a candidate, one coordinate at a time; then smaller ones."""
+        here, found = self.point(candidate), dict[Candidate, None]()
+        for part in (8, -8, 16, -16):
+            for name, (low, high) in self.box.items():
+                step = (high - low) / part
+                if name == "cohort":
+                    step = math.copysign(1.0, part)
+                there = min(high, max(low, here[name] + step))
+                found.setdefault(self.candidate({**here, name: there}))
+        found.pop(candidate, None)
+        return list(found)
 
     def spread(self, number: int, seed: int) -> list[Candidate]:
         """`number` different candidates spread evenly over the box; fewer if it holds no more."""
@@ -130,6 +144,12 @@ class Space:
         if self.by_turns and cohort is not None:
             rounds = _whole_turns(rounds, most // steps, self.clients, cohort)
         return steps, rounds
+
+    def _stride(self, candidate: Candidate) -> float:
+        """How far a round goes: all its steps, and what a clip that is searched leaves of them."""
+        rate, steps = candidate.learning_rate, candidate.local_steps
+        left = candidate.clip_norm / self._reach(rate, steps) if "clip_norm" in self.box else 1.0
+        return rate * steps * min(1.0, left)
 
     def _reach(self, rate: float, steps: int) -> float:
         return self.reach if self.clips_gradients else self.reach * rate * steps
