@@ -21,11 +21,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from fedveil.secagg.losses import Losses
+from fedveil.secagg.dropouts import Losses
 from fedveil.secagg.masks import apply_masks
 from fedveil.secagg.mode import Mode
+from fedveil.secagg.params import Terms
 from fedveil.secagg.simulation import Simulation, secure_sum
-from fedveil.secagg.terms import Terms
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOWER = ROOT / ".benchmarks" / "environments" / "flower"

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from fedveil.secagg.mode import Mode
+from fedveil.secagg.params import Terms
 from fedveil.secagg.simulation import Simulation
-from fedveil.secagg.terms import Terms
 
 
 class Meter:

@@ -6,8 +6,9 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from fedveil.cli import console, described
-from fedveil.errors import BadInput, FedveilError, Refused
+from fedveil.cli import console
+from fedveil.cli import mechanism_args as described
+from fedveil.core.errors import BadInput, FedveilError, Refused
 from fedveil.privacy.shown import at_most
 
 if TYPE_CHECKING:
@@ -213,9 +214,9 @@ def _row(
     participations: int | None = None,
 ) -> tuple[str, Guarantee | None, str]:
     """One guarantee, or why there is none."""
+    from fedveil.core.units import Adjacency, Trust, Unit
     from fedveil.privacy.accounting import account
     from fedveil.privacy.releases import Release, Setting
-    from fedveil.privacy.units import Adjacency, Trust, Unit
 
     setting = Setting(
         Unit(unit),

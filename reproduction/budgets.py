@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation
-from fedveil.errors import BadInput
-from fedveil.methods.method import Method
-from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.methods.parts.method import Method
+from fedveil.plan.plan import Budget, Plan, plan
 from fedveil.privacy.accounting import Release, Setting, account, fast_epsilon
 from fedveil.privacy.root import least_at_most
-from fedveil.privacy.units import Arithmetic
 from reproduction.case import Certified, Claimed, Noise, Without
 
 _NOTHING = 1e-12  # times the clip: noise that no figure shows

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 
 Label = str | int | float
 Measure = Literal["train_loss", "gradient_norm", "update_norms"]

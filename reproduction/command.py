@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedveil.cli import console
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 
 Show = Callable[[float, float, str], None]
 

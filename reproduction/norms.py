@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedveil.engine.contract import Cohort, Engine, RoundSum, Take
-from fedveil.local.shaping import Shaping
+from fedveil.client.update_pipeline import Shaping
+from fedveil.engines.contract import Cohort, Engine, RoundSum, Take
 
 
 class Overheard:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.report.spread import Spread
 from reproduction.case import Label
 from reproduction.experiment import Experiment, Panel

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from fedveil.engine.evaluation import Evaluator, Metrics
-from fedveil.engine.rows import as_tensor
-from fedveil.engine.run import RoundReport, Run, Speed
-from fedveil.methods.named import method_of
+from fedveil.config.methods import method_of
+from fedveil.config.recipe import Recipe, parse, with_defaults
+from fedveil.engines.batched import as_tensor
 from fedveil.models.losses import example_losses
 from fedveil.models.zoo import build
-from fedveil.recipe import Recipe, parse, with_defaults
 from fedveil.report.store import Outcome
+from fedveil.run.evaluation import Evaluator, Metrics
+from fedveil.run.run import RoundReport, Run, Speed
 from reproduction.budgets import planned
 from reproduction.case import Case
 from reproduction.federations import federation_of

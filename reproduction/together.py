@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedveil.local.shaping import Shaping
-from fedveil.methods.local_noise import LocalNoise
-from fedveil.methods.method import Method
-from fedveil.methods.protection import Noise, Occasion, Terms
+from fedveil.client.update_pipeline import Shaping
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.method import Method
+from fedveil.methods.parts.noise_placement import Noise, Occasion, Terms
 from fedveil.privacy.noise import gaussian, laplace
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from fedveil import recipe as recipes
-from fedveil.errors import BadInput
+from fedveil.config import recipe as recipes
+from fedveil.core.errors import BadInput
 
 
 def test_an_empty_recipe_is_the_default_job() -> None:

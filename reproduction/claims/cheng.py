@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.errors import BadInput
-from fedveil.privacy.units import Adjacency
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Adjacency
 from reproduction.claims.claim import Claim, claim, counts, fractions, not_negative, positive
 
 PAPER = "Cheng et al."

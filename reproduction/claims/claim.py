@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedveil.errors import BadInput
-from fedveil.privacy import arguments
+from fedveil.core import arguments
+from fedveil.core.errors import BadInput
 
 
 class Infeasible(BadInput):

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from reproduction.claims.claim import Claim, claim, counts, fractions, not_negative, positive
 
 PAPER = "Hu et al."

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import logsumexp
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from reproduction.claims.claim import (
     Claim,
     Infeasible,

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from dp_accounting import gaussian_mechanism
 
-from fedveil.errors import BadInput
-from fedveil.privacy.units import Adjacency
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Adjacency
 from reproduction.claims.claim import counts, fractions, not_negative, positive
 
 

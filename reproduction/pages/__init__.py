@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from reproduction.experiment import Experiment
 from reproduction.pages import (
     cheng_images,

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
 from fedveil.cli import console, main
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.core.errors import BadInput
 from fedveil.data.federation import Examples, Federation
-from fedveil.engine.checkpoint import load_checkpoint, save_checkpoint
-from fedveil.engine.directory import RunDirectory
-from fedveil.engine.evidence import Seen
-from fedveil.engine.run import Run
-from fedveil.errors import BadInput
 from fedveil.privacy.ledger import MOVED, Ledger
+from fedveil.run.checkpoint import load_checkpoint, save_checkpoint
+from fedveil.run.directory import RunDirectory
+from fedveil.run.evidence import Seen
+from fedveil.run.run import Run
 
 RECIPE = ["data.clients=20", "training.rounds=6", "training.rate=0.3", "evaluation.every=1"]
 DONE = 3  # of six rounds
@@ -407,7 +407,7 @@ def test_a_run_may_be_looked_at_while_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between any two files that are read, a whole round may pass."""
-    from fedveil.engine import evidence
+    from fedveil.run import evidence
 
     recipe = recipes.with_defaults(recipes.parse({}, RECIPE))
     plan = plan_of(recipe, federation_of(recipe.data))

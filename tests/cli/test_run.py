@@ -163,7 +163,7 @@ LONG = [
 HELD = """
 import signal, sys
 from fedveil.cli import main
-from fedveil.engine.run import Run
+from fedveil.run.run import Run
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may have it ignored
 run_round = Run._round
 

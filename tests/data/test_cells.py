@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from fedveil.core.errors import BadInput
 from fedveil.data import cells
 from fedveil.data.table import from_table
-from fedveil.errors import BadInput
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from fedveil.cli import data
-from fedveil.data.sources import SOURCES
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.datasets import SOURCES
 
 
 def call(*arguments):

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from fedveil.data.download import DownloadError, fetch
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.datasets.download import DownloadError, fetch
 
 CONTENT = np.random.default_rng(0).bytes(700_001)
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from fedveil.core.errors import BadInput
 from fedveil.data.federation import (
     ARTIFICIAL_NOTE,
     HELD_OUT_NOTE,
@@ -16,7 +17,6 @@ from fedveil.data.federation import (
     Task,
 )
 from fedveil.data.partition import IID
-from fedveil.errors import BadInput
 
 
 def numbered(examples, owners, **settings):

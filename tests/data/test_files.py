@@ -7,9 +7,9 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedveil.data import files
-from fedveil.data.files import Copy, File, available, open_source
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.datasets import files
+from fedveil.datasets.files import Copy, File, available, open_source
 
 CONTENT = b"0123456789" * 100
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"

@@ -14,7 +14,9 @@ from format_writers import database, example, idx
 from PIL import Image
 from scipy.io import savemat
 
-from fedveil.data.formats import (
+from fedveil.core.errors import BadInput
+from fedveil.datasets.cifar10 import read_mosaic
+from fedveil.datasets.formats import (
     parse_example,
     read_cifar_archive,
     read_federated_sqlite,
@@ -22,8 +24,6 @@ from fedveil.data.formats import (
     read_npz,
     read_svhn_mat,
 )
-from fedveil.data.sources.cifar10 import read_mosaic
-from fedveil.errors import BadInput
 
 RNG = np.random.default_rng(0)
 

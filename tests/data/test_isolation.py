@@ -28,12 +28,12 @@ from neighbour_tables import (
 )
 from pyarrow import parquet
 
-from fedveil.assemble import federation_of
+from fedveil.config.assemble import federation_of
+from fedveil.config.recipe import DataSection
+from fedveil.core.errors import BadInput
 from fedveil.data.federation import Federation
 from fedveil.data.partition import IID, ByOwner
 from fedveil.data.table import from_table
-from fedveil.errors import BadInput
-from fedveil.recipe import DataSection
 
 HOLDOUTS = ("within", "latest", "pooled", "clients")
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedveil.core.errors import BadInput
 from fedveil.data.assignment import generator, group
 from fedveil.data.partition import (
     IID,
@@ -17,7 +18,6 @@ from fedveil.data.partition import (
     SortedSlices,
     named,
 )
-from fedveil.errors import BadInput
 
 
 def owners_of(assignment, examples):

@@ -11,11 +11,11 @@ import pytest
 from format_writers import database, example, idx
 from sklearn.linear_model import LogisticRegression
 
+from fedveil.core.errors import BadInput
 from fedveil.data.federation import HELD_OUT_NOTE, Task
-from fedveil.data.sources import SOURCES, adult, femnist, lending_club, load, mnist, shakespeare
-from fedveil.data.sources.source import pixel_scaling
-from fedveil.data.sources.synthetic import Synthetic
-from fedveil.errors import BadInput
+from fedveil.datasets import SOURCES, adult, femnist, lending_club, load, mnist, shakespeare
+from fedveil.datasets.source import pixel_scaling
+from fedveil.datasets.synthetic import Synthetic
 
 RNG = np.random.default_rng(0)
 
@@ -344,7 +344,7 @@ def _cache(tmp_path_factory):
 
 def here(name):
     """The source, if its files are in the directory; a loader that fails is no reason to skip."""
-    from fedveil.data.files import available
+    from fedveil.datasets.files import available
 
     if available(name, SOURCES[name].copies) is None:
         pytest.skip(f"the files of {name} are not in FEDVEIL_DATA")

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from fedveil.core.errors import BadInput
 from fedveil.data.federation import Federation, Task
 from fedveil.data.partition import IID
 from fedveil.data.table import FROM_DATA_NOTE, from_table, schema_template
-from fedveil.errors import BadInput
 
 PEOPLE = """\
 id,state,age,income,member,since,job,comment,country,grade

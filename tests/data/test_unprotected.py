@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedveil.advise.proxy import some_clients
+from fedveil.core.errors import BadInput
 from fedveil.data import declared
 from fedveil.data.federation import ARTIFICIAL_NOTE, Federation, Task
 from fedveil.data.labels import STANDARDISED
 from fedveil.data.partition import IID, ByOwner, Dirichlet, SortedSlices
-from fedveil.data.sources import load
 from fedveil.data.table import COLUMNS, from_table
-from fedveil.engine.shared import share
-from fedveil.errors import BadInput
-from fedveil.planning.proxy import some_clients
+from fedveil.datasets import load
+from fedveil.engines.shared_memory import share
 
 INPUTS = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 LABELS = np.arange(60) % 3

@@ -13,15 +13,15 @@ from itertools import pairwise
 
 import numpy as np
 
+from fedveil.client.batches import draw_batches
+from fedveil.client.local_training import LearningRate, LocalRule, Schedule
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.engine.run import Run
-from fedveil.local.batches import draw_batches
-from fedveil.local.rule import LearningRate, LocalRule, Schedule
-from fedveil.methods.method import Method
+from fedveil.methods.parts.method import Method
 from fedveil.models.zoo import build
-from fedveil.planning.plan import Budget, Plan, plan
-from fedveil.privacy.units import Arithmetic
-from fedveil.randomness import Randomness
+from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.run.run import Run
 
 FEATURES, CLASSES = 5, 3
 SIZES = (7, 4, 9, 1, 6, 5)

@@ -10,26 +10,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.engine.run import Run
-from fedveil.errors import BadInput, Refused
-from fedveil.local.rule import LearningRate, LocalRule
-from fedveil.local.shaping import Senders, Shaping, shape_rows
+from fedveil.client.local_training import LearningRate, LocalRule
+from fedveil.client.update_pipeline import Senders, Shaping, shape_rows
+from fedveil.core.errors import BadInput, Refused
+from fedveil.core.randomness import Randomness
 from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.central_noise import CentralNoise
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.local_noise import LocalNoise
-from fedveil.methods.method import CohortRule, Scheme
-from fedveil.methods.protection import Noise, Occasion, Protection
-from fedveil.methods.shared_noise import SharedNoise
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.distributed_noise import SharedNoise
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.method import CohortRule, Scheme
+from fedveil.methods.parts.noise_placement import Noise, Occasion, Protection
 from fedveil.models.flat import Layout, Slot
 from fedveil.models.zoo import Linear, build
-from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.plan.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.refusals import SensitivityRefused
 from fedveil.privacy.releases import Release
 from fedveil.privacy.sampling import Poisson
-from fedveil.randomness import Randomness
+from fedveil.run.run import Run
 from tests.methods.reference import federation
 
 LAYERS = Layout((Slot("first", (3,), 0), Slot("second", (4,), 3)))

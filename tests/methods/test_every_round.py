@@ -11,24 +11,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.engine.run import Run
-from fedveil.errors import BadInput, FedveilError, Refused
-from fedveil.local.rule import LearningRate, LocalRule, Schedule
-from fedveil.methods.clip_rules import ClipTracking, StepBound
+from fedveil.client.local_training import LearningRate, LocalRule, Schedule
+from fedveil.core.errors import BadInput, FedveilError, Refused
+from fedveil.core.units import Adjacency, Arithmetic, Trust
+from fedveil.methods.client_noise import fu
 from fedveil.methods.ddgauss import ddgauss
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.fu import fu
-from fedveil.methods.gradient_noise import GradientNoise, Proof
-from fedveil.methods.hu import dp_sgd, hu
-from fedveil.methods.method import CohortRule, Method, Scheme
-from fedveil.methods.protection import InShares, Noise
-from fedveil.methods.shared_noise import SharedNoise
+from fedveil.methods.gradient_noise import dp_sgd, hu
+from fedveil.methods.parts.adaptive_clipping import ClipTracking, StepBound
+from fedveil.methods.parts.distributed_noise import SharedNoise
+from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
+from fedveil.methods.parts.method import CohortRule, Method, Scheme
+from fedveil.methods.parts.noise_placement import InShares, Noise
 from fedveil.models.zoo import build
-from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.plan.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.gradient_perturbation import GridGradients
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
-from fedveil.privacy.units import Adjacency, Arithmetic, Trust
+from fedveil.run.run import Run
 from tests.methods.reference import federation
 
 EVERYONE = CohortRule(Scheme.EVERYONE)

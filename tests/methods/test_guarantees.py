@@ -11,22 +11,22 @@ from dp_accounting import gaussian_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedveil.client.local_training import GradientClip, LearningRate, LocalRule, Schedule
+from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.local.rule import GradientClip, LearningRate, LocalRule, Schedule
 from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.certificate import non_expansive
+from fedveil.methods.client_noise import fu
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.fu import fu
-from fedveil.methods.gradient_noise import GradientNoise, Proof
-from fedveil.methods.hu import dp_sgd, hu
-from fedveil.methods.method import CohortRule, Method, Scheme
-from fedveil.methods.noisy_votes import VoteNoise
-from fedveil.methods.protection import Noise
-from fedveil.methods.shared_noise import SharedNoise
+from fedveil.methods.gradient_noise import dp_sgd, hu
+from fedveil.methods.parts.certificate import non_expansive
+from fedveil.methods.parts.distributed_noise import SharedNoise
+from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
+from fedveil.methods.parts.method import CohortRule, Method, Scheme
+from fedveil.methods.parts.noise_placement import Noise
+from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.models.zoo import build
-from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.plan.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.units import Adjacency, Arithmetic, Trust, Unit
 
 EVERYONE = CohortRule(Scheme.EVERYONE)
 CLIENTS, RECORDS, FEATURES = 10, 20, 4

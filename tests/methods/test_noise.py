@@ -14,26 +14,26 @@ import pytest
 import torch
 from scipy import stats
 
-from fedveil.engine.choose import build_engine
-from fedveil.engine.contract import Job
-from fedveil.local.rotation import Rotation
-from fedveil.local.rule import LearningRate, LocalRule
+from fedveil.client.local_training import LearningRate, LocalRule
+from fedveil.client.rotation import Rotation
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Arithmetic, Trust
+from fedveil.engines.choose import build_engine
+from fedveil.engines.contract import Job
 from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.central_noise import CentralNoise
-from fedveil.methods.clip_rules import ClipTracking
+from fedveil.methods.client_noise import fu
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.fu import fu
-from fedveil.methods.hu import dp_sgd, hu
-from fedveil.methods.local_noise import LocalNoise
-from fedveil.methods.method import CohortRule, Scheme, Voting
-from fedveil.methods.noisy_votes import VoteNoise
-from fedveil.methods.protection import Noise, Occasion, Protection
-from fedveil.methods.shared_noise import SharedNoise
-from fedveil.planning.plan import Plan
+from fedveil.methods.gradient_noise import dp_sgd, hu
+from fedveil.methods.parts.adaptive_clipping import ClipTracking
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.distributed_noise import SharedNoise
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.method import CohortRule, Scheme, Voting
+from fedveil.methods.parts.noise_placement import Noise, Occasion, Protection
+from fedveil.methods.parts.noisy_votes import VoteNoise
+from fedveil.plan.plan import Plan
 from fedveil.privacy.accounting import account
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.units import Arithmetic, Trust
-from fedveil.randomness import Randomness
 from tests.methods.reference import SEED, SIZES, planned, rule
 
 Z, C = 0.9, 0.3
@@ -106,7 +106,7 @@ def test_fus_noise_item_has_the_corrected_variance(law: Noise, arithmetic: Arith
     local = LocalRule(LearningRate(0.5, decay=8.0), steps=steps)
     method = fu(rounds=4, cohort=EVERYONE, local=local, clip_norm=zeta, noise=law)
     from fedveil.models.zoo import build
-    from fedveil.planning.plan import Budget, plan
+    from fedveil.plan.plan import Budget, plan
     from fedveil.privacy.accountants.exact import gaussian_noise
     from tests.methods.reference import federation
 

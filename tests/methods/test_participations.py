@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from dp_accounting import gaussian_mechanism
 
-from fedveil.errors import Refused
-from fedveil.local.rule import LearningRate, LocalRule
+from fedveil.client.local_training import LearningRate, LocalRule
+from fedveil.core.errors import Refused
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.hu import hu
-from fedveil.methods.method import CohortRule, Scheme
-from fedveil.planning.participations import participations
+from fedveil.methods.gradient_noise import hu
+from fedveil.methods.parts.method import CohortRule, Scheme
+from fedveil.plan.participations import participations
 from fedveil.privacy.clipping import Clip
 from tests.methods.reference import SIZES, planned, rule
 

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedveil.errors import BadInput
-from fedveil.local.rotation import Rotation, hadamard
-from fedveil.local.rule import GradientClip, LearningRate, LocalRule
-from fedveil.local.shaping import sparsify
-from fedveil.local.steps import local_updates
-from fedveil.methods.modular_grid import ModularGrid, Summands, proportional
+from fedveil.client.local_training import GradientClip, LearningRate, LocalRule
+from fedveil.client.rotation import Rotation, hadamard
+from fedveil.client.steps import local_updates
+from fedveil.client.update_pipeline import sparsify
+from fedveil.core.errors import BadInput
+from fedveil.core.randomness import Stream
+from fedveil.methods.parts.modular_grid import ModularGrid, Summands, proportional
 from fedveil.models.flat import Layout, Slot
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import discrete_gaussian, snap_conditional
-from fedveil.randomness import Stream
 
 
 class FixedGradients:

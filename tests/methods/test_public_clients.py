@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil import recipe as recipes
-from fedveil.assemble import plan_of
-from fedveil.engine.run import Run
-from fedveil.errors import BadInput
-from fedveil.methods.protection import Occasion
-from fedveil.planning.plan import Plan
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import plan_of
+from fedveil.core.errors import BadInput
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Adjacency
+from fedveil.methods.parts.noise_placement import Occasion
+from fedveil.plan.plan import Plan
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.sampling import CappedPoisson, Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.units import Adjacency
-from fedveil.randomness import Randomness
+from fedveil.run.run import Run
 from tests.methods.reference import federation
 
 DECLARED = "privacy.public_clients=100"

@@ -9,25 +9,25 @@ import pytest
 import scipy.linalg
 import torch
 
-from fedveil.local.rotation import Rotation
-from fedveil.local.rule import LearningRate, LocalRule, Schedule
+from fedveil.client.local_training import LearningRate, LocalRule, Schedule
+from fedveil.client.rotation import Rotation
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Unit
 from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.central_noise import CentralNoise
-from fedveil.methods.cheng import cheng
+from fedveil.methods.bounded_sparse import cheng
+from fedveil.methods.client_noise import fu
 from fedveil.methods.ddgauss import ddgauss
 from fedveil.methods.dp_fedavg import dp_fedavg
 from fedveil.methods.fedavg import fedavg, fedprox, fedsgd
-from fedveil.methods.fu import fu
-from fedveil.methods.hu import dp_sgd, hu
-from fedveil.methods.liang import dp_fed
-from fedveil.methods.method import CohortRule, Scheme, Voting
-from fedveil.methods.protection import Noise
-from fedveil.methods.shared_noise import SharedNoise
+from fedveil.methods.gradient_noise import dp_sgd, hu
+from fedveil.methods.laplacian_smoothing import dp_fed
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.distributed_noise import SharedNoise
+from fedveil.methods.parts.method import CohortRule, Scheme, Voting
+from fedveil.methods.parts.noise_placement import Noise
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import discrete_gaussian, gaussian, laplace
-from fedveil.privacy.units import Unit
-from fedveil.randomness import Randomness
 from fedveil.server.smoothing import Smoothing
 from tests.methods.reference import (
     CLASSES,
@@ -152,7 +152,7 @@ def test_hu_and_dp_sgd(one_step: bool, noise: float) -> None:
 
 
 def test_no_batch_of_hu_holds_a_record_twice_and_uses_are_counted_as_drawn() -> None:
-    from fedveil.methods.local_steps import local_steps
+    from fedveil.methods.parts.local_steps import local_steps
 
     made = planned(
         hu(rounds=ROUNDS, cohort=BALANCED, local=rule(batch_size=3, steps=5), clip_norm=1.0)

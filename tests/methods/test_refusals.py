@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil import recipe as recipes
-from fedveil.assemble import plan_of
-from fedveil.errors import BadInput, FedveilError, Refused
-from fedveil.methods.hu import dp_sgd
-from fedveil.methods.method import CohortRule, Scheme
-from fedveil.methods.named import METHODS
-from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import plan_of
+from fedveil.config.methods import METHODS
+from fedveil.core.errors import BadInput, FedveilError, Refused
+from fedveil.methods.gradient_noise import dp_sgd
+from fedveil.methods.parts.method import CohortRule, Scheme
+from fedveil.plan.plan import Budget, Plan, plan
 from fedveil.privacy.refusals import AdjacencyRefused, HonestSharesRefused
 from tests.methods.reference import federation, rule
 
@@ -158,8 +158,8 @@ def test_refused_with_the_reason_and_what_would_work(
 
 
 def test_epochs_over_batches_take_as_many_steps_as_there_are_data() -> None:
-    from fedveil.local.rule import LearningRate, LocalRule
-    from fedveil.methods.clip_rules import StepBound
+    from fedveil.client.local_training import LearningRate, LocalRule
+    from fedveil.methods.parts.adaptive_clipping import StepBound
 
     epochs = LocalRule(LearningRate(0.1), epochs=2, batch_size=3)
     with pytest.raises(Refused, match="private sizes"):

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
-from fedveil.engine.checkpoint import load_checkpoint
-from fedveil.engine.directory import RunDirectory
-from fedveil.engine.run import Run
-from fedveil.recipe import Recipe
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.recipe import Recipe
+from fedveil.run.checkpoint import load_checkpoint
+from fedveil.run.directory import RunDirectory
+from fedveil.run.run import Run
 
 MIXED = [
     "data.clients=20",

@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
 from fedveil.cli import main
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.recipe import DataSection, Recipe
+from fedveil.core.errors import BadInput, Refused
 from fedveil.data.federation import Federation
-from fedveil.engine.directory import RunDirectory
-from fedveil.engine.run import Run, Speed
-from fedveil.errors import BadInput, Refused
-from fedveil.methods.aggregation import Aggregation
-from fedveil.methods.clip_rules import ClipTracking
-from fedveil.methods.protection import InShares
-from fedveil.planning.plan import Plan
+from fedveil.methods.parts.adaptive_clipping import ClipTracking
+from fedveil.methods.parts.aggregation import Aggregation
+from fedveil.methods.parts.noise_placement import InShares
+from fedveil.plan.plan import Plan
 from fedveil.privacy.accounting import Release, account
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import share
-from fedveil.recipe import DataSection, Recipe
-from fedveil.secagg.losses import draw_losses, planned_losses
+from fedveil.run.directory import RunDirectory
+from fedveil.run.run import Run, Speed
+from fedveil.secagg.dropouts import draw_losses, planned_losses
 
 FEDERATION = federation_of(DataSection(clients=24))
 VOTERS = federation_of(DataSection(clients=24, public_fraction=0.05))

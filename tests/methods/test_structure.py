@@ -14,20 +14,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from fedveil.client.local_training import LearningRate, LocalRule
+from fedveil.core.errors import FedveilError
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.engine.stack import affine_stack
-from fedveil.errors import FedveilError
-from fedveil.local.rule import LearningRate, LocalRule
-from fedveil.methods.certificate import input_norm
+from fedveil.engines.affine import affine_stack
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.gradient_noise import GradientNoise, Proof
-from fedveil.methods.hu import hu
-from fedveil.methods.isolation import check_isolation
-from fedveil.methods.method import CohortRule, Scheme
+from fedveil.methods.gradient_noise import hu
+from fedveil.methods.parts.certificate import input_norm
+from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
+from fedveil.methods.parts.isolation import check_isolation
+from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.models.flat import layout_of
 from fedveil.models.images import ChannelsFirst
 from fedveil.models.zoo import MODELS, BoundedInputs, Linear, build
-from fedveil.planning.plan import Budget, plan
+from fedveil.plan.plan import Budget, plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.refusals import SensitivityRefused
 from tests.methods.reference import FEATURES, federation

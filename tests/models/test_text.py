@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.models.text import CharacterLstm
 
 

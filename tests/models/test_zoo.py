@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.core.errors import BadInput
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.errors import BadInput
 from fedveil.models.flat import flatten, layout_of
 from fedveil.models.zoo import MODELS, build
 

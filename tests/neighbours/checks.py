@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedveil.core.units import Adjacency, Unit
 from fedveil.privacy.accountants.steps import DiscreteSumStep, LaplaceStep, Step
 from fedveil.privacy.gradient_perturbation import NoisyGradients
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.translation import step_of
-from fedveil.privacy.units import Adjacency, Unit
 
 from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints
 from .worlds import World

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.randomness import Randomness, Stream
+from fedveil.core.randomness import Randomness, Stream
 
 Words = npt.NDArray[np.uint64]
 

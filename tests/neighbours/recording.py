@@ -18,16 +18,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.engine import contract, dual_steps, gradients, grams, lone_dual, lone_moments, rows
-from fedveil.engine import run as run_module
-from fedveil.engine.evaluation import Metrics
-from fedveil.local import steps as local_steps
-from fedveil.methods import central_noise, local_noise, noisy_votes
-from fedveil.methods.clip_rules import ClipTracking
-from fedveil.methods.modular_grid import NoisyIntegers
-from fedveil.planning import plan as plan_module
+from fedveil.client import steps as local_steps
+from fedveil.core.randomness import Randomness
+from fedveil.engines import batched as rows
+from fedveil.engines import contract, dual_steps, gradients
+from fedveil.engines import gram_cache as grams
+from fedveil.engines import isolated_dual as lone_dual
+from fedveil.engines import isolated_moments as lone_moments
+from fedveil.methods.parts import central_noise, local_noise, noisy_votes
+from fedveil.methods.parts.adaptive_clipping import ClipTracking
+from fedveil.methods.parts.modular_grid import NoisyIntegers
+from fedveil.plan import plan as plan_module
 from fedveil.privacy import accounting, clipping
-from fedveil.randomness import Randomness
+from fedveil.run import run as run_module
+from fedveil.run.evaluation import Metrics
 
 from .coupling import Streams, Tagged
 

@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fedveil import recipe as recipes
-from fedveil.engine.directory import RunDirectory
-from fedveil.engine.run import Run
+from fedveil.config import recipe as recipes
 from fedveil.privacy.ledger import Ledger
+from fedveil.run.directory import RunDirectory
+from fedveil.run.run import Run
 
 from .cases import Case
 from .checks import Violation

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
+from fedveil.advise.constants import _loss, estimate
+from fedveil.core.errors import BadInput
 from fedveil.data.federation import Federation
-from fedveil.errors import BadInput
-from fedveil.planning.constants import _loss, estimate
 
 near = pytest.approx
 

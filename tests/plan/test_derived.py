@@ -11,9 +11,9 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor, nn
 
 import fedveil as fv
-from fedveil.errors import BadInput, Refused
-from fedveil.local.shaping import Shaping
-from fedveil.privacy.units import Arithmetic, Entropy, Trust
+from fedveil.client.update_pipeline import Shaping
+from fedveil.core.errors import BadInput, Refused
+from fedveil.core.units import Arithmetic, Entropy, Trust
 
 FEDERATION = fv.load("digits", clients=40)
 MODEL = fv.build("logistic", FEDERATION)

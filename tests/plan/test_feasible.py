@@ -12,8 +12,7 @@ import pytest
 from dp_accounting import gaussian_mechanism
 
 from fedveil import cli
-from fedveil.errors import BadInput, Refused
-from fedveil.planning.feasible import (
+from fedveil.advise.feasible import (
     Question,
     Row,
     feasible,
@@ -21,8 +20,9 @@ from fedveil.planning.feasible import (
     warnings,
     without_proof,
 )
-from fedveil.planning.spending import about, remaining
-from fedveil.privacy.units import Trust
+from fedveil.advise.spending import about, remaining
+from fedveil.core.errors import BadInput, Refused
+from fedveil.core.units import Trust
 from reproduction.claims.of_way import claim_of
 
 near = pytest.approx

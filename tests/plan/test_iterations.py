@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.errors import BadInput
-from fedveil.planning.bounds import ChengScore, FuBound, HuScore, Numbers, hu_bound
-from fedveil.planning.iterations import (
+from fedveil.advise.bounds import ChengScore, FuBound, HuScore, Numbers, hu_bound
+from fedveil.advise.iterations import (
     advise,
     asymptotic_rule,
     best_iterations,
@@ -24,7 +23,8 @@ from fedveil.planning.iterations import (
     score_of,
     split,
 )
-from fedveil.planning.noise_constant import noise_constant_gaussian, noise_constant_laplace
+from fedveil.advise.noise_constant import noise_constant_gaussian, noise_constant_laplace
+from fedveil.core.errors import BadInput
 
 near = pytest.approx
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fedveil as fv
-from fedveil.local.shaping import Shaping
-from fedveil.methods.protection import Occasion, Terms
+from fedveil.client.update_pipeline import Shaping
+from fedveil.methods.parts.noise_placement import Occasion, Terms
 from fedveil.privacy.guarantee import Guarantee
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
-from fedveil.planning.journal import Journal
-from fedveil.planning.pilot import FRESH_SEEDS, Progress, Search
-from fedveil.planning.proxy_trials import Outcome, Trial
+from fedveil.advise.journal import Journal
+from fedveil.advise.pilot import FRESH_SEEDS, Progress, Search
+from fedveil.advise.proxy_trials import Outcome, Trial
+from fedveil.core.errors import BadInput
 from tests.plan.pilots import BOTTOM, BOWL, Bowl, search_of, small_recipe
 
 

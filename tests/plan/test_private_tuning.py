@@ -16,16 +16,16 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.stats import chisquare, geom
 
 from fedveil import cli
-from fedveil.assemble import federation_of, plan_of
+from fedveil.advise import private_tuning
+from fedveil.advise.candidate import Candidate
+from fedveil.advise.private_tuning import _Dice, settings_to_draw, tuned
+from fedveil.advise.proxy import Proxy, proxy_of
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.recipe import Recipe
+from fedveil.core.errors import BadInput, Refused
 from fedveil.data.federation import Examples, Federation
-from fedveil.engine.run import Run
-from fedveil.errors import BadInput, Refused
-from fedveil.planning import private_tuning
-from fedveil.planning.candidate import Candidate
-from fedveil.planning.private_tuning import _Dice, settings_to_draw, tuned
-from fedveil.planning.proxy import Proxy, proxy_of
 from fedveil.privacy.guarantee import Guarantee
-from fedveil.recipe import Recipe
+from fedveil.run.run import Run
 from tests.plan.pilots import search_of, small_recipe
 from tests.plan.test_proxy import private_file, private_recipe
 

@@ -12,19 +12,19 @@ import pytest
 import tomli_w
 from pyarrow import csv, parquet
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
+from fedveil.advise.from_recipe import local_steps_of
+from fedveil.advise.overlap import check_federations
+from fedveil.advise.pilot import Search
+from fedveil.advise.proxy import proxy_of, some_clients, with_look
+from fedveil.advise.proxy_trials import ProxyTrials
+from fedveil.advise.recommend import findings
+from fedveil.advise.space import space_of
+from fedveil.advise.synthetic_proxy import Shape, synthetic_proxy
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.recipe import Recipe
+from fedveil.core.errors import BadInput, Refused
 from fedveil.data.federation import Task
-from fedveil.errors import BadInput, Refused
-from fedveil.planning.from_recipe import local_steps_of
-from fedveil.planning.overlap import check_federations
-from fedveil.planning.pilot import Search
-from fedveil.planning.proxy import proxy_of, some_clients, with_look
-from fedveil.planning.proxy_trials import ProxyTrials
-from fedveil.planning.recommend import findings
-from fedveil.planning.space import space_of
-from fedveil.planning.synthetic_proxy import Shape, synthetic_proxy
-from fedveil.recipe import Recipe
 from tests.plan.pilots import small_recipe
 
 SCHEMA = """

@@ -11,16 +11,16 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 
-from fedveil.assemble import federation_of, method_of, plan_of
-from fedveil.engine.run import Run
-from fedveil.errors import BadInput
-from fedveil.methods.protection import Occasion
-from fedveil.planning import proxy_trials
-from fedveil.planning.candidate import Candidate, recipe_with_settings
-from fedveil.planning.plan import Budget, quick_noise
-from fedveil.planning.proxy import Proxy
-from fedveil.planning.proxy_trials import OutOfTime, ProxyTrials, Trial, trial_plan
-from fedveil.randomness import Randomness
+from fedveil.advise import proxy_trials
+from fedveil.advise.candidate import Candidate, recipe_with_settings
+from fedveil.advise.proxy import Proxy
+from fedveil.advise.proxy_trials import OutOfTime, ProxyTrials, Trial, trial_plan
+from fedveil.config.assemble import federation_of, method_of, plan_of
+from fedveil.core.errors import BadInput
+from fedveil.core.randomness import Randomness
+from fedveil.methods.parts.noise_placement import Occasion
+from fedveil.plan.plan import Budget, quick_noise
+from fedveil.run.run import Run
 from tests.plan.pilots import small_recipe, trials_of
 
 SOME = {"training__rate": 0.5}

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from dp_accounting import gaussian_mechanism
 
-from fedveil.assemble import federation_of, plan_of
-from fedveil.engine import run as engine
-from fedveil.errors import BadInput
-from fedveil.planning.candidate import Candidate
-from fedveil.planning.recommend import check_hope, findings, recipe_of_option
+from fedveil.advise.candidate import Candidate
+from fedveil.advise.recommend import check_hope, findings, recipe_of_option
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.core.errors import BadInput
+from fedveil.run import run as engine
 from tests.plan.pilots import search_of, small_recipe, trials_of
 
 BASE = Candidate(2, 8, 1.0, 1.0)

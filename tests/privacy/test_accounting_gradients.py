@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.exact import gaussian_epsilon
 from fedveil.privacy.accounting import account
 from fedveil.privacy.gradient_perturbation import (
@@ -22,7 +23,6 @@ from fedveil.privacy.gradient_perturbation import (
 from fedveil.privacy.refusals import GradientRefused
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.sampling import Everyone
-from fedveil.privacy.units import Adjacency, Trust, Unit
 from reproduction.claims.hu import bit_attack_epsilon, bit_probability, paper_hu_epsilon
 
 SHARED = Setting(Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import account
 from fedveil.privacy.calibration import (
@@ -39,7 +40,6 @@ from fedveil.privacy.sampling import (
     Sampling,
 )
 from fedveil.privacy.tuning import AllRuns, RandomRuns
-from fedveil.privacy.units import Adjacency, Trust, Unit
 
 ADDED = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
 REPLACED = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from scipy import optimize, stats
 
-from fedveil.errors import BadInput, FedveilError, Refused
+from fedveil.core.errors import BadInput, FedveilError, Refused
+from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.accounting import Release, Setting, account
 from fedveil.privacy.client_ledger import ClientLedger, LifetimeBudgetExceeded, TermsRefused
 from fedveil.privacy.mechanisms import (
@@ -28,7 +29,6 @@ from fedveil.privacy.mechanisms import (
     Zcdp,
 )
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 
 DELTA = 1e-6
 LOCAL = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL)

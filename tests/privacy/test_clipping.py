@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Adjacency
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, clip_vector
-from fedveil.privacy.units import Adjacency
 
 FLOATS = [np.float32, np.float64]
 

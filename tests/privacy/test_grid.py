@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.core.randomness import Stream
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import (
@@ -28,7 +29,6 @@ from fedveil.privacy.noise import (
     snap_rows_stochastic,
     unsnap,
 )
-from fedveil.randomness import Stream
 
 
 def stream(name: str) -> Stream:

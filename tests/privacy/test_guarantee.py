@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.accounting import account
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients, NonExpansive
 from fedveil.privacy.guarantee import Guarantee
@@ -35,7 +36,6 @@ from fedveil.privacy.sampling import (
     RoundRobin,
 )
 from fedveil.privacy.tuning import AllRuns, RandomRuns
-from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 
 ADDED = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
 REPLACED = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)

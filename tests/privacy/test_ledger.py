@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.errors import BadInput, Refused
+from fedveil.core.errors import BadInput, Refused
+from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.accounting import Release, Setting, account
 from fedveil.privacy.ledger import BudgetSpent, Header, Inconsistent, Ledger, read
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.sampling import Poisson
-from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.witness import note, noted
 
 PLANNED = Release(Gaussian(2.0), Poisson(0.1, 1000), 5)

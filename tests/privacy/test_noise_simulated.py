@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.core.randomness import Stream
 from fedveil.privacy.noise import gaussian, gaussian_rows, laplace
 from fedveil.privacy.noise.simulated import LARGEST_GAUSSIAN, LARGEST_LAPLACE
-from fedveil.randomness import Stream
 
 Draw = Callable[..., npt.NDArray[np.float32]]
 KINDS = [(gaussian, stats.norm), (laplace, stats.laplace)]

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil.errors import Refused
+from fedveil.core.errors import Refused
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy import refusals as r
 from fedveil.privacy.accounting import account
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
@@ -32,7 +33,6 @@ from fedveil.privacy.sampling import (
     RoundRobin,
     Sampling,
 )
-from fedveil.privacy.units import Adjacency, Trust, Unit
 from reproduction.claims.cheng import paper_cheng_epsilon
 
 ADDED = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)

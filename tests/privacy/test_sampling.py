@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import binom, chi2, hypergeom
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.core.randomness import Randomness, Stream, Words
 from fedveil.privacy.sampling import (
     Balanced,
     CappedPoisson,
@@ -24,7 +25,6 @@ from fedveil.privacy.sampling import (
     sampling_from_dict,
     sampling_to_dict,
 )
-from fedveil.randomness import Randomness, Stream, Words
 
 FALSE_ALARM = 1e-6  # of each statistical test below
 DRAWS = 4000

@@ -14,7 +14,8 @@ from dp_accounting.privacy_accountant import NeighboringRelation, UnsupportedEve
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 from scipy.stats import norm
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.composition import epsilon_at, self_composed
 from fedveil.privacy.accountants.curves import symmetrised
 from fedveil.privacy.accountants.exact import gaussian_epsilon
@@ -31,7 +32,6 @@ from fedveil.privacy.accounting import account
 from fedveil.privacy.mechanisms import Gaussian, Laplace
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.privacy.units import Adjacency, Trust, Unit
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 LOCAL = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.LOCAL)

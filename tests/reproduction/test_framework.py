@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.errors import BadInput
-from fedveil.methods.named import method_of
+from fedveil.config.methods import method_of
+from fedveil.core.errors import BadInput
 from fedveil.models.zoo import build
 from fedveil.privacy.accounting import account
 from fedveil.report.spread import spread_of

@@ -11,8 +11,8 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.errors import BadInput
-from fedveil.privacy.units import Adjacency
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Adjacency
 from reproduction.claims import cheng
 
 near = pytest.approx

@@ -10,9 +10,9 @@ from dp_accounting import gaussian_mechanism
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.errors import BadInput
-from fedveil.planning import noise_constant
-from fedveil.privacy.units import Adjacency
+from fedveil.advise import noise_constant
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Adjacency
 from reproduction.claims import Claim, fu, uploads
 
 REPLACE, ZERO_OUT = Adjacency.REPLACE, Adjacency.ZERO_OUT

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from reproduction.claims import hu
 
 near = pytest.approx

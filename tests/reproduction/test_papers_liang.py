@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from reproduction.claims import Infeasible, liang
 
 near = pytest.approx

@@ -9,16 +9,16 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 
-from fedveil.data.sources import load
-from fedveil.local.rule import LearningRate, LocalRule
-from fedveil.methods.fu import fu
-from fedveil.methods.local_noise import LocalNoise
-from fedveil.methods.method import CohortRule, Scheme
-from fedveil.methods.protection import Noise, Occasion
+from fedveil.client.local_training import LearningRate, LocalRule
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Arithmetic
+from fedveil.datasets import load
+from fedveil.methods.client_noise import fu
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.method import CohortRule, Scheme
+from fedveil.methods.parts.noise_placement import Noise, Occasion
 from fedveil.models.zoo import build
-from fedveil.planning.plan import Budget, plan
-from fedveil.privacy.units import Arithmetic
-from fedveil.randomness import Randomness
+from fedveil.plan.plan import Budget, plan
 from reproduction.together import TogetherNoise, drawn_together
 
 

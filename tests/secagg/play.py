@@ -13,11 +13,11 @@ from fedveil.secagg.device import DeviceRound
 from fedveil.secagg.errors import Doubted
 from fedveil.secagg.journal import Journal, MemoryJournal
 from fedveil.secagg.keys import DeviceKeys, new_keys
+from fedveil.secagg.params import Limits, Terms
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.server import Server
 from fedveil.secagg.server_round import ServerRound
-from fedveil.secagg.terms import Limits, Terms
 from fedveil.secagg.wire import Message, parse
 
 NOBODY: frozenset[int] = frozenset()

@@ -9,16 +9,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.secagg import wire
 from fedveil.secagg.errors import ForeignKey, Forged, Malformed, RuleBroken
 from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.keys import certify, new_keys
 from fedveil.secagg.messages import KeyCard, Leave
 from fedveil.secagg.pairs import pair_seed
+from fedveil.secagg.params import Terms
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Roster
-from fedveil.secagg.terms import Terms
 from tests.secagg.play import assemble, peek, plain_sum, small_vectors
 
 VECTORS = small_vectors()

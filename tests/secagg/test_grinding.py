@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.secagg import draw, wire
 from fedveil.secagg.draw import DRAW_BYTES, draft_digest, draft_of
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn, RuleBroken
 from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.messages import Commitments, Invitation, Plan
+from fedveil.secagg.params import Limits, Terms
 from fedveil.secagg.participant import Participant
-from fedveil.secagg.terms import Limits, Terms
 from tests.secagg.play import assemble, peek, plain_sum, small_vectors
 
 VECTORS = small_vectors()

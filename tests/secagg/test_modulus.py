@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.secagg.modulus import bits_for, decode, encode
 
 INT32 = st.integers(-(2**31), 2**31 - 1)

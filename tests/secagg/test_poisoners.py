@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.secagg import pairs, wire
 from fedveil.secagg.blame import Fault, Wrong, proven
 from fedveil.secagg.errors import Doubted, Forged, NotReleased, OutOfTurn, RuleBroken

@@ -10,14 +10,14 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from fedveil.errors import BadInput
-from fedveil.randomness import Stream
+from fedveil.core.errors import BadInput
+from fedveil.core.randomness import Stream
+from fedveil.secagg.dropouts import Losses, draw_losses, planned_losses
 from fedveil.secagg.errors import NotReleased, RuleBroken
-from fedveil.secagg.losses import Losses, draw_losses, planned_losses
 from fedveil.secagg.mode import Mode
+from fedveil.secagg.params import Terms
 from fedveil.secagg.rounds import ModelledRound
 from fedveil.secagg.simulation import Simulation, secure_sum
-from fedveil.secagg.terms import Terms
 from fedveil.secagg.topology import SMALL_COHORT
 
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, hypergeom
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.secagg import topology
 from fedveil.secagg.errors import RuleBroken
 from fedveil.secagg.graph import Graph
-from fedveil.secagg.terms import Terms
+from fedveil.secagg.params import Terms
 from fedveil.secagg.topology import assess, choose
 
 LIMITS = {"security_failure": 2.0**-40, "recovery_failure": 2.0**-20}

@@ -18,11 +18,11 @@ from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.keys import DeviceKeys, certify
 from fedveil.secagg.masks import apply_masks, word_type
 from fedveil.secagg.pairs import PairKeys
+from fedveil.secagg.params import Terms
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Enrolled, Roster
 from fedveil.secagg.server import Server
 from fedveil.secagg.shares import combine, split
-from fedveil.secagg.terms import Terms
 from tests.secagg import reference
 
 CASES: dict[str, list[dict[str, Any]]] = {

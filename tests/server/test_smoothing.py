@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.models.flat import Layout, layout_of
 from fedveil.server.smoothing import Order, Smoothing, smooth
 

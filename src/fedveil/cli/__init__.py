@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from fedveil.cli import console
-from fedveil.errors import BadInput, FedveilError
+from fedveil.core.errors import BadInput, FedveilError
 
 COMMANDS = {
     "run": "train a model from a recipe; with no argument, the default job",

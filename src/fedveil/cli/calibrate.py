@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.cli import console, described
-from fedveil.errors import BadInput
+from fedveil.cli import console
+from fedveil.cli import mechanism_args as described
+from fedveil.core.errors import BadInput
 from fedveil.privacy.shown import at_least, at_most
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def execute(args: argparse.Namespace) -> int:
     from fedveil.privacy.accounting import account
 
     if args.source is not None:
-        from fedveil.cli import stored
+        from fedveil.cli import load_guarantee as stored
 
         planned, _ = stored.guarantee_of(args.source, args.epsilon)
         if args.json:

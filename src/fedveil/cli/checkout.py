@@ -7,10 +7,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedveil.planning.feasible import ClaimOf
+    from fedveil.advise.feasible import ClaimOf
 
 ROOT = Path(__file__).resolve().parents[3]
 

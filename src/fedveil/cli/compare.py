@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 
 if TYPE_CHECKING:
     from fedveil.report.comparison import Cell, Task

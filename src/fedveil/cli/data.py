@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedveil.cli import console
-from fedveil.data.files import available, data_directory
+from fedveil.core.errors import BadInput
 from fedveil.data.partition import PARTITIONS
-from fedveil.data.sources import SOURCES, find, load
-from fedveil.data.sources.source import Source
-from fedveil.data.sources.synthetic import NAMES, WHAT, Synthetic
-from fedveil.errors import BadInput
+from fedveil.datasets import SOURCES, find, load
+from fedveil.datasets.files import available, data_directory
+from fedveil.datasets.source import Source
+from fedveil.datasets.synthetic import NAMES, WHAT, Synthetic
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -17,10 +17,10 @@ from fedveil.cli.plan_tables import (
     show_advice,
     ways,
 )
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedveil.planning.bounds import FuBound, Score
+    from fedveil.advise.bounds import FuBound, Score
 
 SCORES = ("fu", "hu", "cheng")
 
@@ -120,7 +120,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _feasible(args: argparse.Namespace) -> int:
-    from fedveil.planning.feasible import ROUNDS, question_of
+    from fedveil.advise.feasible import ROUNDS, question_of
 
     _need(args, "--feasible", "epsilon", "clients", "dimension", "cohort")
     names = ("epsilon", "delta", "clients", "dimension", "spent_epsilon", "spent_delta")
@@ -132,7 +132,7 @@ def _feasible(args: argparse.Namespace) -> int:
 
 
 def _iterations(args: argparse.Namespace) -> int:
-    from fedveil.planning.iterations import advise
+    from fedveil.advise.iterations import advise
 
     if args.cohort is not None:
         if len(args.cohort) > 1:
@@ -149,7 +149,7 @@ def _iterations(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> Score:
-    from fedveil.planning.bounds import ChengScore, HuScore
+    from fedveil.advise.bounds import ChengScore, HuScore
 
     if args.score == "fu":
         return _fu(args)
@@ -160,7 +160,7 @@ def _score(args: argparse.Namespace) -> Score:
 
 
 def _fu(args: argparse.Namespace) -> FuBound:
-    from fedveil.planning.bounds import FuBound
+    from fedveil.advise.bounds import FuBound
 
     given = _need(args, "--iterations", *LOSS, "clients", "cohort")
     if args.noise is None:
@@ -170,9 +170,9 @@ def _fu(args: argparse.Namespace) -> FuBound:
         raise BadInput("--noise works the constant out; leave out --noise-constant and --growth")
     epsilon, delta = _budget(args, "--noise")
     _need(args, "--noise", "dimension", "clip_norm")
-    from fedveil.planning.noise_constant import noise_constant_gaussian, noise_constant_laplace
-    from fedveil.privacy.arguments import positive
-    from fedveil.privacy.units import Adjacency
+    from fedveil.advise.noise_constant import noise_constant_gaussian, noise_constant_laplace
+    from fedveil.core.arguments import positive
+    from fedveil.core.units import Adjacency
 
     factor = Adjacency(args.adjacency).sensitivity_factor
     names = ("dimension", "clients", "imbalance")
@@ -186,9 +186,9 @@ def _fu(args: argparse.Namespace) -> FuBound:
 
 
 def _budget(args: argparse.Namespace, what: str) -> tuple[float, float]:
-    from fedveil.planning.spending import remaining
+    from fedveil.advise.spending import remaining
+    from fedveil.core.arguments import count
     from fedveil.privacy.accounting import default_delta
-    from fedveil.privacy.arguments import count
 
     _need(args, what, "epsilon", "clients")
     delta = default_delta(count("clients", args.clients)) if args.delta is None else args.delta

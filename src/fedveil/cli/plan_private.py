@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.cli.plan_recipe import recipe_of
-from fedveil.errors import BadInput, Refused
+from fedveil.core.errors import BadInput, Refused
 
 if TYPE_CHECKING:
-    from fedveil.planning.private_tuning import Tuned
+    from fedveil.advise.private_tuning import Tuned
 
 
 def tune_privately(args: argparse.Namespace) -> int:
@@ -21,13 +21,13 @@ def tune_privately(args: argparse.Namespace) -> int:
     _check(args)
     recipe = recipe_of(args)
 
-    from fedveil.assemble import federation_of, plan_of
-    from fedveil.planning.from_recipe import local_steps_of, sizes_looked_at
-    from fedveil.planning.overlap import NotPublic
-    from fedveil.planning.private_tuning import settings_to_draw, tuned
-    from fedveil.planning.proxy import proxy_of
-    from fedveil.planning.proxy_trials import ProxyTrials
-    from fedveil.planning.space import space_of
+    from fedveil.advise.from_recipe import local_steps_of, sizes_looked_at
+    from fedveil.advise.overlap import NotPublic
+    from fedveil.advise.private_tuning import settings_to_draw, tuned
+    from fedveil.advise.proxy import proxy_of
+    from fedveil.advise.proxy_trials import ProxyTrials
+    from fedveil.advise.space import space_of
+    from fedveil.config.assemble import federation_of, plan_of
 
     if recipe.data.file is None and args.proxy == recipe.data.source:
         raise NotPublic(f"--proxy {args.proxy} is the protected data itself")

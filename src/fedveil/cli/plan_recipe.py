@@ -6,7 +6,6 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from fedveil import recipe as recipes
 from fedveil.cli import console
 from fedveil.cli.plan_tables import (
     LOSS,
@@ -17,13 +16,14 @@ from fedveil.cli.plan_tables import (
     ways,
     write_recipe,
 )
-from fedveil.errors import BadInput
+from fedveil.config import recipe as recipes
+from fedveil.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedveil.planning.constants import LossConstants
-    from fedveil.planning.feasible import Question
-    from fedveil.planning.from_recipe import Proposal, Situation
-    from fedveil.recipe import Recipe
+    from fedveil.advise.constants import LossConstants
+    from fedveil.advise.feasible import Question
+    from fedveil.advise.from_recipe import Proposal, Situation
+    from fedveil.config.recipe import Recipe
 
 _OWN = ("clients", "cohort", "dimension", "epsilon", "delta", "noise_constant", "growth", "noise")
 OWN_DATA = "the recipe's own data: a protected run with these settings will not be certified"
@@ -46,7 +46,7 @@ def plan_recipe(args: argparse.Namespace) -> int:
     """Both questions unless one of --iterations and --feasible was asked for."""
     recipe = recipe_of(args)
 
-    from fedveil.planning.from_recipe import situation_of
+    from fedveil.advise.from_recipe import situation_of
 
     by_records = args.score == "hu"  # Hu protects records, and the feasible set is about clients
     if by_records and args.feasible:
@@ -75,8 +75,8 @@ def plan_recipe(args: argparse.Namespace) -> int:
 
 def _iterations(args: argparse.Namespace, situation: Situation, document: dict[str, Any]) -> None:
     """Add the advice to the document, or show it; draw and write what was asked for."""
-    from fedveil.planning.from_recipe import named_score, proposals, recipe_with, sizes_looked_at
-    from fedveil.planning.proxy import with_look
+    from fedveil.advise.from_recipe import named_score, proposals, recipe_with, sizes_looked_at
+    from fedveil.advise.proxy import with_look
 
     loss, looked_at = _loss(args, situation)
     looked_at += sizes_looked_at(situation.recipe, situation.plan, args.records)
@@ -116,7 +116,7 @@ def _may_measure(args: argparse.Namespace, recipe: Recipe) -> bool:
 
 
 def _question(args: argparse.Namespace, situation: Situation) -> Question:
-    from fedveil.planning.feasible import Question
+    from fedveil.advise.feasible import Question
 
     rounds = situation.rounds
     around = tuple(dict.fromkeys((max(1, rounds // 4), rounds, 4 * rounds)))
@@ -134,8 +134,8 @@ def _question(args: argparse.Namespace, situation: Situation) -> Question:
 
 def _loss(args: argparse.Namespace, situation: Situation) -> tuple[LossConstants, tuple[str, ...]]:
     """The user's constants if all are given, else an estimate on public data, never a mixture."""
-    from fedveil.planning.constants import LossConstants
-    from fedveil.planning.from_recipe import public_constants
+    from fedveil.advise.constants import LossConstants
+    from fedveil.advise.from_recipe import public_constants
 
     given = {name: getattr(args, name) for name in LOSS}
     missing = [flag(name) for name in LOSS if given[name] is None]

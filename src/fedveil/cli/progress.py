@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fedveil.cli import console
-from fedveil.engine.evaluation import Metrics
-from fedveil.engine.run import RoundReport, Run
 from fedveil.privacy.shown import at_most
+from fedveil.run.evaluation import Metrics
+from fedveil.run.run import RoundReport, Run
 
 Show = Callable[[RoundReport], None]
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fedveil.cli.checkout import reproduction
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

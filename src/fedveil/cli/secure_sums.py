@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedveil.engine.run import Run
-    from fedveil.methods.aggregation import SecureSums
+    from fedveil.methods.parts.aggregation import SecureSums
+    from fedveil.run.run import Run
 
 
 def planned(sums: SecureSums) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
-from fedveil.mixing import STRIDE, Words, mix
+from fedveil.core.errors import BadInput
+from fedveil.core.mixing import STRIDE, Words, mix
 
 Rows = npt.NDArray[np.int64]
 

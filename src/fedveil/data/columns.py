@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 
 Array = npt.NDArray[np.generic]
 

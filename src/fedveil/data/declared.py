@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.errors import BadInput
 from fedveil.data.partition import ByOwner, Dirichlet, Partition, SortedSlices
-from fedveil.errors import BadInput
 
 CLASSES = "the number of classes was taken from the labels"
 CLASS_NAMES = "the classes, their names and order were taken from the labels"

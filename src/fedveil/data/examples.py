@@ -8,8 +8,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.errors import BadInput
 from fedveil.data.columns import Array, input_column, label_column, number_column, take
-from fedveil.errors import BadInput
 
 
 class Task(StrEnum):

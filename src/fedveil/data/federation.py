@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.errors import BadInput
 from fedveil.data.assignment import Owners
 from fedveil.data.columns import Array, first_not_finite
 from fedveil.data.declared import VOCABULARY, count_classes, dealing, task_by_values, used_again
@@ -22,7 +23,6 @@ from fedveil.data.examples import (
 )
 from fedveil.data.holdout import Holdout, deal
 from fedveil.data.partition import ByOwner, Partition
-from fedveil.errors import BadInput
 
 __all__ = ["ARTIFICIAL_NOTE", "HELD_OUT_NOTE", "Examples", "Federation", "Scaling", "Task"]
 

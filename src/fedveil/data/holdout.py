@@ -12,10 +12,10 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.errors import BadInput
+from fedveil.core.mixing import Words, uniforms
 from fedveil.data.assignment import Assignment, Owners, Rows, generator
 from fedveil.data.partition import ByOwner, Partition
-from fedveil.errors import BadInput
-from fedveil.mixing import Words, uniforms
 
 TRAIN, VALIDATION, TEST = np.uint8(0), np.uint8(1), np.uint8(2)
 Parts = npt.NDArray[np.uint8]

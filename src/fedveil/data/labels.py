@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from fedveil.core.errors import BadInput
 from fedveil.data.declared import CLASS_NAMES, TASK
 from fedveil.data.encoding import as_text, category_codes, kind_of, numbers_of, scaled
 from fedveil.data.federation import Scaling, Task
 from fedveil.data.schema import Column, Kind
-from fedveil.errors import BadInput
 
 MOST_CLASSES = 20  # a numeric label with more different values is a quantity
 MOST_TEXT_CLASSES = 1000

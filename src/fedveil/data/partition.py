@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.errors import BadInput
 from fedveil.data.assignment import Assignment, Owners, Rows, generator, group, offsets_of
-from fedveil.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 
 
 class Kind(StrEnum):

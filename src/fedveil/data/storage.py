@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.core.errors import BadInput
 from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Federation, Scaling, Task
-from fedveil.errors import BadInput
 
 FORMAT = "fedveil federation 2"
 MANIFEST = "federation.json"

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from fedveil.core.errors import BadInput
 from fedveil.data.assignment import Owners
 from fedveil.data.encoding import encode, feature_names, judge, kind_of
 from fedveil.data.federation import Federation, Task
@@ -19,7 +20,6 @@ from fedveil.data.labels import targets_of
 from fedveil.data.partition import Partition
 from fedveil.data.schema import Column, Kind, parse_schema, read_schema, template
 from fedveil.data.tablefile import DECIMAL, need_column, read_table
-from fedveil.errors import BadInput
 
 COLUMNS = "which columns are inputs, and of what kind, was decided from the data"
 FROM_DATA_NOTE = (

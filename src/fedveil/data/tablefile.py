@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from fedveil.core.errors import BadInput
 from fedveil.data import cells
-from fedveil.errors import BadInput
 
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NULL", "null", "None")
 DECIMAL = b"decimal"  # key of the table's metadata: the decimal mark that its form suggests

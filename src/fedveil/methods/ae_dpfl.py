@@ -13,11 +13,11 @@ held out from the clients' own data are so only in a simulation.
 
 from __future__ import annotations
 
-from fedveil.local.rule import LocalRule
-from fedveil.methods.about import About
-from fedveil.methods.method import CohortRule, Method, Scheme, Voting
-from fedveil.methods.noisy_votes import VoteNoise
-from fedveil.methods.protection import Protection
+from fedveil.client.local_training import LocalRule
+from fedveil.methods.parts.about import About
+from fedveil.methods.parts.method import CohortRule, Method, Scheme, Voting
+from fedveil.methods.parts.noise_placement import Protection
+from fedveil.methods.parts.noisy_votes import VoteNoise
 
 ABOUT = About(
     name="ae-dpfl",

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedveil.local.rotation import Rotation
-from fedveil.local.rule import LocalRule
-from fedveil.methods.about import About
-from fedveil.methods.clip_rules import ClipTracking
+from fedveil.client.local_training import LocalRule
+from fedveil.client.rotation import Rotation
+from fedveil.core.units import Adjacency
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.method import CohortRule, Method
-from fedveil.methods.shared_noise import SharedNoise
+from fedveil.methods.parts.about import About
+from fedveil.methods.parts.adaptive_clipping import ClipTracking
+from fedveil.methods.parts.distributed_noise import SharedNoise
+from fedveil.methods.parts.method import CohortRule, Method
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.units import Adjacency
 from fedveil.server.optimizers import Optimizer
 from fedveil.server.smoothing import Smoothing
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedveil.local.rule import LocalRule
-from fedveil.local.shaping import Shaping
-from fedveil.methods.about import About
-from fedveil.methods.central_noise import CentralNoise
-from fedveil.methods.clip_rules import ClipTracking
-from fedveil.methods.method import CohortRule, Method
-from fedveil.methods.protection import Protection
+from fedveil.client.local_training import LocalRule
+from fedveil.client.update_pipeline import Shaping
+from fedveil.methods.parts.about import About
+from fedveil.methods.parts.adaptive_clipping import ClipTracking
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.method import CohortRule, Method
+from fedveil.methods.parts.noise_placement import Protection
 from fedveil.privacy.clipping import Clip
 from fedveil.server.optimizers import Optimizer, Sgd
 from fedveil.server.smoothing import Smoothing

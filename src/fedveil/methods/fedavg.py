@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedveil.errors import BadInput
-from fedveil.local.rule import LocalRule
-from fedveil.local.shaping import Shaping
-from fedveil.methods.about import About
-from fedveil.methods.method import CohortRule, Method
+from fedveil.client.local_training import LocalRule
+from fedveil.client.update_pipeline import Shaping
+from fedveil.core.errors import BadInput
+from fedveil.methods.parts.about import About
+from fedveil.methods.parts.method import CohortRule, Method
 from fedveil.server.optimizers import Optimizer, Sgd
 from fedveil.server.smoothing import Smoothing
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 
 Shape = tuple[int, int, int]  # channels, height, width
 

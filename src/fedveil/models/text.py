@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 
 
 class CharacterLstm(nn.Module):

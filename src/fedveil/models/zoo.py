@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fedveil.core.errors import BadInput
 from fedveil.data.federation import Federation, Task
-from fedveil.errors import BadInput
 from fedveil.models.images import (
     ChannelsFirst,
     ChengCnn,

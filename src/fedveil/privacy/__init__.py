@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
-    "units": ["Adjacency", "Arithmetic", "Entropy", "Trust", "Unit"],
+XX
     "mechanisms": [
         "DiscreteGaussian",
         "DiscreteGaussianSum",

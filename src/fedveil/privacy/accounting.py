@@ -15,8 +15,10 @@ from importlib import import_module
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
-from fedveil.loading import uncollected
+from fedveil.core.arguments import delta_value
+from fedveil.core.errors import BadInput
+from fedveil.core.loading import uncollected
+from fedveil.core.units import Arithmetic, Entropy, Trust
 from fedveil.privacy.accountants.exact import (
     concentrated_epsilon,
     exact_epsilon,
@@ -26,7 +28,6 @@ from fedveil.privacy.accountants.exact import (
 from fedveil.privacy.accountants.pld import pld_epsilon
 from fedveil.privacy.accountants.rdp import rdp_epsilon, selected_epsilon
 from fedveil.privacy.accountants.steps import Step, merged
-from fedveil.privacy.arguments import delta_value
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.guarantee import _MAKER, Guarantee
 from fedveil.privacy.mechanisms import Gaussian, Mechanism, NoisyVotes
@@ -36,7 +37,6 @@ from fedveil.privacy.sampling import Everyone, Sampling, sampling_kind
 from fedveil.privacy.theorems import theorem_of
 from fedveil.privacy.translation import honest_shares, least_population, step_of
 from fedveil.privacy.tuning import AllRuns, RandomRuns, Tuning
-from fedveil.privacy.units import Arithmetic, Entropy, Trust
 
 _LARGEST_DELTA = 0.01  # where nothing is known about the population
 

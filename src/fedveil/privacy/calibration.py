@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from fedveil.errors import BadInput
+from fedveil.core.arguments import count, delta_value, positive
+from fedveil.core.errors import BadInput
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import account, fast_epsilon
-from fedveil.privacy.arguments import count, delta_value, positive
 from fedveil.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.root import largest_at_most, least_at_most

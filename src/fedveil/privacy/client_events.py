@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput, FedveilError
+from fedveil.core.errors import BadInput, FedveilError
 from fedveil.privacy import witness
 from fedveil.privacy.client_head import NONE, Head, read_head, write_head
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.privacy.witness import format_note, parse_note
 
 Head = tuple[int, str]  # number of events, digest of the last

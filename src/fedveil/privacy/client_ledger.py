@@ -14,7 +14,9 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
-from fedveil.errors import BadInput, Refused
+from fedveil.core.arguments import delta_value, positive
+from fedveil.core.errors import BadInput, Refused
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.exact import (
     concentrated_epsilon,
     exact_epsilon,
@@ -25,12 +27,10 @@ from fedveil.privacy.accountants.pld import pld_epsilon
 from fedveil.privacy.accountants.rdp import rdp_epsilon
 from fedveil.privacy.accountants.steps import Step, merged
 from fedveil.privacy.accounting import Release, Setting, account
-from fedveil.privacy.arguments import delta_value, positive
 from fedveil.privacy.client_events import Body, transaction
 from fedveil.privacy.mechanisms import Zcdp
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.translation import for_one_record, step_of
-from fedveil.privacy.units import Adjacency, Trust, Unit
 
 _TRUSTS = (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)  # from trusting nobody to trusting most
 

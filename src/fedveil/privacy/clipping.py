@@ -19,9 +19,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Adjacency
 from fedveil.privacy.lanes import tree_sum
-from fedveil.privacy.units import Adjacency
 
 Array = TypeVar("Array")  # numpy.ndarray or torch.Tensor
 Floating = npt.NDArray[Any]

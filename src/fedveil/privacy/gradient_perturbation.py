@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fedveil.errors import BadInput
-from fedveil.privacy.arguments import built, count, not_negative, positive, settle
+from fedveil.core.arguments import built, count, not_negative, positive, settle
+from fedveil.core.errors import BadInput
 from fedveil.privacy.refusals import GradientRefused
 
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from typing import Any
 
-from fedveil.errors import BadInput
-from fedveil.privacy.arguments import delta_value
+from fedveil.core.arguments import delta_value
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.tuning import Tuning, tuning_from_dict, tuning_to_dict
-from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 
 VERSION = 2
 _MAKER = object()  # held by `accounting`, which is the only one to make guarantees

@@ -28,12 +28,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput, FedveilError, Refused
+from fedveil.core.errors import BadInput, FedveilError, Refused
+from fedveil.core.units import Entropy
 from fedveil.privacy import witness
 from fedveil.privacy.accounting import Release, account
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.ledger_header import File, Header, file_of
-from fedveil.privacy.units import Entropy
 
 __all__ = ["BudgetSpent", "Header", "Inconsistent", "Ledger", "read"]
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedveil.errors import BadInput
-from fedveil.privacy.arguments import count, described, not_negative, positive, settle
+from fedveil.core.arguments import count, described, not_negative, positive, settle
+from fedveil.core.errors import BadInput
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 
 

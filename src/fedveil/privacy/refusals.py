@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedveil.errors import Refused
+from fedveil.core.errors import Refused
 
 
 class AmplificationRefused(Refused):

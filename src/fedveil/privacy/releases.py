@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fedveil.errors import BadInput
-from fedveil.privacy.arguments import built, count, sentences, settle
+from fedveil.core.arguments import built, count, sentences, settle
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.mechanisms import (
     Mechanism,
     kind_of,
@@ -21,7 +22,6 @@ from fedveil.privacy.sampling import (
     sampling_kind,
     sampling_to_dict,
 )
-from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
-from fedveil.privacy.arguments import count, described, fraction, settle
-from fedveil.randomness import Stream, Words
+from fedveil.core.arguments import count, described, fraction, settle
+from fedveil.core.errors import BadInput
+from fedveil.core.randomness import Stream, Words
 
 Ids = npt.NDArray[np.int64]
 

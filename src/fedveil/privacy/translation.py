@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.steps import (
     CappedPoissonGaussianStep,
     DiscreteSumStep,
@@ -34,7 +35,6 @@ from fedveil.privacy.mechanisms import (
 from fedveil.privacy.refusals import HonestSharesRefused, UnitRefused
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.sampling import CappedPoisson, Everyone, FixedSize, Poisson, sampling_kind
-from fedveil.privacy.units import Adjacency, Trust, Unit
 
 _LEAST_RATE = 1e-12  # smaller ones are accounted as this: curves need the room
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from fedveil.errors import BadInput
-from fedveil.privacy.arguments import count, described, positive, settle
+from fedveil.core.arguments import count, described, positive, settle
+from fedveil.core.errors import BadInput
 
 
 @dataclass(frozen=True)

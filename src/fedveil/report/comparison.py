@@ -16,14 +16,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.recipe import NOT_PRIVATE, DataSection, Recipe
+from fedveil.core.errors import BadInput
 from fedveil.data.federation import Federation
-from fedveil.engine.run import Run, Speed
-from fedveil.errors import BadInput
-from fedveil.recipe import NOT_PRIVATE, DataSection, Recipe
 from fedveil.report.spread import Spread, spread_of
 from fedveil.report.store import Outcome, Store
+from fedveil.run.run import Run, Speed
 
 _FORMAT = 2  # of an outcome; a change of what runs are made of starts afresh
 _PROMISE = (

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.secagg import derive, pairs, wire
 from fedveil.secagg.dealing import Held, deal, disclosure, fitting_shares
 from fedveil.secagg.derive import TAG_BYTES
@@ -37,10 +37,10 @@ from fedveil.secagg.messages import (
 )
 from fedveil.secagg.modulus import IntVector, encode
 from fedveil.secagg.pairs import MARK_BYTES, SEALED_BYTES, PairKeys
+from fedveil.secagg.params import Terms
 from fedveil.secagg.roster import Roster
 from fedveil.secagg.shares import draw_secret
 from fedveil.secagg.sizes import DEALT_BYTES, SLACK, STATEMENT_BYTES, from_server
-from fedveil.secagg.terms import Terms
 
 _FromServerT = TypeVar("_FromServerT", Sharers, Survivors, Confirmed)
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.secagg import derive, wire
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn, RuleBroken
 from fedveil.secagg.messages import Commitment, Commitments, Draft, Invitation, Plan, Reveal

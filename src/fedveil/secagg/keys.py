@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.secagg import derive, wire
 from fedveil.secagg.fields import MAX_ID
 from fedveil.secagg.messages import KeyCard, Leave

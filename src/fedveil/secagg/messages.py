@@ -19,8 +19,8 @@ from fedveil.secagg.fields import (
     int_field,
     text_field,
 )
+from fedveil.secagg.params import MAX_COHORT, MAX_DIMENSION
 from fedveil.secagg.ratchet import ROUNDS
-from fedveil.secagg.terms import MAX_COHORT, MAX_DIMENSION
 from fedveil.secagg.wire import Message
 
 

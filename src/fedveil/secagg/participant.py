@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.secagg import derive, draw, ratchet, sizes, wire
 from fedveil.secagg.device import DeviceRound
 from fedveil.secagg.errors import ForeignKey, Forged, Malformed, OutOfTurn, RuleBroken
@@ -18,9 +18,9 @@ from fedveil.secagg.keys import DeviceKeys
 from fedveil.secagg.layout import lay_out
 from fedveil.secagg.messages import Commitment, Commitments, Draft, Invitation, Plan, Reveal
 from fedveil.secagg.pairs import pair_keys, pair_seed
+from fedveil.secagg.params import Limits, Terms
 from fedveil.secagg.ratchet import Ratchet
 from fedveil.secagg.roster import Roster
-from fedveil.secagg.terms import Limits, Terms
 
 
 class Participant:

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.secagg import derive
 from fedveil.secagg.device import DeviceRound
+from fedveil.secagg.dropouts import Losses, sharing_course, unmasking_course
 from fedveil.secagg.errors import Doubted, NotReleased, RuleBroken
 from fedveil.secagg.graph import Graph, round_graph
-from fedveil.secagg.losses import Losses, sharing_course, unmasking_course
 from fedveil.secagg.masks import word_type
 from fedveil.secagg.mode import Mode
 from fedveil.secagg.modulus import IntVector, decode, encode
+from fedveil.secagg.params import Terms
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.server import Server
 from fedveil.secagg.server_round import ServerRound
-from fedveil.secagg.terms import Terms
 from fedveil.secagg.topology import Topology
 
 

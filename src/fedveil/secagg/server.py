@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.secagg.blame import Fault, proven
 from fedveil.secagg.draw import Drawing
 from fedveil.secagg.messages import Draft, Plan
 from fedveil.secagg.modulus import check_bits
+from fedveil.secagg.params import Terms
 from fedveil.secagg.ratchet import ROUNDS
 from fedveil.secagg.roster import Roster
 from fedveil.secagg.server_round import ServerRound
-from fedveil.secagg.terms import Terms
 
 SUSPICIONS = 3  # rounds in which a device was at odds with its neighbours until it must go
 

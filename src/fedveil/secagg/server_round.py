@@ -34,11 +34,11 @@ from fedveil.secagg.messages import (
     Unmask,
 )
 from fedveil.secagg.modulus import IntVector, decode
+from fedveil.secagg.params import Terms
 from fedveil.secagg.recovery import Recovery
 from fedveil.secagg.relay import Kept
 from fedveil.secagg.roster import Roster
 from fedveil.secagg.sizes import SLACK, from_device
-from fedveil.secagg.terms import Terms
 
 _KINDS: dict[int, type[Shares | Masked | Confirm | Unmask]] = {
     kind.KIND: kind for kind in (Shares, Masked, Confirm, Unmask)

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.secagg.dropouts import Losses
 from fedveil.secagg.errors import NotReleased
 from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.keys import new_keys
-from fedveil.secagg.losses import Losses
 from fedveil.secagg.mode import Mode
 from fedveil.secagg.modulus import IntVector, check_bits
+from fedveil.secagg.params import Terms
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.rounds import (
@@ -35,7 +36,6 @@ from fedveil.secagg.rounds import (
     Stopwatch,
 )
 from fedveil.secagg.server import Server
-from fedveil.secagg.terms import Terms
 
 _REMEMBERED_SEEDS = 256  # per simulated device
 

@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 
 # Up to here everybody is joined to everybody: a sparse graph would save little, and the complete
 # one needs no luck and withstands a server that lies about who survived.

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 
 State = dict[str, Tensor]  # named vectors [parameters], never changed in place; in checkpoints
 

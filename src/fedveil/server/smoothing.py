@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
 from fedveil.models.flat import Layout, Slot
 
 Floats = npt.NDArray[np.float32]

@@ -10,15 +10,15 @@ from unittest.mock import patch
 
 import numpy as np
 
+from fedveil.client.batches import step_counts
+from fedveil.client.local_training import LearningRate
 from fedveil.data import encoding, table
 from fedveil.data.assignment import Assignment
-from fedveil.engine import alone
-from fedveil.engine import run as run_module
-from fedveil.engine.rows import RowEngine
-from fedveil.engine.run import Run
-from fedveil.local.batches import step_counts
-from fedveil.local.rule import LearningRate
-from fedveil.methods.clip_rules import ClipTracking
+from fedveil.engines import isolated as alone
+from fedveil.engines.batched import RowEngine
+from fedveil.methods.parts.adaptive_clipping import ClipTracking
+from fedveil.run import run as run_module
+from fedveil.run.run import Run
 
 from .registry import dealt, plant, tracked
 

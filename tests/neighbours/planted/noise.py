@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from fedveil.engine.secure import SecureRounds
-from fedveil.methods import central_noise
-from fedveil.methods.gradient_noise import GradientNoise
-from fedveil.methods.local_noise import LocalNoise
-from fedveil.methods.noisy_votes import VoteNoise
-from fedveil.methods.protection import Terms
-from fedveil.methods.shared_noise import SharedNoise
+from fedveil.methods.parts import central_noise
+from fedveil.methods.parts.distributed_noise import SharedNoise
+from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.noise_placement import Terms
+from fedveil.methods.parts.noisy_votes import VoteNoise
+from fedveil.run.secure_rounds import SecureRounds
 
 from .registry import plant, tracked
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from fedveil import assemble
+from fedveil.config import assemble
 from fedveil.data import table
-from fedveil.engine import directory
-from fedveil.engine.checkpoint import fingerprint, load_checkpoint
-from fedveil.engine.directory import RunDirectory
-from fedveil.engine.run import Run
-from fedveil.methods.gradient_noise import GradientNoise
-from fedveil.methods.protection import Terms
-from fedveil.planning.plan import Plan
+from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.noise_placement import Terms
+from fedveil.plan.plan import Plan
 from fedveil.privacy.ledger import Ledger
+from fedveil.run import directory
+from fedveil.run.checkpoint import fingerprint, load_checkpoint
+from fedveil.run.directory import RunDirectory
+from fedveil.run.run import Run
 
 from ..cases import RESUMED
 from .registry import plant, scheduled

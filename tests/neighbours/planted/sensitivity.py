@@ -12,14 +12,14 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from fedveil.engine import contract
-from fedveil.engine.algebra import AlgebraEngine
-from fedveil.engine.mlp import MlpGradients, _factors, _sizes
-from fedveil.local import shaping as shaping_module
-from fedveil.methods.gradient_noise import GradientNoise
-from fedveil.methods.protection import Terms
+from fedveil.client import update_pipeline as shaping_module
+from fedveil.core.units import Adjacency
+from fedveil.engines import contract
+from fedveil.engines.algebra import AlgebraEngine
+from fedveil.engines.mlp import MlpGradients, _factors, _sizes
+from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.noise_placement import Terms
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
-from fedveil.privacy.units import Adjacency
 
 from .registry import by_record, plant
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.core.randomness import Stream
 from fedveil.privacy.noise.curves import Tent
 from fedveil.privacy.noise.layout import lay_out
 from fedveil.privacy.noise.slabs import Integers, SlabSampler
-from fedveil.randomness import Stream
 
 SMALLEST_SCALE = 2.0**-16
 LARGEST_SCALE = 2.0**46

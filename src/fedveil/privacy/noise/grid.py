@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import BadInput
+from fedveil.core.randomness import Stream
 from fedveil.privacy.clipping import Array, Clip, as_numpy, clip_rows, like
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise.ahead import Ahead
 from fedveil.privacy.noise.discrete_gaussian import discrete_gaussian
 from fedveil.privacy.noise.rounded import rounded_gaussian, rounded_laplace
 from fedveil.privacy.noise.slabs import Integers
-from fedveil.randomness import Stream
 
 Floating = npt.NDArray[Any]
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
-from fedveil.randomness import Stream
+from fedveil.core.errors import BadInput
+from fedveil.core.randomness import Stream
 
 Floats = npt.NDArray[np.float32]
 

@@ -1,0 +1,167 @@
+"""Clips that change from round to round, by public counters or by released values only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedveil.client.local_training import LocalRule
+from fedveil.client.update_pipeline import Shaping
+from fedveil.core.errors import BadInput, Refused
+from fedveil.core.units import Trust
+from fedveil.methods.parts.aggregation import COUNT
+from fedveil.methods.parts.noise_placement import Occasion, Protection, Terms
+from fedveil.models.flat import Layout, Slot
+from fedveil.privacy.accounting import Release
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.mechanisms import (
+    Gaussian,
+    joint_noise_multiplier,
+    quantile_noise_multiplier,
+)
+from fedveil.server.optimizers import State
+
+_WIDEST = 1e3  # a tracked clip stays within this factor of the first one
+_PER_OCTAVE = 8  # clips in use between C and 2 C: exact samplers are made once for each
+
+
+@dataclass(frozen=True)
+class StepBound:
+    """An update of clipped steps is as long as its steps allow: norm * (sum of the round's rates).
+
+    Every gradient is clipped to `norm`, so by the triangle inequality no update is longer; the
+    clip makes that hold in floating point too. Rates and steps are public.
+    """
+
+    norm: float
+    order: int = 2
+
+    def clip(self, local: LocalRule, number: int, state: State) -> Clip:
+        if local.steps is None and local.batch_size is not None:
+            raise Refused(
+                "epochs over batches take as many steps as a client has data, and a bound on "
+                "the update must not depend on private sizes",
+                "set training.local_steps, or leave training.batch_size out",
+            )
+        if local.momentum or local.weight_decay or local.penalty:
+            raise Refused(
+                "momentum, weight decay and penalties lengthen an update beyond its clipped steps",
+                "leave them out, or clip the whole update (method dp-fedavg)",
+            )
+        rates = local.learning_rate.of_round(number, local.steps or local.epochs or 1)
+        return Clip(self.norm * math.fsum(rates), self.order)
+
+
+@dataclass(frozen=True)
+class ClipTracking:
+    """The clip follows a quantile of the update norms (Andrew et al. 2021).
+
+    Every client adds one bit, whether its update was within the clip; the noisy count is released
+    beside the update:
+
+        share <- 1/2 + (sum of (bit - 1/2) + noise of std bit_noise * cohort) / cohort
+        C     <- C * exp(-rate * (share - quantile))
+
+    Each release adds (1/2)^2 / std^2 to the cost, accounted together with the update's. At rate 0
+    the clip stays and the share of unclipped updates is a private statistic.
+    """
+
+    initial: Clip
+    quantile: float = 0.5
+    rate: float = 0.2
+    bit_noise: float = 0.05  # std of the noise on the count, as a share of the expected cohort
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quantile < 1:
+            raise BadInput(f"privacy.clip_quantile: must be in (0, 1), got {self.quantile}")
+        if not (math.isfinite(self.rate) and self.rate >= 0):
+            raise BadInput(f"privacy.clip_rate: must be zero or positive, got {self.rate}")
+        if not (math.isfinite(self.bit_noise) and self.bit_noise > 0):
+            raise Refused(
+                f"tracking a quantile with noise {self.bit_noise} would release it unprotected",
+                "set privacy.clip_noise to a positive share of the cohort, such as 0.05",
+            )
+
+    def clip(self, local: LocalRule, number: int, state: State) -> Clip:
+        if "clip_norm" not in state:
+            return self.initial
+        octaves = math.log2(float(state["clip_norm"]) / self.initial.norm)
+        scale = 2.0 ** (round(octaves * _PER_OCTAVE) / _PER_OCTAVE)
+        return replace(self.initial, norm=self.initial.norm * scale)
+
+    def clips(self) -> Iterator[Clip]:
+        """All clips that may ever be in use."""
+        reach = math.ceil(math.log2(_WIDEST) * _PER_OCTAVE)
+        for octaves in range(-reach, reach + 1):
+            yield replace(self.initial, norm=self.initial.norm * 2.0 ** (octaves / _PER_OCTAVE))
+
+    def bit_terms(self, protection: Protection, terms: Terms) -> Terms:
+        """The count as a sum of vectors of one coordinate, each of norm one half."""
+        cohort = terms.sampling.expected_cohort
+        std = self.bit_noise * cohort
+        if protection.promise(terms).trust is Trust.LOCAL:
+            std /= math.sqrt(cohort)  # every client adds as much
+        return replace(
+            terms,
+            shaping=Shaping(clip=Clip(0.5, self.initial.order)),
+            layout=Layout((Slot("below", (1,), 0),)),
+            noise_multiplier=quantile_noise_multiplier(std),
+        )
+
+    def releases(self, protection: Protection, terms: Terms, rounds: int) -> tuple[Release, ...]:
+        """The releases of updates and counts together."""
+        updates = protection.releases(terms, rounds)
+        counts = protection.releases(self.bit_terms(protection, terms), rounds)
+        (update,), (count,) = updates, counts
+        if isinstance(update.mechanism, Gaussian) and isinstance(count.mechanism, Gaussian):
+            # Both see the same cohort: one Gaussian, sampled once.
+            joint = joint_noise_multiplier(
+                update.mechanism.noise_multiplier, count.mechanism.noise_multiplier
+            )
+            return (replace(update, mechanism=Gaussian(joint)),)
+        if update.amplified:
+            raise Refused(
+                "two kinds of noise on one secret cohort have no proved joint amplification",
+                "use Gaussian noise, or a fixed clip",
+            )
+        return updates + counts
+
+    def halves(
+        self, protection: Protection, terms: Terms, norms: torch.Tensor, clip: Clip, round: int
+    ) -> tuple[Terms, Shaping, torch.Tensor]:
+        """What each client adds to the count, `[cohort, width]`, and how that is protected."""
+        own = self.bit_terms(protection, terms)
+        shaping = protection.shaping(own, None, round)
+        halves = torch.where(norms <= clip.norm, 0.5, -0.5).double()[:, None]
+        if shaping.rotation is not None:
+            halves = shaping.rotation.forward(halves, round)
+        if shaping.granularity is not None:
+            halves = (halves / shaping.granularity).long()  # powers of two: exact
+        return own, shaping, halves
+
+    def count(
+        self,
+        protection: Protection,
+        terms: Terms,
+        norms: torch.Tensor,
+        clip: Clip,
+        occasion: Occasion,
+    ) -> float:
+        """The noisy sum over update norms `[cohort]` of (within the clip) - 1/2."""
+        own, shaping, halves = self.halves(protection, terms, norms, clip, occasion.round)
+        bits = replace(occasion, purpose=COUNT)
+        return float(protection.protect(own, halves.sum(dim=0), shaping, bits))
+
+    def follow(self, count: float, clients: float, clip: Clip, state: State) -> tuple[State, float]:
+        """The clip's next state, and the released share of norms within the present one."""
+        share = 0.5 + count / clients
+        norm = float(state["clip_norm"]) if "clip_norm" in state else clip.norm
+        moved = norm * math.exp(-self.rate * (min(1.0, max(0.0, share)) - self.quantile))
+        low, high = self.initial.norm / _WIDEST, self.initial.norm * _WIDEST
+        return {"clip_norm": torch.tensor([min(high, max(low, moved))], dtype=torch.float64)}, share
+
+
+ClipRule = StepBound | ClipTracking

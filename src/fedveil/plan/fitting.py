@@ -1,0 +1,110 @@
+"""What follows from a method once its federation and its model are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from fedveil.client.ballot import Ballot
+from fedveil.client.records import as_tensor
+from fedveil.client.update_pipeline import Shaping
+from fedveil.core.errors import BadInput
+from fedveil.core.units import Arithmetic
+from fedveil.data.federation import Federation, Task
+from fedveil.methods.parts.method import Method, Voting
+from fedveil.methods.parts.noise_placement import Protection, Terms
+from fedveil.models.flat import layout_of
+from fedveil.plan.secure_sums import check_central, check_sums, on_integers, secure_sums
+from fedveil.privacy.sampling import Sampling
+from fedveil.server.distillation import Distillation
+
+
+def sampling_of(method: Method, federation: Federation) -> Sampling:
+    """Who takes part."""
+    return method.cohort.resolve(federation.clients, method.rounds)
+
+
+def shaping_of(method: Method, federation: Federation, module: nn.Module) -> Shaping:
+    """What leaves a client, before anything is said about noise."""
+    shaping = method.shaping
+    if method.voting is not None:
+        inputs = _questions(method.voting, federation)
+        shaping = replace(shaping, ballot=Ballot(module, inputs, federation.classes))
+    if method.by_examples and shaping.weight_cap is None:
+        # Dividing by the sum of weights makes any common factor vanish.
+        shaping = replace(shaping, weight_cap=int(federation.sizes.max()))
+    return shaping
+
+
+def terms_of(
+    method: Method,
+    federation: Federation,
+    module: nn.Module,
+    protection: Protection,
+    seed: int | None,
+    arithmetic: Arithmetic | None,
+) -> Terms:
+    """What the noise will be fitted to; `arithmetic=None` as `plan` says."""
+    usual = Arithmetic.EXACT if seed is None else Arithmetic.IDEALISED
+    terms = fitted(method, federation, module, protection, arithmetic or usual)
+    check_central(protection, terms)
+    if arithmetic is None and on_integers(protection, terms):
+        terms = replace(terms, arithmetic=Arithmetic.EXACT)
+    check_sums(protection, terms)
+    return terms
+
+
+def fitted(
+    method: Method,
+    federation: Federation,
+    module: nn.Module,
+    protection: Protection,
+    arithmetic: Arithmetic,
+    noise_multiplier: float = 1.0,
+    summed: bool = True,
+) -> Terms:
+    """Terms with this noise; `summed=False` leaves secure sums out, which a simulation may."""
+    shaping, sampling = shaping_of(method, federation, module), sampling_of(method, federation)
+    if method.clip_rule is not None:
+        shaping = replace(shaping, clip=method.clip_rule.clip(method.local, 0, {}))
+    return Terms(
+        sampling,
+        method.rounds,
+        method.local,
+        shaping,
+        federation,
+        module,
+        layout_of(module),
+        arithmetic,
+        noise_multiplier,
+        secure_sums(method, protection, sampling, federation.name) if summed else None,
+        method.cohort.clients,
+    )
+
+
+def distillation(voting: Voting, federation: Federation, module: nn.Module) -> Distillation:
+    """The server's way to learn from votes."""
+    return Distillation(
+        module,
+        layout_of(module),
+        _questions(voting, federation),
+        federation.classes,
+        voting.epochs,
+        voting.batch_size,
+        voting.learning_rate,
+    )
+
+
+def _questions(voting: Voting, federation: Federation) -> Tensor:
+    """The public inputs that are voted on, as the model sees them."""
+    if federation.task is not Task.CLASSIFICATION:
+        raise BadInput(f"training.method: votes need classes, and this is {federation.task}")
+    if federation.validation is None or len(federation.validation) == 0:
+        raise BadInput(
+            "data.public_fraction: voting needs public inputs; set aside a share such as 0.2"
+        )
+    public = federation.validation.inputs[: voting.questions]
+    if voting.questions is not None and len(public) < voting.questions:
+        raise BadInput(f"server.questions: there are only {len(public)} public inputs")
+    return as_tensor(federation.model_inputs(public)).contiguous()

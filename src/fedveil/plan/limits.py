@@ -1,0 +1,122 @@
+"""What one run adds to a guarantee's list: what was declared public, what is not covered.
+
+And what spoils it: private data that entered without noise, or parts that nobody has proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+
+import numpy as np
+from torch import nn
+
+from fedveil.core.units import Trust
+from fedveil.data.declared import used_again
+from fedveil.data.federation import (
+    ARTIFICIAL_NOTE,
+    HELD_OUT_NOTE,
+    Examples,
+    Federation,
+    Scaling,
+    Task,
+)
+from fedveil.methods.parts.method import Method
+from fedveil.methods.parts.noise_placement import Terms
+from fedveil.models.structure import as_written
+from fedveil.secagg.mode import Mode
+from fedveil.server.optimizers import Sgd
+
+_UNPROVED = "{} is none of fedveil's own parts: nothing is proved of it."
+_OWN = "fedveil."
+_KNOWN_LAYERS = ("torch.nn.modules.", "fedveil.models.")
+
+
+def unprotected(method: Method, terms: Terms) -> tuple[str, ...]:
+    """What came from private data without noise, or from code without a proof."""
+    federation = terms.federation
+    parts = federation.test, federation.validation
+    again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
+    found = list(dict.fromkeys((*federation.unprotected, *again)))
+    found += [_UNPROVED.format(name) for name in _foreign_data(federation)]
+    if terms.shaping.ballot is not None and HELD_OUT_NOTE in terms.federation.notes:
+        found.append("The inputs to vote on must be public, and may be the clients' own data.")
+    # The server's optimiser and smoothing see released values alone: they may be anybody's.
+    private = replace(method, optimizer=Sgd(), smoothing=None)
+    found += [_UNPROVED.format(name) for name in _foreign_parts(private)]
+    return tuple(found)
+
+
+def declared(terms: Terms) -> tuple[str, ...]:
+    """What has to be public, or made without the protected data, because nothing hides it."""
+    federation = terms.federation
+    found = [
+        f"The model's shape is public: {_shape(federation)}; so is how data are scaled.",
+        "The initial weights were made without the protected data.",
+    ]
+    if terms.shaping.ballot is not None:
+        found.append(f"The {len(terms.shaping.ballot.inputs)} inputs that are voted on are public.")
+    own = sorted({type(layer).__name__ for layer in terms.module.modules() if _foreign(layer)})
+    if own:
+        found.append(
+            f"Layers that are not fedveil's ({', '.join(own)}) treat examples one by one and "
+            "remember nothing of them."
+        )
+    return tuple(found)
+
+
+def not_covered(terms: Terms, trust: Trust) -> tuple[str, ...]:
+    """What a run shows or holds beyond its releases."""
+    found = list(test_examples(terms.federation))
+    if ARTIFICIAL_NOTE in terms.federation.notes:
+        found.append("A person: rows were dealt to artificial clients, and one client is a share.")
+    if terms.secure is not None and terms.secure.mode is Mode.MODELLED:
+        found.append(
+            "Whoever runs this process: secure sums are modelled, without masks, and it sees what "
+            "every client sends."
+        )
+    elif trust is not Trust.CENTRAL:
+        found.append("Whoever runs this process: it holds all clients' data, noise and keys.")
+    return tuple(found)
+
+
+def test_examples(federation: Federation) -> tuple[str, ...]:
+    """What is said about figures that are measured on the federation's test part."""
+    if not len(federation.test):
+        return ()
+    whose = ", which are the clients' own" if HELD_OUT_NOTE in federation.notes else ""
+    return (f"Test examples{whose}: loss and accuracy on them have no noise.",)
+
+
+def _shape(federation: Federation) -> str:
+    size = "x".join(map(str, federation.input_shape)) or "1"
+    if federation.task is Task.REGRESSION:
+        return f"{size} inputs, one number to predict"
+    return f"{size} inputs, {federation.classes} classes"
+
+
+def _foreign_data(federation: Federation) -> Iterator[str]:
+    """Classes of somebody else between the stored records and the model: a scaling that looks at
+    all records it is given, or a column that does, carries one record into others."""
+    train = federation.train
+    parts = (federation, train, federation.scaling, train.inputs, train.targets, federation.offsets)
+    known = (Federation, Examples, Scaling, type(None), np.ndarray, np.memmap)
+    yield from (type(part).__name__ for part in parts if type(part) not in known)
+
+
+def _foreign_parts(part: object) -> Iterator[str]:
+    """Classes of somebody else anywhere in a method: what a subclass changes, no proof has seen."""
+    if isinstance(part, tuple):
+        for inner in part:
+            yield from _foreign_parts(inner)
+    elif part is not None and not isinstance(part, (bool, int, float, str)):
+        if not type(part).__module__.startswith(_OWN):
+            yield type(part).__name__
+        for each in fields(part) if is_dataclass(part) and not isinstance(part, type) else ():
+            yield from _foreign_parts(getattr(part, each.name))
+
+
+def _foreign(layer: nn.Module) -> bool:
+    """A layer of somebody else, or one of ours that somebody listens to or has changed."""
+    known = f"{type(layer).__module__}.".startswith(_KNOWN_LAYERS)
+    return not known or not as_written(layer)

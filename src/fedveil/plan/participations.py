@@ -1,0 +1,64 @@
+"""What each client's own participation costs it (Hu's epsilon_i).
+
+Where cohorts come from a schedule that does not depend on data and nobody claims credit for a
+secret sample, counts are public and every client may be told its own epsilon. The headline stays
+the largest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.core.errors import Refused
+from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.local_steps import uses_by_client
+from fedveil.plan.plan import Plan
+from fedveil.privacy.accounting import account
+from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
+from fedveil.privacy.releases import Release
+from fedveil.privacy.sampling import Everyone
+
+
+@dataclass(frozen=True, eq=False)
+class Participations:
+    """Rounds in which each client takes part, and its epsilon, both `[clients]`."""
+
+    counts: npt.NDArray[np.int64]
+    epsilons: npt.NDArray[np.float64]
+
+
+def participations(plan: Plan, rounds: int | None = None) -> Participations:
+    """Every client's own cost of the first `rounds` rounds of a plan with a public schedule."""
+    if plan.setting is None or plan.guarantee is None or plan.terms is None:
+        raise Refused(f"method {plan.method.name!r} adds no noise", "choose a private method")
+    if plan.sampling.amplifies:
+        raise Refused(
+            "random cohorts: who took part must stay secret, or is not known before the run",
+            "use sampling balanced, round-robin or everyone",
+        )
+    rounds = plan.method.rounds if rounds is None else rounds
+    counts = np.zeros(plan.federation.clients, dtype=np.int64)
+    for number in range(rounds):
+        counts[plan.sampling.draw(number, None, plan.federation.clients)] += 1  # type: ignore[arg-type]
+    uses = np.zeros_like(counts)
+    if isinstance(plan.method.protection, GradientNoise):
+        uses = uses_by_client(plan.terms)
+    # Clients that came equally often and touch their records equally often pay the same.
+    groups, place = np.unique(np.stack([counts, uses]), axis=1, return_inverse=True)
+    costs = [_cost(plan, int(count), int(use)) for count, use in groups.T]
+    return Participations(counts, np.array(costs)[place.reshape(-1)])
+
+
+def _cost(plan: Plan, count: int, uses: int) -> float:
+    if count == 0 or plan.setting is None or plan.guarantee is None:
+        return 0.0
+    releases = []
+    for release in plan.releases(plan.method.rounds):
+        mechanism = release.mechanism
+        if isinstance(mechanism, NoisyGradients | GridGradients):
+            mechanism = replace(mechanism, record_uses=uses)
+        releases.append(Release(mechanism, Everyone(), count, release.uses))
+    return account(releases, setting=plan.setting, delta=plan.guarantee.delta).epsilon

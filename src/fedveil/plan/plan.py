@@ -1,0 +1,444 @@
+"""A Plan: a Method resolved against a federation, a model and a budget.
+
+Every number is decided here and the guarantee is known before the first step. Whatever cannot be
+proved cannot be planned.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from fedveil.client.local_training import LocalRule
+from fedveil.client.records import client_sizes
+from fedveil.client.update_pipeline import Shaping
+from fedveil.core.arguments import settle
+from fedveil.core.errors import BadInput, Refused
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Arithmetic, Entropy, Trust, Unit
+from fedveil.data.federation import Federation
+from fedveil.methods.parts.adaptive_clipping import ClipTracking
+from fedveil.methods.parts.every_round import check_every_round
+from fedveil.methods.parts.isolation import check_isolation
+from fedveil.methods.parts.method import Method
+from fedveil.methods.parts.noise_placement import Occasion, Protection, Terms
+from fedveil.models.flat import Layout, flatten, layout_of
+from fedveil.plan import limits
+from fedveil.plan.fitting import distillation, fitted, sampling_of, shaping_of, terms_of
+from fedveil.plan.secure_sums import check_central, check_sums
+from fedveil.privacy.accounting import (
+    Release,
+    Setting,
+    account,
+    default_delta,
+    fast_epsilon,
+)
+from fedveil.privacy.guarantee import Guarantee
+from fedveil.privacy.mechanisms import Laplace
+from fedveil.privacy.root import least_at_most
+from fedveil.privacy.sampling import Sampling
+from fedveil.server.optimizers import Optimizer, State
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much privacy may be spent: epsilon (the noise follows) or the noise (epsilon follows).
+
+    `delta=None` stands for min(1e-5, units^-1.1); zero asks for pure differential privacy.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise BadInput("privacy: set exactly one of epsilon and noise_multiplier")
+        for name in ("epsilon", "noise_multiplier"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise BadInput(f"privacy.{name}: must be positive and finite, got {value}")
+
+    def resolved_delta(self, units: int, *, pure: bool = False) -> float:
+        """The delta to use for this many protected units; at or above 1/units it is refused.
+
+        Zero needs a mechanism that is private without any delta (`pure`).
+        """
+        if self.delta is None:
+            return default_delta(units)
+        if self.delta == 0 and pure:
+            return 0.0
+        if not 0 < self.delta < 1 / units:
+            raise BadInput(
+                f"privacy.delta: must be between 0 and 1/{units} (one over the number of "
+                f"protected units), got {self.delta}"
+            )
+        return self.delta
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a round released, and what it leaves for the next one."""
+
+    average: Tensor  # [parameters], or the votes' histogram
+    state: State  # of the clip rule; released values only
+    figures: Mapping[str, float] = field(default_factory=dict)  # released statistics by name
+
+
+# Of a plan's terms these are chosen; all others follow from its method, federation and module.
+_CHOSEN = ("noise_multiplier", "arithmetic", "secure")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will run, decided to the last number. Build one with `plan`.
+
+    Only choices are kept. Sampling, shaping, setting and guarantee are derived from them, so that
+    `dataclasses.replace` yields a plan that does what its guarantee says, and says what it does:
+    with another method, federation or module the terms are fitted again; other terms may bring
+    another noise multiplier, arithmetic or secure sums.
+    """
+
+    method: Method
+    federation: Federation = field(repr=False)
+    module: nn.Module = field(repr=False)
+    start: Tensor = field(repr=False)  # initial weights [parameters]
+    seed: int | None
+    terms: Terms | None = field(default=None, repr=False)  # what the noise is fitted to
+    delta: float | None = None  # of the guarantee; None: a simulation that promises nothing
+    declared: tuple[str, ...] = ()  # what else the guarantee takes to be public
+    unprotected: tuple[str, ...] = ()  # what else was taken from the protected data
+    basis: tuple[object, ...] = field(default=(), repr=False, compare=False)  # of the terms
+
+    def __post_init__(self) -> None:
+        if self.start.shape != (self.layout.size,):
+            raise BadInput(f"start: need the module's {self.layout.size} weights")
+        protection, terms = self.method.protection, self.terms
+        if protection is None or terms is None:
+            if (protection is None) != (terms is None):
+                raise BadInput("terms: a plan has them if its method adds noise; make a new plan")
+            return
+        basis = (self.method, self.federation, self.module)
+        tried = self.basis[3:]  # terms of which every round was tried
+        if tried and all(map(operator.is_, self.basis, basis)):
+            for name in (each.name for each in fields(Terms) if each.name not in _CHOSEN):
+                if getattr(terms, name) is not getattr(self.basis[3], name):
+                    raise BadInput(f"terms.{name}: follows from the method; change it there")
+        else:
+            check_isolation(self.module, self.federation, self.method.local.per_example)
+            noise, summed = terms.noise_multiplier, terms.secure is not None
+            terms = fitted(*basis, protection, terms.arithmetic, noise, summed)
+            check_central(protection, terms)
+        if not tried or terms is not tried[0]:
+            check_every_round(self.method, protection, terms)
+        settle(self, terms=terms, basis=(*basis, terms))
+        if self.seed is None:
+            if self.delta is None:
+                raise BadInput("delta: a protected plan promises something, and needs one")
+            check_sums(protection, terms)
+
+    def check_still(self) -> None:
+        """Raise if a part, such as the module, was changed in place after the plan was made."""
+        if replace(self, basis=()).guarantee != self.guarantee:  # fitted and tried anew
+            raise BadInput("plan: its parts were changed after it was made; make a new one")
+
+    @cached_property
+    def layout(self) -> Layout:
+        return layout_of(self.module)
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        """Who takes part: drawn in the rounds, and accounted for."""
+        return self.terms.sampling if self.terms else sampling_of(self.method, self.federation)
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        if self.method.voting is None:
+            return self.method.optimizer
+        return distillation(self.method.voting, self.federation, self.module)
+
+    @cached_property
+    def shaping(self) -> Shaping:
+        """What leaves a client in the first round."""
+        if self.method.protection is None:
+            return shaping_of(self.method, self.federation, self.module)
+        return self.shaping_in(0, {})
+
+    @cached_property
+    def setting(self) -> Setting | None:
+        if self.method.protection is None or self.terms is None:
+            return None
+        return _setting(
+            self.method,
+            self.method.protection,
+            self.terms,
+            self.seed,
+            self.declared,
+            self.unprotected,
+        )
+
+    @cached_property
+    def guarantee(self) -> Guarantee | None:
+        """What all rounds together guarantee; None if the method adds no noise."""
+        if self.setting is None or self.delta is None:
+            return None
+        releases = self.releases(self.method.rounds)
+        return account(releases, setting=self.setting, delta=self.delta)
+
+    @property
+    def protected(self) -> bool:
+        """No seed and some noise: only released values may be shown or kept."""
+        return self.seed is None and self.method.protection is not None
+
+    @property
+    def randomness(self) -> Randomness:
+        return Randomness(self.seed)
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        return None if self.terms is None else self.terms.noise_multiplier
+
+    @property
+    def local(self) -> LocalRule:
+        """What clients do, with any noise that belongs into their steps."""
+        if self.method.protection is None or self.terms is None:
+            return self.method.local
+        return self.method.protection.local(self.terms)
+
+    def shaping_in(self, round: int, state: State) -> Shaping:
+        """What leaves a client in round `round` (from 0), after the rounds that left `state`."""
+        if self.method.protection is None or self.terms is None:
+            return self.shaping
+        clip = self.terms.shaping.clip
+        if self.method.clip_rule is not None:
+            clip = self.method.clip_rule.clip(self.method.local, round, state)
+        return self.method.protection.shaping(self.terms, clip, round)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against running this plan: noise in which no update can be seen.
+
+        If all clients send the same update of full norm, their averages over the run add up to
+        sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
+        """
+        terms, setting = self.terms, self.setting
+        if terms is None or setting is None or setting.unit is not Unit.CLIENT:
+            return ()
+        noise = terms.noise_multiplier
+        cohort, clients = self.sampling.expected_cohort, terms.clients
+        seen = math.sqrt(cohort) if setting.trust is Trust.LOCAL else cohort
+        ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise
+        if ratio >= 1:
+            return ()
+        needed = math.ceil(clients * ratio ** (-2 if setting.trust is Trust.LOCAL else -1))
+        return (
+            f"cohorts of {cohort:g} drown in this noise (signal-to-noise {ratio:.2g} over the "
+            f"run): do not expect the model to learn. It takes about {needed:,} clients at the "
+            "same rate, or a larger epsilon, or fewer parameters",
+        )
+
+    def releases(self, rounds: int) -> tuple[Release, ...]:
+        """What leaves in the first `rounds` rounds."""
+        if self.method.protection is None or self.terms is None or rounds == 0:
+            return ()
+        return _releases(self.method, self.method.protection, self.terms, rounds)
+
+    def spent(self, rounds: int) -> float | None:
+        """Epsilon after `rounds` rounds; None if the method gives no guarantee."""
+        if self.guarantee is None or self.setting is None:
+            return None
+        if rounds == 0:
+            return 0.0
+        releases = self.releases(rounds)
+        return account(releases, setting=self.setting, delta=self.guarantee.delta).epsilon
+
+    def release(
+        self,
+        total: Tensor,
+        norms: Tensor,
+        shaping: Shaping,
+        state: State,
+        occasion: Occasion,
+    ) -> Released:
+        """What a round's sum of shaped updates and their norms `[cohort]` become when they leave.
+
+        A private method divides by the public expected cohort, never by the realised one. Secure
+        sums come in by `averaged` instead.
+        """
+        protection, terms, rule = self.method.protection, self.terms, self.method.clip_rule
+        if protection is None or terms is None:
+            sizes = client_sizes(self.federation, occasion.cohort)
+            weight = float(shaping.weights(sizes).sum())
+            return Released((total / max(weight, 1e-30)).float(), {})
+        private = protection.protect(terms, total, shaping, occasion)
+        count = None
+        if isinstance(rule, ClipTracking):
+            clip = shaping.clip or terms.clip
+            count = rule.count(protection, terms, norms, clip, occasion)
+        return self.averaged(private, count, self.sampling.expected_cohort, shaping, state)
+
+    def averaged(
+        self, total: Tensor, count: float | None, clients: float, shaping: Shaping, state: State
+    ) -> Released:
+        """What private sums, of updates and of a tracked clip's count, become when they leave.
+
+        `clients` divides them: the expected cohort, or under a secure sum the survivors, whose
+        number is no secret there.
+        """
+        rule, terms = self.method.clip_rule, self.terms
+        average = total / clients
+        if count is None or terms is None or not isinstance(rule, ClipTracking):
+            return Released(average, {})
+        clip = shaping.clip or terms.clip
+        moved, share = rule.follow(count, clients, clip, state)
+        return Released(average, moved, {"clip_norm": clip.norm, "below_clip": share})
+
+
+def plan(
+    method: Method,
+    federation: Federation,
+    model: nn.Module,
+    *,
+    budget: Budget | None = None,
+    seed: int | None = None,
+    arithmetic: Arithmetic | None = None,
+    declared: Sequence[str] = (),
+    unprotected: Sequence[str] = (),
+) -> Plan:
+    """Resolve a method against data, a model and a budget.
+
+    With a seed the run is a simulation: its guarantee says what the same plan would certify.
+    `arithmetic=None` is exact without a seed and under a secure sum, which adds integers, and
+    idealised (faster) with a seed. Sentences: `declared` says what else the guarantee takes to be
+    public; `unprotected` what was taken from the protected data by other ways, so that nothing is
+    certified.
+    """
+    layout_of(model)  # refuses a model that cannot be trained this way
+    protection, start = method.protection, flatten(model)
+    if protection is None:
+        if budget is not None:
+            raise Refused(
+                f"method {method.name!r} adds no noise, so no epsilon can be promised",
+                "choose a private method such as dp-fedavg, or leave privacy.epsilon out",
+            )
+        if method.aggregation.asked:
+            raise BadInput(
+                f"aggregation: secure sums carry noise shares, and method {method.name!r} has none"
+            )
+        return Plan(method, federation, model, start, seed)
+    if budget is None:
+        raise BadInput(f"privacy.epsilon: method {method.name!r} needs a budget")
+    check_isolation(model, federation, method.local.per_example)
+    terms = terms_of(method, federation, model, protection, seed, arithmetic)
+    setting = _setting(method, protection, terms, seed, declared, unprotected)
+    delta = _delta(method, protection, terms, setting, budget)
+    if budget.noise_multiplier is not None:
+        noise = budget.noise_multiplier
+    else:
+        noise = _calibrated(method, protection, terms, setting, budget.epsilon or 0.0, delta)
+    terms = replace(terms, noise_multiplier=noise)
+    check_every_round(method, protection, terms)
+    said, basis = (tuple(declared), tuple(unprotected)), (method, federation, model, terms)
+    made = Plan(method, federation, model, start, seed, terms, delta, *said, basis=basis)
+    if made.guarantee is None:  # worked out here, for what cannot be proved cannot be planned
+        raise RuntimeError("a plan with noise has a guarantee")
+    return made
+
+
+def quick_noise(method: Method, like: Plan, budget: Budget) -> float:
+    """The noise multiplier of a method on the data and model of a plan, for simulations.
+
+    What `plan` would take, or a little more where only a slow accountant proves that less will do;
+    nothing is promised, so nothing is accounted.
+    """
+    protection = method.protection
+    if protection is None or like.terms is None or budget.epsilon is None:
+        raise BadInput(f"training.method: {method.name!r} adds no noise")
+    terms = terms_of(
+        method, like.federation, like.module, protection, like.seed, like.terms.arithmetic
+    )
+    setting = _setting(method, protection, terms, like.seed)
+    delta = _delta(method, protection, terms, setting, budget)
+    return _calibrated(method, protection, terms, setting, budget.epsilon, delta, quickly=True)
+
+
+def _delta(
+    method: Method, protection: Protection, terms: Terms, setting: Setting, budget: Budget
+) -> float:
+    releases = _releases(method, protection, terms, method.rounds)
+    pure = all(isinstance(release.mechanism, Laplace) for release in releases)
+    return budget.resolved_delta(setting.population or terms.federation.clients, pure=pure)
+
+
+def _setting(
+    method: Method,
+    protection: Protection,
+    terms: Terms,
+    seed: int | None,
+    declared: Sequence[str] = (),
+    unprotected: Sequence[str] = (),
+) -> Setting:
+    promise, federation = protection.promise(terms), terms.federation
+    by_client = promise.unit is Unit.CLIENT
+    return Setting(
+        unit=promise.unit,
+        adjacency=promise.adjacency,
+        trust=promise.trust,
+        population=terms.clients if by_client else len(federation.train),
+        arithmetic=terms.arithmetic,
+        entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
+        colluders=promise.colluders,
+        honest_shares=promise.honest_shares,
+        unprotected=(*limits.unprotected(method, terms), *unprotected),
+        declared=(*limits.declared(terms), *declared),
+        not_covered=limits.not_covered(terms, promise.trust),
+    )
+
+
+def _releases(
+    method: Method, protection: Protection, terms: Terms, rounds: int
+) -> tuple[Release, ...]:
+    if isinstance(method.clip_rule, ClipTracking):
+        return method.clip_rule.releases(protection, terms, rounds)
+    return protection.releases(terms, rounds)
+
+
+def _calibrated(
+    method: Method,
+    protection: Protection,
+    terms: Terms,
+    setting: Setting,
+    epsilon: float,
+    delta: float,
+    quickly: bool = False,
+) -> float:
+    """The least noise multiplier with which all releases together keep to epsilon."""
+
+    def releases(noise: float) -> tuple[Release, ...]:
+        fitted = replace(terms, noise_multiplier=noise)
+        return _releases(method, protection, fitted, terms.rounds)
+
+    def quick(noise: float) -> float:
+        return fast_epsilon(releases(noise), setting=setting, delta=delta)
+
+    def reported(noise: float) -> float:
+        return account(releases(noise), setting=setting, delta=delta).epsilon
+
+    # Noise as if every participation were charged alone: too much, but the right order.
+    guess = math.sqrt(max(1, terms.rounds)) / epsilon
+    noise = least_at_most(quick, epsilon, guess, least=1e-6, most=1e9)
+    if noise is None:
+        raise Refused(
+            f"no amount of noise on the updates keeps to epsilon {epsilon}: other releases, such "
+            "as a tracked clip, or missing noise shares cost more",
+            "raise privacy.epsilon or privacy.clip_noise, or name fewer colluders",
+        )
+    # Where a slow accountant beats the quick ones, less noise will do: search again with it.
+    if not quickly and reported(noise) < 0.999 * quick(noise):
+        noise = least_at_most(reported, epsilon, noise, least=1e-6, most=1e9) or noise
+    return noise
