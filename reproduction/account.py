@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.cli import mechanism_args as described
-from fedveil.core.errors import BadInput, FedveilError, Refused
+from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 from fedveil.privacy.shown import at_most
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def compare(args: argparse.Namespace) -> int:
     except FedveilError:
         raise
     except (ValueError, ArithmeticError):
-        raise BadInput(
+        raise ConfigError(
             f"--paper: the formulas of {args.paper} break down at such numbers"
         ) from None
     if args.json:
@@ -229,12 +229,12 @@ def _row(
     release = Release(mechanism, sampling, args.rounds, participations=participations)
     try:
         return what, account([release], setting=setting, delta=args.delta), ""
-    except Refused as refusal:
+    except PrivacyRefusal as refusal:
         return what, None, str(refusal)
 
 
 def _need(args: argparse.Namespace, name: str) -> Any:
     value = getattr(args, name)
     if value is None:
-        raise BadInput(f"--{name.replace('_', '-')}: --paper {args.paper} needs it")
+        raise ConfigError(f"--{name.replace('_', '-')}: --paper {args.paper} needs it")
     return value

@@ -6,7 +6,7 @@
     method = fv.dp_fedavg(
         rounds=60,
         cohort=fv.CohortRule(size=50),
-        local=fv.LocalRule(fv.LearningRate(0.5), epochs=1),
+        local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
         clip=fv.Clip(1.0),
     )
     model = fv.build("logistic", federation)
@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 from fedveil.core.loading import uncollected
 
 if TYPE_CHECKING:
-    from fedveil.client.local_training import GradientClip, LearningRate, LocalRule, Schedule
-    from fedveil.core.errors import BadInput, FedveilError, Refused
+    from fedveil.client.local_training import GradientClip, LearningRate, LocalTraining, Schedule
+    from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
     from fedveil.data.federation import Examples, Federation, Task
     from fedveil.data.table import from_table
     from fedveil.datasets import load
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from fedveil.methods.fedavg import fedavg, fedprox, fedsgd
     from fedveil.methods.gradient_noise import dp_sgd, hu
     from fedveil.methods.laplacian_smoothing import dp_fed
-    from fedveil.methods.parts.adaptive_clipping import ClipTracking
+    from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
     from fedveil.methods.parts.aggregation import Aggregation, Secure
     from fedveil.methods.parts.central_noise import CentralNoise
-    from fedveil.methods.parts.distributed_noise import SharedNoise
+    from fedveil.methods.parts.distributed_noise import DistributedNoise
     from fedveil.methods.parts.local_noise import LocalNoise
     from fedveil.methods.parts.method import CohortRule, Method, Scheme, Voting
     from fedveil.methods.parts.noise_placement import Noise
@@ -63,13 +63,13 @@ _HOMES = {
     "fedveil.data.table": ("from_table",),
     "fedveil.run.directory": ("RunDirectory",),
     "fedveil.run.run": ("Run", "Speed"),
-    "fedveil.core.errors": ("BadInput", "FedveilError", "Refused"),
-    "fedveil.client.local_training": ("GradientClip", "LearningRate", "LocalRule", "Schedule"),
+    "fedveil.core.errors": ("ConfigError", "FedveilError", "PrivacyRefusal"),
+    "fedveil.client.local_training": ("GradientClip", "LearningRate", "LocalTraining", "Schedule"),
     "fedveil.methods.ae_dpfl": ("ae_dpfl",),
     "fedveil.methods.parts.aggregation": ("Aggregation", "Secure"),
     "fedveil.methods.parts.central_noise": ("CentralNoise",),
     "fedveil.methods.bounded_sparse": ("cheng",),
-    "fedveil.methods.parts.adaptive_clipping": ("ClipTracking",),
+    "fedveil.methods.parts.adaptive_clipping": ("AdaptiveClipping",),
     "fedveil.methods.ddgauss": ("ddgauss",),
     "fedveil.methods.dp_fedavg": ("dp_fedavg",),
     "fedveil.methods.fedavg": ("fedavg", "fedprox", "fedsgd"),
@@ -79,7 +79,7 @@ _HOMES = {
     "fedveil.methods.parts.local_noise": ("LocalNoise",),
     "fedveil.methods.parts.method": ("CohortRule", "Method", "Scheme", "Voting"),
     "fedveil.methods.parts.noise_placement": ("Noise",),
-    "fedveil.methods.parts.distributed_noise": ("SharedNoise",),
+    "fedveil.methods.parts.distributed_noise": ("DistributedNoise",),
     "fedveil.models.zoo": ("build",),
     "fedveil.plan.plan": ("Budget", "Plan", "plan"),
     "fedveil.privacy.accounting": ("Release", "Setting", "account"),
@@ -92,13 +92,14 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Adam",
+    "AdaptiveClipping",
     "Aggregation",
-    "BadInput",
     "Budget",
     "CentralNoise",
     "Clip",
-    "ClipTracking",
     "CohortRule",
+    "ConfigError",
+    "DistributedNoise",
     "Examples",
     "Federation",
     "FedveilError",
@@ -106,11 +107,11 @@ __all__ = [
     "Guarantee",
     "LearningRate",
     "LocalNoise",
-    "LocalRule",
+    "LocalTraining",
     "Method",
     "Noise",
     "Plan",
-    "Refused",
+    "PrivacyRefusal",
     "Release",
     "Run",
     "RunDirectory",
@@ -119,7 +120,6 @@ __all__ = [
     "Secure",
     "Setting",
     "Sgd",
-    "SharedNoise",
     "Smoothing",
     "Speed",
     "Task",

@@ -14,7 +14,7 @@ from fedveil.cli import console, main
 from fedveil.config import assemble
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import HELD_OUT_NOTE, Federation
 from fedveil.engines.cost import Prediction
 from fedveil.privacy.accounting import account
@@ -78,7 +78,7 @@ def test_one_list_everywhere(path: Path, tmp_path: Path, capsys: Capture) -> Non
     recipe = recipes.with_defaults(recipes.parse(recipes.read(path), rounds[1:]))
     try:
         federation = federation_of(recipe.data)
-    except BadInput as missing:
+    except ConfigError as missing:
         pytest.skip(f"no data here: {missing}")
     guarantee = plan_of(recipe, federation).guarantee
     out = tmp_path / "run"

@@ -191,10 +191,10 @@ def start_and_hold(*arguments: str) -> subprocess.Popen[str]:
     raise AssertionError("the run ended before its second round")
 
 
-def wait_for_round(process: subprocess.Popen[str], round: int) -> None:
+def wait_for_round(process: subprocess.Popen[str], round_number: int) -> None:
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith(f"round {round}/"):
+        if line.startswith(f"round {round_number}/"):
             return
     raise AssertionError("the run ended too early")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.client.batches import Batches, batches_per_epoch, draw_batches
-from fedveil.client.local_training import LearningRate, LocalRule
+from fedveil.client.local_training import LearningRate, LocalTraining
 from fedveil.core.randomness import Randomness
 
 RATE = LearningRate(0.1)
@@ -16,10 +16,10 @@ sizes_of = st.lists(st.integers(1, 40), min_size=1, max_size=12).map(np.array)
 
 
 @st.composite
-def rules(draw: st.DrawFn) -> LocalRule:
+def rules(draw: st.DrawFn) -> LocalTraining:
     by_steps = draw(st.booleans())
     count = draw(st.integers(1, 7))
-    return LocalRule(
+    return LocalTraining(
         RATE,
         steps=count if by_steps else None,
         epochs=None if by_steps else count,
@@ -36,10 +36,10 @@ def used(batches: Batches, client: int, step: int) -> list[int]:
 @settings(max_examples=150, deadline=None)
 @given(sizes_of, rules(), st.integers(0, 1000))
 def test_every_epoch_deals_every_record_once(
-    sizes: np.ndarray, rule: LocalRule, round: int
+    sizes: np.ndarray, rule: LocalTraining, round_number: int
 ) -> None:
     clients = np.arange(len(sizes)) * 7 + 3
-    batches = draw_batches(clients, sizes, rule, round, Randomness(1))
+    batches = draw_batches(clients, sizes, rule, round_number, Randomness(1))
     per_epoch = batches_per_epoch(sizes, rule)
     for client, size in enumerate(sizes.tolist()):
         steps = int(batches.steps[client])
@@ -63,7 +63,9 @@ def test_every_epoch_deals_every_record_once(
 
 @settings(max_examples=60, deadline=None)
 @given(sizes_of, rules())
-def test_a_clients_batches_do_not_depend_on_its_company(sizes: np.ndarray, rule: LocalRule) -> None:
+def test_a_clients_batches_do_not_depend_on_its_company(
+    sizes: np.ndarray, rule: LocalTraining
+) -> None:
     clients = np.arange(len(sizes)) * 5
     together = draw_batches(clients, sizes, rule, 4, Randomness(9))
     for place in range(len(sizes)):
@@ -77,17 +79,17 @@ def test_a_clients_batches_do_not_depend_on_its_company(sizes: np.ndarray, rule:
 
 
 def test_rounds_epochs_clients_and_seeds_shuffle_differently() -> None:
-    rule = LocalRule(RATE, epochs=2, batch_size=30)
+    rule = LocalTraining(RATE, epochs=2, batch_size=30)
     sizes = np.array([60, 60])
 
-    def order(seed: int, round: int, client: int, epoch: int) -> tuple[int, ...]:
-        batches = draw_batches(np.array([4, 5]), sizes, rule, round, Randomness(seed))
+    def order(seed: int, round_number: int, client: int, epoch: int) -> tuple[int, ...]:
+        batches = draw_batches(np.array([4, 5]), sizes, rule, round_number, Randomness(seed))
         return tuple(used(batches, client, 2 * epoch) + used(batches, client, 2 * epoch + 1))
 
     orders = {
-        order(seed, round, client, epoch)
+        order(seed, round_number, client, epoch)
         for seed in (1, 2)
-        for round in (0, 1)
+        for round_number in (0, 1)
         for client in (0, 1)
         for epoch in (0, 1)
     }
@@ -98,7 +100,7 @@ def test_rounds_epochs_clients_and_seeds_shuffle_differently() -> None:
 def test_shuffles_are_uniform() -> None:
     """Each of four records comes first a quarter of the time: chi-square, 3 degrees of freedom,
     false alarm below 1e-5 (quantile 25.9)."""
-    rule = LocalRule(RATE, epochs=1, batch_size=1)
+    rule = LocalTraining(RATE, epochs=1, batch_size=1)
     clients = np.arange(40_000)
     batches = draw_batches(clients, np.full(40_000, 4), rule, 0, Randomness(3))
     for step in (0, 3):
@@ -110,7 +112,7 @@ def test_no_clients_draw_no_batches() -> None:
     empty = np.array([], dtype=np.int64)
     for batch in (None, 4):
         batches = draw_batches(
-            empty, empty, LocalRule(RATE, steps=3, batch_size=batch), 0, Randomness(1)
+            empty, empty, LocalTraining(RATE, steps=3, batch_size=batch), 0, Randomness(1)
         )
         assert len(batches.steps) == 0
         assert batches.most_steps == 0
@@ -118,7 +120,7 @@ def test_no_clients_draw_no_batches() -> None:
 
 @pytest.mark.parametrize("largest", [1, 2, 63, 64, 65, 1000])
 def test_positions_survive_the_packing_of_shuffle_words(largest: int) -> None:
-    rule = LocalRule(RATE, epochs=1, batch_size=max(1, largest // 3))
+    rule = LocalTraining(RATE, epochs=1, batch_size=max(1, largest // 3))
     sizes = np.array([largest, max(1, largest // 2)])
     batches = draw_batches(np.array([0, 1]), sizes, rule, 0, Randomness(2))
     for client in (0, 1):

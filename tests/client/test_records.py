@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from fedveil.client.batches import draw_batches
-from fedveil.client.local_training import LearningRate, LocalRule
+from fedveil.client.local_training import LearningRate, LocalTraining
 from fedveil.client.records import Records
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 
 RATE = LearningRate(0.1)
 RULES = {
-    "in order": LocalRule(RATE, epochs=1, batch_size=4),
-    "again and again": LocalRule(RATE, epochs=3, batch_size=4),
-    "all at once": LocalRule(RATE, steps=2),
-    "a few": LocalRule(RATE, steps=1, batch_size=2),
+    "in order": LocalTraining(RATE, epochs=1, batch_size=4),
+    "again and again": LocalTraining(RATE, epochs=3, batch_size=4),
+    "all at once": LocalTraining(RATE, steps=2),
+    "a few": LocalTraining(RATE, steps=1, batch_size=2),
 }
 
 

@@ -20,9 +20,9 @@ def plan_of(scheme: str, seed: int | None) -> Plan:
     method = fv.dp_fedavg(
         rounds=ROUNDS,
         cohort=fv.CohortRule(fv.Scheme(scheme), size=COHORT),
-        local=fv.LocalRule(fv.LearningRate(0.5, fv.Schedule.COSINE, 1.0), epochs=1),
+        local=fv.LocalTraining(fv.LearningRate(0.5, fv.Schedule.COSINE, 1.0), epochs=1),
         clip=fv.Clip(0.5),
-        tracking=fv.ClipTracking(fv.Clip(0.5), bit_noise=0.5),
+        tracking=fv.AdaptiveClipping(fv.Clip(0.5), bit_noise=0.5),
         optimizer=fv.Adam(0.05),
     )
     module = fv.build("logistic", FEDERATION, seed=0)
@@ -49,12 +49,12 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def round_sum(self, weights: Any, cohort: Any, round: int, *rest: Any) -> Any:
+    def round_sum(self, weights: Any, cohort: Any, round_number: int, *rest: Any) -> Any:
         with self._path.with_suffix(".cohorts").open("a") as file:
-            file.write(json.dumps([round, cohort.tolist()]) + "\n")
-        if round == self._dies_in:
+            file.write(json.dumps([round_number, cohort.tolist()]) + "\n")
+        if round_number == self._dies_in:
             die()
-        return self._engine.round_sum(weights, cohort, round, *rest)
+        return self._engine.round_sum(weights, cohort, round_number, *rest)
 
 
 def main(path: Path, scheme: str, seed: int | None, point: str = "", dies_in: int = -1) -> None:
@@ -75,10 +75,10 @@ def main(path: Path, scheme: str, seed: int | None, point: str = "", dies_in: in
     if point == "noise":
         step = type(plan.optimizer).step
 
-        def dying_step(self: Any, weights: Any, update: Any, state: Any, round: int) -> Any:
-            if round == dies_in:
+        def dying_step(self: Any, weights: Any, update: Any, state: Any, round_number: int) -> Any:
+            if round_number == dies_in:
                 die()
-            return step(self, weights, update, state, round)
+            return step(self, weights, update, state, round_number)
 
         type(plan.optimizer).step = dying_step  # type: ignore[method-assign]
     if point == "store":
@@ -91,7 +91,7 @@ def main(path: Path, scheme: str, seed: int | None, point: str = "", dies_in: in
 
         Path.replace = dying_replace  # type: ignore[method-assign, assignment]
     for report in run:
-        if point == "shown" and report.round == dies_in + 1:
+        if point == "shown" and report.round_number == dies_in + 1:
             die()
     directory.write_model(run.model_file())
     directory.close()

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.client.local_training import GradientClip, LearningRate, LocalRule, Schedule
+from fedveil.client.local_training import GradientClip, LearningRate, LocalTraining, Schedule
 from fedveil.client.rotation import Rotation
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.engines.contract import Job
@@ -25,25 +25,25 @@ RATE = LearningRate(0.2)
 DECAY = LearningRate(0.2, Schedule.INVERSE, 3.0)
 
 RULES = {
-    "full batch, one step": LocalRule(RATE, steps=1),
-    "full batch, three steps, decaying": LocalRule(DECAY, steps=3),
-    "one epoch of batches": LocalRule(RATE, epochs=1, batch_size=4),
-    "epochs of batches, decaying": LocalRule(DECAY, epochs=2, batch_size=4),
-    "two epochs, weight decay": LocalRule(RATE, epochs=2, batch_size=4, weight_decay=0.1),
-    "steps over several epochs": LocalRule(RATE, steps=9, batch_size=3),
-    "fewer steps than an epoch has": LocalRule(RATE, steps=2, batch_size=2),
-    "batches as large as some clients": LocalRule(RATE, epochs=3, batch_size=5),
-    "drop last": LocalRule(RATE, steps=5, batch_size=4, drop_last=True),
-    "momentum": LocalRule(RATE, epochs=2, batch_size=4, momentum=0.9, weight_decay=0.1),
-    "FedProx": LocalRule(RATE, epochs=2, batch_size=4, penalty=0.5),
-    "BLUR (Cheng)": LocalRule(RATE, steps=8, batch_size=4, penalty=2.0, penalty_radius=0.3),
-    "BLUR, momentum, decay": LocalRule(
+    "full batch, one step": LocalTraining(RATE, steps=1),
+    "full batch, three steps, decaying": LocalTraining(DECAY, steps=3),
+    "one epoch of batches": LocalTraining(RATE, epochs=1, batch_size=4),
+    "epochs of batches, decaying": LocalTraining(DECAY, epochs=2, batch_size=4),
+    "two epochs, weight decay": LocalTraining(RATE, epochs=2, batch_size=4, weight_decay=0.1),
+    "steps over several epochs": LocalTraining(RATE, steps=9, batch_size=3),
+    "fewer steps than an epoch has": LocalTraining(RATE, steps=2, batch_size=2),
+    "batches as large as some clients": LocalTraining(RATE, epochs=3, batch_size=5),
+    "drop last": LocalTraining(RATE, steps=5, batch_size=4, drop_last=True),
+    "momentum": LocalTraining(RATE, epochs=2, batch_size=4, momentum=0.9, weight_decay=0.1),
+    "FedProx": LocalTraining(RATE, epochs=2, batch_size=4, penalty=0.5),
+    "BLUR (Cheng)": LocalTraining(RATE, steps=8, batch_size=4, penalty=2.0, penalty_radius=0.3),
+    "BLUR, momentum, decay": LocalTraining(
         RATE, steps=6, batch_size=4, penalty=1.0, penalty_radius=0.2, momentum=0.5, weight_decay=0.2
     ),
-    "projection (Liang)": LocalRule(RATE, epochs=2, batch_size=4, projection_radius=0.1),
-    "whole gradient, L2 (Fu)": LocalRule(DECAY, steps=4, gradient_clip=GradientClip(0.5)),
-    "whole gradient, L1 (Fu)": LocalRule(DECAY, steps=4, gradient_clip=GradientClip(0.5, 1)),
-    "whole gradient, decay, noise": LocalRule(
+    "projection (Liang)": LocalTraining(RATE, epochs=2, batch_size=4, projection_radius=0.1),
+    "whole gradient, L2 (Fu)": LocalTraining(DECAY, steps=4, gradient_clip=GradientClip(0.5)),
+    "whole gradient, L1 (Fu)": LocalTraining(DECAY, steps=4, gradient_clip=GradientClip(0.5, 1)),
+    "whole gradient, decay, noise": LocalTraining(
         RATE,
         steps=4,
         batch_size=3,
@@ -51,7 +51,7 @@ RULES = {
         gradient_noise=0.1,
         weight_decay=0.3,
     ),
-    "whole gradient, decay, momentum, penalty": LocalRule(
+    "whole gradient, decay, momentum, penalty": LocalTraining(
         RATE,
         epochs=2,
         batch_size=3,
@@ -61,13 +61,13 @@ RULES = {
         penalty=0.5,
         penalty_radius=0.05,
     ),
-    "per example": LocalRule(
+    "per example": LocalTraining(
         RATE, steps=4, batch_size=3, gradient_clip=GradientClip(0.5, per_example=True)
     ),
-    "per example, L1": LocalRule(
+    "per example, L1": LocalTraining(
         RATE, steps=4, batch_size=3, gradient_clip=GradientClip(0.9, 1, per_example=True)
     ),
-    "per example, noisy (Hu)": LocalRule(
+    "per example, noisy (Hu)": LocalTraining(
         RATE,
         steps=4,
         batch_size=3,
@@ -75,7 +75,7 @@ RULES = {
         gradient_noise=0.3,
         weight_decay=0.1,
     ),
-    "per example, exact noise": LocalRule(
+    "per example, exact noise": LocalTraining(
         RATE,
         epochs=2,
         batch_size=3,
@@ -83,7 +83,7 @@ RULES = {
         gradient_noise=0.3,
         gradient_grid=2.0**-22,
     ),
-    "per example, the last noise comes later (Hu)": LocalRule(
+    "per example, the last noise comes later (Hu)": LocalTraining(
         RATE,
         epochs=2,
         batch_size=3,
@@ -93,19 +93,19 @@ RULES = {
     ),
 }
 SHAPINGS = {
-    "nothing": Shaping(),
-    "clip": Shaping(Clip(0.2, 2)),
-    "clip L1": Shaping(Clip(0.2, 1)),
-    "capped weights": Shaping(Clip(0.2, 2), weight_cap=6),
-    "weights without clip": Shaping(weight_cap=6),
-    "LUS (Cheng)": Shaping(Clip(0.2, 2), sparsity=0.7),
+    "nothing": UpdatePipeline(),
+    "clip": UpdatePipeline(Clip(0.2, 2)),
+    "clip L1": UpdatePipeline(Clip(0.2, 1)),
+    "capped weights": UpdatePipeline(Clip(0.2, 2), weight_cap=6),
+    "weights without clip": UpdatePipeline(weight_cap=6),
+    "LUS (Cheng)": UpdatePipeline(Clip(0.2, 2), sparsity=0.7),
 }
 GRIDS = {  # sums of integers, which a reference in floats cannot give
-    "grid": Shaping(Clip(0.2, 2), granularity=2.0**-20),
-    "grid, L1, weights": Shaping(Clip(0.2, 1), weight_cap=6, granularity=2.0**-20),
-    "LUS on a grid": Shaping(Clip(0.2, 2), sparsity=0.7, granularity=2.0**-20),
-    "rotated (ddgauss)": Shaping(Clip(0.2, 2), granularity=2.0**-18, rotation=Rotation(3)),
-    "rounded at random (ddgauss)": Shaping(
+    "grid": UpdatePipeline(Clip(0.2, 2), granularity=2.0**-20),
+    "grid, L1, weights": UpdatePipeline(Clip(0.2, 1), weight_cap=6, granularity=2.0**-20),
+    "LUS on a grid": UpdatePipeline(Clip(0.2, 2), sparsity=0.7, granularity=2.0**-20),
+    "rotated (ddgauss)": UpdatePipeline(Clip(0.2, 2), granularity=2.0**-18, rotation=Rotation(3)),
+    "rounded at random (ddgauss)": UpdatePipeline(
         Clip(0.2, 2), granularity=2.0**-12, rotation=Rotation(3), rounding_beta=0.6
     ),
 }
@@ -182,8 +182,8 @@ class Recurrent(nn.Module):
 @cache
 def make_job(
     model: str,
-    rule: LocalRule,
-    shaping: Shaping,
+    rule: LocalTraining,
+    pipeline: UpdatePipeline,
     sizes: tuple[int, ...] = SIZES,
     bytes_: bool = False,
 ) -> Job:
@@ -207,7 +207,7 @@ def make_job(
     federation = Federation(examples, offsets, examples, task, classes, scaling=scaling)
     torch.manual_seed(0)
     module = build()
-    return Job(federation, module, layout_of(module), rule, shaping, Randomness(5))
+    return Job(federation, module, layout_of(module), rule, pipeline, Randomness(5))
 
 
 def start_of(job: Job) -> Tensor:

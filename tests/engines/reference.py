@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedveil.client.batches import draw_batches
-from fedveil.client.local_training import LocalRule
+from fedveil.client.local_training import LocalTraining
 from fedveil.core.randomness import Stream
 from fedveil.data.federation import Task
 from fedveil.engines.contract import Job
@@ -87,7 +87,7 @@ class Reference:
         signs = torch.from_numpy(self.errors.choice([-1.0, 1.0], len(vector)))
         return vector + UNIT * sizes * signs
 
-    def train(self, start: Tensor, client: int, round: int) -> Client:
+    def train(self, start: Tensor, client: int, round_number: int) -> Client:
         """Train one client and shape its update."""
         job, rule, federation = self.job, self.job.rule, self.job.federation
         rows = slice(int(federation.offsets[client]), int(federation.offsets[client + 1]))
@@ -96,9 +96,9 @@ class Reference:
         if federation.task is not Task.SEQUENCE:
             inputs = inputs.double()
         size = np.array([len(targets)])
-        batches = draw_batches(np.array([client]), size, rule, round, job.randomness)
-        rates = rule.learning_rate.of_round(round, int(batches.steps[0]))
-        stream = job.randomness.stream("gradient-noise", round, client)
+        batches = draw_batches(np.array([client]), size, rule, round_number, job.randomness)
+        rates = rule.learning_rate.of_round(round_number, int(batches.steps[0]))
+        stream = job.randomness.stream("gradient-noise", round_number, client)
         noises = exact_noise(rule, stream, len(rates) - (not rule.last_step_noise), len(start))
         start = start.double()
         w, v, losses = start.clone(), torch.zeros_like(start), []
@@ -124,23 +124,25 @@ class Reference:
             if rule.projection_radius:
                 w = start + clip(w - start, rule.projection_radius, 2)
         update, doubtful = w - start, 0.0
-        if job.shaping.sparsity:
+        if job.pipeline.sparsity:
             update, doubtful = sparsified(job, update, self.gradient(w, inputs, targets))
-        order = job.shaping.clip.order if job.shaping.clip else 2
+        order = job.pipeline.clip.order if job.pipeline.clip else 2
         before, norm = update, float(torch.linalg.vector_norm(update, ord=order))
-        if job.shaping.clip is not None:
-            update = clip(update, job.shaping.clip.norm, order)
-        if job.shaping.weight_cap is not None:
-            update = update * (min(len(targets), job.shaping.weight_cap) / job.shaping.weight_cap)
+        if job.pipeline.clip is not None:
+            update = clip(update, job.pipeline.clip.norm, order)
+        if job.pipeline.weight_cap is not None:
+            update = update * (min(len(targets), job.pipeline.weight_cap) / job.pipeline.weight_cap)
         mean_loss = float(np.mean(losses))
         return Client(update, before, norm, mean_loss, math.fsum(rates), doubtful)
 
 
-def train(job: Job, start: Tensor, client: int, round: int) -> Client:
+def train(job: Job, start: Tensor, client: int, round_number: int) -> Client:
     """One client's update, and how far an engine may be off it."""
-    right = Reference(job).train(start, client, round)
-    off = Reference(job, np.random.default_rng([client, round])).train(start, client, round)
-    order = job.shaping.clip.order if job.shaping.clip else 2
+    right = Reference(job).train(start, client, round_number)
+    off = Reference(job, np.random.default_rng([client, round_number])).train(
+        start, client, round_number
+    )
+    order = job.pipeline.clip.order if job.pipeline.clip else 2
     moved = float((off.update - right.update).norm()) + UNIT * float(right.update.norm())
     longer = float(torch.linalg.vector_norm(off.before - right.before, ord=order))
     loss = abs(off.loss - right.loss) + UNIT * (1 + right.loss)
@@ -155,7 +157,7 @@ def train(job: Job, start: Tensor, client: int, round: int) -> Client:
     )
 
 
-def exact_noise(rule: LocalRule, stream: Stream, steps: int, size: int) -> Iterator[np.ndarray]:
+def exact_noise(rule: LocalTraining, stream: Stream, steps: int, size: int) -> Iterator[np.ndarray]:
     """Noise on the grid for a client's steps, in one draw."""
     if not rule.gradient_noise or rule.gradient_grid is None:
         return iter(())
@@ -164,7 +166,7 @@ def exact_noise(rule: LocalRule, stream: Stream, steps: int, size: int) -> Itera
 
 
 def with_noise(
-    gradient: Tensor, rule: LocalRule, stream: Stream, noises: Iterator[np.ndarray]
+    gradient: Tensor, rule: LocalTraining, stream: Stream, noises: Iterator[np.ndarray]
 ) -> Tensor:
     std, grid = rule.gradient_noise, rule.gradient_grid
     if grid is None:
@@ -179,7 +181,7 @@ def sparsified(job: Job, update: Tensor, gradient: Tensor) -> tuple[Tensor, floa
     for slot in job.layout:
         own = slice(slot.start, slot.stop)
         part = saliency[own]
-        count = len(part) - math.floor(job.shaping.sparsity * len(part))
+        count = len(part) - math.floor(job.pipeline.sparsity * len(part))
         threshold = part.sort(descending=True).values[count - 1]
         kept[own] *= part >= threshold
         near = (part - threshold).abs() <= ROUNDINGS * UNIT * part.max()

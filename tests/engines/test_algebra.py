@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.client.local_training import LearningRate, LocalRule, Schedule
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.local_training import LearningRate, LocalTraining, Schedule
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engines import gram_cache as grams
@@ -26,7 +26,7 @@ from .reference import train
 
 
 def algebra(model: str, rule: str) -> AlgebraEngine:
-    engine = build_engine(make_job(model, RULES[rule], Shaping(Clip(0.2, 2))), "algebra")
+    engine = build_engine(make_job(model, RULES[rule], UpdatePipeline(Clip(0.2, 2))), "algebra")
     assert isinstance(engine, AlgebraEngine)
     return engine
 
@@ -52,8 +52,8 @@ def test_an_update_that_cancels_is_still_clipped_at_its_norm() -> None:
     examples = Examples(inputs, np.array([0, 1, 0, 1]))
     federation = Federation(examples, np.array([0, 2, 4]), examples, Task.CLASSIFICATION, 2)
     module = Linear(300, 2)
-    rule, shaping = LocalRule(LearningRate(0.02), steps=1), Shaping(Clip(1e-6, 2))
-    job = Job(federation, module, layout_of(module), rule, shaping, Randomness(1))
+    rule, pipeline = LocalTraining(LearningRate(0.02), steps=1), UpdatePipeline(Clip(1e-6, 2))
+    job = Job(federation, module, layout_of(module), rule, pipeline, Randomness(1))
     start = torch.zeros(job.layout.size)
     result = build_engine(job, "algebra").round_sum(start, np.array([0, 1]), 0)
     for place in (0, 1):
@@ -76,7 +76,7 @@ def test_moments_are_kept_only_if_they_are_small_beside_the_data() -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_moments_are_those_of_each_clients_own_records(keep: bool) -> None:
-    federation = make_job("linear", RULES["full batch, one step"], Shaping()).federation
+    federation = make_job("linear", RULES["full batch, one step"], UpdatePipeline()).federation
     layer = Affine(Slot("w", (1, 3), 0), Slot("b", (1,), 3))
     moments = Moments(federation, layer, keep)
     for clients in ([6, 0], [6, 2, 1], list(range(8))):  # some known by then, some not
@@ -93,12 +93,14 @@ def test_moments_are_those_of_each_clients_own_records(keep: bool) -> None:
 
 @pytest.mark.parametrize("steps", [1, 3, 20])
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-@pytest.mark.parametrize("shaping", [Shaping(), Shaping(Clip(0.2, 1)), Shaping(weight_cap=50)])
+@pytest.mark.parametrize(
+    "shaping", [UpdatePipeline(), UpdatePipeline(Clip(0.2, 1)), UpdatePipeline(weight_cap=50)]
+)
 def test_a_whole_course_in_one_product_is_the_steps_one_by_one(
-    steps: int, decay: float, shaping: Shaping
+    steps: int, decay: float, pipeline: UpdatePipeline
 ) -> None:
-    rule = LocalRule(LearningRate(0.3), steps=steps, weight_decay=decay)
-    job = make_job("linear", rule, shaping, (80, 60, 40, 80))
+    rule = LocalTraining(LearningRate(0.3), steps=steps, weight_decay=decay)
+    job = make_job("linear", rule, pipeline, (80, 60, 40, 80))
     engine = build_engine(job, "algebra")
     assert isinstance(engine, AlgebraEngine)
     assert engine._courses is not None
@@ -117,7 +119,7 @@ def test_a_whole_course_in_one_product_is_the_steps_one_by_one(
 
 def test_a_course_is_for_rates_that_never_change() -> None:
     falling = LearningRate(0.3, Schedule.INVERSE, decay=2.0)
-    job = make_job("linear", LocalRule(falling, steps=2), Shaping(), (80, 80))
+    job = make_job("linear", LocalTraining(falling, steps=2), UpdatePipeline(), (80, 80))
     engine = build_engine(job, "algebra")
     assert isinstance(engine, AlgebraEngine)
     assert engine._courses is None
@@ -125,8 +127,10 @@ def test_a_course_is_for_rates_that_never_change() -> None:
 
 def test_grid_and_floats_agree() -> None:
     """The protected path forms every update; the other never does. They tell the same story."""
-    free = make_job("wide softmax", RULES["momentum"], Shaping(Clip(0.2, 2)))
-    grid = make_job("wide softmax", RULES["momentum"], Shaping(Clip(0.2, 2), granularity=2.0**-24))
+    free = make_job("wide softmax", RULES["momentum"], UpdatePipeline(Clip(0.2, 2)))
+    grid = make_job(
+        "wide softmax", RULES["momentum"], UpdatePipeline(Clip(0.2, 2), granularity=2.0**-24)
+    )
     start, cohort = start_of(free), np.arange(len(SIZES))
     floats = build_engine(free, "algebra").round_sum(start, cohort, 0)
     integers = build_engine(grid, "algebra").round_sum(start, cohort, 0)
@@ -142,8 +146,8 @@ def test_kept_gram_matrices_change_nothing(
     model: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grams, "_WORTH", 0)
-    job = make_job(model, RULES["steps over several epochs"], Shaping(Clip(0.2, 2)), sizes)
-    assert grams.Grams.fit(job.federation)
+    job = make_job(model, RULES["steps over several epochs"], UpdatePipeline(Clip(0.2, 2)), sizes)
+    assert grams.GramCache.fit(job.federation)
     start, kept = start_of(job), build_engine(job, "algebra")
     for cohort in ([0, 2], [3, 2, 1, 0], [1], [0, 1, 2, 3]):  # some known by then, some not
         result = kept.round_sum(start, np.array(cohort), 5)
@@ -156,10 +160,10 @@ def test_kept_gram_matrices_change_nothing(
 
 
 def test_gram_matrices_are_kept_only_if_they_are_small_beside_the_data() -> None:
-    few = make_job("wide softmax", RULES["momentum"], Shaping(), (4, 4))
-    many = make_job("wide softmax", RULES["momentum"], Shaping(), (30, 30))
-    assert grams.Grams.fit(few.federation)
-    assert not grams.Grams.fit(many.federation)
+    few = make_job("wide softmax", RULES["momentum"], UpdatePipeline(), (4, 4))
+    many = make_job("wide softmax", RULES["momentum"], UpdatePipeline(), (30, 30))
+    assert grams.GramCache.fit(few.federation)
+    assert not grams.GramCache.fit(many.federation)
 
 
 @pytest.mark.parametrize("gap", [1e-3, 1e-4, 1e-5])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedveil.client.local_training import GradientClip, LearningRate, LocalRule
-from fedveil.core.errors import BadInput
+from fedveil.client.local_training import GradientClip, LearningRate, LocalTraining
+from fedveil.core.errors import ConfigError
 from fedveil.engines import choose as choosing
 from fedveil.engines.choose import ENGINES, build_engine, choose, device_of, supports
 from fedveil.engines.contract import Job
@@ -49,7 +49,7 @@ def test_auto_picks_the_fastest_engine_and_says_why(model: str) -> None:
 def test_noise_takes_a_linear_model_out_of_the_span_of_its_data() -> None:
     job = make_job("softmax", RULES["per example, noisy (Hu)"], SHAPINGS["clip"])
     assert choose(job).name == "mlp"
-    with pytest.raises(BadInput, match="gradient noise"):
+    with pytest.raises(ConfigError, match="gradient noise"):
         build_engine(job, "algebra")
 
 
@@ -67,27 +67,29 @@ def test_a_forced_engine_that_cannot_run_the_job_says_why(
 ) -> None:
     job = make_job(model, RULES["one epoch of batches"], SHAPINGS["clip"])
     assert reason in (supports(job, engine) or "")
-    with pytest.raises(BadInput, match=reason):
+    with pytest.raises(ConfigError, match=reason):
         build_engine(job, engine)
 
 
 def test_unknown_names_and_impossible_settings_are_refused() -> None:
     job = make_job("mlp", RULES["momentum"], SHAPINGS["clip"])
-    with pytest.raises(BadInput, match="sequential"):
+    with pytest.raises(ConfigError, match="sequential"):
         build_engine(job, "fastest")
-    with pytest.raises(BadInput, match=r"engine\.processes"):
+    with pytest.raises(ConfigError, match=r"engine\.processes"):
         build_engine(job, processes=0)
-    with pytest.raises(BadInput, match=r"engine\.chunk"):
+    with pytest.raises(ConfigError, match=r"engine\.chunk"):
         build_engine(job, chunk=0)
-    with pytest.raises(BadInput, match=r"engine\.threads"):
+    with pytest.raises(ConfigError, match=r"engine\.threads"):
         build_engine(job, threads=0)
-    with pytest.raises(BadInput, match=r"engine\.device"):
+    with pytest.raises(ConfigError, match=r"engine\.device"):
         device_of("abacus")
 
 
 def test_clipping_examples_without_a_batch_size_is_refused() -> None:
-    rule = LocalRule(LearningRate(0.1), steps=1, gradient_clip=GradientClip(1.0, per_example=True))
-    with pytest.raises(BadInput, match=r"training\.batch_size"):
+    rule = LocalTraining(
+        LearningRate(0.1), steps=1, gradient_clip=GradientClip(1.0, per_example=True)
+    )
+    with pytest.raises(ConfigError, match=r"training\.batch_size"):
         choose(make_job("mlp", rule, SHAPINGS["clip"]))
 
 
@@ -111,7 +113,7 @@ def test_a_module_that_vmap_cannot_batch_is_trained_one_client_at_a_time() -> No
     job = make_job("own module", RULES["one epoch of batches"], SHAPINGS["clip"])
     job = with_module(job, Stubborn())
     assert choose(job).name == "sequential"
-    with pytest.raises(BadInput, match=r"torch\.func cannot batch"):
+    with pytest.raises(ConfigError, match=r"torch\.func cannot batch"):
         build_engine(job, "generic")
     result = build_engine(job).round_sum(start_of(job), np.arange(len(SIZES)), 0)
     assert float(result.total.norm()) > 0
@@ -187,7 +189,7 @@ def test_a_model_of_the_main_program_cannot_be_sent_to_other_processes() -> None
 
     Homemade.__module__ = "__main__"
     job = with_module(make_job("softmax", RULES["momentum"], SHAPINGS["clip"]), Homemade(5, 3))
-    with pytest.raises(BadInput, match="Homemade is defined in the main program"):
+    with pytest.raises(ConfigError, match="Homemade is defined in the main program"):
         build_engine(job, "processes")
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from fedveil.client.ballot import Ballot
-from fedveil.client.local_training import LearningRate, LocalRule
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.local_training import LearningRate, LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.data.federation import Federation
 from fedveil.engines.choose import ENGINES, build_engine, supports
 from fedveil.engines.contract import Engine, Job
@@ -39,13 +39,15 @@ def engine_for(name: str, job: Job, chunk: int | None = 3) -> Engine:
     return build_engine(job, name, chunk)
 
 
-def check(engine: str, job: Job, cohort: Sequence[int] = EVERYBODY, round: int = 2) -> None:
+def check(engine: str, job: Job, cohort: Sequence[int] = EVERYBODY, round_number: int = 2) -> None:
     start = start_of(job)
-    result = engine_for(engine, job).round_sum(start, np.array(cohort, dtype=np.int64), round)
-    clients = trained(replace(job, isolated=False), tuple(cohort), round)
+    result = engine_for(engine, job).round_sum(
+        start, np.array(cohort, dtype=np.int64), round_number
+    )
+    clients = trained(replace(job, isolated=False), tuple(cohort), round_number)
     expected = sum((c.update for c in clients), torch.zeros(len(start)).double())
     assert float((result.total - expected).norm()) <= sum(c.update_error for c in clients)
-    order = job.shaping.clip.order if job.shaping.clip else 2
+    order = job.pipeline.clip.order if job.pipeline.clip else 2
     for place, client in enumerate(clients):
         shaped = float(torch.linalg.vector_norm(client.update, ord=order))
         assert abs(float(result.norms[place]) - client.norm) <= client.norm_error
@@ -55,9 +57,9 @@ def check(engine: str, job: Job, cohort: Sequence[int] = EVERYBODY, round: int =
 
 
 @cache
-def trained(job: Job, cohort: tuple[int, ...], round: int) -> list[Client]:
+def trained(job: Job, cohort: tuple[int, ...], round_number: int) -> list[Client]:
     """What the reference says, once for all engines."""
-    return [train(job, start_of(job), client, round) for client in cohort]
+    return [train(job, start_of(job), client, round_number) for client in cohort]
 
 
 RULED = [(m, r) for m in MODELS for r in RULES if m not in SLOW or r in FEW]
@@ -68,14 +70,14 @@ RULED = [(m, r) for m in MODELS for r in RULES if m not in SLOW or r in FEW]
 def test_every_engine_equals_the_reference_on_every_rule(
     engine: str, model: str, rule: str
 ) -> None:
-    check(engine, make_job(model, RULES[rule], Shaping(Clip(0.2, 2))))
+    check(engine, make_job(model, RULES[rule], UpdatePipeline(Clip(0.2, 2))))
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("model", ["linear", "wide softmax", "mlp"])
 @pytest.mark.parametrize("engine", ["algebra", "mlp"])
 def test_isolated_clients_train_as_the_reference_does(engine: str, model: str, rule: str) -> None:
-    job = make_job(model, RULES[rule], Shaping(Clip(0.2, 2)))
+    job = make_job(model, RULES[rule], UpdatePipeline(Clip(0.2, 2)))
     check(engine, replace(job, isolated=True))
 
 
@@ -83,10 +85,10 @@ def test_isolated_clients_train_as_the_reference_does(engine: str, model: str, r
 @pytest.mark.parametrize("model", ["linear", "softmax", "wide softmax", "mlp", "own module", "cnn"])
 @pytest.mark.parametrize("engine", EACH)
 def test_every_engine_equals_the_reference_on_every_shaping(
-    engine: str, model: str, shaping: str
+    engine: str, model: str, pipeline: str
 ) -> None:
     rule = RULES["full batch, three steps, decaying" if model == "linear" else "momentum"]
-    check(engine, make_job(model, rule, SHAPINGS[shaping]))
+    check(engine, make_job(model, rule, SHAPINGS[pipeline]))
 
 
 @pytest.mark.parametrize("cohort", [[], [1], [6], [0, 2, 7], [7, 0, 5]], ids=str)
@@ -124,7 +126,7 @@ def test_chunk_size_does_not_matter(engine: str, model: str) -> None:
 def test_the_integer_sum_is_the_exact_sum_of_snapped_updates(engine: str, model: str) -> None:
     grid = 2.0**-20
     rule = RULES["full batch, one step" if model == "linear" else "momentum"]
-    job = make_job(model, rule, Shaping(Clip(0.2, 2), granularity=grid))
+    job = make_job(model, rule, UpdatePipeline(Clip(0.2, 2), granularity=grid))
     start, running = start_of(job), engine_for(engine, job)
     total = running.round_sum(start, ALL, 0).total
     assert total.dtype == torch.int64
@@ -140,18 +142,18 @@ def test_the_integer_sum_is_the_exact_sum_of_snapped_updates(engine: str, model:
 @pytest.mark.parametrize("model", ["linear", "wide softmax", "mlp", "own module"])
 @pytest.mark.parametrize("engine", EACH)
 def test_every_engine_puts_the_same_update_on_the_grid(
-    engine: str, model: str, shaping: str
+    engine: str, model: str, pipeline: str
 ) -> None:
     rule = RULES["full batch, three steps, decaying" if model == "linear" else "momentum"]
-    job = make_job(model, rule, GRIDS[shaping])
+    job = make_job(model, rule, GRIDS[pipeline])
     start = start_of(job)
     result = engine_for(engine, job).round_sum(start, ALL, 3)
     wanted = build_engine(job, "sequential").round_sum(start, ALL, 3)
     assert result.total.dtype == torch.int64
-    assert len(result.total) == job.shaping.width(job.layout)
+    assert len(result.total) == job.pipeline.width(job.layout)
     # What differs by rounding errors may be rounded to the neighbouring grid point as well.
     clients = trained(job, tuple(EVERYBODY), 3)
-    allowed = 2 * sum(client.update_error for client in clients) / (job.shaping.granularity or 1)
+    allowed = 2 * sum(client.update_error for client in clients) / (job.pipeline.granularity or 1)
     assert (result.total - wanted.total).abs().max() <= 2 * len(SIZES) + allowed
     assert wanted.total.abs().max() > 20 * len(SIZES)
     for got, other, client in zip(result.norms, wanted.norms, clients, strict=True):
@@ -160,10 +162,10 @@ def test_every_engine_puts_the_same_update_on_the_grid(
 
 @pytest.mark.parametrize("engine", EACH)
 def test_every_engine_casts_the_same_votes(engine: str) -> None:
-    plain = make_job("mlp", RULES["momentum"], Shaping())
+    plain = make_job("mlp", RULES["momentum"], UpdatePipeline())
     questions = torch.from_numpy(plain.federation.train.inputs[:20])
-    ballot = Shaping(ballot=Ballot(plain.module, questions, 3))
-    job = replace(plain, shaping=ballot)
+    ballot = UpdatePipeline(ballot=Ballot(plain.module, questions, 3))
+    job = replace(plain, pipeline=ballot)
     votes = engine_for(engine, job).round_sum(start_of(job), ALL, 3).total.view(20, 3)
     wanted = build_engine(job, "sequential").round_sum(start_of(job), ALL, 3).total.view(20, 3)
     assert torch.equal(votes.sum(dim=1), torch.full((20,), float(len(SIZES))).double())
@@ -173,7 +175,7 @@ def test_every_engine_casts_the_same_votes(engine: str) -> None:
 @pytest.mark.parametrize("engine", EACH)
 @pytest.mark.parametrize("model", ["linear", "softmax", "wide softmax", "mlp", "own module"])
 def test_a_client_whose_update_is_not_finite_counts_as_zero(engine: str, model: str) -> None:
-    job = make_job(model, LocalRule(LearningRate(1e38), steps=3), SHAPINGS["clip"])
+    job = make_job(model, LocalTraining(LearningRate(1e38), steps=3), SHAPINGS["clip"])
     result = engine_for(engine, job).round_sum(start_of(job), ALL, 0)
     assert result.rejected > 0
     assert torch.isfinite(result.total).all()
@@ -182,8 +184,8 @@ def test_a_client_whose_update_is_not_finite_counts_as_zero(engine: str, model: 
 
 @pytest.mark.parametrize("engine", EACH)
 def test_a_round_may_bring_a_shaping_of_its_own(engine: str) -> None:
-    own = Shaping(Clip(0.05, 2), granularity=2.0**-22)
-    planned = make_job("softmax", RULES["one epoch of batches"], Shaping(Clip(0.2, 2)))
+    own = UpdatePipeline(Clip(0.05, 2), granularity=2.0**-22)
+    planned = make_job("softmax", RULES["one epoch of batches"], UpdatePipeline(Clip(0.2, 2)))
     direct = make_job("softmax", RULES["one epoch of batches"], own)
     start = start_of(planned)
     expected = engine_for(engine, direct).round_sum(start, ALL, 1)

@@ -60,12 +60,14 @@ def test_a_killed_round_is_used_up_and_the_schedule_goes_on(
     assert child(path, scheme, None, point, 2) == -signal.SIGKILL  # again, right after
     assert child(path, scheme, None) == 0
     trained = cohorts(path)
-    assert [round for round, _ in trained] == list(range(ROUNDS))
+    assert [round_number for round_number, _ in trained] == list(range(ROUNDS))
     plan = plan_of(scheme, None)
     if not plan.sampling.amplifies:
         counts = np.bincount(np.concatenate([c for _, c in trained]), minlength=CLIENTS)
         assert counts.max() <= plan.sampling.max_participations(ROUNDS) == 1
-        scheduled = [plan.sampling.draw(round, None).tolist() for round in range(ROUNDS)]
+        scheduled = [
+            plan.sampling.draw(round_number, None).tolist() for round_number in range(ROUNDS)
+        ]
         assert [cohort for _, cohort in trained] == scheduled
     shown = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in shown] == [1, 4, 5, 6]
@@ -79,7 +81,7 @@ def test_what_was_shown_before_the_kill_is_kept(tmp_path: Path) -> None:
     assert child(path, "round-robin", None, "shown", 2) == -signal.SIGKILL
     assert read(path / "ledger.jsonl").reserved == checkpoint_rounds(path) == 3
     assert child(path, "round-robin", None) == 0
-    assert [round for round, _ in cohorts(path)] == list(range(ROUNDS))
+    assert [round_number for round_number, _ in cohorts(path)] == list(range(ROUNDS))
 
 
 @pytest.mark.parametrize("point", ["train", "noise", "shown"])
@@ -102,11 +104,11 @@ def breaks_off_in(run: fv.Run, dies_in: int, monkeypatch: pytest.MonkeyPatch) ->
     trained: list[list[int]] = []
     original = run.engine.round_sum
 
-    def sums(weights: Any, cohort: Any, round: int, *rest: Any) -> Any:
+    def sums(weights: Any, cohort: Any, round_number: int, *rest: Any) -> Any:
         trained.append(cohort.tolist())
-        if round == dies_in:
+        if round_number == dies_in:
             raise Stopped
-        return original(weights, cohort, round, *rest)
+        return original(weights, cohort, round_number, *rest)
 
     monkeypatch.setattr(run.engine, "round_sum", sums)
     return trained
@@ -125,7 +127,9 @@ def test_a_caught_exception_does_not_draw_a_protected_round_again(
         run.finish()
     assert run.rounds_left == ROUNDS - 2
     run.finish()
-    assert trained == [plan.sampling.draw(round, None).tolist() for round in range(ROUNDS)]
+    assert trained == [
+        plan.sampling.draw(round_number, None).tolist() for round_number in range(ROUNDS)
+    ]
     assert run.next_round == ROUNDS
 
 
@@ -161,7 +165,7 @@ def test_every_protected_round_is_on_disk_before_it_is_shown(
     monkeypatch.setattr(os, "fsync", watched_sync)
     monkeypatch.setattr(directory, "append_metrics", watched_show)
     for number, report in enumerate(run, start=1):
-        assert report.round == number
+        assert report.round_number == number
         assert happened == ["ledger.jsonl", ".state.safetensors.partial", "checkpoint", "metrics"]
         happened.clear()
         stored = load_checkpoint(
@@ -188,7 +192,7 @@ def test_epsilon_so_far_is_that_of_all_rounds_begun(
     assert plan.setting is not None
     assert plan.delta is not None
     for report in run:
-        paid = account(plan.releases(report.round), setting=plan.setting, delta=plan.delta)
+        paid = account(plan.releases(report.round_number), setting=plan.setting, delta=plan.delta)
         assert report.epsilon_so_far == paid.epsilon
         assert run.directory.ledger.spent() == paid.epsilon
     assert run.guarantee == plan.guarantee

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.client.ballot import Ballot
-from fedveil.client.local_training import LearningRate, LocalRule
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.local_training import LearningRate, LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.data.federation import Examples, Federation
 from fedveil.engines.choose import ENGINES, build_engine, supports
 from fedveil.engines.contract import Cohort, Job, RoundSum
@@ -30,7 +30,7 @@ from fedveil.privacy.clipping import Clip
 from .jobs import DECAY, GRIDS, RULES, SLOW, make_job, start_of
 
 EACH = [name for name in ENGINES if name not in ("auto", "processes")]
-GRID = Shaping(Clip(0.2, 2), granularity=2.0**-24)
+GRID = UpdatePipeline(Clip(0.2, 2), granularity=2.0**-24)
 FIVE = (7, 1, 12, 5, 20)
 OWN = 3  # the client that is watched
 OTHER_SIZES = (9, 30, 1, 5, 64)
@@ -43,8 +43,8 @@ FEW = (
     "whole gradient, decay, momentum, penalty",
     "per example, exact noise",
 )
-CHAOS = LocalRule(LearningRate(3.0), steps=300, batch_size=4)  # every lost bit grows
-COUNTED = LocalRule(DECAY, epochs=2, batch_size=4)  # rates that count a client's own steps
+CHAOS = LocalTraining(LearningRate(3.0), steps=300, batch_size=4)  # every lost bit grows
+COUNTED = LocalTraining(DECAY, epochs=2, batch_size=4)  # rates that count a client's own steps
 
 
 def federation_of(job: Job, clients: Sequence[tuple[np.ndarray, np.ndarray]], pad: int = 0) -> Job:
@@ -128,8 +128,10 @@ def check(job: Job, engine: str) -> None:
         assert torch.equal(beside.norms[-1], whole.norms[OWN]), name  # the tracked clip's bit
 
 
-def job_of(model: str, rule: LocalRule, shaping: Shaping = GRID, bytes_: bool = False) -> Job:
-    return make_job(model, rule, shaping, FIVE, bytes_)
+def job_of(
+    model: str, rule: LocalTraining, pipeline: UpdatePipeline = GRID, bytes_: bool = False
+) -> Job:
+    return make_job(model, rule, pipeline, FIVE, bytes_)
 
 
 @pytest.mark.parametrize("rule", FEW)
@@ -154,19 +156,19 @@ def test_a_clients_integers_are_its_own_in_every_network(
 @pytest.mark.parametrize("model", ["linear", "wide softmax", "mlp", "own module"])
 @pytest.mark.parametrize("engine", EACH)
 def test_a_clients_integers_are_its_own_in_every_shape(
-    engine: str, model: str, shaping: str
+    engine: str, model: str, pipeline: str
 ) -> None:
     few = {
         "linear": "full batch, three steps, decaying",
         "wide softmax": "two epochs, weight decay",
     }
-    check(job_of(model, RULES[few.get(model, "momentum")], GRIDS[shaping]), engine)
+    check(job_of(model, RULES[few.get(model, "momentum")], GRIDS[pipeline]), engine)
 
 
 @pytest.mark.parametrize("engine", ["algebra", "mlp", "sequential"])
 @pytest.mark.parametrize("model", ["wide softmax", "mlp"])
 def test_chaotic_training_shows_no_neighbour(engine: str, model: str) -> None:
-    check(job_of(model, CHAOS, Shaping(Clip(1.0, 2), granularity=2.0**-20)), engine)
+    check(job_of(model, CHAOS, UpdatePipeline(Clip(1.0, 2), granularity=2.0**-20)), engine)
 
 
 @pytest.mark.parametrize("engine", EACH)
@@ -177,10 +179,12 @@ def test_rates_count_a_clients_own_steps(engine: str, model: str) -> None:
 
 @pytest.mark.parametrize("engine", EACH)
 def test_a_clients_votes_are_its_own(engine: str) -> None:
-    plain = job_of("mlp", RULES["momentum"], Shaping())
+    plain = job_of("mlp", RULES["momentum"], UpdatePipeline())
     questions = torch.from_numpy(plain.federation.train.inputs[:20])
-    votes = Shaping(Clip(5.0), granularity=2.0**-4, ballot=Ballot(plain.module, questions, 3))
-    check(replace(plain, shaping=votes), engine)
+    votes = UpdatePipeline(
+        Clip(5.0), granularity=2.0**-4, ballot=Ballot(plain.module, questions, 3)
+    )
+    check(replace(plain, pipeline=votes), engine)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "generic"])
@@ -226,14 +230,14 @@ def test_what_the_last_gradient_draws_is_no_other_clients(
 
 @pytest.mark.parametrize("layer", [AlwaysDrops, ShiftsInPlace])
 def test_a_ballot_shows_no_other_clients_model(layer: type[nn.Module]) -> None:
-    plain = job_of("mlp", RULES["momentum"], Shaping())
+    plain = job_of("mlp", RULES["momentum"], UpdatePipeline())
     torch.manual_seed(0)
     module = nn.Sequential(layer(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3))
     found = []
     for cohort in ([OWN], [0, 2, 4, OWN]):
         questions = torch.from_numpy(plain.federation.train.inputs[:40].copy())
-        votes = Shaping(Clip(7.0), granularity=2.0**-4, ballot=Ballot(module, questions, 3))
-        job = replace(plain, module=module, layout=layout_of(module), shaping=votes, isolated=True)
+        votes = UpdatePipeline(Clip(7.0), granularity=2.0**-4, ballot=Ballot(module, questions, 3))
+        job = replace(plain, module=module, layout=layout_of(module), pipeline=votes, isolated=True)
         found.append(rows_of(job, "sequential", cohort, 1)[0][-1])
     assert torch.equal(*found)
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.client.batches import step_counts
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.data.federation import Examples, Federation
 from fedveil.engines.choose import build_engine
 from fedveil.engines.process_group import WorkerFailed
@@ -30,23 +30,28 @@ from fedveil.privacy.clipping import Clip
 from .jobs import RULES, SIZES, make_job, start_of
 
 ALL = np.arange(len(SIZES))
-GRID = Shaping(Clip(0.2, 2), granularity=2.0**-20)
+GRID = UpdatePipeline(Clip(0.2, 2), granularity=2.0**-20)
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[ProcessEngine]:
     """Two processes, each training one client at a time."""
-    job = make_job("cnn", RULES["two epochs, weight decay"], Shaping(Clip(0.2, 2)))
+    job = make_job("cnn", RULES["two epochs, weight decay"], UpdatePipeline(Clip(0.2, 2)))
     engine = build_engine(job, "sequential", processes=2)
     assert isinstance(engine, ProcessEngine)
     yield engine
     engine.close()
 
 
-def alone(engine: ProcessEngine, cohort: np.ndarray, round: int, shaping: Shaping | None = None):
+def alone(
+    engine: ProcessEngine,
+    cohort: np.ndarray,
+    round_number: int,
+    pipeline: UpdatePipeline | None = None,
+):
     with threads_at(1):
         single = build_engine(engine.job, "sequential")
-        return single.round_sum(start_of(engine.job), cohort, round, shaping)
+        return single.round_sum(start_of(engine.job), cohort, round_number, pipeline)
 
 
 @pytest.mark.parametrize("cohort", [[], [6], [0, 1, 2, 3, 4, 5, 6, 7], [7, 0, 5]], ids=str)
@@ -83,7 +88,7 @@ def test_a_dead_worker_is_reported_in_one_line_and_replaced(pair: ProcessEngine)
 
 
 def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
-    job = make_job("mlp", RULES["momentum"], Shaping())
+    job = make_job("mlp", RULES["momentum"], UpdatePipeline())
     saved = job.federation.save(tmp_path / "data")
     mapped = replace(job, federation=Federation.open(saved))
     engine = build_engine(mapped, "mlp", processes=2)
@@ -100,7 +105,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may have it i
 sys.path.insert(0, {root!r})
 from tests.engines.test_processes import ALL, make_job, RULES, Shaping, start_of
 from fedveil.engines.choose import build_engine
-job = make_job("mlp", RULES["momentum"], Shaping())
+job = make_job("mlp", RULES["momentum"], UpdatePipeline())
 engine = build_engine(job, "mlp", processes=2)
 engine.round_sum(start_of(job), ALL, 0)
 print(*engine.worker_pids, flush=True)
@@ -145,7 +150,7 @@ def _lives(pid: int) -> bool:
     st.sampled_from(["momentum", "full batch, one step", "drop last"]),
 )
 def test_parts_are_even_up_to_one_client(sizes: tuple[int, ...], parts: int, rule: str) -> None:
-    job = make_job("linear", RULES[rule], Shaping(), sizes)
+    job = make_job("linear", RULES[rule], UpdatePipeline(), sizes)
     owners = split(job, np.arange(len(sizes)), parts)
     batch = RULES[rule].batch_size
     held = np.array(sizes)
@@ -159,14 +164,14 @@ def test_parts_are_even_up_to_one_client(sizes: tuple[int, ...], parts: int, rul
 
 def test_large_cohorts_are_dealt_evenly() -> None:
     sizes = tuple(np.random.default_rng(0).integers(1, 30, 3000).tolist())
-    job = make_job("linear", RULES["momentum"], Shaping(), sizes)
+    job = make_job("linear", RULES["momentum"], UpdatePipeline(), sizes)
     owners = split(job, np.arange(3000), 4)
     loads = np.bincount(owners, weights=np.array(sizes))
     assert loads.max() / loads.min() < 1.01
 
 
 def test_shared_columns_are_the_same_without_a_copy_of_files(tmp_path: Path) -> None:
-    plain = make_job("softmax", RULES["momentum"], Shaping(), bytes_=True).federation
+    plain = make_job("softmax", RULES["momentum"], UpdatePipeline(), bytes_=True).federation
     mapped = Federation.open(plain.save(tmp_path / "data"))
     for federation, copied in ((plain, 3), (mapped, 1)):  # offsets are always in memory
         shared = share(federation)
@@ -188,7 +193,7 @@ def test_shared_columns_are_the_same_without_a_copy_of_files(tmp_path: Path) -> 
 def test_what_was_changed_in_a_private_map_is_what_others_see(tmp_path: Path) -> None:
     """Records that were blanked in a copy-on-write map are still in its file: no worker may read
     them there."""
-    plain = make_job("softmax", RULES["momentum"], Shaping()).federation
+    plain = make_job("softmax", RULES["momentum"], UpdatePipeline()).federation
     np.save(tmp_path / "inputs.npy", plain.train.inputs)
     mapped = np.load(tmp_path / "inputs.npy", mmap_mode="c")
     mapped[:7] = 0

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedveil.client.local_training import GradientClip, LearningRate, LocalRule
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.local_training import GradientClip, LearningRate, LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engines.choose import ENGINES, build_engine, supports
@@ -34,8 +34,8 @@ NASTY = np.array(
 
 
 def job_of(model: str, clip: GradientClip, isolated: bool) -> Job:
-    rule = LocalRule(LearningRate(1.0), steps=1, batch_size=BATCH, gradient_clip=clip)
-    return replace(make_job(model, rule, Shaping(), (BATCH,)), isolated=isolated)
+    rule = LocalTraining(LearningRate(1.0), steps=1, batch_size=BATCH, gradient_clip=clip)
+    return replace(make_job(model, rule, UpdatePipeline(), (BATCH,)), isolated=isolated)
 
 
 def with_records(job: Job, inputs: np.ndarray, targets: np.ndarray) -> Job:
@@ -132,11 +132,11 @@ def test_a_norm_that_underflows_is_no_zero(engine: str, isolated: bool) -> None:
     inputs[0, 0], targets[0] = 1.8e19, -2.5e-23
     examples, module = Examples(inputs, targets), Linear(4, 1)
     federation = Federation(examples, np.array([0, BATCH]), examples, Task.REGRESSION, 0)
-    rule = LocalRule(
+    rule = LocalTraining(
         LearningRate(1.0), steps=1, batch_size=BATCH, gradient_clip=GradientClip(1e-6, 2, True)
     )
     layout = layout_of(module)
-    job = Job(federation, module, layout, rule, Shaping(), Randomness(1), isolated)
+    job = Job(federation, module, layout, rule, UpdatePipeline(), Randomness(1), isolated)
     if supports(job, engine) is not None:
         pytest.skip("not for this job")
     found = gradient(job, engine, torch.zeros(layout.size))
@@ -179,7 +179,7 @@ def test_a_gradient_may_fail_where_the_loss_does_not(engine: str) -> None:
     clip = GradientClip(1.0, per_example=True)
     job, module = job_of("own module", clip, isolated=True), Poisoned()
     job = replace(job, module=module, layout=layout_of(module))
-    plain = replace(job, rule=LocalRule(LearningRate(1.0), steps=1), isolated=False)
+    plain = replace(job, rule=LocalTraining(LearningRate(1.0), steps=1), isolated=False)
     whole = build_engine(plain, engine).round_sum(flatten(module), np.array([0]), 0)
     assert whole.rejected == 1  # without clipping the mean is not finite
     assert 0 < float(gradient(job, engine, flatten(module)).norm()) <= 1.0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedveil as fv
-from fedveil.core.errors import BadInput, Refused
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic
 from fedveil.run.directory import RunDirectory
 
@@ -21,7 +21,7 @@ def method(rounds: int = 4, clip: float = 0.5, rate: float = 0.5, **rest: object
     return fv.dp_fedavg(
         rounds=rounds,
         cohort=fv.CohortRule(rate=rate),
-        local=fv.LocalRule(fv.LearningRate(0.5), epochs=1),
+        local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
         clip=fv.Clip(clip),
         **rest,
     )
@@ -79,7 +79,7 @@ def test_an_empty_cohort_still_releases_noise() -> None:
 
 
 def test_without_noise_and_clipping_dp_fedavg_is_fedavg() -> None:
-    rule = fv.LocalRule(fv.LearningRate(0.5), epochs=1)
+    rule = fv.LocalTraining(fv.LearningRate(0.5), epochs=1)
     everyone = fv.CohortRule(rate=1.0)
     plain = fv.fedavg(rounds=3, cohort=everyone, local=rule)
     module = fv.build("logistic", FEDERATION)
@@ -116,7 +116,7 @@ def test_a_run_resumed_from_its_directory_ends_the_same(
     directory = RunDirectory.create(tmp_path / "r", plan, table)
     first = fv.Run(plan).keep_in(directory)
     for report in first:
-        if report.round == 3:
+        if report.round_number == 3:
             first.save()
             break
     directory.close()
@@ -128,22 +128,22 @@ def test_a_run_resumed_from_its_directory_ends_the_same(
 
 def test_a_protected_run_shows_nothing_without_noise() -> None:
     for report in fv.Run(planned(method())):
-        assert report.insight is None
+        assert report.unprotected_stats is None
         assert report.seconds is None
     for report in fv.Run(planned(method(), seed=1)):
-        assert report.insight is not None
+        assert report.unprotected_stats is not None
 
 
 def test_refusals_of_plans() -> None:
-    rule = fv.LocalRule(fv.LearningRate(0.1), epochs=1)
+    rule = fv.LocalTraining(fv.LearningRate(0.1), epochs=1)
     free = fv.fedavg(rounds=1, cohort=fv.CohortRule(rate=1.0), local=rule)
-    with pytest.raises(Refused, match="adds no noise"):
+    with pytest.raises(PrivacyRefusal, match="adds no noise"):
         planned(free, fv.Budget(epsilon=1.0))
-    with pytest.raises(BadInput, match="budget"):
+    with pytest.raises(ConfigError, match="budget"):
         fv.plan(method(), FEDERATION, fv.build("logistic", FEDERATION))
-    with pytest.raises(BadInput, match="exactly one"):
+    with pytest.raises(ConfigError, match="exactly one"):
         fv.Budget(epsilon=1.0, noise_multiplier=1.0)
-    with pytest.raises(BadInput, match="delta"):
+    with pytest.raises(ConfigError, match="delta"):
         planned(method(), fv.Budget(epsilon=1.0, delta=1 / 40))
 
 
@@ -151,7 +151,7 @@ def test_a_model_with_running_statistics_is_refused() -> None:
     module = torch.nn.Sequential(
         torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 10)
     )
-    with pytest.raises(BadInput, match="running statistics"):
+    with pytest.raises(ConfigError, match="running statistics"):
         fv.plan(method(), FEDERATION, module, budget=fv.Budget(epsilon=1.0))
 
 

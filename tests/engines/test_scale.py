@@ -63,7 +63,7 @@ if directory == "memory":
         federation.save(sys.argv[2])
 else:
     federation = Federation.open(directory)
-local = LocalRule(LearningRate(0.1), epochs=1, batch_size=10)
+local = LocalTraining(LearningRate(0.1), epochs=1, batch_size=10)
 method = dp_fedavg(rounds=3, cohort=CohortRule(size=10_000), local=local, clip=Clip(1.0))
 run = Run(plan(method, federation, Linear(105, 2), budget=Budget(epsilon=4.0), seed=1), every=9)
 run.finish()

@@ -64,7 +64,7 @@ def test_a_protected_run_shows_the_noisy_share_and_keeps_the_clip_alone(tmp_path
     directory = RunDirectory.create(tmp_path / "run", plan, recipes.to_table(chosen))
     run = Run(plan).keep_in(directory)
     for report in run:
-        assert report.insight is None
+        assert report.unprotected_stats is None
         assert set(report.figures) == {"clip_norm", "below_clip"}
     state = load_checkpoint(tmp_path / "run/checkpoint/state.safetensors", directory._fingerprint)
     assert set(state.optimizer) == {"first", "second", "clip_norm"}

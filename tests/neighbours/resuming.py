@@ -87,9 +87,9 @@ def _session(case, chosen, federation, folder: Path, draw: np.random.Generator |
 
 
 @contextmanager
-def _a_kill(run: Run, round: int, moment: str) -> Iterator[None]:
+def _a_kill(run: Run, round_number: int, moment: str) -> Iterator[None]:
     """Kill in the `round`-th round from here."""
-    left = round
+    left = round_number
 
     def due(here: str) -> None:
         nonlocal left

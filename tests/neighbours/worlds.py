@@ -67,8 +67,8 @@ def play(
             run.keep_in(RunDirectory.create(keep, planned, recipes.to_table(chosen)))
         try:
             for number in range(planned.method.rounds):
-                shaping = planned.shaping_in(number, run.state.optimizer)
-                world.shapings.append((shaping.clip, shaping.granularity))
+                pipeline = planned.pipeline_in(number, run.state.optimizer)
+                world.shapings.append((pipeline.clip, pipeline.granularity))
                 report = run._round(last=number + 1 == planned.method.rounds)
                 world.states.append(_bytes(run.state.weights, run.state.optimizer, report))
         except (FedveilError, ValueError, RuntimeError, ArithmeticError, IndexError) as error:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedveil.advise.noise_constant import check_delta, gaussian_sigma
 from fedveil.core.arguments import count, not_negative, positive
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 Numbers = NDArray[np.float64]
 
@@ -68,10 +68,12 @@ class FuBound:
         for name in ("heterogeneity", "noise_constant"):
             not_negative(name, getattr(self, name))
         if not_negative("growth", self.growth) > 2:
-            raise BadInput(f"growth: need at most 2 (Laplace; Gaussian is 1), got {self.growth:g}")
+            raise ConfigError(
+                f"growth: need at most 2 (Laplace; Gaussian is 1), got {self.growth:g}"
+            )
         _check_cohort(self.clients, self.cohort)
         if self.strong_convexity > self.smoothness:
-            raise BadInput(
+            raise ConfigError(
                 f"strong_convexity = {self.strong_convexity:g} is above smoothness = "
                 f"{self.smoothness:g}: a loss cannot be more strongly convex than it is smooth"
             )
@@ -261,4 +263,4 @@ def _check_cohort(clients: int, cohort: int) -> None:
 
 def _at_most(name: str, value: int, limit: str, most: int) -> None:
     if value > most:
-        raise BadInput(f"{name}: need at most {limit}={most}, got {value}")
+        raise ConfigError(f"{name}: need at most {limit}={most}, got {value}")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation, Task
 
 Array = NDArray[np.float64]
@@ -49,7 +49,9 @@ class LossConstants:
 def estimate(public: Federation, *, most_clients: int = 100) -> LossConstants:
     """Constants of linear or softmax regression on the clients of a public federation."""
     if public.task is Task.SEQUENCE:
-        raise BadInput(f"proxy {public.name!r}: sequences have no linear model; give the constants")
+        raise ConfigError(
+            f"proxy {public.name!r}: sequences have no linear model; give the constants"
+        )
     chosen = np.unique(np.linspace(0, public.clients - 1, most_clients).astype(np.int64))
     clients = [_client(public, int(number)) for number in chosen]
     outputs = 1 if public.task is Task.REGRESSION else public.classes
@@ -67,7 +69,7 @@ def estimate(public: Federation, *, most_clients: int = 100) -> LossConstants:
     gradients = [loss(start)[1] for loss in losses]
     distance = float(optimum @ optimum)
     if not distance > 0 or not first > best:
-        raise BadInput(f"proxy {public.name!r}: the zero model is already optimal on it")
+        raise ConfigError(f"proxy {public.name!r}: the zero model is already optimal on it")
     pooled = np.concatenate([inputs for inputs, _ in clients])
     top = float(np.linalg.norm(pooled, 2) ** 2 / len(pooled))
     smoothness = top if outputs == 1 else top / 2 + _RIDGE

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from fedveil.advise.spending import about, remaining
 from fedveil.core.arguments import count, not_negative
-from fedveil.core.errors import BadInput, Refused
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.privacy.accounting import Release, Setting, account, default_delta
 from fedveil.privacy.calibration import calibrate_mechanism
@@ -91,22 +91,22 @@ class Question:
     def __post_init__(self) -> None:
         remaining(self.epsilon, self.delta)
         if self.noise not in NOISES:
-            raise BadInput(f"noise: need one of {', '.join(NOISES)}, got {self.noise!r}")
+            raise ConfigError(f"noise: need one of {', '.join(NOISES)}, got {self.noise!r}")
         if self.noise == "gaussian" and self.delta == 0:
-            raise BadInput("delta: Gaussian noise needs one above 0; with 0, use laplace noise")
+            raise ConfigError("delta: Gaussian noise needs one above 0; with 0, use laplace noise")
         count("clients", self.clients)
         count("dimension", self.dimension)
         for cohort in self.cohorts:
             if count("cohort", cohort) > self.clients:
-                raise BadInput(f"cohort: need at most clients={self.clients}, got {cohort}")
+                raise ConfigError(f"cohort: need at most clients={self.clients}, got {cohort}")
         for rounds in self.rounds:
             count("rounds", rounds)
         if not (self.cohorts and self.rounds and self.trusts):
-            raise BadInput("cohorts, rounds and trusts: need at least one of each")
+            raise ConfigError("cohorts, rounds and trusts: need at least one of each")
         if not_negative("dropped", self.dropped) >= 1:
-            raise BadInput(f"dropped: need a share below 1, got {self.dropped:g}")
+            raise ConfigError(f"dropped: need a share below 1, got {self.dropped:g}")
         if count("colluders", self.colluders, least=0) >= self.clients:
-            raise BadInput(f"colluders: need fewer than clients={self.clients}")
+            raise ConfigError(f"colluders: need fewer than clients={self.clients}")
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def feasible(question: Question, claim_of: ClaimOf | None = None) -> list[Row]:
     out; `without_proof` names them.
     """
     found = []
-    refusal: Refused | None = None
+    refusal: PrivacyRefusal | None = None
     for way in _asked(question):
         try:
             found += [
@@ -221,7 +221,7 @@ def _row(question: Question, way: Way, cohort: int, rounds: int, claim_of: Claim
     def cost(changed: Setting) -> float:
         try:
             return account([release], setting=changed, delta=question.delta).epsilon
-        except Refused:
+        except PrivacyRefusal:
             return math.inf  # not one honest share is sure to be left
 
     guarantee = account([release], setting=setting, delta=question.delta)

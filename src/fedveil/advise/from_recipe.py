@@ -16,7 +16,7 @@ from fedveil.advise.proxy_trials import clips_gradients
 from fedveil.advise.spending import remaining
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import Recipe
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.core.units import Arithmetic, Trust, Unit
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.noise_placement import Noise
@@ -70,12 +70,14 @@ def situation_of(
 
     whole_clients: refuse recipes that protect single records, which most scores are not about."""
     if recipe.privacy.epsilon is None:
-        raise BadInput("privacy.epsilon: a plan needs a budget")
+        raise ConfigError("privacy.epsilon: a plan needs a budget")
     plan = plan_of(recipe, federation_of(recipe.data))
     if plan.setting is None or plan.guarantee is None:
-        raise BadInput(f"training.method: {plan.method.name!r} adds no noise, so nothing to plan")
+        raise ConfigError(
+            f"training.method: {plan.method.name!r} adds no noise, so nothing to plan"
+        )
     if whole_clients and plan.setting.unit is not Unit.CLIENT:
-        raise BadInput(
+        raise ConfigError(
             f"training.method: {plan.method.name!r} protects records, and this bound is about "
             "methods that protect whole clients; --score hu is about records, and --pilot "
             "searches any method"
@@ -93,7 +95,7 @@ def public_constants(
     A recipe that trains on a file is taken to be private: a proxy must be named.
     """
     if proxy is None and recipe.data.file is not None:
-        raise BadInput(
+        raise ConfigError(
             f"--proxy: {recipe.data.file} is private, so no constants may be measured on it; "
             "name a public source (fedveil data list), or give --strong-convexity, --smoothness, "
             "--gradient-bound, --heterogeneity and --initial-distance"
@@ -139,7 +141,7 @@ def named_score(
     if name == "fu":
         return score_of_recipe(situation, loss, budget_factor=budget_factor)
     if situation.delta == 0:
-        raise BadInput(f"--score {name}: is about Gaussian noise, and the recipe's delta is 0")
+        raise ConfigError(f"--score {name}: is about Gaussian noise, and the recipe's delta is 0")
     training, server = situation.recipe.training, situation.recipe.server
     budget = budget_factor * situation.epsilon, situation.delta
     run = situation.dimension, situation.clients, situation.cohort
@@ -260,7 +262,7 @@ def records_of(recipe: Recipe, plan: Plan, records: int | None = None) -> int:
     if records is not None:
         return records
     if recipe.data.file is not None:
-        raise BadInput(
+        raise ConfigError(
             "--records: how many records a client has is private, and the number of steps of an "
             "epoch depends on it; give a number known from elsewhere, or set training.local_steps"
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedveil.advise.bounds import FuBound, Score
 from fedveil.advise.spending import about
 from fedveil.core.arguments import count, not_negative
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 DEFAULT_MAX_STEPS = 100_000
 MOST_TOTAL_STEPS = 10**12  # divisors are found by trial up to the square root
@@ -37,7 +37,7 @@ class Iterations:
 def divisors(number: int) -> NDArray[np.int64]:
     """All divisors of a positive number, ascending."""
     if count("total_steps", number) > MOST_TOTAL_STEPS:
-        raise BadInput(f"total_steps: need at most {MOST_TOTAL_STEPS:.0e}, got {number}")
+        raise ConfigError(f"total_steps: need at most {MOST_TOTAL_STEPS:.0e}, got {number}")
     small = np.arange(1, math.isqrt(number) + 1, dtype=np.int64)
     small = small[number % small == 0]
     return np.unique(np.concatenate([small, number // small]))
@@ -55,7 +55,7 @@ def split(total_steps: int, local_steps: int) -> int:
     """Rounds of `local_steps` steps in `total_steps`; they must divide."""
     rounds, left = divmod(count("total_steps", total_steps), count("local_steps", local_steps))
     if left:
-        raise BadInput(
+        raise ConfigError(
             f"total_steps = {total_steps} is no multiple of local_steps = {local_steps}: "
             f"{total_steps - left} or {total_steps - left + local_steps} would be"
         )
@@ -80,9 +80,9 @@ def best_rounds(score: Score, local_steps: int, max_steps: int) -> Iterations:
     """The best number of rounds for given local steps, over all totals up to `max_steps`."""
     most = count("max_steps", max_steps) // count("local_steps", local_steps)
     if most == 0:
-        raise BadInput(f"max_steps = {max_steps}: not one round of {local_steps} local steps")
+        raise ConfigError(f"max_steps = {max_steps}: not one round of {local_steps} local steps")
     if most > MOST_ROUNDS:
-        raise BadInput(
+        raise ConfigError(
             f"max_steps = {max_steps}: {most} rounds to try, at most {MOST_ROUNDS} are; lower it "
             "or raise local_steps"
         )
@@ -111,7 +111,9 @@ def best_iterations(score: Score, max_steps: int) -> Iterations:
     each over whole arrays of the other factor, see them all.
     """
     if count("max_steps", max_steps) > MOST_JOINT_STEPS:
-        raise BadInput(f"max_steps: a joint search takes up to {MOST_JOINT_STEPS}, got {max_steps}")
+        raise ConfigError(
+            f"max_steps: a joint search takes up to {MOST_JOINT_STEPS}, got {max_steps}"
+        )
     best = Iterations(1, 1, math.inf)
     for small in range(1, math.isqrt(max_steps) + 1):
         others = np.arange(small, max_steps // small + 1, dtype=np.float64)
@@ -144,7 +146,7 @@ def _at_divisor(score: Score, total_steps: int, wanted: float) -> Iterations:
 
 def _finite(best: Iterations) -> Iterations:
     if not math.isfinite(best.bound):
-        raise BadInput("the score is infinite for every choice: lower the learning rate")
+        raise ConfigError("the score is infinite for every choice: lower the learning rate")
     return best
 
 
@@ -216,7 +218,9 @@ def advise(
     `max_steps` bounds the total where it is searched (100 000 if not given).
     """
     if total_steps is not None and max_steps is not None:
-        raise BadInput("max_steps: goes with a search for the total; leave out total_steps or it")
+        raise ConfigError(
+            "max_steps: goes with a search for the total; leave out total_steps or it"
+        )
     limit = DEFAULT_MAX_STEPS if max_steps is None else max_steps
     if total_steps is not None and local_steps is not None:
         chosen = score_of(score, local_steps, split(total_steps, local_steps))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.advise.candidate import Candidate
 from fedveil.advise.proxy_trials import Outcome, Trial
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import optuna
@@ -63,7 +63,7 @@ def _study(path: Path | None, about: Mapping[str, Any], seed: int) -> optuna.Stu
         import optuna
         from optuna.storages.journal import JournalFileBackend
     except ImportError:
-        raise BadInput("--pilot: needs Optuna; pip install 'fedveil[plan]'") from None
+        raise ConfigError("--pilot: needs Optuna; pip install 'fedveil[plan]'") from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage: optuna.storages.BaseStorage = optuna.storages.InMemoryStorage()
     try:
@@ -74,9 +74,9 @@ def _study(path: Path | None, about: Mapping[str, Any], seed: int) -> optuna.Stu
             storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
         study = optuna.create_study(study_name="pilot", storage=storage, load_if_exists=True)
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"--journal {path}: cannot be read: {error}") from None
+        raise ConfigError(f"--journal {path}: cannot be read: {error}") from None
     if study.user_attrs.get(_ABOUT, about) != about:
-        raise BadInput(f"--journal {path}: is about another recipe or proxy; name a new file")
+        raise ConfigError(f"--journal {path}: is about another recipe or proxy; name a new file")
     study.set_user_attr(_ABOUT, about)
     for unfinished in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
         study.tell(unfinished.number, state=optuna.trial.TrialState.FAIL)

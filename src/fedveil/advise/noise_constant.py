@@ -6,13 +6,13 @@ import math
 from collections.abc import Sequence
 
 from fedveil.core.arguments import count, fraction, positive
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 
 def size_imbalance(sizes: Sequence[int]) -> float:
     """Factor on the noise variance of size-weighted averaging (kappa); 1 for equal clients."""
     if len(sizes) == 0:
-        raise BadInput("sizes: no clients")
+        raise ConfigError("sizes: no clients")
     count("smallest client", min(sizes))
     return len(sizes) * math.fsum(n * n for n in sizes) / math.fsum(sizes) ** 2
 
@@ -61,7 +61,7 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
 
 def check_delta(delta: float) -> float:
     if fraction("delta", delta) == 1:
-        raise BadInput("delta: need a number above 0 and below 1, got 1")
+        raise ConfigError("delta: need a number above 0 and below 1, got 1")
     return delta
 
 
@@ -70,4 +70,4 @@ def _check(dimension: int, clients: int, sensitivity: float, imbalance: float) -
     count("clients", clients)
     positive("gradient_sensitivity", sensitivity)
     if not (math.isfinite(imbalance) and imbalance >= 1):
-        raise BadInput(f"imbalance = {imbalance}: N*sum(n^2)/(sum n)^2 is never below 1")
+        raise ConfigError(f"imbalance = {imbalance}: N*sum(n^2)/(sum n)^2 is never below 1")

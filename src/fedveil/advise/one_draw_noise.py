@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.client.local_training import LocalRule
-from fedveil.client.update_pipeline import Shaping
-from fedveil.core.errors import Refused
-from fedveil.methods.parts.distributed_noise import SharedNoise
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.errors import PrivacyRefusal
+from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import Noise, Occasion, Promise, Terms
+from fedveil.methods.parts.noise_placement import Noise, NoiseContext, Promise, RoundContext
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 
@@ -29,32 +29,44 @@ from fedveil.privacy.clipping import Clip
 class OneDrawNoise:
     """Stands in for noise by each client, or in continuous shares; all else is the original's."""
 
-    original: LocalNoise | SharedNoise
+    original: LocalNoise | DistributedNoise
 
-    def promise(self, terms: Terms) -> Promise:
-        if terms.exact:
-            raise Refused("noise in one draw protects nobody", "use it for trials on public data")
-        return self.original.promise(terms)
+    def promise(self, context: NoiseContext) -> Promise:
+        if context.exact:
+            raise PrivacyRefusal(
+                "noise in one draw protects nobody", "use it for trials on public data"
+            )
+        return self.original.promise(context)
 
-    def local(self, terms: Terms) -> LocalRule:
-        return self.original.local(terms)
+    def local(self, context: NoiseContext) -> LocalTraining:
+        return self.original.local(context)
 
-    def shaping(self, terms: Terms, clip: Clip | None, round: int = 0) -> Shaping:
-        return self.original.shaping(terms, clip, round)
+    def pipeline(
+        self, context: NoiseContext, clip: Clip | None, round_number: int = 0
+    ) -> UpdatePipeline:
+        return self.original.pipeline(context, clip, round_number)
 
-    def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
-        return self.original.releases(terms, rounds)
+    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
+        return self.original.releases(context, rounds)
 
-    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
-        return self.original.noise_steps(terms, shaping, round)
+    def noise_steps(
+        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
+    ) -> float | None:
+        return self.original.noise_steps(context, pipeline, round_number)
 
-    def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
+    def protect(
+        self,
+        context: NoiseContext,
+        total: Tensor,
+        pipeline: UpdatePipeline,
+        this_round: RoundContext,
+    ) -> Tensor:
         """The sum and all its noise, float32 `[parameters]`."""
-        scale = terms.noise_multiplier * (shaping.clip or terms.clip).norm
-        uploads, size = len(occasion.cohort), len(total)
-        draw = np.random.default_rng(occasion.stream().words(4))
-        if isinstance(self.original, SharedNoise):
-            scale *= math.sqrt(uploads / terms.sampling.expected_cohort)
+        scale = context.noise_multiplier * (pipeline.clip or context.clip).norm
+        uploads, size = len(this_round.cohort), len(total)
+        draw = np.random.default_rng(this_round.stream().words(4))
+        if isinstance(self.original, DistributedNoise):
+            scale *= math.sqrt(uploads / context.sampling.expected_cohort)
             noise = scale * draw.standard_normal(size)
         elif self.original.noise is Noise.LAPLACE:
             noise = scale * (draw.gamma(uploads, size=size) - draw.gamma(uploads, size=size))
@@ -65,9 +77,9 @@ class OneDrawNoise:
 
 def in_one_draw(method: Method) -> Method:
     """The method with its clients' noise drawn together, where that is the same in law."""
-    protection = method.protection
-    if isinstance(protection, LocalNoise) or (
-        isinstance(protection, SharedNoise) and protection.rotation is None
+    placement = method.placement
+    if isinstance(placement, LocalNoise) or (
+        isinstance(placement, DistributedNoise) and placement.rotation is None
     ):
-        return replace(method, protection=OneDrawNoise(protection))
+        return replace(method, placement=OneDrawNoise(placement))
     return method

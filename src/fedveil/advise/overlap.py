@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
-from fedveil.core.errors import Refused
+from fedveil.core.errors import PrivacyRefusal
 from fedveil.data.federation import HELD_OUT_NOTE, Examples, Federation
 from fedveil.data.tablefile import read_table
 
@@ -21,7 +21,7 @@ _ALIKE = 0.5  # with fewer different rows than this share, rows do not tell whos
 _TOGETHER = 4096  # rows encoded at a time
 
 
-class NotPublic(Refused):
+class NotPublic(PrivacyRefusal):
     """Data that were called public are the protected data, or hold rows of them."""
 
     def __init__(self, what: str) -> None:

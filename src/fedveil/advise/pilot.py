@@ -21,7 +21,7 @@ from fedveil.advise.candidate import Candidate
 from fedveil.advise.journal import Journal
 from fedveil.advise.proxy_trials import Outcome, OutOfTime, ProxyTrials, Trial
 from fedveil.advise.space import Space
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 SETTINGS = 250  # to try at most
 _SHARES = (1 / 9, 1 / 3, 1.0)  # of the cohort, at each stage
@@ -105,7 +105,7 @@ class Search:
         chosen = self.chosen()
         if chosen is None:
             how = "interrupted" if self.interrupted else f"--time {self.seconds:g}: stopped"
-            raise BadInput(f"{how} before a single trial was finished; give it more time")
+            raise ConfigError(f"{how} before a single trial was finished; give it more time")
         return chosen
 
     def chosen(self) -> Candidate | None:

@@ -28,7 +28,7 @@ from fedveil.advise.proxy import SYNTHETIC, Proxy
 from fedveil.advise.space import Space
 from fedveil.config.assemble import plan_of
 from fedveil.config.recipe import Recipe
-from fedveil.core.errors import BadInput, Refused
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Trust
 from fedveil.data.federation import Federation
 from fedveil.plan.limits import test_examples
@@ -102,9 +102,9 @@ def settings_to_draw(space: Space, number: int = SETTINGS) -> list[Candidate]:
 
 def _check(recipe: Recipe, real: Plan, plans: Sequence[Plan]) -> None:
     if real.guarantee is None or real.setting is None or recipe.privacy.epsilon is None:
-        raise BadInput("--tune-on-private-data: needs a private method and privacy.epsilon")
+        raise ConfigError("--tune-on-private-data: needs a private method and privacy.epsilon")
     if real.setting.trust is not Trust.CENTRAL:
-        raise Refused(
+        raise PrivacyRefusal(
             f"under {real.setting.trust} trust the server sees something of every run, so all of "
             "them would have to be paid for, not only the best",
             "tune on public data (--pilot --proxy), or use a method with a trusted aggregator",
@@ -113,7 +113,7 @@ def _check(recipe: Recipe, real: Plan, plans: Sequence[Plan]) -> None:
     expected = _noisier(real, 1.0).releases(rounds)
     for plan in plans:
         if plan.method.rounds != rounds or _noisier(plan, 1.0).releases(rounds) != expected:
-            raise Refused(
+            raise PrivacyRefusal(
                 "the settings to choose from release different things, and the proof is about runs "
                 "that all cost the same",
                 "keep rounds, cohort and sampling as they are, and choose a client-level method",
@@ -124,7 +124,7 @@ def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns, scored: Proxy) -> tupl
     """The least noise with which everything keeps to the budget, and the guarantee of it all."""
     setting, given, epsilon = real.setting, real.guarantee, recipe.privacy.epsilon or 0.0
     if setting is None or given is None:
-        raise BadInput("--tune-on-private-data: needs a private method")
+        raise ConfigError("--tune-on-private-data: needs a private method")
 
     def guarantee(noise: float) -> Guarantee:
         releases: tuple[Release, ...] = _noisier(real, noise).releases(real.method.rounds)
@@ -140,7 +140,7 @@ def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns, scored: Proxy) -> tupl
     start = 2 * (real.noise_multiplier or 1.0)
     noise = least_at_most(lambda z: guarantee(z).epsilon, epsilon, start, least=1e-6, most=1e9)
     if noise is None:
-        raise Refused(
+        raise PrivacyRefusal(
             f"no noise is known to keep the best of {tuning.mean:g} runs within epsilon "
             f"{epsilon:g}: this sampling or noise has no Rényi curve, or delta is zero",
             "use Gaussian noise with Poisson or fixed-size sampling, or tune on public data",
@@ -149,23 +149,25 @@ def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns, scored: Proxy) -> tupl
 
 
 def _noisier(plan: Plan, noise: float) -> Plan:
-    if plan.terms is None:
-        raise BadInput("--tune-on-private-data: needs a private method")
-    return replace(plan, terms=replace(plan.terms, noise_multiplier=noise))
+    if plan.context is None:
+        raise ConfigError("--tune-on-private-data: needs a private method")
+    return replace(plan, context=replace(plan.context, noise_multiplier=noise))
 
 
 def _scored_on(private: Federation, scored: Proxy) -> Federation:
     """The private federation with public examples as its test part."""
     public = scored.federation
     if public.name == SYNTHETIC:
-        raise BadInput("--proxy synthetic: scores on made-up data say nothing about a real model")
+        raise ConfigError(
+            "--proxy synthetic: scores on made-up data say nothing about a real model"
+        )
     same = (public.task, public.classes, public.input_shape) == (
         private.task,
         private.classes,
         private.input_shape,
     )
     if not same or (public.scaling is None) != (private.scaling is None):
-        raise BadInput(f"--proxy: {scored.source} does not have the recipe's inputs and classes")
+        raise ConfigError(f"--proxy: {scored.source} does not have the recipe's inputs and classes")
     check_federations(public, private, f"--proxy {scored.source}")
     return replace(private, test=public.train, verified=True)
 

@@ -18,7 +18,7 @@ from fedveil.advise.overlap import check_federations, check_files
 from fedveil.advise.synthetic_proxy import shape_of, synthetic_proxy
 from fedveil.config.assemble import federation_of
 from fedveil.config.recipe import DataSection, Recipe
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import generator, offsets_of
 from fedveil.data.federation import Federation
 
@@ -51,7 +51,7 @@ def proxy_of(
     `records` a client; anything else is a public source or a file read as the recipe reads its own.
     """
     if name is None and recipe.data.file is not None:
-        raise BadInput(
+        raise ConfigError(
             f"--proxy: {recipe.data.file} is private, so nothing may be tried out on it; name a "
             "public source (fedveil data list), a public file, or synthetic"
         )
@@ -96,7 +96,7 @@ def _public_section(recipe: Recipe, name: str) -> DataSection:
     if path.suffix.lower() not in _TABLES:
         return DataSection(source=name, directory=data.directory)
     if not path.exists():
-        raise BadInput(f"--proxy {name}: no such file")
+        raise ConfigError(f"--proxy {name}: no such file")
     if data.file is not None:
         check_files(path, Path(data.file), data.client_column)
     return replace(data, file=name)
@@ -140,7 +140,7 @@ def _scored_on_train(federation: Federation) -> Federation:
     emptied = np.add.reduceat(out.astype(np.int64), firsts) == sizes
     out[firsts[emptied]] = False
     if not out.any():
-        raise BadInput(
+        raise ConfigError(
             f"--proxy: {federation.name} is too small to hold anything out; name another"
         )
     kept = sizes - np.add.reduceat(out.astype(np.int64), firsts)

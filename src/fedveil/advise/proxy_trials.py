@@ -21,14 +21,14 @@ from fedveil.advise.one_draw_noise import in_one_draw
 from fedveil.advise.proxy import Proxy, some_clients
 from fedveil.config.assemble import method_of
 from fedveil.config.recipe import Recipe
-from fedveil.core.errors import BadInput, Refused
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic, Unit
 from fedveil.data.federation import Federation, Task
 from fedveil.methods.parts.adaptive_clipping import StepBound
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import Terms
+from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.models.zoo import build
 from fedveil.plan.plan import Budget, Plan, plan, quick_noise
 from fedveil.privacy.sampling import Everyone
@@ -83,11 +83,11 @@ class ProxyTrials:
     """
 
     def __init__(self, recipe: Recipe, real: Plan, proxy: Proxy) -> None:
-        if real.method.protection is None or real.setting is None:
-            raise BadInput(f"training.method: {real.method.name!r} adds no noise to plan for")
+        if real.method.placement is None or real.setting is None:
+            raise ConfigError(f"training.method: {real.method.name!r} adds no noise to plan for")
         here, there = proxy.federation.task, real.federation.task
         if here is not there:
-            raise BadInput(f"--proxy: {proxy.source} is for {here}, the recipe for {there}")
+            raise ConfigError(f"--proxy: {proxy.source} is for {here}, the recipe for {there}")
         self.recipe, self.real, self.proxy = recipe, real, proxy
         self.calibrations = 0
         self._noise = cache(self._calibrated)
@@ -106,7 +106,7 @@ class ProxyTrials:
         """Run one trial; raises OutOfTime once `time.monotonic()` passes the deadline."""
         began = time.process_time()
         metrics, work = None, 0.0
-        with suppress(Refused):  # settings without a proof are no candidates
+        with suppress(PrivacyRefusal):  # settings without a proof are no candidates
             planned = self.plan(trial)
             metrics, rounds = _train(planned, deadline)
             work = rounds * planned.sampling.expected_cohort * trial.candidate.local_steps
@@ -121,7 +121,7 @@ class ProxyTrials:
         noise = trial.noise * self.noise(recipe, 2 if trial.share == 1 else 4)
         wanted = self._cohort(recipe)
         part = (cohort := self._trial_cohort(wanted, trial.share)) / wanted
-        alone = isinstance(self.real.method.protection, LocalNoise | GradientNoise)
+        alone = isinstance(self.real.method.placement, LocalNoise | GradientNoise)
         noise *= math.sqrt(part) if alone else part
         federation, training = self.proxy.federation, recipe.training
         if isinstance(self.real.sampling, Everyone):
@@ -183,12 +183,14 @@ class ProxyTrials:
         first = trial_plan(recipe, self._some(_MEASURED, 0), noise=1.0, seed=0)
         run = Run(first, speed=Speed(processes=1), every=1)
         try:
-            insight = next(iter(run)).insight
+            unprotected_stats = next(iter(run)).unprotected_stats
         finally:
             run.close()
-        if insight is None or not (math.isfinite(insight.norm) and insight.norm > 0):
-            raise BadInput(f"--proxy: no gradients at the start on {self.proxy.source}")
-        return insight.norm
+        if unprotected_stats is None or not (
+            math.isfinite(unprotected_stats.norm) and unprotected_stats.norm > 0
+        ):
+            raise ConfigError(f"--proxy: no gradients at the start on {self.proxy.source}")
+        return unprotected_stats.norm
 
     def trivial(self) -> float:
         """The error of the best answer that looks at no input."""
@@ -220,13 +222,13 @@ def _train(planned: Plan, deadline: float) -> tuple[Metrics | None, int]:
     first = math.nan
     try:
         for report in run:
-            if report.insight is not None:
-                loss, lost = report.insight.loss, report.insight.rejected > 0
+            if report.unprotected_stats is not None:
+                loss, lost = report.unprotected_stats.loss, report.unprotected_stats.rejected > 0
                 first = loss if math.isnan(first) else first
                 if lost or loss > _DIVERGED * first:
-                    return None, report.round
+                    return None, report.round_number
             if report.metrics is not None:
-                return report.metrics, report.round
+                return report.metrics, report.round_number
             if time.monotonic() > deadline:
                 raise OutOfTime
     finally:
@@ -240,13 +242,13 @@ def trial_plan(recipe: Recipe, federation: Federation, noise: float, seed: int) 
     method = replace(method, cohort=replace(method.cohort, clients=None))  # these are counted
     sizes = chosen.hidden, chosen.input_norm
     model = build(chosen.name, federation, hidden=sizes[0], input_norm=sizes[1], seed=chosen.seed)
-    bare = plan(replace(method, protection=None, clip_rule=None), federation, model, seed=seed)
-    shaping = bare.shaping
+    bare = plan(replace(method, placement=None, clip_rule=None), federation, model, seed=seed)
+    pipeline = bare.pipeline
     if method.clip_rule is not None:
-        shaping = replace(shaping, clip=method.clip_rule.clip(method.local, 0, {}))
-    run = bare.sampling, method.rounds, method.local, shaping
-    terms = Terms(*run, federation, model, bare.layout, Arithmetic.IDEALISED, noise)
-    return replace(bare, method=method, terms=terms)
+        pipeline = replace(pipeline, clip=method.clip_rule.clip(method.local, 0, {}))
+    run = bare.sampling, method.rounds, method.local, pipeline
+    context = NoiseContext(*run, federation, model, bare.layout, Arithmetic.IDEALISED, noise)
+    return replace(bare, method=method, context=context)
 
 
 def clips_gradients(method: Method) -> bool:

@@ -21,7 +21,7 @@ from fedveil.advise.spending import about, remaining
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import Recipe
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust, Unit
 
 LOSS_TOLERANCE, ACCURACY_TOLERANCE = 0.05, 0.01  # within which a cheaper choice is as good
@@ -51,7 +51,7 @@ def prepare(
     spent_epsilon, spent_delta: used up on the same clients before. journal: keeps the trials.
     """
     if recipe.privacy.epsilon is None:
-        raise BadInput("privacy.epsilon: a plan needs a budget")
+        raise ConfigError("privacy.epsilon: a plan needs a budget")
     federation = federation_of(recipe.data)
     real = plan_of(recipe, federation)
     if real.guarantee is not None and (spent_epsilon or spent_delta):
@@ -87,7 +87,7 @@ def check_hope(trials: ProxyTrials, base: Candidate, most_steps: int) -> None:
         best = max(best, seen * math.sqrt(rounds) / trials.noise(recipe))
     if best < 1:
         needed = math.ceil(trials.everyone * best ** (-2 if alone else -1))
-        raise BadInput(
+        raise ConfigError(
             f"privacy.epsilon {trials.recipe.privacy.epsilon:g}: this budget cannot work; the "
             f"noise on every weight is {1 / best:.3g} times what all clients together can move it, "
             f"however many rounds; it takes {about(needed)} clients (now {trials.everyone}) "
@@ -153,7 +153,7 @@ def findings(search: Search) -> Findings:
     chosen = search.run()
     expected = search.expected(chosen)
     if expected is None:
-        raise BadInput("the pilot was stopped before anything was known")
+        raise ConfigError("the pilot was stopped before anything was known")
     proxy, settings = search.trials.proxy, len(search.journal.study.trials)
     reason = f"the best of {settings} settings tried on {proxy.source}"
     recommended = Option(

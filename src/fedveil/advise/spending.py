@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedveil.core.arguments import delta_value, not_negative, positive
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 
 def remaining(
@@ -18,7 +18,7 @@ def remaining(
     not_negative("spent_epsilon", spent_epsilon)
     delta_value(spent_delta)
     if spent_epsilon >= epsilon or (spent_delta > 0 and spent_delta >= delta):
-        raise BadInput(
+        raise ConfigError(
             f"the budget ({epsilon:g}, {delta:g}) is already spent: ({spent_epsilon:g}, "
             f"{spent_delta:g}) went before; nothing can be trained on these units under it"
         )

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.core.arguments import count
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import generator
 from fedveil.data.federation import Examples, Federation, Task
 
@@ -45,7 +45,7 @@ class Shape:
         count("clients", self.clients)
         count("records", self.records)
         if self.task is Task.SEQUENCE:
-            raise BadInput("--proxy synthetic: there are no made-up sequences; name public data")
+            raise ConfigError("--proxy synthetic: there are no made-up sequences; name public data")
 
 
 def shape_of(federation: Federation, records: int) -> Shape:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedveil.cli import checkout, console
 from fedveil.cli import mechanism_args as described
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedveil.cli.load_guarantee import Progress
@@ -48,7 +48,7 @@ def guarantee_of(args: argparse.Namespace) -> Guarantee:
     from fedveil.privacy.releases import Release
 
     if args.rounds is None:
-        raise BadInput("--rounds: needed")
+        raise ConfigError("--rounds: needed")
     sampling = described.sampling_of(args, args.rounds)
     mechanism = described.mechanism_of(args)
     release = Release(mechanism, sampling, args.rounds, args.uses, args.participations)

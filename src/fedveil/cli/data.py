@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.cli import console
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.partition import PARTITIONS
 from fedveil.datasets import SOURCES, find, load
 from fedveil.datasets.files import available, data_directory
@@ -32,7 +32,7 @@ def execute(args: argparse.Namespace) -> int:
         return _list(args)
     if args.name is None:
         wanted = "a data set (see fedveil data list)" if args.action == "show" else "a file"
-        raise BadInput(f"fedveil data {args.action}: name {wanted}")
+        raise ConfigError(f"fedveil data {args.action}: name {wanted}")
     return _show(args) if args.action == "show" else _schema(args)
 
 
@@ -81,7 +81,7 @@ def _schema(args: argparse.Namespace) -> int:
             with args.output.open("x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
-            raise BadInput(f"{args.output}: exists already; name a new file") from None
+            raise ConfigError(f"{args.output}: exists already; name a new file") from None
     if args.json:
         path = None if args.output is None else str(args.output)
         console.emit({"schema": text, "file": path})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.privacy.shown import at_most
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Progress:
 def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, Progress | None]:
     """What a run directory is worth, or a recipe would be (within `epsilon`, if given)."""
     if not path.exists():
-        raise BadInput(f"{path}: no such run directory or recipe")
+        raise ConfigError(f"{path}: no such run directory or recipe")
     return _of_run(path) if path.is_dir() else (_of_recipe(path, epsilon), None)
 
 
@@ -55,14 +55,14 @@ def _of_run(path: Path) -> tuple[Guarantee, Progress]:
     from fedveil.run.evidence import LEDGER, examined
 
     if not (path / "recipe.toml").exists():
-        raise BadInput(f"{path}: not a run directory (no recipe.toml)")
+        raise ConfigError(f"{path}: not a run directory (no recipe.toml)")
     if not (path / LEDGER).exists() and not (path / "guarantee.json").exists():
-        raise BadInput(f"{path}: has no ledger, so nothing is guaranteed")
+        raise ConfigError(f"{path}: has no ledger, so nothing is guaranteed")
     ledger = examined(path)
     try:
         document = json.loads((path / "guarantee.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path}/guarantee.json: cannot be read ({error})") from None
+        raise ConfigError(f"{path}/guarantee.json: cannot be read ({error})") from None
     header = ledger.header
     promised = account(header.planned, setting=header.setting, delta=header.delta)
     if Guarantee.from_dict(document) != promised:
@@ -81,5 +81,5 @@ def _of_recipe(path: Path, epsilon: float | None) -> Guarantee:
     recipe = recipes.with_defaults(recipes.parse(recipes.read(path), (), values))
     guarantee = plan_of(recipe, federation_of(recipe.data)).guarantee
     if guarantee is None:
-        raise BadInput(f"{path}: method {recipe.training.method!r} adds no noise: no guarantee")
+        raise ConfigError(f"{path}: method {recipe.training.method!r} adds no noise: no guarantee")
     return guarantee

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency
 from fedveil.privacy.shown import at_least, at_most
 
@@ -173,7 +173,7 @@ def delta_of(args: argparse.Namespace, release: Release, setting: Setting) -> fl
         return float(args.delta)
     population = population_of((release,), setting)
     if population is None:
-        raise BadInput("--delta: needed, as the population is not known (--population)")
+        raise ConfigError("--delta: needed, as the population is not known (--population)")
     return default_delta(population)
 
 
@@ -182,7 +182,7 @@ def tuning_of(args: argparse.Namespace) -> Tuning | None:
     from fedveil.privacy.tuning import AllRuns, RandomRuns, Repeats
 
     if args.tuning_runs is not None and args.tuning_mean is not None:
-        raise BadInput("--tuning-runs and --tuning-mean exclude each other")
+        raise ConfigError("--tuning-runs and --tuning-mean exclude each other")
     if args.tuning_runs is not None:
         return AllRuns(args.tuning_runs)
     if args.tuning_mean is not None:
@@ -228,23 +228,23 @@ def _usual_adjacency(args: argparse.Namespace, sampling: Sampling) -> Adjacency:
 def _rate(args: argparse.Namespace, kind: str) -> float:
     if args.rate is not None:
         if args.cohort is not None:
-            raise BadInput("--rate and --cohort exclude each other for Poisson sampling")
+            raise ConfigError("--rate and --cohort exclude each other for Poisson sampling")
         return float(args.rate)
     if args.cohort is None or args.clients is None:
-        raise BadInput(f"--rate: {kind} sampling needs it (or --cohort and --clients)")
+        raise ConfigError(f"--rate: {kind} sampling needs it (or --cohort and --clients)")
     if not 0 < args.cohort <= args.clients:
-        raise BadInput(f"--cohort: need 1 to {args.clients}, got {args.cohort}")
+        raise ConfigError(f"--cohort: need 1 to {args.clients}, got {args.cohort}")
     return float(args.cohort / args.clients)
 
 
 def _needed(args: argparse.Namespace, kind: str, name: str) -> Any:
     value = getattr(args, name)
     if value is None:
-        raise BadInput(f"--{name.replace('_', '-')}: {kind} needs it")
+        raise ConfigError(f"--{name.replace('_', '-')}: {kind} needs it")
     return value
 
 
 def _unused(args: argparse.Namespace, kind: str, *names: str) -> None:
     for name in names:
         if getattr(args, name) is not None:
-            raise BadInput(f"--{name.replace('_', '-')}: {kind} takes no such thing")
+            raise ConfigError(f"--{name.replace('_', '-')}: {kind} takes no such thing")

@@ -17,7 +17,7 @@ from fedveil.cli.plan_tables import (
     show_advice,
     ways,
 )
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedveil.advise.bounds import FuBound, Score
@@ -92,7 +92,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     asked = args.pilot + args.tune_on_private_data
     if asked > 1 or (asked and (args.iterations or args.feasible)):
-        raise BadInput(
+        raise ConfigError(
             "plan: ask one question at a time, --pilot, --tune-on-private-data or the others"
         )
     if args.pilot:
@@ -106,16 +106,16 @@ def execute(args: argparse.Namespace) -> int:
     for name in ("journal", "time", "output"):
         if getattr(args, name) is not None:
             other = "--tune-on-private-data" if name == "output" else "--pilot"
-            raise BadInput(f"--{name}: goes with {other}")
+            raise ConfigError(f"--{name}: goes with {other}")
     if args.recipe is not None or args.set:
         from fedveil.cli.plan_recipe import plan_recipe
 
         return plan_recipe(args)
     for name in ("proxy", "write"):
         if getattr(args, name) is not None:
-            raise BadInput(f"--{name}: goes with a recipe")
+            raise ConfigError(f"--{name}: goes with a recipe")
     if args.iterations == args.feasible:
-        raise BadInput("plan: give a recipe, or say --iterations or --feasible")
+        raise ConfigError("plan: give a recipe, or say --iterations or --feasible")
     return _iterations(args) if args.iterations else _feasible(args)
 
 
@@ -136,7 +136,7 @@ def _iterations(args: argparse.Namespace) -> int:
 
     if args.cohort is not None:
         if len(args.cohort) > 1:
-            raise BadInput("--cohort: --iterations takes one number")
+            raise ConfigError("--cohort: --iterations takes one number")
         args.cohort = args.cohort[0]
     limits = {name: getattr(args, name) for name in ("total_steps", "local_steps", "max_steps")}
     advice = advise(_score(args), **limits)
@@ -167,7 +167,7 @@ def _fu(args: argparse.Namespace) -> FuBound:
         noise = _need(args, "--iterations without --noise", "noise_constant", "growth")
         return FuBound(**given, **noise)
     if args.noise_constant is not None or args.growth is not None:
-        raise BadInput("--noise works the constant out; leave out --noise-constant and --growth")
+        raise ConfigError("--noise works the constant out; leave out --noise-constant and --growth")
     epsilon, delta = _budget(args, "--noise")
     _need(args, "--noise", "dimension", "clip_norm")
     from fedveil.advise.noise_constant import noise_constant_gaussian, noise_constant_laplace
@@ -200,7 +200,7 @@ def _need(args: argparse.Namespace, what: str, *names: str) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in names}
     missing = [flag(name) for name, value in given.items() if value is None]
     if missing:
-        raise BadInput(f"{what} needs {', '.join(missing)}")
+        raise ConfigError(f"{what} needs {', '.join(missing)}")
     return given
 
 

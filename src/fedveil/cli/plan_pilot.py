@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.cli import console
 from fedveil.cli.plan_recipe import OWN_DATA, looks_at_itself, recipe_of
 from fedveil.cli.plan_tables import write_recipe
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedveil.advise.pilot import Progress as State
@@ -27,7 +27,7 @@ def plan_pilot(args: argparse.Namespace) -> int:
     """Search as long as --time allows; Ctrl-C shows the best so far."""
     seconds = 60.0 if args.time is None else args.time
     if not (math.isfinite(seconds) and seconds > 0):
-        raise BadInput(f"--time: need a positive number of seconds, got {seconds:g}")
+        raise ConfigError(f"--time: need a positive number of seconds, got {seconds:g}")
     recipe = recipe_of(args)
 
     from fedveil.advise.proxy import with_look

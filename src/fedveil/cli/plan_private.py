@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.cli.plan_recipe import recipe_of
-from fedveil.core.errors import BadInput, Refused
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 
 if TYPE_CHECKING:
     from fedveil.advise.private_tuning import Tuned
@@ -34,7 +34,7 @@ def tune_privately(args: argparse.Namespace) -> int:
     federation = federation_of(recipe.data)
     real = plan_of(recipe, federation)
     if sizes_looked_at(recipe, real, args.records):
-        raise BadInput("--records: how many records a client has is protected here; say it")
+        raise ConfigError("--records: how many records a client has is protected here; say it")
     scored = proxy_of(recipe, args.proxy, federation)
     steps = local_steps_of(recipe, real, args.records)
     space = space_of(ProxyTrials(recipe, real, scored), steps)
@@ -58,32 +58,32 @@ def tune_privately(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if args.write is not None:
-        raise Refused(
+        raise PrivacyRefusal(
             "--write: training again with settings chosen on private data is one more run, which "
             "no budget here has paid for",
             "give --output DIR: it keeps the chosen model itself, with the guarantee of all runs",
         )
     if args.time is not None:
-        raise Refused(
+        raise PrivacyRefusal(
             "--time: a search that ends early tells how long its runs took, and the proof needs "
             "their number to be drawn beforehand",
             "leave it out, and lower --tuning-mean instead",
         )
     if args.spent_epsilon or args.spent_delta:
-        raise BadInput("--spent-epsilon: set privacy.epsilon to what is left instead")
+        raise ConfigError("--spent-epsilon: set privacy.epsilon to what is left instead")
     for flag in ("journal", "plot", "max_steps"):
         if getattr(args, flag) is not None:
-            raise BadInput(f"--{flag.replace('_', '-')}: would show runs that must stay secret")
+            raise ConfigError(f"--{flag.replace('_', '-')}: would show runs that must stay secret")
     if args.proxy is None:
-        raise Refused(
+        raise PrivacyRefusal(
             "runs must be scored on public data: a score on private data is a release of its own, "
             "and none is accounted for here",
             "name a public source or file of the same shape with --proxy",
         )
     if args.output is None:
-        raise BadInput("--output: say where to keep the chosen model and its guarantee")
+        raise ConfigError("--output: say where to keep the chosen model and its guarantee")
     if args.output.exists():
-        raise BadInput(f"--output {args.output}: exists already; choose another")
+        raise ConfigError(f"--output {args.output}: exists already; choose another")
 
 
 def _document(found: Tuned, output: Path) -> dict[str, Any]:

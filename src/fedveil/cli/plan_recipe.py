@@ -17,7 +17,7 @@ from fedveil.cli.plan_tables import (
     write_recipe,
 )
 from fedveil.config import recipe as recipes
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedveil.advise.constants import LossConstants
@@ -37,7 +37,9 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
     """The recipe that was named, with its changes; what it says must not be said again."""
     for name in _OWN:
         if getattr(args, name) is not None:
-            raise BadInput(f"--{name.replace('_', '-')}: the recipe says it; change it with --set")
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: the recipe says it; change it with --set"
+            )
     table = recipes.DEFAULT_JOB if args.recipe is None else recipes.read(args.recipe)
     return recipes.with_defaults(recipes.parse(table, args.set))
 
@@ -50,7 +52,7 @@ def plan_recipe(args: argparse.Namespace) -> int:
 
     by_records = args.score == "hu"  # Hu protects records, and the feasible set is about clients
     if by_records and args.feasible:
-        raise BadInput("--score hu: goes with --iterations; the feasible set is about clients")
+        raise ConfigError("--score hu: goes with --iterations; the feasible set is about clients")
     both = args.iterations == args.feasible and not by_records
     args.feasible &= not both
     situation = situation_of(
@@ -143,10 +145,12 @@ def _loss(args: argparse.Namespace, situation: Situation) -> tuple[LossConstants
         federation = situation.plan.federation
         return public_constants(situation.recipe, args.proxy, federation, args.records)
     if missing:
-        raise BadInput(f"the loss's constants: give all of them or none; missing {missing[0]}")
+        raise ConfigError(f"the loss's constants: give all of them or none; missing {missing[0]}")
     gap, variance = args.initial_gap, args.gradient_variance
     if args.score == "hu" and (gap is None or variance is None):
-        raise BadInput("--score hu needs --initial-gap and --gradient-variance beside the others")
+        raise ConfigError(
+            "--score hu needs --initial-gap and --gradient-variance beside the others"
+        )
     constants = LossConstants(
         **given,
         initial_gap=math.nan if gap is None else gap,

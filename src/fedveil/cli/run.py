@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.config import recipe as recipes
-from fedveil.core.errors import BadInput, Refused
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 
 if TYPE_CHECKING:
     from fedveil.config.recipe import Recipe
@@ -57,7 +57,7 @@ def execute(args: argparse.Namespace) -> int:
 
     plan = plan_of(recipe, federation_of(recipe.data))
     if recipe.evaluation.baseline and plan.protected:
-        raise Refused(
+        raise PrivacyRefusal(
             "evaluation.baseline trains without noise, and its accuracy would leave unprotected",
             "give a --seed to simulate, or leave the baseline out",
         )
@@ -103,10 +103,12 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     if args.resume is not None:
         given = [args.recipe, args.output, args.seed, args.data, args.client_column, args.label]
         if args.set or any(value is not None for value in [*given, args.schema]):
-            raise BadInput("--resume: goes on with the run as it is; give no other recipe options")
+            raise ConfigError(
+                "--resume: goes on with the run as it is; give no other recipe options"
+            )
         return recipes.parse(recipes.read(args.resume / "recipe.toml"))
     if args.moved:
-        raise BadInput("--moved: goes with --resume")
+        raise ConfigError("--moved: goes with --resume")
     if args.recipe is not None:
         table = recipes.read(args.recipe)
     else:
@@ -145,7 +147,7 @@ def _train(run: Run, args: argparse.Namespace) -> int:
     with progress(run, quiet=args.quiet, json=args.json) as show:
         for report in run:
             show(report)
-            rejected += report.insight.rejected if report.insight else 0
+            rejected += report.unprotected_stats.rejected if report.unprotected_stats else 0
     return rejected
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.client.local_training import LocalRule
+from fedveil.client.local_training import LocalTraining
 from fedveil.core.randomness import Randomness
 
 Ints = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ class Batches:
         return self.positions[:, step], self.mask[:, step]
 
 
-def batches_per_epoch(sizes: Ints, rule: LocalRule) -> Ints:
+def batches_per_epoch(sizes: Ints, rule: LocalTraining) -> Ints:
     """How many batches one pass over each client's records makes, `[clients]`."""
     if rule.batch_size is None:
         return np.ones_like(sizes)
@@ -49,7 +49,7 @@ def batches_per_epoch(sizes: Ints, rule: LocalRule) -> Ints:
     return -(-sizes // rule.batch_size)
 
 
-def step_counts(sizes: Ints, rule: LocalRule) -> Ints:
+def step_counts(sizes: Ints, rule: LocalTraining) -> Ints:
     """How many local steps clients of these sizes take, `[clients]`."""
     if rule.steps is not None:
         return np.full_like(sizes, rule.steps)
@@ -57,7 +57,7 @@ def step_counts(sizes: Ints, rule: LocalRule) -> Ints:
 
 
 def draw_batches(
-    clients: Ints, sizes: Ints, rule: LocalRule, round: int, randomness: Randomness
+    clients: Ints, sizes: Ints, rule: LocalTraining, round_number: int, randomness: Randomness
 ) -> Batches:
     """Draw the batches of `clients` in `round`.
 
@@ -75,7 +75,7 @@ def draw_batches(
     most, batch = int(steps.max(initial=0)), min(rule.batch_size, largest)
     epochs = int((-(-steps // per_epoch)).max(initial=0))
     width = int(per_epoch.max(initial=0)) * batch  # an epoch's places, the last batch filled up
-    order = _shuffled(clients, sizes, round, epochs, randomness)
+    order = _shuffled(clients, sizes, round_number, epochs, randomness)
     if order.shape[2] < width:
         order = np.pad(order, ((0, 0), (0, 0), (0, width - order.shape[2])))
     places = np.arange(width)
@@ -99,7 +99,9 @@ def draw_batches(
     return Batches(positions, mask, steps, full=False)
 
 
-def _shuffled(clients: Ints, sizes: Ints, round: int, epochs: int, randomness: Randomness) -> Ints:
+def _shuffled(
+    clients: Ints, sizes: Ints, round_number: int, epochs: int, randomness: Randomness
+) -> Ints:
     """Each client's records in each epoch's order, `[clients, epochs, largest]`; absent ones last.
 
     Sorts hashed words that carry their position in the low bits: no ties, and no index to keep. How
@@ -107,7 +109,7 @@ def _shuffled(clients: Ints, sizes: Ints, round: int, epochs: int, randomness: R
     """
     every = np.arange(int(sizes.max(initial=0)))
     counters = every + np.arange(epochs)[:, None] * _EPOCH
-    words = randomness.shuffle_words(round, clients[:, None, None], counters)
+    words = randomness.shuffle_words(round_number, clients[:, None, None], counters)
     words = (words >> np.uint64(1)) & ~_POSITION | every.astype(np.uint64)
     absent = every >= sizes[:, None]
     if absent.any():

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 
 class Schedule(StrEnum):
@@ -29,26 +29,26 @@ class LearningRate:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and self.rate > 0):
-            raise BadInput(f"learning_rate: must be positive and finite, got {self.rate}")
+            raise ConfigError(f"learning_rate: must be positive and finite, got {self.rate}")
         if not (math.isfinite(self.decay) and self.decay > 0):
-            raise BadInput(f"learning-rate decay: must be positive and finite, got {self.decay}")
+            raise ConfigError(f"learning-rate decay: must be positive and finite, got {self.decay}")
 
     @property
     def counts_steps(self) -> bool:
         """Whether the rate of a step depends on how many steps its client takes in a round."""
         return self.schedule is Schedule.INVERSE
 
-    def of_round(self, round: int, steps: int) -> list[float]:
+    def of_round(self, round_number: int, steps: int) -> list[float]:
         """The rates of local steps `0..steps-1` in round `round` (from 0), for a client that takes
         `steps` of them in every round: its own number, never another client's."""
         if self.schedule is Schedule.INVERSE:
-            first = round * steps
+            first = round_number * steps
             return [self.rate / (1 + k / self.decay) for k in range(first, first + steps)]
         factor = {
             Schedule.CONSTANT: 1.0,
-            Schedule.INVERSE_SQRT: 1 / math.sqrt(1 + round / self.decay),
-            Schedule.EXPONENTIAL: math.exp(-round / self.decay),
-            Schedule.COSINE: (1 + math.cos(math.pi * min(1.0, round / self.decay))) / 2,
+            Schedule.INVERSE_SQRT: 1 / math.sqrt(1 + round_number / self.decay),
+            Schedule.EXPONENTIAL: math.exp(-round_number / self.decay),
+            Schedule.COSINE: (1 + math.cos(math.pi * min(1.0, round_number / self.decay))) / 2,
         }[self.schedule]
         return [self.rate * factor] * steps
 
@@ -67,13 +67,13 @@ class GradientClip:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.norm) and self.norm > 0):
-            raise BadInput(f"gradient clip: norm must be positive and finite, got {self.norm}")
+            raise ConfigError(f"gradient clip: norm must be positive and finite, got {self.norm}")
         if self.order not in (1, 2):
-            raise BadInput(f"gradient clip: order must be 1 or 2, got {self.order}")
+            raise ConfigError(f"gradient clip: order must be 1 or 2, got {self.order}")
 
 
 @dataclass(frozen=True)
-class LocalRule:
+class LocalTraining:
     """Local SGD. Exactly one of `steps` and `epochs` is set.
 
     One step on a batch, with shared weights `w0`:
@@ -108,19 +108,19 @@ class LocalRule:
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
-            raise BadInput("local rule: set exactly one of local_steps and local_epochs")
+            raise ConfigError("local rule: set exactly one of local_steps and local_epochs")
         for name in ("steps", "epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise BadInput(f"local rule: {name} must be at least 1, got {value}")
+                raise ConfigError(f"local rule: {name} must be at least 1, got {value}")
         for name in ("momentum", "weight_decay", "penalty", "penalty_radius", "gradient_noise"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise BadInput(f"local rule: {name} must be zero or positive, got {value}")
+                raise ConfigError(f"local rule: {name} must be zero or positive, got {value}")
         if self.momentum >= 1:
-            raise BadInput(f"local rule: momentum must be below 1, got {self.momentum}")
+            raise ConfigError(f"local rule: momentum must be below 1, got {self.momentum}")
         if self.projection_radius is not None and not self.projection_radius > 0:
-            raise BadInput(
+            raise ConfigError(
                 f"local rule: projection_radius must be positive, got {self.projection_radius}"
             )
 

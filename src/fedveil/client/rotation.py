@@ -31,24 +31,24 @@ class Rotation:
     def width(self, size: int) -> int:
         return 1 << max(0, size - 1).bit_length()
 
-    def forward(self, rows: Tensor, round: int) -> Tensor:
+    def forward(self, rows: Tensor, round_number: int) -> Tensor:
         """Rotate rows `[clients, size]` to float32 `[clients, width]`; norms are kept. Each row
         alone, where products of several would show one in another."""
         width = self.width(rows.shape[1])
         padded = rows.new_zeros(len(rows), width)
         padded[:, : rows.shape[1]] = rows
-        padded *= _signs(self.key, round, width).to(rows.dtype)
+        padded *= _signs(self.key, round_number, width).to(rows.dtype)
         if width > SHORT and len(rows) > 1:
             rotated = torch.cat([hadamard(row[None].clone()) for row in padded])
         else:
             rotated = hadamard(padded)
         return rotated / math.sqrt(width)
 
-    def backward(self, vector: Tensor, round: int, size: int) -> Tensor:
+    def backward(self, vector: Tensor, round_number: int, size: int) -> Tensor:
         """The vector `[size]` whose rotation is `vector` `[width]`."""
         width = len(vector)
         rotated = hadamard(vector[None])[0] / math.sqrt(width)
-        return (rotated * _signs(self.key, round, width).to(rotated.dtype))[:size]
+        return (rotated * _signs(self.key, round_number, width).to(rotated.dtype))[:size]
 
 
 def hadamard(rows: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def _matrix(levels: int) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _signs(key: int, round: int, width: int) -> Tensor:
-    stream = Stream(hashlib.sha256(f"fedveil/rotation/{key}/{round}".encode()).digest())
+def _signs(key: int, round_number: int, width: int) -> Tensor:
+    stream = Stream(hashlib.sha256(f"fedveil/rotation/{key}/{round_number}".encode()).digest())
     bits = np.unpackbits(stream.words(-(-width // 64)).view(np.uint8), count=width)
     return torch.from_numpy(1.0 - 2.0 * bits)

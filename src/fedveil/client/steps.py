@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedveil.client.local_training import GradientClip, LocalRule
+from fedveil.client.local_training import GradientClip, LocalTraining
 from fedveil.core.randomness import Stream
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
 from fedveil.privacy.noise import Ahead, gaussian_rows, protect_sum, unsnap
@@ -80,7 +80,7 @@ class Supply(Protocol):
 def local_updates(
     start: Tensor,
     supply: Supply,
-    rule: LocalRule,
+    rule: LocalTraining,
     rates: Sequence[float],
     gradients: Gradients,
     noise: Sequence[Stream],
@@ -99,7 +99,7 @@ def local_updates(
 
 
 def _descend(
-    start: Tensor, supply: Supply, rule: LocalRule, rates: Sequence[float], descent: Descent
+    start: Tensor, supply: Supply, rule: LocalTraining, rates: Sequence[float], descent: Descent
 ) -> tuple[Tensor, Tensor]:
     """Plain SGD: the weights themselves are the only state."""
     descent.begin(start, len(supply))
@@ -114,7 +114,7 @@ def _descend(
 def _walk(
     start: Tensor,
     supply: Supply,
-    rule: LocalRule,
+    rule: LocalTraining,
     rates: Sequence[float],
     gradients: Gradients,
     noise: Sequence[Stream],
@@ -157,7 +157,7 @@ def _walk(
     return moved, losses
 
 
-def _pull(rows: Tensor, rule: LocalRule) -> Tensor | float:
+def _pull(rows: Tensor, rule: LocalTraining) -> Tensor | float:
     """Strength of the penalty's pull on each client: none inside the radius."""
     if rule.penalty_radius == 0:
         return rule.penalty
@@ -181,7 +181,7 @@ def shorten(rows: Tensor, clip: Clip) -> None:
 
 
 def _add_noise(
-    gradient: Tensor, rule: LocalRule, streams: Sequence[Stream], ahead: Sequence[Ahead]
+    gradient: Tensor, rule: LocalTraining, streams: Sequence[Stream], ahead: Sequence[Ahead]
 ) -> None:
     """Add a step's noise to the first rows; on a grid, of what was drawn ahead."""
     std, grid = rule.gradient_noise, rule.gradient_grid

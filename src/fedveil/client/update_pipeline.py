@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedveil.client.ballot import Ballot
 from fedveil.client.rotation import Rotation
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.models.flat import Layout
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
@@ -26,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Shaping:
+class UpdatePipeline:
     """How a client shapes what it sends.
 
     `sparsity` is the share of each tensor's entries set to zero by LUS (those with the smallest
@@ -49,16 +49,16 @@ class Shaping:
 
     def __post_init__(self) -> None:
         if not 0 <= self.sparsity < 1:
-            raise BadInput(f"sparsity: must be in [0, 1), got {self.sparsity}")
+            raise ConfigError(f"sparsity: must be in [0, 1), got {self.sparsity}")
         if self.weight_cap is not None and self.weight_cap < 1:
-            raise BadInput(f"weight_cap: must be at least 1, got {self.weight_cap}")
+            raise ConfigError(f"weight_cap: must be at least 1, got {self.weight_cap}")
         if self.granularity is not None:
             if not (math.isfinite(self.granularity) and self.granularity > 0):
-                raise BadInput(f"granularity: must be positive, got {self.granularity}")
+                raise ConfigError(f"granularity: must be positive, got {self.granularity}")
             if self.clip is None:
-                raise BadInput("granularity: an integer sum needs a clip, or it may overflow")
+                raise ConfigError("granularity: an integer sum needs a clip, or it may overflow")
         if self.granularity is None and (self.rotation or self.rounding_beta is not None):
-            raise BadInput("rotation, rounding_beta: they belong to a grid, and none is set")
+            raise ConfigError("rotation, rounding_beta: they belong to a grid, and none is set")
 
     @property
     def only_clips(self) -> bool:
@@ -105,13 +105,13 @@ class Senders:
     clients: Ints  # [clients]
     sizes: Ints  # [clients], examples of each
     start: Tensor  # shared weights [parameters] from which they trained
-    round: int
+    round_number: int
     randomness: Randomness
 
 
 def shape_rows(
     updates: Tensor,
-    shaping: Shaping,
+    pipeline: UpdatePipeline,
     layout: Layout,
     senders: Senders,
     gradient: Tensor | None = None,
@@ -122,47 +122,47 @@ def shape_rows(
     is not finite becomes zero: it must neither poison the sum nor say anything about the others.
     What a client sends depends on its own row alone, bit for bit, unless it is `only_clips`.
     """
-    order = shaping.clip.order if shaping.clip is not None else 2
+    order = pipeline.clip.order if pipeline.clip is not None else 2
     finite = torch.isfinite(torch.linalg.vector_norm(updates, dim=1))  # quick, and may overflow
     if not bool(finite.all()):
         finite = torch.isfinite(updates).all(dim=1)
         updates[~finite] = 0
     rejected = int((~finite).sum())
-    if shaping.ballot is not None:
+    if pipeline.ballot is not None:
         norms = torch.linalg.vector_norm(updates, dim=1)
-        votes = shaping.ballot(senders.start + updates, layout, shaping.granularity)
+        votes = pipeline.ballot(senders.start + updates, layout, pipeline.granularity)
         return ShapedRows(votes, norms, norms, rejected)
-    if shaping.sparsity and gradient is not None:
-        sparsify(updates, gradient, layout, shaping.sparsity)
-    if shaping.clip is not None:
-        own_norms = clip_rows(updates, shaping.clip, in_place=True).norms
+    if pipeline.sparsity and gradient is not None:
+        sparsify(updates, gradient, layout, pipeline.sparsity)
+    if pipeline.clip is not None:
+        own_norms = clip_rows(updates, pipeline.clip, in_place=True).norms
     else:
         own_norms = row_norms(updates, order)
     norms = torch.from_numpy(own_norms).float()
-    if shaping.weight_cap is not None:
-        updates *= torch.from_numpy(shaping.weights(senders.sizes))[:, None]
-    if shaping.granularity is None or shaping.clip is None:
+    if pipeline.weight_cap is not None:
+        updates *= torch.from_numpy(pipeline.weights(senders.sizes))[:, None]
+    if pipeline.granularity is None or pipeline.clip is None:
         shaped = torch.linalg.vector_norm(updates, ord=order, dim=1)
         return ShapedRows(updates, norms, shaped, rejected)
-    rows = _on_grid(updates, shaping, shaping.clip, shaping.granularity, senders)
-    shaped = torch.linalg.vector_norm(rows.float(), ord=order, dim=1) * shaping.granularity
+    rows = _on_grid(updates, pipeline, pipeline.clip, pipeline.granularity, senders)
+    shaped = torch.linalg.vector_norm(rows.float(), ord=order, dim=1) * pipeline.granularity
     return ShapedRows(rows, norms, shaped, rejected)
 
 
 def _on_grid(
-    updates: Tensor, shaping: Shaping, clip: Clip, granularity: float, senders: Senders
+    updates: Tensor, pipeline: UpdatePipeline, clip: Clip, granularity: float, senders: Senders
 ) -> Tensor:
     """Clipped updates as integers `[clients, width]`."""
-    if shaping.rotation is not None:
-        updates = shaping.rotation.forward(updates, senders.round)
-    if shaping.rounding_beta is None:
+    if pipeline.rotation is not None:
+        updates = pipeline.rotation.forward(updates, senders.round_number)
+    if pipeline.rounding_beta is None:
         return snap_rows(updates, granularity, clip)
-    width, beta = updates.shape[1], shaping.rounding_beta
+    width, beta = updates.shape[1], pipeline.rounding_beta
     # Only the way to the grid matters here; the noise comes later.
     target = DiscreteGaussianSum(clip.norm, granularity, granularity, 1, width, beta)
     rows = []
     for place, client in enumerate(senders.clients):
-        stream = senders.randomness.stream("rounding", senders.round, int(client))
+        stream = senders.randomness.stream("rounding", senders.round_number, int(client))
         rows.append(snap_conditional(updates[place : place + 1], target, stream))
     return torch.cat(rows) if rows else updates.long()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedveil.config.methods import METHODS, method_of
 from fedveil.config.methods import named as named_value
 from fedveil.config.recipe import DataSection, Recipe
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation
 from fedveil.data.partition import named
@@ -36,9 +36,9 @@ def federation_of(data: DataSection) -> Federation:
             cap=data.cap,
         )
     if data.client_column is None and data.partition is None:
-        raise BadInput(f"--client-column: say which column of {data.file} names the client")
+        raise ConfigError(f"--client-column: say which column of {data.file} names the client")
     if data.label is None:
-        raise BadInput(f"--label: say which column of {data.file} is to be predicted")
+        raise ConfigError(f"--label: say which column of {data.file} is to be predicted")
     settings = {
         "clients": data.clients,
         "alpha": data.alpha,
@@ -73,7 +73,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
     )
     method = method_of(recipe)
     budget = None
-    if method.protection is not None:
+    if method.placement is not None:
         privacy = recipe.privacy
         budget = Budget(privacy.epsilon, privacy.delta, privacy.noise_multiplier)
     arithmetic = recipe.privacy.arithmetic

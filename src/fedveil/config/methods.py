@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TypedDict, TypeVar
 
-from fedveil.client.local_training import LearningRate, LocalRule, Schedule
+from fedveil.client.local_training import LearningRate, LocalTraining, Schedule
 from fedveil.client.rotation import Rotation
 from fedveil.config.recipe import NOT_PRIVATE, Recipe
-from fedveil.core.errors import BadInput, Refused
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods import ae_dpfl, ddgauss, dp_fedavg, fedavg
 from fedveil.methods import bounded_sparse as cheng
@@ -18,13 +18,13 @@ from fedveil.methods import client_noise as fu
 from fedveil.methods import gradient_noise as hu
 from fedveil.methods import laplacian_smoothing as liang
 from fedveil.methods.parts.about import About
-from fedveil.methods.parts.adaptive_clipping import ClipTracking
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.aggregation import Aggregation, Secure
 from fedveil.methods.parts.central_noise import CentralNoise
-from fedveil.methods.parts.distributed_noise import SharedNoise
+from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Method, Scheme, Voting
-from fedveil.methods.parts.noise_placement import Noise, Protection
+from fedveil.methods.parts.noise_placement import Noise, NoisePlacement
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.privacy.clipping import Clip
 from fedveil.server.optimizers import Adam, Optimizer, Sgd
@@ -53,7 +53,9 @@ def method_of(recipe: Recipe) -> Method:
     """The method that a recipe (with its defaults) describes; refuses what makes no sense."""
     name = recipe.training.method
     if name not in METHODS:
-        raise BadInput(f"training.method: unknown method {name!r}; there are {', '.join(METHODS)}")
+        raise ConfigError(
+            f"training.method: unknown method {name!r}; there are {', '.join(METHODS)}"
+        )
     _check_keys(recipe, METHODS[name])
     _check_order(recipe)
     return replace(METHODS[name].build(recipe), aggregation=_aggregation(recipe))
@@ -79,13 +81,13 @@ def _dp_fedavg(recipe: Recipe) -> Method:
         **_common(recipe),
         **_weights(recipe),
         clip=_clip(recipe),
-        protection=_protection(recipe, Trust.CENTRAL),
+        placement=_protection(recipe, Trust.CENTRAL),
         sparsity=recipe.training.sparsity or 0.0,
         tracking=_tracking(recipe),
     )
     if not recipe.training.penalty:
         return method
-    return replace(_cheng(recipe), name=method.name, shaping=method.shaping)
+    return replace(_cheng(recipe), name=method.name, pipeline=method.pipeline)
 
 
 def _cheng(recipe: Recipe) -> Method:
@@ -96,7 +98,7 @@ def _cheng(recipe: Recipe) -> Method:
         clip=_clip(recipe),
         penalty=0.4 if training.penalty is None else training.penalty,
         sparsity=0.7 if training.sparsity is None else training.sparsity,
-        protection=_protection(recipe, Trust.CENTRAL),
+        placement=_protection(recipe, Trust.CENTRAL),
         tracking=_tracking(recipe),
     )
 
@@ -106,12 +108,12 @@ def _liang(recipe: Recipe, smooth: bool) -> Method:
     if smooth and common["smoothing"] is None:
         common["smoothing"] = _smoothing(recipe, strength=1.0)
     elif not smooth and common["smoothing"] is not None:
-        raise BadInput("server.smoothing: dp-fed goes without; use method dp-fed-ls")
+        raise ConfigError("server.smoothing: dp-fed goes without; use method dp-fed-ls")
     return liang.dp_fed(
         **common,
         **_weights(recipe),
         clip=_clip(recipe),
-        protection=_protection(recipe, Trust.CENTRAL),
+        placement=_protection(recipe, Trust.CENTRAL),
         sparsity=recipe.training.sparsity or 0.0,
     )
 
@@ -138,7 +140,7 @@ def _fu(recipe: Recipe) -> Method:
         clip_norm=recipe.privacy.clip_norm,
         noise=_noise(recipe),
         adjacency=_adjacency(recipe) or Adjacency.REPLACE,
-        protection=None if trust is Trust.LOCAL else _protection(recipe, trust),
+        placement=None if trust is Trust.LOCAL else _protection(recipe, trust),
     )
 
 
@@ -147,7 +149,7 @@ def _hu(recipe: Recipe) -> Method:
     trust = _trust(recipe, Trust.DISTRIBUTED)
     unit = Unit.RECORD if privacy.unit is None else named(Unit, "privacy.unit", privacy.unit)
     if trust is Trust.CENTRAL or (unit is Unit.CLIENT and trust is Trust.LOCAL):
-        raise BadInput(
+        raise ConfigError(
             f"privacy.trust: {trust} is not what hu is about; use distributed (secure sum)"
             + ("" if unit is Unit.CLIENT else " or local (without)")
         )
@@ -166,7 +168,7 @@ def _dp_sgd(recipe: Recipe) -> Method:
     privacy = recipe.privacy
     trust = _trust(recipe, Trust.DISTRIBUTED)
     if trust is Trust.CENTRAL:
-        raise BadInput("privacy.trust: dp-sgd has no trusted party; use distributed or local")
+        raise ConfigError("privacy.trust: dp-sgd has no trusted party; use distributed or local")
     return hu.dp_sgd(
         **_common(recipe),
         clip_norm=privacy.clip_norm,
@@ -188,7 +190,7 @@ def _ae_dpfl(recipe: Recipe) -> Method:
     return ae_dpfl.ae_dpfl(
         local=_local(recipe),
         voting=Voting(voting.questions, voting.epochs, voting.batch_size, voting.learning_rate),
-        protection=noise,
+        placement=noise,
     )
 
 
@@ -216,13 +218,13 @@ def named(kind: type[Choice], key: str, value: str | None) -> Choice:
     try:
         return kind(value or "")
     except ValueError:
-        raise BadInput(f"{key}: unknown {value!r}; there are {', '.join(kind)}") from None
+        raise ConfigError(f"{key}: unknown {value!r}; there are {', '.join(kind)}") from None
 
 
 class _Common(TypedDict):
     rounds: int
     cohort: CohortRule
-    local: LocalRule
+    local: LocalTraining
     optimizer: Optimizer
     smoothing: Smoothing | None
 
@@ -253,7 +255,7 @@ def _common(recipe: Recipe) -> _Common:
 def _weights(recipe: Recipe) -> _Weights:
     training = recipe.training
     if training.weighting not in ("uniform", "examples"):
-        raise BadInput(
+        raise ConfigError(
             f"training.weighting: unknown {training.weighting!r}; there are uniform, examples"
         )
     return {
@@ -262,10 +264,10 @@ def _weights(recipe: Recipe) -> _Weights:
     }
 
 
-def _local(recipe: Recipe) -> LocalRule:
+def _local(recipe: Recipe) -> LocalTraining:
     training = recipe.training
     schedule = named(Schedule, "training.schedule", training.schedule)
-    return LocalRule(
+    return LocalTraining(
         learning_rate=LearningRate(training.learning_rate, schedule, training.decay),
         steps=training.local_steps,
         epochs=training.local_epochs,
@@ -281,7 +283,7 @@ def _optimizer(recipe: Recipe) -> Optimizer:
         return Sgd(server.learning_rate, server.momentum)
     if server.optimizer in ("adam", "yogi"):
         return Adam(server.learning_rate, server.momentum, yogi=server.optimizer == "yogi")
-    raise BadInput(
+    raise ConfigError(
         f"server.optimizer: unknown optimizer {server.optimizer!r}; there are sgd, adam, yogi"
     )
 
@@ -311,29 +313,31 @@ def _adjacency(recipe: Recipe) -> Adjacency | None:
     return None if adjacency is None else named(Adjacency, "privacy.adjacency", adjacency)
 
 
-def _tracking(recipe: Recipe) -> ClipTracking | None:
+def _tracking(recipe: Recipe) -> AdaptiveClipping | None:
     privacy = recipe.privacy
     if privacy.clip_quantile is None:
         return None
-    return ClipTracking(_clip(recipe), privacy.clip_quantile, privacy.clip_rate, privacy.clip_noise)
+    return AdaptiveClipping(
+        _clip(recipe), privacy.clip_quantile, privacy.clip_rate, privacy.clip_noise
+    )
 
 
-def _protection(recipe: Recipe, usual: Trust) -> Protection:
+def _protection(recipe: Recipe, usual: Trust) -> NoisePlacement:
     """Noise on updates by whoever the recipe trusts."""
     privacy, adjacency = recipe.privacy, _adjacency(recipe)
     trust, noise = _trust(recipe, usual), _noise(recipe)
     if trust is not Trust.DISTRIBUTED and (privacy.rotate or privacy.bits is not None):
-        raise BadInput("privacy.rotate, privacy.bits: only for trust distributed")
+        raise ConfigError("privacy.rotate, privacy.bits: only for trust distributed")
     if trust is Trust.CENTRAL:
         return CentralNoise(noise, adjacency, privacy.colluders)
     if trust is Trust.LOCAL:
         return LocalNoise(noise, adjacency or Adjacency.REPLACE)
     if noise is Noise.LAPLACE:
-        raise Refused(
+        raise PrivacyRefusal(
             "Laplace noise is not a sum of equal independent shares",
             "use privacy.noise gaussian, or trust local or central",
         )
-    return SharedNoise(
+    return DistributedNoise(
         rotation=Rotation() if privacy.rotate else None,
         bits=privacy.bits,
         adjacency=adjacency or Adjacency.ZERO_OUT,
@@ -364,7 +368,7 @@ def _check_keys(recipe: Recipe, entry: Entry) -> None:
         default = next(field.default for field in fields(given) if field.name == name)
         if getattr(given, name) != default and (private or section != "privacy"):
             users = ", ".join(n for n, other in METHODS.items() if key in other.keys)
-            raise BadInput(f"{key}: method {entry.about.name} does not use it; {users} do")
+            raise ConfigError(f"{key}: method {entry.about.name} does not use it; {users} do")
 
 
 def _check_order(recipe: Recipe) -> None:
@@ -372,19 +376,19 @@ def _check_order(recipe: Recipe) -> None:
     private = recipe.training.method not in NOT_PRIVATE
     upload, place = recipe.training.upload, recipe.server.smoothing_place
     if upload not in ("dense", "sparse"):
-        raise BadInput(f"training.upload: unknown {upload!r}; there are dense, sparse")
+        raise ConfigError(f"training.upload: unknown {upload!r}; there are dense, sparse")
     if upload == "sparse" and private:
-        raise Refused(
+        raise PrivacyRefusal(
             "a sparse upload shows which coordinates were kept, and noise on those alone does not "
             "cover the choice, which depends on the data",
             "leave training.upload dense: noise on every coordinate, no mask is sent",
         )
     if place not in ("after-noise", "before-noise"):
-        raise BadInput(
+        raise ConfigError(
             f"server.smoothing_place: unknown {place!r}; there are after-noise, before-noise"
         )
     if place == "before-noise" and private:
-        raise Refused(
+        raise PrivacyRefusal(
             "smoothing before the noise would be part of the private computation, and the noise "
             "would no longer cover the whole vector independently",
             "leave server.smoothing_place after-noise: it costs nothing there",

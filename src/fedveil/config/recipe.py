@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -178,9 +178,9 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadInput(f"recipe {path}: no such file") from None
+        raise ConfigError(f"recipe {path}: no such file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"recipe {path}: not valid TOML: {error}") from None
+        raise ConfigError(f"recipe {path}: not valid TOML: {error}") from None
 
 
 def parse(
@@ -199,7 +199,7 @@ def parse(
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
-            raise BadInput(f"--set {assignment}: write section.key=value")
+            raise ConfigError(f"--set {assignment}: write section.key=value")
         changes[name.strip()] = _value(text.strip())
     changes |= values or {}
     if isinstance(changes.get("aggregation"), str):
@@ -276,7 +276,7 @@ def _assign(table: dict[str, Any], name: str, value: Any) -> None:
     for section in sections:
         inner = table.setdefault(section, {})
         if not isinstance(inner, dict):
-            raise BadInput(f"--set {name}: {section} is not a section")
+            raise ConfigError(f"--set {name}: {section} is not a section")
         table = inner
     table[key] = value
 
@@ -290,13 +290,13 @@ def _value(text: str) -> Any:
 
 def _build(cls: type, table: Any, path: str) -> Any:
     if not isinstance(table, Mapping):
-        raise BadInput(f"recipe: {path} must be a section, not {table!r}")
+        raise ConfigError(f"recipe: {path} must be a section, not {table!r}")
     hints = typing.get_type_hints(cls)
     values = {}
     for key, value in table.items():
         name = f"{path}.{key}" if path else key
         if key not in hints:
-            raise BadInput(f"recipe: unknown key {name!r}{_nearest(key, path, hints)}")
+            raise ConfigError(f"recipe: unknown key {name!r}{_nearest(key, path, hints)}")
         kind = hints[key]
         section = isinstance(kind, type) and dataclasses.is_dataclass(kind)
         values[key] = _build(kind, value, name) if section else _typed(kind, value, name)
@@ -335,7 +335,7 @@ def _typed(kind: Any, value: Any, name: str) -> Any:
             inner = typing.get_args(option)[0]
             return tuple(_typed(inner, item, f"{name}[{i}]") for i, item in enumerate(value))
     wanted = " or ".join(_kind_name(o) for o in options if o is not type(None))
-    raise BadInput(f"recipe: {name} must be {wanted}, got {value!r}")
+    raise ConfigError(f"recipe: {name} must be {wanted}, got {value!r}")
 
 
 def _kind_name(option: Any) -> str:

@@ -9,13 +9,13 @@ class FedveilError(Exception):
     exit_code = 1
 
 
-class BadInput(FedveilError, ValueError):
+class ConfigError(FedveilError, ValueError):
     """An argument, file or recipe that cannot be used; the message names it and its value."""
 
     exit_code = 2
 
 
-class Refused(BadInput):
+class PrivacyRefusal(ConfigError):
     """A combination for which no proof exists, so no epsilon may be printed.
 
     `reason` says why it is not private as described, `instead` what would work.

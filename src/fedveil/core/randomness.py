@@ -83,22 +83,22 @@ class Randomness:
         object.__setattr__(own, "_first", self._first + client)
         return own
 
-    def stream(self, purpose: str, round: int = 0, client: int = -1) -> Stream:
+    def stream(self, purpose: str, round_number: int = 0, client: int = -1) -> Stream:
         """The stream of one draw; `client=-1` stands for the server."""
         if self.seed is None:
             return system_stream()
         number = client if client < 0 else client + self._first
-        return Stream(_digest(self.seed, purpose, round, number))
+        return Stream(_digest(self.seed, purpose, round_number, number))
 
     def shuffle_words(
-        self, round: int, clients: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+        self, round_number: int, clients: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> Words:
         """One hashed word for each (client, position), broadcast together."""
-        key = np.uint64(mix_int(self._public_key ^ mix_int(round + 1)))
+        key = np.uint64(mix_int(self._public_key ^ mix_int(round_number + 1)))
         with np.errstate(over="ignore"):
             per_client = mix((clients + self._first).astype(np.uint64) ^ key)
             return mix(per_client + positions.astype(np.uint64) * np.uint64(STRIDE))
 
 
-def _digest(seed: int, purpose: str, round: int, client: int) -> bytes:
-    return hashlib.sha256(f"fedveil/{seed}/{purpose}/{round}/{client}".encode()).digest()
+def _digest(seed: int, purpose: str, round_number: int, client: int) -> bytes:
+    return hashlib.sha256(f"fedveil/{seed}/{purpose}/{round_number}/{client}".encode()).digest()

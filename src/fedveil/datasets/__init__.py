@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
 from fedveil.data.holdout import Holdout
 from fedveil.data.partition import Partition
@@ -67,7 +67,7 @@ def find(name: str) -> Source:
         names = [*SOURCES, *SYNTHETIC.values()]
         near = get_close_matches(name, names, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-        raise BadInput(f"data source {name!r} is unknown: {hint}")
+        raise ConfigError(f"data source {name!r} is unknown: {hint}")
     return SOURCES[name]
 
 
@@ -75,9 +75,9 @@ def _made_up(
     task: Any, partition: Partition | str | None, seed: int, settings: dict[str, Any]
 ) -> Federation:
     if partition is not None:
-        raise BadInput(f"{SYNTHETIC[task]}: is drawn client by client and takes no partition")
+        raise ConfigError(f"{SYNTHETIC[task]}: is drawn client by client and takes no partition")
     known = [field.name for field in fields(Synthetic) if field.name not in ("task", "seed")]
     for setting in settings:
         if setting not in known:
-            raise BadInput(f"{SYNTHETIC[task]} has no {setting!r}; it has {', '.join(known)}")
+            raise ConfigError(f"{SYNTHETIC[task]} has no {setting!r}; it has {', '.join(known)}")
     return Synthetic(task=task, seed=seed, **settings).federation()

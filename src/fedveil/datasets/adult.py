@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.encoding import category_codes, encode, feature_names
 from fedveil.data.federation import Examples, Task
 from fedveil.data.holdout import Holdout
@@ -110,21 +110,21 @@ def _records(path: Path) -> Any:
                 convert_options=csv.ConvertOptions(column_types={**types, "income": pa.string()}),
             )
         except pa.ArrowInvalid as error:
-            raise BadInput(f"{path}: not in the form of UCI's Adult ({error})") from None
+            raise ConfigError(f"{path}: not in the form of UCI's Adult ({error})") from None
     trimmed = [
         pc.utf8_trim(column, characters=" .") if pa.types.is_string(column.type) else column
         for column in table.columns
     ]
     table = pa.table(trimmed, names=table.column_names)
     if (category_codes(table.column("income"), INCOMES) < 0).any():
-        raise BadInput(f"{path}: an income is neither {INCOMES[0]} nor {INCOMES[1]}")
+        raise ConfigError(f"{path}: an income is neither {INCOMES[0]} nor {INCOMES[1]}")
     return table
 
 
 def build(arrays: Arrays, copy: str, *, numbers: str = "standard") -> Pool:
     """`numbers`: the six that are no categories, `standard`ised or `raw` as they were counted."""
     if numbers not in ("standard", "raw"):
-        raise BadInput(f"numbers={numbers!r}: must be standard or raw")
+        raise ConfigError(f"numbers={numbers!r}: must be standard or raw")
     inputs = arrays["inputs"] if numbers == "standard" else _raw(arrays["inputs"])
     return Pool(
         train=Examples(inputs, arrays["income"]),

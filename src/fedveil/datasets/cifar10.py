@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.columns import Array
 from fedveil.data.federation import Task
 from fedveil.data.partition import Dirichlet
@@ -63,7 +63,7 @@ def read_mosaic(path: Path, side: int = 32) -> Array:
     try:
         from PIL import Image
     except ImportError:
-        raise BadInput(f"{path}: reading it needs Pillow: pip install 'fedveil[data]'") from None
+        raise ConfigError(f"{path}: reading it needs Pillow: pip install 'fedveil[data]'") from None
 
     with reading(path), Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB"))

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from fedveil.core.errors import BadInput, FedveilError
+from fedveil.core.errors import ConfigError, FedveilError
 
 ATTEMPTS = 4  # connections that may break before we give up; each goes on where the last stopped
 _TIMEOUT = 30.0  # seconds without a byte
@@ -41,7 +41,7 @@ def fetch(url: str, path: Path, size: int | None = None, digests: tuple[str, ...
             complaint = _complaint(partial, size, digests)
             if complaint:
                 partial.unlink()
-                raise BadInput(f"{url}: {complaint}; refused, nothing was kept")
+                raise ConfigError(f"{url}: {complaint}; refused, nothing was kept")
             os.replace(partial, path)
     return path
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Scaling, Task
 from fedveil.data.partition import ByOwner
 from fedveil.datasets.files import Arrays, Copy, File
@@ -49,7 +49,7 @@ def decode_database(paths: Mapping[str, Path]) -> Arrays:
             example = parse_example(message)
             pixels = np.asarray(example["pixels"])
             if pixels.size != 784:
-                raise BadInput(f"{path}: an image of {pixels.size} pixels instead of 784")
+                raise ConfigError(f"{path}: an image of {pixels.size} pixels instead of 784")
             images[part] += np.rint(pixels * 255).astype(np.uint8).tobytes()
             labels[part].append(int(example["label"][0]))
             if part == "all_train":
@@ -66,7 +66,9 @@ def build(arrays: Arrays, copy: str, *, pixels: str = "unit", test: str = "same"
     """`test`: images of the `same` writers that train, or of `unseen` ones (subset only)."""
     part = {"same": "test", "unseen": "unseen"}.get(test)
     if part is None or f"x_{part}" not in arrays:
-        raise BadInput(f"test={test!r}: must be same" + (" or unseen" if copy == "subset" else ""))
+        raise ConfigError(
+            f"test={test!r}: must be same" + (" or unseen" if copy == "subset" else "")
+        )
     return Pool(
         train=labelled(arrays["x_train"], arrays["y_train"]),
         test=labelled(arrays[f"x_{part}"], arrays[f"y_{part}"]),
@@ -85,7 +87,7 @@ def _scaling(pixels: str) -> Scaling:
         return Scaling(np.asarray(255, np.float32), np.asarray(-1 / 255, np.float32))
     if pixels == "raw":
         return Scaling(np.zeros((), np.float32), np.asarray(1 / 255, np.float32))
-    raise BadInput(f"pixels={pixels!r}: must be unit (ink is 1) or raw (paper is 1)")
+    raise ConfigError(f"pixels={pixels!r}: must be unit (ink is 1) or raw (paper is 1)")
 
 
 FEMNIST = Source(

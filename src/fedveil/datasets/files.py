@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.columns import Array
 from fedveil.datasets.download import fetch
 
@@ -66,7 +66,7 @@ def data_directory(given: Path | None) -> Path | None:
     if given is None and os.environ.get("FEDVEIL_DATA"):
         given = Path(os.environ["FEDVEIL_DATA"])
     if given is not None and not given.is_dir():
-        raise BadInput(f"{given}: is no directory (FEDVEIL_DATA or the data directory)")
+        raise ConfigError(f"{given}: is no directory (FEDVEIL_DATA or the data directory)")
     return given
 
 
@@ -89,13 +89,13 @@ def open_source(
     folder = data_directory(data_dir)
     copy = available(source, copies, data_dir)
     if copy is None and folder is not None:
-        raise BadInput(f"{source}: {_absent(folder, copies)}; {_remedy(copies, advice)}")
+        raise ConfigError(f"{source}: {_absent(folder, copies)}; {_remedy(copies, advice)}")
     if folder is None:
         folder = cache_directory() / "files" / source
     if copy is None:
         copy = next((copy for copy in copies if copy.downloadable), None)
         if copy is None:
-            raise BadInput(f"{source}: cannot be downloaded; {_remedy(copies, advice)}")
+            raise ConfigError(f"{source}: cannot be downloaded; {_remedy(copies, advice)}")
         for file in copy.files:
             fetch(str(file.url), folder / file.name, file.size, file.digests)
     return copy, _decoded(source, copy, {file.name: folder / file.name for file in copy.files})
@@ -109,7 +109,7 @@ def verify(path: Path, file: File) -> None:
     if found.isdisjoint(file.digests) and file.digests:
         expected = f", expected {file.size} bytes" if file.size not in (None, size) else ""
         again = f"; get it again from {file.url}" if file.url else "; get it again"
-        raise BadInput(f"{path}: truncated or altered ({size} bytes{expected}){again}")
+        raise ConfigError(f"{path}: truncated or altered ({size} bytes{expected}){again}")
 
 
 def digest_of(path: Path, kind: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.columns import Array
 
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
@@ -32,21 +32,21 @@ def reading(path: Path) -> Iterator[None]:
     """Turns whatever a damaged file provokes into one line that names it."""
     try:
         yield
-    except BadInput:
+    except ConfigError:
         raise
     except (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{path}: cannot be read, truncated or altered ({error})") from None
+        raise ConfigError(f"{path}: cannot be read, truncated or altered ({error})") from None
     except (ValueError, KeyError, IndexError, struct.error, tarfile.TarError) as error:
-        raise BadInput(f"{path}: not in the expected form ({error})") from None
+        raise ConfigError(f"{path}: not in the expected form ({error})") from None
     except (pickle.UnpicklingError, sqlite3.Error) as error:
-        raise BadInput(f"{path}: not in the expected form ({error})") from None
+        raise ConfigError(f"{path}: not in the expected form ({error})") from None
 
 
 def read_npz(path: Path, names: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Array]:
     with reading(path), np.load(path, allow_pickle=False) as archive:
         lacking = [name for name in names if name not in archive]
         if lacking:
-            raise BadInput(f"{path}: holds no array {lacking[0]!r}")
+            raise ConfigError(f"{path}: holds no array {lacking[0]!r}")
         return {name: archive[name] for name in (*names, *optional) if name in archive}
 
 
@@ -58,7 +58,7 @@ def read_idx(path: Path) -> Array:
             data: bytes = file.read()
         zero, kind, dimensions = struct.unpack(">HBB", data[:4])
         if zero != 0 or kind not in _IDX_TYPES:
-            raise BadInput(f"{path}: no idx file")
+            raise ConfigError(f"{path}: no idx file")
         shape = struct.unpack(f">{dimensions}I", data[4 : 4 + 4 * dimensions])
         flat = np.frombuffer(data, _IDX_TYPES[kind], offset=4 + 4 * dimensions)
         array = flat.reshape(shape)  # a wrong length is a ValueError
@@ -122,7 +122,7 @@ def read_svhn_mat(path: Path) -> tuple[Array, Array]:
         try:
             content = loadmat(path, variable_names=["X", "y"])
         except (MatReadError, NotImplementedError, TypeError) as error:
-            raise BadInput(f"{path}: no MATLAB file ({error})") from None
+            raise ConfigError(f"{path}: no MATLAB file ({error})") from None
         images = np.ascontiguousarray(content["X"].transpose(3, 0, 1, 2))
         return images, (content["y"].reshape(-1) % 10).astype(np.uint8)
 

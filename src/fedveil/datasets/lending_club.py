@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.encoding import FARTHEST, category_codes
 from fedveil.data.federation import Examples, Task
 from fedveil.data.partition import SortedSlices
@@ -56,7 +56,7 @@ def decode(paths: Mapping[str, Path]) -> Arrays:
     table = table.filter(pc.is_valid(table.column("int_rate")))
     rate = _quantity(table.column("int_rate"))
     if np.isnan(rate).any() or not len(rate):
-        raise BadInput(f"{path}: int_rate holds something else than rates")
+        raise ConfigError(f"{path}: int_rate holds something else than rates")
     if rate.max() < 1:  # a fraction
         rate = rate * 100
     columns = {name: _quantity(table.column(name)) for name in NUMBERS}
@@ -95,7 +95,7 @@ def build(arrays: Arrays, copy: str, *, components: int = 10, grade: bool = True
     scaled = np.clip((filled - means)[:, usable] / deviations[usable], -FARTHEST, FARTHEST)
     chosen = tuple(str(name) for name, use in zip(names, usable, strict=True) if use)
     if not 0 <= components <= len(chosen):
-        raise BadInput(f"components={components}: must be between 0 and {len(chosen)}")
+        raise ConfigError(f"components={components}: must be between 0 and {len(chosen)}")
     if components:
         scaled = principal_components(scaled, components)
         chosen = tuple(f"component {i + 1}" for i in range(components))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Task
 from fedveil.data.partition import IID, ByOwner
 from fedveil.datasets.files import Arrays, Copy, File
@@ -91,7 +91,7 @@ def build(arrays: Arrays, copy: str, *, pixels: str = "unit") -> Pool:
 
 def build_by_writer(arrays: Arrays, copy: str, *, pixels: str = "unit") -> Pool:
     if "writer_train" not in arrays:
-        raise BadInput(
+        raise ConfigError(
             "mnist-writers: this mnist.npz names no writers; remove it, so that the official files "
             "and QMNIST's labels are used"
         )

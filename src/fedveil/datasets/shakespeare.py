@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import offsets_of
 from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Task
@@ -60,7 +60,7 @@ def _joined(speeches: Mapping[str, list[str]]) -> Arrays:
     """All text in one column of codes, and where each role's begins."""
     texts = [encode("\n".join(lines)) for lines in speeches.values()]
     if not texts:
-        raise BadInput("shakespeare: the file holds no roles")
+        raise ConfigError("shakespeare: the file holds no roles")
     return {
         "text": np.concatenate(texts),
         "offsets": offsets_of(np.array([len(text) for text in texts])),
@@ -76,10 +76,10 @@ def build(arrays: Arrays, copy: str, *, predict: str = "all", stride: int | None
     default 80 (no overlap) for all and 1 for the last, which is LEAF's count of samples.
     """
     if predict not in ("all", "last"):
-        raise BadInput(f"predict={predict!r}: must be all or last")
+        raise ConfigError(f"predict={predict!r}: must be all or last")
     step = stride if stride is not None else LENGTH if predict == "all" else 1
     if step < 1:
-        raise BadInput(f"stride={step}: must be at least 1")
+        raise ConfigError(f"stride={step}: must be at least 1")
     starts, owner = _starts(np.asarray(arrays["offsets"]), step)
     windows = np.lib.stride_tricks.sliding_window_view(arrays["text"], LENGTH + 1)
     chosen: Array = windows[starts]  # [n, 81]

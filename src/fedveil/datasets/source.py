@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.data.holdout import Holdout
@@ -130,7 +130,7 @@ class Source:
         try:
             return replace(partition, **settings)
         except TypeError:
-            raise BadInput(f"{partition}: cannot take {', '.join(settings)}") from None
+            raise ConfigError(f"{partition}: cannot take {', '.join(settings)}") from None
 
     def _know(self, partition: str, settings: dict[str, Any]) -> None:
         """Refuse a setting that neither the partition nor this source has."""
@@ -138,7 +138,7 @@ class Source:
         for setting in settings:
             if known and setting not in known:
                 own = f"; {self.name} has {', '.join(self.options)}" if self.options else ""
-                raise BadInput(
+                raise ConfigError(
                     f"{self.name}: {setting!r} is unknown; partition {partition!r} has "
                     f"{', '.join(known)}{own}"
                 )
@@ -161,7 +161,7 @@ def pixel_scaling(
         return Scaling(np.asarray(255 * np.asarray(mean), np.float32), factor)
     if pixels == "raw":
         return Scaling(np.zeros((), np.float32), np.ones((), np.float32))
-    raise BadInput(f"pixels={pixels!r}: must be unit, standard or raw")
+    raise ConfigError(f"pixels={pixels!r}: must be unit, standard or raw")
 
 
 def labelled(inputs: Array, labels: Array) -> Examples:

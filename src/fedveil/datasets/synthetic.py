@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import generator
 from fedveil.data.federation import Examples, Federation, Task
 
@@ -38,12 +38,12 @@ class Synthetic:
     def __post_init__(self) -> None:
         for name in ("clients", "examples_per_client", "features", "test_examples"):
             if getattr(self, name) < 1:
-                raise BadInput(f"{name}={getattr(self, name)}: must be at least 1")
+                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1")
         for name in ("signal", "noise", "heterogeneity"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise BadInput(f"{name}={getattr(self, name)}: must be finite and not negative")
+                raise ConfigError(f"{name}={getattr(self, name)}: must be finite and not negative")
         if self.dtype not in DTYPES:
-            raise BadInput(f"dtype={self.dtype!r}: must be one of {', '.join(DTYPES)}")
+            raise ConfigError(f"dtype={self.dtype!r}: must be one of {', '.join(DTYPES)}")
 
     @property
     def weights(self) -> npt.NDArray[np.float32]:

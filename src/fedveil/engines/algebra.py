@@ -11,14 +11,14 @@ from torch import Tensor
 from fedveil.client.batches import step_counts
 from fedveil.client.records import client_sizes
 from fedveil.client.steps import local_updates
-from fedveil.client.update_pipeline import Senders, Shaping
+from fedveil.client.update_pipeline import Senders, UpdatePipeline
 from fedveil.data.federation import Task
 from fedveil.engines.affine import Affine, Stack
 from fedveil.engines.batched import RowEngine, noise_streams
 from fedveil.engines.contract import Cohort, Job, RoundSum, RunningSum, Take
 from fedveil.engines.dual_clients import DualClients, costs, dual_applies
 from fedveil.engines.moments import MomentGradients, Moments, MomentSupply
-from fedveil.engines.unrolled_affine_steps import Courses
+from fedveil.engines.unrolled_affine_steps import UnrolledAffineSteps
 
 Train = Callable[[RunningSum, Tensor, Cohort, Cohort, Cohort, int], None]
 
@@ -41,23 +41,23 @@ class AlgebraEngine:
             self._moments = Moments(
                 job.federation, self._layer, Moments.fit(job.federation, self._layer)
             )
-        self._courses: Courses | None = None
-        if self._moments is not None and Courses.fit(job, self._moments):
-            self._courses = Courses(job, self._moments)
+        self._courses: UnrolledAffineSteps | None = None
+        if self._moments is not None and UnrolledAffineSteps.fit(job, self._moments):
+            self._courses = UnrolledAffineSteps(job, self._moments)
 
     def round_sum(
         self,
         weights: Tensor,
         cohort: Cohort,
-        round: int,
-        shaping: Shaping | None = None,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
         take: Take | None = None,
     ) -> RoundSum:
-        job = self.job.shaped_by(shaping)
+        job = self.job.shaped_by(pipeline)
         sizes = client_sizes(job.federation, cohort)
         total = RunningSum(job, len(cohort), take)
         for places, add in self._groups(sizes):
-            add(total, weights, cohort, sizes, places, round)
+            add(total, weights, cohort, sizes, places, round_number)
         return total.result()
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class AlgebraEngine:
         cohort: Cohort,
         sizes: Cohort,
         places: Cohort,
-        round: int,
+        round_number: int,
     ) -> None:
         job, rule = total.job, total.job.rule
         if self._moments is None:
@@ -114,18 +114,18 @@ class AlgebraEngine:
             if len(where) < len(cohort) or len(where) > most:
                 where = places[begin : begin + most]
                 clients, held = cohort[where], sizes[where]
-            senders = Senders(clients, held, weights, round, job.randomness)
+            senders = Senders(clients, held, weights, round_number, job.randomness)
             if self._courses is not None:
                 updates, losses = self._courses(weights, clients, held)
                 total.add_updates(where, updates, losses, senders)
                 continue
             supply = MomentSupply(self._moments.of(clients, held), step_counts(held, rule))
-            rates = rule.learning_rate.of_round(round, len(supply.active))
-            streams = noise_streams(job, clients, round)
+            rates = rule.learning_rate.of_round(round_number, len(supply.active))
+            streams = noise_streams(job, clients, round_number)
             gradients = MomentGradients()
             updates, losses = local_updates(weights, supply, rule, rates, gradients, streams)
             final = None
-            if job.shaping.sparsity:
+            if job.pipeline.sparsity:
                 final = gradients(weights + updates, *supply.batch(0), None, 0.0)[0]
             total.add_updates(where, updates, losses, senders, final)
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fedveil.client.batches import draw_batches, step_counts
-from fedveil.client.local_training import LocalRule
+from fedveil.client.local_training import LocalTraining
 from fedveil.client.records import Records, as_tensor, client_sizes
 from fedveil.client.steps import Gradients, local_updates
-from fedveil.client.update_pipeline import Senders, Shaping
+from fedveil.client.update_pipeline import Senders, UpdatePipeline
 from fedveil.core.randomness import Stream
 from fedveil.engines.contract import Cohort, Job, RoundSum, RunningSum, Take
 
@@ -43,14 +43,14 @@ class RowEngine:
         self,
         weights: Tensor,
         cohort: Cohort,
-        round: int,
-        shaping: Shaping | None = None,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
         take: Take | None = None,
     ) -> RoundSum:
-        job = self.job.shaped_by(shaping)
+        job = self.job.shaped_by(pipeline)
         sizes = client_sizes(job.federation, cohort)
         total = RunningSum(job, len(cohort), take)
-        self.add_to(total, weights, cohort, sizes, np.arange(len(cohort)), round)
+        self.add_to(total, weights, cohort, sizes, np.arange(len(cohort)), round_number)
         return total.result()
 
     def add_to(
@@ -60,7 +60,7 @@ class RowEngine:
         cohort: Cohort,
         sizes: Cohort,
         places: Cohort,
-        round: int,
+        round_number: int,
     ) -> None:
         """Train the clients at these places of the cohort and add their updates to the sum."""
         job, start = total.job, weights.to(self.device)
@@ -68,29 +68,29 @@ class RowEngine:
         for chunk in chunks_of(sizes[places], values, self.chunk, job.rule):
             where = places[chunk]
             clients, held = cohort[where], sizes[where]
-            batches = draw_batches(clients, held, job.rule, round, job.randomness)
+            batches = draw_batches(clients, held, job.rule, round_number, job.randomness)
             records = Records(job.federation, clients, held, batches, self.device)
-            rates = job.rule.learning_rate.of_round(round, records.most_steps)
-            streams = noise_streams(job, clients, round)
-            with self._module_randomness(int(clients[0]), round):
+            rates = job.rule.learning_rate.of_round(round_number, records.most_steps)
+            streams = noise_streams(job, clients, round_number)
+            with self._module_randomness(int(clients[0]), round_number):
                 updates, losses = local_updates(
                     start, records, job.rule, rates, self.gradients, streams
                 )
                 gradient = None
-                if job.shaping.sparsity:
+                if job.pipeline.sparsity:
                     everything = records.everything()
                     gradient = self.gradients(start + updates, *everything, None, 0.0)[0].cpu()
-            senders = Senders(clients, held, weights, round, job.randomness)
+            senders = Senders(clients, held, weights, round_number, job.randomness)
             total.add_updates(where, updates.cpu(), losses, senders, gradient)
 
     @contextmanager
-    def _module_randomness(self, client: int, round: int) -> Iterator[None]:
+    def _module_randomness(self, client: int, round_number: int) -> Iterator[None]:
         """What a module draws itself (dropout) follows the seed too, and the caller's generator
         stays where it was."""
         if not self.draws:
             yield
             return
-        word = self.job.randomness.stream("module", round, client).words(1)[0]
+        word = self.job.randomness.stream("module", round_number, client).words(1)[0]
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             torch.manual_seed(int(word >> np.uint64(1)))
@@ -101,7 +101,7 @@ class RowEngine:
 
 
 def chunks_of(
-    sizes: Cohort, values: int, most: int, rule: LocalRule | None = None
+    sizes: Cohort, values: int, most: int, rule: LocalTraining | None = None
 ) -> Iterator[Cohort]:
     """Cut clients into chunks of at most `most` and of bounded padded size, the largest first.
 
@@ -123,8 +123,10 @@ def chunks_of(
         begin = end
 
 
-def noise_streams(job: Job, clients: Cohort, round: int) -> list[Stream]:
+def noise_streams(job: Job, clients: Cohort, round_number: int) -> list[Stream]:
     """The stream of each client's gradient noise; none if the rule adds no noise."""
     if not job.rule.gradient_noise:
         return []
-    return [job.randomness.stream("gradient-noise", round, int(client)) for client in clients]
+    return [
+        job.randomness.stream("gradient-noise", round_number, int(client)) for client in clients
+    ]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.engines.affine import Stack, affine_stack
 from fedveil.engines.algebra import AlgebraEngine, moments_apply, one_layer
 from fedveil.engines.batched import CPU, RowEngine
@@ -18,7 +18,7 @@ from fedveil.engines.cost import Prediction, Workload, cores, predict
 from fedveil.engines.distributed_env import under_torchrun, why_not_elsewhere
 from fedveil.engines.dual_clients import costs, dual_applies
 from fedveil.engines.gradients import AutogradGradients, VmapGradients, why_not_vmap
-from fedveil.engines.isolated import Alone, Apart
+from fedveil.engines.isolated import Apart, Isolated
 from fedveil.engines.isolated_dual import LoneDual, lone_dual_applies
 from fedveil.engines.isolated_moments import LoneMoments, lone_moments_apply
 from fedveil.engines.memory import keep_freed_memory
@@ -51,7 +51,7 @@ class Choice:
 def supports(job: Job, name: str, device: torch.device = CPU) -> str | None:
     """Why the engine of this name cannot run the job, in one clause; None if it can."""
     if name not in ENGINES:
-        raise BadInput(f"engine.name: unknown engine {name!r}; there are {', '.join(ENGINES)}")
+        raise ConfigError(f"engine.name: unknown engine {name!r}; there are {', '.join(ENGINES)}")
     if name == "algebra":
         return _why_not_algebra(job, device)
     if name == "mlp":
@@ -81,9 +81,11 @@ def choose(
     `processes=None` leaves their number open: several if the workload is long enough to pay.
     """
     if processes is not None and processes < 1:
-        raise BadInput(f"engine.processes: must be at least 1, got {processes}")
+        raise ConfigError(f"engine.processes: must be at least 1, got {processes}")
     if job.rule.per_example and job.rule.batch_size is None:
-        raise BadInput("training.batch_size: clipped examples are divided by it, so it must be set")
+        raise ConfigError(
+            "training.batch_size: clipped examples are divided by it, so it must be set"
+        )
     inner = _engine(job, "auto" if name == "processes" else name, device)
     predicted = None
     if workload is not None:
@@ -112,9 +114,9 @@ def build_engine(
     if isinstance(choice, str):
         choice = choose(job, choice, processes=processes, device=device)
     if chunk is not None and chunk < 1:
-        raise BadInput(f"engine.chunk: must be at least 1, got {chunk}")
+        raise ConfigError(f"engine.chunk: must be at least 1, got {chunk}")
     if threads is not None and threads < 1:
-        raise BadInput(f"engine.threads: must be at least 1, got {threads}")
+        raise ConfigError(f"engine.threads: must be at least 1, got {threads}")
     threads = threads or choice.threads
     own = _build(job, choice.name, chunk, device)
     if job.isolated:
@@ -131,9 +133,9 @@ def device_of(name: str | None) -> torch.device:
     try:
         device = torch.device(name or "cpu")
     except RuntimeError:
-        raise BadInput(f"engine.device: unknown device {name!r}; try cpu or cuda") from None
+        raise ConfigError(f"engine.device: unknown device {name!r}; try cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise BadInput(f"engine.device: {name!r} is not available on this machine; use cpu")
+        raise ConfigError(f"engine.device: {name!r} is not available on this machine; use cpu")
     if device.type == "cuda" and device.index is None and under_torchrun():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return device
@@ -144,7 +146,7 @@ def _engine(job: Job, name: str, device: torch.device) -> Choice:
     if name != "auto":
         obstacle = supports(job, name, device)
         if obstacle is not None:
-            raise BadInput(f"engine.name: {name!r} cannot run this: {obstacle}; try 'auto'")
+            raise ConfigError(f"engine.name: {name!r} cannot run this: {obstacle}; try 'auto'")
         return Choice(name, "asked for")
     if supports(job, "algebra", device) is None:
         way = "moments" if moments_apply(job) else "coefficients of the examples"
@@ -174,10 +176,12 @@ def _processes(
     if name == "processes" or (asked or 1) > 1:
         obstacle = supports(job, "processes", device)
         if obstacle is not None:
-            raise BadInput(f"engine.processes: cannot run this: {obstacle}")
+            raise ConfigError(f"engine.processes: cannot run this: {obstacle}")
         count = asked or max(2, cores())
         if count == 1:
-            raise BadInput("engine.processes: 1 contradicts engine.name 'processes'; leave one out")
+            raise ConfigError(
+                "engine.processes: 1 contradicts engine.name 'processes'; leave one out"
+            )
         return count, f"; {count} processes, asked for"
     available = cores()
     if asked == 1 or predicted is None or available == 1:
@@ -225,7 +229,7 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
     def make(own: Job) -> Engine:
         return _together(own, name, 1, device, stack, stateless)
 
-    return Alone(job, name, make, device, apart)
+    return Isolated(job, name, make, device, apart)
 
 
 def _together(
@@ -251,7 +255,7 @@ def _together(
             "generic", job, vmapped, chunk or _chunk(job, batch, 100), device, draws=True
         )
     if isinstance(stack, str):
-        raise BadInput(f"engine.name: {name!r} cannot run this: {stack}")
+        raise ConfigError(f"engine.name: {name!r} cannot run this: {stack}")
     by_hand = gradients_of_stack or MlpGradients(stack, task)
     rows = RowEngine("mlp", job, by_hand, chunk or _chunk(job, 1, 1000), device)
     if name == "algebra":

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fedveil.client.local_training import LocalRule
-from fedveil.client.update_pipeline import Senders, ShapedRows, Shaping, shape_rows
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import Senders, ShapedRows, UpdatePipeline, shape_rows
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
 from fedveil.models.flat import Layout
@@ -37,16 +37,16 @@ class Job:
     federation: Federation
     module: nn.Module
     layout: Layout
-    rule: LocalRule
-    shaping: Shaping
+    rule: LocalTraining
+    pipeline: UpdatePipeline
     randomness: Randomness
     isolated: bool = False
 
-    def shaped_by(self, shaping: Shaping | None) -> Job:
+    def shaped_by(self, pipeline: UpdatePipeline | None) -> Job:
         """The same job with another shaping; None keeps its own."""
-        if shaping is None or shaping is self.shaping:
+        if pipeline is None or pipeline is self.pipeline:
             return self
-        return replace(self, shaping=shaping)
+        return replace(self, pipeline=pipeline)
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Engine(Protocol):
         self,
         weights: Tensor,
         cohort: Cohort,
-        round: int,
-        shaping: Shaping | None = None,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
         take: Take | None = None,
     ) -> RoundSum:
         """Train the clients of `cohort` (distinct ids) from `weights` `[parameters]`, float32,
@@ -98,8 +98,8 @@ class RunningSum:
     """
 
     def __init__(self, job: Job, cohort: int, take: Take | None = None) -> None:
-        integer = job.shaping.granularity is not None
-        width = job.shaping.width(job.layout)
+        integer = job.pipeline.granularity is not None
+        width = job.pipeline.width(job.layout)
         if take is not None and not integer:
             raise ValueError("single updates are formed on a grid only")
         self.job, self._take = job, take
@@ -121,24 +121,24 @@ class RunningSum:
 
         The updates may be overwritten; `gradient` is as in `shape_rows`.
         """
-        shaping = self.job.shaping
+        pipeline = self.job.pipeline
         if (
-            shaping.only_clips
+            pipeline.only_clips
             and len(updates) > 1
             and not self.job.isolated
             and self._add_scaled(where, updates, losses, senders)
         ):
             return
-        shaped = shape_rows(updates, shaping, self.job.layout, senders, gradient)
+        shaped = shape_rows(updates, pipeline, self.job.layout, senders, gradient)
         self._add_rows(where, shaped, losses)
 
     def _add_scaled(self, where: Cohort, updates: Tensor, losses: Tensor, senders: Senders) -> bool:
         """Updates times one number each, summed in one product; False if any is not finite."""
-        clip = self.job.shaping.clip
+        clip = self.job.pipeline.clip
         norms = torch.linalg.vector_norm(updates, ord=2 if clip is None else clip.order, dim=1)
         if not math.isfinite(float(norms.sum())):
             return False
-        factors = self.job.shaping.factors(norms, senders.sizes)
+        factors = self.job.pipeline.factors(norms, senders.sizes)
         self.add(where, torch.mv(updates.t(), factors), norms, norms * factors, losses, 0)
         return True
 

@@ -28,7 +28,7 @@ def why_not_elsewhere(job: Job) -> str | None:
                 "processes cannot import it; move it to a module"
             )
     try:
-        pickle.dumps((job.module, job.rule, job.shaping, job.randomness))
+        pickle.dumps((job.module, job.rule, job.pipeline, job.randomness))
     except Exception as error:  # pickle lets through whatever a user's class raises
         return f"the model cannot be sent to other processes: {error}"
     return None

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from fedveil.client.batches import draw_batches, step_counts
-from fedveil.client.local_training import LocalRule
+from fedveil.client.local_training import LocalTraining
 from fedveil.client.records import Records
-from fedveil.client.update_pipeline import Senders, Shaping
+from fedveil.client.update_pipeline import Senders, UpdatePipeline
 from fedveil.engines.affine import Affine, Parts, Stack, parts_of, rows_of
 from fedveil.engines.batched import RowEngine, chunks_of
 from fedveil.engines.contract import Cohort, Job, RunningSum
 from fedveil.engines.dual import Dual, Span
 from fedveil.engines.dual_steps import Upper, clip_whole, train
-from fedveil.engines.gram_cache import Grams
+from fedveil.engines.gram_cache import GramCache
 
 _CHUNK = 2_000_000  # numbers that the clients of a chunk keep beside their records: 8 MB
 
@@ -36,9 +36,9 @@ class DualClients:
         weight = replace(first.weight, start=0)
         bias = None if first.bias is None else replace(first.bias, start=weight.stop)
         self._first = Affine(weight, bias, first.activation)  # in a vector of its own
-        self._grams: Grams | None = None
-        if Grams.fit(job.federation):
-            self._grams = Grams(job.federation, first.inputs)
+        self._grams: GramCache | None = None
+        if GramCache.fit(job.federation):
+            self._grams = GramCache(job.federation, first.inputs)
         self._others = job.layout.size - (weight.stop if bias is None else bias.stop)
 
     def add_to(
@@ -48,14 +48,14 @@ class DualClients:
         cohort: Cohort,
         sizes: Cohort,
         places: Cohort,
-        round: int,
+        round_number: int,
     ) -> None:
         """Train the clients at these places of the cohort and add their updates to the sum."""
         first, rule = self._first, total.job.rule
         most = int(sizes[places].max())
         kept = self._others + most * (most + 2 * first.outputs)
         for chunk in chunks_of(sizes[places], first.inputs, max(1, _CHUNK // kept), rule):
-            self._add_chunk(total, weights, cohort, sizes, places[chunk], round)
+            self._add_chunk(total, weights, cohort, sizes, places[chunk], round_number)
 
     def _add_chunk(
         self,
@@ -64,11 +64,11 @@ class DualClients:
         cohort: Cohort,
         sizes: Cohort,
         where: Cohort,
-        round: int,
+        round_number: int,
     ) -> None:
         job, layers = total.job, self._stack[1:]
         clients, held = cohort[where], sizes[where]
-        batches = draw_batches(clients, held, job.rule, round, job.randomness)
+        batches = draw_batches(clients, held, job.rule, round_number, job.randomness)
         records = Records(job.federation, clients, held, batches, padded=True)
         gram = None
         if self._grams is not None and self._grams.pay(held):
@@ -77,23 +77,23 @@ class DualClients:
         dual = Dual(self._first, task, records.inputs, records.targets, start, gram)
         tame = dual.tame.numpy()
         if not tame.all():
-            self._rows_engine.add_to(total, weights, cohort, sizes, where[~tame], round)
+            self._rows_engine.add_to(total, weights, cohort, sizes, where[~tame], round_number)
             if tame.any():
-                self._add_chunk(total, weights, cohort, sizes, where[tame], round)
+                self._add_chunk(total, weights, cohort, sizes, where[tame], round_number)
             return
-        rates = job.rule.learning_rate.of_round(round, records.most_steps)
+        rates = job.rule.learning_rate.of_round(round_number, records.most_steps)
         upper = Upper(layers, parts_of(layers, weights, len(clients)))
         span, losses = train(dual, records, job.rule, rates, upper)
         _subtract(layers, upper.parts, weights)
-        if sums_by_norms(job.shaping):
+        if sums_by_norms(job.pipeline):
             self._add_span(total, where, dual, span, upper.parts, losses, held)
             return
         rows = self._rows(dual.rows(span), upper.parts)
         final = None
-        if job.shaping.sparsity:
+        if job.pipeline.sparsity:
             everything = records.everything()
             final = self._rows_engine.gradients(weights + rows, *everything, None, 0.0)[0]
-        senders = Senders(clients, held, weights, round, job.randomness)
+        senders = Senders(clients, held, weights, round_number, job.randomness)
         total.add_updates(where, rows, losses, senders, final)
 
     def _rows(self, lower: Tensor, parts: Parts) -> Tensor:
@@ -127,7 +127,7 @@ class DualClients:
             for tensor in (span.coefficients, span.shift, *tensors):
                 tensor[~finite] = 0
             norms = torch.where(finite, norms, 0)
-        factors = total.job.shaping.factors(norms, sizes)
+        factors = total.job.pipeline.factors(norms, sizes)
         sums: Parts = [
             (_weighted(weight, factors), bias if bias is None else _weighted(bias, factors))
             for weight, bias in parts
@@ -158,9 +158,9 @@ def first_of(stack: Stack, vector: Tensor) -> Tensor:
     return weight if bias is None else torch.cat([weight, bias])
 
 
-def sums_by_norms(shaping: Shaping) -> bool:
+def sums_by_norms(pipeline: UpdatePipeline) -> bool:
     """Whether L2 norms are all that shaping needs. Protected runs are on a grid and need more."""
-    return shaping.only_clips and (shaping.clip is None or shaping.clip.order == 2)
+    return pipeline.only_clips and (pipeline.clip is None or pipeline.clip.order == 2)
 
 
 def dual_applies(job: Job, stack: Stack) -> bool:
@@ -176,7 +176,7 @@ def dual_applies(job: Job, stack: Stack) -> bool:
     return rule.gradient_noise == 0 and (whole is None or whole.order == 2)
 
 
-def costs(rule: LocalRule, layer: Affine, sizes: Cohort) -> tuple[npt.NDArray[np.int64], ...]:
+def costs(rule: LocalTraining, layer: Affine, sizes: Cohort) -> tuple[npt.NDArray[np.int64], ...]:
     """What the layer costs clients of these sizes as rows of weights, and through the dual.
 
     In multiplications, with factors measured for narrow products and memory traffic.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedveil.client.local_training import GradientClip, LocalRule
+from fedveil.client.local_training import GradientClip, LocalTraining
 from fedveil.client.records import Records
 from fedveil.engines.affine import Affine, Parts, Stack
 from fedveil.engines.dual import Dual, Span
@@ -32,7 +32,7 @@ class Upper:
 
 
 def train(
-    dual: Dual, records: Records, rule: LocalRule, rates: Sequence[float], upper: Upper
+    dual: Dual, records: Records, rule: LocalTraining, rates: Sequence[float], upper: Upper
 ) -> tuple[Span, Tensor]:
     """Updates of the dual's layer and mean losses `[clients]`; `records` hold the dual's padded
     inputs. With layers above, the rule is plain SGD with weight decay."""
@@ -51,7 +51,7 @@ def clip_whole(clip: GradientClip | None) -> Clip | None:
 
 
 def _descend(
-    dual: Dual, records: Records, rule: LocalRule, rates: Sequence[float], upper: Upper
+    dual: Dual, records: Records, rule: LocalTraining, rates: Sequence[float], upper: Upper
 ) -> tuple[Span, Tensor]:
     """Plain SGD with weight decay, in as few operations as it takes."""
     moved, shift = torch.zeros_like(dual.outputs), dual.outputs.new_zeros(len(dual.outputs))
@@ -121,7 +121,7 @@ def _blocks(dual: Dual, records: Records) -> Iterator[tuple[range, int]]:
 
 
 def _walk(
-    dual: Dual, records: Records, rule: LocalRule, rates: Sequence[float]
+    dual: Dual, records: Records, rule: LocalTraining, rates: Sequence[float]
 ) -> tuple[Span, Tensor]:
     """The whole rule, line by line."""
     moved = Span(torch.zeros_like(dual.outputs), dual.outputs.new_zeros(len(dual.outputs)))
@@ -152,7 +152,7 @@ def _walk(
 
 
 def _errors(
-    dual: Dual, here: Span, rows: Tensor | None, mask: Tensor | None, rule: LocalRule
+    dual: Dual, here: Span, rows: Tensor | None, mask: Tensor | None, rule: LocalTraining
 ) -> tuple[Tensor, Tensor]:
     """Coefficients of the step's data gradient `[clients, batch, outputs]`, and its loss."""
     active = len(here.shift)
@@ -186,7 +186,7 @@ def _example_factors(dual: Dual, error: Tensor, rows: Tensor | None, clip: Gradi
     return factors.view(norms.shape).to(error.dtype)
 
 
-def _penalty(dual: Dual, here: Span, rule: LocalRule) -> Tensor:
+def _penalty(dual: Dual, here: Span, rule: LocalTraining) -> Tensor:
     """Strength of the penalty's pull on each client: none inside the radius."""
     if not rule.penalty:
         return torch.zeros_like(here.shift)

@@ -12,7 +12,7 @@ from fedveil.engines.contract import Cohort
 _WORTH = 300_000  # multiplications below which a matrix is computed as fast as it is looked up
 
 
-class Grams:
+class GramCache:
     """XX' of each client, computed when it first comes.
 
     A matrix is computed from its client's records alone, never together with others, so that it

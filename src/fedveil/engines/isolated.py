@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedveil.client.records import client_sizes
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.engines.contract import Cohort, Engine, Job, RoundSum, RunningSum, Take
 from fedveil.engines.one_client import lone_job
 from fedveil.engines.threads import threads_at
@@ -39,7 +39,7 @@ class Apart(Protocol):
         cohort: Cohort,
         sizes: Cohort,
         places: Cohort,
-        round: int,
+        round_number: int,
     ) -> Cohort:
         """Train the clients at these places of the cohort and add their updates to the sum; returns
         the places of those that cannot go this way, each by its own records."""
@@ -49,27 +49,27 @@ class Apart(Protocol):
 _ONLY = np.zeros(1, dtype=np.int64)
 
 
-def contribution(job: Job, make: Make, weights: Tensor, client: int, round: int) -> RoundSum:
+def contribution(job: Job, make: Make, weights: Tensor, client: int, round_number: int) -> RoundSum:
     """What one client contributes: `total` is its shaped update.
 
     `weights` lie in memory of torch's own, as everything else that a kernel reads.
     """
-    return make(lone_job(job, client)).round_sum(weights, _ONLY, round)
+    return make(lone_job(job, client)).round_sum(weights, _ONLY, round_number)
 
 
 def drawn_apart(
-    job: Job, make: Make, weights: Tensor, client: int, round: int, device: torch.device
+    job: Job, make: Make, weights: Tensor, client: int, round_number: int, device: torch.device
 ) -> RoundSum:
     """The same for a module that may draw: whatever it draws, and whenever (in a step, in its last
     gradient, in a vote), comes from a generator that no other client has touched."""
-    word = job.randomness.stream("module draws", round, client).words(1)[0]
+    word = job.randomness.stream("module draws", round_number, client).words(1)[0]
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         torch.manual_seed(int(word >> np.uint64(1)))
-        return contribution(job, make, weights, client, round)
+        return contribution(job, make, weights, client, round_number)
 
 
-class Alone:
+class Isolated:
     """An engine that trains isolated clients one after the other, or apart from each other."""
 
     def __init__(
@@ -89,24 +89,24 @@ class Alone:
         self,
         weights: Tensor,
         cohort: Cohort,
-        round: int,
-        shaping: Shaping | None = None,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
         take: Take | None = None,
     ) -> RoundSum:
-        job, start = self.job.shaped_by(shaping), weights.clone()
+        job, start = self.job.shaped_by(pipeline), weights.clone()
         total = RunningSum(job, len(cohort), take)
         with threads_at(1), torch.inference_mode(self._by_hand):
-            for place in self._side_by_side(total, start, cohort, round):
+            for place in self._side_by_side(total, start, cohort, round_number):
                 client = int(cohort[place])
                 if self._by_hand:
-                    own = contribution(job, self._make, start, client, round)
+                    own = contribution(job, self._make, start, client, round_number)
                 else:
-                    own = drawn_apart(job, self._make, start, client, round, self.device)
+                    own = drawn_apart(job, self._make, start, client, round_number, self.device)
                 total.add_one(place, own)
         return total.result()
 
     def _side_by_side(
-        self, total: RunningSum, start: Tensor, cohort: Cohort, round: int
+        self, total: RunningSum, start: Tensor, cohort: Cohort, round_number: int
     ) -> list[int]:
         """Train the clients that can go side by side; returns the places of the others."""
         if self._apart is None:
@@ -116,7 +116,7 @@ class Alone:
         alone, places = np.flatnonzero(~together), np.flatnonzero(together)
         if not len(places):
             return list(range(len(cohort)))
-        left = self._apart.add_to(total, start, cohort, sizes, places, round)
+        left = self._apart.add_to(total, start, cohort, sizes, places, round_number)
         others: list[int] = np.concatenate([alone, left]).tolist()
         return others
 

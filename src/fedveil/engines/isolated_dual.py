@@ -23,7 +23,7 @@ from fedveil.data.federation import Task
 from fedveil.engines.affine import Affine
 from fedveil.engines.contract import Cohort, Job, RunningSum
 from fedveil.engines.dual_clients import costs, dual_applies
-from fedveil.engines.gram_cache import Grams
+from fedveil.engines.gram_cache import GramCache
 from fedveil.engines.isolated_softmax import softmax
 from fedveil.engines.one_client import lone
 from fedveil.privacy.lanes import tree_sum
@@ -35,7 +35,7 @@ _LARGEST = 1e30  # of squared inputs: far from overflow
 
 def lone_dual_applies(job: Job, layer: Affine) -> bool:
     """Whether steps are plain ones on coefficients, and updates as short as they are wide."""
-    plain = job.rule.plain and job.shaping.sparsity == 0
+    plain = job.rule.plain and job.pipeline.sparsity == 0
     return plain and dual_applies(job, (layer,)) and layer.activation == "none"
 
 
@@ -46,7 +46,7 @@ class LoneDual:
         self._layer = layer
         federation = job.federation
         # Whether matrices are kept decides how fast, not what comes out.
-        self._grams = Grams(federation, layer.inputs) if Grams.fit(federation) else None
+        self._grams = GramCache(federation, layer.inputs) if GramCache.fit(federation) else None
 
     def takes(self, job: Job, sizes: Cohort) -> npt.NDArray[np.bool_]:
         """Which clients of these sizes are faster this way; by its own size each."""
@@ -62,13 +62,13 @@ class LoneDual:
         cohort: Cohort,
         sizes: Cohort,
         places: Cohort,
-        round: int,
+        round_number: int,
     ) -> Cohort:
         """Train the clients at these places of the cohort and add their updates to the sum; returns
         the places of those whose inputs are too large to be multiplied with each other."""
         left = []
         for where, width in self._groups(sizes, places):
-            wild = self._add_group(total, weights, cohort, sizes, where, width, round)
+            wild = self._add_group(total, weights, cohort, sizes, where, width, round_number)
             left.append(wild)
         return np.concatenate(left)
 
@@ -90,7 +90,7 @@ class LoneDual:
         sizes: Cohort,
         where: Cohort,
         width: int,
-        round: int,
+        round_number: int,
     ) -> Cohort:
         job, layer = total.job, self._layer
         inputs, targets, tame = [], [], np.ones(len(where), np.bool_)
@@ -108,14 +108,14 @@ class LoneDual:
             targets.append(as_tensor(own.targets))
         if not tame.all():
             if tame.any():
-                self._add_group(total, weights, cohort, sizes, where[tame], width, round)
+                self._add_group(total, weights, cohort, sizes, where[tame], width, round_number)
             return where[~tame]
         bias = layer.bias_of(weights)
         if bias is not None:
             gram += 1  # beyond a client's size it meets coefficients that stay zero
             start += bias
         clients, held = cohort[where], sizes[where]
-        steps = _Steps(job, clients, held, width, layer.outputs, round)
+        steps = _Steps(job, clients, held, width, layer.outputs, round_number)
         moved, shift, losses = steps.train(gram, start, targets)
         updates = torch.empty(len(where), len(weights))
         for place, records in enumerate(inputs):
@@ -126,7 +126,7 @@ class LoneDual:
             own_bias.copy_(tree_sum(moved).t())
         if job.rule.weight_decay:
             updates += weights * shift[:, None]
-        senders = Senders(clients, held, weights, round, job.randomness)
+        senders = Senders(clients, held, weights, round_number, job.randomness)
         total.add_updates(where, updates, losses, senders)
         return where[:0]
 
@@ -135,10 +135,10 @@ class _Steps:
     """The batches of a group of clients, in order of falling step counts, clients last."""
 
     def __init__(
-        self, job: Job, clients: Cohort, sizes: Cohort, width: int, outputs: int, round: int
+        self, job: Job, clients: Cohort, sizes: Cohort, width: int, outputs: int, round_number: int
     ) -> None:
         rule = job.rule
-        batches = draw_batches(clients, sizes, rule, round, job.randomness)
+        batches = draw_batches(clients, sizes, rule, round_number, job.randomness)
         self._width, self._outputs, self._rule = width, outputs, rule
         self._regression = job.federation.task is Task.REGRESSION
         self._count = int(batches.steps.max(initial=0))
@@ -150,7 +150,7 @@ class _Steps:
         self._mask = torch.from_numpy(np.ascontiguousarray(mask))
         rates = np.zeros((self._count, len(clients)))
         for place, own in enumerate(batches.steps.tolist()):
-            rates[:own, place] = rule.learning_rate.of_round(round, own)
+            rates[:own, place] = rule.learning_rate.of_round(round_number, own)
         self._rates = rates
 
     def train(
@@ -219,7 +219,7 @@ class _Steps:
         return share.scatter_add_(0, answers[None], minus), losses
 
 
-def _own_gram(kept: Grams | None, client: int, records: Tensor) -> Tensor:
+def _own_gram(kept: GramCache | None, client: int, records: Tensor) -> Tensor:
     """One client's products of records, from its own memory alone."""
     known = None if kept is None else kept.known(client, len(records))
     if known is not None:

@@ -58,7 +58,7 @@ class LoneMoments:
         cohort: Cohort,
         sizes: Cohort,
         places: Cohort,
-        round: int,
+        round_number: int,
     ) -> Cohort:
         """Train the clients at these places of the cohort and add their updates to the sum; nobody
         is left over."""
@@ -68,13 +68,13 @@ class LoneMoments:
             where = places[begin : begin + most]
             clients, held = cohort[where], sizes[where]
             supply = MomentSupply(self._moments(job, clients), step_counts(held, rule))
-            rates = rule.learning_rate.of_round(round, len(supply.active))
-            streams, gradients = noise_streams(job, clients, round), LaneGradients()
+            rates = rule.learning_rate.of_round(round_number, len(supply.active))
+            streams, gradients = noise_streams(job, clients, round_number), LaneGradients()
             updates, losses = local_updates(start, supply, rule, rates, gradients, streams)
             final = None
-            if job.shaping.sparsity:
+            if job.pipeline.sparsity:
                 final = gradients(start + updates, *supply.batch(0), None, 0.0)[0].float()
-            senders = Senders(clients, held, weights, round, job.randomness)
+            senders = Senders(clients, held, weights, round_number, job.randomness)
             total.add_updates(where, updates.float(), losses.float(), senders, final)
         return places[:0]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedveil.client.records import client_sizes
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.engines.affine import Stack
 from fedveil.engines.batched import RowEngine
 from fedveil.engines.contract import Cohort, Job, RoundSum, RunningSum, Take
@@ -35,11 +35,11 @@ class MlpEngine:
         self,
         weights: Tensor,
         cohort: Cohort,
-        round: int,
-        shaping: Shaping | None = None,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
         take: Take | None = None,
     ) -> RoundSum:
-        job = self.job.shaped_by(shaping)
+        job = self.job.shaped_by(pipeline)
         sizes = client_sizes(job.federation, cohort)
         total = RunningSum(job, len(cohort), take)
         by_rows, by_dual = costs(job.rule, self._stack[0], sizes)
@@ -49,7 +49,7 @@ class MlpEngine:
         ):
             places = np.flatnonzero(group)
             if len(places):
-                add(total, weights, cohort, sizes, places, round)
+                add(total, weights, cohort, sizes, places, round_number)
         return total.result()
 
     def close(self) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.client.batches import step_counts
-from fedveil.client.local_training import LocalRule
+from fedveil.client.local_training import LocalTraining
 from fedveil.client.records import client_sizes
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.randomness import Randomness
 from fedveil.engines.contract import Cohort, Engine, Job, RoundSum, Take
 from fedveil.engines.distributed_env import under_torchrun
@@ -31,8 +31,8 @@ class Setup:
     federation: SharedFederation
     module: nn.Module
     layout: Layout
-    rule: LocalRule
-    shaping: Shaping
+    rule: LocalTraining
+    pipeline: UpdatePipeline
     randomness: Randomness
     isolated: bool
     engine: str
@@ -47,7 +47,7 @@ class Setup:
             self.module,
             self.layout,
             self.rule,
-            self.shaping,
+            self.pipeline,
             self.randomness,
             self.isolated,
         )
@@ -101,7 +101,7 @@ class ProcessEngine:
             job.module,
             job.layout,
             job.rule,
-            job.shaping,
+            job.pipeline,
             job.randomness,
             job.isolated,
             self.own.name,
@@ -113,24 +113,29 @@ class ProcessEngine:
         self,
         weights: Tensor,
         cohort: Cohort,
-        round: int,
-        shaping: Shaping | None = None,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
         take: Take | None = None,
     ) -> RoundSum:
         if take is not None:
-            return self._one_by_one(weights, cohort, round, shaping, take)
+            return self._one_by_one(weights, cohort, round_number, pipeline, take)
         try:
             group = self._team()
             owners = split(self.job, cohort, group.size)
-            group.tell((cohort, owners, round, shaping), weights)
+            group.tell((cohort, owners, round_number, pipeline), weights)
             with threads_at(self._threads):
-                return _take_part(group, self.own, weights, cohort, owners, round, shaping)
+                return _take_part(group, self.own, weights, cohort, owners, round_number, pipeline)
         except BaseException:
             self.close()  # the others may wait for a message that will never come
             raise
 
     def _one_by_one(
-        self, weights: Tensor, cohort: Cohort, round: int, shaping: Shaping | None, take: Take
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round_number: int,
+        pipeline: UpdatePipeline | None,
+        take: Take,
     ) -> RoundSum:
         """Every part of the cohort in this process, which is where `take` wants the updates.
 
@@ -143,7 +148,7 @@ class ProcessEngine:
             mine = np.flatnonzero(owners == part)
             with threads_at(self._threads):
                 found = self.own.round_sum(
-                    weights, cohort[mine], round, shaping, _at_places(take, mine)
+                    weights, cohort[mine], round_number, pipeline, _at_places(take, mine)
                 )
             norms[mine], shaped[mine] = found.norms, found.shaped_norms
             losses[mine] = found.losses
@@ -173,8 +178,8 @@ def _at_places(take: Take, places: Cohort) -> Take:
 def follow(group: Group, engine: Engine) -> None:
     """Do a follower's part of every round until the leader has no more work."""
     while (heard := group.hear()) is not None:
-        (cohort, owners, round, shaping), weights = heard
-        _take_part(group, engine, weights, cohort, owners, round, shaping)
+        (cohort, owners, round_number, pipeline), weights = heard
+        _take_part(group, engine, weights, cohort, owners, round_number, pipeline)
 
 
 def _take_part(
@@ -183,11 +188,11 @@ def _take_part(
     weights: Tensor,
     cohort: Cohort,
     owners: Cohort,
-    round: int,
-    shaping: Shaping | None,
+    round_number: int,
+    pipeline: UpdatePipeline | None,
 ) -> RoundSum:
     mine = np.flatnonzero(owners == group.rank)
-    part = engine.round_sum(weights, cohort[mine], round, shaping)
+    part = engine.round_sum(weights, cohort[mine], round_number, pipeline)
     total = group.add(part.total)
     # One row each for norms, norms after shaping, losses; the last column counts rejections.
     statistics = torch.zeros(3, len(cohort) + 1, dtype=torch.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.engines.contract import Cohort, Engine, RoundSum, Take
 
 
@@ -38,12 +38,12 @@ class Threaded:
         self,
         weights: Tensor,
         cohort: Cohort,
-        round: int,
-        shaping: Shaping | None = None,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
         take: Take | None = None,
     ) -> RoundSum:
         with threads_at(self.threads):
-            return self.engine.round_sum(weights, cohort, round, shaping, take)
+            return self.engine.round_sum(weights, cohort, round_number, pipeline, take)
 
     def close(self) -> None:
         self.engine.close()

@@ -16,7 +16,7 @@ from fedveil.engines.contract import Cohort, Job
 from fedveil.engines.moments import Moments
 
 
-class Courses:
+class UnrolledAffineSteps:
     """D, Q, d, q and r of each client, computed from its moments when it first comes."""
 
     def __init__(self, job: Job, moments: Moments) -> None:
@@ -37,7 +37,7 @@ class Courses:
         """Whether steps are affine and alike in all rounds, nothing but the update is asked for,
         and all that is kept takes at most half of the data's memory."""
         constant = job.rule.learning_rate.schedule is Schedule.CONSTANT
-        if not (moments.kept and constant and job.rule.plain and job.shaping.sparsity == 0):
+        if not (moments.kept and constant and job.rule.plain and job.pipeline.sparsity == 0):
             return False
         width = moments.width + 2 * moments.size * (moments.size + 1) + 1
         return 2 * 4 * job.federation.clients * width <= job.federation.train.inputs.nbytes

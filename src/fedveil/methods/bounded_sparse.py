@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedveil.client.local_training import LocalRule
-from fedveil.core.errors import BadInput
+from fedveil.client.local_training import LocalTraining
+from fedveil.core.errors import ConfigError
 from fedveil.methods.dp_fedavg import dp_fedavg
 from fedveil.methods.parts.about import About
-from fedveil.methods.parts.adaptive_clipping import ClipTracking
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.method import CohortRule, Method
-from fedveil.methods.parts.noise_placement import Protection
+from fedveil.methods.parts.noise_placement import NoisePlacement
 from fedveil.privacy.clipping import Clip
 from fedveil.server.optimizers import Optimizer
 from fedveil.server.smoothing import Smoothing
@@ -44,26 +44,26 @@ def cheng(
     *,
     rounds: int,
     cohort: CohortRule,
-    local: LocalRule,
+    local: LocalTraining,
     clip: Clip,
     penalty: float = 0.4,
     sparsity: float = 0.7,
-    protection: Protection | None = None,
+    placement: NoisePlacement | None = None,
     by_examples: bool = False,
     weight_cap: int | None = None,
-    tracking: ClipTracking | None = None,
+    tracking: AdaptiveClipping | None = None,
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
     """BLUR (`penalty` lambda) and LUS (`sparsity` c); zero switches one of them off."""
     if penalty == 0 and sparsity == 0:
-        raise BadInput("training.penalty, training.sparsity: with neither, use method dp-fedavg")
+        raise ConfigError("training.penalty, training.sparsity: with neither, use method dp-fedavg")
     method = dp_fedavg(
         rounds=rounds,
         cohort=cohort,
         local=replace(local, penalty=penalty, penalty_radius=clip.norm),
         clip=clip,
-        protection=protection,
+        placement=placement,
         sparsity=sparsity,
         by_examples=by_examples,
         weight_cap=weight_cap,

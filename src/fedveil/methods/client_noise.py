@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedveil.client.local_training import GradientClip, LocalRule
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.local_training import GradientClip, LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.units import Adjacency
 from fedveil.methods.parts.about import About
 from fedveil.methods.parts.adaptive_clipping import StepBound
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Method
-from fedveil.methods.parts.noise_placement import Noise, Protection
+from fedveil.methods.parts.noise_placement import Noise, NoisePlacement
 from fedveil.server.optimizers import Optimizer, Sgd
 from fedveil.server.smoothing import Smoothing
 
@@ -40,11 +40,11 @@ def fu(
     *,
     rounds: int,
     cohort: CohortRule,
-    local: LocalRule,
+    local: LocalTraining,
     clip_norm: float,
     noise: Noise = Noise.GAUSSIAN,
     adjacency: Adjacency = Adjacency.REPLACE,
-    protection: Protection | None = None,
+    placement: NoisePlacement | None = None,
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
@@ -55,8 +55,8 @@ def fu(
         rounds=rounds,
         cohort=cohort,
         local=replace(local, batch_size=None, gradient_clip=GradientClip(clip_norm, order)),
-        shaping=Shaping(),
-        protection=protection or LocalNoise(noise, adjacency),
+        pipeline=UpdatePipeline(),
+        placement=placement or LocalNoise(noise, adjacency),
         clip_rule=StepBound(clip_norm, order),
         optimizer=optimizer or Sgd(),
         smoothing=smoothing,

@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedveil.client.local_training import GradientClip, LocalRule
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.local_training import GradientClip, LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.units import Adjacency, Unit
 from fedveil.methods.parts.about import About
-from fedveil.methods.parts.distributed_noise import SharedNoise
+from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.method import CohortRule, Method
 from fedveil.privacy.clipping import Clip
@@ -55,7 +55,7 @@ def hu(
     *,
     rounds: int,
     cohort: CohortRule,
-    local: LocalRule,
+    local: LocalTraining,
     clip_norm: float,
     unit: Unit = Unit.RECORD,
     secure_sum: bool = True,
@@ -68,25 +68,25 @@ def hu(
     """Hu's algorithm. `clip_norm` is G, the bound of one example's gradient; for unit client it
     is C, the bound of a whole update, and local steps go without noise."""
     if unit is Unit.CLIENT:
-        protection: SharedNoise | GradientNoise = SharedNoise(
+        placement: DistributedNoise | GradientNoise = DistributedNoise(
             adjacency=adjacency or Adjacency.ZERO_OUT,
             colluders=colluders,
             honest_shares=honest_shares,
         )
-        shaping = Shaping(clip=Clip(clip_norm))
+        pipeline = UpdatePipeline(clip=Clip(clip_norm))
     else:
         local = replace(local, gradient_clip=GradientClip(clip_norm, per_example=True))
-        protection = GradientNoise(
+        placement = GradientNoise(
             secure_sum, adjacency or Adjacency.REPLACE, colluders, honest_shares
         )
-        shaping = Shaping()
+        pipeline = UpdatePipeline()
     return Method(
         name=HU.name,
         rounds=rounds,
         cohort=cohort,
         local=local,
-        shaping=shaping,
-        protection=protection,
+        pipeline=pipeline,
+        placement=placement,
         optimizer=optimizer or Sgd(),
         smoothing=smoothing,
     )
@@ -96,7 +96,7 @@ def dp_sgd(
     *,
     rounds: int,
     cohort: CohortRule,
-    local: LocalRule,
+    local: LocalTraining,
     clip_norm: float,
     secure_sum: bool = True,
     adjacency: Adjacency | None = None,

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedveil.client.local_training import LocalRule
-from fedveil.core.errors import BadInput
+from fedveil.client.local_training import LocalTraining
+from fedveil.core.errors import ConfigError
 from fedveil.methods.dp_fedavg import dp_fedavg
 from fedveil.methods.parts.about import About
-from fedveil.methods.parts.adaptive_clipping import ClipTracking
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.method import CohortRule, Method
-from fedveil.methods.parts.noise_placement import Protection
+from fedveil.methods.parts.noise_placement import NoisePlacement
 from fedveil.privacy.clipping import Clip
 from fedveil.server.optimizers import Optimizer
 from fedveil.server.smoothing import Smoothing
@@ -42,25 +42,25 @@ def dp_fed(
     *,
     rounds: int,
     cohort: CohortRule,
-    local: LocalRule,
+    local: LocalTraining,
     clip: Clip,
     smoothing: Smoothing | None = None,
-    protection: Protection | None = None,
+    placement: NoisePlacement | None = None,
     sparsity: float = 0.0,
     by_examples: bool = False,
     weight_cap: int | None = None,
-    tracking: ClipTracking | None = None,
+    tracking: AdaptiveClipping | None = None,
     optimizer: Optimizer | None = None,
 ) -> Method:
     """DP-Fed; with a smoothing, DP-Fed-LS. `clip.norm` is G."""
     if clip.order != 2 or tracking is not None:
-        raise BadInput("training.method: dp-fed projects to a Euclidean ball of fixed radius")
+        raise ConfigError("training.method: dp-fed projects to a Euclidean ball of fixed radius")
     method = dp_fedavg(
         rounds=rounds,
         cohort=cohort,
         local=replace(local, projection_radius=clip.norm),
         clip=clip,
-        protection=protection,
+        placement=placement,
         sparsity=sparsity,
         by_examples=by_examples,
         weight_cap=weight_cap,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.core.arguments import delta_value
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.core.loading import uncollected
 from fedveil.core.units import Arithmetic, Entropy, Trust
 from fedveil.privacy.accountants.exact import (
@@ -53,10 +53,10 @@ def account(
     delta = 0 asks for pure differential privacy, which only Laplace noise has.
     """
     if not isinstance(setting, Setting):
-        raise BadInput(f"setting: need a Setting, got {setting!r}")
+        raise ConfigError(f"setting: need a Setting, got {setting!r}")
     listed = tuple(releases)
     if not listed or not all(isinstance(release, Release) for release in listed):
-        raise BadInput("releases: need one or more Release objects")
+        raise ConfigError("releases: need one or more Release objects")
     return _account(listed, setting, delta_value(delta), tuning)
 
 
@@ -90,7 +90,7 @@ def per_client_epsilons(
     """
     counts = np.asarray(participations)
     if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer) or np.any(counts < 0):
-        raise BadInput("participations: need one whole number of at least 0 for each client")
+        raise ConfigError("participations: need one whole number of at least 0 for each client")
     distinct, position = np.unique(counts, return_inverse=True)
     cohorts = Everyone() if sampling is None else sampling
     releases = [Release(mechanism, cohorts, n, participations=n) for n in map(int, distinct)]

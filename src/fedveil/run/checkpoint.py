@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
 from fedveil.run.evidence import Seen
 from fedveil.server.optimizers import State
@@ -89,15 +89,15 @@ def load_checkpoint(path: Path, run: str) -> Checkpoint:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except FileNotFoundError:
-        raise BadInput(f"checkpoint {path}: no such file; is this a run directory?") from None
+        raise ConfigError(f"checkpoint {path}: no such file; is this a run directory?") from None
     except (SafetensorError, OSError, ValueError) as error:
-        raise BadInput(f"checkpoint {path}: cannot be read, it is damaged ({error})") from None
+        raise ConfigError(f"checkpoint {path}: cannot be read, it is damaged ({error})") from None
     if metadata.get("format") != FORMAT or "weights" not in tensors:
-        raise BadInput(f"checkpoint {path}: not one of ours (format {metadata.get('format')!r})")
+        raise ConfigError(f"checkpoint {path}: not one of ours (format {metadata.get('format')!r})")
     if metadata.pop("digest", None) != _digest(tensors, metadata):
-        raise BadInput(f"checkpoint {path}: damaged, its contents do not match their digest")
+        raise ConfigError(f"checkpoint {path}: damaged, its contents do not match their digest")
     if metadata.get("run") != run:
-        raise BadInput(f"checkpoint {path}: belongs to another recipe or other data")
+        raise ConfigError(f"checkpoint {path}: belongs to another recipe or other data")
     weights = tensors.pop("weights")
     state = {name.removeprefix("optimizer."): value for name, value in tensors.items()}
     return Checkpoint(int(metadata["rounds"]), weights, state)

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import tomli_w
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.plan.plan import Plan
 from fedveil.privacy.ledger import Header, Inconsistent, Ledger
 from fedveil.run.checkpoint import (
@@ -53,7 +53,7 @@ class RunDirectory:
     def create(cls, path: Path, plan: Plan, recipe: dict[str, Any]) -> RunDirectory:
         """Make a new run directory, whole or not at all."""
         if path.exists():
-            raise BadInput(
+            raise ConfigError(
                 f"--output {path}: exists already; resume it with --resume, or choose another"
             )
         partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
@@ -112,7 +112,7 @@ class RunDirectory:
     def check(self, plan: Plan) -> None:
         """Refuse a plan that is not the one whose promise is kept here."""
         if _header(plan, self._recipe) != (None if self.ledger is None else self.ledger.header):
-            raise BadInput(f"{self.path}: was opened for another plan than this run's")
+            raise ConfigError(f"{self.path}: was opened for another plan than this run's")
 
     @property
     def _checkpoint(self) -> Path:
@@ -186,9 +186,9 @@ def stored_recipe(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads((path / "recipe.toml").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadInput(f"{path}: not a run directory (no recipe.toml)") from None
+        raise ConfigError(f"{path}: not a run directory (no recipe.toml)") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}/recipe.toml: damaged: {error}") from None
+        raise ConfigError(f"{path}/recipe.toml: damaged: {error}") from None
 
 
 def _lock(path: Path) -> IO[str]:
@@ -198,7 +198,7 @@ def _lock(path: Path) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise BadInput(f"{path}: in use by another run") from None
+        raise ConfigError(f"{path}: in use by another run") from None
     return file
 
 

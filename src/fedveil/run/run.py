@@ -15,24 +15,24 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save
 from torch import nn
 
-from fedveil.client.update_pipeline import Shaping
-from fedveil.core.errors import BadInput
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.engines.choose import build_engine, choose, device_of
 from fedveil.engines.contract import Job
 from fedveil.engines.cost import Workload
-from fedveil.methods.parts.noise_placement import Occasion
+from fedveil.methods.parts.noise_placement import RoundContext
 from fedveil.models.flat import load
 from fedveil.plan.plan import Plan
 from fedveil.run.checkpoint import Checkpoint, write_atomically
 from fedveil.run.directory import RunDirectory
 from fedveil.run.evaluation import Evaluator, Metrics
-from fedveil.run.unprotected_stats import Insight, insight_of
+from fedveil.run.unprotected_stats import UnprotectedStats, unprotected_stats_of
 
 if TYPE_CHECKING:  # a tenth of a second that other runs need not wait
     from fedveil.privacy.guarantee import Guarantee
     from fedveil.privacy.ledger import Ledger
-    from fedveil.run.secure_rounds import Attendance, SecureRound, SecureRounds
+    from fedveil.run.secure_rounds import RoundDropouts, SecureRound, SecureRounds
 
 _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo rounds at no cost
 
@@ -52,26 +52,26 @@ class Speed:
 class RoundReport:
     """One finished round."""
 
-    round: int  # from 1
+    round_number: int  # from 1
     seconds: float | None  # simulations only: the time betrays the size of the cohort
     epsilon_so_far: float | None  # of all rounds begun, had their number been fixed before
     metrics: Metrics | None  # of the new weights on the test examples, at the chosen interval
-    insight: Insight | None  # simulations only
+    unprotected_stats: UnprotectedStats | None  # simulations only
     figures: Mapping[str, float]  # released beside the update, and accounted for
-    attendance: Attendance | None = None  # of a secure sum, which shows it to its server anyway
+    dropouts: RoundDropouts | None = None  # of a secure sum, which shows it to its server anyway
 
     def to_dict(self) -> dict[str, Any]:
-        document: dict[str, Any] = {"round": self.round}
+        document: dict[str, Any] = {"round": self.round_number}
         if self.seconds is not None:
             document["seconds"] = round(self.seconds, 6)
         if self.metrics is not None:
             document |= asdict(self.metrics)
             document["epsilon_so_far"] = self.epsilon_so_far
         document |= self.figures
-        if self.attendance is not None:
-            document["secure"] = self.attendance.to_dict()
-        if self.insight is not None:
-            document["insight"] = asdict(self.insight)
+        if self.dropouts is not None:
+            document["secure"] = self.dropouts.to_dict()
+        if self.unprotected_stats is not None:
+            document["insight"] = asdict(self.unprotected_stats)
         return document
 
 
@@ -92,7 +92,7 @@ class Run:
     ) -> None:
         speed = speed or Speed()
         if plan.protected and plan.guarantee is None:  # also works it out: no proof, no run
-            raise BadInput("plan: a protected run needs a guarantee")
+            raise ConfigError("plan: a protected run needs a guarantee")
         if plan.protected:  # once more: a module may have been changed since it was planned with
             plan.check_still()
         self.plan = plan
@@ -112,11 +112,11 @@ class Run:
             self.job, self.choice, speed.chunk, device=device, threads=speed.threads
         )
         self.secure: SecureRounds | None = None
-        if plan.terms is not None and plan.terms.secure is not None:
+        if plan.context is not None and plan.context.secure is not None:
             from fedveil.run.secure_rounds import SecureRounds
 
             self.secure = SecureRounds(plan, self.engine)
-        self.attendance: dict[int, Attendance] = {}  # by round, from 1
+        self.dropouts: dict[int, RoundDropouts] = {}  # by round, from 1
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
         self._begun = 0  # number of the last round that was begun, from 1
@@ -129,10 +129,10 @@ class Run:
         self.state = directory.load()
         if self.secure is None:
             return self
-        from fedveil.run.secure_rounds import Attendance
+        from fedveil.run.secure_rounds import RoundDropouts
 
-        self.attendance = {
-            line["round"]: Attendance.from_dict(line["secure"])
+        self.dropouts = {
+            line["round"]: RoundDropouts.from_dict(line["secure"])
             for line in directory.metrics()
             if "secure" in line
         }
@@ -181,16 +181,16 @@ class Run:
         if self._ledger is not None:
             self._ledger.reserve(number)
         self._begun = number + 1
-        shaping = plan.shaping_in(number, self.state.optimizer)
-        occasion = Occasion(number, cohort, self._randomness)
-        secured = self._secured(shaping, occasion)
+        pipeline = plan.pipeline_in(number, self.state.optimizer)
+        this_round = RoundContext(number, cohort, self._randomness)
+        secured = self._secured(pipeline, this_round)
         if secured is None:
-            result = self.engine.round_sum(self.state.weights, cohort, number, shaping)
+            result = self.engine.round_sum(self.state.weights, cohort, number, pipeline)
             released = plan.release(
-                result.total, result.norms, shaping, self.state.optimizer, occasion
+                result.total, result.norms, pipeline, self.state.optimizer, this_round
             )
         elif secured.result is None or secured.released is None:
-            return self._lost(number, secured.attendance, last, time.perf_counter() - began)
+            return self._lost(number, secured.dropouts, last, time.perf_counter() - began)
         else:
             result, released = secured.result, secured.released
         update = released.average
@@ -202,26 +202,28 @@ class Run:
         state = Checkpoint(number + 1, weights, {**optimizer, **released.state})
         self._store(state, last)
         self.state = state
-        insight = None if plan.protected else insight_of(result)
-        attendance = None if secured is None else secured.attendance
+        unprotected_stats = None if plan.protected else unprotected_stats_of(result)
+        dropouts = None if secured is None else secured.dropouts
         seconds = time.perf_counter() - began
-        return self._report(insight, released.figures, attendance, last, seconds)
+        return self._report(unprotected_stats, released.figures, dropouts, last, seconds)
 
-    def _secured(self, shaping: Shaping, occasion: Occasion) -> SecureRound | None:
+    def _secured(self, pipeline: UpdatePipeline, this_round: RoundContext) -> SecureRound | None:
         """The round by a secure sum, if the plan takes them."""
         if self.secure is None:
             return None
         state = self.state
-        secured = self.secure.round(state.weights, shaping, state.optimizer, occasion)
-        self.attendance[occasion.round + 1] = secured.attendance
+        secured = self.secure.round(state.weights, pipeline, state.optimizer, this_round)
+        self.dropouts[this_round.round_number + 1] = secured.dropouts
         return secured
 
-    def _lost(self, number: int, attendance: Attendance, last: bool, seconds: float) -> RoundReport:
+    def _lost(
+        self, number: int, dropouts: RoundDropouts, last: bool, seconds: float
+    ) -> RoundReport:
         """A round that gave no sum: weights stay; its number and its reservation are used up."""
         state = replace(self.state, rounds=number + 1)
         self._store(state, last)
         self.state = state
-        return self._report(None, {}, attendance, last, seconds)
+        return self._report(None, {}, dropouts, last, seconds)
 
     def _store(self, state: Checkpoint, last: bool) -> None:
         """A protected run stores every round before anybody sees it: it cannot draw it again."""
@@ -234,22 +236,22 @@ class Run:
 
     def _report(
         self,
-        insight: Insight | None,
+        unprotected_stats: UnprotectedStats | None,
         figures: Mapping[str, float],
-        attendance: Attendance | None,
+        dropouts: RoundDropouts | None,
         last: bool,
         seconds: float,
     ) -> RoundReport:
         done = self.state.rounds
         metrics = self.evaluate() if last or done % self.every == 0 else None
         report = RoundReport(
-            round=done,
+            round_number=done,
             seconds=None if self.plan.protected else seconds,
             epsilon_so_far=self.plan.spent(self.next_round) if metrics else None,
             metrics=metrics,
-            insight=insight,
+            unprotected_stats=unprotected_stats,
             figures=figures,
-            attendance=attendance,
+            dropouts=dropouts,
         )
         if self.directory is not None:
             self.directory.append_metrics(report.to_dict())
@@ -300,7 +302,7 @@ def _job(plan: Plan, randomness: Randomness) -> Job:
         plan.module,
         plan.layout,
         plan.local,
-        plan.shaping,
+        plan.pipeline,
         randomness,
         isolated=plan.protected,
     )

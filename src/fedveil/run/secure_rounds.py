@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedveil.client.update_pipeline import Shaping
-from fedveil.core.errors import BadInput
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.errors import ConfigError
 from fedveil.engines.contract import Cohort, Engine, RoundSum
-from fedveil.methods.parts.adaptive_clipping import ClipTracking
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.aggregation import COUNT, UPDATE, SecureSums
 from fedveil.methods.parts.modular_grid import Ints, NoisyIntegers
-from fedveil.methods.parts.noise_placement import InShares, Occasion
+from fedveil.methods.parts.noise_placement import RoundContext, SecureNoisePlacement
 from fedveil.plan.plan import Plan, Released
-from fedveil.secagg.dropouts import Losses, draw_losses
+from fedveil.secagg.dropouts import Dropouts, draw_dropouts
 from fedveil.secagg.errors import NotReleased
 from fedveil.secagg.rounds import ModelledRound, OpenRound, Stopwatch
 from fedveil.secagg.simulation import Simulation
@@ -35,7 +35,7 @@ _PROTOCOL = ("enrol", "share", "mask", "add", "confirm", "unmask")
 
 
 @dataclass(frozen=True)
-class Attendance:
+class RoundDropouts:
     """Who came to a round. Under a secure sum its server sees this in any case."""
 
     cohort: int
@@ -47,7 +47,7 @@ class Attendance:
         return document | ({"not_released": self.not_released} if self.not_released else {})
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Attendance:
+    def from_dict(cls, document: Mapping[str, Any]) -> RoundDropouts:
         reason = str(document.get("not_released", ""))
         return cls(int(document["cohort"]), int(document["survivors"]), reason)
 
@@ -56,7 +56,7 @@ class Attendance:
 class SecureRound:
     """What became of a round: nothing was released if `released` is None."""
 
-    attendance: Attendance
+    dropouts: RoundDropouts
     result: RoundSum | None = None  # of the survivors; not for the eyes of a protected run
     released: Released | None = None
 
@@ -65,13 +65,17 @@ class SecureRounds:
     """Takes the sums of a plan's rounds, and keeps the time."""
 
     def __init__(self, plan: Plan, engine: Engine) -> None:
-        protection, terms = plan.method.protection, plan.terms
-        if terms is None or terms.secure is None or not isinstance(protection, InShares):
-            raise BadInput("plan: it takes no secure sums")
+        placement, context = plan.method.placement, plan.context
+        if (
+            context is None
+            or context.secure is None
+            or not isinstance(placement, SecureNoisePlacement)
+        ):
+            raise ConfigError("plan: it takes no secure sums")
         self._plan, self._engine = plan, engine
-        self._protection, self._terms = protection, terms
-        self.sums: SecureSums = terms.secure
-        self._simulation = Simulation(self.sums.terms, self.sums.mode)
+        self._protection, self._terms = placement, context
+        self.sums: SecureSums = context.secure
+        self._simulation = Simulation(self.sums.params, self.sums.mode)
         self._watch = Stopwatch()
 
     @property
@@ -82,61 +86,61 @@ class SecureRounds:
         return {name: spent[name] for name in shown if name in spent}
 
     def round(
-        self, weights: Tensor, shaping: Shaping, state: State, occasion: Occasion
+        self, weights: Tensor, pipeline: UpdatePipeline, state: State, this_round: RoundContext
     ) -> SecureRound:
         """Train the clients that are not lost, and release the average of their updates.
 
         The average is over the survivors. Their number is public here, for no credit is claimed
         for a secret cohort.
         """
-        members = occasion.cohort
-        stream = occasion.randomness.stream("losses", occasion.round)
-        losses = draw_losses([int(member) for member in members], self.sums.dropout, stream)
+        members = this_round.cohort
+        stream = this_round.randomness.stream("losses", this_round.round_number)
+        losses = draw_dropouts([int(member) for member in members], self.sums.dropout, stream)
         came = len(members) - len(losses.before_upload)
         try:
-            result, total, survivors = self._updates(weights, shaping, losses, occasion)
-            present = replace(occasion, cohort=survivors)
-            count = self._count(result.norms, shaping, losses, occasion, present)
+            result, total, survivors = self._updates(weights, pipeline, losses, this_round)
+            present = replace(this_round, cohort=survivors)
+            count = self._count(result.norms, pipeline, losses, this_round, present)
         except NotReleased as refusal:
-            return SecureRound(Attendance(len(members), came, str(refusal)))
-        released = self._plan.averaged(total, count, len(survivors), shaping, state)
-        return SecureRound(Attendance(len(members), len(survivors)), result, released)
+            return SecureRound(RoundDropouts(len(members), came, str(refusal)))
+        released = self._plan.averaged(total, count, len(survivors), pipeline, state)
+        return SecureRound(RoundDropouts(len(members), len(survivors)), result, released)
 
     def _updates(
-        self, weights: Tensor, shaping: Shaping, losses: Losses, occasion: Occasion
+        self, weights: Tensor, pipeline: UpdatePipeline, losses: Dropouts, this_round: RoundContext
     ) -> tuple[RoundSum, Tensor, Cohort]:
         """The engine's result, the private sum of updates, and the survivors."""
-        protection, terms, round = self._protection, self._terms, occasion.round
-        integers = protection.integers(terms, shaping, round)
-        width = shaping.width(terms.layout)
-        opened = self._open(integers, width, losses, occasion)
+        placement, context, round_number = self._protection, self._terms, this_round.round_number
+        integers = placement.integers(context, pipeline, round_number)
+        width = pipeline.width(context.layout)
+        opened = self._open(integers, width, losses, this_round)
         wanted = np.array(opened.wanted, dtype=np.int64)
-        present = replace(occasion, cohort=wanted)
+        present = replace(this_round, cohort=wanted)
         if integers is None:
             with self._watch.phase("train"):
-                result = self._engine.round_sum(weights, wanted, round, shaping)
+                result = self._engine.round_sum(weights, wanted, round_number, pipeline)
             with self._watch.phase("noise"):
-                private = protection.protect(terms, result.total, shaping, present)
+                private = placement.protect(context, result.total, pipeline, present)
             for member in opened.wanted:
                 opened.add(member, np.zeros(1, dtype=np.int64))
             self._settled(opened)
             return result, private, wanted
         if isinstance(opened, ModelledRound):
             with self._watch.phase("train"):
-                result = self._engine.round_sum(weights, wanted, round, shaping)
+                result = self._engine.round_sum(weights, wanted, round_number, pipeline)
             self._add_sum(opened, result.total.numpy(), integers, present)
         else:
-            result = self._stream(opened, weights, shaping, integers, present)
+            result = self._stream(opened, weights, pipeline, integers, present)
         whole = self._settled(opened)
-        return result, protection.decode(terms, whole, shaping, round), wanted
+        return result, placement.decode(context, whole, pipeline, round_number), wanted
 
     def _stream(
         self,
         opened: OpenRound,
         weights: Tensor,
-        shaping: Shaping,
+        pipeline: UpdatePipeline,
         integers: NoisyIntegers,
-        present: Occasion,
+        present: RoundContext,
     ) -> RoundSum:
         """Train, and mask each client's integers as soon as they are there."""
         wanted, inner = present.cohort, Stopwatch()
@@ -147,28 +151,30 @@ class SecureRounds:
 
         outer = Stopwatch()
         with outer.phase("train"):
-            result = self._engine.round_sum(weights, wanted, present.round, shaping, take)
+            result = self._engine.round_sum(weights, wanted, present.round_number, pipeline, take)
         self._spend("train", outer.seconds["train"] - inner.seconds.get("take", 0.0))
         return result
 
     def _count(
         self,
         norms: Tensor,
-        shaping: Shaping,
-        losses: Losses,
-        occasion: Occasion,
-        present: Occasion,
+        pipeline: UpdatePipeline,
+        losses: Dropouts,
+        this_round: RoundContext,
+        present: RoundContext,
     ) -> float | None:
         """The tracked clip's count, by a secure sum of its own over the same cohort."""
-        rule, terms = self._plan.method.clip_rule, self._terms
-        if not isinstance(rule, ClipTracking):
+        rule, context = self._plan.method.clip_rule, self._terms
+        if not isinstance(rule, AdaptiveClipping):
             return None
-        clip = shaping.clip or terms.clip
-        own, bits, halves = rule.halves(self._protection, terms, norms, clip, present.round)
-        integers = self._protection.integers(own, bits, present.round)
+        clip = pipeline.clip or context.clip
+        own, bits, halves = rule.halves(
+            self._protection, context, norms, clip, present.round_number
+        )
+        integers = self._protection.integers(own, bits, present.round_number)
         if integers is None:
-            return rule.count(self._protection, terms, norms, clip, present)
-        asked = replace(occasion, purpose=COUNT)
+            return rule.count(self._protection, context, norms, clip, present)
+        asked = replace(this_round, purpose=COUNT)
         opened = self._open(integers, halves.shape[1], losses, asked)
         streams = replace(present, purpose=COUNT)
         if isinstance(opened, ModelledRound):
@@ -177,16 +183,18 @@ class SecureRounds:
             rows = halves.numpy()
             self._add_each(opened, present.cohort, rows, integers, streams.stream)
         whole = self._settled(opened)
-        return float(self._protection.decode(own, whole, bits, present.round))
+        return float(self._protection.decode(own, whole, bits, present.round_number))
 
     def _open(
-        self, integers: NoisyIntegers | None, width: int, losses: Losses, occasion: Occasion
+        self, integers: NoisyIntegers | None, width: int, losses: Dropouts, this_round: RoundContext
     ) -> OpenRound:
         """A round for these integers; where there are none, for zeros that stand for them."""
-        purpose = UPDATE if occasion.purpose == "noise" else occasion.purpose
-        members = [int(member) for member in occasion.cohort]
+        purpose = UPDATE if this_round.purpose == "noise" else this_round.purpose
+        members = [int(member) for member in this_round.cohort]
         dimension, word = (1, 32) if integers is None else (width, integers.word)
-        opened = self._simulation.open(occasion.round, members, dimension, word, losses, purpose)
+        opened = self._simulation.open(
+            this_round.round_number, members, dimension, word, losses, purpose
+        )
         if len(opened.wanted) < self.sums.fewest:
             raise NotReleased(
                 f"{len(opened.wanted)} of {len(members)} devices survived, need {self.sums.fewest}"
@@ -194,7 +202,7 @@ class SecureRounds:
         return opened
 
     def _add_sum(
-        self, opened: ModelledRound, total: Ints, integers: NoisyIntegers, present: Occasion
+        self, opened: ModelledRound, total: Ints, integers: NoisyIntegers, present: RoundContext
     ) -> None:
         with self._watch.phase("noise"):
             noisy = integers.noisy_sum(total, map(present.stream, present.cohort))

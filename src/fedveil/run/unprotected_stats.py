@@ -10,7 +10,7 @@ from fedveil.engines.contract import RoundSum
 
 
 @dataclass(frozen=True)
-class Insight:
+class UnprotectedStats:
     """What a simulation may show of a round and a protected run may not: values without noise."""
 
     cohort: int
@@ -20,10 +20,10 @@ class Insight:
     rejected: int  # updates that were not finite and counted as zero
 
 
-def insight_of(result: RoundSum) -> Insight:
+def unprotected_stats_of(result: RoundSum) -> UnprotectedStats:
     cohort = len(result.norms)
     if cohort == 0:
-        return Insight(0, float("nan"), float("nan"), 0.0, 0)
+        return UnprotectedStats(0, float("nan"), float("nan"), 0.0, 0)
     # In numpy: of so few numbers the calls are what takes time.
     norms, losses = result.norms.numpy(), result.losses.numpy()
     shortened = result.shaped_norms.numpy() < norms * np.float32(1 - 1e-6)
@@ -32,7 +32,7 @@ def insight_of(result: RoundSum) -> Insight:
     norm = float(np.partition(norms, middle)[middle])
     if loss != loss or np.isnan(norms).any():  # some clients have none
         loss, norm = float(result.losses.nanmean()), float(result.norms.nanmedian())
-    return Insight(
+    return UnprotectedStats(
         cohort=cohort,
         loss=loss,
         norm=norm,

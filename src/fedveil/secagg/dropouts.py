@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
 from fedveil.secagg.errors import NotReleased
 from fedveil.secagg.graph import Graph
 
 
 @dataclass(frozen=True)
-class Losses:
+class Dropouts:
     """Devices by the last moment at which they still answered. Empty: nobody is lost."""
 
     before_sharing: frozenset[int] = frozenset()
@@ -24,20 +24,20 @@ class Losses:
     before_unmasking: frozenset[int] = frozenset()
 
 
-def draw_losses(members: Sequence[int], rate: float, stream: Stream) -> Losses:
+def draw_dropouts(members: Sequence[int], rate: float, stream: Stream) -> Dropouts:
     """Each device is lost with probability `rate`, with its vector computed but not sent."""
     if not 0 <= rate <= 1:
-        raise BadInput(f"dropout = {rate}: need a probability in [0, 1]")
+        raise ConfigError(f"dropout = {rate}: need a probability in [0, 1]")
     words = stream.words(len(members))
     lost = words < np.uint64(min(int(rate * 2.0**64), 2**64 - 1))
     if rate == 1:
         lost[:] = True
-    return Losses(
+    return Dropouts(
         before_upload=frozenset(m for m, is_lost in zip(members, lost, strict=True) if is_lost)
     )
 
 
-def planned_losses(
+def planned_dropouts(
     cohort: int, rate: float, colluders: int = 0, failure_probability: float = 2.0**-20
 ) -> int:
     """How many losses to plan for if each device is lost with probability `rate`.
@@ -48,10 +48,10 @@ def planned_losses(
     cohort - losses - colluders honest survivors.
     """
     if not 0 <= rate <= 1:
-        raise BadInput(f"dropout = {rate}: need a probability in [0, 1]")
+        raise ConfigError(f"dropout = {rate}: need a probability in [0, 1]")
     most = (cohort - 2 - colluders) // 2
     if most < 0:
-        raise BadInput(f"cohort = {cohort}: too small for {colluders} colluders")
+        raise ConfigError(f"cohort = {cohort}: too small for {colluders} colluders")
     chances = [_binomial(cohort, lost, rate) for lost in range(cohort + 1)]
     for count in range(most + 1):
         if math.fsum(chances[count + 1 :]) <= failure_probability:
@@ -75,7 +75,7 @@ class Course:
     ready: frozenset[int]  # hold enough of their neighbours' shares, and will send a vector
 
 
-def sharing_course(graph: Graph, threshold: int, fewest: int, losses: Losses) -> Course:
+def sharing_course(graph: Graph, threshold: int, fewest: int, losses: Dropouts) -> Course:
     """Who shares and who then sends a vector; `NotReleased` if too few share."""
     members = frozenset(graph.members)
     sharers = members - losses.before_sharing
@@ -88,7 +88,7 @@ def unmasking_course(
     graph: Graph,
     threshold: int,
     fewest: int,
-    losses: Losses,
+    losses: Dropouts,
     sharers: frozenset[int],
     survivors: frozenset[int],
 ) -> None:

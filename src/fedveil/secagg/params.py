@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive, topology
 from fedveil.secagg.errors import RuleBroken
 from fedveil.secagg.topology import Topology
@@ -32,9 +32,9 @@ class Limits:
         for spec in fields(self):
             value = getattr(self, spec.name)
             if type(value) is not int or value < 1:
-                raise BadInput(f"limits.{spec.name} = {value}: need a whole number above zero")
+                raise ConfigError(f"limits.{spec.name} = {value}: need a whole number above zero")
         if self.members > MAX_COHORT:
-            raise BadInput(f"limits.members = {self.members}: at most {MAX_COHORT} in one round")
+            raise ConfigError(f"limits.members = {self.members}: at most {MAX_COHORT} in one round")
 
     def check(self, members: int, degree: int, dimension: int) -> None:
         """Raise `RuleBroken` if a round would cost more."""
@@ -44,7 +44,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Terms:
+class SecAggParams:
     """The assumptions behind a round: part of what the guarantee states.
 
     `min_honest`: honest devices whose vectors (and noise shares) the released sum must hold.
@@ -77,28 +77,30 @@ class Terms:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.federation.encode()) <= 128:
-            raise BadInput(f"federation = {self.federation!r}: need a name of 1 to 128 bytes")
+            raise ConfigError(f"federation = {self.federation!r}: need a name of 1 to 128 bytes")
         if self.min_honest < 2:
-            raise BadInput(f"min_honest = {self.min_honest}: a sum hides its terms among 2 or more")
+            raise ConfigError(
+                f"min_honest = {self.min_honest}: a sum hides its terms among 2 or more"
+            )
         if self.colluders < 0:
-            raise BadInput(f"colluders = {self.colluders}: cannot be negative")
+            raise ConfigError(f"colluders = {self.colluders}: cannot be negative")
         if not 0 <= self.max_dropout < 1:
-            raise BadInput(f"max_dropout = {self.max_dropout}: need a fraction in [0, 1)")
+            raise ConfigError(f"max_dropout = {self.max_dropout}: need a fraction in [0, 1)")
         for name in ("security_failure", "recovery_failure"):
             value = getattr(self, name)
             if not 0 < value < 1:
-                raise BadInput(f"{name} = {value}: need a probability in (0, 1)")
+                raise ConfigError(f"{name} = {value}: need a probability in (0, 1)")
         if self.honest_shares is not None and not 2 <= self.honest_shares <= self.min_honest:
-            raise BadInput(
+            raise ConfigError(
                 f"honest_shares = {self.honest_shares}: need 2 to min_honest = {self.min_honest}"
             )
         if self.dropped_edges is not None and self.dropped_edges < 0:
-            raise BadInput(f"dropped_edges = {self.dropped_edges}: cannot be negative")
+            raise ConfigError(f"dropped_edges = {self.dropped_edges}: cannot be negative")
         names = self.purposes
         if not names or len(set(names)) < len(names) or len(names) > 16:
-            raise BadInput(f"purposes = {names}: need 1 to 16 different names")
+            raise ConfigError(f"purposes = {names}: need 1 to 16 different names")
         if not all(1 <= len(name.encode()) <= 64 for name in names):
-            raise BadInput(f"purposes = {names}: names have 1 to 64 bytes")
+            raise ConfigError(f"purposes = {names}: names have 1 to 64 bytes")
 
     @property
     def min_survivors(self) -> int:
@@ -139,9 +141,11 @@ class Terms:
     def topology(self, cohort: int) -> Topology:
         """The graph that meets these terms, the sparsest one if they allow it."""
         if cohort > self.limits.members:
-            raise BadInput(f"cohort = {cohort}: at most {self.limits.members} devices in one round")
+            raise ConfigError(
+                f"cohort = {cohort}: at most {self.limits.members} devices in one round"
+            )
         if cohort < self.min_survivors:
-            raise BadInput(
+            raise ConfigError(
                 f"cohort = {cohort}: need at least min_honest + colluders = {self.min_survivors}"
             )
         found = topology.choose(
@@ -154,7 +158,7 @@ class Terms:
             large_groups=None if self.honest_server else self.droppable(complete=False),
         )
         if found.degree > self.limits.degree:
-            raise BadInput(
+            raise ConfigError(
                 f"cohort = {cohort}: {found.degree} neighbours a device, the limit is "
                 f"{self.limits.degree}; take smaller cohorts, a sparse graph or higher limits"
             )
@@ -191,7 +195,7 @@ class Terms:
             )
 
 
-def _texts(value: Terms | Limits) -> list[str]:
+def _texts(value: SecAggParams | Limits) -> list[str]:
     """The fields in one form that both sides write alike."""
     found = []
     for spec in fields(value):

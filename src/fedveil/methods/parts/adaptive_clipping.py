@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedveil.client.local_training import LocalRule
-from fedveil.client.update_pipeline import Shaping
-from fedveil.core.errors import BadInput, Refused
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Trust
 from fedveil.methods.parts.aggregation import COUNT
-from fedveil.methods.parts.noise_placement import Occasion, Protection, Terms
+from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, RoundContext
 from fedveil.models.flat import Layout, Slot
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
@@ -39,15 +39,15 @@ class StepBound:
     norm: float
     order: int = 2
 
-    def clip(self, local: LocalRule, number: int, state: State) -> Clip:
+    def clip(self, local: LocalTraining, number: int, state: State) -> Clip:
         if local.steps is None and local.batch_size is not None:
-            raise Refused(
+            raise PrivacyRefusal(
                 "epochs over batches take as many steps as a client has data, and a bound on "
                 "the update must not depend on private sizes",
                 "set training.local_steps, or leave training.batch_size out",
             )
         if local.momentum or local.weight_decay or local.penalty:
-            raise Refused(
+            raise PrivacyRefusal(
                 "momentum, weight decay and penalties lengthen an update beyond its clipped steps",
                 "leave them out, or clip the whole update (method dp-fedavg)",
             )
@@ -56,7 +56,7 @@ class StepBound:
 
 
 @dataclass(frozen=True)
-class ClipTracking:
+class AdaptiveClipping:
     """The clip follows a quantile of the update norms (Andrew et al. 2021).
 
     Every client adds one bit, whether its update was within the clip; the noisy count is released
@@ -76,16 +76,16 @@ class ClipTracking:
 
     def __post_init__(self) -> None:
         if not 0 < self.quantile < 1:
-            raise BadInput(f"privacy.clip_quantile: must be in (0, 1), got {self.quantile}")
+            raise ConfigError(f"privacy.clip_quantile: must be in (0, 1), got {self.quantile}")
         if not (math.isfinite(self.rate) and self.rate >= 0):
-            raise BadInput(f"privacy.clip_rate: must be zero or positive, got {self.rate}")
+            raise ConfigError(f"privacy.clip_rate: must be zero or positive, got {self.rate}")
         if not (math.isfinite(self.bit_noise) and self.bit_noise > 0):
-            raise Refused(
+            raise PrivacyRefusal(
                 f"tracking a quantile with noise {self.bit_noise} would release it unprotected",
                 "set privacy.clip_noise to a positive share of the cohort, such as 0.05",
             )
 
-    def clip(self, local: LocalRule, number: int, state: State) -> Clip:
+    def clip(self, local: LocalTraining, number: int, state: State) -> Clip:
         if "clip_norm" not in state:
             return self.initial
         octaves = math.log2(float(state["clip_norm"]) / self.initial.norm)
@@ -98,23 +98,25 @@ class ClipTracking:
         for octaves in range(-reach, reach + 1):
             yield replace(self.initial, norm=self.initial.norm * 2.0 ** (octaves / _PER_OCTAVE))
 
-    def bit_terms(self, protection: Protection, terms: Terms) -> Terms:
+    def bit_terms(self, placement: NoisePlacement, context: NoiseContext) -> NoiseContext:
         """The count as a sum of vectors of one coordinate, each of norm one half."""
-        cohort = terms.sampling.expected_cohort
+        cohort = context.sampling.expected_cohort
         std = self.bit_noise * cohort
-        if protection.promise(terms).trust is Trust.LOCAL:
+        if placement.promise(context).trust is Trust.LOCAL:
             std /= math.sqrt(cohort)  # every client adds as much
         return replace(
-            terms,
-            shaping=Shaping(clip=Clip(0.5, self.initial.order)),
+            context,
+            pipeline=UpdatePipeline(clip=Clip(0.5, self.initial.order)),
             layout=Layout((Slot("below", (1,), 0),)),
             noise_multiplier=quantile_noise_multiplier(std),
         )
 
-    def releases(self, protection: Protection, terms: Terms, rounds: int) -> tuple[Release, ...]:
+    def releases(
+        self, placement: NoisePlacement, context: NoiseContext, rounds: int
+    ) -> tuple[Release, ...]:
         """The releases of updates and counts together."""
-        updates = protection.releases(terms, rounds)
-        counts = protection.releases(self.bit_terms(protection, terms), rounds)
+        updates = placement.releases(context, rounds)
+        counts = placement.releases(self.bit_terms(placement, context), rounds)
         (update,), (count,) = updates, counts
         if isinstance(update.mechanism, Gaussian) and isinstance(count.mechanism, Gaussian):
             # Both see the same cohort: one Gaussian, sampled once.
@@ -123,37 +125,44 @@ class ClipTracking:
             )
             return (replace(update, mechanism=Gaussian(joint)),)
         if update.amplified:
-            raise Refused(
+            raise PrivacyRefusal(
                 "two kinds of noise on one secret cohort have no proved joint amplification",
                 "use Gaussian noise, or a fixed clip",
             )
         return updates + counts
 
     def halves(
-        self, protection: Protection, terms: Terms, norms: torch.Tensor, clip: Clip, round: int
-    ) -> tuple[Terms, Shaping, torch.Tensor]:
+        self,
+        placement: NoisePlacement,
+        context: NoiseContext,
+        norms: torch.Tensor,
+        clip: Clip,
+        round_number: int,
+    ) -> tuple[NoiseContext, UpdatePipeline, torch.Tensor]:
         """What each client adds to the count, `[cohort, width]`, and how that is protected."""
-        own = self.bit_terms(protection, terms)
-        shaping = protection.shaping(own, None, round)
+        own = self.bit_terms(placement, context)
+        pipeline = placement.pipeline(own, None, round_number)
         halves = torch.where(norms <= clip.norm, 0.5, -0.5).double()[:, None]
-        if shaping.rotation is not None:
-            halves = shaping.rotation.forward(halves, round)
-        if shaping.granularity is not None:
-            halves = (halves / shaping.granularity).long()  # powers of two: exact
-        return own, shaping, halves
+        if pipeline.rotation is not None:
+            halves = pipeline.rotation.forward(halves, round_number)
+        if pipeline.granularity is not None:
+            halves = (halves / pipeline.granularity).long()  # powers of two: exact
+        return own, pipeline, halves
 
     def count(
         self,
-        protection: Protection,
-        terms: Terms,
+        placement: NoisePlacement,
+        context: NoiseContext,
         norms: torch.Tensor,
         clip: Clip,
-        occasion: Occasion,
+        this_round: RoundContext,
     ) -> float:
         """The noisy sum over update norms `[cohort]` of (within the clip) - 1/2."""
-        own, shaping, halves = self.halves(protection, terms, norms, clip, occasion.round)
-        bits = replace(occasion, purpose=COUNT)
-        return float(protection.protect(own, halves.sum(dim=0), shaping, bits))
+        own, pipeline, halves = self.halves(
+            placement, context, norms, clip, this_round.round_number
+        )
+        bits = replace(this_round, purpose=COUNT)
+        return float(placement.protect(own, halves.sum(dim=0), pipeline, bits))
 
     def follow(self, count: float, clients: float, clip: Clip, state: State) -> tuple[State, float]:
         """The clip's next state, and the released share of norms within the present one."""
@@ -164,4 +173,4 @@ class ClipTracking:
         return {"clip_norm": torch.tensor([min(high, max(low, moved))], dtype=torch.float64)}, share
 
 
-ClipRule = StepBound | ClipTracking
+ClipRule = StepBound | AdaptiveClipping

@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fedveil.core.errors import BadInput
-from fedveil.secagg.dropouts import planned_losses
+from fedveil.core.errors import ConfigError
+from fedveil.secagg.dropouts import planned_dropouts
 from fedveil.secagg.mode import Mode
-from fedveil.secagg.params import MAX_COHORT, Limits, Terms
+from fedveil.secagg.params import MAX_COHORT, Limits, SecAggParams
 
 # What one round's number may be used for: the updates, and the count of a tracked clip.
 UPDATE, COUNT = "update", "bits"
@@ -51,15 +51,17 @@ class Aggregation:
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:
-            raise BadInput(f"aggregation.dropout: must be in [0, 1), got {self.dropout}")
+            raise ConfigError(f"aggregation.dropout: must be in [0, 1), got {self.dropout}")
         if self.max_dropout is not None and not 0 <= self.max_dropout < 1:
-            raise BadInput(f"aggregation.max_dropout: must be in [0, 1), got {self.max_dropout}")
+            raise ConfigError(f"aggregation.max_dropout: must be in [0, 1), got {self.max_dropout}")
         if self.min_honest is not None and self.min_honest < 2:
-            raise BadInput(f"aggregation.min_honest: must be at least 2, got {self.min_honest}")
+            raise ConfigError(f"aggregation.min_honest: must be at least 2, got {self.min_honest}")
         if self.secure is Secure.NONE and replace(self, secure=None) != Aggregation():
-            raise BadInput("aggregation.secure: 'none' leaves the section's other keys no meaning")
+            raise ConfigError(
+                "aggregation.secure: 'none' leaves the section's other keys no meaning"
+            )
         if self.honest_server and not self.sparse:
-            raise BadInput(
+            raise ConfigError(
                 "aggregation.honest_server: only a sparse graph needs it; set aggregation.sparse"
             )
 
@@ -74,13 +76,13 @@ class Aggregation:
         """The sums of cohorts of this size. `honest_shares`, if given, are all that may count."""
         most = (cohort - 2 - colluders) // 2  # losses that any graph survives
         if cohort < 2 or most < 0 or cohort > MAX_COHORT:
-            raise BadInput(
+            raise ConfigError(
                 f"training.cohort: a secure sum of {cohort} clients with {colluders} colluders is "
                 f"impossible; it takes two honest clients, and at most {MAX_COHORT:,} in a round"
             )
         least = self.min_honest if self.min_honest is not None else honest_shares
         if least is not None and least + colluders > cohort:
-            raise BadInput(
+            raise ConfigError(
                 f"aggregation.min_honest: {least} honest clients and {colluders} colluders are "
                 f"more than the cohort of {cohort}"
             )
@@ -89,14 +91,14 @@ class Aggregation:
         elif least is not None:
             losses = min(most, cohort - colluders - least)
         else:
-            losses = planned_losses(cohort, self.dropout, colluders)
+            losses = planned_dropouts(cohort, self.dropout, colluders)
         if losses > most:
-            raise BadInput(
+            raise ConfigError(
                 f"aggregation.max_dropout: from a cohort of {cohort} with {colluders} colluders at "
                 f"most {most} losses ({most / cohort:.2g}) can be made good, not {losses}"
             )
         least = cohort - colluders - losses if least is None else max(2, least)
-        terms = Terms(
+        params = SecAggParams(
             federation=_name(federation),
             min_honest=least,
             colluders=colluders,
@@ -106,18 +108,18 @@ class Aggregation:
             purposes=(UPDATE, COUNT),
             limits=Limits(members=cohort, degree=cohort),
         )
-        counted = terms.counted(cohort)
+        counted = params.counted(cohort)
         if counted < 2:
-            raise BadInput(
+            raise ConfigError(
                 f"aggregation.sparse: on the sparse graph of {cohort} clients with {colluders} "
                 "colluders a lying server can single out one client; leave it out"
             )
         # Devices hold the server to the number that the noise is calibrated for.
-        terms = replace(terms, honest_shares=counted)
+        params = replace(params, honest_shares=counted)
         if honest_shares is not None:
             counted = min(counted, honest_shares)
         mode = Mode.FULL if self.secure is Secure.FULL else Mode.MODELLED
-        return SecureSums(mode, terms, cohort, losses, counted, self.dropout)
+        return SecureSums(mode, params, cohort, losses, counted, self.dropout)
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class SecureSums:
     """
 
     mode: Mode
-    terms: Terms
+    params: SecAggParams
     cohort: int
     losses: int  # planned for; more, and the round is lost
     honest_shares: int
@@ -137,7 +139,7 @@ class SecureSums:
 
     @property
     def fewest(self) -> int:
-        return self.terms.fewest_survivors(self.cohort)
+        return self.params.fewest_survivors(self.cohort)
 
 
 def _name(federation: str) -> str:

@@ -9,14 +9,14 @@ from torch import nn
 
 from fedveil.data.federation import Task
 from fedveil.methods.parts.local_steps import local_steps, same_rates
-from fedveil.methods.parts.noise_placement import Terms
+from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.models.structure import as_written
 from fedveil.models.zoo import BoundedInputs, Linear
 from fedveil.privacy.gradient_perturbation import Loss, NonExpansive
 from fedveil.privacy.refusals import GradientRefused
 
 
-def non_expansive(terms: Terms) -> NonExpansive | None:
+def non_expansive(context: NoiseContext) -> NonExpansive | None:
     """The certificate for the local steps of these terms, or None if there is none.
 
     It needs a linear model whose inputs are shortened to a public norm (`model.input_norm`), plain
@@ -25,11 +25,11 @@ def non_expansive(terms: Terms) -> NonExpansive | None:
     multiple of (-x, x), of length sqrt(2) |x|, and clipping it keeps the loss convex. With more
     classes, a clipped gradient may expand: there the clip must be too wide to act.
     """
-    rule, task, classes = terms.local, terms.federation.task, terms.federation.classes
+    rule, task, classes = context.local, context.federation.task, context.federation.classes
     if task not in (Task.REGRESSION, Task.CLASSIFICATION):
         return None
-    longest = input_norm(terms.module, 1 if task is Task.REGRESSION else classes)
-    if longest is None or not same_rates(terms):
+    longest = input_norm(context.module, 1 if task is Task.REGRESSION else classes)
+    if longest is None or not same_rates(context):
         return None
     clip = rule.gradient_clip
     if rule.penalty or rule.projection_radius is not None or clip is None or not clip.per_example:
@@ -42,7 +42,7 @@ def non_expansive(terms: Terms) -> NonExpansive | None:
         loss, reach = Loss.LOGISTIC, math.sqrt(2) * reach
     else:
         loss, clipped = Loss.SOFTMAX, False
-    rates = tuple(dict.fromkeys(rule.learning_rate.of_round(0, local_steps(terms).most)))
+    rates = tuple(dict.fromkeys(rule.learning_rate.of_round(0, local_steps(context).most)))
     try:
         certificate = NonExpansive(loss, reach, rates, rule.weight_decay, clipped, rule.momentum)
     except GradientRefused:

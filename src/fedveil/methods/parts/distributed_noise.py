@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedveil.client.local_training import LocalRule
+from fedveil.client.local_training import LocalTraining
 from fedveil.client.rotation import Rotation
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.modular_grid import (
     Ints,
@@ -20,9 +20,9 @@ from fedveil.methods.parts.modular_grid import (
     proportional,
 )
 from fedveil.methods.parts.noise_placement import (
-    Occasion,
+    NoiseContext,
     Promise,
-    Terms,
+    RoundContext,
     certain_cohort,
     worst_case,
 )
@@ -35,7 +35,7 @@ _BETA = math.exp(-0.5)
 
 
 @dataclass(frozen=True)
-class SharedNoise:
+class DistributedNoise:
     """Each of n clients adds noise of std z C / sqrt(n); together they add z C.
 
     On integers (exact arithmetic, or a `rotation`) the shares are discrete Gaussians, the sum is
@@ -55,88 +55,102 @@ class SharedNoise:
     def secure_sum(self) -> bool:
         return True
 
-    def promise(self, terms: Terms) -> Promise:
-        honest = terms.honest_shares(self.honest_shares)
+    def promise(self, context: NoiseContext) -> Promise:
+        honest = context.honest_shares(self.honest_shares)
         return Promise(Unit.CLIENT, self.adjacency, Trust.DISTRIBUTED, self.colluders, honest)
 
-    def local(self, terms: Terms) -> LocalRule:
-        return terms.local
+    def local(self, context: NoiseContext) -> LocalTraining:
+        return context.local
 
-    def shaping(self, terms: Terms, clip: Clip | None, round: int = 0) -> Shaping:
-        shaping = replace(terms.shaping, clip=clip or terms.clip)
-        if not self._discrete(terms):
-            return shaping
+    def pipeline(
+        self, context: NoiseContext, clip: Clip | None, round_number: int = 0
+    ) -> UpdatePipeline:
+        pipeline = replace(context.pipeline, clip=clip or context.clip)
+        if not self._discrete(context):
+            return pipeline
         beta = None if self.rotation is None else _BETA
-        grid = self.grid(terms, clip or terms.clip)
+        grid = self.grid(context, clip or context.clip)
         return replace(
-            shaping, granularity=grid.granularity, rotation=self.rotation, rounding_beta=beta
+            pipeline, granularity=grid.granularity, rotation=self.rotation, rounding_beta=beta
         )
 
-    def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
-        seen = worst_case(terms.sampling, rounds)
-        return (Release(self._mechanism(terms), terms.sampling, rounds, participations=seen),)
+    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
+        seen = worst_case(context.sampling, rounds)
+        return (Release(self._mechanism(context), context.sampling, rounds, participations=seen),)
 
-    def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
-        integers = self.integers(terms, shaping, occasion.round)
+    def protect(
+        self,
+        context: NoiseContext,
+        total: Tensor,
+        pipeline: UpdatePipeline,
+        this_round: RoundContext,
+    ) -> Tensor:
+        integers = self.integers(context, pipeline, this_round.round_number)
         if integers is None:
-            std = self._summands(terms, shaping.clip or terms.clip).share_std
+            std = self._summands(context, pipeline.clip or context.clip).share_std
             noisy = total.double().numpy().copy()
-            for client in occasion.cohort:
-                noisy += gaussian(occasion.stream(client), len(noisy), std)
+            for client in this_round.cohort:
+                noisy += gaussian(this_round.stream(client), len(noisy), std)
             return torch.from_numpy(noisy).float()
-        whole = integers.noisy_sum(total.numpy(), map(occasion.stream, occasion.cohort))
-        return self.decode(terms, whole, shaping, occasion.round)
+        whole = integers.noisy_sum(total.numpy(), map(this_round.stream, this_round.cohort))
+        return self.decode(context, whole, pipeline, this_round.round_number)
 
-    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
-        integers = self.integers(terms, shaping, round)
+    def noise_steps(
+        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
+    ) -> float | None:
+        integers = self.integers(context, pipeline, round_number)
         return None if integers is None else integers.share_std / integers.grid.granularity
 
-    def integers(self, terms: Terms, shaping: Shaping, round: int) -> NoisyIntegers | None:
-        if shaping.granularity is None:
+    def integers(
+        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
+    ) -> NoisyIntegers | None:
+        if pipeline.granularity is None:
             return None
-        clip = shaping.clip or terms.clip
-        return NoisyIntegers(self.grid(terms, clip), self._summands(terms, clip).share_std)
+        clip = pipeline.clip or context.clip
+        return NoisyIntegers(self.grid(context, clip), self._summands(context, clip).share_std)
 
-    def decode(self, terms: Terms, whole: Ints, shaping: Shaping, round: int) -> Tensor:
-        grid = self.grid(terms, shaping.clip or terms.clip)
+    def decode(
+        self, context: NoiseContext, whole: Ints, pipeline: UpdatePipeline, round_number: int
+    ) -> Tensor:
+        grid = self.grid(context, pipeline.clip or context.clip)
         released = torch.from_numpy(unsnap(grid.centre(whole), grid.granularity))
         if self.rotation is not None:
-            released = self.rotation.backward(released, round, terms.layout.size)
+            released = self.rotation.backward(released, round_number, context.layout.size)
         return released.float()
 
-    def grid(self, terms: Terms, clip: Clip) -> ModularGrid:
+    def grid(self, context: NoiseContext, clip: Clip) -> ModularGrid:
         """The grid and the modulus of a round with this clip.
 
         What was accounted for the first clip holds if no later grid is coarser beside its clip.
         """
-        first, now = self._summands(terms, terms.clip), self._summands(terms, clip)
+        first, now = self._summands(context, context.clip), self._summands(context, clip)
         likely = self.wrap_probability
         if self.rotation is None:
             granularity = first.plain_granularity()
         else:
             granularity = first.rotated_granularity(likely, self.bits)
-        granularity = proportional(granularity, terms.clip.norm, clip.norm)
+        granularity = proportional(granularity, context.clip.norm, clip.norm)
         if self.rotation is None:
             return ModularGrid(granularity, now.plain_bits(granularity, likely))
         return ModularGrid(granularity, now.rotated_bits(granularity, likely))
 
-    def _summands(self, terms: Terms, clip: Clip) -> Summands:
-        n, size = certain_cohort(terms.sampling), terms.layout.size
+    def _summands(self, context: NoiseContext, clip: Clip) -> Summands:
+        n, size = certain_cohort(context.sampling), context.layout.size
         width = size if self.rotation is None else self.rotation.width(size)
-        return Summands(n, clip.norm, terms.noise_multiplier * clip.norm / math.sqrt(n), width)
+        return Summands(n, clip.norm, context.noise_multiplier * clip.norm / math.sqrt(n), width)
 
-    def _mechanism(self, terms: Terms) -> DiscreteGaussianSum | Gaussian:
-        summands = self._summands(terms, terms.clip)
-        if not self._discrete(terms):
-            return Gaussian(terms.noise_multiplier)
+    def _mechanism(self, context: NoiseContext) -> DiscreteGaussianSum | Gaussian:
+        summands = self._summands(context, context.clip)
+        if not self._discrete(context):
+            return Gaussian(context.noise_multiplier)
         return DiscreteGaussianSum(
             clip_norm=summands.clip_norm,
-            granularity=self.grid(terms, terms.clip).granularity,
+            granularity=self.grid(context, context.clip).granularity,
             share_std=summands.share_std,
             shares=summands.count,
             dimension=summands.width,
             rounding_beta=None if self.rotation is None else _BETA,
         )
 
-    def _discrete(self, terms: Terms) -> bool:
-        return terms.exact or self.rotation is not None
+    def _discrete(self, context: NoiseContext) -> bool:
+        return context.exact or self.rotation is not None

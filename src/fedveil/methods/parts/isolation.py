@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.client.records import as_tensor
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation, Task
 from fedveil.privacy.refusals import SensitivityRefused
 
@@ -137,7 +137,7 @@ def _check_shape(outputs: Tensor, federation: Federation) -> None:
         fits = lead and outputs.dim() > 1 and outputs.shape[-1] == federation.classes
     if not fits:
         wanted = "one number" if federation.task is Task.REGRESSION else federation.classes
-        raise BadInput(
+        raise ConfigError(
             f"model: it gives {list(outputs.shape[1:])} for an example, and the data have "
             f"{wanted}{'' if federation.task is Task.REGRESSION else ' classes'}"
         )

@@ -8,11 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.client.local_training import LocalRule
-from fedveil.client.update_pipeline import Shaping
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.central_noise import fine_grid, mechanism_of, whole_noise
-from fedveil.methods.parts.noise_placement import Noise, Occasion, Promise, Terms, worst_case
+from fedveil.methods.parts.noise_placement import (
+    Noise,
+    NoiseContext,
+    Promise,
+    RoundContext,
+    worst_case,
+)
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.noise import gaussian, laplace, protect_sum, protect_sum_laplace, unsnap
@@ -25,40 +31,52 @@ class LocalNoise:
     noise: Noise = Noise.GAUSSIAN
     adjacency: Adjacency = Adjacency.REPLACE
 
-    def promise(self, terms: Terms) -> Promise:
+    def promise(self, context: NoiseContext) -> Promise:
         return Promise(Unit.CLIENT, self.adjacency, Trust.LOCAL)
 
-    def local(self, terms: Terms) -> LocalRule:
-        return terms.local
+    def local(self, context: NoiseContext) -> LocalTraining:
+        return context.local
 
-    def shaping(self, terms: Terms, clip: Clip | None, round: int = 0) -> Shaping:
-        clip = clip or terms.clip
-        shaping = replace(terms.shaping, clip=clip)
-        return replace(shaping, granularity=fine_grid(terms, clip)) if terms.exact else shaping
+    def pipeline(
+        self, context: NoiseContext, clip: Clip | None, round_number: int = 0
+    ) -> UpdatePipeline:
+        clip = clip or context.clip
+        pipeline = replace(context.pipeline, clip=clip)
+        return (
+            replace(pipeline, granularity=fine_grid(context, clip)) if context.exact else pipeline
+        )
 
-    def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
-        seen = worst_case(terms.sampling, rounds)
-        mechanism = mechanism_of(self.noise, terms)
-        return (Release(mechanism, terms.sampling, rounds, participations=seen),)
+    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
+        seen = worst_case(context.sampling, rounds)
+        mechanism = mechanism_of(self.noise, context)
+        return (Release(mechanism, context.sampling, rounds, participations=seen),)
 
-    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
-        return whole_noise(terms, shaping)
+    def noise_steps(
+        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
+    ) -> float | None:
+        return whole_noise(context, pipeline)
 
-    def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
+    def protect(
+        self,
+        context: NoiseContext,
+        total: Tensor,
+        pipeline: UpdatePipeline,
+        this_round: RoundContext,
+    ) -> Tensor:
         """The sum of noisy uploads: each client's noise is drawn by itself, from its own stream."""
-        scale = terms.noise_multiplier * (shaping.clip or terms.clip).norm
-        gauss, grid = self.noise is Noise.GAUSSIAN, shaping.granularity
+        scale = context.noise_multiplier * (pipeline.clip or context.clip).norm
+        gauss, grid = self.noise is Noise.GAUSSIAN, pipeline.granularity
         if grid is None:
             noisy = total.double().numpy().copy()
-            for client in occasion.cohort:
+            for client in this_round.cohort:
                 noisy += (gaussian if gauss else laplace)(
-                    occasion.stream(client), len(total), scale
+                    this_round.stream(client), len(total), scale
                 )
             return torch.from_numpy(noisy).float()
         add = protect_sum if gauss else protect_sum_laplace
         whole = total.numpy().copy()
         nothing = np.zeros(len(whole), dtype=np.int64)
-        for client in occasion.cohort:
+        for client in this_round.cohort:
             # Integers add exactly: the noisy uploads' sum is the sum plus everybody's noise.
-            whole += add(nothing, scale, grid, occasion.stream(client))
+            whole += add(nothing, scale, grid, this_round.stream(client))
         return torch.from_numpy(unsnap(whole, grid)).float()

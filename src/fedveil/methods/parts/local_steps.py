@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from fedveil.client.batches import Ints, batches_per_epoch, step_counts
-from fedveil.client.local_training import LocalRule, Schedule
+from fedveil.client.local_training import LocalTraining, Schedule
 from fedveil.data.federation import Federation
-from fedveil.methods.parts.noise_placement import Terms
+from fedveil.methods.parts.noise_placement import NoiseContext
 
 
 @dataclass(frozen=True)
@@ -30,46 +30,46 @@ class LocalSteps:
         return self.counts[-1]
 
 
-_KNOWN: WeakKeyDictionary[Federation, dict[LocalRule, LocalSteps]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[Federation, dict[LocalTraining, LocalSteps]] = WeakKeyDictionary()
 
 
-def local_steps(terms: Terms) -> LocalSteps:
-    known = _KNOWN.setdefault(terms.federation, {})
-    if terms.local not in known:
-        counts = np.unique(step_counts(terms.federation.sizes, terms.local))
-        uses = int(uses_by_client(terms).max())
-        known[terms.local] = LocalSteps(tuple(int(count) for count in counts), uses)
-    return known[terms.local]
+def local_steps(context: NoiseContext) -> LocalSteps:
+    known = _KNOWN.setdefault(context.federation, {})
+    if context.local not in known:
+        counts = np.unique(step_counts(context.federation.sizes, context.local))
+        uses = int(uses_by_client(context).max())
+        known[context.local] = LocalSteps(tuple(int(count) for count in counts), uses)
+    return known[context.local]
 
 
-def uses_by_client(terms: Terms) -> Ints:
+def uses_by_client(context: NoiseContext) -> Ints:
     """The most times that a record of each client is touched in a round: epochs begun."""
-    sizes = terms.federation.sizes
-    return -(-step_counts(sizes, terms.local) // batches_per_epoch(sizes, terms.local))
+    sizes = context.federation.sizes
+    return -(-step_counts(sizes, context.local) // batches_per_epoch(sizes, context.local))
 
 
-def same_rates(terms: Terms) -> bool:
+def same_rates(context: NoiseContext) -> bool:
     """Whether all clients take the steps of a round at the same rates, as far as they go."""
-    falling = terms.local.learning_rate.schedule is Schedule.INVERSE
-    return not falling or len(local_steps(terms).counts) == 1
+    falling = context.local.learning_rate.schedule is Schedule.INVERSE
+    return not falling or len(local_steps(context).counts) == 1
 
 
-def rates(terms: Terms, round: int) -> list[float]:
+def rates(context: NoiseContext, round_number: int) -> list[float]:
     """The rates of a client that takes the most steps, the last of them the last one's."""
-    return terms.local.learning_rate.of_round(round, local_steps(terms).most)
+    return context.local.learning_rate.of_round(round_number, local_steps(context).most)
 
 
-def longest_way(terms: Terms, round: int) -> float:
+def longest_way(context: NoiseContext, round_number: int) -> float:
     """The largest sum of a client's rates in a round."""
-    rate, counts = terms.local.learning_rate, local_steps(terms).counts
-    if same_rates(terms):
+    rate, counts = context.local.learning_rate, local_steps(context).counts
+    if same_rates(context):
         counts = counts[-1:]
-    return max(math.fsum(rate.of_round(round, count)) for count in counts)
+    return max(math.fsum(rate.of_round(round_number, count)) for count in counts)
 
 
-def least_noise(terms: Terms, round: int) -> float:
+def least_noise(context: NoiseContext, round_number: int) -> float:
     """The smallest root of a client's squared rates in a round: what its steps' noise grows by."""
-    rate, counts = terms.local.learning_rate, local_steps(terms).counts
-    if same_rates(terms):
+    rate, counts = context.local.learning_rate, local_steps(context).counts
+    if same_rates(context):
         counts = counts[:1]
-    return min(math.hypot(*rate.of_round(round, count)) for count in counts)
+    return min(math.hypot(*rate.of_round(round_number, count)) for count in counts)

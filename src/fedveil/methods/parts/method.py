@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fedveil.client.local_training import LocalRule
-from fedveil.client.update_pipeline import Shaping
-from fedveil.core.errors import BadInput, Refused
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.methods.parts.adaptive_clipping import ClipRule
 from fedveil.methods.parts.aggregation import Aggregation
-from fedveil.methods.parts.noise_placement import Protection
+from fedveil.methods.parts.noise_placement import NoisePlacement
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.privacy.sampling import (
     Balanced,
@@ -52,33 +52,37 @@ class CohortRule:
 
     def __post_init__(self) -> None:
         if self.clients is not None and self.clients < 1:
-            raise BadInput(f"privacy.public_clients: must be at least 1, got {self.clients}")
+            raise ConfigError(f"privacy.public_clients: must be at least 1, got {self.clients}")
         if self.clients is not None and self.scheme not in (Scheme.POISSON, Scheme.EVERYONE):
-            raise BadInput(
+            raise ConfigError(
                 "privacy.public_clients: for training.sampling poisson or everyone; elsewhere a "
                 "missing client changes the turns or the chances of the others"
             )
         if self.scheme is Scheme.EVERYONE:
             return
         if (self.size is None) == (self.rate is None):
-            raise BadInput("training: set exactly one of cohort and rate")
+            raise ConfigError("training: set exactly one of cohort and rate")
         if self.size is not None and self.size < 1:
-            raise BadInput(f"training.cohort: must be at least 1, got {self.size}")
+            raise ConfigError(f"training.cohort: must be at least 1, got {self.size}")
         if self.rate is not None and not 0 < self.rate <= 1:
-            raise BadInput(f"training.rate: must be in (0, 1], got {self.rate}")
+            raise ConfigError(f"training.rate: must be in (0, 1], got {self.rate}")
         if (self.cap is None) == (self.scheme is Scheme.CAPPED):
-            raise BadInput("training.cohort_cap: goes with sampling 'capped-poisson', and only it")
+            raise ConfigError(
+                "training.cohort_cap: goes with sampling 'capped-poisson', and only it"
+            )
 
     def resolve(self, clients: int, rounds: int) -> Sampling:
         """The sampler for a population of this size, or for the one that was declared."""
         if self.clients is not None and clients > self.clients:
-            raise BadInput(f"privacy.public_clients: there are more clients than {self.clients}")
+            raise ConfigError(f"privacy.public_clients: there are more clients than {self.clients}")
         clients = clients if self.clients is None else self.clients
         if self.scheme is Scheme.EVERYONE:
             return Everyone(clients)
         size = self.size if self.size is not None else max(1, round((self.rate or 0) * clients))
         if size > clients:
-            raise BadInput(f"training.cohort: {size} is more than the {clients} clients there are")
+            raise ConfigError(
+                f"training.cohort: {size} is more than the {clients} clients there are"
+            )
         rate = self.rate if self.rate is not None else size / clients
         if self.scheme is Scheme.POISSON:
             return Poisson(rate, clients)
@@ -104,9 +108,9 @@ class Voting:
         for name in ("questions", "epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise BadInput(f"server.{name}: must be at least 1, got {value}")
+                raise ConfigError(f"server.{name}: must be at least 1, got {value}")
         if not self.learning_rate > 0:
-            raise BadInput(f"server.learning_rate: must be positive, got {self.learning_rate}")
+            raise ConfigError(f"server.learning_rate: must be positive, got {self.learning_rate}")
 
 
 @dataclass(frozen=True)
@@ -121,9 +125,9 @@ class Method:
     name: str
     rounds: int
     cohort: CohortRule
-    local: LocalRule
-    shaping: Shaping = field(default_factory=Shaping)
-    protection: Protection | None = None  # None: nothing is private
+    local: LocalTraining
+    pipeline: UpdatePipeline = field(default_factory=UpdatePipeline)
+    placement: NoisePlacement | None = None  # None: nothing is private
     aggregation: Aggregation = field(default_factory=Aggregation)
     clip_rule: ClipRule | None = None  # None: the shaping's clip in every round
     smoothing: Smoothing | None = None
@@ -133,25 +137,25 @@ class Method:
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
-            raise BadInput(f"training.rounds: must be at least 1, got {self.rounds}")
+            raise ConfigError(f"training.rounds: must be at least 1, got {self.rounds}")
         if self.voting is not None and self.smoothing is not None:
-            raise BadInput("server.smoothing: votes have no neighbours to be smoothed with")
-        if self.protection is not None:
-            self._check_protected(self.protection)
+            raise ConfigError("server.smoothing: votes have no neighbours to be smoothed with")
+        if self.placement is not None:
+            self._check_protected(self.placement)
 
-    def _check_protected(self, protection: Protection) -> None:
+    def _check_protected(self, placement: NoisePlacement) -> None:
         """What the noise is fitted to must be what is sent."""
-        shaping = self.shaping
-        if self.voting is not None and not isinstance(protection, VoteNoise):
-            raise Refused(
-                f"votes with {type(protection).__name__}: a ballot is longer than any clip, so the "
+        pipeline = self.pipeline
+        if self.voting is not None and not isinstance(placement, VoteNoise):
+            raise PrivacyRefusal(
+                f"votes with {type(placement).__name__}: a ballot is longer than any clip, so the "
                 "noise would not cover it",
                 "protect votes with VoteNoise",
             )
-        if shaping.granularity is not None or shaping.ballot is not None:
-            raise BadInput("shaping: grids and ballots are the plan's to choose; leave them out")
-        if self.by_examples and shaping.weight_cap is None:
-            raise Refused(
+        if pipeline.granularity is not None or pipeline.ballot is not None:
+            raise ConfigError("shaping: grids and ballots are the plan's to choose; leave them out")
+        if self.by_examples and pipeline.weight_cap is None:
+            raise PrivacyRefusal(
                 "updates weighted by a client's number of examples, without a cap: one client "
                 "with many examples may move the sum without bound",
                 "set training.weight_cap to a public number of examples",

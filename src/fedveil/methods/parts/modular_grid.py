@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
 from fedveil.privacy.noise import choose_granularity, share, unsnap
 from fedveil.secagg.modulus import bits_for
@@ -105,10 +105,10 @@ class Summands:
             barely /= 0.5 + math.sqrt(0.25 + _LONGER * self.width / 2)
             return min(coarsest, power_of_two_below(barely))
         if not 2 <= bits <= 62:
-            raise BadInput(f"privacy.bits: need 2 to 62, got {bits}")
+            raise ConfigError(f"privacy.bits: need 2 to 62, got {bits}")
         least = self.rotated_bits(coarsest, wrap_probability)
         if least > bits:
-            raise BadInput(
+            raise ConfigError(
                 f"privacy.bits: {bits} are too few for {self.count} clients at this noise; "
                 f"need {least}"
             )

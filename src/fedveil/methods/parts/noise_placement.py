@@ -1,7 +1,7 @@
 """What a method says about its noise: where it is added, and which releases that makes.
 
 A protection ties two things that must never drift apart: the noise that is drawn, and the privacy
-event that is accounted for it. Both follow from the same `Terms`.
+event that is accounted for it. Both follow from the same `NoiseContext`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor, nn
 
-from fedveil.client.local_training import LocalRule
-from fedveil.client.update_pipeline import Shaping
-from fedveil.core.errors import Refused
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.errors import PrivacyRefusal
 from fedveil.core.randomness import Randomness, Stream
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.data.federation import Federation
@@ -39,7 +39,7 @@ class Noise(StrEnum):
 
 
 @dataclass(frozen=True)
-class Terms:
+class NoiseContext:
     """What the plan has decided when it asks a protection to do its part.
 
     `noise_multiplier` is the noise (std, or scale for Laplace) on the sum over the clip norm of one
@@ -50,8 +50,8 @@ class Terms:
 
     sampling: Sampling
     rounds: int
-    local: LocalRule
-    shaping: Shaping
+    local: LocalTraining
+    pipeline: UpdatePipeline
     federation: Federation = field(repr=False)
     module: nn.Module = field(repr=False)
     layout: Layout = field(repr=False)
@@ -72,12 +72,12 @@ class Terms:
     @property
     def clip(self) -> Clip:
         """The bound on one contribution; without one there is no sensitivity and no epsilon."""
-        if self.shaping.clip is None:
-            raise Refused(
+        if self.pipeline.clip is None:
+            raise PrivacyRefusal(
                 "updates are not clipped, so one client may change the sum without bound",
                 "set privacy.clip_norm",
             )
-        return self.shaping.clip
+        return self.pipeline.clip
 
     def honest_shares(self, assumed: int | None) -> int | None:
         """Noise shares that are sure to be in every sum; `assumed` where nobody sees to it."""
@@ -96,50 +96,60 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class Occasion:
+class RoundContext:
     """One use of noise: in which round, on whose sum, from which randomness, and what for."""
 
-    round: int
+    round_number: int
     cohort: Cohort
     randomness: Randomness
     purpose: str = "noise"
 
     def stream(self, client: int = -1) -> Stream:
         """The stream of the server's noise, or of one client's."""
-        return self.randomness.stream(self.purpose, self.round, int(client))
+        return self.randomness.stream(self.purpose, self.round_number, int(client))
 
 
-class Protection(Protocol):
+class NoisePlacement(Protocol):
     """One way to make a method private."""
 
-    def promise(self, terms: Terms) -> Promise:
+    def promise(self, context: NoiseContext) -> Promise:
         """What the guarantee is about; refuses what cannot be proved."""
         ...
 
-    def local(self, terms: Terms) -> LocalRule:
+    def local(self, context: NoiseContext) -> LocalTraining:
         """What clients do, with any noise that belongs into their steps."""
         ...
 
-    def shaping(self, terms: Terms, clip: Clip | None, round: int) -> Shaping:
+    def pipeline(
+        self, context: NoiseContext, clip: Clip | None, round_number: int
+    ) -> UpdatePipeline:
         """What leaves a client in this round, with this clip, on the grid that its noise needs."""
         ...
 
-    def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
+    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
         """Everything that leaves in `rounds` rounds."""
         ...
 
-    def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
+    def protect(
+        self,
+        context: NoiseContext,
+        total: Tensor,
+        pipeline: UpdatePipeline,
+        this_round: RoundContext,
+    ) -> Tensor:
         """The private sum, float32 `[parameters]`, from the engine's sum of shaped updates."""
         ...
 
-    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
+    def noise_steps(
+        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
+    ) -> float | None:
         """Std (Laplace: scale) of the noise that is drawn at once, in steps of its grid; None if
         it is drawn as floating-point numbers."""
         ...
 
 
 @runtime_checkable
-class InShares(Protection, Protocol):
+class SecureNoisePlacement(NoisePlacement, Protocol):
     """A protection under which clients hide their vectors from whoever sums them."""
 
     @property
@@ -153,23 +163,27 @@ class InShares(Protection, Protocol):
     @property
     def honest_shares(self) -> int | None: ...
 
-    def integers(self, terms: Terms, shaping: Shaping, round: int) -> NoisyIntegers | None:
+    def integers(
+        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
+    ) -> NoisyIntegers | None:
         """What a client makes of its shaped update; None if that is no vector of integers."""
         ...
 
-    def decode(self, terms: Terms, whole: Ints, shaping: Shaping, round: int) -> Tensor:
+    def decode(
+        self, context: NoiseContext, whole: Ints, pipeline: UpdatePipeline, round_number: int
+    ) -> Tensor:
         """The private sum, float32 `[parameters]`, from the sum of everybody's integers."""
         ...
 
 
-def hidden_change(terms: Terms, chosen: Adjacency | None) -> Adjacency:
+def hidden_change(context: NoiseContext, chosen: Adjacency | None) -> Adjacency:
     """The change that a trusted aggregator hides: `chosen`, or what is proved for the sampling.
 
     Whether a client was there at all is hidden only if nothing is computed from the true number of
     clients, so only if that was declared. A client that is absent also shifts everybody's turn in a
     schedule and frees a place in a cohort of limited size: there its data is zeroed or replaced.
     """
-    declared = terms.public_clients is not None
+    declared = context.public_clients is not None
     if chosen is Adjacency.ADD_REMOVE and not declared:
         raise AdjacencyRefused(
             "add-remove hides whether a client was there at all, while rate, divisor and grid come "
@@ -179,7 +193,7 @@ def hidden_change(terms: Terms, chosen: Adjacency | None) -> Adjacency:
         )
     if chosen is not None:
         return chosen
-    if isinstance(terms.sampling, FixedSize):
+    if isinstance(context.sampling, FixedSize):
         return Adjacency.REPLACE
     return Adjacency.ADD_REMOVE if declared else Adjacency.ZERO_OUT
 
@@ -195,7 +209,7 @@ def worst_case(sampling: Sampling, rounds: int) -> int | None:
 def certain_cohort(sampling: Sampling) -> int:
     """How many noise shares are in every sum."""
     if isinstance(sampling, Poisson | CappedPoisson):
-        raise Refused(
+        raise PrivacyRefusal(
             "Poisson cohorts vary in size, so the number of noise shares in a sum is not certain",
             "use sampling balanced, round-robin, fixed or everyone under distributed trust",
         )

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from fedveil.client.ballot import Ballot
-from fedveil.client.local_training import LocalRule
-from fedveil.client.update_pipeline import Shaping
-from fedveil.core.errors import Refused
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.errors import PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.modular_grid import Ints, ModularGrid, NoisyIntegers
 from fedveil.methods.parts.noise_placement import (
-    Occasion,
+    NoiseContext,
     Promise,
-    Terms,
+    RoundContext,
     certain_cohort,
     hidden_change,
 )
@@ -46,7 +46,7 @@ class VoteNoise:
 
     def __post_init__(self) -> None:
         if self.trust is Trust.LOCAL:
-            raise Refused(
+            raise PrivacyRefusal(
                 "votes protected one by one would need as much noise each as all of them together",
                 "use trust distributed (secure sum) or central",
             )
@@ -55,94 +55,110 @@ class VoteNoise:
     def secure_sum(self) -> bool:
         return self.trust is Trust.DISTRIBUTED
 
-    def promise(self, terms: Terms) -> Promise:
+    def promise(self, context: NoiseContext) -> Promise:
         if self.trust is Trust.CENTRAL:
-            adjacency = hidden_change(terms, self.adjacency)
+            adjacency = hidden_change(context, self.adjacency)
             return Promise(Unit.CLIENT, adjacency, Trust.CENTRAL, self.colluders)
         adjacency = self.adjacency or Adjacency.ZERO_OUT
-        honest = terms.honest_shares(self.honest_shares)
+        honest = context.honest_shares(self.honest_shares)
         return Promise(Unit.CLIENT, adjacency, Trust.DISTRIBUTED, self.colluders, honest)
 
-    def local(self, terms: Terms) -> LocalRule:
-        return terms.local
+    def local(self, context: NoiseContext) -> LocalTraining:
+        return context.local
 
-    def shaping(self, terms: Terms, clip: Clip | None, round: int = 0) -> Shaping:
-        if not terms.exact:
-            return terms.shaping
+    def pipeline(
+        self, context: NoiseContext, clip: Clip | None, round_number: int = 0
+    ) -> UpdatePipeline:
+        if not context.exact:
+            return context.pipeline
         # The clip is the ballot's own length: nothing is cut, but integer sums need a bound.
-        length = Clip(math.sqrt(self._questions(terms)))
-        return replace(terms.shaping, clip=length, granularity=self._grid(terms))
+        length = Clip(math.sqrt(self._questions(context)))
+        return replace(context.pipeline, clip=length, granularity=self._grid(context))
 
-    def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
-        questions = self._questions(terms)
-        if self.trust is Trust.DISTRIBUTED and terms.exact:
+    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
+        questions = self._questions(context)
+        if self.trust is Trust.DISTRIBUTED and context.exact:
             ballots = DiscreteGaussianSum(
                 clip_norm=math.sqrt(questions),
-                granularity=self._grid(terms),
-                share_std=self._share_std(terms),
-                shares=certain_cohort(terms.sampling),
-                dimension=self._ballot(terms).width,
+                granularity=self._grid(context),
+                share_std=self._share_std(context),
+                shares=certain_cohort(context.sampling),
+                dimension=self._ballot(context).width,
                 rounding_beta=None,
             )
-            return (Release(ballots, terms.sampling, rounds),)
-        votes = NoisyVotes(self._std(terms))
-        return (Release(votes, terms.sampling, rounds, uses=questions),)
+            return (Release(ballots, context.sampling, rounds),)
+        votes = NoisyVotes(self._std(context))
+        return (Release(votes, context.sampling, rounds, uses=questions),)
 
-    def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
+    def protect(
+        self,
+        context: NoiseContext,
+        total: Tensor,
+        pipeline: UpdatePipeline,
+        this_round: RoundContext,
+    ) -> Tensor:
         """The noisy histogram `[questions * classes]`."""
-        grid, width = shaping.granularity, len(total)
+        grid, width = pipeline.granularity, len(total)
         if self.trust is Trust.CENTRAL:
             if grid is None:
-                noise = gaussian(occasion.stream(), width, self._std(terms))
+                noise = gaussian(this_round.stream(), width, self._std(context))
                 return (total + torch.from_numpy(noise)).float()
-            noisy = protect_sum(total.numpy(), self._std(terms), grid, occasion.stream())
+            noisy = protect_sum(total.numpy(), self._std(context), grid, this_round.stream())
             return torch.from_numpy(unsnap(noisy, grid)).float()
-        integers = self.integers(terms, shaping, occasion.round)
+        integers = self.integers(context, pipeline, this_round.round_number)
         if integers is not None:
-            whole = integers.noisy_sum(total.numpy(), map(occasion.stream, occasion.cohort))
-            return self.decode(terms, whole, shaping, occasion.round)
-        std = self._share_std(terms)
+            whole = integers.noisy_sum(total.numpy(), map(this_round.stream, this_round.cohort))
+            return self.decode(context, whole, pipeline, this_round.round_number)
+        std = self._share_std(context)
         histogram = total.numpy().copy()
-        for client in occasion.cohort:
-            histogram += gaussian(occasion.stream(client), width, std)
+        for client in this_round.cohort:
+            histogram += gaussian(this_round.stream(client), width, std)
         return torch.from_numpy(histogram).float()
 
-    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
-        if shaping.granularity is None:
+    def noise_steps(
+        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
+    ) -> float | None:
+        if pipeline.granularity is None:
             return None
         central = self.trust is Trust.CENTRAL
-        return (self._std(terms) if central else self._share_std(terms)) / shaping.granularity
+        return (self._std(context) if central else self._share_std(context)) / pipeline.granularity
 
-    def integers(self, terms: Terms, shaping: Shaping, round: int) -> NoisyIntegers | None:
-        if shaping.granularity is None or self.trust is Trust.CENTRAL:
+    def integers(
+        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
+    ) -> NoisyIntegers | None:
+        if pipeline.granularity is None or self.trust is Trust.CENTRAL:
             return None
-        std, clients = self._share_std(terms), certain_cohort(terms.sampling)
-        width = self._ballot(terms).width
-        bits = bits_for(clients, 1.0, shaping.granularity, std, _WRAP, width).bits
-        return NoisyIntegers(ModularGrid(shaping.granularity, bits), std)
+        std, clients = self._share_std(context), certain_cohort(context.sampling)
+        width = self._ballot(context).width
+        bits = bits_for(clients, 1.0, pipeline.granularity, std, _WRAP, width).bits
+        return NoisyIntegers(ModularGrid(pipeline.granularity, bits), std)
 
-    def decode(self, terms: Terms, whole: Ints, shaping: Shaping, round: int) -> Tensor:
-        integers = self.integers(terms, shaping, round)
+    def decode(
+        self, context: NoiseContext, whole: Ints, pipeline: UpdatePipeline, round_number: int
+    ) -> Tensor:
+        integers = self.integers(context, pipeline, round_number)
         if integers is None:
             raise ValueError("no integers were summed")
         return torch.from_numpy(integers.values(whole)).float()
 
-    def _ballot(self, terms: Terms) -> Ballot:
-        if terms.shaping.ballot is None:
-            raise Refused("vote noise protects votes, and this method casts none", "use ae-dpfl")
-        return terms.shaping.ballot
+    def _ballot(self, context: NoiseContext) -> Ballot:
+        if context.pipeline.ballot is None:
+            raise PrivacyRefusal(
+                "vote noise protects votes, and this method casts none", "use ae-dpfl"
+            )
+        return context.pipeline.ballot
 
-    def _questions(self, terms: Terms) -> int:
-        return len(self._ballot(terms).inputs)
+    def _questions(self, context: NoiseContext) -> int:
+        return len(self._ballot(context).inputs)
 
-    def _std(self, terms: Terms) -> float:
-        return terms.noise_multiplier * math.sqrt(self._questions(terms))
+    def _std(self, context: NoiseContext) -> float:
+        return context.noise_multiplier * math.sqrt(self._questions(context))
 
-    def _share_std(self, terms: Terms) -> float:
-        return self._std(terms) / math.sqrt(certain_cohort(terms.sampling))
+    def _share_std(self, context: NoiseContext) -> float:
+        return self._std(context) / math.sqrt(certain_cohort(context.sampling))
 
-    def _grid(self, terms: Terms) -> float:
+    def _grid(self, context: NoiseContext) -> float:
         """One over a whole power of two: a vote is a whole number of steps."""
         central = self.trust is Trust.CENTRAL
-        std = self._std(terms) if central else self._share_std(terms)
+        std = self._std(context) if central else self._share_std(context)
         return 2.0 ** min(0, math.frexp(std / _STEPS)[1] - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache
 
-from fedveil.core.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
 from fedveil.privacy.noise.curves import Tent
 from fedveil.privacy.noise.layout import lay_out
@@ -22,7 +22,7 @@ def discrete_laplace(stream: Stream, count: int, scale: float) -> Integers:
     (D / scale)-differentially private.
     """
     if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
-        raise BadInput(f"scale: need 2^-16 <= scale <= 2^46 grid units, got {scale}")
+        raise ConfigError(f"scale: need 2^-16 <= scale <= 2^46 grid units, got {scale}")
     return _sampler(float(scale)).draw(stream, count)
 
 
