@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from fedveil.methods.parts.noise_placement import Noise
     from fedveil.models.zoo import build
     from fedveil.plan.plan import Budget, Plan, plan
-    from fedveil.privacy.accounting import Release, Setting, account
+    from fedveil.privacy.accounting import PrivacyModel, Release, account
     from fedveil.privacy.clipping import Clip
     from fedveil.privacy.guarantee import Guarantee
     from fedveil.run.directory import RunDirectory
@@ -82,7 +82,7 @@ _HOMES = {
     "fedveil.methods.parts.distributed_noise": ("DistributedNoise",),
     "fedveil.models.zoo": ("build",),
     "fedveil.plan.plan": ("Budget", "Plan", "plan"),
-    "fedveil.privacy.accounting": ("Release", "Setting", "account"),
+    "fedveil.privacy.accounting": ("Release", "PrivacyModel", "account"),
     "fedveil.privacy.clipping": ("Clip",),
     "fedveil.privacy.guarantee": ("Guarantee",),
     "fedveil.server.optimizers": ("Adam", "Sgd"),
@@ -111,6 +111,7 @@ __all__ = [
     "Method",
     "Noise",
     "Plan",
+    "PrivacyModel",
     "PrivacyRefusal",
     "Release",
     "Run",
@@ -118,7 +119,6 @@ __all__ = [
     "Schedule",
     "Scheme",
     "Secure",
-    "Setting",
     "Sgd",
     "Smoothing",
     "Speed",

@@ -13,7 +13,7 @@ from fedveil.privacy.shown import at_least, at_most
 if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee
     from fedveil.privacy.mechanisms import Mechanism
-    from fedveil.privacy.releases import Release, Setting
+    from fedveil.privacy.releases import PrivacyModel, Release
     from fedveil.privacy.sampling import Sampling
     from fedveil.privacy.tuning import Tuning
 
@@ -147,12 +147,12 @@ def discrete_sum_of(args: argparse.Namespace, share_std: float) -> Mechanism:
     return DiscreteGaussianSum(share_std=share_std, **fields)
 
 
-def setting_of(args: argparse.Namespace, sampling: Sampling) -> Setting:
-    """The setting of the arguments; the usual adjacency of the trust and sampling by default."""
-    from fedveil.privacy.releases import Setting
+def privacy_model_of(args: argparse.Namespace, sampling: Sampling) -> PrivacyModel:
+    """The privacy model of the arguments; by default the usual adjacency of trust and sampling."""
+    from fedveil.privacy.releases import PrivacyModel
 
     usual = _usual_adjacency(args, sampling)
-    return Setting(
+    return PrivacyModel(
         unit=args.unit,
         adjacency=usual if args.adjacency is None else args.adjacency,
         trust=args.trust,
@@ -164,14 +164,14 @@ def setting_of(args: argparse.Namespace, sampling: Sampling) -> Setting:
     )
 
 
-def delta_of(args: argparse.Namespace, release: Release, setting: Setting) -> float:
+def delta_of(args: argparse.Namespace, release: Release, privacy_model: PrivacyModel) -> float:
     """--delta, or the default for a known population."""
     from fedveil.privacy.accounting import default_delta
     from fedveil.privacy.translation import population_of
 
     if args.delta is not None:
         return float(args.delta)
-    population = population_of((release,), setting)
+    population = population_of((release,), privacy_model)
     if population is None:
         raise ConfigError("--delta: needed, as the population is not known (--population)")
     return default_delta(population)

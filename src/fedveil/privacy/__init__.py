@@ -20,7 +20,7 @@ _PUBLIC = {
     ],
     "gradient_perturbation": ["GridGradients", "NoisyGradients", "NonExpansive", "record_uses"],
     "sampling": ["Balanced", "CappedPoisson", "Everyone", "FixedSize", "Poisson", "RoundRobin"],
-    "releases": ["Release", "Setting"],
+    "releases": ["Release", "PrivacyModel"],
     "tuning": ["AllRuns", "RandomRuns"],
     "accounting": ["account", "default_delta", "per_client_epsilons"],
     "guarantee": ["Guarantee"],

@@ -16,7 +16,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import account, fast_epsilon
 from fedveil.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.root import largest_at_most, least_at_most
 from fedveil.privacy.sampling import (
     Balanced,
@@ -41,19 +41,25 @@ class _Question:
 
     epsilon: float
     delta: float
-    setting: Setting
+    privacy_model: PrivacyModel
     also: tuple[Release, ...]
     tuning: Tuning | None
 
     def cost(self, release: Release) -> float:
         """Epsilon of the release by the quick accountants: an upper bound on what is reported."""
         return fast_epsilon(
-            (release, *self.also), setting=self.setting, delta=self.delta, tuning=self.tuning
+            (release, *self.also),
+            privacy_model=self.privacy_model,
+            delta=self.delta,
+            tuning=self.tuning,
         )
 
     def reported(self, release: Release) -> float:
         return account(
-            (release, *self.also), setting=self.setting, delta=self.delta, tuning=self.tuning
+            (release, *self.also),
+            privacy_model=self.privacy_model,
+            delta=self.delta,
+            tuning=self.tuning,
         ).epsilon
 
 
@@ -63,7 +69,7 @@ def calibrate_noise(
     delta: float,
     sampling: Sampling,
     rounds: int,
-    setting: Setting,
+    privacy_model: PrivacyModel,
     uses: int = 1,
     participations: int | None = None,
     also: Sequence[Release] = (),
@@ -76,7 +82,7 @@ def calibrate_noise(
         delta=delta,
         sampling=sampling,
         rounds=rounds,
-        setting=setting,
+        privacy_model=privacy_model,
         uses=uses,
         participations=participations,
         also=also,
@@ -91,7 +97,7 @@ def calibrate_mechanism(
     delta: float,
     sampling: Sampling,
     rounds: int,
-    setting: Setting,
+    privacy_model: PrivacyModel,
     uses: int = 1,
     participations: int | None = None,
     also: Sequence[Release] = (),
@@ -102,7 +108,7 @@ def calibrate_mechanism(
     make: Gaussian, Laplace, DiscreteGaussian, or any function whose mechanism costs less the
         higher its argument, such as `lambda std: replace(discrete_sum, share_std=std)`.
     """
-    question = _question(epsilon, delta, setting, also, tuning)
+    question = _question(epsilon, delta, privacy_model, also, tuning)
     rounds = count("rounds", rounds)
 
     def release(noise: float) -> Release:
@@ -125,13 +131,13 @@ def calibrate_rounds(
     delta: float,
     sampling: Sampling,
     mechanism: Mechanism,
-    setting: Setting,
+    privacy_model: PrivacyModel,
     uses: int = 1,
     also: Sequence[Release] = (),
     tuning: Tuning | None = None,
 ) -> int:
     """The most rounds that keep to the budget."""
-    question = _question(epsilon, delta, setting, also, tuning)
+    question = _question(epsilon, delta, privacy_model, also, tuning)
 
     def cost(rounds: int) -> float:
         cohorts = sampling
@@ -158,13 +164,13 @@ def calibrate_rate(
     sampling: Sampling,
     rounds: int,
     mechanism: Mechanism,
-    setting: Setting,
+    privacy_model: PrivacyModel,
     uses: int = 1,
     also: Sequence[Release] = (),
     tuning: Tuning | None = None,
 ) -> Sampling:
     """The sampling of the same kind with the largest rate (or cohort) that keeps to the budget."""
-    question = _question(epsilon, delta, setting, also, tuning)
+    question = _question(epsilon, delta, privacy_model, also, tuning)
     rounds = count("rounds", rounds)
 
     def cost(cohorts: Sampling) -> float:
@@ -195,14 +201,20 @@ def calibrate_rate(
 
 
 def _question(
-    epsilon: float, delta: float, setting: Setting, also: Sequence[Release], tuning: Tuning | None
+    epsilon: float,
+    delta: float,
+    privacy_model: PrivacyModel,
+    also: Sequence[Release],
+    tuning: Tuning | None,
 ) -> _Question:
-    return _Question(positive("epsilon", epsilon), delta_value(delta), setting, tuple(also), tuning)
+    return _Question(
+        positive("epsilon", epsilon), delta_value(delta), privacy_model, tuple(also), tuning
+    )
 
 
 def _guess_noise(question: _Question, release: Release) -> float:
     """Where to start: the noise for which all rounds together look like one Gaussian."""
-    factor = question.setting.adjacency.sensitivity_factor
+    factor = question.privacy_model.adjacency.sensitivity_factor
     times = release.rounds if release.amplified else release.counted_participations
     times = max(1, times) * release.uses
     if isinstance(release.mechanism, Laplace) or question.delta == 0:

@@ -37,7 +37,7 @@ from fedveil.privacy.ledger_header import File, Header, file_of
 
 __all__ = ["BudgetSpent", "Header", "Inconsistent", "Ledger", "read"]
 
-VERSION = 3
+VERSION = 4
 MOVED = "The run was copied, and the user declared that this copy alone goes on."
 
 
@@ -109,7 +109,7 @@ class Ledger:
     @property
     def repeatable(self) -> bool:
         """With a seed, redoing a round draws the same noise and releases nothing new."""
-        return self.header.setting.entropy is Entropy.SEEDED
+        return self.header.privacy_model.entropy is Entropy.SEEDED
 
     @property
     def _last(self) -> Line:
@@ -213,10 +213,10 @@ class Ledger:
         A run that was stopped after somebody had looked at its outputs costs what its whole plan
         costs, for the number of rounds is then an output as well.
         """
-        header, setting = self.header, self.header.setting
+        header, privacy_model = self.header, self.header.privacy_model
         if self.moves:
-            setting = replace(setting, declared=(*setting.declared, MOVED))
-        return account(header.planned, setting=setting, delta=header.delta)
+            privacy_model = replace(privacy_model, declared=(*privacy_model.declared, MOVED))
+        return account(header.planned, privacy_model=privacy_model, delta=header.delta)
 
     def spent(self) -> float:
         """What the reserved rounds alone cost: an epsilon only if their number was fixed before
@@ -225,7 +225,7 @@ class Ledger:
             return 0.0
         header = self.header
         begun = [_first(release, self.reserved) for release in header.planned]
-        return account(begun, setting=header.setting, delta=header.delta).epsilon
+        return account(begun, privacy_model=header.privacy_model, delta=header.delta).epsilon
 
 
 def read(path: Path) -> Ledger:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fedveil.privacy.accounting import Release, Setting
+from fedveil.privacy.accounting import PrivacyModel, Release
 
 File = tuple[int, int, int]  # device, inode, and which file of those that had the inode
 
@@ -18,14 +18,14 @@ _GENERATION = 0x80087601  # FS_IOC_GETVERSION
 
 @dataclass(frozen=True)
 class Header:
-    """What a run promises: the releases of all its rounds, under which setting, at which delta.
+    """What a run promises: the releases of all its rounds, under which model, at what delta.
 
     `recipe` is a digest of the recipe that the plan was made from. `clients` is one of the clients'
     names in their order, where a schedule counts how often each takes part: were they others after
     an interruption, somebody would take part more often than the schedule says.
     """
 
-    setting: Setting
+    privacy_model: PrivacyModel
     delta: float
     planned: tuple[Release, ...]
     rounds: int
@@ -34,7 +34,7 @@ class Header:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "setting": self.setting.to_dict(),
+            "privacy_model": self.privacy_model.to_dict(),
             "delta": self.delta,
             "planned": [release.to_dict() for release in self.planned],
             "rounds": self.rounds,
@@ -45,7 +45,7 @@ class Header:
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Header:
         return cls(
-            Setting.from_dict(document["setting"]),
+            PrivacyModel.from_dict(document["privacy_model"]),
             float(document["delta"]),
             tuple(Release.from_dict(release) for release in document["planned"]),
             int(document["rounds"]),

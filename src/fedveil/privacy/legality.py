@@ -20,23 +20,23 @@ from fedveil.privacy.refusals import (
     HonestSharesRefused,
     MechanismRefused,
 )
-from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import Balanced, CappedPoisson, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.sampling import sampling_kind as name_of
 
 
-def check_legal(release: Release, setting: Setting) -> None:
-    """Raise a Refused if no proof covers this release in this setting."""
-    _check_trust(release, setting)
-    _check_adjacency(release, setting)
+def check_legal(release: Release, model: PrivacyModel) -> None:
+    """Raise a Refused if no proof covers this release under this privacy model."""
+    _check_trust(release, model)
+    _check_adjacency(release, model)
     if isinstance(release.mechanism, (NoisyGradients, GridGradients)):
-        _check_gradients(release, release.mechanism, setting)
+        _check_gradients(release, release.mechanism, model)
     if release.amplified:
-        _check_sampling(release, setting)
+        _check_sampling(release, model)
 
 
-def _check_trust(release: Release, setting: Setting) -> None:
-    mechanism, trust = release.mechanism, setting.trust
+def _check_trust(release: Release, model: PrivacyModel) -> None:
+    mechanism, trust = release.mechanism, model.trust
     if trust is not Trust.CENTRAL and release.amplified:
         seen = "every upload" if trust is Trust.LOCAL else "who takes part"
         raise AmplificationRefused(
@@ -46,7 +46,7 @@ def _check_trust(release: Release, setting: Setting) -> None:
             "participations cap), or use central trust",
         )
     varying = isinstance(release.sampling, (Poisson, CappedPoisson)) and release.sampling.rate < 1
-    if trust is Trust.DISTRIBUTED and varying and setting.honest_shares is None:
+    if trust is Trust.DISTRIBUTED and varying and model.honest_shares is None:
         raise HonestSharesRefused(
             f"{name_of(release.sampling)} cohorts vary in size, so the number of noise shares in "
             "a sum is not certain",
@@ -64,12 +64,12 @@ def _check_trust(release: Release, setting: Setting) -> None:
         )
 
 
-def _check_adjacency(release: Release, setting: Setting) -> None:
-    if setting.adjacency is not Adjacency.ADD_REMOVE:
+def _check_adjacency(release: Release, model: PrivacyModel) -> None:
+    if model.adjacency is not Adjacency.ADD_REMOVE:
         return
-    if setting.trust is not Trust.CENTRAL:
+    if model.trust is not Trust.CENTRAL:
         raise AdjacencyRefused(
-            f"add-remove under {setting.trust} trust: the server sees who takes part, so a "
+            f"add-remove under {model.trust} trust: the server sees who takes part, so a "
             "missing client is noticed",
             "use adjacency zero-out or replace",
         )
@@ -87,8 +87,8 @@ def _check_adjacency(release: Release, setting: Setting) -> None:
         )
 
 
-def _check_sampling(release: Release, setting: Setting) -> None:
-    adjacency, sampling, mechanism = setting.adjacency, release.sampling, release.mechanism
+def _check_sampling(release: Release, model: PrivacyModel) -> None:
+    adjacency, sampling, mechanism = model.adjacency, release.sampling, release.mechanism
     if isinstance(sampling, FixedSize) and adjacency is not Adjacency.REPLACE:
         raise AdjacencyRefused(
             f"fixed-size sampling under {adjacency}: the cohort size is public, so another client "
@@ -105,9 +105,9 @@ def _check_sampling(release: Release, setting: Setting) -> None:
             "a capped Poisson cohort under replace is not covered by the composition proof",
             "use adjacency zero-out, or fixed-size sampling",
         )
-    if isinstance(sampling, CappedPoisson) and setting.colluders:
+    if isinstance(sampling, CappedPoisson) and model.colluders:
         raise AmplificationRefused(
-            f"a capped cohort with {setting.colluders} colluders: whether they were cut betrays "
+            f"a capped cohort with {model.colluders} colluders: whether they were cut betrays "
             "who else came",
             "use plain Poisson sampling, or an enforced participations cap",
         )
@@ -118,7 +118,7 @@ def _check_sampling(release: Release, setting: Setting) -> None:
             f"{kind_of(mechanism)} with {name_of(sampling)} sampling has no proved amplification",
             "use Gaussian noise, or plain Poisson sampling",
         )
-    if isinstance(mechanism, Zcdp) and setting.adjacency is not Adjacency.ADD_REMOVE:
+    if isinstance(mechanism, Zcdp) and model.adjacency is not Adjacency.ADD_REMOVE:
         raise AdjacencyRefused(
             f"zcdp with Poisson sampling under {adjacency}: amplification is proved for add-remove",
             "use adjacency add-remove",
@@ -131,25 +131,25 @@ def _check_sampling(release: Release, setting: Setting) -> None:
 
 
 def _check_gradients(
-    release: Release, mechanism: NoisyGradients | GridGradients, setting: Setting
+    release: Release, mechanism: NoisyGradients | GridGradients, model: PrivacyModel
 ) -> None:
     if release.amplified:
         raise AmplificationRefused(
             "noisy gradients on a secret sample of clients have no proved amplification here",
             "count participations, or clip the whole update and add noise once",
         )
-    if setting.unit is not Unit.RECORD:
+    if model.unit is not Unit.RECORD:
         raise GradientRefused(
             "per-example clipping bounds one record, not a whole client",
             "use unit record, or clip the whole update and add noise once",
         )
-    if setting.adjacency is Adjacency.ADD_REMOVE:
+    if model.adjacency is Adjacency.ADD_REMOVE:
         raise AdjacencyRefused(
             "add-remove of a record changes the batches of all others",
             "use adjacency replace or zero-out",
         )
-    if setting.trust is not Trust.LOCAL and mechanism.shares is None:
+    if model.trust is not Trust.LOCAL and mechanism.shares is None:
         raise GradientRefused(
-            f"{setting.trust} trust needs the number of noise shares in a sum",
+            f"{model.trust} trust needs the number of noise shares in a sum",
             "give shares, or account under local trust",
         )

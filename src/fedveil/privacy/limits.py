@@ -2,7 +2,7 @@
 
 Statement, files, terminal and Python take it from here. What the mechanism itself needs follows
 from the releases; what one run adds to it (data that were declared public, figures on test
-examples) stands in the setting, and so in the ledger.
+examples) stands in the privacy model, and so in the ledger.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ def rests_on(guarantee: Guarantee) -> tuple[str, ...]:
         *_secret(guarantee),
         *_bounded(guarantee),
         *_public(guarantee),
-        *guarantee.setting.declared,
+        *guarantee.privacy_model.declared,
     )
 
 
 def not_covered(guarantee: Guarantee) -> tuple[str, ...]:
     """Sentences about what the epsilon does not cover; private data without noise come first."""
-    setting = guarantee.setting
-    found = [*setting.unprotected, *setting.not_covered]
-    if setting.unit is Unit.RECORD:
+    model = guarantee.privacy_model
+    found = [*model.unprotected, *model.not_covered]
+    if model.unit is Unit.RECORD:
         found.append("A client's data as a whole: it is about one record at a time.")
-    if setting.adjacency is not Adjacency.ADD_REMOVE:
-        whose = "client" if setting.unit is Unit.CLIENT else "record"
+    if model.adjacency is not Adjacency.ADD_REMOVE:
+        whose = "client" if model.unit is Unit.CLIENT else "record"
         found.append(f"That a {whose} is there: what it brings is hidden, its presence is not.")
     return (*found, OTHERS, ELSE)
 
 
 def _trusted(guarantee: Guarantee) -> list[str]:
-    setting, shares = guarantee.setting, guarantee.honest_shares
-    if setting.trust is Trust.LOCAL:
+    model, shares = guarantee.privacy_model, guarantee.honest_shares
+    if model.trust is Trust.LOCAL:
         return ["Those it protects from see nothing of a client before its noise."]
-    if setting.trust is Trust.CENTRAL:
+    if model.trust is Trust.CENTRAL:
         found = [
             "Those it protects from see releases alone; the aggregator sees more, and is trusted."
         ]
@@ -60,12 +60,12 @@ def _trusted(guarantee: Guarantee) -> list[str]:
     found = ["Those it protects from see secure sums alone, never what a single client sends."]
     if shares is None:
         return [*found, "All noise shares are honest and arrive."]
-    colluders = f"{setting.colluders} colluders" if setting.colluders else "no colluders"
+    colluders = f"{model.colluders} colluders" if model.colluders else "no colluders"
     return [*found, f"At least {shares} honest noise shares are in every sum ({colluders})."]
 
 
 def _secret(guarantee: Guarantee) -> list[str]:
-    setting, found = guarantee.setting, []
+    model, found = guarantee.privacy_model, []
     drawn = [release.sampling for release in guarantee.releases if release.amplified]
     if any(isinstance(sampling, (Poisson, CappedPoisson)) for sampling in drawn):
         found.append(
@@ -75,29 +75,29 @@ def _secret(guarantee: Guarantee) -> list[str]:
         found.append("Cohorts stay secret.")
     if any(isinstance(sampling, (FixedSize, CappedPoisson)) for sampling in drawn):
         found.append(
-            f"At most {setting.colluders} clients tell anybody whether they were drawn."
-            if setting.colluders
+            f"At most {model.colluders} clients tell anybody whether they were drawn."
+            if model.colluders
             else "No client tells anybody whether it was drawn."
         )
     if isinstance(guarantee.tuning, RandomRuns):
         found.append("Only the chosen run is ever seen; how many there were stays secret.")
         found.append("Runs were scored on public data alone.")
-    if setting.entropy is Entropy.SYSTEM:
+    if model.entropy is Entropy.SYSTEM:
         found.append("The operating system's random numbers cannot be guessed.")
     return found
 
 
 def _bounded(guarantee: Guarantee) -> list[str]:
-    setting = guarantee.setting
+    model = guarantee.privacy_model
     what = "client moves a sum"
-    if setting.unit is Unit.RECORD:
+    if model.unit is Unit.RECORD:
         what = "record moves what its client sends"
     found = [f"One {what} by no more than its bound (the clip), and moves nothing else."]
     for release in guarantee.releases:
         counted, rounds = release.counted_participations, release.rounds
         if counted < rounds:
             found.append(f"No client takes part in more than {counted} of {rounds} rounds.")
-    if setting.arithmetic is Arithmetic.EXACT:
+    if model.arithmetic is Arithmetic.EXACT:
         found.append("Noise is drawn exactly from its law, and added to integers.")
     for mechanism in (release.mechanism for release in guarantee.releases):
         if isinstance(mechanism, (NoisyGradients, GridGradients)) and mechanism.certificate:
@@ -112,13 +112,13 @@ def _bounded(guarantee: Guarantee) -> list[str]:
 
 
 def _public(guarantee: Guarantee) -> list[str]:
-    setting = guarantee.setting
+    model = guarantee.privacy_model
     found = ["Every setting (clip, noise, rates, rounds) was chosen without the protected data."]
     if guarantee.tuning is not None:
         found = ["Every setting was chosen without the protected data, but for the counted runs."]
-    if setting.unit is Unit.RECORD:
+    if model.unit is Unit.RECORD:
         found.append("How many clients there are, and how many records each has, is public.")
-    elif setting.adjacency is Adjacency.ADD_REMOVE:
+    elif model.adjacency is Adjacency.ADD_REMOVE:
         found.append("Rate, divisor and grid are public: they do not follow the number of clients.")
     else:
         found.append("How many clients there are is public.")

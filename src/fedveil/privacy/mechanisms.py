@@ -64,7 +64,7 @@ class DiscreteGaussianSum:
     clip_norm: L2 clip of one unit before rounding.
     granularity: grid spacing.
     share_std: std of one client's noise, in the units of clip_norm.
-    shares: noise shares in the sum, those of colluders included (the setting takes them out).
+    shares: noise shares in the sum, those of colluders included (the privacy model takes them out).
     dimension: coordinates after padding.
     rounding_beta: how the clipped vector gets to the grid. Above 0: stochastic rounding, repeated
         until the norm bound that holds with probability 1 - beta is met. 0: any rounding to a

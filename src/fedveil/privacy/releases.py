@@ -1,4 +1,4 @@
-"""What is to be accounted: releases, and the setting in which they are made."""
+"""What is to be accounted: releases, and the privacy model that they are made under."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PrivacyModel:
     """Who is protected from whom, and how the noise is made.
 
     population: number of protected units, if known; delta must stay below 1 / population.
@@ -131,8 +131,8 @@ class Setting:
         return document | {name: list(getattr(self, name)) for name in _LISTS}
 
     @staticmethod
-    def from_dict(document: Mapping[str, Any]) -> Setting:
-        return built(Setting, document, "setting")
+    def from_dict(document: Mapping[str, Any]) -> PrivacyModel:
+        return built(PrivacyModel, document, "privacy_model")
 
 
 _ENUMS: dict[str, type[StrEnum]] = {

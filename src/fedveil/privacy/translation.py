@@ -1,4 +1,4 @@
-"""From releases in a setting to steps: the one place where clip norms become sensitivities.
+"""From releases under a privacy model to steps: the one place where clips become sensitivities.
 
 Every illegal combination of mechanism, sampling, adjacency, unit and trust is refused here, before
 any number is computed.
@@ -33,21 +33,21 @@ from fedveil.privacy.mechanisms import (
     Zcdp,
 )
 from fedveil.privacy.refusals import HonestSharesRefused, UnitRefused
-from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import CappedPoisson, Everyone, FixedSize, Poisson, sampling_kind
 
 _LEAST_RATE = 1e-12  # smaller ones are accounted as this: curves need the room
 
 
-def step_of(release: Release, setting: Setting) -> Step:
+def step_of(release: Release, model: PrivacyModel) -> Step:
     """The step that a release stands for, or a refusal."""
-    check_legal(release, setting)
-    mechanism, factor = release.mechanism, setting.adjacency.sensitivity_factor
-    rate, secret = _rate(release, setting), release.amplified
+    check_legal(release, model)
+    mechanism, factor = release.mechanism, model.adjacency.sensitivity_factor
+    rate, secret = _rate(release, model), release.amplified
     # All uses in one round see the same cohort: they are composed inside the sample.
     uses = release.uses if secret else 1
     count = release.rounds if secret else release.counted_participations * release.uses
-    honest = honest_shares(release, setting)
+    honest = honest_shares(release, model)
     if isinstance(mechanism, Laplace):
         return LaplaceStep(mechanism.scale_multiplier / factor, rate, count)
     if isinstance(mechanism, DiscreteGaussian):
@@ -68,11 +68,11 @@ def step_of(release: Release, setting: Setting) -> Step:
         return DiscreteSumStep(
             l2 * factor, l1 * factor, std, shares, mechanism.dimension, uses, rate, count
         )
-    noise = _noise(mechanism, factor) * _honest_std(release, setting) / math.sqrt(uses)
+    noise = _noise(mechanism, factor) * _honest_std(release, model) / math.sqrt(uses)
     if not secret or rate == 1:
         return GaussianStep(noise, count)
     if isinstance(release.sampling, CappedPoisson):
-        zeroed = setting.adjacency is Adjacency.ZERO_OUT
+        zeroed = model.adjacency is Adjacency.ZERO_OUT
         kind = ZeroedCappedPoissonGaussianStep if zeroed else CappedPoissonGaussianStep
         return kind(noise, release.sampling.clients, rate, release.sampling.cap, count)
     if isinstance(release.sampling, FixedSize):
@@ -80,35 +80,35 @@ def step_of(release: Release, setting: Setting) -> Step:
     return PoissonGaussianStep(noise, rate, count)
 
 
-def honest_shares(release: Release, setting: Setting) -> int | None:
+def honest_shares(release: Release, model: PrivacyModel) -> int | None:
     """Noise shares that protect the unit in one sum.
 
     None if one party adds all the noise, or if the cohort is not known and is taken to be honest.
     """
-    shares = _shares(release, setting)
+    shares = _shares(release, model)
     if shares is None:
         return None
-    honest = shares - setting.colluders
-    if setting.honest_shares is not None:
-        honest = min(honest, setting.honest_shares)
+    honest = shares - model.colluders
+    if model.honest_shares is not None:
+        honest = min(honest, model.honest_shares)
     if honest < 1:
         raise HonestSharesRefused(
-            f"{shares} shares with {setting.colluders} colluders leave {max(honest, 0)} honest "
+            f"{shares} shares with {model.colluders} colluders leave {max(honest, 0)} honest "
             "ones, so the adversary can subtract all noise",
             "use a larger cohort, or local trust with full noise at every client",
         )
     return honest
 
 
-def for_one_record(release: Release, setting: Setting) -> Setting:
-    """The setting in which a client-level release is charged to one record of a client.
+def for_one_record(release: Release, model: PrivacyModel) -> PrivacyModel:
+    """The privacy model under which a client-level release is charged to one record of a client.
 
     One record can turn a clipped update round, from +C to -C. So the client counts as replaced,
     whatever the release's own adjacency hides.
     """
-    if setting.adjacency is not Adjacency.REPLACE and isinstance(release.mechanism, Zcdp):
+    if model.adjacency is not Adjacency.REPLACE and isinstance(release.mechanism, Zcdp):
         raise UnitRefused(
-            f"rho is known for a client under {setting.adjacency}, and one record can replace all "
+            f"rho is known for a client under {model.adjacency}, and one record can replace all "
             "that its client sends",
             "describe the release for replace",
         )
@@ -118,19 +118,19 @@ def for_one_record(release: Release, setting: Setting) -> Setting:
             "for one record: it can replace all that its client sends",
             "use a run with fixed-size sampling under replace, or keep a client-level ledger",
         )
-    return replace(setting, adjacency=Adjacency.REPLACE)
+    return replace(model, adjacency=Adjacency.REPLACE)
 
 
-def population_of(releases: tuple[Release, ...], setting: Setting) -> int | None:
+def population_of(releases: tuple[Release, ...], model: PrivacyModel) -> int | None:
     """Number of protected units, if anything tells it: never fewer than are known to take part."""
-    if setting.population is None and setting.unit is Unit.RECORD:
+    if model.population is None and model.unit is Unit.RECORD:
         return None  # clients do not tell how many records they have
-    return least_population(releases, setting)
+    return least_population(releases, model)
 
 
-def least_population(releases: tuple[Release, ...], setting: Setting) -> int | None:
+def least_population(releases: tuple[Release, ...], model: PrivacyModel) -> int | None:
     """How many protected units there are at least, whatever is said: a client has a record."""
-    known = [setting.population]
+    known = [model.population]
     for release in releases:
         known += [release.sampling.clients, getattr(release.mechanism, "shares", None)]
     return max((number for number in known if number is not None), default=None)
@@ -143,16 +143,16 @@ def _noise(mechanism: Gaussian | NoisyVotes, factor: int) -> float:
     return mechanism.noise_multiplier / factor
 
 
-def _rate(release: Release, setting: Setting) -> float:
+def _rate(release: Release, model: PrivacyModel) -> float:
     sampling = release.sampling
     if not release.amplified:
         return 1.0
     if isinstance(sampling, FixedSize):
         # Colluders know whether they were drawn: the others share the remaining places.
-        others = sampling.clients - setting.colluders
+        others = sampling.clients - model.colluders
         if others < 1:
             raise HonestSharesRefused(
-                f"{setting.colluders} colluders among {sampling.clients} clients leave nobody",
+                f"{model.colluders} colluders among {sampling.clients} clients leave nobody",
                 "name fewer colluders than clients",
             )
         return min(1.0, sampling.cohort / others)
@@ -165,26 +165,26 @@ def _rate(release: Release, setting: Setting) -> float:
     return 1.0
 
 
-def _honest_std(release: Release, setting: Setting) -> float:
+def _honest_std(release: Release, model: PrivacyModel) -> float:
     """Factor by which colluding and missing shares lower the std of the noise in a sum."""
-    shares, honest = _shares(release, setting), honest_shares(release, setting)
+    shares, honest = _shares(release, model), honest_shares(release, model)
     if shares is None or honest is None:
         return 1.0
     # The multiplier counts the cohort that is expected, and that need not be a whole number.
     return math.sqrt(honest / max(shares, release.sampling.expected_cohort))
 
 
-def _shares(release: Release, setting: Setting) -> int | None:
+def _shares(release: Release, model: PrivacyModel) -> int | None:
     """Noise shares in one sum."""
     mechanism, sampling = release.mechanism, release.sampling
-    if setting.trust is Trust.LOCAL:
+    if model.trust is Trust.LOCAL:
         return None
     if isinstance(mechanism, (DiscreteGaussianSum, GridGradients, NoisyGradients)):
         return mechanism.shares
-    if setting.trust is Trust.CENTRAL:
+    if model.trust is Trust.CENTRAL:
         return None
     unknown = isinstance(sampling, (Everyone, Poisson)) and sampling.clients is None
-    if unknown and setting.colluders == 0 and setting.honest_shares is None:
+    if unknown and model.colluders == 0 and model.honest_shares is None:
         return None
     shares = math.floor(sampling.expected_cohort)
     if shares < 1:
