@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.privacy import accounting
-from fedveil.privacy.accountants.curves import single_step
+from fedveil.privacy import accountants, accounting
+from fedveil.privacy.accountants import Accountant
 from fedveil.privacy.accountants.pld import _block, interval, pld_epsilon
 from fedveil.privacy.accountants.steps import (
     FixedSizeGaussianStep,
@@ -184,7 +184,7 @@ def test_along_a_fine_path_epsilon_never_turns_back(noise: float) -> None:
 def test_halving_the_grid_moves_epsilon_by_less_than_a_percent(step: Step, delta: float) -> None:
     from fedveil.privacy.accountants.composition import epsilon_at, self_composed
 
-    finer, times = single_step(step, interval(step) / 2)
+    finer, times = step.losses(interval(step) / 2), step.composed
     pmfs = [finer._pmf_remove] if finer._symmetric else [finer._pmf_remove, finer._pmf_add]
     better = max(epsilon_at(self_composed(pmf, times, 1 << 26), 0.999 * delta) for pmf in pmfs)
     found = pld_epsilon([step], delta)
@@ -364,12 +364,13 @@ def test_default_delta() -> None:
 def test_the_same_question_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calibration asks the quick accountants again and again; only new questions cost time."""
     asked = []
-    monkeypatch.setattr(accounting, "pld_epsilon", lambda *args: asked.append(args) or 1.0)
+    counted = Accountant("pld", lambda *args: asked.append(args) or 1.0, "made up", tight=True)
+    monkeypatch.setattr(accountants, "ACCOUNTANTS", (counted,))
     release = Release(Gaussian(1.2345), Poisson(0.0321), 17)
     for _ in range(3):
         fast_epsilon([release], privacy_model=ADDED, delta=1.5e-6)
     assert len(asked) == 1
-    accounting._bounds.cache_clear()  # of the answer that was made up
+    accounting.bounds.cache_clear()  # of the answer that was made up
 
 
 @pytest.mark.parametrize("cohort", [1.05, 1.5, 1.9, 10.9])

@@ -20,8 +20,10 @@ from fedveil.privacy.accountants.composition import epsilon_at, self_composed
 from fedveil.privacy.accountants.curves import symmetrised
 from fedveil.privacy.accountants.exact import gaussian_epsilon
 from fedveil.privacy.accountants.pld import LEAST_DELTA_PER_ROUND, interval, pld_epsilon
-from fedveil.privacy.accountants.rdp import MIXED, WHOLE, composed_curve, rdp_epsilon
+from fedveil.privacy.accountants.rdp import composed_curve, rdp_epsilon
 from fedveil.privacy.accountants.steps import (
+    MIXED,
+    WHOLE,
     FixedSizeGaussianStep,
     GaussianStep,
     LaplaceStep,

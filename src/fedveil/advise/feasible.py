@@ -27,6 +27,7 @@ from fedveil.privacy.calibration import calibrate_mechanism
 from fedveil.privacy.mechanisms import Gaussian, Laplace
 from fedveil.privacy.refusals import MechanismRefused
 from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampling, sampling_kind
+from fedveil.privacy.translation import usual_adjacency
 
 ROUNDS = (10, 100, 1000)
 NOISES = ("gaussian", "laplace")
@@ -38,11 +39,14 @@ SIGNAL_TO_NOISE = (
 
 @dataclass(frozen=True)
 class Way:
-    """A trust with a sampler and the adjacency that its proof covers."""
+    """A trust with a sampler."""
 
     trust: Trust
     sampling: Callable[[int, int], Sampling]  # from (clients, cohort)
-    adjacency: Adjacency
+
+    @property
+    def adjacency(self) -> Adjacency:
+        return usual_adjacency(self.trust, self.sampling(1, 1))
 
 
 class Claim(Protocol):
@@ -61,10 +65,10 @@ class Claim(Protocol):
 ClaimOf = Callable[["Way", "Question", int, int, float], Claim | None]
 
 WAYS = (
-    Way(Trust.CENTRAL, lambda n, b: Poisson(b / n, n), Adjacency.ZERO_OUT),
-    Way(Trust.CENTRAL, FixedSize, Adjacency.REPLACE),
-    Way(Trust.DISTRIBUTED, RoundRobin, Adjacency.ZERO_OUT),
-    Way(Trust.LOCAL, RoundRobin, Adjacency.REPLACE),
+    Way(Trust.CENTRAL, lambda n, b: Poisson(b / n, n)),
+    Way(Trust.CENTRAL, FixedSize),
+    Way(Trust.DISTRIBUTED, RoundRobin),
+    Way(Trust.LOCAL, RoundRobin),
 )
 
 

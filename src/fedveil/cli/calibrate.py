@@ -12,8 +12,6 @@ from fedveil.core.errors import ConfigError
 from fedveil.privacy.shown import at_least, at_most
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fedveil.privacy.releases import PrivacyModel, Release
     from fedveil.privacy.tuning import Tuning
 
@@ -67,30 +65,25 @@ Answer = tuple[dict[str, Any], "Release", "PrivacyModel", float, "Tuning | None"
 
 
 def _noise(args: argparse.Namespace) -> Answer:
-    from fedveil.privacy import mechanisms as m
     from fedveil.privacy.calibration import calibrate_mechanism
+    from fedveil.privacy.contract import mechanism_class
     from fedveil.privacy.releases import Release
 
     rounds = _rounds(args)
-    for name in ("noise_multiplier", "scale_multiplier", "rho", "share_std"):
+    for name in described.LEVELS:
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')}: given, so there is no noise to find")
     kind = described.mechanism_kind(args)
-    makers: dict[str, Callable[[float], m.Mechanism]] = {
-        "gaussian": m.Gaussian,
-        "laplace": m.Laplace,
-        "discrete-gaussian": m.DiscreteGaussian,
-        "discrete-gaussian-sum": lambda std: described.discrete_sum_of(args, std),
-    }
-    if kind == "zcdp":
-        raise ConfigError("--mechanism: zcdp has no noise to find; name the mechanism itself")
-    make = makers[kind]
+    level = mechanism_class(kind).level
+    if level is None:
+        raise ConfigError(f"--mechanism: {kind} has no noise to find; name the mechanism itself")
     sampling = described.sampling_of(args, rounds)
     privacy_model = described.privacy_model_of(args, sampling)
-    probe = Release(m.Gaussian(1.0), sampling, rounds, args.uses, args.participations)
+    often = rounds, args.uses, args.participations
+    probe = Release(described.mechanism_of(args, 1.0), sampling, *often)
     delta, tuning = described.delta_of(args, probe, privacy_model), described.tuning_of(args)
     mechanism = calibrate_mechanism(
-        make,
+        lambda noise: described.mechanism_of(args, noise),
         epsilon=args.epsilon,
         delta=delta,
         sampling=sampling,
@@ -100,10 +93,8 @@ def _noise(args: argparse.Namespace) -> Answer:
         participations=args.participations,
         tuning=tuning,
     )
-    field = {"laplace": "scale_multiplier", "discrete-gaussian-sum": "share_std"}
-    name = field.get(kind, "noise_multiplier")
-    release = Release(mechanism, sampling, rounds, args.uses, args.participations)
-    return {name: getattr(mechanism, name)}, release, privacy_model, delta, tuning
+    release = Release(mechanism, sampling, *often)
+    return {level: getattr(mechanism, level)}, release, privacy_model, delta, tuning
 
 
 def _find_rounds(args: argparse.Namespace) -> Answer:

@@ -36,11 +36,10 @@ from fedveil.privacy.accounting import (
     Release,
     account,
     default_delta,
-    fast_epsilon,
 )
+from fedveil.privacy.calibration import least_noise
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Laplace
-from fedveil.privacy.root import least_at_most
 from fedveil.privacy.sampling import Sampling
 from fedveil.server.optimizers import Optimizer, State
 
@@ -430,26 +429,21 @@ def _calibrated(
 ) -> float:
     """The least noise multiplier with which all releases together keep to epsilon."""
 
-    def releases(noise: float) -> tuple[Release, ...]:
-        fitted = replace(context, noise_multiplier=noise)
-        return _releases(method, placement, fitted, context.rounds)
-
-    def quick(noise: float) -> float:
-        return fast_epsilon(releases(noise), privacy_model=privacy_model, delta=delta)
-
-    def reported(noise: float) -> float:
-        return account(releases(noise), privacy_model=privacy_model, delta=delta).epsilon
-
-    # Noise as if every participation were charged alone: too much, but the right order.
-    guess = math.sqrt(max(1, context.rounds)) / epsilon
-    noise = least_at_most(quick, epsilon, guess, least=1e-6, most=1e9)
+    noise = least_noise(
+        lambda level: _releases(
+            method, placement, replace(context, noise_multiplier=level), context.rounds
+        ),
+        epsilon=epsilon,
+        delta=delta,
+        privacy_model=privacy_model,
+        # As if every participation were charged alone: too much, but the right order.
+        guess=math.sqrt(max(1, context.rounds)) / epsilon,
+        quickly=quickly,
+    )
     if noise is None:
         raise PrivacyRefusal(
             f"no amount of noise on the updates keeps to epsilon {epsilon}: other releases, such "
             "as a tracked clip, or missing noise shares cost more",
             "raise privacy.epsilon or privacy.clip_noise, or name fewer colluders",
         )
-    # Where a slow accountant beats the quick ones, less noise will do: search again with it.
-    if not quickly and reported(noise) < 0.999 * quick(noise):
-        noise = least_at_most(reported, epsilon, noise, least=1e-6, most=1e9) or noise
     return noise

@@ -8,35 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import cache, lru_cache
-from importlib import import_module
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from fedveil.core.arguments import delta_value
 from fedveil.core.errors import ConfigError
-from fedveil.core.loading import uncollected
-from fedveil.core.units import Arithmetic, Entropy, Trust
-from fedveil.privacy.accountants.exact import (
-    concentrated_epsilon,
-    exact_epsilon,
-    pure_epsilon,
-    unamplified_epsilon,
-)
-from fedveil.privacy.accountants.pld import pld_epsilon
-from fedveil.privacy.accountants.rdp import rdp_epsilon, selected_epsilon
-from fedveil.privacy.accountants.steps import Step, merged
-from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
+from fedveil.core.units import Arithmetic, Entropy
+from fedveil.privacy.accountants import bounds, theorem_of
+from fedveil.privacy.accountants.steps import merged
+from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.guarantee import _MAKER, Guarantee
-from fedveil.privacy.mechanisms import Gaussian, Mechanism, NoisyVotes
 from fedveil.privacy.refusals import DeltaRefused
 from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import Everyone, Sampling, sampling_kind
-from fedveil.privacy.theorems import theorem_of
 from fedveil.privacy.translation import honest_shares, least_population, step_of
-from fedveil.privacy.tuning import AllRuns, RandomRuns, Tuning
+from fedveil.privacy.tuning import Tuning
 
 _LARGEST_DELTA = 0.01  # where nothing is known about the population
 
@@ -79,7 +67,7 @@ def fast_epsilon(
     listed = tuple(releases)
     _check_delta(listed, privacy_model, delta)
     steps = merged([step_of(release, privacy_model) for release in listed])
-    return min(value for _, value in _bounds(steps, delta, tuning, quick=True))
+    return min(value for _, value in bounds(steps, delta, tuning, quick=True))
 
 
 def per_client_epsilons(
@@ -119,9 +107,8 @@ def _account(
 ) -> Guarantee:
     _check_delta(releases, privacy_model, delta)
     steps = merged([step_of(release, privacy_model) for release in releases])
-    bounds = _bounds(steps, delta, tuning)
-    accountant = min(bounds, key=lambda item: item[1])[0]
-    epsilon = dict(bounds)[accountant]
+    found = bounds(steps, delta, tuning)
+    accountant, epsilon = min(found, key=lambda item: item[1])
     reason = (
         "no finite epsilon is proved" if math.isinf(epsilon) else _why_not(releases, privacy_model)
     )
@@ -130,7 +117,7 @@ def _account(
         epsilon=epsilon,
         delta=delta,
         accountant=accountant,
-        bounds=bounds,
+        bounds=found,
         theorem=theorem_of(accountant, steps),
         sampling=" + ".join(dict.fromkeys(sampling_kind(item.sampling) for item in releases)),
         rounds=sum(release.rounds for release in releases),
@@ -144,40 +131,6 @@ def _account(
         tuning=tuning,
         maker=_MAKER,
     )
-
-
-@cache
-def _load_library() -> None:
-    """All of it at once: nearly every accountant needs it, and it takes most of a second."""
-    with uncollected():
-        import_module("dp_accounting.pld.privacy_loss_distribution")
-
-
-@lru_cache(maxsize=8192)
-def _bounds(
-    steps: tuple[Step, ...], delta: float, tuning: Tuning | None, quick: bool = False
-) -> tuple[tuple[str, float], ...]:
-    """(accountant, epsilon) for every accountant that is valid here, the tightest kind first."""
-    if not steps:
-        return (("exact", 0.0),)
-    _load_library()
-    if isinstance(tuning, AllRuns):
-        steps = tuple(replace(step, count=step.count * tuning.runs) for step in steps)
-    if isinstance(tuning, RandomRuns):
-        selected = selected_epsilon(steps, delta, tuning.mean, tuning.repeats.shape)
-        return (("rdp", math.inf if selected is None else selected),)
-    exact = exact_epsilon(steps, delta)
-    found: list[tuple[str, float | None]] = [("exact", exact), ("pure", pure_epsilon(steps))]
-    if delta > 0:
-        numeric = pld_epsilon(steps, delta) if exact is None else None
-        found.append(("pld", numeric))
-        if not quick or (exact is None and numeric is None):
-            found.append(("rdp", rdp_epsilon(steps, delta)))
-        found.append(("zcdp", concentrated_epsilon(steps, delta)))
-        if exact is None:
-            found.append(("unamplified", unamplified_epsilon(steps, delta)))
-    valid = tuple((name, value) for name, value in found if value is not None)
-    return valid or (("none", math.inf),)
 
 
 def _check_delta(releases: tuple[Release, ...], privacy_model: PrivacyModel, delta: float) -> None:
@@ -208,22 +161,5 @@ def _why_not(releases: tuple[Release, ...], privacy_model: PrivacyModel) -> str:
         reasons.append("the noise comes from a seed, and whoever knows the seed can subtract it")
     if privacy_model.arithmetic is not Arithmetic.EXACT:
         reasons.append("arithmetic is idealised: floating-point noise leaks in its low-order bits")
-    continuous = (Gaussian, NoisyVotes, NoisyGradients)
-    if privacy_model.trust is not Trust.LOCAL and any(
-        isinstance(item.mechanism, continuous)
-        and (privacy_model.trust is Trust.DISTRIBUTED or isinstance(item.mechanism, NoisyGradients))
-        for item in releases
-    ):
-        reasons.append(
-            "continuous noise shares do not survive the integers of a secure sum; discrete "
-            "Gaussian shares would be certified"
-        )
-    if any(
-        isinstance(item.mechanism, GridGradients) and item.mechanism.local_steps > 1
-        for item in releases
-    ):
-        reasons.append(
-            "that several local steps keep two runs together is proved for real numbers; here "
-            "they are taken in floating point, whose rounding may bring the runs further apart"
-        )
-    return "; ".join(reasons)
+    reasons += [release.mechanism.not_certified(privacy_model) for release in releases]
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))

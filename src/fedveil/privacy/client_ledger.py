@@ -17,18 +17,10 @@ from pathlib import Path
 from fedveil.core.arguments import delta_value, positive
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.privacy.accountants.exact import (
-    concentrated_epsilon,
-    exact_epsilon,
-    pure_epsilon,
-    unamplified_epsilon,
-)
-from fedveil.privacy.accountants.pld import pld_epsilon
-from fedveil.privacy.accountants.rdp import rdp_epsilon
-from fedveil.privacy.accountants.steps import Step, merged
+from fedveil.privacy.accountants import bounds
+from fedveil.privacy.accountants.steps import merged, with_count
 from fedveil.privacy.accounting import PrivacyModel, Release, account
 from fedveil.privacy.client_events import Body, transaction
-from fedveil.privacy.mechanisms import Zcdp
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.translation import for_one_record, step_of
 
@@ -190,11 +182,11 @@ class ClientLedger:
         replaced = (
             privacy_model.adjacency is Adjacency.REPLACE and self.adjacency is Adjacency.ZERO_OUT
         )
-        if isinstance(release.mechanism, Zcdp):  # its rho is for one adjacency only
+        if release.mechanism.one_adjacency:
             if replaced:
                 return privacy_model
             raise TermsRefused(
-                f"rho is known for {privacy_model.adjacency}, this ledger is about "
+                f"the cost is known for {privacy_model.adjacency}, this ledger is about "
                 f"{self.adjacency}",
                 f"describe the release for {self.adjacency}",
             )
@@ -214,24 +206,10 @@ class ClientLedger:
         for body, times in charged:
             release = Release.from_dict(body["release"])
             step = step_of(release, self._terms(release, _privacy_model(body)))
-            steps.append(replace(step, count=step.count * times))
-        return _composed(merged(steps), self.delta)
+            steps.append(with_count(step, step.count * times))
+        return min(epsilon for _, epsilon in bounds(merged(steps), self.delta))
 
 
 def _privacy_model(body: Body) -> PrivacyModel:
     """What a reservation was made under; older ledgers called it the setting."""
     return PrivacyModel.from_dict(body["privacy_model" if "privacy_model" in body else "setting"])
-
-
-def _composed(steps: tuple[Step, ...], delta: float) -> float:
-    """The smallest valid bound on epsilon."""
-    if not steps:
-        return 0.0
-    exact = exact_epsilon(steps, delta)
-    if exact is not None:
-        return exact
-    bounds = [pure_epsilon(steps)]
-    if delta > 0:
-        for accountant in (pld_epsilon, rdp_epsilon, concentrated_epsilon, unamplified_epsilon):
-            bounds.append(accountant(steps, delta))
-    return min((bound for bound in bounds if bound is not None), default=math.inf)

@@ -97,14 +97,14 @@ class Guarantee:
     @property
     def rests_on(self) -> tuple[str, ...]:
         """What must be true for the guarantee to hold, one plain sentence each."""
-        from fedveil.privacy.limits import rests_on
+        from fedveil.privacy.statement import rests_on
 
         return rests_on(self)
 
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What the guarantee is not about, one plain sentence each."""
-        from fedveil.privacy.limits import not_covered
+        from fedveil.privacy.statement import not_covered
 
         return not_covered(self)
 

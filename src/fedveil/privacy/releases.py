@@ -10,12 +10,7 @@ from typing import Any
 from fedveil.core.arguments import built, count, sentences, settle
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
-from fedveil.privacy.mechanisms import (
-    Mechanism,
-    kind_of,
-    mechanism_from_dict,
-    mechanism_to_dict,
-)
+from fedveil.privacy.contract import Mechanism, kind_of, mechanism_from_dict
 from fedveil.privacy.sampling import (
     Sampling,
     sampling_from_dict,
@@ -65,7 +60,7 @@ class Release:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "mechanism": mechanism_to_dict(self.mechanism),
+            "mechanism": self.mechanism.to_dict(),
             "sampling": sampling_to_dict(self.sampling),
             "rounds": self.rounds,
             "uses": self.uses,

@@ -37,8 +37,9 @@ from fedveil.methods.parts.noise_placement import (
     worst_case,
 )
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
-from fedveil.privacy.mechanisms import DiscreteGaussianSum, Mechanism
+from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.secagg.modulus import bits_for
 

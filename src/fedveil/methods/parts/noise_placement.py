@@ -18,7 +18,7 @@ from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import PrivacyRefusal
 from fedveil.core.randomness import Randomness, Stream
-from fedveil.core.units import Adjacency, Arithmetic
+from fedveil.core.units import Adjacency, Arithmetic, Trust
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.aggregation import SecureSums
 from fedveil.methods.parts.modular_grid import Ints, NoisyIntegers
@@ -26,7 +26,8 @@ from fedveil.models.flat import Layout
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.releases import PrivacyModel, Release
-from fedveil.privacy.sampling import CappedPoisson, FixedSize, Poisson, Sampling
+from fedveil.privacy.sampling import CappedPoisson, Poisson, Sampling
+from fedveil.privacy.translation import usual_adjacency
 
 Cohort = npt.NDArray[np.int64]
 
@@ -182,9 +183,7 @@ def hidden_change(context: NoiseContext, chosen: Adjacency | None) -> Adjacency:
         )
     if chosen is not None:
         return chosen
-    if isinstance(context.sampling, FixedSize):
-        return Adjacency.REPLACE
-    return Adjacency.ADD_REMOVE if declared else Adjacency.ZERO_OUT
+    return usual_adjacency(Trust.CENTRAL, context.sampling, public_clients=declared)
 
 
 def worst_case(sampling: Sampling, rounds: int) -> int | None:
