@@ -12,8 +12,9 @@ from fedveil.privacy.accountants.curves import symmetrised
 from fedveil.privacy.accountants.discrete import discrete_sum_curve, sum_defect
 from fedveil.privacy.accountants.exact import gaussian_epsilon, gaussian_noise, zcdp_epsilon
 from fedveil.privacy.accountants.pld import pld_epsilon
-from fedveil.privacy.accountants.rdp import WHOLE, composed_curve, rdp_epsilon
+from fedveil.privacy.accountants.rdp import composed_curve, rdp_epsilon
 from fedveil.privacy.accountants.steps import (
+    WHOLE,
     CappedPoissonGaussianStep,
     DiscreteSumStep,
     FixedSizeGaussianStep,

@@ -58,75 +58,36 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fedveil.core.units": "Adjacency Arithmetic Entropy Trust Unit",
-    "fedveil.privacy.accountants.steps": "DENSE MIXED WHOLE GaussianStep LaplaceStep Step ZcdpStep",
-    "fedveil.privacy.accounting": "account default_delta per_client_epsilons",
-    "fedveil.privacy.calibration": "calibrate_mechanism calibrate_noise calibrate_rate calibrate_rounds "
-    "",
-    "fedveil.privacy.contract": "Mechanism Use mechanism",
-    "fedveil.privacy.gradient_perturbation": "GridGradients NoisyGradients NonExpansive record_uses "
-    "",
-    "fedveil.privacy.guarantee": "Guarantee",
-    "fedveil.privacy.mechanisms": "DiscreteGaussian DiscreteGaussianSum Gaussian Laplace NoisyVotes "
+    ".accountants.steps": "DENSE MIXED WHOLE GaussianStep LaplaceStep Step ZcdpStep",
+    ".accounting": "account default_delta per_client_epsilons",
+    ".calibration": "calibrate_mechanism calibrate_noise calibrate_rate calibrate_rounds",
+    ".contract": "Mechanism Use mechanism",
+    ".gradient_perturbation": "GridGradients NoisyGradients NonExpansive record_uses",
+    ".guarantee": "Guarantee",
+    ".mechanisms": "DiscreteGaussian DiscreteGaussianSum Gaussian Laplace NoisyVotes "
     "Zcdp joint_noise_multiplier quantile_noise_multiplier",
-    "fedveil.privacy.releases": "PrivacyModel Release",
-    "fedveil.privacy.sampling": "Balanced CappedPoisson Everyone FixedSize Poisson RoundRobin",
-    "fedveil.privacy.tuning": "AllRuns RandomRuns",
+    ".releases": "PrivacyModel Release",
+    ".sampling": "Balanced CappedPoisson Everyone FixedSize Poisson RoundRobin",
+    ".tuning": "AllRuns RandomRuns",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
-    "DENSE",
-    "MIXED",
-    "WHOLE",
-    "Adjacency",
-    "AllRuns",
-    "Arithmetic",
-    "Balanced",
-    "CappedPoisson",
-    "DiscreteGaussian",
-    "DiscreteGaussianSum",
-    "Entropy",
-    "Everyone",
-    "FixedSize",
-    "Gaussian",
-    "GaussianStep",
-    "GridGradients",
-    "Guarantee",
-    "Laplace",
-    "LaplaceStep",
-    "Mechanism",
-    "NoisyGradients",
-    "NoisyVotes",
-    "NonExpansive",
-    "Poisson",
-    "PrivacyModel",
-    "RandomRuns",
-    "Release",
-    "RoundRobin",
-    "Step",
-    "Trust",
-    "Unit",
-    "Use",
-    "Zcdp",
-    "ZcdpStep",
-    "account",
-    "calibrate_mechanism",
-    "calibrate_noise",
-    "calibrate_rate",
-    "calibrate_rounds",
-    "default_delta",
-    "joint_noise_multiplier",
-    "mechanism",
-    "per_client_epsilons",
-    "quantile_noise_multiplier",
-    "record_uses",
+    "DENSE", "MIXED", "WHOLE", "Adjacency", "AllRuns", "Arithmetic", "Balanced", "CappedPoisson",
+    "DiscreteGaussian", "DiscreteGaussianSum", "Entropy", "Everyone", "FixedSize", "Gaussian",
+    "GaussianStep", "GridGradients", "Guarantee", "Laplace", "LaplaceStep", "Mechanism",
+    "NoisyGradients", "NoisyVotes", "NonExpansive", "Poisson", "PrivacyModel", "RandomRuns",
+    "Release", "RoundRobin", "Step", "Trust", "Unit", "Use", "Zcdp", "ZcdpStep", "account",
+    "calibrate_mechanism", "calibrate_noise", "calibrate_rate", "calibrate_rounds",
+    "default_delta", "joint_noise_multiplier", "mechanism", "per_client_epsilons",
+    "quantile_noise_multiplier", "record_uses",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME_OF[name]), name)
+    return getattr(import_module(_HOME_OF[name], __name__), name)
 
 
 def __dir__() -> list[str]:
