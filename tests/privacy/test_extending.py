@@ -215,14 +215,9 @@ def test_an_impossible_answer_lowers_no_epsilon(question: str, answer: float) ->
     def answered(self: Step, orders: tuple[float, ...] = ()) -> object:
         return np.full(len(orders), answer) if question == "renyi" else answer
 
-    told = (
-        {question: answered, "orders": lambda self: DENSE}
-        if question == "renyi"
-        else {question: answered}
-    )
-    kind = dataclass(frozen=True)(
-        type("Odd", (Step,), {"__annotations__": {"count": int}, "count": 1, **told})
-    )
+    told = {question: answered, **({"orders": lambda self: DENSE} if question == "renyi" else {})}
+    shape = {"__annotations__": {"count": int}, "count": 1}
+    kind = dataclass(frozen=True)(type("Odd", (Step,), {**shape, **told}))
     odd = replace_class(Plain, f"test-{question}", step=lambda self, use: kind())
     for ours in (Gaussian(1.0), Laplace(5.0), Zcdp(0.1)):
         alone = Release(ours, Everyone(), 1)

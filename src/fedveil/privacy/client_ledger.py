@@ -182,11 +182,11 @@ class ClientLedger:
         replaced = (
             privacy_model.adjacency is Adjacency.REPLACE and self.adjacency is Adjacency.ZERO_OUT
         )
-        if release.mechanism.one_adjacency:
+        if known := release.mechanism.one_adjacency:
             if replaced:
                 return privacy_model
             raise TermsRefused(
-                f"the cost is known for {privacy_model.adjacency}, this ledger is about "
+                f"{known} is known for {privacy_model.adjacency}, this ledger is about "
                 f"{self.adjacency}",
                 f"describe the release for {self.adjacency}",
             )

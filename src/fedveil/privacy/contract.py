@@ -84,7 +84,7 @@ class Mechanism(ABC):
     level: the field that calibration turns up; None if there is nothing to turn.
     trusts, adjacencies, amplified_by: what the proof behind `step` covers.
     joint_uses: `step` charges `use.uses` releases from one secret sample.
-    one_adjacency: its parameters were found for one adjacency and say nothing of another.
+    one_adjacency: the parameter that was found for one adjacency and says nothing of another.
     """
 
     kind: ClassVar[str]
@@ -94,7 +94,7 @@ class Mechanism(ABC):
     adjacencies: ClassVar[frozenset[Adjacency]] = frozenset({Adjacency.ZERO_OUT})
     amplified_by: ClassVar[tuple[type[Sampling], ...]] = ()
     joint_uses: ClassVar[bool] = False
-    one_adjacency: ClassVar[bool] = False
+    one_adjacency: ClassVar[str] = ""
 
     @abstractmethod
     def step(self, use: Use) -> Step:

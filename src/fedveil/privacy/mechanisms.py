@@ -200,7 +200,7 @@ class Zcdp(Mechanism):
     adjacencies = EVERY_ADJACENCY
     amplified_by = (Poisson,)
     joint_uses = True
-    one_adjacency = True
+    one_adjacency = "rho"
 
     def __post_init__(self) -> None:
         settle(self, rho=positive("rho", self.rho))

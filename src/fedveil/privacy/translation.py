@@ -89,9 +89,10 @@ def for_one_record(release: Release, model: PrivacyModel) -> PrivacyModel:
     One record can turn a clipped update round, from +C to -C. So the client counts as replaced,
     whatever the release's own adjacency hides.
     """
-    if model.adjacency is not Adjacency.REPLACE and release.mechanism.one_adjacency:
+    known = release.mechanism.one_adjacency
+    if known and model.adjacency is not Adjacency.REPLACE:
         raise UnitRefused(
-            f"the cost is known for a client under {model.adjacency}, and one record can replace "
+            f"{known} is known for a client under {model.adjacency}, and one record can replace "
             "all that its client sends",
             "describe the release for replace",
         )
