@@ -20,10 +20,10 @@ import copy
 import difflib
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +34,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from covering import PACKAGE, ROOT, Covering, cover, environment
 
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
@@ -66,6 +67,12 @@ _ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitXor: ast.BitAnd,
 }
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any", "ceil": "floor", "floor": "ceil"}
+
+# Processes that have imported what takes long, all but the package itself.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    ["torch.distributed", "scipy.stats", "sklearn.datasets", "pyarrow.parquet", "dp_accounting"]
+)
 
 _Change = tuple[str, int, Callable[[], None]]  # what, its line, and how to undo it
 
@@ -268,35 +275,37 @@ def judge(mutant: Mutant, covering: Covering, budget: float) -> Result:
 
 
 def _first_failure(mutant: Mutant, tests: list[str], seconds: float) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-        changed = source / mutant.file.relative_to(ROOT / "src")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        changed = folder / mutant.file.relative_to(ROOT)
         changed.write_text(source_of(mutant), encoding="utf-8")
-        output = Path(folder) / "output"
-        options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
-        with output.open("w", encoding="utf-8") as stream:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", *options, f"--basetemp={folder}/tests", *tests],
-                cwd=ROOT,
-                env={**environment(source), "HYPOTHESIS_STORAGE_DIRECTORY": f"{folder}/examples"},
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-            )
-            try:
-                code = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return "time limit"
-            finally:  # also what the tests have started and a mutant has kept alive
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        if code == 0:
-            return ""
-        lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
-    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return failed[0].partition(" - ")[0] if failed else f"exit code {code}"
+        process = _FORKS.Process(target=_pytest, args=(folder, tests))
+        process.start()
+        process.join(seconds)
+        late = process.exitcode is None
+        with suppress(ProcessLookupError):  # also what the tests have started and not ended
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+        output = (folder / "output").read_text(encoding="utf-8", errors="replace")
+    if late or process.exitcode == 0:
+        return "time limit" if late else ""
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].partition(" - ")[0] if failed else f"exit code {process.exitcode}"
+
+
+def _pytest(folder: Path, tests: list[str]) -> None:
+    """In a process of its own: the tests with the changed package, until one fails."""
+    os.setsid()
+    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ |= environment(folder / "src")
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "examples")
+    sys.path.insert(0, str(folder / "src"))
+    os.chdir(ROOT)
+    options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    sys.exit(pytest.main([*options, f"--basetemp={folder}/tests", *tests]))
 
 
 def equivalent() -> dict[str, str]:
@@ -344,6 +353,7 @@ def document(results: list[Result], options: argparse.Namespace, possible: int) 
 
 def run(sample: list[Mutant], options: argparse.Namespace) -> list[Result]:
     known, covering = equivalent(), Covering()
+    os.environ["OMP_NUM_THREADS"] = "1"  # before the first process imports anything
     results = [Result(one, "equivalent", known[one.key]) for one in sample if one.key in known]
     with ThreadPoolExecutor(options.processes) as pool:
         tasks = [
