@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -114,10 +115,15 @@ def _test(context: str) -> str:
     return name or context
 
 
+@cache
+def _text(test_file: str) -> str:
+    return (ROOT / test_file).read_text(encoding="utf-8")
+
+
 def _distance(file: Path, test: str) -> int:
-    """0: a test named like the file, 1: in a folder named like the file's, 2: elsewhere."""
-    path = Path(test.partition("::")[0])
-    folders = set(file.relative_to(PACKAGE).parent.parts)
-    if file.stem in path.stem.split("_") or path.stem == f"test_{file.stem}":
+    """0: a test file that imports the module, 1: one in its folder's tests, 2: elsewhere."""
+    module = file.relative_to(PACKAGE).with_suffix("").parts
+    test_file = test.partition("::")[0]
+    if f"fedveil.{'.'.join(module)} " in _text(test_file) or module[-1] in Path(test_file).stem:
         return 0
-    return 1 if folders & set(path.parent.parts) else 2
+    return 1 if module[0] in Path(test_file).parts else 2
