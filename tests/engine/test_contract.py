@@ -17,7 +17,7 @@ from torch import nn
 
 from fedveil.data.federation import Federation
 from fedveil.engine.choose import ENGINES, build_engine, supports
-from fedveil.engine.contract import Engine, Job
+from fedveil.engine.contract import Engine, Job, RunningSum
 from fedveil.local.ballot import Ballot
 from fedveil.local.rule import LearningRate, LocalRule
 from fedveil.local.shaping import Shaping
@@ -178,6 +178,17 @@ def test_a_client_whose_update_is_not_finite_counts_as_zero(engine: str, model: 
     assert result.rejected > 0
     assert torch.isfinite(result.total).all()
     assert float(result.total.norm()) <= 0.2 * (len(SIZES) - result.rejected) + 1e-6
+
+
+def test_single_updates_are_shown_on_a_grid_only() -> None:
+    """Without one, engines may know nothing but a sum, and who takes rows would miss some."""
+    job = make_job("softmax", RULES["one epoch of batches"], Shaping(Clip(0.2, 2)))
+    with pytest.raises(ValueError, match="grid"):
+        RunningSum(job, 3, lambda *_: None)
+    RunningSum(
+        replace(job, shaping=Shaping(Clip(0.2, 2), granularity=2.0**-22)), 3, lambda *_: None
+    )
+    RunningSum(job, 3)
 
 
 @pytest.mark.parametrize("engine", EACH)
