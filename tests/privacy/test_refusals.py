@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil.errors import Refused
+from fedveil.errors import BadInput, Refused
 from fedveil.privacy import refusals as r
 from fedveil.privacy.accounting import account
+from fedveil.privacy.arguments import built, not_negative
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import (
@@ -279,3 +280,16 @@ def test_every_kind_of_refusal_is_told_apart_and_exits_with_two() -> None:
     kinds = {kind for kind in kinds if issubclass(kind, Refused) and kind is not Refused}
     assert len(kinds) >= 8
     assert all(kind.__doc__ and kind.exit_code == 2 for kind in kinds)
+
+
+@pytest.mark.parametrize("bad", [-1e-300, -1.0, math.inf, math.nan])
+def test_numbers_that_may_be_zero_say_so(bad: float) -> None:
+    with pytest.raises(BadInput, match="at least 0"):
+        not_negative("x", bad)
+    assert not_negative("x", 0) == 0.0
+
+
+@pytest.mark.parametrize("fields", [{}, {"noise_multiplier": 1.0, "more": 2}])
+def test_fields_that_describe_nothing_are_named(fields: dict[str, float]) -> None:
+    with pytest.raises(BadInput, match=f"fields {', '.join(fields) or 'none'} do not describe"):
+        built(Gaussian, fields, "mechanism")

@@ -225,6 +225,12 @@ def test_a_device_that_renewed_does_not_use_its_old_card():
         cast.devices[10].join(cast.play().server.plan)
 
 
+def test_nobody_is_a_member_of_a_round_twice():
+    cast = assemble(4)
+    with pytest.raises(BadInput, match="named twice"):
+        cast.server.open(1, [10, 20, 20, 30], 5, 32, "update")
+
+
 def test_a_renewed_key_answers_to_its_own_journal():
     cast = assemble(3)
     device = cast.devices[10]
