@@ -11,8 +11,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,8 +37,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
-        known = json.loads(_TIMES.read_text(encoding="utf-8")) if _TIMES.exists() else {}
-        _TIMES.write_text(json.dumps({**known, **_seconds}), encoding="utf-8")
+        _TIMES.write_text(json.dumps({**_read(_TIMES), **_seconds}), encoding="utf-8")
 
 
 def environment(*path: Path) -> dict[str, str]:
@@ -46,8 +47,14 @@ def environment(*path: Path) -> dict[str, str]:
 def cover(tests: list[str]) -> None:
     """Measure the whole suite, or add some tests to an earlier map."""
     _FOLDER.mkdir(exist_ok=True)
-    if not tests:
-        for old in [*_FOLDER.glob("coverage*"), _TIMES]:
+    digests = _digests()
+    files = {file for name in tests for file in _files(ROOT / name.partition("::")[0])}
+    if tests:
+        _refuse_stale(files)
+        kept = {test: time for test, time in _read(_TIMES).items() if _file(test) not in files}
+        _TIMES.write_text(json.dumps(kept), encoding="utf-8")
+    else:
+        for old in [*_FOLDER.glob("coverage*"), _TIMES, _SOURCES]:
             old.unlink(missing_ok=True)
     _SETTINGS.write_text(
         f"[run]\nsource = {PACKAGE}\ndata_file = {_LINES}\nparallel = true\n"
@@ -62,14 +69,37 @@ def cover(tests: list[str]) -> None:
         env=environment(ROOT / "src", Path(__file__).parent),
         check=False,
     )
-    _SOURCES.write_text(json.dumps(_digests()), encoding="utf-8")
+    _SOURCES.write_text(json.dumps(digests), encoding="utf-8")
+
+
+def _files(path: Path) -> list[str]:
+    found = [path] if path.is_file() else sorted(path.rglob("*.py"))
+    return [str(file.relative_to(ROOT)) for file in found]
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
 
 
 def _digests() -> dict[str, str]:
-    return {
-        str(file.relative_to(PACKAGE)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(PACKAGE.rglob("*.py"))
-    }
+    names = [*_files(PACKAGE), *_files(ROOT / "tests")]
+    return {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in names}
+
+
+def _refuse_stale(but: Collection[str] = ()) -> None:
+    """A map of other lines or other tests would say nothing, so it is not used."""
+    known, now = _read(_SOURCES), _digests()
+    if not known:
+        sys.exit("no coverage map yet: run with --cover (as long as the whole suite)")
+    for name in sorted(known.keys() | now.keys()):
+        if known.get(name) != now.get(name) and name not in but:
+            added = f" {name}" if name.startswith("tests/") and name in now else ""
+            sys.exit(f"{name} changed since it was covered: run with --cover{added}")
 
 
 class Covering:
@@ -78,11 +108,8 @@ class Covering:
     def __init__(self) -> None:
         from coverage import CoverageData
 
-        if not _SOURCES.exists():
-            sys.exit("no coverage map yet: run with --cover (as long as the whole suite)")
-        if json.loads(_SOURCES.read_text(encoding="utf-8")) != _digests():
-            sys.exit("the package changed since it was covered: run with --cover")
-        self.seconds: dict[str, float] = json.loads(_TIMES.read_text(encoding="utf-8"))
+        _refuse_stale()
+        self.seconds: dict[str, float] = _read(_TIMES)
         self._data = CoverageData(str(_LINES))
         self._data.read()
         self._files: dict[Path, dict[int, set[str]]] = {}
@@ -123,7 +150,7 @@ def _text(test_file: str) -> str:
 def _distance(file: Path, test: str) -> int:
     """0: a test file that imports the module, 1: one in its folder's tests, 2: elsewhere."""
     module = file.relative_to(PACKAGE).with_suffix("").parts
-    test_file = test.partition("::")[0]
+    test_file = _file(test)
     if f"fedveil.{'.'.join(module)} " in _text(test_file) or module[-1] in Path(test_file).stem:
         return 0
     return 1 if module[0] in Path(test_file).parts else 2
