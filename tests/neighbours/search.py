@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedveil.errors import FedveilError
-from fedveil.privacy.units import Adjacency, Unit
+from fedveil.core.errors import FedveilError
+from fedveil.core.units import Adjacency, Unit
 
 from .cases import RESUMED, Case, draw_case
 from .checks import Change, Violation, claimed, compare

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Stream
 from fedveil.privacy.noise import (
     discrete_gaussian,
     discrete_laplace,
@@ -34,7 +35,6 @@ from fedveil.privacy.noise.reference import (
     discrete_laplace_reference,
 )
 from fedveil.privacy.noise.slabs import MARGIN, SlabSampler
-from fedveil.randomness import Stream
 
 FALSE_ALARM = 1e-6
 
@@ -475,7 +475,7 @@ def test_a_key_fixes_every_value() -> None:
 def test_impossible_spreads_are_refused(
     draw: Callable[[Stream, int, float], Integers], spread: float
 ) -> None:
-    with pytest.raises(BadInput, match="need"):
+    with pytest.raises(ConfigError, match="need"):
         draw(Stream(bytes(32)), 1, spread)
 
 
@@ -497,5 +497,5 @@ def test_vanishing_spread_is_zero_noise() -> None:
 @pytest.mark.parametrize(("edge", "beyond"), [(2.0**-16, 0.0), (2.0**46, math.inf)])
 def test_discrete_laplace_noise_is_drawn_up_to_its_very_edges(edge: float, beyond: float) -> None:
     assert len(discrete_laplace(Stream(bytes(32)), 3, edge)) == 3
-    with pytest.raises(BadInput, match="scale"):
+    with pytest.raises(ConfigError, match="scale"):
         discrete_laplace(Stream(bytes(32)), 3, math.nextafter(edge, beyond))

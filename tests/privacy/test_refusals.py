@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil.errors import BadInput, Refused
+from fedveil.core.arguments import built, not_negative
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy import refusals as r
 from fedveil.privacy.accounting import account
-from fedveil.privacy.arguments import built, not_negative
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import (
@@ -33,7 +34,6 @@ from fedveil.privacy.sampling import (
     RoundRobin,
     Sampling,
 )
-from fedveil.privacy.units import Adjacency, Trust, Unit
 from reproduction.claims.cheng import paper_cheng_epsilon
 
 ADDED = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
@@ -57,7 +57,7 @@ def ask(
     return account([release], setting=setting, delta=delta)
 
 
-def refused(kind: type[Refused], question: Callable[[], object]) -> Refused:
+def refused(kind: type[PrivacyRefusal], question: Callable[[], object]) -> PrivacyRefusal:
     with pytest.raises(kind) as caught:
         question()
     assert type(caught.value) is kind
@@ -277,19 +277,21 @@ def test_dividing_by_the_cohort_needs_one_step_or_a_certificate() -> None:
 
 def test_every_kind_of_refusal_is_told_apart_and_exits_with_two() -> None:
     kinds = {value for value in vars(r).values() if isinstance(value, type)}
-    kinds = {kind for kind in kinds if issubclass(kind, Refused) and kind is not Refused}
+    kinds = {
+        kind for kind in kinds if issubclass(kind, PrivacyRefusal) and kind is not PrivacyRefusal
+    }
     assert len(kinds) >= 8
     assert all(kind.__doc__ and kind.exit_code == 2 for kind in kinds)
 
 
 @pytest.mark.parametrize("bad", [-1e-300, -1.0, math.inf, math.nan])
 def test_numbers_that_may_be_zero_say_so(bad: float) -> None:
-    with pytest.raises(BadInput, match="at least 0"):
+    with pytest.raises(ConfigError, match="at least 0"):
         not_negative("x", bad)
     assert not_negative("x", 0) == 0.0
 
 
 @pytest.mark.parametrize("fields", [{}, {"noise_multiplier": 1.0, "more": 2}])
 def test_fields_that_describe_nothing_are_named(fields: dict[str, float]) -> None:
-    with pytest.raises(BadInput, match=f"fields {', '.join(fields) or 'none'} do not describe"):
+    with pytest.raises(ConfigError, match=f"fields {', '.join(fields) or 'none'} do not describe"):
         built(Gaussian, fields, "mechanism")
