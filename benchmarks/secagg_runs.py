@@ -23,7 +23,7 @@ from fedveil.config.assemble import federation_of, plan_of
 from fedveil.run.run import Run, Speed
 
 _HU = {
-    "training.method": "hu",
+    "training.method": "gradient-noise",
     "training.batch_size": 16,
     "training.local_steps": 1,
     "model.name": "logistic",

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from fedveil.data.table import from_table
     from fedveil.datasets import load
     from fedveil.methods.ae_dpfl import ae_dpfl
-    from fedveil.methods.bounded_sparse import cheng
-    from fedveil.methods.client_noise import fu
+    from fedveil.methods.bounded_sparse import bounded_sparse
+    from fedveil.methods.client_noise import client_noise
     from fedveil.methods.ddgauss import ddgauss
     from fedveil.methods.dp_fedavg import dp_fedavg
     from fedveil.methods.fedavg import fedavg, fedprox, fedsgd
-    from fedveil.methods.gradient_noise import dp_sgd, hu
-    from fedveil.methods.laplacian_smoothing import dp_fed
+    from fedveil.methods.gradient_noise import dp_sgd, gradient_noise
+    from fedveil.methods.laplacian_smoothing import dp_fed, laplacian_smoothing
     from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
     from fedveil.methods.parts.aggregation import Aggregation, Secure
     from fedveil.methods.parts.central_noise import CentralNoise
@@ -68,14 +68,14 @@ _HOMES = {
     "fedveil.methods.ae_dpfl": ("ae_dpfl",),
     "fedveil.methods.parts.aggregation": ("Aggregation", "Secure"),
     "fedveil.methods.parts.central_noise": ("CentralNoise",),
-    "fedveil.methods.bounded_sparse": ("cheng",),
+    "fedveil.methods.bounded_sparse": ("bounded_sparse",),
     "fedveil.methods.parts.adaptive_clipping": ("AdaptiveClipping",),
     "fedveil.methods.ddgauss": ("ddgauss",),
     "fedveil.methods.dp_fedavg": ("dp_fedavg",),
     "fedveil.methods.fedavg": ("fedavg", "fedprox", "fedsgd"),
-    "fedveil.methods.client_noise": ("fu",),
-    "fedveil.methods.gradient_noise": ("dp_sgd", "hu"),
-    "fedveil.methods.laplacian_smoothing": ("dp_fed",),
+    "fedveil.methods.client_noise": ("client_noise",),
+    "fedveil.methods.gradient_noise": ("dp_sgd", "gradient_noise"),
+    "fedveil.methods.laplacian_smoothing": ("dp_fed", "laplacian_smoothing"),
     "fedveil.methods.parts.local_noise": ("LocalNoise",),
     "fedveil.methods.parts.method": ("CohortRule", "Method", "Scheme", "Voting"),
     "fedveil.methods.parts.noise_placement": ("Noise",),
@@ -88,6 +88,8 @@ _HOMES = {
     "fedveil.server.optimizers": ("Adam", "Sgd"),
     "fedveil.server.smoothing": ("Smoothing",),
 }
+# Earlier names, by their papers' authors, and today's.
+_RENAMED = {"cheng": "bounded_sparse", "fu": "client_noise", "hu": "gradient_noise"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -126,8 +128,9 @@ __all__ = [
     "Voting",
     "account",
     "ae_dpfl",
+    "bounded_sparse",
     "build",
-    "cheng",
+    "client_noise",
     "ddgauss",
     "dp_fed",
     "dp_fedavg",
@@ -136,14 +139,19 @@ __all__ = [
     "fedprox",
     "fedsgd",
     "from_table",
-    "fu",
-    "hu",
+    "gradient_noise",
+    "laplacian_smoothing",
     "load",
     "plan",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        from warnings import warn
+
+        warn(f"fedveil.{name} is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        return __getattr__(_RENAMED[name])
     if name not in _HOME_OF:
         raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
     with uncollected():
