@@ -28,10 +28,13 @@ from fedveil.core.loading import uncollected
 
 if TYPE_CHECKING:
     from fedveil.client.local_training import GradientClip, LearningRate, LocalTraining, Schedule
+    from fedveil.client.update_pipeline import UpdatePipeline
     from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
     from fedveil.data.federation import Examples, Federation, Task
+    from fedveil.data.partition import IID, ByOwner
     from fedveil.data.table import from_table
     from fedveil.datasets import load
+    from fedveil.datasets.source import Pool, Source
     from fedveil.methods.ae_dpfl import ae_dpfl
     from fedveil.methods.bounded_sparse import bounded_sparse
     from fedveil.methods.client_noise import client_noise
@@ -46,12 +49,14 @@ if TYPE_CHECKING:
     from fedveil.methods.parts.distributed_noise import DistributedNoise
     from fedveil.methods.parts.local_noise import LocalNoise
     from fedveil.methods.parts.method import CohortRule, Method, Scheme, Voting
-    from fedveil.methods.parts.noise_placement import Noise
+    from fedveil.methods.parts.noise_placement import Noise, NoisePlacement
+    from fedveil.methods.registry import Key, method
     from fedveil.models.zoo import build
     from fedveil.planning.plan import Budget, Plan, plan
     from fedveil.privacy.accounting import Release, Setting, account
     from fedveil.privacy.clipping import Clip
     from fedveil.privacy.guarantee import Guarantee
+    from fedveil.recipes.sections import Recipe
     from fedveil.run.directory import RunDirectory
     from fedveil.run.run import Run, Speed
     from fedveil.server.optimizers import Adam, Sgd
@@ -59,13 +64,18 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fedveil.data.federation": ("Examples", "Federation", "Task"),
+    "fedveil.data.partition": ("IID", "ByOwner"),
     "fedveil.datasets": ("load",),
+    "fedveil.datasets.source": ("Pool", "Source"),
     "fedveil.data.table": ("from_table",),
     "fedveil.run.directory": ("RunDirectory",),
     "fedveil.run.run": ("Run", "Speed"),
     "fedveil.core.errors": ("ConfigError", "FedveilError", "PrivacyRefusal"),
     "fedveil.client.local_training": ("GradientClip", "LearningRate", "LocalTraining", "Schedule"),
+    "fedveil.client.update_pipeline": ("UpdatePipeline",),
     "fedveil.methods.ae_dpfl": ("ae_dpfl",),
+    "fedveil.methods.registry": ("Key", "method"),
+    "fedveil.recipes.sections": ("Recipe",),
     "fedveil.methods.parts.aggregation": ("Aggregation", "Secure"),
     "fedveil.methods.parts.central_noise": ("CentralNoise",),
     "fedveil.methods.bounded_sparse": ("bounded_sparse",),
@@ -78,7 +88,7 @@ _HOMES = {
     "fedveil.methods.laplacian_smoothing": ("dp_fed", "laplacian_smoothing"),
     "fedveil.methods.parts.local_noise": ("LocalNoise",),
     "fedveil.methods.parts.method": ("CohortRule", "Method", "Scheme", "Voting"),
-    "fedveil.methods.parts.noise_placement": ("Noise",),
+    "fedveil.methods.parts.noise_placement": ("Noise", "NoisePlacement"),
     "fedveil.methods.parts.distributed_noise": ("DistributedNoise",),
     "fedveil.models.zoo": ("build",),
     "fedveil.planning.plan": ("Budget", "Plan", "plan"),
@@ -93,10 +103,12 @@ _RENAMED = {"cheng": "bounded_sparse", "fu": "client_noise", "hu": "gradient_noi
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "IID",
     "Adam",
     "AdaptiveClipping",
     "Aggregation",
     "Budget",
+    "ByOwner",
     "CentralNoise",
     "Clip",
     "CohortRule",
@@ -107,13 +119,17 @@ __all__ = [
     "FedveilError",
     "GradientClip",
     "Guarantee",
+    "Key",
     "LearningRate",
     "LocalNoise",
     "LocalTraining",
     "Method",
     "Noise",
+    "NoisePlacement",
     "Plan",
+    "Pool",
     "PrivacyRefusal",
+    "Recipe",
     "Release",
     "Run",
     "RunDirectory",
@@ -123,8 +139,10 @@ __all__ = [
     "Setting",
     "Sgd",
     "Smoothing",
+    "Source",
     "Speed",
     "Task",
+    "UpdatePipeline",
     "Voting",
     "account",
     "ae_dpfl",
@@ -142,6 +160,7 @@ __all__ = [
     "gradient_noise",
     "laplacian_smoothing",
     "load",
+    "method",
     "plan",
 ]
 
