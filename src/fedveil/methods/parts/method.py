@@ -154,7 +154,7 @@ class Method:
             )
         if pipeline.granularity is not None or pipeline.ballot is not None:
             raise ConfigError(
-                "pipeline: grids and ballots are the plan's to choose; leave them out"
+                "pipeline: the plan chooses grids and ballots; leave them out"
             )
         if self.by_examples and pipeline.weight_cap is None:
             raise PrivacyRefusal(
