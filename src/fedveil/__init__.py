@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from fedveil.methods.registry import Key, method
     from fedveil.models.zoo import build
     from fedveil.planning.plan import Budget, Plan, plan
-    from fedveil.privacy.accounting import Release, Setting, account
+    from fedveil.privacy.accounting import PrivacyModel, Release, account
     from fedveil.privacy.clipping import Clip
     from fedveil.privacy.guarantee import Guarantee
     from fedveil.recipes.sections import Recipe
@@ -92,7 +92,7 @@ _HOMES = {
     "fedveil.methods.parts.distributed_noise": ("DistributedNoise",),
     "fedveil.models.zoo": ("build",),
     "fedveil.planning.plan": ("Budget", "Plan", "plan"),
-    "fedveil.privacy.accounting": ("Release", "Setting", "account"),
+    "fedveil.privacy.accounting": ("Release", "PrivacyModel", "account"),
     "fedveil.privacy.clipping": ("Clip",),
     "fedveil.privacy.guarantee": ("Guarantee",),
     "fedveil.server.optimizers": ("Adam", "Sgd"),
@@ -128,6 +128,7 @@ __all__ = [
     "NoisePlacement",
     "Plan",
     "Pool",
+    "PrivacyModel",
     "PrivacyRefusal",
     "Recipe",
     "Release",
@@ -136,7 +137,6 @@ __all__ = [
     "Schedule",
     "Scheme",
     "Secure",
-    "Setting",
     "Sgd",
     "Smoothing",
     "Source",
