@@ -21,9 +21,9 @@ from fedveil.core.units import Arithmetic, Trust
 from fedveil.engines.choose import build_engine
 from fedveil.engines.contract import Job
 from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.client_noise import fu
+from fedveil.methods.client_noise import client_noise
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.gradient_noise import dp_sgd, hu
+from fedveil.methods.gradient_noise import dp_sgd, gradient_noise
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
@@ -107,7 +107,7 @@ def test_fus_noise_item_has_the_corrected_variance(law: Noise, arithmetic: Arith
     """
     zeta, steps, epsilon, delta = 0.6, 3, 3.0, 1e-3
     local = LocalTraining(LearningRate(0.5, decay=8.0), steps=steps)
-    method = fu(rounds=4, cohort=EVERYONE, local=local, clip_norm=zeta, noise=law)
+    method = client_noise(rounds=4, cohort=EVERYONE, local=local, clip_norm=zeta, noise=law)
     from fedveil.models.zoo import build
     from fedveil.planning.plan import Budget, plan
     from fedveil.privacy.accountants.exact import gaussian_noise
@@ -171,7 +171,9 @@ def test_noise_on_gradients(secure: bool, arithmetic: Arithmetic) -> None:
 def test_every_local_step_of_hu_draws_noise_of_its_own() -> None:
     gamma, bound, rate, steps = max(SIZES), 1e-3, 0.4, 4  # noise far above all gradients
     local = LocalTraining(LearningRate(rate), steps=steps, batch_size=gamma)
-    method = hu(rounds=2, cohort=EVERYONE, local=local, clip_norm=bound, secure_sum=False)
+    method = gradient_noise(
+        rounds=2, cohort=EVERYONE, local=local, clip_norm=bound, secure_sum=False
+    )
     rows = noisy_updates(planned(method, 400.0), 400)
     check_std(rows - rows.mean(axis=0), rate * 400 * bound / gamma * math.sqrt(N * steps))
 
