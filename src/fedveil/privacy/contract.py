@@ -13,11 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fedveil.core.arguments import described
 from fedveil.core.errors import ConfigError
+from fedveil.core.registry import Registry
 from fedveil.core.units import Adjacency, Trust
 from fedveil.privacy.accountants.steps import (
     CappedPoissonGaussianStep,
@@ -33,7 +33,6 @@ from fedveil.privacy.shown import at_least
 if TYPE_CHECKING:
     from fedveil.privacy.releases import PrivacyModel, Release
 
-ENTRY_POINTS = "fedveil.mechanisms"
 CONTINUOUS_SHARES = (
     "continuous noise shares do not survive the integers of a secure sum; discrete Gaussian shares "
     "would be certified"
@@ -132,7 +131,7 @@ class Mechanism(ABC):
         return {"kind": kind_of(self), **asdict(self)}  # type: ignore[call-overload]
 
 
-_KINDS: dict[str, type[Mechanism]] = {}
+MECHANISMS: Registry[type[Mechanism]] = Registry("mechanism", "fedveil.mechanisms", None)
 _BUILT_IN = ("fedveil.privacy.mechanisms", "fedveil.privacy.gradient_perturbation")
 
 Kind = TypeVar("Kind", bound=type[Mechanism])
@@ -146,63 +145,39 @@ def mechanism(kind: str) -> Callable[[Kind], Kind]:
             raise ConfigError(f"mechanism {kind!r}: {found!r} is no subclass of Mechanism")
         if not (is_dataclass(found) and found.__dataclass_params__.frozen):
             raise ConfigError(f"mechanism {kind!r}: decorate it with @dataclass(frozen=True) first")
-        known = _KINDS.get(kind)
-        if known is not None and _name(known) != _name(found):  # running a cell again is fine
-            raise ConfigError(f"mechanism {kind!r}: the name is taken by {_name(known)}")
+        if found.__module__ not in _BUILT_IN:
+            _load_built_in()  # nobody takes one of their names by being first
+        MECHANISMS.add(kind, found, f"{found.__module__}.{found.__qualname__}")
         found.kind = kind
-        _KINDS[kind] = found
         return found
 
     return register
 
 
-def mechanism_kinds() -> tuple[str, ...]:
-    """The names of all mechanisms, those of installed packages included."""
-    _load_built_in()
-    return tuple(dict.fromkeys([*_KINDS, *entry_points(group=ENTRY_POINTS).names]))
-
-
 def mechanism_class(kind: str) -> type[Mechanism]:
     """The class registered as `kind`, loaded by its entry point if need be."""
     _load_built_in()
-    if kind not in _KINDS:
-        for entry in entry_points(group=ENTRY_POINTS, name=kind):
-            try:
-                entry.load()
-            except Exception as error:
-                raise ConfigError(
-                    f"mechanism {kind!r}: cannot load {entry.value}: {error}"
-                ) from error
-    if kind not in _KINDS:
-        raise ConfigError(f"mechanism: kind {kind!r} is none of {', '.join(mechanism_kinds())}")
-    return _KINDS[kind]
+    return MECHANISMS.find(kind, "mechanism")
 
 
 def kind_of(found: object) -> str:
     """The name of a mechanism's kind in documents; refuses what was never registered."""
-    if not isinstance(found, Mechanism) or _KINDS.get(getattr(found, "kind", "")) is not type(
-        found
-    ):
+    kind = getattr(found, "kind", "")
+    if not isinstance(found, Mechanism) or mechanism_class(kind) is not type(found):
         raise ConfigError(
-            f"mechanism: {found!r} is none of {', '.join(mechanism_kinds())}; a class of your own "
-            'is registered with @mechanism("name")'
+            f'mechanism: {found!r} is of no registered class; @mechanism("name") registers one'
         )
-    return found.kind
+    return kind
 
 
 def mechanism_from_dict(document: Mapping[str, Any]) -> Mechanism:
     """The mechanism that `Mechanism.to_dict` described."""
-    kind = str(document.get("kind")) if isinstance(document, Mapping) else ""
-    made: Mechanism = described(
-        document, {kind: mechanism_class(kind)} if kind else {}, "mechanism"
-    )
+    kind = document.get("kind") if isinstance(document, Mapping) else None
+    kinds = {kind: mechanism_class(kind)} if isinstance(kind, str) else {}
+    made: Mechanism = described(document, kinds, "mechanism")
     return made
 
 
 def _load_built_in() -> None:
     for module in _BUILT_IN:
         import_module(module)
-
-
-def _name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"

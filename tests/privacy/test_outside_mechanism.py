@@ -20,11 +20,11 @@ from fedveil.privacy import refusals as r
 from fedveil.privacy.accountants.steps import DENSE, GaussianStep, Step
 from fedveil.privacy.accounting import account
 from fedveil.privacy.contract import (
+    MECHANISMS,
     Mechanism,
     Use,
     mechanism,
     mechanism_from_dict,
-    mechanism_kinds,
 )
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Gaussian, Laplace, Zcdp
@@ -244,7 +244,7 @@ def test_what_is_not_registered_is_no_mechanism() -> None:
         Release(Better(1.0), Everyone(), 5)
     with pytest.raises(ConfigError, match="registered"):
         Release(object(), Everyone(), 5)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="is none of"):
+    with pytest.raises(ConfigError, match="unknown mechanism"):
         mechanism_from_dict({"kind": "unheard-of"})
     for document in ({}, [], None, {"kind": None}, {"kind": ""}):
         with pytest.raises(ConfigError):
@@ -252,16 +252,38 @@ def test_what_is_not_registered_is_no_mechanism() -> None:
 
 
 def test_a_name_is_taken_once_and_only_by_frozen_dataclasses() -> None:
-    with pytest.raises(ConfigError, match="taken"):
+    with pytest.raises(ConfigError, match="wants a name"):
         replace_class(Plain, "gaussian")
-    with pytest.raises(ConfigError, match="taken"):
+    with pytest.raises(ConfigError, match="wants a name"):
         replace_class(Plain, "test-plain")
     with pytest.raises(ConfigError, match="frozen"):
         mechanism("test-loose")(type("Loose", (Mechanism,), {}))
     with pytest.raises(ConfigError, match="subclass"):
         mechanism("test-other")(dataclass(frozen=True)(type("Other", (), {})))  # type: ignore[type-var]
     assert mechanism_from_dict({"kind": "gaussian", "noise_multiplier": 2}) == Gaussian(2.0)
-    assert {"gaussian", "noisy-gradients", "test-plain"} <= set(mechanism_kinds())
+    assert {"gaussian", "noisy-gradients", "test-plain"} <= set(MECHANISMS)
+
+
+def test_nobody_takes_a_name_of_ours_by_being_first(tmp_path: Path) -> None:
+    first = """
+from dataclasses import dataclass
+from fedveil.core.errors import ConfigError
+from fedveil.privacy.contract import Mechanism, mechanism
+
+@dataclass(frozen=True)
+class Free(Mechanism):
+    noise_multiplier: float
+
+    def step(self, use):
+        return use.gaussian(1e9)
+
+try:
+    mechanism("gaussian")(Free)
+except ConfigError:
+    from fedveil.privacy.contract import mechanism_class
+    print(mechanism_class("gaussian").__module__)
+"""
+    assert run(tmp_path, "-c", first).strip() == "fedveil.privacy.mechanisms"
 
 
 def test_a_class_that_was_defined_again_replaces_itself_and_the_old_one_is_refused() -> None:
