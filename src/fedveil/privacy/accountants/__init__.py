@@ -55,7 +55,7 @@ ACCOUNTANTS = (
     Accountant(
         "pure",
         pure_epsilon,
-        "basic composition of Laplace mechanisms (Dwork et al. 2006)",
+        "basic composition of purely private mechanisms (Dwork et al. 2006)",
         at_zero=True,
         by_step=False,
     ),
