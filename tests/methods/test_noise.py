@@ -246,6 +246,26 @@ def test_statistics_alone_leave_the_clip_where_it_is() -> None:
     assert tracking.clip(rule(), 1, state) == Clip(0.2)
 
 
+def test_a_tracked_clip_moves_by_its_formula_within_a_thousandfold_of_the_first() -> None:
+    """C exp(-rate (share - quantile)) with the share cut to [0, 1]; the clip in use is the nearest
+    of the 8 between C and 2 C, all of which were planned."""
+    tracking = AdaptiveClipping(Clip(0.25), quantile=0.3, rate=0.4)
+    planned_clips = list(tracking.clips())
+    for norm in (None, 0.25, 0.61, 240.0, 250.0, 0.26e-3, 0.25e-3):
+        for share in (-3.0, 0.0, 0.1, 0.3, 0.9, 1.0, 2.5):
+            state = {} if norm is None else {"clip_norm": torch.tensor([norm], dtype=torch.float64)}
+            state, shown = tracking.follow((share - 0.5) * 40, 40.0, Clip(0.25), state)
+            moved = (norm or 0.25) * math.exp(-0.4 * (float(np.clip(share, 0, 1)) - 0.3))
+            wanted = float(np.clip(moved, 0.25e-3, 250.0))
+            assert shown == pytest.approx(share, abs=1e-12)
+            assert float(state["clip_norm"]) == pytest.approx(wanted, rel=1e-12)
+            used = tracking.clip(rule(), 1, state)
+            assert abs(math.log2(used.norm / wanted)) <= 1 / 16 + 1e-9
+            assert used in planned_clips
+    steps = np.log2([clip.norm / 0.25 for clip in planned_clips]) * 8
+    np.testing.assert_allclose(steps, np.arange(-80, 81), atol=1e-9)  # 2^(80 / 8) > 1000
+
+
 def test_a_plans_releases_are_what_its_guarantee_accounts() -> None:
     for placement, _ in UPDATES.values():
         order = 1 if getattr(placement, "noise", None) is Noise.LAPLACE else 2

@@ -249,6 +249,14 @@ def test_noise_counts_the_smallest_group_that_a_lying_server_can_single_out() ->
     assert trusting.honest_shares == complete.honest_shares == 80
 
 
+@pytest.mark.parametrize(("asked", "taken"), [(1, 2), (2, 2), (3, 3), (7, 7)])
+def test_as_many_honest_clients_are_counted_on_as_were_named_but_at_least_two(
+    asked: int, taken: int
+) -> None:
+    """One honest client alone is hidden by nobody."""
+    assert Aggregation().resolve("x", 12, 2, honest_shares=asked).params.min_honest == taken
+
+
 @pytest.mark.parametrize("mode", ["full", "modelled"])
 def test_a_round_with_too_few_survivors_changes_nothing_and_is_paid_for(
     tmp_path: Path, mode: str
