@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", nargs="?", type=Path, help="a TOML recipe; none: the default job")
+    parser.add_argument("recipe", nargs="?", type=Path, help="a TOML file, or a name")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one recipe entry"
     )

@@ -73,14 +73,14 @@ class Registry(Mapping[str, T], Generic[T]):
     def _load_own(self) -> None:
         if self._own_loaded or self.home is None:
             return
-        self._own_loaded = True
         for found in iter_modules(import_module(self.home).__path__, f"{self.home}."):
             if found.ispkg:
                 continue
             module = import_module(found.name)
             for thing in vars(module).values() if self.accepts is not None else ():
-                if isinstance(thing, self.accepts):
+                if isinstance(thing, self.accepts) and self._things.get(thing.name) is not thing:
                     self.add(thing.name, thing, found.name)
+        self._own_loaded = True
 
     def _load_others(self, name: str | None = None) -> None:
         """Import what installed packages offer: all of it, or what goes by this name."""
