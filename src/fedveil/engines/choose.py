@@ -21,7 +21,6 @@ from fedveil.engines.gradients import AutogradGradients, VmapGradients, why_not_
 from fedveil.engines.isolated import Apart, Isolated
 from fedveil.engines.isolated_dual import LoneDual, lone_dual_applies
 from fedveil.engines.isolated_moments import LoneMoments, lone_moments_apply
-from fedveil.engines.memory import keep_freed_memory
 from fedveil.engines.mlp import MlpGradients
 from fedveil.engines.mlp_engine import MlpEngine
 from fedveil.engines.shared_memory import bytes_to_copy
@@ -243,8 +242,6 @@ def _together(
     """An engine whose clients train together, at most `chunk` of them."""
     task = job.federation.task
     if name == "sequential":
-        if device.type == "cpu":
-            keep_freed_memory()
         gradients = AutogradGradients(job.module, job.layout, task, device, job.isolated)
         return RowEngine("sequential", job, gradients, 1, device, draws=True)
     if name == "generic":
