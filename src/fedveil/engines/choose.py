@@ -20,6 +20,8 @@ from fedveil.engines.dual_clients import costs, dual_applies
 from fedveil.engines.gradients import AutogradGradients, VmapGradients, why_not_vmap
 from fedveil.engines.isolated import Apart, Isolated
 from fedveil.engines.isolated_dual import LoneDual, lone_dual_applies
+from fedveil.engines.isolated_gradients import ApartGradients
+from fedveil.engines.isolated_mlp import LoneStack
 from fedveil.engines.isolated_moments import LoneMoments, lone_moments_apply
 from fedveil.engines.mlp import MlpGradients
 from fedveil.engines.mlp_engine import MlpEngine
@@ -31,6 +33,7 @@ ENGINES = ("auto", "algebra", "mlp", "generic", "sequential", "processes")
 _LARGE = 500_000  # parameters above which a chunk of clients no longer fits the cache
 _CACHE = 6_000_000  # bytes of weights that stay in cache while a chunk trains
 _LONG = 0.1  # seconds: shorter rounds stay in one process
+_LONG_APART = 0.02  # the same for isolated clients, whose results do not depend on it
 _QUICK = 0.002  # seconds: shorter steps of one client stay on one thread
 _LARGE_STEP = 1.0  # seconds on one core: longer steps of one client use all threads as well,
 _FEW_CORES = 4  # if these are not many (measured with two)
@@ -185,7 +188,8 @@ def _processes(
     available = cores()
     if asked == 1 or predicted is None or available == 1:
         return 1, ""
-    if predicted.seconds < _LONG or predicted.saved(available) < 0:
+    shortest = _LONG_APART if job.isolated else _LONG
+    if predicted.seconds < shortest or predicted.saved(available) < 0:
         return 1, "; one process, because the run is short"
     large = predicted.step_seconds > _LARGE_STEP and available <= _FEW_CORES
     if large and not job.isolated:  # isolated clients have one thread each
@@ -219,11 +223,10 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
             apart = LoneMoments(job, stack[0])
         elif lone_dual_applies(job, stack[0]):
             apart = LoneDual(job, stack[0])
-
+    elif not isinstance(stack, str) and device.type == "cpu":
+        apart = LoneStack(job, stack)
     # Of a stack, gradients keep nothing from one call to the next; of a module, they may.
-    stateless = None
-    if not isinstance(stack, str):
-        stateless = MlpGradients(stack, job.federation.task, careful=True)
+    stateless = None if isinstance(stack, str) else ApartGradients(stack, job.federation.task)
 
     def make(own: Job) -> Engine:
         return _together(own, name, 1, device, stack, stateless)
@@ -237,7 +240,7 @@ def _together(
     chunk: int | None,
     device: torch.device,
     stack: Stack | str,
-    gradients_of_stack: MlpGradients | None = None,
+    gradients_of_stack: ApartGradients | None = None,
 ) -> Engine:
     """An engine whose clients train together, at most `chunk` of them."""
     task = job.federation.task
