@@ -29,9 +29,9 @@ from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, RoundContext
 from fedveil.models.check import check_model
 from fedveil.models.flat import Layout, flatten, layout_of
-from fedveil.plan import limits
-from fedveil.plan.fitting import distillation, fitted, pipeline_of, sampling_of, terms_of
-from fedveil.plan.secure_sums import check_central, check_sums
+from fedveil.planning import limits
+from fedveil.planning.fitting import distillation, fitted, pipeline_of, sampling_of, terms_of
+from fedveil.planning.secure_sums import check_central, check_sums
 from fedveil.privacy.accounting import (
     Release,
     Setting,
@@ -123,7 +123,7 @@ class Plan:
         if placement is None or context is None:
             if (placement is None) != (context is None):
                 raise ConfigError(
-                    "terms: a plan has them if its method adds noise; make a new plan"
+                    "context: a plan has them if its method adds noise; make a new plan"
                 )
             return
         basis = (self.method, self.federation, self.module)
@@ -131,7 +131,7 @@ class Plan:
         if tried and all(map(operator.is_, self.basis, basis)):
             for name in (each.name for each in fields(NoiseContext) if each.name not in _CHOSEN):
                 if getattr(context, name) is not getattr(self.basis[3], name):
-                    raise ConfigError(f"terms.{name}: follows from the method; change it there")
+                    raise ConfigError(f"context.{name}: follows from the method; change it there")
         else:
             check_model(self.module, self.federation)
             check_isolation(self.module, self.federation, self.method.local.per_example)
