@@ -25,6 +25,7 @@ from fedveil.engines.isolated_mlp import LoneStack
 from fedveil.engines.isolated_moments import LoneMoments, lone_moments_apply
 from fedveil.engines.mlp import MlpGradients
 from fedveil.engines.mlp_engine import MlpEngine
+from fedveil.engines.registry import OUTSIDE
 from fedveil.engines.shared_memory import bytes_to_copy
 from fedveil.engines.threads import Threaded
 
@@ -53,7 +54,7 @@ class Choice:
 def supports(job: Job, name: str, device: torch.device = CPU) -> str | None:
     """Why the engine of this name cannot run the job, in one clause; None if it can."""
     if name not in ENGINES:
-        raise ConfigError(f"engine.name: unknown engine {name!r}; there are {', '.join(ENGINES)}")
+        return OUTSIDE.find(name, "engine.name", ENGINES).why_not(job, device)
     if name == "algebra":
         return _why_not_algebra(job, device)
     if name == "mlp":
@@ -176,7 +177,7 @@ def _processes(
         size = int(os.environ["WORLD_SIZE"])
         return size, f"; {size} processes, started by torchrun"
     if name == "processes" or (asked or 1) > 1:
-        obstacle = supports(job, "processes", device)
+        obstacle = supports(job, "processes", device) or _unknown_elsewhere(name)
         if obstacle is not None:
             raise ConfigError(f"engine.processes: cannot run this: {obstacle}")
         count = asked or max(2, cores())
@@ -194,7 +195,7 @@ def _processes(
     large = predicted.step_seconds > _LARGE_STEP and available <= _FEW_CORES
     if large and not job.isolated:  # isolated clients have one thread each
         return 1, "; one process, because a single step keeps all threads busy"
-    obstacle = why_not_elsewhere(job)
+    obstacle = why_not_elsewhere(job) or _unknown_elsewhere(name)
     if obstacle is not None:
         return 1, f"; one process, because {obstacle}"
     if bytes_to_copy(job.federation) > _COPY:
@@ -203,6 +204,13 @@ def _processes(
         available,
         f"; {available} processes, because a round takes about {predicted.seconds:.1g} s on one",
     )
+
+
+def _unknown_elsewhere(name: str) -> str | None:
+    """Why other processes cannot find this engine; None if they can."""
+    if name in ENGINES or OUTSIDE[name].module != "__main__":
+        return None
+    return f"engine {name!r} is defined in the main program; move it to a module"
 
 
 def _one_thread(inner: str, predicted: Prediction) -> bool:
@@ -244,6 +252,8 @@ def _together(
 ) -> Engine:
     """An engine whose clients train together, at most `chunk` of them."""
     task = job.federation.task
+    if name not in ENGINES:
+        return OUTSIDE[name].build(job, chunk, device)
     if name == "sequential":
         gradients = AutogradGradients(job.module, job.layout, task, device, job.isolated)
         return RowEngine("sequential", job, gradients, 1, device, draws=True)

@@ -49,9 +49,9 @@ class ApartGradients:
         if mask is not None:  # real records come first; their number decides the shapes
             real = mask.sum(dim=1)
             if bool((real != real[0]).any()):
-                alone = [slice(place, place + 1) for place in range(len(real))]
-                parts = (weights, inputs, targets, mask)
-                each = [self(*(part[one] for part in parts), clip, denominator) for one in alone]
+                columns = (torch.split(part, 1) for part in (weights, inputs, targets, mask))
+                parts = zip(*columns, strict=True)
+                each = [self(w, x, y, own, clip, denominator) for w, x, y, own in parts]
                 gradients, losses = zip(*each, strict=True)
                 return torch.cat(gradients), torch.cat(losses)
             inputs, targets = inputs[:, : int(real[0])], targets[:, : int(real[0])]

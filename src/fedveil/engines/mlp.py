@@ -52,9 +52,9 @@ class MlpGradients:
         if clip is not None:
             factors = self._quick_factors(errors, states, clip)
             if factors is None:
-                own = [part.cpu() for part in (weights, inputs, targets)]
+                w, x, y = (part.cpu() for part in (weights, inputs, targets))
                 real = None if mask is None else mask.cpu()
-                clipped, _ = self._exact(*own, real, clip, denominator)
+                clipped, _ = self._exact(w, x, y, real, clip, denominator)
                 return clipped.to(weights.device), (losses * share).sum(dim=1)
             factors /= denominator
             if mask is not None:
