@@ -14,7 +14,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.methods.fedavg import fedavg
 from fedveil.methods.parts.method import CohortRule, Scheme
-from fedveil.plan.plan import plan
+from fedveil.planning.plan import plan
 
 RULE = LocalTraining(LearningRate(0.1), steps=1)
 
