@@ -11,6 +11,7 @@ import fedveil as fv
 from benchmarks.clock import Clock
 from benchmarks.systems import Unsupported
 from benchmarks.workloads import Workload, draw
+from fedveil.engines.memory import keep_freed_memory
 from fedveil.privacy.clipping import Clip
 
 
@@ -89,6 +90,7 @@ def plan(workload: Workload, data: fv.Federation, rounds: int, protected: bool) 
 
 
 def run(workload: Workload, variant: str, clock: Clock) -> None:
+    keep_freed_memory()  # as the command line does in its own process
     data, rounds = federation(workload), clock.span.rounds
     planned = plan(workload, data, rounds, variant == "protected")
     try:

@@ -63,6 +63,9 @@ class Reference:
         out = functional_call(self.module, self.job.layout.views(weights), (x,))
         if self.job.federation.task is Task.REGRESSION:
             return 0.5 * (out.squeeze(-1) - y).square().mean()
+        if out.shape[-1] == 1:
+            logits, wanted = out.flatten(), y.flatten().double()
+            return torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted)
         return torch.nn.functional.cross_entropy(out.flatten(0, -2), y.flatten())
 
     def gradient(self, weights: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -92,10 +92,13 @@ def neighbourhoods(job: Job) -> dict[str, tuple[Job, list[int]]]:
         own if place == OWN else (nasty(x, size), np.resize(y, (size, *y.shape[1:])))
         for place, ((x, y), size) in enumerate(zip(clients, OTHER_SIZES, strict=True))
     ]
+    size = len(own[0])
+    alike = [own if place == OWN else (nasty(own[0], size), own[1]) for place in range(7)]
     # The client keeps its number in all that is drawn for it, wherever it stands.
     return {
         "alone": (replace(federation_of(job, [own]), randomness=before(OWN)), [0]),
         "nasty others": (federation_of(job, others), [1, 0, 2, OWN]),
+        "nasty others of its size": (federation_of(job, alike), [4, 0, 6, 1, OWN]),
         "first": (replace(federation_of(job, [own, clients[2]], 36), randomness=before(OWN)), [0]),
         "moved in memory": (federation_of(job, clients, 4), [2, OWN]),
     }
@@ -145,7 +148,7 @@ def test_a_clients_integers_are_its_own_under_every_rule(
 
 @pytest.mark.parametrize("rule", ["two epochs, weight decay", "per example, exact noise"])
 @pytest.mark.parametrize("model", ["tanh mlp", "own module", *SLOW])
-@pytest.mark.parametrize("engine", ["generic", "sequential"])
+@pytest.mark.parametrize("engine", ["mlp", "generic", "sequential"])
 def test_a_clients_integers_are_its_own_in_every_network(
     engine: str, model: str, rule: str
 ) -> None:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from fedveil.cli import console
 from fedveil.core.errors import ConfigError, FedveilError
+from fedveil.engines.memory import keep_freed_memory
 
 COMMANDS = {
     "run": "train a model from a recipe; with no argument, the default job",
@@ -32,7 +33,9 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 2 bad input, 130 interrupted, 1 else."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:  # a process of our own
+        arguments = sys.argv[1:]
+        keep_freed_memory()
     try:
         return _dispatch(arguments)
     except FedveilError as error:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedveil.models.flat import Layout
+from fedveil.models.losses import class_scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,6 @@ class Ballot:
                 own = row.clone()  # in memory of its own, so that no place in a chunk shows
                 asked = self.inputs.clone()  # a module may change what it reads
                 scores = functional_call(module, layout.views(own), (asked,))
-                ballot.scatter_(1, scores.argmax(dim=1, keepdim=True), 1.0)
+                ballot.scatter_(1, class_scores(scores).argmax(dim=1, keepdim=True), 1.0)
         rows = votes.flatten(1)
         return rows if granularity is None else (rows / granularity).round().long()

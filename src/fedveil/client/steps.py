@@ -19,8 +19,6 @@ from fedveil.core.randomness import Stream
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
 from fedveil.privacy.noise import Ahead, gaussian_rows, protect_sum, unsnap
 
-_SHORT = 1_000  # parameters up to which norms of several clients are measured row by row
-
 
 class Gradients(Protocol):
     """Gradients of the mean loss of each client's batch.
@@ -161,9 +159,9 @@ def _pull(rows: Tensor, rule: LocalTraining) -> Tensor | float:
     """Strength of the penalty's pull on each client: none inside the radius."""
     if rule.penalty_radius == 0:
         return rule.penalty
-    if rows.shape[1] <= _SHORT and rows.device.type == "cpu":
+    if rows.device.type == "cpu":
         norms = torch.from_numpy(row_norms(rows))
-    else:  # of several clients, in simulations only
+    else:
         norms = torch.linalg.vector_norm(rows, dim=1)
     return ((norms > rule.penalty_radius) * rule.penalty).to(rows.dtype)[:, None]
 
@@ -189,8 +187,8 @@ def _add_noise(
         rows = gaussian_rows(streams[: len(gradient)], gradient.shape[1], std)
         gradient.add_(torch.from_numpy(rows).to(gradient.device))
         return
-    for row, stream in zip(gradient, ahead, strict=False):
-        steps = row.double().cpu().div_(grid)
-        steps = steps.nan_to_num_(posinf=0.0, neginf=0.0).round_().long()
-        drawn = unsnap(protect_sum(steps.numpy(), std, grid, stream), grid)
-        row.copy_(torch.from_numpy(drawn))
+    near = gradient.double().cpu().div_(grid).nan_to_num_(posinf=0.0, neginf=0.0)
+    steps = near.round_().long().numpy()
+    for row, stream in zip(steps, ahead, strict=False):
+        row[:] = protect_sum(row, std, grid, stream)
+    gradient.copy_(torch.from_numpy(unsnap(steps, grid)))

@@ -122,6 +122,8 @@ def _checked(stack: Stack, layout: Layout, federation: Federation) -> Stack | st
         return f"its first layer reads {stack[0].inputs} numbers"
     if federation.task is Task.REGRESSION and stack[-1].outputs != 1:
         return f"it gives {stack[-1].outputs} numbers for one target"
+    if federation.task is Task.CLASSIFICATION and stack[-1].outputs == 1:
+        return "it gives one logit for two classes"
     return stack
 
 

@@ -20,10 +20,12 @@ from fedveil.engines.dual_clients import costs, dual_applies
 from fedveil.engines.gradients import AutogradGradients, VmapGradients, why_not_vmap
 from fedveil.engines.isolated import Apart, Isolated
 from fedveil.engines.isolated_dual import LoneDual, lone_dual_applies
+from fedveil.engines.isolated_gradients import ApartGradients
+from fedveil.engines.isolated_mlp import LoneStack
 from fedveil.engines.isolated_moments import LoneMoments, lone_moments_apply
-from fedveil.engines.memory import keep_freed_memory
 from fedveil.engines.mlp import MlpGradients
 from fedveil.engines.mlp_engine import MlpEngine
+from fedveil.engines.registry import OUTSIDE
 from fedveil.engines.shared_memory import bytes_to_copy
 from fedveil.engines.threads import Threaded
 
@@ -32,6 +34,7 @@ ENGINES = ("auto", "algebra", "mlp", "generic", "sequential", "processes")
 _LARGE = 500_000  # parameters above which a chunk of clients no longer fits the cache
 _CACHE = 6_000_000  # bytes of weights that stay in cache while a chunk trains
 _LONG = 0.1  # seconds: shorter rounds stay in one process
+_LONG_APART = 0.02  # the same for isolated clients, whose results do not depend on it
 _QUICK = 0.002  # seconds: shorter steps of one client stay on one thread
 _LARGE_STEP = 1.0  # seconds on one core: longer steps of one client use all threads as well,
 _FEW_CORES = 4  # if these are not many (measured with two)
@@ -51,7 +54,7 @@ class Choice:
 def supports(job: Job, name: str, device: torch.device = CPU) -> str | None:
     """Why the engine of this name cannot run the job, in one clause; None if it can."""
     if name not in ENGINES:
-        raise ConfigError(f"engine.name: unknown engine {name!r}; there are {', '.join(ENGINES)}")
+        return OUTSIDE.find(name, "engine.name", ENGINES).why_not(job, device)
     if name == "algebra":
         return _why_not_algebra(job, device)
     if name == "mlp":
@@ -174,7 +177,7 @@ def _processes(
         size = int(os.environ["WORLD_SIZE"])
         return size, f"; {size} processes, started by torchrun"
     if name == "processes" or (asked or 1) > 1:
-        obstacle = supports(job, "processes", device)
+        obstacle = supports(job, "processes", device) or _unknown_elsewhere(name)
         if obstacle is not None:
             raise ConfigError(f"engine.processes: cannot run this: {obstacle}")
         count = asked or max(2, cores())
@@ -186,12 +189,13 @@ def _processes(
     available = cores()
     if asked == 1 or predicted is None or available == 1:
         return 1, ""
-    if predicted.seconds < _LONG or predicted.saved(available) < 0:
+    shortest = _LONG_APART if job.isolated else _LONG
+    if predicted.seconds < shortest or predicted.saved(available) < 0:
         return 1, "; one process, because the run is short"
     large = predicted.step_seconds > _LARGE_STEP and available <= _FEW_CORES
     if large and not job.isolated:  # isolated clients have one thread each
         return 1, "; one process, because a single step keeps all threads busy"
-    obstacle = why_not_elsewhere(job)
+    obstacle = why_not_elsewhere(job) or _unknown_elsewhere(name)
     if obstacle is not None:
         return 1, f"; one process, because {obstacle}"
     if bytes_to_copy(job.federation) > _COPY:
@@ -200,6 +204,13 @@ def _processes(
         available,
         f"; {available} processes, because a round takes about {predicted.seconds:.1g} s on one",
     )
+
+
+def _unknown_elsewhere(name: str) -> str | None:
+    """Why other processes cannot find this engine; None if they can."""
+    if name in ENGINES or OUTSIDE[name].module != "__main__":
+        return None
+    return f"engine {name!r} is defined in the main program; move it to a module"
 
 
 def _one_thread(inner: str, predicted: Prediction) -> bool:
@@ -220,11 +231,10 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
             apart = LoneMoments(job, stack[0])
         elif lone_dual_applies(job, stack[0]):
             apart = LoneDual(job, stack[0])
-
+    elif not isinstance(stack, str) and device.type == "cpu":
+        apart = LoneStack(job, stack)
     # Of a stack, gradients keep nothing from one call to the next; of a module, they may.
-    stateless = None
-    if not isinstance(stack, str):
-        stateless = MlpGradients(stack, job.federation.task, careful=True)
+    stateless = None if isinstance(stack, str) else ApartGradients(stack, job.federation.task)
 
     def make(own: Job) -> Engine:
         return _together(own, name, 1, device, stack, stateless)
@@ -238,13 +248,13 @@ def _together(
     chunk: int | None,
     device: torch.device,
     stack: Stack | str,
-    gradients_of_stack: MlpGradients | None = None,
+    gradients_of_stack: ApartGradients | None = None,
 ) -> Engine:
     """An engine whose clients train together, at most `chunk` of them."""
     task = job.federation.task
+    if name not in ENGINES:
+        return OUTSIDE[name].build(job, chunk, device)
     if name == "sequential":
-        if device.type == "cpu":
-            keep_freed_memory()
         gradients = AutogradGradients(job.module, job.layout, task, device, job.isolated)
         return RowEngine("sequential", job, gradients, 1, device, draws=True)
     if name == "generic":

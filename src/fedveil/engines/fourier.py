@@ -63,6 +63,24 @@ class Shape:
 class Conv2d(nn.Conv2d):
     """A convolution that goes through the Fourier transform where that is faster."""
 
+    @classmethod
+    def of(cls, layer: nn.Conv2d) -> Conv2d:
+        """With the parameters of a layer that suits."""
+        padding = layer.padding
+        if isinstance(padding, str):
+            raise ValueError("padding by name does not suit")
+        own = cls(
+            layer.in_channels,
+            layer.out_channels,
+            (layer.kernel_size[0], layer.kernel_size[1]),
+            padding=(padding[0], padding[1]),
+            bias=layer.bias is not None,
+            device="meta",  # nothing is drawn for weights that are not kept
+        )
+        own.weight, own.bias = layer.weight, layer.bias
+        own.weight.data = own.weight.data.contiguous()
+        return own.train(layer.training)
+
     def forward(self, images: Tensor) -> Tensor:
         padding = self.padding
         here = images.device.type == "cpu" and images.dtype == torch.float32 and images.dim() == 4

@@ -2,8 +2,9 @@
 
 A client's contribution is a function of public settings, its own records in their order and its own
 randomness, bit for bit. It is what an engine makes of a federation that holds this client alone
-(`lone`), on one thread, with modules and buffers that nobody used before. Small linear models train
-side by side in arithmetic that keeps them apart (`lone_moments`, `lone_dual`).
+(`lone`), on one thread, with modules and buffers that nobody used before. Small linear models
+and fully connected networks train side by side in arithmetic that keeps them apart
+(`isolated_moments`, `isolated_dual`, `isolated_mlp`).
 """
 
 from __future__ import annotations

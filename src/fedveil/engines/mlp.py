@@ -4,8 +4,8 @@ All activations are kept as `[clients, units, batch]`. An example's gradient in 
 the outer product of its error and its input, so its norm is a product of two norms and no gradient
 of a single example is ever formed (ghost norms; Goodfellow 2015), in L1 as in L2.
 
-Clipped gradients go through double precision (`clipped_sum`) where somebody is promised something,
-and where single precision might over- or underflow.
+Where single precision might over- or underflow, clipped gradients go through double precision
+(`isolated_gradients`).
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from torch import Tensor
 from fedveil.client.local_training import GradientClip
 from fedveil.data.federation import Task
 from fedveil.engines.affine import Parts, Stack, parts_of, rows_of
-from fedveil.engines.clipped_sum import ClippedSum
+from fedveil.engines.isolated_gradients import ApartGradients
 from fedveil.privacy.clipping import Clip, clip_factors
 
 
 class MlpGradients:
-    """Gradients and plain descent of a stack of affine layers; clipped ones in double precision
-    always (`careful`), or where that matters."""
+    """Gradients and plain descent of a stack of affine layers."""
 
-    def __init__(self, stack: Stack, task: Task, careful: bool = False) -> None:
-        self._stack, self._task, self._careful = stack, task, careful
+    def __init__(self, stack: Stack, task: Task) -> None:
+        self._stack, self._task = stack, task
         widest = max(max(layer.inputs, layer.outputs) for layer in stack)
         # Sums of squares over a layer may be off by this many roundings, relatively.
         self._roundings = 2 * widest + 16
-        self._clipped: ClippedSum | None = None  # for batches of one size
+        self._exact = ApartGradients(stack, task)
         self._parts: Parts = []
 
     def __call__(
@@ -51,9 +50,11 @@ class MlpGradients:
         for index in range(len(parts) - 1, 0, -1):
             errors.insert(0, self._back(index, parts[index][0], errors[0], states[index]))
         if clip is not None:
-            factors = None if self._careful else self._quick_factors(errors, states, clip)
+            factors = self._quick_factors(errors, states, clip)
             if factors is None:
-                clipped = self._clipped_sums(errors, states, mask, clip, denominator)
+                w, x, y = (part.cpu() for part in (weights, inputs, targets))
+                real = None if mask is None else mask.cpu()
+                clipped, _ = self._exact(w, x, y, real, clip, denominator)
                 return clipped.to(weights.device), (losses * share).sum(dim=1)
             factors /= denominator
             if mask is not None:
@@ -128,25 +129,6 @@ class MlpGradients:
         for layer, (error, state) in zip(self._stack, sizes, strict=True):
             norms += error * (state + (0.0 if layer.bias is None else 1.0))
         return _factors(norms, clip, self._roundings * 2.0**-24)
-
-    def _clipped_sums(
-        self,
-        errors: list[Tensor],
-        states: list[Tensor],
-        mask: Tensor | None,
-        clip: GradientClip,
-        denominator: float,
-    ) -> Tensor:
-        """The sum of each client's clipped gradients over the denominator, whatever the values."""
-        batch = errors[0].shape[2]
-        if self._clipped is None or self._clipped.batch != batch:
-            self._clipped = ClippedSum(self._stack, batch)
-        rows = []
-        for client in range(len(errors[0])):
-            real = None if mask is None else mask[client].cpu().numpy()
-            mine, read = ([part[client] for part in parts] for parts in (errors, states))
-            rows.append(self._clipped(mine, read, real, clip, denominator))
-        return torch.stack(rows)
 
 
 def _factors(norms: Tensor, clip: GradientClip, slack: float) -> Tensor:

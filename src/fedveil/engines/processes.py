@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from fedveil.core.randomness import Randomness
 from fedveil.engines.contract import Cohort, Engine, Job, RoundSum, Take
 from fedveil.engines.distributed_env import under_torchrun
 from fedveil.engines.process_group import Group, Workers, torchrun_group
+from fedveil.engines.registry import OUTSIDE
 from fedveil.engines.shared_memory import SharedFederation, share
 from fedveil.engines.threads import threads_at
 from fedveil.models.flat import Layout
@@ -36,12 +38,15 @@ class Setup:
     randomness: Randomness
     isolated: bool
     engine: str
+    engine_module: str | None  # of an engine from outside the package
     chunk: int | None
     threads: int
 
     def build(self) -> Engine:
         from fedveil.engines.choose import build_engine
 
+        if self.engine_module is not None:
+            import_module(self.engine_module)
         job = Job(
             self.federation.open(),
             self.module,
@@ -95,6 +100,8 @@ class ProcessEngine:
         return self._group
 
     def _setup(self, shared: SharedFederation) -> Setup:
+        from fedveil.engines.choose import ENGINES
+
         job = self.job
         return Setup(
             shared,
@@ -105,6 +112,7 @@ class ProcessEngine:
             job.randomness,
             job.isolated,
             self.own.name,
+            OUTSIDE[self.own.name].module if self.own.name not in ENGINES else None,
             self._chunk,
             self._threads,
         )

@@ -21,6 +21,7 @@ def main() -> None:
     import torch
     from torch._C._distributed_c10d import TCPStore
 
+    from fedveil.engines.memory import keep_freed_memory
     from fedveil.engines.process_group import Group, local_group
     from fedveil.engines.processes import Setup, follow
 
@@ -28,6 +29,7 @@ def main() -> None:
     if not isinstance(setup, Setup):
         raise TypeError(f"setup: {type(setup)}")
     torch.set_num_threads(setup.threads)
+    keep_freed_memory()
     store = TCPStore("127.0.0.1", port, size, is_master=False)
     engine = setup.build()
     store.add("ready", 1)

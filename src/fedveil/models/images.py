@@ -24,7 +24,9 @@ class ChannelsFirst(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         images = images.unsqueeze(-3) if images.dim() == 3 else images.movedim(-1, -3)
-        outputs: Tensor = self.network(images)
+        # In the default order: torch 2.13 crashes in group normalisation of images that are kept
+        # otherwise and need no gradient.
+        outputs: Tensor = self.network(images.contiguous())
         return outputs
 
 

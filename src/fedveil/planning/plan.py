@@ -27,6 +27,7 @@ from fedveil.methods.parts.every_round import check_every_round
 from fedveil.methods.parts.isolation import check_isolation
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, RoundContext
+from fedveil.models.check import check_model
 from fedveil.models.flat import Layout, flatten, layout_of
 from fedveil.planning import limits
 from fedveil.planning.fitting import distillation, fitted, pipeline_of, sampling_of, terms_of
@@ -131,6 +132,7 @@ class Plan:
                 if getattr(context, name) is not getattr(self.basis[3], name):
                     raise ConfigError(f"context.{name}: follows from the method; change it there")
         else:
+            check_model(self.module, self.federation)
             check_isolation(self.module, self.federation, self.method.local.per_example)
             noise, summed = context.noise_multiplier, context.secure is not None
             context = fitted(*basis, placement, context.arithmetic, noise, summed)
@@ -326,7 +328,7 @@ def plan(
     public; `unprotected` what was taken from the protected data by other ways, so that nothing is
     certified.
     """
-    layout_of(model)  # refuses a model that cannot be trained this way
+    check_model(model, federation)
     placement, start = method.placement, flatten(model)
     if placement is None:
         if budget is not None:

@@ -12,7 +12,7 @@ from fedveil.client.records import as_tensor
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engines.kernels import tuned
 from fedveil.models.flat import Layout
-from fedveil.models.losses import example_losses
+from fedveil.models.losses import class_scores, example_losses
 
 _VALUES = 4_000_000  # input values in one batch of evaluation
 _HEAVY = 256  # examples in one batch for convolutional and recurrent networks
@@ -60,7 +60,8 @@ class Evaluator:
             outputs = self._module(inputs)
             loss += float(example_losses(task, outputs, targets).sum(dtype=torch.float64))
             if task is not Task.REGRESSION:
-                hits = (outputs.argmax(dim=-1) == targets).float().reshape(len(targets), -1)
+                scores = class_scores(outputs, targets.dim())
+                hits = (scores.argmax(dim=-1) == targets).float().reshape(len(targets), -1)
                 correct += float(hits.mean(dim=1).sum())
         count = len(examples)
         if not count:

@@ -16,7 +16,8 @@ from fedveil.client import update_pipeline as shaping_module
 from fedveil.core.units import Adjacency
 from fedveil.engines import contract
 from fedveil.engines.algebra import AlgebraEngine
-from fedveil.engines.mlp import MlpGradients, _factors, _sizes
+from fedveil.engines.isolated_gradients import DoubleSums
+from fedveil.engines.mlp import _factors, _sizes
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
@@ -28,43 +29,32 @@ from .registry import by_record, plant
 def one_record_poisons_its_batch() -> Any:
     """An example that is not finite gets the factor zero: zero times infinity is no zero."""
 
-    def sums(self: MlpGradients, errors: Any, states: Any, *args: Any) -> Any:
-        doubles = [[part.double() for part in parts] for parts in (errors, states)]
-        return _ghostly(self, *doubles, *args)
+    def sums(self: DoubleSums, clip: Any, denominator: float) -> Any:
+        return _ghostly(self, *(part.double() for part in self.given), clip, denominator)
 
-    return patch.object(MlpGradients, "_clipped_sums", sums)
+    return patch.object(DoubleSums, "clipped_sums", sums)
 
 
 @plant(400, lambda case: by_record(case) and not case.kind.classes)
 def norms_underflow() -> Any:
     """Squares of single precision, which may be zero where the gradient is not."""
 
-    def sums(self: MlpGradients, errors: Any, states: Any, *args: Any) -> Any:
-        finite = torch.stack([part.isfinite().all(dim=1) for part in (*errors, *states)]).all(dim=0)
-        for part in (*errors, *states):
-            part.masked_fill_(~finite[:, None], 0.0)
-        return _ghostly(self, errors, states, *args)
+    def sums(self: DoubleSums, clip: Any, denominator: float) -> Any:
+        finite = torch.stack([part.isfinite().all(dim=1) for part in self.given]).all(dim=0)
+        own = [part.masked_fill(~finite[:, None], 0.0) for part in self.given]
+        return _ghostly(self, *own, clip, denominator)
 
-    return patch.object(MlpGradients, "_clipped_sums", sums)
+    return patch.object(DoubleSums, "clipped_sums", sums)
 
 
-def _ghostly(
-    self: MlpGradients, errors: Any, states: Any, mask: Any, clip: Any, denominator: float
-) -> Any:
+def _ghostly(self: DoubleSums, errors: Any, states: Any, clip: Any, denominator: float) -> Any:
     """Clipped gradients from the norms of their parts, without any care."""
-    norms = 0.0
-    for error, state in _sizes(errors, states, clip.order):
-        norms = norms + error * (state + 1.0)
-    factors = _factors(norms, clip, self._roundings * 2.0**-24) / denominator
-    if mask is not None:
-        factors = factors * mask
-    width = max(slot.stop for layer in self._stack for slot in (layer.weight, layer.bias))
-    rows = errors[0].new_empty(len(norms), width)
-    for layer, error, state in zip(self._stack, errors, states, strict=True):
-        scaled = error * factors[:, None]
-        layer.weight_of(rows).copy_(torch.bmm(scaled, state.transpose(1, 2)))
-        layer.bias_of(rows).copy_(scaled.sum(dim=2))
-    return rows.float()
+    outputs, inputs = ([part.shape[axis] for part in self.sums] for axis in (1, 2))
+    errors, states = torch.split(errors, outputs, dim=1), torch.split(states, inputs, dim=1)
+    norms = sum(error * state for error, state in _sizes(errors, states, clip.order))
+    factors = _factors(norms, clip, (2 * max(inputs) + 16) * 2.0**-24) / denominator
+    pairs = zip(errors, states, strict=True)
+    return [torch.bmm(error * factors[:, None], state.mT) for error, state in pairs]
 
 
 @plant(250, lambda case: case.kind.by_record)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.client.records import as_tensor
-from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation, Task
+from fedveil.models.check import token_limit
 from fedveil.privacy.refusals import SensitivityRefused
 
 _OTHERS = 2  # examples beside the one that is watched
@@ -51,8 +51,7 @@ def _try(model: nn.Module, federation: Federation, per_example: bool) -> None:
     watched, *company = (_batch(federation, draw, scale) for scale in (1.0, *_SCALES))
     before = _state(model)
     alone, moved = _tried(model, watched)
-    _check_shape(alone, federation)
-    for extreme in _extremes(federation):
+    for extreme in _extremes(federation, model):
         _tried(model, extreme, False)  # whose record would end the run, would be known by that
     for last, others in zip((False, False, True), company, strict=True):
         mixed = watched.clone()
@@ -87,13 +86,15 @@ def _batch(federation: Federation, draw: np.random.Generator, scale: float) -> T
     return as_tensor(federation.model_inputs(made)).clone()
 
 
-def _extremes(federation: Federation) -> Iterator[Tensor]:
+def _extremes(federation: Federation, model: nn.Module) -> Iterator[Tensor]:
     """Inputs as far out as a record may be: the largest numbers, tokens up to the last one."""
     shape = (1 + _OTHERS, *federation.input_shape)
     kind: np.dtype[Any] = federation.train.inputs.dtype
     values: list[object] = [0, 1]
-    if federation.task is Task.SEQUENCE:
-        values = [np.linspace(federation.classes - 1, 0, math.prod(shape)).reshape(shape)]
+    limit = token_limit(model, federation)
+    tokens = federation.classes if federation.task is Task.SEQUENCE else limit
+    if tokens is not None:
+        values = [np.linspace(tokens - 1, 0, math.prod(shape)).reshape(shape)]
     elif np.issubdtype(kind, np.floating):
         values = [np.finfo(kind).max, np.finfo(kind).min]
     elif np.issubdtype(kind, np.integer):
@@ -126,21 +127,6 @@ def _tried(model: nn.Module, inputs: Tensor, back: bool = True) -> tuple[Tensor,
             ) from None
     gradient = [part.detach().flatten() for part in found if part is not None]
     return outputs.detach().clone(), torch.cat(gradient) if gradient else torch.zeros(0)
-
-
-def _check_shape(outputs: Tensor, federation: Federation) -> None:
-    """A score for every class, or one number: else training fails at some label, rounds later."""
-    lead = outputs.shape[0] == 1 + _OTHERS
-    if federation.task is Task.REGRESSION:
-        fits = lead and outputs.numel() == 1 + _OTHERS
-    else:
-        fits = lead and outputs.dim() > 1 and outputs.shape[-1] == federation.classes
-    if not fits:
-        wanted = "one number" if federation.task is Task.REGRESSION else federation.classes
-        raise ConfigError(
-            f"model: it gives {list(outputs.shape[1:])} for an example, and the data have "
-            f"{wanted}{'' if federation.task is Task.REGRESSION else ' classes'}"
-        )
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

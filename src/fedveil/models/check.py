@@ -1,0 +1,113 @@
+"""Whether a model and the data fit each other: found out while planning, not rounds later."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedveil.core.errors import ConfigError
+from fedveil.data.federation import Federation, Task
+from fedveil.models.flat import layout_of
+
+_TWO = 2  # made-up examples, so that a missing batch axis shows
+
+
+def check_model(module: nn.Module, federation: Federation) -> None:
+    """Raise a ConfigError, in one line, if the model cannot be trained on these data.
+
+    It is shown zeros of the data's shape and type; of the data themselves only shapes, and the
+    range of labels and token ids, are looked at.
+    """
+    layout_of(module)  # trainable parameters, and no running statistics
+    for name, parameter in module.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise ConfigError(f"model: parameter {name} starts with NaN or infinity")
+    _check_targets(federation)
+    _check_tokens(module, federation)
+    _check_outputs(_tried(module, federation), federation)
+
+
+def token_limit(module: nn.Module, federation: Federation) -> int | None:
+    """Token ids must be below this: the shortest Embedding of a model that reads whole numbers."""
+    whole = np.issubdtype(federation.train.inputs.dtype, np.integer) and federation.scaling is None
+    rows = [one.num_embeddings for one in module.modules() if isinstance(one, nn.Embedding)]
+    return min(rows) if whole and rows else None
+
+
+def _check_targets(federation: Federation) -> None:
+    inputs, targets = federation.train.inputs, federation.train.targets
+    if federation.task is Task.SEQUENCE and targets.shape != inputs.shape[:2]:
+        raise ConfigError(
+            f"targets: a sequence needs a label at each of its {inputs.shape[1]} positions, "
+            f"shape {list(inputs.shape[:2])}, got {list(targets.shape)}; for one label a text, "
+            "use task 'classification'"
+        )
+    if federation.task is Task.CLASSIFICATION and targets.ndim != 1:
+        raise ConfigError(f"targets: need one label for each example, got {list(targets.shape)}")
+
+
+def _check_tokens(module: nn.Module, federation: Federation) -> None:
+    limit = token_limit(module, federation)
+    if limit is None:
+        return
+    for examples in (federation.train, federation.test, federation.validation):
+        if examples is None or not examples.inputs.size:
+            continue
+        low, high = int(examples.inputs.min()), int(examples.inputs.max())
+        if low < 0 or high >= limit:
+            wrong = low if low < 0 else high
+            raise ConfigError(
+                f"model: its Embedding has rows 0 to {limit - 1}, and the inputs hold token {wrong}"
+            )
+
+
+def _tried(module: nn.Module, federation: Federation) -> Tensor:
+    """What the model makes of zeros."""
+    inputs = np.zeros((_TWO, *federation.input_shape), federation.train.inputs.dtype)
+    seen = torch.from_numpy(np.ascontiguousarray(federation.model_inputs(inputs)))
+    own = copy.deepcopy(module).train()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            outputs = own(seen)
+    except Exception as error:  # whatever a user's module may raise
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        embeds = any(isinstance(child, nn.Embedding) for child in own.modules())
+        if embeds and seen.is_floating_point() and "Long" in said:
+            raise ConfigError(
+                "model: its Embedding reads whole numbers, and the inputs come as float32; "
+                "call inputs.long() in forward if they are token ids"
+            ) from None
+        raise ConfigError(
+            f"model: it fails on inputs {list(seen.shape)} (examples first) of "
+            f"{str(seen.dtype).removeprefix('torch.')}: {said}"
+        ) from None
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(f"model: it must return a tensor, not {type(outputs).__name__}")
+    return outputs
+
+
+def _check_outputs(outputs: Tensor, federation: Federation) -> None:
+    """One number, or a score for each class: for two classes one logit will do."""
+    task, classes, shape = federation.task, federation.classes, tuple(outputs.shape)
+    if task is Task.REGRESSION:
+        if shape not in ((_TWO,), (_TWO, 1)):
+            raise ConfigError(f"model: regression needs one output, it gives {list(shape[1:])}")
+        return
+    lead = (_TWO,) if task is Task.CLASSIFICATION else (_TWO, federation.input_shape[0])
+    fits = [(*lead, classes)] + ([lead, (*lead, 1)] if classes <= 2 else [])
+    if shape in fits:
+        return
+    if shape[:-1] != lead:
+        raise ConfigError(
+            f"model: it gives {list(shape)} for {_TWO} examples; needed: {list(fits[0])}"
+        )
+    labels = federation.train.targets
+    hint = ""
+    if shape[-1] == classes - 1 and int(labels.min()) == 1:
+        hint = f"; the labels run from 1 to {int(labels.max())}, count them from 0"
+    raise ConfigError(
+        f"model: it gives {shape[-1]} scores, and the data have {classes} classes{hint}"
+    )
