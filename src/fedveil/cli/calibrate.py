@@ -3,57 +3,54 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
-from fedveil.cli import mechanism_args as described
+from fedveil.cli.mechanism_args import (
+    NOISE,
+    add_arguments,
+    described,
+    flag,
+    mechanism_kind,
+    mechanism_of,
+    noise_option,
+    show,
+)
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.shown import at_least, at_most
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from fedveil.privacy.guarantee import Guarantee
 
-    from fedveil.privacy.releases import Release, Setting
-    from fedveil.privacy.tuning import Tuning
+    Answer = tuple[dict[str, Any], Guarantee]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", nargs="?", type=Path, help="a recipe, instead of a description")
-    parser.add_argument("--epsilon", type=float, help="the budget; by default the recipe's")
-    parser.add_argument(
-        "--find",
-        choices=("noise", "rounds", "rate"),
-        default="noise",
-        help="what to find; everything else is given (noise)",
-    )
-    described.add_arguments(parser)
+    options: console.Options = {
+        "--epsilon": (float, "the budget; by default the recipe's"),
+        "--find": (("noise", "rounds", "rate"), "what to find; the rest is given (noise)", "noise"),
+    }
+    console.add_options(parser, options)
+    add_arguments(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
-    from fedveil.privacy.accounting import account
-
     if args.source is not None:
-        from fedveil.cli import load_guarantee as stored
+        from fedveil.cli.load_guarantee import guarantee_of
 
-        planned, _ = stored.guarantee_of(args.source, args.epsilon)
-        if args.json:
-            console.emit(planned.to_dict())
-        else:
-            described.show(planned, f"For {args.source}")
-        return 0
+        planned, _ = guarantee_of(args.source, args.epsilon)
+        return console.answer(args, planned.to_dict(), lambda: show(planned, f"For {args.source}"))
     if args.epsilon is None:
         raise ConfigError("--epsilon: needed")
-    found, release, setting, delta, tuning = _FINDERS[args.find](args)
-    guarantee = account([release], setting=setting, delta=delta, tuning=tuning)
-    if args.json:
-        console.emit({"target_epsilon": args.epsilon, "found": found, **guarantee.to_dict()})
-        return 0
-    answer = ", ".join(
-        f"{name.replace('_', ' ')} {_shown(name, value)}" for name, value in found.items()
-    )
-    described.show(guarantee, f"For epsilon {args.epsilon:g}: {answer}")
-    return 0
+    find = {"noise": _noise, "rounds": _rounds, "rate": _rate}[args.find]
+    found, guarantee = find(args)
+    document = {"target_epsilon": args.epsilon, "found": found, **guarantee.to_dict()}
+    answer = ", ".join(f"{name.replace('_', ' ')} {_shown(name, x)}" for name, x in found.items())
+    title = f"For epsilon {args.epsilon:g}: {answer}"
+    return console.answer(args, document, lambda: show(guarantee, title))
 
 
 def _shown(name: str, value: float) -> str:
@@ -63,112 +60,84 @@ def _shown(name: str, value: float) -> str:
     return (at_least if name == "rate" else at_most)(value, 6)
 
 
-Answer = tuple[dict[str, Any], "Release", "Setting", float, "Tuning | None"]
-
-
 def _noise(args: argparse.Namespace) -> Answer:
-    from fedveil.privacy import mechanisms as m
     from fedveil.privacy.calibration import calibrate_mechanism
-    from fedveil.privacy.releases import Release
+    from fedveil.privacy.mechanisms import Gaussian
 
-    rounds = _rounds(args)
-    for name in ("noise_multiplier", "scale_multiplier", "rho", "share_std"):
+    rounds, kind = _given_rounds(args), mechanism_kind(args)
+    for name in NOISE:
         if getattr(args, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')}: given, so there is no noise to find")
-    kind = described.mechanism_kind(args)
-    makers: dict[str, Callable[[float], m.Mechanism]] = {
-        "gaussian": m.Gaussian,
-        "laplace": m.Laplace,
-        "discrete-gaussian": m.DiscreteGaussian,
-        "discrete-gaussian-sum": lambda std: described.discrete_sum_of(args, std),
-    }
+            raise ConfigError(f"{flag(name)}: given, so there is no noise to find")
     if kind == "zcdp":
         raise ConfigError("--mechanism: zcdp has no noise to find; name the mechanism itself")
-    make = makers[kind]
-    sampling = described.sampling_of(args, rounds)
-    setting = described.setting_of(args, sampling)
-    probe = Release(m.Gaussian(1.0), sampling, rounds, args.uses, args.participations)
-    delta, tuning = described.delta_of(args, probe, setting), described.tuning_of(args)
+    asked = described(args, rounds, Gaussian(1.0))  # it stands in for what is to be found
     mechanism = calibrate_mechanism(
-        make,
+        lambda noise: mechanism_of(args, noise),
         epsilon=args.epsilon,
-        delta=delta,
-        sampling=sampling,
+        delta=asked.delta,
+        sampling=asked.release.sampling,
         rounds=rounds,
-        setting=setting,
+        setting=asked.setting,
         uses=args.uses,
         participations=args.participations,
-        tuning=tuning,
+        tuning=asked.tuning,
     )
-    field = {"laplace": "scale_multiplier", "discrete-gaussian-sum": "share_std"}
-    name = field.get(kind, "noise_multiplier")
-    release = Release(mechanism, sampling, rounds, args.uses, args.participations)
-    return {name: getattr(mechanism, name)}, release, setting, delta, tuning
+    name = noise_option(kind)
+    release = replace(asked.release, mechanism=mechanism)
+    return {name: getattr(mechanism, name)}, asked.guarantee(release)
 
 
-def _find_rounds(args: argparse.Namespace) -> Answer:
-    from dataclasses import replace
-
+def _rounds(args: argparse.Namespace) -> Answer:
     from fedveil.privacy.calibration import calibrate_rounds
-    from fedveil.privacy.releases import Release
     from fedveil.privacy.sampling import Balanced
 
     _not_given(args, "rounds", "participations")
-    mechanism, sampling = described.mechanism_of(args), described.sampling_of(args, 1)
-    setting, tuning = described.setting_of(args, sampling), described.tuning_of(args)
-    delta = described.delta_of(args, Release(mechanism, sampling, 1, args.uses), setting)
+    asked = described(args, 1)
+    sampling = asked.release.sampling
     rounds = calibrate_rounds(
         epsilon=args.epsilon,
-        delta=delta,
+        delta=asked.delta,
         sampling=sampling,
-        mechanism=mechanism,
-        setting=setting,
+        mechanism=asked.release.mechanism,
+        setting=asked.setting,
         uses=args.uses,
-        tuning=tuning,
+        tuning=asked.tuning,
     )
     if isinstance(sampling, Balanced):
         sampling = replace(sampling, rounds=rounds)
-    release = Release(mechanism, sampling, rounds, args.uses)
-    return {"rounds": rounds}, release, setting, delta, tuning
+    release = replace(asked.release, sampling=sampling, rounds=rounds)
+    return {"rounds": rounds}, asked.guarantee(release)
 
 
-def _find_rate(args: argparse.Namespace) -> Answer:
+def _rate(args: argparse.Namespace) -> Answer:
     from fedveil.privacy.calibration import calibrate_rate
-    from fedveil.privacy.releases import Release
     from fedveil.privacy.sampling import CappedPoisson, Poisson
 
     _not_given(args, "rate", "cohort", "participations")
-    rounds = _rounds(args)
+    rounds = _given_rounds(args)
     if args.sampling in ("fixed", "round-robin", "balanced"):
         args.cohort = 1
     else:
         args.sampling = args.sampling or "poisson"
         args.rate = 0.5 if args.sampling != "everyone" else None
-    mechanism, sampling = described.mechanism_of(args), described.sampling_of(args, rounds)
-    setting, tuning = described.setting_of(args, sampling), described.tuning_of(args)
-    delta = described.delta_of(args, Release(mechanism, sampling, rounds, args.uses), setting)
+    asked = described(args, rounds)
     sampling = calibrate_rate(
         epsilon=args.epsilon,
-        delta=delta,
-        sampling=sampling,
+        delta=asked.delta,
+        sampling=asked.release.sampling,
         rounds=rounds,
-        mechanism=mechanism,
-        setting=setting,
+        mechanism=asked.release.mechanism,
+        setting=asked.setting,
         uses=args.uses,
-        tuning=tuning,
+        tuning=asked.tuning,
     )
+    found: dict[str, Any] = {"cohort": int(sampling.expected_cohort)}
     if isinstance(sampling, (Poisson, CappedPoisson)):
-        found: dict[str, Any] = {"rate": sampling.rate}
-    else:
-        found = {"cohort": int(sampling.expected_cohort)}
-    release = Release(mechanism, sampling, rounds, args.uses)
-    return found, release, setting, delta, tuning
+        found = {"rate": sampling.rate}
+    return found, asked.guarantee(replace(asked.release, sampling=sampling))
 
 
-_FINDERS = {"noise": _noise, "rounds": _find_rounds, "rate": _find_rate}
-
-
-def _rounds(args: argparse.Namespace) -> int:
+def _given_rounds(args: argparse.Namespace) -> int:
     if args.rounds is None:
         raise ConfigError("--rounds: needed (or --find rounds)")
     return int(args.rounds)
@@ -177,6 +146,4 @@ def _rounds(args: argparse.Namespace) -> int:
 def _not_given(args: argparse.Namespace, *names: str) -> None:
     for name in names:
         if getattr(args, name) is not None:
-            raise ConfigError(
-                f"--{name.replace('_', '-')}: given, so --find {args.find} has no use"
-            )
+            raise ConfigError(f"{flag(name)}: given, so --find {args.find} has nothing to find")

@@ -1,8 +1,9 @@
-"""A mechanism described on the command line: its arguments, and the releases they stand for."""
+"""A mechanism described on the command line: its options, and what they describe."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
@@ -19,6 +20,59 @@ if TYPE_CHECKING:
 
 MECHANISMS = ("gaussian", "laplace", "discrete-gaussian", "discrete-gaussian-sum", "zcdp")
 SAMPLINGS = ("poisson", "fixed", "capped-poisson", "round-robin", "everyone", "balanced")
+NOISE = ("noise_multiplier", "scale_multiplier", "rho", "share_std")  # how much noise, by mechanism
+
+_OPTIONS: dict[str, console.Options] = {
+    "the mechanism": {
+        "--mechanism": (MECHANISMS, "what adds the noise (gaussian)"),
+        "--noise-multiplier": (float, "noise std on the sum / L2 clip of one unit"),
+        "--scale-multiplier": (float, "laplace: scale on the sum / L1 clip of one unit"),
+        "--rho": (float, "zcdp: rho of one participation"),
+        "--clip-norm": (float, "discrete-gaussian-sum: L2 clip of one unit"),
+        "--granularity": (float, "discrete-gaussian-sum: grid spacing"),
+        "--share-std": (float, "discrete-gaussian-sum: noise std of one client's share"),
+        "--shares": (int, "discrete-gaussian-sum: noise shares in a sum"),
+        "--dimension": (int, "discrete-gaussian-sum: coordinates, padding included"),
+        "--rounding-beta": (float, "discrete-gaussian-sum: rounding bound (exp(-1/2))"),
+    },
+    "who takes part": {
+        "--sampling": (SAMPLINGS, "how cohorts are chosen"),
+        "--rate": (float, "poisson: probability of each client"),
+        "--clients": (int, "how many there are"),
+        "--cohort": (int, "clients in one round"),
+        "--cap": (int, "capped-poisson: most clients in one round"),
+        "--rounds": (int, "how many rounds"),
+        "--uses": (int, "releases in each participation (1)", 1),
+        "--participations": (int, "enforced or counted maximum for one client: no credit"),
+    },
+    "what is promised, to whom": {
+        "--delta": (float, "default min(1e-5, population^-1.1) if known"),
+        "--unit": (("client", "record"), "whose data are protected: all or one record", "client"),
+        "--adjacency": (
+            ("add-remove", "replace", "zero-out"),
+            "add-remove: only if rate and divisor are constants, not from the number of clients",
+        ),
+        "--trust": (("central", "distributed", "local"), "who adds the noise", "central"),
+        "--population": (int, "protected units (clients if unit is client)"),
+        "--colluders": (int, "clients that tell what they know", 0),
+        "--honest-shares": (int, "noise shares sure to be in every sum"),
+        "--arithmetic": (
+            ("exact", "idealised"),
+            "of the noise: on a grid, or with reals",
+            "exact",
+        ),
+        "--entropy": (("system", "seeded"), "where the noise comes from", "system"),
+    },
+    "tuning on the same data": {
+        "--tuning-runs": (int, "all these runs are charged"),
+        "--tuning-mean": (float, "mean of a secret random number of runs"),
+        "--tuning-repeats": (
+            ("geometric", "logarithmic", "poisson"),
+            "the law of that number",
+            "geometric",
+        ),
+    },
+}
 
 _SHOWN = (
     "epsilon", "delta", "noise_multiplier", "unit", "adjacency", "trust", "sampling", "rounds",
@@ -27,59 +81,53 @@ _SHOWN = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments that `account` and `calibrate` share."""
-    noise = parser.add_argument_group("the mechanism")
-    noise.add_argument("--mechanism", choices=MECHANISMS, help="what adds the noise (gaussian)")
-    noise.add_argument(
-        "--noise-multiplier", type=float, help="noise std on the sum / L2 clip of one unit"
-    )
-    noise.add_argument(
-        "--scale-multiplier", type=float, help="laplace: scale on the sum / L1 clip of one unit"
-    )
-    noise.add_argument("--rho", type=float, help="zcdp: of one participation")
-    noise.add_argument("--clip-norm", type=float, help="discrete-gaussian-sum: L2 clip of one unit")
-    noise.add_argument("--granularity", type=float, help="discrete-gaussian-sum: grid spacing")
-    noise.add_argument("--share-std", type=float, help="discrete-gaussian-sum: of one client")
-    noise.add_argument("--shares", type=int, help="discrete-gaussian-sum: noise shares in a sum")
-    noise.add_argument("--dimension", type=int, help="discrete-gaussian-sum: padded coordinates")
-    noise.add_argument(
-        "--rounding-beta", type=float, help="discrete-gaussian-sum: rounding bound (exp(-1/2))"
-    )
-    who = parser.add_argument_group("who takes part")
-    who.add_argument("--sampling", choices=SAMPLINGS, help="how cohorts are chosen")
-    who.add_argument("--rate", type=float, help="poisson: probability of each client")
-    who.add_argument("--clients", type=int, help="how many there are")
-    who.add_argument("--cohort", type=int, help="clients in one round")
-    who.add_argument("--cap", type=int, help="capped-poisson: most clients in one round")
-    who.add_argument("--rounds", type=int, help="how many rounds")
-    who.add_argument("--uses", type=int, default=1, help="releases in each participation (1)")
-    who.add_argument(
-        "--participations", type=int, help="enforced or counted maximum for one client: no credit"
-    )
-    what = parser.add_argument_group("what is promised, to whom")
-    what.add_argument("--delta", type=float, help="default min(1e-5, population^-1.1) if known")
-    what.add_argument("--unit", choices=("client", "record"), default="client")
-    what.add_argument(
-        "--adjacency",
-        choices=("add-remove", "replace", "zero-out"),
-        help="add-remove: only if rate and divisor are constants, not from the number of clients",
-    )
-    what.add_argument("--trust", choices=("central", "distributed", "local"), default="central")
-    what.add_argument("--population", type=int, help="protected units (clients if unit is client)")
-    what.add_argument("--colluders", type=int, default=0, help="clients that tell what they know")
-    what.add_argument("--honest-shares", type=int, help="noise shares sure to be in every sum")
-    what.add_argument("--arithmetic", choices=("exact", "idealised"), default="exact")
-    what.add_argument("--entropy", choices=("system", "seeded"), default="system")
-    runs = parser.add_argument_group("tuning on the same data")
-    runs.add_argument("--tuning-runs", type=int, help="all these runs are charged")
-    runs.add_argument("--tuning-mean", type=float, help="mean of a secret random number of runs")
-    runs.add_argument(
-        "--tuning-repeats", choices=("geometric", "logarithmic", "poisson"), default="geometric"
-    )
+    """Options that `account` and `calibrate` share."""
+    for title, options in _OPTIONS.items():
+        console.add_options(parser, options, title)
 
 
-def sampling_of(args: argparse.Namespace, rounds: int | None) -> Sampling:
-    """The sampler of the arguments; without --sampling, what the other arguments suggest."""
+@dataclass(frozen=True)
+class Described:
+    """What the options describe: releases of one mechanism, and what is promised to whom."""
+
+    release: Release
+    setting: Setting
+    delta: float
+    tuning: Tuning | None
+
+    def guarantee(self, release: Release | None = None) -> Guarantee:
+        """What is guaranteed, if `release` is made instead."""
+        from fedveil.privacy.accounting import account
+
+        releases = [release or self.release]
+        return account(releases, setting=self.setting, delta=self.delta, tuning=self.tuning)
+
+
+def described(
+    args: argparse.Namespace, rounds: int, mechanism: Mechanism | None = None
+) -> Described:
+    """What the options describe, with another mechanism if one is given."""
+    from fedveil.privacy.releases import Release, Setting
+
+    if mechanism is None:
+        mechanism = mechanism_of(args)
+    sampling = sampling_of(args, rounds)
+    release = Release(mechanism, sampling, rounds, args.uses, args.participations)
+    setting = Setting(
+        unit=args.unit,
+        adjacency=args.adjacency or _usual_adjacency(args, sampling),
+        trust=args.trust,
+        population=args.population,
+        arithmetic=args.arithmetic,
+        entropy=args.entropy,
+        colluders=args.colluders,
+        honest_shares=args.honest_shares,
+    )
+    return Described(release, setting, _delta(args, release, setting), _tuning(args))
+
+
+def sampling_of(args: argparse.Namespace, rounds: int) -> Sampling:
+    """The sampler of the options; without --sampling, what the other options suggest."""
     from fedveil.privacy import sampling as s
 
     kind = args.sampling
@@ -99,35 +147,14 @@ def sampling_of(args: argparse.Namespace, rounds: int | None) -> Sampling:
         clients, cap = _needed(args, kind, "clients"), _needed(args, kind, "cap")
         return s.CappedPoisson(clients, _rate(args, kind), cap)
     _unused(args, kind, "rate", "cap")
-    clients, cohort = _needed(args, kind, "clients"), _needed(args, kind, "cohort")
-    if kind == "fixed":
-        return s.FixedSize(clients, cohort)
-    if kind == "round-robin":
-        return s.RoundRobin(clients, cohort)
-    return s.Balanced(clients, cohort, _needed(args, kind, "rounds") if rounds is None else rounds)
-
-
-def mechanism_of(args: argparse.Namespace) -> Mechanism:
-    """The mechanism of the arguments."""
-    from fedveil.privacy import mechanisms as m
-
-    kind = mechanism_kind(args)
-    if kind == "laplace":
-        _unused(args, kind, "noise_multiplier", "rho", "share_std")
-        return m.Laplace(_needed(args, kind, "scale_multiplier"))
-    if kind == "zcdp":
-        _unused(args, kind, "noise_multiplier", "scale_multiplier", "share_std")
-        return m.Zcdp(_needed(args, kind, "rho"))
-    if kind == "discrete-gaussian-sum":
-        _unused(args, kind, "noise_multiplier", "scale_multiplier", "rho")
-        return discrete_sum_of(args, _needed(args, kind, "share_std"))
-    _unused(args, kind, "scale_multiplier", "rho", "share_std")
-    noise = _needed(args, kind, "noise_multiplier")
-    return m.Gaussian(noise) if kind == "gaussian" else m.DiscreteGaussian(noise)
+    size = _needed(args, kind, "clients"), _needed(args, kind, "cohort")
+    if kind == "balanced":
+        return s.Balanced(*size, rounds)
+    return s.FixedSize(*size) if kind == "fixed" else s.RoundRobin(*size)
 
 
 def mechanism_kind(args: argparse.Namespace) -> str:
-    """The named mechanism, or the one whose argument was given."""
+    """The named mechanism, or the one whose option was given."""
     if args.mechanism is not None:
         return str(args.mechanism)
     if args.scale_multiplier is not None:
@@ -135,59 +162,29 @@ def mechanism_kind(args: argparse.Namespace) -> str:
     return "zcdp" if args.rho is not None else "gaussian"
 
 
-def discrete_sum_of(args: argparse.Namespace, share_std: float) -> Mechanism:
-    """The sum of discrete Gaussian shares of the arguments."""
-    from fedveil.privacy.mechanisms import DiscreteGaussianSum
-
-    kind = "discrete-gaussian-sum"
-    names = ("clip_norm", "granularity", "shares", "dimension")
-    fields = {name: _needed(args, kind, name) for name in names}
-    if args.rounding_beta is not None:
-        fields["rounding_beta"] = args.rounding_beta
-    return DiscreteGaussianSum(share_std=share_std, **fields)
+def noise_option(kind: str) -> str:
+    """The option that says how much noise a mechanism adds."""
+    own = {"laplace": "scale_multiplier", "zcdp": "rho", "discrete-gaussian-sum": "share_std"}
+    return own.get(kind, "noise_multiplier")
 
 
-def setting_of(args: argparse.Namespace, sampling: Sampling) -> Setting:
-    """The setting of the arguments; the usual adjacency of the trust and sampling by default."""
-    from fedveil.privacy.releases import Setting
+def mechanism_of(args: argparse.Namespace, noise: float | None = None) -> Mechanism:
+    """The mechanism of the options, with this much noise instead of theirs if it is given."""
+    from fedveil.privacy import mechanisms as m
 
-    usual = _usual_adjacency(args, sampling)
-    return Setting(
-        unit=args.unit,
-        adjacency=usual if args.adjacency is None else args.adjacency,
-        trust=args.trust,
-        population=args.population,
-        arithmetic=args.arithmetic,
-        entropy=args.entropy,
-        colluders=args.colluders,
-        honest_shares=args.honest_shares,
-    )
-
-
-def delta_of(args: argparse.Namespace, release: Release, setting: Setting) -> float:
-    """--delta, or the default for a known population."""
-    from fedveil.privacy.accounting import default_delta
-    from fedveil.privacy.translation import population_of
-
-    if args.delta is not None:
-        return float(args.delta)
-    population = population_of((release,), setting)
-    if population is None:
-        raise ConfigError("--delta: needed, as the population is not known (--population)")
-    return default_delta(population)
-
-
-def tuning_of(args: argparse.Namespace) -> Tuning | None:
-    """What tuning is charged, if any."""
-    from fedveil.privacy.tuning import AllRuns, RandomRuns, Repeats
-
-    if args.tuning_runs is not None and args.tuning_mean is not None:
-        raise ConfigError("--tuning-runs and --tuning-mean exclude each other")
-    if args.tuning_runs is not None:
-        return AllRuns(args.tuning_runs)
-    if args.tuning_mean is not None:
-        return RandomRuns(args.tuning_mean, Repeats(args.tuning_repeats))
-    return None
+    kind = mechanism_kind(args)
+    if noise is None:
+        wanted = noise_option(kind)
+        _unused(args, kind, *(name for name in NOISE if name != wanted))
+        noise = float(_needed(args, kind, wanted))
+    if kind == "discrete-gaussian-sum":
+        names = ("clip_norm", "granularity", "shares", "dimension")
+        fields = {name: _needed(args, kind, name) for name in names}
+        if args.rounding_beta is not None:
+            fields["rounding_beta"] = args.rounding_beta
+        return m.DiscreteGaussianSum(share_std=noise, **fields)
+    makers = {"laplace": m.Laplace, "zcdp": m.Zcdp, "discrete-gaussian": m.DiscreteGaussian}
+    return makers.get(kind, m.Gaussian)(noise)
 
 
 def show(guarantee: Guarantee, title: str) -> None:
@@ -200,12 +197,43 @@ def show(guarantee: Guarantee, title: str) -> None:
     console.say(guarantee.statement)
 
 
+def flag(name: str) -> str:
+    """The option that sets `name`."""
+    return "--" + name.replace("_", "-")
+
+
 def _shown(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return (at_least if name == "noise_multiplier" else at_most)(value, 6)
     return "" if value is None else str(value)
+
+
+def _delta(args: argparse.Namespace, release: Release, setting: Setting) -> float:
+    """--delta, or the default for a known population."""
+    from fedveil.privacy.accounting import default_delta
+    from fedveil.privacy.translation import population_of
+
+    if args.delta is not None:
+        return float(args.delta)
+    population = population_of((release,), setting)
+    if population is None:
+        raise ConfigError("--delta: needed, as the population is not known (give --population)")
+    return default_delta(population)
+
+
+def _tuning(args: argparse.Namespace) -> Tuning | None:
+    """What tuning is charged, if any."""
+    from fedveil.privacy.tuning import AllRuns, RandomRuns, Repeats
+
+    if args.tuning_runs is not None and args.tuning_mean is not None:
+        raise ConfigError("--tuning-runs and --tuning-mean: give only one of them")
+    if args.tuning_runs is not None:
+        return AllRuns(args.tuning_runs)
+    if args.tuning_mean is not None:
+        return RandomRuns(args.tuning_mean, Repeats(args.tuning_repeats))
+    return None
 
 
 def _usual_adjacency(args: argparse.Namespace, sampling: Sampling) -> Adjacency:
@@ -228,23 +256,23 @@ def _usual_adjacency(args: argparse.Namespace, sampling: Sampling) -> Adjacency:
 def _rate(args: argparse.Namespace, kind: str) -> float:
     if args.rate is not None:
         if args.cohort is not None:
-            raise ConfigError("--rate and --cohort exclude each other for Poisson sampling")
+            raise ConfigError("--rate and --cohort: for Poisson sampling give only one of them")
         return float(args.rate)
     if args.cohort is None or args.clients is None:
         raise ConfigError(f"--rate: {kind} sampling needs it (or --cohort and --clients)")
     if not 0 < args.cohort <= args.clients:
-        raise ConfigError(f"--cohort: need 1 to {args.clients}, got {args.cohort}")
+        raise ConfigError(f"--cohort: must be between 1 and {args.clients}, got {args.cohort}")
     return float(args.cohort / args.clients)
 
 
 def _needed(args: argparse.Namespace, kind: str, name: str) -> Any:
     value = getattr(args, name)
     if value is None:
-        raise ConfigError(f"--{name.replace('_', '-')}: {kind} needs it")
+        raise ConfigError(f"{flag(name)}: {kind} needs it")
     return value
 
 
 def _unused(args: argparse.Namespace, kind: str, *names: str) -> None:
     for name in names:
         if getattr(args, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')}: {kind} takes no such thing")
+            raise ConfigError(f"{flag(name)}: {kind} does not use it; leave it out")
