@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.advise.journal import Journal
-from fedveil.advise.pilot import FRESH_SEEDS, Progress, Search
-from fedveil.advise.proxy_trials import Outcome, Trial
+from fedveil.advise.pilot import FRESH_SEEDS, Journal, Progress, Search
+from fedveil.advise.trials import Outcome, Trial
 from fedveil.core.errors import ConfigError
 from tests.plan.pilots import BOTTOM, BOWL, Bowl, search_of, small_recipe
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedveil import cli
 from fedveil.advise import pilot
-from fedveil.advise.proxy_trials import ProxyTrials
+from fedveil.advise.trials import ProxyTrials
 from fedveil.config import recipe as recipes
 from tests.plan.test_proxy import private_recipe
 

@@ -17,9 +17,9 @@ from scipy.stats import chisquare, geom
 
 from fedveil import cli
 from fedveil.advise import private_tuning
-from fedveil.advise.candidate import Candidate
 from fedveil.advise.private_tuning import _Dice, settings_to_draw, tuned
 from fedveil.advise.proxy import Proxy, proxy_of
+from fedveil.advise.trials import Candidate
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal

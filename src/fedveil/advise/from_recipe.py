@@ -12,8 +12,8 @@ from fedveil.advise.bounds import ChengScore, FuBound, HuScore, Score
 from fedveil.advise.constants import LossConstants, estimate
 from fedveil.advise.iterations import Advice, advise, best_rounds_within, every_divisor
 from fedveil.advise.proxy import proxy_of
-from fedveil.advise.proxy_trials import clips_gradients
 from fedveil.advise.spending import remaining
+from fedveil.advise.trials import clips_gradients
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError

@@ -22,10 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from fedveil.advise.candidate import Candidate, recipe_with_settings
-from fedveil.advise.overlap import check_federations
-from fedveil.advise.proxy import SYNTHETIC, Proxy
+from fedveil.advise.proxy import SYNTHETIC, Proxy, check_federations
 from fedveil.advise.space import Space
+from fedveil.advise.trials import Candidate, recipe_with_settings
 from fedveil.config.assemble import plan_of
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal

@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.advise.candidate import Candidate, recipe_with_settings
 from fedveil.advise.from_recipe import local_steps_of, sizes_looked_at
-from fedveil.advise.journal import Journal
-from fedveil.advise.pilot import Expected, Search, mean_error
+from fedveil.advise.pilot import Expected, Journal, Search, mean_error
 from fedveil.advise.proxy import proxy_of
-from fedveil.advise.proxy_trials import OutOfTime, ProxyTrials, Trial
 from fedveil.advise.space import space_of
 from fedveil.advise.spending import about, remaining
+from fedveil.advise.trials import Candidate, OutOfTime, ProxyTrials, Trial, recipe_with_settings
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import Recipe

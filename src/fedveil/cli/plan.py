@@ -170,7 +170,7 @@ def _fu(args: argparse.Namespace) -> FuBound:
         raise ConfigError("--noise works the constant out; leave out --noise-constant and --growth")
     epsilon, delta = _budget(args, "--noise")
     _need(args, "--noise", "dimension", "clip_norm")
-    from fedveil.advise.noise_constant import noise_constant_gaussian, noise_constant_laplace
+    from fedveil.advise.bounds import noise_constant_gaussian, noise_constant_laplace
     from fedveil.core.arguments import positive
     from fedveil.core.units import Adjacency
 

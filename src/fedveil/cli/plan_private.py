@@ -22,11 +22,10 @@ def tune_privately(args: argparse.Namespace) -> int:
     recipe = recipe_of(args)
 
     from fedveil.advise.from_recipe import local_steps_of, sizes_looked_at
-    from fedveil.advise.overlap import NotPublic
     from fedveil.advise.private_tuning import settings_to_draw, tuned
-    from fedveil.advise.proxy import proxy_of
-    from fedveil.advise.proxy_trials import ProxyTrials
+    from fedveil.advise.proxy import NotPublic, proxy_of
     from fedveil.advise.space import space_of
+    from fedveil.advise.trials import ProxyTrials
     from fedveil.config.assemble import federation_of, plan_of
 
     if recipe.data.file is None and args.proxy == recipe.data.source:
