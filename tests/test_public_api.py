@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -163,3 +164,10 @@ def test_a_repr_starts_no_accounting() -> None:
     assert "guarantee" not in vars(anew)
     assert "epsilon" not in repr(anew)
     assert "guarantee" not in vars(anew)
+
+
+def test_examples_of_the_glossary_run() -> None:
+    page = Path(__file__).parent.parent / "docs" / "glossary.md"
+    result = doctest.testfile(str(page), module_relative=False)
+    assert result.attempted > 10
+    assert result.failed == 0

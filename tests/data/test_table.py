@@ -228,10 +228,10 @@ def test_a_schema_can_be_toml_and_describe_a_numeric_label(tmp_path):
         ({"age": {"type": "number", "mean": 0, "std": -1}}, "std positive"),
         ({"age": {"type": "number", "minimum": 3}}, "unknown key 'minimum'; did you mean 'min'?"),
         ({"age": {"type": "number", "min": "low", "max": 3}}, "neither a number nor a date"),
-        ({"job": {"type": "category"}}, "needs its categories"),
+        ({"job": {"type": "category"}}, "needs a list of categories"),
         ({"jobs": {"type": "boolean"}}, "no column 'jobs' (in the schema); did you mean 'job'?"),
         ({"grade": {"type": "category", "categories": ["good", "x"]}}, "label 'bad' of row 2"),
-        ({"since": {"type": "number", "min": 0, "max": 1}}, "column 'since' holds no number"),
+        ({"since": {"type": "number", "min": 0, "max": 1}}, "column 'since' has no value that is a number"),
     ],
 )
 def test_a_wrong_schema_is_refused_with_the_place(people, change, says):
@@ -271,7 +271,7 @@ GOOD = HEAD + "1,2,a\n1,3,b\n2,4,a\n2,5,b\n"
         (GOOD, {"client_column": "y"}, "label and client column are both 'y'"),
         (HEAD + "1,2,\n1,3,?\n", {}, "no row has a label (column 'y')"),
         (HEAD + ",2,a\n,3,b\n", {}, "no row has a client (column 'who')"),
-        (HEAD + "1,2,a\n1,3,a\n", {}, "label 'y' has one value only, 'a'"),
+        (HEAD + "1,2,a\n1,3,a\n", {}, "label 'y' has only one value, 'a'"),
         (HEAD + "1,inf,a\n1,3,b\n", {}, "column 'x' holds infinity in row 1"),
         (
             HEAD + "1,7,a\n1,7,b\n",

@@ -167,7 +167,7 @@ def test_a_budget_that_cannot_work_is_said_so_before_any_trial(
         (["--proxy", "nowhere"], "nowhere"),
         (["--proxy", "nowhere.csv"], "no such file"),
         (["--plot", "picture.txt"], "use .png"),
-        (["--output", "x"], "goes with --tune-on-private-data"),
+        (["--output", "x"], "used with --tune-on-private-data"),
     ],
 )
 def test_mistakes_in_one_line(

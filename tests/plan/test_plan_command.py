@@ -141,7 +141,7 @@ def test_a_plot_is_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         ("--growth 3", "growth"),
         ("--clients 0", "clients"),
         ("--cohort 0", "cohort"),
-        ("--cohort 5001", "cohort: need at most clients=5000, got 5001"),
+        ("--cohort 5001", "cohort: must be at most clients=5000, got 5001"),
         ("--total-steps 0", "total_steps"),
         ("--total-steps -720", "total_steps"),
         ("--total-steps 1.5", "invalid whole number value: '1.5'"),

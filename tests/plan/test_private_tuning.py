@@ -157,7 +157,7 @@ def test_protected_rows_are_no_public_score(share: float) -> None:
     targets = np.concatenate([proxy.federation.train.targets, federation.train.targets[rows]])
     train = Examples(mixed, targets)
     public = replace(proxy.federation, train=train, offsets=np.array([0, len(train)]))
-    with pytest.raises(PrivacyRefusal, match="stand in the protected data"):
+    with pytest.raises(PrivacyRefusal, match="are also in the protected data"):
         tuned(recipe, plan_of(recipe, federation), CANDIDATES, Proxy(public, "public"), 3.0)
 
 

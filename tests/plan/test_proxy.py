@@ -114,7 +114,7 @@ def test_the_private_file_is_no_proxy_under_any_name(tmp_path: Path) -> None:
     names = ("soft.csv", "hard.csv", "copy.csv", "order.csv", "renamed.csv", "some.csv")
     for name in (private.name, *names, "table.parquet"):
         with pytest.raises(
-            PrivacyRefusal, match=r"the private file itself|stand in the protected data"
+            PrivacyRefusal, match=r"the private file itself|are also in the protected data"
         ):
             proxy_of(recipe, str(tmp_path / name), federation)
 
@@ -137,7 +137,7 @@ def test_a_named_source_that_holds_the_private_rows_is_no_proxy(tmp_path: Path) 
     recipe = recipes.with_defaults(recipes.parse({"data": data, "privacy": {"epsilon": 4.0}}))
     held = federation_of(recipe.data)
     public = replace(federation, name="public")
-    with pytest.raises(PrivacyRefusal, match="stand in the protected data"):
+    with pytest.raises(PrivacyRefusal, match="are also in the protected data"):
         check_federations(public, held, "public")
 
 

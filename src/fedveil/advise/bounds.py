@@ -62,7 +62,7 @@ def gaussian_sigma(epsilon: float, delta: float) -> float:
 
 def check_delta(delta: float) -> float:
     if fraction("delta", delta) == 1:
-        raise ConfigError("delta: need a number above 0 and below 1, got 1")
+        raise ConfigError("delta: must be above 0 and below 1, got 1")
     return delta
 
 
@@ -71,7 +71,7 @@ def _check(dimension: int, clients: int, sensitivity: float, imbalance: float) -
     count("clients", clients)
     positive("gradient_sensitivity", sensitivity)
     if not (math.isfinite(imbalance) and imbalance >= 1):
-        raise ConfigError(f"imbalance = {imbalance}: N*sum(n^2)/(sum n)^2 is never below 1")
+        raise ConfigError(f"imbalance = {imbalance}: N*sum(n^2)/(sum n)^2 cannot be below 1")
 
 
 Numbers = NDArray[np.float64]
@@ -125,7 +125,8 @@ class FuBound:
             not_negative(name, getattr(self, name))
         if not_negative("growth", self.growth) > 2:
             raise ConfigError(
-                f"growth: need at most 2 (Laplace; Gaussian is 1), got {self.growth:g}"
+                "growth: must be at most 2 (2 for Laplace noise, 1 for Gaussian), got "
+                f"{self.growth:g}"
             )
         _check_cohort(self.clients, self.cohort)
         if self.strong_convexity > self.smoothness:
@@ -302,4 +303,4 @@ def _check_cohort(clients: int, cohort: int) -> None:
 
 def _at_most(name: str, value: int, limit: str, most: int) -> None:
     if value > most:
-        raise ConfigError(f"{name}: need at most {limit}={most}, got {value}")
+        raise ConfigError(f"{name}: must be at most {limit}={most}, got {value}")

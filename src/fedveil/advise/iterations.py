@@ -38,7 +38,7 @@ class Iterations:
 def divisors(number: int) -> NDArray[np.int64]:
     """All divisors of a positive number, ascending."""
     if count("total_steps", number) > MOST_TOTAL_STEPS:
-        raise ConfigError(f"total_steps: need at most {MOST_TOTAL_STEPS:.0e}, got {number}")
+        raise ConfigError(f"total_steps: must be at most {MOST_TOTAL_STEPS:.0e}, got {number}")
     small = np.arange(1, math.isqrt(number) + 1, dtype=np.int64)
     small = small[number % small == 0]
     return np.unique(np.concatenate([small, number // small]))
@@ -57,7 +57,7 @@ def split(total_steps: int, local_steps: int) -> int:
     rounds, left = divmod(count("total_steps", total_steps), count("local_steps", local_steps))
     if left:
         raise ConfigError(
-            f"total_steps = {total_steps} is no multiple of local_steps = {local_steps}: "
+            f"total_steps = {total_steps} is not a multiple of local_steps = {local_steps}: "
             f"{total_steps - left} or {total_steps - left + local_steps} would be"
         )
     return rounds
@@ -81,7 +81,9 @@ def best_rounds(score: Score, local_steps: int, max_steps: int) -> Iterations:
     """The best number of rounds for given local steps, over all totals up to `max_steps`."""
     most = count("max_steps", max_steps) // count("local_steps", local_steps)
     if most == 0:
-        raise ConfigError(f"max_steps = {max_steps}: not one round of {local_steps} local steps")
+        raise ConfigError(
+            f"max_steps = {max_steps}: too few for one round of {local_steps} local steps"
+        )
     if most > MOST_ROUNDS:
         raise ConfigError(
             f"max_steps = {max_steps}: {most} rounds to try, at most {MOST_ROUNDS} are; lower it "
@@ -110,7 +112,7 @@ def best_iterations(score: Score, max_steps: int) -> Iterations:
     """
     if count("max_steps", max_steps) > MOST_JOINT_STEPS:
         raise ConfigError(
-            f"max_steps: a joint search takes up to {MOST_JOINT_STEPS}, got {max_steps}"
+            f"max_steps: must be at most {MOST_JOINT_STEPS} to search both, got {max_steps}"
         )
 
     def families() -> Iterator[Iterations]:
@@ -222,9 +224,7 @@ def advise(
     `max_steps` bounds the total where it is searched (100 000 if not given).
     """
     if total_steps is not None and max_steps is not None:
-        raise ConfigError(
-            "max_steps: goes with a search for the total; leave out total_steps or it"
-        )
+        raise ConfigError("max_steps: bounds a search for the total; leave it or total_steps out")
     limit = DEFAULT_MAX_STEPS if max_steps is None else max_steps
     if total_steps is not None and local_steps is not None:
         chosen = score_of(score, local_steps, split(total_steps, local_steps))

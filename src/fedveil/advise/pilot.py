@@ -121,7 +121,7 @@ _SEARCH, _CHOICE, _EXPECTATION = 0.5, 0.75, 0.83  # parts of the limits after wh
 
 
 @dataclass(frozen=True)
-class Progress:
+class PilotProgress:
     """How far a search is."""
 
     stage: str
@@ -167,7 +167,7 @@ class Search:
     work: float = math.inf
     settings: int = field(default_factory=lambda: SETTINGS)
     journal: Journal = field(default_factory=Journal)
-    show: Callable[[Progress], None] = lambda progress: None
+    show: Callable[[PilotProgress], None] = lambda progress: None
     interrupted: bool = False
     _settled: Candidate | None = None  # the best under the final seeds
     _began: float = field(default_factory=lambda: time.monotonic())
@@ -306,7 +306,7 @@ class Search:
             self.journal.add(trial, known)
             if trial.share == 1 and trial.epsilon == self.epsilon and trial.noise == 1:
                 self._least = min(self._least, known.error)
-            self.show(Progress(self._stage, len(self.journal), self.elapsed, self._least))
+            self.show(PilotProgress(self._stage, len(self.journal), self.elapsed, self._least))
         return known
 
 

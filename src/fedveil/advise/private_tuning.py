@@ -158,7 +158,8 @@ def _scored_on(private: Federation, scored: Proxy) -> Federation:
     public = scored.federation
     if public.name == SYNTHETIC:
         raise ConfigError(
-            "--proxy synthetic: scores on made-up data say nothing about a real model"
+            "--proxy synthetic: scores on made-up data say nothing about a real model; name "
+            "public data"
         )
     same = (public.task, public.classes, public.input_shape) == (
         private.task,

@@ -67,7 +67,7 @@ def _check_share(public: Iterable[object], private: list[object], what: str) -> 
         return
     asked = set(public)
     if len(asked & known) > SHARE * min(len(asked), len(known)):
-        raise NotPublic(f"{what} stand in the protected data")
+        raise NotPublic(f"{what} are also in the protected data")
 
 
 def _texts(table: object, columns: list[str]) -> Iterator[object]:

@@ -49,7 +49,7 @@ def prepare(
     spent_epsilon, spent_delta: used up on the same clients before. journal: keeps the trials.
     """
     if recipe.privacy.epsilon is None:
-        raise ConfigError("privacy.epsilon: a plan needs a budget")
+        raise ConfigError("privacy.epsilon: set the budget to plan for")
     federation = federation_of(recipe.data)
     real = plan_of(recipe, federation)
     if real.guarantee is not None and (spent_epsilon or spent_delta):
@@ -151,7 +151,7 @@ def findings(search: Search) -> Findings:
     chosen = search.run()
     expected = search.expected(chosen)
     if expected is None:
-        raise ConfigError("the pilot was stopped before anything was known")
+        raise ConfigError("the pilot was stopped before its first result; give it more --time")
     proxy, settings = search.trials.proxy, len(search.journal.study.trials)
     reason = f"the best of {settings} settings tried on {proxy.source}"
     recommended = Option(

@@ -192,10 +192,15 @@ class ProxyTrials:
 
     def __init__(self, recipe: Recipe, real: Plan, proxy: Proxy) -> None:
         if real.method.placement is None or real.setting is None:
-            raise ConfigError(f"training.method: {real.method.name!r} adds no noise to plan for")
+            raise ConfigError(
+                f"training.method: {real.method.name!r} adds no noise, so there is nothing to plan"
+            )
         here, there = proxy.federation.task, real.federation.task
         if here is not there:
-            raise ConfigError(f"--proxy: {proxy.source} is for {here}, the recipe for {there}")
+            raise ConfigError(
+                f"--proxy: {proxy.source} is for {here}, but the recipe is for {there}; name "
+                "other data"
+            )
         self.recipe, self.real, self.proxy = recipe, real, proxy
         self.calibrations = 0
         self._noise = cache(self._calibrated)
@@ -297,7 +302,9 @@ class ProxyTrials:
         if unprotected_stats is None or not (
             math.isfinite(unprotected_stats.norm) and unprotected_stats.norm > 0
         ):
-            raise ConfigError(f"--proxy: no gradients at the start on {self.proxy.source}")
+            raise ConfigError(
+                f"--proxy: {self.proxy.source} gives no gradients to start from; name other data"
+            )
         return unprotected_stats.norm
 
     def trivial(self) -> float:

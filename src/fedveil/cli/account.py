@@ -28,16 +28,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from fedveil.cli.load_guarantee import Progress, guarantee_of
+    from fedveil.cli.load_guarantee import RunProgress, guarantee_of
 
     if args.paper is not None:
         code: int = checkout.reproduction("account").compare(args)
         return code
-    progress: Progress | None = None
+    progress: RunProgress | None = None
     if args.source is not None:
         guarantee, progress = guarantee_of(args.source)
     elif args.rounds is None:
-        raise ConfigError("--rounds: needed")
+        raise ConfigError(
+            "--rounds: give the number of rounds, or name a recipe or a run directory"
+        )
     else:
         guarantee = described(args, args.rounds).guarantee()
 

@@ -44,7 +44,7 @@ def execute(args: argparse.Namespace) -> int:
         planned, _ = guarantee_of(args.source, args.epsilon)
         return console.answer(args, planned.to_dict(), lambda: show(planned, f"For {args.source}"))
     if args.epsilon is None:
-        raise ConfigError("--epsilon: needed")
+        raise ConfigError("--epsilon: give the budget, or name a recipe")
     find = {"noise": _noise, "rounds": _rounds, "rate": _rate}[args.find]
     found, guarantee = find(args)
     document = {"target_epsilon": args.epsilon, "found": found, **guarantee.to_dict()}
@@ -67,7 +67,7 @@ def _noise(args: argparse.Namespace) -> Answer:
     rounds, kind = _given_rounds(args), mechanism_kind(args)
     for name in NOISE:
         if getattr(args, name) is not None:
-            raise ConfigError(f"{flag(name)}: given, so there is no noise to find")
+            raise ConfigError(f"{flag(name)}: leave it out: the noise is what is to be found")
     if kind == "zcdp":
         raise ConfigError("--mechanism: zcdp has no noise to find; name the mechanism itself")
     asked = described(args, rounds, Gaussian(1.0))  # it stands in for what is to be found
@@ -131,19 +131,21 @@ def _rate(args: argparse.Namespace) -> Answer:
         uses=args.uses,
         tuning=asked.tuning,
     )
-    found: dict[str, Any] = {"cohort": int(sampling.expected_cohort)}
+    found: dict[str, Any] = {}
     if isinstance(sampling, (Poisson, CappedPoisson)):
-        found = {"rate": sampling.rate}
+        found["rate"] = sampling.rate
+    else:
+        found["cohort"] = int(sampling.expected_cohort)
     return found, asked.guarantee(replace(asked.release, sampling=sampling))
 
 
 def _given_rounds(args: argparse.Namespace) -> int:
     if args.rounds is None:
-        raise ConfigError("--rounds: needed (or --find rounds)")
+        raise ConfigError("--rounds: give the number of rounds, or use --find rounds")
     return int(args.rounds)
 
 
 def _not_given(args: argparse.Namespace, *names: str) -> None:
     for name in names:
         if getattr(args, name) is not None:
-            raise ConfigError(f"{flag(name)}: given, so --find {args.find} has nothing to find")
+            raise ConfigError(f"{flag(name)}: leave it out together with --find {args.find}")

@@ -13,7 +13,7 @@ from fedveil.cli import console
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedveil.report.comparison import Cell, Task
+    from fedveil.report.comparison import Cell, ComparedRun
     from fedveil.report.store import Store
 
 
@@ -81,7 +81,7 @@ def _epsilons(text: str | None) -> tuple[float, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def _run(todo: Sequence[Task], store: Store, *, quiet: bool) -> None:
+def _run(todo: Sequence[ComparedRun], store: Store, *, quiet: bool) -> None:
     from fedveil.report.comparison import run_task
 
     began = time.perf_counter()

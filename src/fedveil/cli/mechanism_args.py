@@ -12,6 +12,8 @@ from fedveil.core.units import Adjacency
 from fedveil.privacy.shown import at_least, at_most
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fedveil.privacy.guarantee import Guarantee
     from fedveil.privacy.mechanisms import Mechanism
     from fedveil.privacy.releases import Release, Setting
@@ -183,7 +185,11 @@ def mechanism_of(args: argparse.Namespace, noise: float | None = None) -> Mechan
         if args.rounding_beta is not None:
             fields["rounding_beta"] = args.rounding_beta
         return m.DiscreteGaussianSum(share_std=noise, **fields)
-    makers = {"laplace": m.Laplace, "zcdp": m.Zcdp, "discrete-gaussian": m.DiscreteGaussian}
+    makers: dict[str, Callable[[float], Mechanism]] = {
+        "laplace": m.Laplace,
+        "zcdp": m.Zcdp,
+        "discrete-gaussian": m.DiscreteGaussian,
+    }
     return makers.get(kind, m.Gaussian)(noise)
 
 
@@ -219,7 +225,7 @@ def _delta(args: argparse.Namespace, release: Release, setting: Setting) -> floa
         return float(args.delta)
     population = population_of((release,), setting)
     if population is None:
-        raise ConfigError("--delta: needed, as the population is not known (give --population)")
+        raise ConfigError("--delta: give it, or --population for the default")
     return default_delta(population)
 
 

@@ -93,7 +93,7 @@ def execute(args: argparse.Namespace) -> int:
     asked = args.pilot + args.tune_on_private_data
     if asked > 1 or (asked and (args.iterations or args.feasible)):
         raise ConfigError(
-            "plan: ask one question at a time, --pilot, --tune-on-private-data or the others"
+            "plan: choose one of --pilot, --tune-on-private-data, and --iterations or --feasible"
         )
     if args.pilot:
         from fedveil.cli.plan_pilot import plan_pilot
@@ -106,16 +106,16 @@ def execute(args: argparse.Namespace) -> int:
     for name in ("journal", "time", "output"):
         if getattr(args, name) is not None:
             other = "--tune-on-private-data" if name == "output" else "--pilot"
-            raise ConfigError(f"--{name}: goes with {other}")
+            raise ConfigError(f"--{name}: can only be used with {other}")
     if args.recipe is not None or args.set:
         from fedveil.cli.plan_recipe import plan_recipe
 
         return plan_recipe(args)
     for name in ("proxy", "write"):
         if getattr(args, name) is not None:
-            raise ConfigError(f"--{name}: goes with a recipe")
+            raise ConfigError(f"--{name}: can only be used with a recipe")
     if args.iterations == args.feasible:
-        raise ConfigError("plan: give a recipe, or say --iterations or --feasible")
+        raise ConfigError("plan: name a recipe, or use --iterations or --feasible")
     return _iterations(args) if args.iterations else _feasible(args)
 
 
@@ -136,7 +136,7 @@ def _iterations(args: argparse.Namespace) -> int:
 
     if args.cohort is not None:
         if len(args.cohort) > 1:
-            raise ConfigError("--cohort: --iterations takes one number")
+            raise ConfigError("--cohort: give a single number with --iterations")
         args.cohort = args.cohort[0]
     limits = {name: getattr(args, name) for name in ("total_steps", "local_steps", "max_steps")}
     advice = advise(_score(args), **limits)

@@ -33,7 +33,9 @@ def tune_privately(args: argparse.Namespace) -> int:
     federation = federation_of(recipe.data)
     real = plan_of(recipe, federation)
     if sizes_looked_at(recipe, real, args.records):
-        raise ConfigError("--records: how many records a client has is protected here; say it")
+        raise ConfigError(
+            "--records: how many records a client has is private; give a publicly known number"
+        )
     scored = proxy_of(recipe, args.proxy, federation)
     steps = local_steps_of(recipe, real, args.records)
     space = space_of(ProxyTrials(recipe, real, scored), steps)
@@ -72,7 +74,10 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError("--spent-epsilon: set privacy.epsilon to what is left instead")
     for flag in ("journal", "plot", "max_steps"):
         if getattr(args, flag) is not None:
-            raise ConfigError(f"--{flag.replace('_', '-')}: would show runs that must stay secret")
+            raise ConfigError(
+                f"--{flag.replace('_', '-')}: leave it out: it would show runs that must stay "
+                "secret"
+            )
     if args.proxy is None:
         raise PrivacyRefusal(
             "runs must be scored on public data: a score on private data is a release of its own, "

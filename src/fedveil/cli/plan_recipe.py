@@ -38,7 +38,7 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
     for name in _OWN:
         if getattr(args, name) is not None:
             raise ConfigError(
-                f"--{name.replace('_', '-')}: the recipe says it; change it with --set"
+                f"--{name.replace('_', '-')}: given by the recipe; change it with --set"
             )
     table = recipes.DEFAULT_JOB if args.recipe is None else recipes.read(args.recipe)
     return recipes.with_defaults(recipes.parse(table, args.set))
@@ -52,7 +52,7 @@ def plan_recipe(args: argparse.Namespace) -> int:
 
     by_records = args.score == "hu"  # Hu protects records, and the feasible set is about clients
     if by_records and args.feasible:
-        raise ConfigError("--score hu: goes with --iterations; the feasible set is about clients")
+        raise ConfigError("--score hu: use it with --iterations; --feasible is about whole clients")
     both = args.iterations == args.feasible and not by_records
     args.feasible &= not both
     situation = situation_of(

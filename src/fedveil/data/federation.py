@@ -115,7 +115,10 @@ class Federation(Displayed):
                 f"{where}: inputs of shape {examples.inputs.shape[1:]}, not {self.input_shape}"
             )
         if self.task is Task.REGRESSION and examples.targets.ndim != 1:
-            raise ConfigError(f"{where}: need one target an example, got {examples.targets.shape}")
+            raise ConfigError(
+                f"{where}: targets must be one number for each example, got shape "
+                f"{examples.targets.shape}"
+            )
 
     def _check_values(self, part: str, examples: Examples) -> None:
         where = f"federation {self.name!r}, {part} part"
@@ -123,7 +126,10 @@ class Federation(Displayed):
             if np.issubdtype(column.dtype, np.floating):
                 bad = first_not_finite(column)
                 if bad is not None:
-                    raise ConfigError(f"{where}: {what} of example {bad} hold NaN or infinity")
+                    raise ConfigError(
+                        f"{where}: {what} of example {bad} hold NaN or infinity; remove or "
+                        "replace them"
+                    )
         if self.task is not Task.REGRESSION:
             self._check_codes(where, "label", examples.targets)
         if self.task is Task.SEQUENCE:
@@ -221,7 +227,7 @@ class Federation(Displayed):
 
         >>> inputs, labels = [[0.5], [1.5], [2.5], [3.5]], [0, 1, 0, 1]
         >>> owners = ["ann", "ann", "bob", "bob"]
-        >>> federation = Federation.from_arrays(inputs, labels, owners, test_fraction=0.5, classes=2)
+        >>> federation = Federation.from_arrays(inputs, labels, owners, test_fraction=0.5)
         >>> federation.clients, federation.sizes.tolist()
         (2, [1, 1])
         """

@@ -89,7 +89,7 @@ def load(directory: Path) -> Federation:
             verified=True,
         )
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"{directory}: not a whole federation ({error})") from None
+        raise ConfigError(f"{directory}: incomplete federation ({error}); save it again") from None
 
 
 def _columns(federation: Federation) -> dict[str, Array]:
@@ -126,7 +126,7 @@ def _manifest(directory: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path}: cannot be read as a manifest") from None
+        raise ConfigError(f"{path}: not a readable manifest; save the federation again") from None
     return manifest
 
 

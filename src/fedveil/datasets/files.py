@@ -84,7 +84,7 @@ def data_directory(given: Path | None) -> Path | None:
     if given is None and os.environ.get("FEDVEIL_DATA"):
         given = Path(os.environ["FEDVEIL_DATA"])
     if given is not None and not given.is_dir():
-        raise ConfigError(f"{given}: is no directory (FEDVEIL_DATA or the data directory)")
+        raise ConfigError(f"{given}: not a directory; correct FEDVEIL_DATA or the data directory")
     return given
 
 

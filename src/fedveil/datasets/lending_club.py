@@ -56,7 +56,7 @@ def decode(paths: Mapping[str, Path]) -> Arrays:
     table = table.filter(pc.is_valid(table.column("int_rate")))
     rate = _quantity(table.column("int_rate"))
     if np.isnan(rate).any() or not len(rate):
-        raise ConfigError(f"{path}: int_rate holds something else than rates")
+        raise ConfigError(f"{path}: column int_rate must hold interest rates")
     if rate.max() < 1:  # a fraction
         rate = rate * 100
     columns = {name: _quantity(table.column(name)) for name in NUMBERS}

@@ -60,7 +60,7 @@ def _joined(speeches: Mapping[str, list[str]]) -> Arrays:
     """All text in one column of codes, and where each role's begins."""
     texts = [encode("\n".join(lines)) for lines in speeches.values()]
     if not texts:
-        raise ConfigError("shakespeare: the file holds no roles")
+        raise ConfigError("shakespeare: the file has no roles; get it again")
     return {
         "text": np.concatenate(texts),
         "offsets": offsets_of(np.array([len(text) for text in texts])),

@@ -164,7 +164,7 @@ def pixel_scaling(
 
 def labelled_pool(arrays: Arrays, **rest: Any) -> Pool:
     """A pool of the arrays `x_train`, `y_train` and of those of a test and validation part."""
-    parts = {
+    parts: dict[str, Any] = {
         part: Examples(arrays[f"x_{part}"], arrays[f"y_{part}"].astype(np.int64))
         for part in ("train", "test", "validation")
         if f"x_{part}" in arrays
