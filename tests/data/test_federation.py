@@ -185,7 +185,7 @@ OWNERS = np.arange(100) // 10
         (FINE, LABELS / np.where(OWNERS == 3, np.nan, 1), OWNERS, {}, "target of example 30"),
         (FINE, LABELS, OWNERS, {"classes": 3}, "label 3 of example 3 is outside 0..2"),
         (FINE, LABELS - 1, OWNERS, {}, "label -1 of example 0 is outside"),
-        (FINE, LABELS + 0.5, OWNERS, {"task": "classification"}, "0.5 of example 0 is not a whole class"),
+        (FINE, LABELS + 0.5, OWNERS, {"task": "classification"}, "example 0 is not a whole class"),
         (FINE, LABELS[:99], OWNERS, {}, "100 inputs but 99 targets"),
         (FINE, LABELS, OWNERS[:98], {}, "98 entries for 100 examples"),
         (FINE[:0], LABELS[:0], OWNERS[:0], {}, "is empty"),

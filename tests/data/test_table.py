@@ -231,7 +231,7 @@ def test_a_schema_can_be_toml_and_describe_a_numeric_label(tmp_path):
         ({"job": {"type": "category"}}, "needs a list of categories"),
         ({"jobs": {"type": "boolean"}}, "no column 'jobs' (in the schema); did you mean 'job'?"),
         ({"grade": {"type": "category", "categories": ["good", "x"]}}, "label 'bad' of row 2"),
-        ({"since": {"type": "number", "min": 0, "max": 1}}, "column 'since' has no value that is a number"),
+        ({"since": {"type": "number", "min": 0, "max": 1}}, "has no value that is a number"),
     ],
 )
 def test_a_wrong_schema_is_refused_with_the_place(people, change, says):

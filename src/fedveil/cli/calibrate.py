@@ -12,7 +12,6 @@ from fedveil.cli.mechanism_args import (
     NOISE,
     add_arguments,
     described,
-    flag,
     mechanism_kind,
     mechanism_of,
     noise_option,
@@ -67,7 +66,7 @@ def _noise(args: argparse.Namespace) -> Answer:
     rounds, kind = _given_rounds(args), mechanism_kind(args)
     for name in NOISE:
         if getattr(args, name) is not None:
-            raise ConfigError(f"{flag(name)}: leave it out: the noise is what is to be found")
+            raise ConfigError(f"{console.flag(name)}: leave it out; the noise is to be found")
     if kind == "zcdp":
         raise ConfigError("--mechanism: zcdp has no noise to find; name the mechanism itself")
     asked = described(args, rounds, Gaussian(1.0))  # it stands in for what is to be found
@@ -148,4 +147,4 @@ def _given_rounds(args: argparse.Namespace) -> int:
 def _not_given(args: argparse.Namespace, *names: str) -> None:
     for name in names:
         if getattr(args, name) is not None:
-            raise ConfigError(f"{flag(name)}: leave it out together with --find {args.find}")
+            raise ConfigError(f"{console.flag(name)}: leave it out with --find {args.find}")

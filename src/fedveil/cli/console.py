@@ -22,8 +22,9 @@ Options = Mapping[str, tuple[Any, ...]]
 def add_options(parser: argparse.ArgumentParser, options: Options, title: str = "") -> None:
     """Declare options: what each takes, what it is for, and its default if it has one.
 
-    An option takes a type, one of a tuple of choices, nothing (`bool`: a switch) or may be
-    repeated (`list`). A word after its name stands for the value in the help text.
+    An option takes a type, one of a tuple of choices, some of a list of choices, any number of
+    texts (`list`) or nothing (`bool`: a switch). A word after its name stands for the value in
+    the help text.
     """
     group: Any = parser.add_argument_group(title) if title else parser
     for name, (kind, text, *default) in options.items():
@@ -33,9 +34,16 @@ def add_options(parser: argparse.ArgumentParser, options: Options, title: str = 
             how = {"help": text, "action": "store_true"}
         elif kind is list:
             how = {"help": text, "action": "append", "default": []}
+        elif isinstance(kind, list):
+            how = {"help": text, "action": "append", "choices": kind}
         else:
             how |= {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
         group.add_argument(flag, **how, **({"metavar": value} if value else {}))
+
+
+def flag(name: str) -> str:
+    """The option that sets `name`."""
+    return "--" + name.replace("_", "-")
 
 
 def answer(args: argparse.Namespace, document: Mapping[str, Any], show: Callable[[], None]) -> int:

@@ -203,11 +203,6 @@ def show(guarantee: Guarantee, title: str) -> None:
     console.say(guarantee.statement)
 
 
-def flag(name: str) -> str:
-    """The option that sets `name`."""
-    return "--" + name.replace("_", "-")
-
-
 def _shown(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -274,11 +269,11 @@ def _rate(args: argparse.Namespace, kind: str) -> float:
 def _needed(args: argparse.Namespace, kind: str, name: str) -> Any:
     value = getattr(args, name)
     if value is None:
-        raise ConfigError(f"{flag(name)}: {kind} needs it")
+        raise ConfigError(f"{console.flag(name)}: {kind} needs it")
     return value
 
 
 def _unused(args: argparse.Namespace, kind: str, *names: str) -> None:
     for name in names:
         if getattr(args, name) is not None:
-            raise ConfigError(f"{flag(name)}: {kind} does not use it; leave it out")
+            raise ConfigError(f"{console.flag(name)}: {kind} does not use it; leave it out")

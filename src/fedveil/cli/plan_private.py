@@ -50,11 +50,7 @@ def tune_privately(args: argparse.Namespace) -> int:
         console.complain("interrupted; nothing was kept, and nothing has left")
         return 130
     _write(args.output, found)
-    if args.json:
-        console.emit(_document(found, args.output))
-    else:
-        _show(found, args.output)
-    return 0
+    return console.answer(args, _document(found, args.output), lambda: _show(found, args.output))
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -72,11 +68,10 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.spent_epsilon or args.spent_delta:
         raise ConfigError("--spent-epsilon: set privacy.epsilon to what is left instead")
-    for flag in ("journal", "plot", "max_steps"):
-        if getattr(args, flag) is not None:
+    for name in ("journal", "plot", "max_steps"):
+        if getattr(args, name) is not None:
             raise ConfigError(
-                f"--{flag.replace('_', '-')}: leave it out: it would show runs that must stay "
-                "secret"
+                f"{console.flag(name)}: leave it out; it would show runs that must stay secret"
             )
     if args.proxy is None:
         raise PrivacyRefusal(

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -30,8 +30,6 @@ _PROMISE = (
     *("epsilon", "delta", "unit", "adjacency", "trust", "accountant", "certified", "reason"),
     *("rests_on", "not_covered"),
 )
-
-Tick = Callable[[float], None]  # share of a run's rounds that are done
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,7 @@ def missing(todo: Sequence[ComparedRun], store: Store) -> list[ComparedRun]:
     return list(seen.values())
 
 
-def run_task(task: ComparedRun, tick: Tick = lambda share: None) -> Outcome:
+def run_task(task: ComparedRun) -> Outcome:
     """Train to the end: final metrics, and what is promised to whom."""
     began = time.perf_counter()
     recipe = task.recipe
@@ -145,9 +143,7 @@ def run_task(task: ComparedRun, tick: Tick = lambda share: None) -> Outcome:
     speed = Speed(recipe.engine.name, chunk=recipe.engine.chunk)
     run = Run(plan, speed=speed, every=plan.method.rounds)
     try:
-        for report in run:
-            tick(report.round_number / plan.method.rounds)
-        metrics = run.evaluate()
+        metrics = run.finish()
     finally:
         run.close()
     outcome: Outcome = {
