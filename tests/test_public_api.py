@@ -77,6 +77,7 @@ def test_the_example_of_the_package_runs(capsys: pytest.CaptureFixture[str]) -> 
         ("ClipTracking", "AdaptiveClipping"),
         ("LocalRule", "LocalTraining"),
         ("Refused", "PrivacyRefusal"),
+        ("Setting", "PrivacyModel"),
         ("Shaping", "UpdatePipeline"),
         ("SharedNoise", "DistributedNoise"),
     ],

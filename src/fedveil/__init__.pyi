@@ -48,7 +48,6 @@ from fedveil.methods.parts.method import Voting as Voting
 from fedveil.methods.parts.noise_placement import Noise as Noise
 from fedveil.methods.parts.noise_placement import NoiseContext as NoiseContext
 from fedveil.methods.parts.noise_placement import NoisePlacement as NoisePlacement
-from fedveil.methods.parts.noise_placement import Promise as Promise
 from fedveil.methods.parts.noise_placement import RoundContext as RoundContext
 from fedveil.models.zoo import build as build
 from fedveil.planning.plan import Budget as Budget
@@ -65,8 +64,8 @@ from fedveil.privacy.mechanisms import DiscreteGaussianSum as DiscreteGaussianSu
 from fedveil.privacy.mechanisms import Gaussian as Gaussian
 from fedveil.privacy.mechanisms import Laplace as Laplace
 from fedveil.privacy.mechanisms import Zcdp as Zcdp
+from fedveil.privacy.releases import PrivacyModel as PrivacyModel
 from fedveil.privacy.releases import Release as Release
-from fedveil.privacy.releases import Setting as Setting
 from fedveil.privacy.sampling import Balanced as Balanced
 from fedveil.privacy.sampling import CappedPoisson as CappedPoisson
 from fedveil.privacy.sampling import Everyone as Everyone

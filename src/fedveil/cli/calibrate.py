@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.cli.mechanism_args import (
-    NOISE,
+    LEVELS,
     add_arguments,
     described,
     mechanism_kind,
     mechanism_of,
-    noise_option,
     show,
 )
 from fedveil.core.errors import ConfigError
@@ -61,29 +60,29 @@ def _shown(name: str, value: float) -> str:
 
 def _noise(args: argparse.Namespace) -> Answer:
     from fedveil.privacy.calibration import calibrate_mechanism
-    from fedveil.privacy.mechanisms import Gaussian
+    from fedveil.privacy.contract import mechanism_class
 
     rounds, kind = _given_rounds(args), mechanism_kind(args)
-    for name in NOISE:
+    for name in LEVELS:
         if getattr(args, name) is not None:
             raise ConfigError(f"{console.flag(name)}: leave it out; the noise is to be found")
-    if kind == "zcdp":
-        raise ConfigError("--mechanism: zcdp has no noise to find; name the mechanism itself")
-    asked = described(args, rounds, Gaussian(1.0))  # it stands in for what is to be found
+    level = mechanism_class(kind).level
+    if level is None:
+        raise ConfigError(f"--mechanism: {kind} has no noise to find; name the mechanism itself")
+    asked = described(args, rounds, level=1.0)  # it stands in for what is to be found
     mechanism = calibrate_mechanism(
         lambda noise: mechanism_of(args, noise),
         epsilon=args.epsilon,
         delta=asked.delta,
         sampling=asked.release.sampling,
         rounds=rounds,
-        setting=asked.setting,
+        privacy_model=asked.privacy_model,
         uses=args.uses,
         participations=args.participations,
         tuning=asked.tuning,
     )
-    name = noise_option(kind)
     release = replace(asked.release, mechanism=mechanism)
-    return {name: getattr(mechanism, name)}, asked.guarantee(release)
+    return {level: getattr(mechanism, level)}, asked.guarantee(release)
 
 
 def _rounds(args: argparse.Namespace) -> Answer:
@@ -98,7 +97,7 @@ def _rounds(args: argparse.Namespace) -> Answer:
         delta=asked.delta,
         sampling=sampling,
         mechanism=asked.release.mechanism,
-        setting=asked.setting,
+        privacy_model=asked.privacy_model,
         uses=args.uses,
         tuning=asked.tuning,
     )
@@ -126,7 +125,7 @@ def _rate(args: argparse.Namespace) -> Answer:
         sampling=asked.release.sampling,
         rounds=rounds,
         mechanism=asked.release.mechanism,
-        setting=asked.setting,
+        privacy_model=asked.privacy_model,
         uses=args.uses,
         tuning=asked.tuning,
     )

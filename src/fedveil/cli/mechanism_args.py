@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.core.errors import ConfigError
-from fedveil.core.units import Adjacency
+from fedveil.core.units import Trust
 from fedveil.privacy.shown import at_least, at_most
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from fedveil.privacy.contract import Mechanism
     from fedveil.privacy.guarantee import Guarantee
-    from fedveil.privacy.mechanisms import Mechanism
-    from fedveil.privacy.releases import Release, Setting
+    from fedveil.privacy.releases import PrivacyModel, Release
     from fedveil.privacy.sampling import Sampling
     from fedveil.privacy.tuning import Tuning
 
-MECHANISMS = ("gaussian", "laplace", "discrete-gaussian", "discrete-gaussian-sum", "zcdp")
 SAMPLINGS = ("poisson", "fixed", "capped-poisson", "round-robin", "everyone", "balanced")
-NOISE = ("noise_multiplier", "scale_multiplier", "rho", "share_std")  # how much noise, by mechanism
+LEVELS = ("noise_multiplier", "scale_multiplier", "rho", "share_std")  # how much noise
+_PARAMETERS = (*LEVELS, "clip_norm", "granularity", "shares", "dimension", "rounding_beta")
 
 _OPTIONS: dict[str, console.Options] = {
     "the mechanism": {
-        "--mechanism": (MECHANISMS, "what adds the noise (gaussian)"),
+        "--mechanism": (
+            str,
+            "what adds the noise: gaussian (default), laplace, discrete-gaussian, "
+            "discrete-gaussian-sum, noisy-votes, zcdp, or one of an installed package",
+        ),
+        "--parameter NAME=NUMBER": (list, "any other of its parameters"),
         "--noise-multiplier": (float, "noise std on the sum / L2 clip of one unit"),
         "--scale-multiplier": (float, "laplace: scale on the sum / L1 clip of one unit"),
         "--rho": (float, "zcdp: rho of one participation"),
@@ -93,7 +96,7 @@ class Described:
     """What the options describe: releases of one mechanism, and what is promised to whom."""
 
     release: Release
-    setting: Setting
+    privacy_model: PrivacyModel
     delta: float
     tuning: Tuning | None
 
@@ -102,22 +105,23 @@ class Described:
         from fedveil.privacy.accounting import account
 
         releases = [release or self.release]
-        return account(releases, setting=self.setting, delta=self.delta, tuning=self.tuning)
+        return account(
+            releases, privacy_model=self.privacy_model, delta=self.delta, tuning=self.tuning
+        )
 
 
-def described(
-    args: argparse.Namespace, rounds: int, mechanism: Mechanism | None = None
-) -> Described:
-    """What the options describe, with another mechanism if one is given."""
-    from fedveil.privacy.releases import Release, Setting
+def described(args: argparse.Namespace, rounds: int, level: float | None = None) -> Described:
+    """What the options describe; `level` stands in for a noise that is looked for."""
+    from fedveil.privacy.contract import mechanism_class
+    from fedveil.privacy.releases import PrivacyModel, Release
+    from fedveil.privacy.translation import usual_adjacency
 
-    if mechanism is None:
-        mechanism = mechanism_of(args)
-    sampling = sampling_of(args, rounds)
+    mechanism, sampling = mechanism_of(args, level), sampling_of(args, rounds)
     release = Release(mechanism, sampling, rounds, args.uses, args.participations)
-    setting = Setting(
+    kind = mechanism_class(mechanism_kind(args))
+    privacy_model = PrivacyModel(
         unit=args.unit,
-        adjacency=args.adjacency or _usual_adjacency(args, sampling),
+        adjacency=args.adjacency or usual_adjacency(Trust(args.trust), sampling, mechanism=kind),
         trust=args.trust,
         population=args.population,
         arithmetic=args.arithmetic,
@@ -125,7 +129,8 @@ def described(
         colluders=args.colluders,
         honest_shares=args.honest_shares,
     )
-    return Described(release, setting, _delta(args, release, setting), _tuning(args))
+    delta = _delta(args, release, privacy_model)
+    return Described(release, privacy_model, delta, _tuning(args))
 
 
 def sampling_of(args: argparse.Namespace, rounds: int) -> Sampling:
@@ -164,33 +169,35 @@ def mechanism_kind(args: argparse.Namespace) -> str:
     return "zcdp" if args.rho is not None else "gaussian"
 
 
-def noise_option(kind: str) -> str:
-    """The option that says how much noise a mechanism adds."""
-    own = {"laplace": "scale_multiplier", "zcdp": "rho", "discrete-gaussian-sum": "share_std"}
-    return own.get(kind, "noise_multiplier")
-
-
-def mechanism_of(args: argparse.Namespace, noise: float | None = None) -> Mechanism:
-    """The mechanism of the options, with this much noise instead of theirs if it is given."""
-    from fedveil.privacy import mechanisms as m
+def mechanism_of(args: argparse.Namespace, level: float | None = None) -> Mechanism:
+    """The mechanism of the options; `level` stands in for its noise where that is looked for."""
+    from fedveil.privacy.contract import mechanism_class
 
     kind = mechanism_kind(args)
-    if noise is None:
-        wanted = noise_option(kind)
-        _unused(args, kind, *(name for name in NOISE if name != wanted))
-        noise = float(_needed(args, kind, wanted))
-    if kind == "discrete-gaussian-sum":
-        names = ("clip_norm", "granularity", "shares", "dimension")
-        fields = {name: _needed(args, kind, name) for name in names}
-        if args.rounding_beta is not None:
-            fields["rounding_beta"] = args.rounding_beta
-        return m.DiscreteGaussianSum(share_std=noise, **fields)
-    makers: dict[str, Callable[[float], Mechanism]] = {
-        "laplace": m.Laplace,
-        "zcdp": m.Zcdp,
-        "discrete-gaussian": m.DiscreteGaussian,
-    }
-    return makers.get(kind, m.Gaussian)(noise)
+    found = mechanism_class(kind)
+    known = {field.name: field for field in fields(found)}  # type: ignore[arg-type]
+    given = {name: getattr(args, name) for name in _PARAMETERS if getattr(args, name) is not None}
+    _unused(args, kind, *(name for name in LEVELS if name not in known))
+    named = dict(_parameter(text) for text in args.parameter)
+    for name in named:
+        if name not in known:
+            raise ConfigError(f"--parameter: {kind} has no {name!r}, but {', '.join(known)}")
+    values = {name: value for name, value in (given | named).items() if name in known}
+    if level is not None and found.level is not None:
+        values[found.level] = level
+    for name, field in known.items():
+        if name not in values and field.default is MISSING:
+            option = console.flag(name) if name in _PARAMETERS else f"--parameter {name}=NUMBER"
+            raise ConfigError(f"{option}: {kind} needs it")
+    return found(**values)
+
+
+def _parameter(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value) if any(c in value for c in ".eE") else int(value)
+    except ValueError:
+        raise ConfigError(f"--parameter: write NAME=NUMBER, got {text!r}") from None
 
 
 def show(guarantee: Guarantee, title: str) -> None:
@@ -211,14 +218,14 @@ def _shown(name: str, value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _delta(args: argparse.Namespace, release: Release, setting: Setting) -> float:
+def _delta(args: argparse.Namespace, release: Release, privacy_model: PrivacyModel) -> float:
     """--delta, or the default for a known population."""
     from fedveil.privacy.accounting import default_delta
     from fedveil.privacy.translation import population_of
 
     if args.delta is not None:
         return float(args.delta)
-    population = population_of((release,), setting)
+    population = population_of((release,), privacy_model)
     if population is None:
         raise ConfigError("--delta: give it, or --population for the default")
     return default_delta(population)
@@ -235,23 +242,6 @@ def _tuning(args: argparse.Namespace) -> Tuning | None:
     if args.tuning_mean is not None:
         return RandomRuns(args.tuning_mean, Repeats(args.tuning_repeats))
     return None
-
-
-def _usual_adjacency(args: argparse.Namespace, sampling: Sampling) -> Adjacency:
-    """What is proved without further assumptions.
-
-    Add-remove costs the same as zero-out, but it is true only if the rate and whatever the noisy
-    sum is divided by are constants that do not follow the number of clients: the user must say so.
-    """
-    from fedveil.privacy.sampling import FixedSize
-
-    if args.trust == "local":
-        return Adjacency.REPLACE
-    if args.trust == "central" and isinstance(sampling, FixedSize):
-        return Adjacency.REPLACE
-    if args.trust == "central" and sampling.amplifies and mechanism_kind(args) == "zcdp":
-        return Adjacency.ADD_REMOVE  # the only one with a proof of amplification
-    return Adjacency.ZERO_OUT
 
 
 def _rate(args: argparse.Namespace, kind: str) -> float:
