@@ -41,6 +41,9 @@ _RENAMED = {
     "Shaping": "UpdatePipeline",
     "SharedNoise": "DistributedNoise",
     "Terms": "NoiseContext",
+    "cheng": "bounded_sparse",
+    "fu": "client_noise",
+    "hu": "gradient_noise",
 }
 _HOMES = {
     name.name: statement.module
