@@ -255,7 +255,7 @@ def test_an_empty_test_part_survives_saving(tmp_path):
     [
         (lambda d: (d / "train.inputs.npy").unlink(), "missing"),
         (lambda d: (d / "train.inputs.npy").write_bytes(b"x" * 10), "10 bytes, not"),
-        (lambda d: (d / "federation.json").write_text("{"), "cannot be read"),
+        (lambda d: (d / "federation.json").write_text("{"), "not a readable manifest"),
         (lambda d: (d / "federation.json").write_text('{"format": "other"}'), "'other'"),
         (lambda d: (d / "federation.json").unlink(), "not a saved federation"),
     ],

@@ -278,7 +278,7 @@ GOOD = HEAD + "1,2,a\n1,3,b\n2,4,a\n2,5,b\n"
             {},
             "besides 'y' can be used as an input (Columns left out: 'x'",
         ),
-        (HEAD + "1,2,1.5\n1,3,1.5\n", {}, "the same everywhere"),
+        (HEAD + "1,2,1.5\n1,3,1.5\n", {}, "the same in every row"),
         (HEAD.encode() + b"1,2,caf\xe9\n1,3,b\n", {}, "column 'y', row 1 is not UTF-8"),
         (b"who,x,\xe9\n1,2,a\n", {}, "first line is not UTF-8"),
         (GOOD.encode("utf-16"), {}, "UTF-8"),

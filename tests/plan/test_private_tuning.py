@@ -232,7 +232,7 @@ def test_the_command_keeps_one_model_and_its_guarantee(
         (["--plot", "trials.png"], "stay secret"),
         (["--tuning-mean", "0.5"], "mean"),
         (["--spent-epsilon", "1"], "privacy.epsilon"),
-        (["--pilot"], "one question at a time"),
+        (["--pilot"], "choose one of --pilot"),
         (["--set", "privacy.trust=local"], "sees something of every run"),
         (["--proxy", "synthetic"], "made-up"),
     ],

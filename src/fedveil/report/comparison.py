@@ -93,7 +93,7 @@ def contenders(paths: Sequence[Path], assignments: Sequence[str] = ()) -> tuple[
     if len(set(names)) < len(names):
         names = [f"{path.parent.name}/{path.stem}" for path in paths]
     if len(set(names)) < len(names):
-        raise ConfigError("recipes: two files have the same name; rename one")
+        raise ConfigError("recipes: two have the same name; give each once, or rename one")
     made = []
     for name, path in zip(names, paths, strict=True):
         recipe = recipes.parse(recipes.read(path), assignments)
