@@ -160,7 +160,7 @@ def test_a_budget_that_cannot_work_is_said_so_before_any_trial(
         (["--time", "0"], "--time"),
         (["--time", "nan"], "--time"),
         (["--time", "soon"], "--time"),
-        (["--iterations"], "one question at a time"),
+        (["--iterations"], "choose one of --pilot"),
         (["--spent-epsilon", "8"], "already spent"),
         (["--set", "training.method=fedavg"], "adds no noise"),
         (["--set", "privacy.noise_multiplier=2"], "needs a budget"),
