@@ -25,15 +25,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.advise.candidate import Candidate
 from fedveil.advise.from_recipe import public_constants, score_of_recipe, situation_of
 from fedveil.advise.iterations import best_iterations
-from fedveil.advise.journal import Journal
-from fedveil.advise.pilot import Progress, Search
+from fedveil.advise.pilot import Journal, PilotProgress, Search
 from fedveil.advise.proxy import Proxy, proxy_of, some_clients
-from fedveil.advise.proxy_trials import Outcome, ProxyTrials, Trial
 from fedveil.advise.recommend import findings
 from fedveil.advise.space import space_of
+from fedveil.advise.trials import Candidate, Outcome, ProxyTrials, Trial
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import Recipe
@@ -205,7 +203,7 @@ def run_pilot(bench: Bench, what: str, proxy: Proxy, grid: Cost) -> tuple[Candid
     search = Search(runs, space, bench.job.epsilon, work=PART * grid.work, journal=journal)
     last = [0]
 
-    def show(progress: Progress) -> None:
+    def show(progress: PilotProgress) -> None:
         if progress.trials >= last[0] + 50:
             last[0] = progress.trials
             say(f"{bench.job.name}: {what}, {progress.stage}, {progress.trials} trials")

@@ -63,7 +63,7 @@ def choose(name: str, seconds: float, seed: int) -> dict[str, Any]:
     recipe = recipes.with_defaults(recipes.parse(JOBS[name][1]))
     pilot.time = CLOCK  # type: ignore[attr-defined]
     try:
-        from fedveil.advise import proxy_trials as trials
+        from fedveil.advise import trials
         from fedveil.advise.recommend import prepare
 
         search, kept = prepare(recipe, seconds=seconds, seed=seed), "journal"
@@ -85,9 +85,8 @@ def choose(name: str, seconds: float, seed: int) -> dict[str, Any]:
 
 def errors(name: str, settings: dict[str, Any]) -> list[float]:
     """What settings reach under seeds that chose nothing."""
-    from fedveil.advise.candidate import Candidate
-    from fedveil.advise.proxy_trials import Trial
     from fedveil.advise.recommend import prepare
+    from fedveil.advise.trials import Candidate, Trial
     from fedveil.config import recipe as recipes
 
     seeds, table = JOBS[name]

@@ -10,10 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedveil.advise.noise_constant import noise_constant_laplace, size_imbalance
+from fedveil.advise.bounds import noise_constant_laplace
+from fedveil.core.arguments import count
+from fedveil.core.errors import ConfigError
 from reproduction.claims.claim import Claim, claim, counts, fractions, not_negative, positive
 
 PAPER = "Fu et al."
+
+
+def size_imbalance(sizes: Sequence[int]) -> float:
+    """Factor on the noise variance of size-weighted averaging (kappa); 1 for equal clients."""
+    if len(sizes) == 0:
+        raise ConfigError("sizes: no clients")
+    count("smallest client", min(sizes))
+    return len(sizes) * math.fsum(n * n for n in sizes) / math.fsum(sizes) ** 2
 
 
 def paper_fu_participations(*, clients: int, cohort: int, rounds: int) -> Claim:

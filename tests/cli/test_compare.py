@@ -88,7 +88,7 @@ def test_finished_runs_are_not_run_again(fedveil: Shell) -> None:
         (["--seeds", "0"], "--seeds"),
         (["--set", "training.roundz=1"], "training.rounds"),
         (["missing.toml"], "missing.toml"),
-        ([str(RECIPES / "fedavg.toml")], "twice"),
+        ([str(RECIPES / "fedavg.toml")], "give each once"),
     ],
 )
 def test_bad_input_is_one_line(fedveil: Shell, options: list[str], named: str) -> None:

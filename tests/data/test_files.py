@@ -110,7 +110,7 @@ def test_the_environment_names_the_directory_and_an_argument_wins(tmp_path, monk
     assert available("s", copies(Counting(), "a.bin")) is not None
     assert available("s", copies(Counting(), "a.bin"), there) is None
     monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="nowhere: is no directory"):
+    with pytest.raises(ConfigError, match="nowhere: not a directory"):
         open_source("s", copies(Counting(), "a.bin"), None)
 
 

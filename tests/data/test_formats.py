@@ -187,7 +187,7 @@ def test_archives_of_arrays_must_hold_what_is_asked_for(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, x=np.arange(3))
     assert set(read_npz(path, ("x",), optional=("z",))) == {"x"}
-    with pytest.raises(ConfigError, match="no array 'y'"):
+    with pytest.raises(ConfigError, match="lacks the array 'y'"):
         read_npz(path, ("x", "y"))
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(ConfigError, match=r"a\.npz"):

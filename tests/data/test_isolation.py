@@ -285,7 +285,7 @@ def test_the_kind_of_another_clients_name_does_not_matter(holdout, names, newcom
 def test_a_list_of_owners_of_different_kinds_is_refused_rather_than_melted():
     # NumPy would make one float, or one text, of two different people.
     for owners in ([2**53, 2**53 + 1, 0.5], ["7", 7, 8]):
-        with pytest.raises(ConfigError, match="entries of different kinds"):
+        with pytest.raises(ConfigError, match="convert them to one type"):
             Federation.from_arrays(np.zeros((3, 1)), [0, 1, 0], owners, classes=2)
 
 

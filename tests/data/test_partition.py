@@ -228,9 +228,9 @@ def test_a_cap_draws_every_example_of_an_owner_equally_often():
         (lambda: Dirichlet(2, 1).assign(np.ones((9, 2)), None, 0), "sequences"),
         (lambda: ByOwner().assign(np.arange(9), None, 0), "no owners"),
         (lambda: ByOwner().assign(np.arange(9), [1, 2], 0), "2 entries for 9"),
-        (lambda: group([1.0, float("nan")]), "example 1 names no owner"),
-        (lambda: group(np.array(["a", None], dtype=object)), "example 1 names no owner"),
-        (lambda: group(np.array(["a", 3], dtype=object)), "different kinds (int, str)"),
+        (lambda: group([1.0, float("nan")]), "example 1 has no owner"),
+        (lambda: group(np.array(["a", None], dtype=object)), "example 1 has no owner"),
+        (lambda: group(np.array(["a", 3], dtype=object)), "mix int, str"),
         (lambda: generator(-1, "t"), "seed=-1"),
     ],
 )

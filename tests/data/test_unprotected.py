@@ -71,7 +71,7 @@ def test_dealing_by_labels_or_sizes_is_said(partition, says):
 def test_a_label_outside_the_declared_classes_is_refused():
     with pytest.raises(ConfigError, match=r"label 2 of example \d+ is outside 0\.\.1"):
         made(classes=2)
-    with pytest.raises(ConfigError, match="classes=4, but class_names names 3"):
+    with pytest.raises(ConfigError, match="classes=4, but class_names holds 3"):
         made(classes=4, class_names=("a", "b", "c"))
     with pytest.raises(ConfigError, match="classes=0"):
         made(classes=0)

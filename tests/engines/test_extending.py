@@ -21,7 +21,7 @@ from fedveil.engines.contract import Engine, Job, RoundSum
 from fedveil.engines.contract_suite import ContractBroken, check_engine
 from fedveil.engines.registry import OUTSIDE, engine
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending_engine.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extending" / "engine.md"
 
 
 def blocks(kind: str) -> list[str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedveil.advise.candidate import Candidate
 from fedveil.advise.pilot import Search
 from fedveil.advise.proxy import proxy_of
-from fedveil.advise.proxy_trials import Outcome, ProxyTrials, Trial
 from fedveil.advise.space import Space, space_of
+from fedveil.advise.trials import Candidate, Outcome, ProxyTrials, Trial
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import Recipe

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.advise.bounds import ChengScore, FuBound, HuScore, Numbers, hu_bound
+from fedveil.advise.bounds import (
+    ChengScore,
+    FuBound,
+    HuScore,
+    Numbers,
+    noise_constant_gaussian,
+    noise_constant_laplace,
+)
 from fedveil.advise.iterations import (
     advise,
     asymptotic_rule,
@@ -23,7 +30,6 @@ from fedveil.advise.iterations import (
     score_of,
     split,
 )
-from fedveil.advise.noise_constant import noise_constant_gaussian, noise_constant_laplace
 from fedveil.core.errors import ConfigError
 
 near = pytest.approx
@@ -240,7 +246,9 @@ def test_gaussian_noise_settles_instead_of_diverging() -> None:
 
 def test_hu_bound_golden_and_its_refutation() -> None:
     """Golden number 25b; and with different clients the truth can lie above: a heuristic."""
-    assert hu_bound(1, 0.01, 1000, 1, 1, 10, 5, 0.1, 10, 4) == near(0.202025, rel=1e-9)
+    hu = HuScore(1, 0.01, 1, 1, 1, 10, 10, 5, 10, 10, 1, 1e-5)
+    four_steps = np.array([0.1]), np.array([4.0]), np.array([250.0])
+    assert hu.with_variance(*four_steps)[0] == near(0.202025, rel=1e-9)
     # Two quadratics (x -+ 1)^2/2, one drawn per round, eta = 0.1, one step, no noise.
     rng = np.random.default_rng(0)
     x, total, burn, runs = np.zeros(2000), 0.0, 200, 0
@@ -250,7 +258,8 @@ def test_hu_bound_golden_and_its_refutation() -> None:
             total += float(np.mean(x**2))
             runs += 1
     assert total / runs == near(0.0526, rel=0.02)  # 2e6 correlated draws: about 0.4 % std
-    assert hu_bound(1, 0.1, 10**9, 1, 0, 1, 1, 0, 1, 1) < 1e-7
+    alike = HuScore(1, 0.1, 1, 0, 1, 1, 1, 1, 1, 1, 1, 1e-5)
+    assert alike.with_variance(np.zeros(1), np.ones(1), np.array([1e9]))[0] < 1e-7
 
 
 def test_hu_fixed_point_with_different_curvatures() -> None:

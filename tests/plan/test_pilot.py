@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.advise.journal import Journal
-from fedveil.advise.pilot import FRESH_SEEDS, Progress, Search
-from fedveil.advise.proxy_trials import Outcome, Trial
+from fedveil.advise.pilot import FRESH_SEEDS, Journal, PilotProgress, Search
+from fedveil.advise.trials import Outcome, Trial
 from fedveil.core.errors import ConfigError
 from tests.plan.pilots import BOTTOM, BOWL, Bowl, search_of, small_recipe
 
@@ -110,7 +109,7 @@ def test_no_time_at_all_is_said_so() -> None:
 
 
 def test_an_interrupt_leaves_the_best_so_far() -> None:
-    def stop(progress: Progress) -> None:
+    def stop(progress: PilotProgress) -> None:
         if progress.trials == 20:
             raise KeyboardInterrupt
 
@@ -123,7 +122,7 @@ def test_an_interrupt_leaves_the_best_so_far() -> None:
 
 
 def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path) -> None:
-    def stop(progress: Progress) -> None:
+    def stop(progress: PilotProgress) -> None:
         if progress.trials == 30:
             raise KeyboardInterrupt
 

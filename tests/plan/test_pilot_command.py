@@ -10,7 +10,7 @@ import pytest
 
 from fedveil import cli
 from fedveil.advise import pilot
-from fedveil.advise.proxy_trials import ProxyTrials
+from fedveil.advise.trials import ProxyTrials
 from fedveil.config import recipe as recipes
 from tests.plan.test_proxy import private_recipe
 
@@ -160,14 +160,14 @@ def test_a_budget_that_cannot_work_is_said_so_before_any_trial(
         (["--time", "0"], "--time"),
         (["--time", "nan"], "--time"),
         (["--time", "soon"], "--time"),
-        (["--iterations"], "one question at a time"),
+        (["--iterations"], "choose one of --pilot"),
         (["--spent-epsilon", "8"], "already spent"),
         (["--set", "training.method=fedavg"], "adds no noise"),
         (["--set", "privacy.noise_multiplier=2"], "needs a budget"),
         (["--proxy", "nowhere"], "nowhere"),
         (["--proxy", "nowhere.csv"], "no such file"),
         (["--plot", "picture.txt"], "use .png"),
-        (["--output", "x"], "goes with --tune-on-private-data"),
+        (["--output", "x"], "used with --tune-on-private-data"),
     ],
 )
 def test_mistakes_in_one_line(

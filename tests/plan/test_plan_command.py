@@ -124,7 +124,7 @@ def test_a_plot_is_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path)
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("--local-steps 7", "no multiple of local_steps = 7: 714 or 721 would be"),
+        ("--local-steps 7", "not a multiple of local_steps = 7: 714 or 721 would be"),
         ("--strong-convexity 5", "strong_convexity = 5 is above smoothness = 4"),
         ("--strong-convexity 0", "strong_convexity"),
         ("--strong-convexity nan", "strong_convexity"),
@@ -141,7 +141,7 @@ def test_a_plot_is_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         ("--growth 3", "growth"),
         ("--clients 0", "clients"),
         ("--cohort 0", "cohort"),
-        ("--cohort 5001", "cohort: need at most clients=5000, got 5001"),
+        ("--cohort 5001", "cohort: must be at most clients=5000, got 5001"),
         ("--total-steps 0", "total_steps"),
         ("--total-steps -720", "total_steps"),
         ("--total-steps 1.5", "invalid whole number value: '1.5'"),

@@ -212,5 +212,5 @@ def test_mistakes_in_one_line(
 
 
 def test_a_proxy_without_a_recipe_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "goes with a recipe" in complaint(capsys, "--iterations", "--proxy", "digits")
+    assert "used with a recipe" in complaint(capsys, "--iterations", "--proxy", "digits")
     assert "no such file" in complaint(capsys, "nothing.toml")

@@ -17,9 +17,9 @@ from scipy.stats import chisquare, geom
 
 from fedveil import cli
 from fedveil.advise import private_tuning
-from fedveil.advise.candidate import Candidate
 from fedveil.advise.private_tuning import _Dice, settings_to_draw, tuned
 from fedveil.advise.proxy import Proxy, proxy_of
+from fedveil.advise.trials import Candidate
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
@@ -161,7 +161,7 @@ def test_protected_rows_are_no_public_score(share: float) -> None:
     targets = np.concatenate([proxy.federation.train.targets, federation.train.targets[rows]])
     train = Examples(mixed, targets)
     public = replace(proxy.federation, train=train, offsets=np.array([0, len(train)]))
-    with pytest.raises(PrivacyRefusal, match="stand in the protected data"):
+    with pytest.raises(PrivacyRefusal, match="are also in the protected data"):
         tuned(recipe, plan_of(recipe, federation), CANDIDATES, Proxy(public, "public"), 3.0)
 
 
@@ -232,7 +232,7 @@ def test_the_command_keeps_one_model_and_its_guarantee(
         (["--plot", "trials.png"], "stay secret"),
         (["--tuning-mean", "0.5"], "mean"),
         (["--spent-epsilon", "1"], "privacy.epsilon"),
-        (["--pilot"], "one question at a time"),
+        (["--pilot"], "choose one of --pilot"),
         (["--set", "privacy.trust=local"], "sees something of every run"),
         (["--proxy", "synthetic"], "made-up"),
     ],

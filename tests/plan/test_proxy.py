@@ -13,18 +13,17 @@ import tomli_w
 from pyarrow import csv, parquet
 
 from fedveil.advise.from_recipe import local_steps_of
-from fedveil.advise.overlap import check_federations
 from fedveil.advise.pilot import Search
-from fedveil.advise.proxy import proxy_of, some_clients, with_look
-from fedveil.advise.proxy_trials import ProxyTrials
+from fedveil.advise.proxy import check_federations, proxy_of, some_clients, with_look
 from fedveil.advise.recommend import findings
 from fedveil.advise.space import space_of
-from fedveil.advise.synthetic_proxy import Shape, synthetic_proxy
+from fedveil.advise.synthetic_proxy import synthetic_proxy
+from fedveil.advise.trials import ProxyTrials
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
-from fedveil.data.federation import Task
+from fedveil.data.federation import Examples, Federation, Task
 from tests.plan.pilots import small_recipe
 
 SCHEMA = """
@@ -115,7 +114,7 @@ def test_the_private_file_is_no_proxy_under_any_name(tmp_path: Path) -> None:
     names = ("soft.csv", "hard.csv", "copy.csv", "order.csv", "renamed.csv", "some.csv")
     for name in (private.name, *names, "table.parquet"):
         with pytest.raises(
-            PrivacyRefusal, match=r"the private file itself|stand in the protected data"
+            PrivacyRefusal, match=r"the private file itself|are also in the protected data"
         ):
             proxy_of(recipe, str(tmp_path / name), federation)
 
@@ -138,7 +137,7 @@ def test_a_named_source_that_holds_the_private_rows_is_no_proxy(tmp_path: Path) 
     recipe = recipes.with_defaults(recipes.parse({"data": data, "privacy": {"epsilon": 4.0}}))
     held = federation_of(recipe.data)
     public = replace(federation, name="public")
-    with pytest.raises(PrivacyRefusal, match="stand in the protected data"):
+    with pytest.raises(PrivacyRefusal, match="are also in the protected data"):
         check_federations(public, held, "public")
 
 
@@ -213,22 +212,33 @@ def test_steps_of_an_epoch_need_a_public_number_of_records(tmp_path: Path) -> No
     assert local_steps_of(whole, plan_of(whole, plan.federation), records=7) == 3
 
 
+def shaped(
+    clients: int, inputs: tuple[int, ...], task: Task, classes: int, features: tuple[str, ...] = ()
+) -> Federation:
+    """A federation of zeros: its shape is all that made-up data may follow."""
+    kind = np.float32 if task is Task.REGRESSION else np.int64
+    tokens = np.int64 if task is Task.SEQUENCE else np.float32
+    zeros = Examples(np.zeros((clients, *inputs), tokens), np.zeros(clients, kind))
+    offsets = np.arange(clients + 1)
+    return Federation(zeros, offsets, zeros, task, classes, features=features)
+
+
 def test_made_up_data_have_the_shape_that_was_asked_for() -> None:
     features = ("age", "kind=a", "kind=b", "kind=c", "kind (missing)")
-    shape = Shape(50, 30, (5,), Task.CLASSIFICATION, 3, features)
-    made = synthetic_proxy(shape)
+    like = shaped(50, (5,), Task.CLASSIFICATION, 3, features)
+    made = synthetic_proxy(like, 30)
     assert (made.clients, set(made.sizes), made.input_shape, made.classes) == (50, {30}, (5,), 3)
     inputs = made.train.inputs
     assert np.all(inputs[:, 1:4].sum(axis=1) == 1)
     assert set(np.unique(inputs[:, 4])) == {0.0, 1.0}
     assert len(np.unique(made.train.targets)) == 3
-    assert synthetic_proxy(shape).train.inputs.tobytes() == inputs.tobytes()
+    assert synthetic_proxy(like, 30).train.inputs.tobytes() == inputs.tobytes()
 
 
 @pytest.mark.parametrize("task", [Task.CLASSIFICATION, Task.REGRESSION])
 def test_made_up_targets_can_partly_be_predicted(task: Task) -> None:
     """By least squares on the training part, scored on the test part."""
-    made = synthetic_proxy(Shape(100, 20, (6,), task, 2 if task is Task.CLASSIFICATION else 0))
+    made = synthetic_proxy(shaped(100, (6,), task, 2 if task is Task.CLASSIFICATION else 0), 20)
     inputs = [
         np.column_stack([part.inputs, np.ones(len(part))]) for part in (made.train, made.test)
     ]
@@ -241,7 +251,7 @@ def test_made_up_targets_can_partly_be_predicted(task: Task) -> None:
 
 def test_no_made_up_sequences() -> None:
     with pytest.raises(ConfigError, match="sequences"):
-        Shape(10, 5, (80,), Task.SEQUENCE, 50)
+        synthetic_proxy(shaped(10, (80,), Task.SEQUENCE, 50), 5)
 
 
 def test_some_clients_keep_all_their_examples() -> None:

@@ -11,10 +11,16 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 
-from fedveil.advise import proxy_trials
-from fedveil.advise.candidate import Candidate, recipe_with_settings
+from fedveil.advise import trials as proxy_trials
 from fedveil.advise.proxy import Proxy
-from fedveil.advise.proxy_trials import OutOfTime, ProxyTrials, Trial, trial_plan
+from fedveil.advise.trials import (
+    Candidate,
+    OutOfTime,
+    ProxyTrials,
+    Trial,
+    recipe_with_settings,
+    trial_plan,
+)
 from fedveil.config.assemble import federation_of, method_of, plan_of
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness

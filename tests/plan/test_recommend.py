@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from dp_accounting import gaussian_mechanism
 
-from fedveil.advise.candidate import Candidate
 from fedveil.advise.recommend import check_hope, findings, recipe_of_option
+from fedveil.advise.trials import Candidate
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.core.errors import ConfigError
 from fedveil.run import run as engine

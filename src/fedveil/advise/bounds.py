@@ -9,14 +9,70 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.advise.noise_constant import check_delta, gaussian_sigma
-from fedveil.core.arguments import count, not_negative, positive
+from fedveil.core.arguments import count, fraction, not_negative, positive
 from fedveil.core.errors import ConfigError
+
+
+def noise_constant_laplace(
+    *,
+    dimension: int,
+    clients: int,
+    cohort: int,
+    epsilon: float,
+    gradient_sensitivity: float,
+    imbalance: float = 1.0,
+) -> float:
+    """C_M of the convergence bound for Laplace noise; growth with rounds has exponent z = 2.
+
+    `gradient_sensitivity` is 2*clip_norm for REPLACE, clip_norm for ZERO_OUT (L1).
+    """
+    _check(dimension, clients, gradient_sensitivity, imbalance)
+    count("cohort", cohort)
+    spread = gradient_sensitivity / (clients * positive("epsilon", epsilon))
+    return 8 * dimension * cohort * spread**2 * imbalance
+
+
+def noise_constant_gaussian(
+    *,
+    dimension: int,
+    clients: int,
+    epsilon: float,
+    delta: float,
+    gradient_sensitivity: float,
+    imbalance: float = 1.0,
+) -> float:
+    """C_M of the convergence bound for Gaussian noise; growth with rounds has exponent z = 1."""
+    _check(dimension, clients, gradient_sensitivity, imbalance)
+    std = gaussian_sigma(epsilon, delta) * gradient_sensitivity
+    return 4 * dimension * std**2 * imbalance / clients
+
+
+def gaussian_sigma(epsilon: float, delta: float) -> float:
+    """Standard deviation over sensitivity of the exact Gaussian mechanism."""
+    from dp_accounting import gaussian_mechanism  # half a second that others need not wait
+
+    positive("epsilon", epsilon)
+    return float(gaussian_mechanism.get_sigma_gaussian(epsilon, check_delta(delta)))
+
+
+def check_delta(delta: float) -> float:
+    if fraction("delta", delta) == 1:
+        raise ConfigError("delta: must be above 0 and below 1, got 1")
+    return delta
+
+
+def _check(dimension: int, clients: int, sensitivity: float, imbalance: float) -> None:
+    count("dimension", dimension)
+    count("clients", clients)
+    positive("gradient_sensitivity", sensitivity)
+    if not (math.isfinite(imbalance) and imbalance >= 1):
+        raise ConfigError(f"imbalance = {imbalance}: N*sum(n^2)/(sum n)^2 cannot be below 1")
+
 
 Numbers = NDArray[np.float64]
 
@@ -69,7 +125,8 @@ class FuBound:
             not_negative(name, getattr(self, name))
         if not_negative("growth", self.growth) > 2:
             raise ConfigError(
-                f"growth: need at most 2 (Laplace; Gaussian is 1), got {self.growth:g}"
+                "growth: must be at most 2 (2 for Laplace noise, 1 for Gaussian), got "
+                f"{self.growth:g}"
             )
         _check_cohort(self.clients, self.cohort)
         if self.strong_convexity > self.smoothness:
@@ -177,12 +234,21 @@ class HuScore:
     def __call__(self, local_steps: Numbers, rounds: Numbers) -> Numbers:
         condition = self.learning_rate * self.smoothness
         allowed = 5 * condition + 6 * (local_steps * condition) ** 2 <= 1
-        loss = self.smoothness, self.gradient_variance
-        run = self.initial_gap, self.learning_rate, local_steps * rounds
-        noise = self.noise_variance(local_steps, rounds)
-        batch, size, cohort = self.batch_size, self.dimension, self.cohort
-        bound = hu_bound(*run, *loss, batch, size, noise, cohort, local_steps)
-        return np.where(allowed, bound, np.inf)
+        variance = self.noise_variance(local_steps, rounds)
+        return np.where(allowed, self.with_variance(variance, local_steps, rounds), np.inf)
+
+    def with_variance(self, variance: Numbers, local_steps: Numbers, rounds: Numbers) -> Numbers:
+        """The theorem for noise of this variance, where its condition on the rate holds."""
+        condition = self.learning_rate * self.smoothness
+        sampled = self.gradient_variance / self.batch_size
+        noisy = self.dimension * variance
+        drift = (local_steps - 1) * (2 * local_steps - 1) * condition**2 / 3
+        bound: Numbers = (
+            2 * self.initial_gap / (self.learning_rate * local_steps * rounds)
+            + condition * (sampled + noisy / self.cohort)
+            + drift * (2 * sampled + noisy * (self.cohort + 1) / self.cohort)
+        )
+        return bound
 
     def noise_variance(self, local_steps: Numbers, rounds: Numbers) -> Numbers:
         """sigma^2 of the noise on every step's mean gradient that the budget asks for."""
@@ -192,32 +258,6 @@ class HuScore:
         unit = 2 * self.gradient_bound / self.batch_size * gaussian_sigma(self.epsilon, self.delta)
         variance: Numbers = unit**2 * credit * turns
         return variance
-
-
-def hu_bound(
-    initial_gap: float,
-    learning_rate: float,
-    steps: Any,
-    smoothness: float,
-    gradient_variance: float,
-    batch_size: int,
-    dimension: int,
-    noise_variance: Any,
-    cohort: int,
-    local_steps: Any,
-) -> Any:
-    """Hu's Theorem 2, corrected constants; numbers or arrays. A heuristic, never a certificate.
-
-    Applies while 5*eta*L + 6*tau^2*eta^2*L^2 <= 1.
-    """
-    sampled = gradient_variance / batch_size
-    noisy = dimension * noise_variance
-    drift = (local_steps - 1) * (2 * local_steps - 1) * (learning_rate * smoothness) ** 2 / 3
-    return (
-        2 * initial_gap / (learning_rate * steps)
-        + learning_rate * smoothness * (sampled + noisy / cohort)
-        + drift * (2 * sampled + noisy * (cohort + 1) / cohort)
-    )
 
 
 @dataclass(frozen=True)
@@ -263,4 +303,4 @@ def _check_cohort(clients: int, cohort: int) -> None:
 
 def _at_most(name: str, value: int, limit: str, most: int) -> None:
     if value > most:
-        raise ConfigError(f"{name}: need at most {limit}={most}, got {value}")
+        raise ConfigError(f"{name}: must be at most {limit}={most}, got {value}")

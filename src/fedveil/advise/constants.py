@@ -50,7 +50,8 @@ def estimate(public: Federation, *, most_clients: int = 100) -> LossConstants:
     """Constants of linear or softmax regression on the clients of a public federation."""
     if public.task is Task.SEQUENCE:
         raise ConfigError(
-            f"proxy {public.name!r}: sequences have no linear model; give the constants"
+            f"proxy {public.name!r}: the constants of sequence models cannot be estimated; give "
+            "them"
         )
     chosen = np.unique(np.linspace(0, public.clients - 1, most_clients).astype(np.int64))
     clients = [_client(public, int(number)) for number in chosen]
@@ -69,7 +70,9 @@ def estimate(public: Federation, *, most_clients: int = 100) -> LossConstants:
     gradients = [loss(start)[1] for loss in losses]
     distance = float(optimum @ optimum)
     if not distance > 0 or not first > best:
-        raise ConfigError(f"proxy {public.name!r}: the zero model is already optimal on it")
+        raise ConfigError(
+            f"proxy {public.name!r}: a model of zeros is already optimal on it; name other data"
+        )
     pooled = np.concatenate([inputs for inputs, _ in clients])
     top = float(np.linalg.norm(pooled, 2) ** 2 / len(pooled))
     smoothness = top if outputs == 1 else top / 2 + _RIDGE

@@ -95,22 +95,22 @@ class Question:
     def __post_init__(self) -> None:
         remaining(self.epsilon, self.delta)
         if self.noise not in NOISES:
-            raise ConfigError(f"noise: need one of {', '.join(NOISES)}, got {self.noise!r}")
+            raise ConfigError(f"noise: must be one of {', '.join(NOISES)}, got {self.noise!r}")
         if self.noise == "gaussian" and self.delta == 0:
-            raise ConfigError("delta: Gaussian noise needs one above 0; with 0, use laplace noise")
+            raise ConfigError("delta: must be above 0 for Gaussian noise; use laplace noise for 0")
         count("clients", self.clients)
         count("dimension", self.dimension)
         for cohort in self.cohorts:
             if count("cohort", cohort) > self.clients:
-                raise ConfigError(f"cohort: need at most clients={self.clients}, got {cohort}")
+                raise ConfigError(f"cohort: must be at most clients={self.clients}, got {cohort}")
         for rounds in self.rounds:
             count("rounds", rounds)
         if not (self.cohorts and self.rounds and self.trusts):
-            raise ConfigError("cohorts, rounds and trusts: need at least one of each")
+            raise ConfigError("cohorts, rounds and trusts: give at least one of each")
         if not_negative("dropped", self.dropped) >= 1:
-            raise ConfigError(f"dropped: need a share below 1, got {self.dropped:g}")
+            raise ConfigError(f"dropped: must be a share below 1, got {self.dropped:g}")
         if count("colluders", self.colluders, least=0) >= self.clients:
-            raise ConfigError(f"colluders: need fewer than clients={self.clients}")
+            raise ConfigError(f"colluders: must be fewer than clients={self.clients}")
 
 
 @dataclass(frozen=True)

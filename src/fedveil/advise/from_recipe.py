@@ -12,8 +12,8 @@ from fedveil.advise.bounds import ChengScore, FuBound, HuScore, Score
 from fedveil.advise.constants import LossConstants, estimate
 from fedveil.advise.iterations import Advice, advise, best_rounds_within, every_divisor
 from fedveil.advise.proxy import proxy_of
-from fedveil.advise.proxy_trials import clips_gradients
 from fedveil.advise.spending import remaining
+from fedveil.advise.trials import clips_gradients
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError
@@ -70,11 +70,11 @@ def situation_of(
 
     whole_clients: refuse recipes that protect single records, which most scores are not about."""
     if recipe.privacy.epsilon is None:
-        raise ConfigError("privacy.epsilon: a plan needs a budget")
+        raise ConfigError("privacy.epsilon: set the budget to plan for")
     plan = plan_of(recipe, federation_of(recipe.data))
     if plan.privacy_model is None or plan.guarantee is None:
         raise ConfigError(
-            f"training.method: {plan.method.name!r} adds no noise, so nothing to plan"
+            f"training.method: {plan.method.name!r} adds no noise, so there is nothing to plan"
         )
     if whole_clients and plan.privacy_model.unit is not Unit.CLIENT:
         raise ConfigError(
@@ -141,7 +141,7 @@ def named_score(
     if name == "fu":
         return score_of_recipe(situation, loss, budget_factor=budget_factor)
     if situation.delta == 0:
-        raise ConfigError(f"--score {name}: is about Gaussian noise, and the recipe's delta is 0")
+        raise ConfigError(f"--score {name}: needs Gaussian noise; set privacy.delta above 0")
     training, server = situation.recipe.training, situation.recipe.server
     budget = budget_factor * situation.epsilon, situation.delta
     run = situation.dimension, situation.clients, situation.cohort

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.advise.bounds import FuBound, Score
+from fedveil.advise.bounds import FuBound, Numbers, Score
 from fedveil.advise.spending import about
 from fedveil.core.arguments import count, not_negative
 from fedveil.core.errors import ConfigError
@@ -37,7 +38,7 @@ class Iterations:
 def divisors(number: int) -> NDArray[np.int64]:
     """All divisors of a positive number, ascending."""
     if count("total_steps", number) > MOST_TOTAL_STEPS:
-        raise ConfigError(f"total_steps: need at most {MOST_TOTAL_STEPS:.0e}, got {number}")
+        raise ConfigError(f"total_steps: must be at most {MOST_TOTAL_STEPS:.0e}, got {number}")
     small = np.arange(1, math.isqrt(number) + 1, dtype=np.int64)
     small = small[number % small == 0]
     return np.unique(np.concatenate([small, number // small]))
@@ -56,7 +57,7 @@ def split(total_steps: int, local_steps: int) -> int:
     rounds, left = divmod(count("total_steps", total_steps), count("local_steps", local_steps))
     if left:
         raise ConfigError(
-            f"total_steps = {total_steps} is no multiple of local_steps = {local_steps}: "
+            f"total_steps = {total_steps} is not a multiple of local_steps = {local_steps}: "
             f"{total_steps - left} or {total_steps - left + local_steps} would be"
         )
     return rounds
@@ -73,27 +74,26 @@ def every_divisor(score: Score, total_steps: int) -> list[Iterations]:
 
 def best_local_steps(score: Score, total_steps: int) -> Iterations:
     """The best number of local steps for a given total, over all divisors of it."""
-    return _finite(min(every_divisor(score, total_steps), key=lambda choice: choice.bound))
+    return _least(every_divisor(score, total_steps))
 
 
 def best_rounds(score: Score, local_steps: int, max_steps: int) -> Iterations:
     """The best number of rounds for given local steps, over all totals up to `max_steps`."""
     most = count("max_steps", max_steps) // count("local_steps", local_steps)
     if most == 0:
-        raise ConfigError(f"max_steps = {max_steps}: not one round of {local_steps} local steps")
+        raise ConfigError(
+            f"max_steps = {max_steps}: too few for one round of {local_steps} local steps"
+        )
     if most > MOST_ROUNDS:
         raise ConfigError(
             f"max_steps = {max_steps}: {most} rounds to try, at most {MOST_ROUNDS} are; lower it "
             "or raise local_steps"
         )
-    best = Iterations(local_steps, 1, math.inf)
-    for first in range(1, most + 1, _CHUNK):
-        rounds = np.arange(first, min(first + _CHUNK, most + 1), dtype=np.float64)
-        values = score(np.full_like(rounds, local_steps), rounds)
-        at = int(np.argmin(values))
-        if values[at] < best.bound:
-            best = Iterations(local_steps, first + at, float(values[at]))
-    return _finite(best)
+    chunks = (
+        np.arange(first, min(first + _CHUNK, most + 1), dtype=np.float64)
+        for first in range(1, most + 1, _CHUNK)
+    )
+    return _least(_best_of(score, np.full_like(rounds, local_steps), rounds) for rounds in chunks)
 
 
 def best_rounds_within(score: Score, best: Iterations, slack: float) -> Iterations:
@@ -112,19 +112,17 @@ def best_iterations(score: Score, max_steps: int) -> Iterations:
     """
     if count("max_steps", max_steps) > MOST_JOINT_STEPS:
         raise ConfigError(
-            f"max_steps: a joint search takes up to {MOST_JOINT_STEPS}, got {max_steps}"
+            f"max_steps: must be at most {MOST_JOINT_STEPS} to search both, got {max_steps}"
         )
-    best = Iterations(1, 1, math.inf)
-    for small in range(1, math.isqrt(max_steps) + 1):
-        others = np.arange(small, max_steps // small + 1, dtype=np.float64)
-        fixed = np.full_like(others, small)
-        for steps_small in (True, False):
-            values = score(fixed, others) if steps_small else score(others, fixed)
-            at = int(np.argmin(values))
-            if values[at] < best.bound:
-                pair = (small, small + at) if steps_small else (small + at, small)
-                best = Iterations(*pair, float(values[at]))
-    return _finite(best)
+
+    def families() -> Iterator[Iterations]:
+        for small in range(1, math.isqrt(max_steps) + 1):
+            others = np.arange(small, max_steps // small + 1, dtype=np.float64)
+            fixed = np.full_like(others, small)
+            yield _best_of(score, fixed, others)
+            yield _best_of(score, others, fixed)
+
+    return _least(families())
 
 
 def rule_of_thumb(score: Score, total_steps: int, growth: float) -> Iterations:
@@ -144,7 +142,15 @@ def _at_divisor(score: Score, total_steps: int, wanted: float) -> Iterations:
     return score_of(score, nearest, total_steps // nearest)
 
 
-def _finite(best: Iterations) -> Iterations:
+def _best_of(score: Score, local_steps: Numbers, rounds: Numbers) -> Iterations:
+    values = score(local_steps, rounds)
+    at = int(np.argmin(values))
+    return Iterations(int(local_steps[at]), int(rounds[at]), float(values[at]))
+
+
+def _least(choices: Iterable[Iterations]) -> Iterations:
+    """The first choice of the lowest score."""
+    best = min(choices, key=lambda choice: choice.bound)
     if not math.isfinite(best.bound):
         raise ConfigError("the score is infinite for every choice: lower the learning rate")
     return best
@@ -218,9 +224,7 @@ def advise(
     `max_steps` bounds the total where it is searched (100 000 if not given).
     """
     if total_steps is not None and max_steps is not None:
-        raise ConfigError(
-            "max_steps: goes with a search for the total; leave out total_steps or it"
-        )
+        raise ConfigError("max_steps: bounds a search for the total; leave it or total_steps out")
     limit = DEFAULT_MAX_STEPS if max_steps is None else max_steps
     if total_steps is not None and local_steps is not None:
         chosen = score_of(score, local_steps, split(total_steps, local_steps))

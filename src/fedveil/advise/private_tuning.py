@@ -23,10 +23,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from fedveil.advise.candidate import Candidate, recipe_with_settings
-from fedveil.advise.overlap import check_federations
-from fedveil.advise.proxy import SYNTHETIC, Proxy
+from fedveil.advise.proxy import SYNTHETIC, Proxy, check_federations
 from fedveil.advise.space import Space
+from fedveil.advise.trials import Candidate, recipe_with_settings
 from fedveil.config.assemble import plan_of
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
@@ -168,7 +167,8 @@ def _scored_on(private: Federation, scored: Proxy) -> Federation:
     public = scored.federation
     if public.name == SYNTHETIC:
         raise ConfigError(
-            "--proxy synthetic: scores on made-up data say nothing about a real model"
+            "--proxy synthetic: scores on made-up data say nothing about a real model; name "
+            "public data"
         )
     same = (public.task, public.classes, public.input_shape) == (
         private.task,

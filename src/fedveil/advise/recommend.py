@@ -10,14 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.advise.candidate import Candidate, recipe_with_settings
 from fedveil.advise.from_recipe import local_steps_of, sizes_looked_at
-from fedveil.advise.journal import Journal
-from fedveil.advise.pilot import Expected, Search, mean_error
+from fedveil.advise.pilot import Expected, Journal, Search, mean_error
 from fedveil.advise.proxy import proxy_of
-from fedveil.advise.proxy_trials import OutOfTime, ProxyTrials, Trial
 from fedveil.advise.space import space_of
 from fedveil.advise.spending import about, remaining
+from fedveil.advise.trials import Candidate, OutOfTime, ProxyTrials, Trial, recipe_with_settings
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import Recipe
@@ -51,7 +49,7 @@ def prepare(
     spent_epsilon, spent_delta: used up on the same clients before. journal: keeps the trials.
     """
     if recipe.privacy.epsilon is None:
-        raise ConfigError("privacy.epsilon: a plan needs a budget")
+        raise ConfigError("privacy.epsilon: set the budget to plan for")
     federation = federation_of(recipe.data)
     real = plan_of(recipe, federation)
     if real.guarantee is not None and (spent_epsilon or spent_delta):
@@ -153,7 +151,7 @@ def findings(search: Search) -> Findings:
     chosen = search.run()
     expected = search.expected(chosen)
     if expected is None:
-        raise ConfigError("the pilot was stopped before anything was known")
+        raise ConfigError("the pilot was stopped before its first result; give it more --time")
     proxy, settings = search.trials.proxy, len(search.journal.study.trials)
     reason = f"the best of {settings} settings tried on {proxy.source}"
     recommended = Option(

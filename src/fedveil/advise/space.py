@@ -9,8 +9,7 @@ from typing import Any
 
 from scipy.stats import qmc
 
-from fedveil.advise.candidate import Candidate
-from fedveil.advise.proxy_trials import ProxyTrials, clips_gradients
+from fedveil.advise.trials import Candidate, ProxyTrials, clips_gradients
 from fedveil.privacy.sampling import Balanced, Everyone, RoundRobin
 
 # Coordinate: (lowest, highest), most of them powers of two. What looks different one by one may be

@@ -3,55 +3,52 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
-from fedveil.cli import mechanism_args as described
+from fedveil.cli.mechanism_args import (
+    LEVELS,
+    add_arguments,
+    described,
+    mechanism_kind,
+    mechanism_of,
+    show,
+)
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.shown import at_least, at_most
 
 if TYPE_CHECKING:
-    from fedveil.privacy.releases import PrivacyModel, Release
-    from fedveil.privacy.tuning import Tuning
+    from fedveil.privacy.guarantee import Guarantee
+
+    Answer = tuple[dict[str, Any], Guarantee]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", nargs="?", type=Path, help="a recipe, instead of a description")
-    parser.add_argument("--epsilon", type=float, help="the budget; by default the recipe's")
-    parser.add_argument(
-        "--find",
-        choices=("noise", "rounds", "rate"),
-        default="noise",
-        help="what to find; everything else is given (noise)",
-    )
-    described.add_arguments(parser)
+    options: console.Options = {
+        "--epsilon": (float, "the budget; by default the recipe's"),
+        "--find": (("noise", "rounds", "rate"), "what to find; the rest is given (noise)", "noise"),
+    }
+    console.add_options(parser, options)
+    add_arguments(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
-    from fedveil.privacy.accounting import account
-
     if args.source is not None:
-        from fedveil.cli import load_guarantee as stored
+        from fedveil.cli.load_guarantee import guarantee_of
 
-        planned, _ = stored.guarantee_of(args.source, args.epsilon)
-        if args.json:
-            console.emit(planned.to_dict())
-        else:
-            described.show(planned, f"For {args.source}")
-        return 0
+        planned, _ = guarantee_of(args.source, args.epsilon)
+        return console.answer(args, planned.to_dict(), lambda: show(planned, f"For {args.source}"))
     if args.epsilon is None:
-        raise ConfigError("--epsilon: needed")
-    found, release, privacy_model, delta, tuning = _FINDERS[args.find](args)
-    guarantee = account([release], privacy_model=privacy_model, delta=delta, tuning=tuning)
-    if args.json:
-        console.emit({"target_epsilon": args.epsilon, "found": found, **guarantee.to_dict()})
-        return 0
-    answer = ", ".join(
-        f"{name.replace('_', ' ')} {_shown(name, value)}" for name, value in found.items()
-    )
-    described.show(guarantee, f"For epsilon {args.epsilon:g}: {answer}")
-    return 0
+        raise ConfigError("--epsilon: give the budget, or name a recipe")
+    find = {"noise": _noise, "rounds": _rounds, "rate": _rate}[args.find]
+    found, guarantee = find(args)
+    document = {"target_epsilon": args.epsilon, "found": found, **guarantee.to_dict()}
+    answer = ", ".join(f"{name.replace('_', ' ')} {_shown(name, x)}" for name, x in found.items())
+    title = f"For epsilon {args.epsilon:g}: {answer}"
+    return console.answer(args, document, lambda: show(guarantee, title))
 
 
 def _shown(name: str, value: float) -> str:
@@ -61,113 +58,92 @@ def _shown(name: str, value: float) -> str:
     return (at_least if name == "rate" else at_most)(value, 6)
 
 
-Answer = tuple[dict[str, Any], "Release", "PrivacyModel", float, "Tuning | None"]
-
-
 def _noise(args: argparse.Namespace) -> Answer:
     from fedveil.privacy.calibration import calibrate_mechanism
     from fedveil.privacy.contract import mechanism_class
-    from fedveil.privacy.releases import Release
 
-    rounds = _rounds(args)
-    for name in described.LEVELS:
+    rounds, kind = _given_rounds(args), mechanism_kind(args)
+    for name in LEVELS:
         if getattr(args, name) is not None:
-            raise ConfigError(f"--{name.replace('_', '-')}: given, so there is no noise to find")
-    kind = described.mechanism_kind(args)
+            raise ConfigError(f"{console.flag(name)}: leave it out; the noise is to be found")
     level = mechanism_class(kind).level
     if level is None:
         raise ConfigError(f"--mechanism: {kind} has no noise to find; name the mechanism itself")
-    sampling = described.sampling_of(args, rounds)
-    privacy_model = described.privacy_model_of(args, sampling)
-    often = rounds, args.uses, args.participations
-    probe = Release(described.mechanism_of(args, 1.0), sampling, *often)
-    delta, tuning = described.delta_of(args, probe, privacy_model), described.tuning_of(args)
+    asked = described(args, rounds, level=1.0)  # it stands in for what is to be found
     mechanism = calibrate_mechanism(
-        lambda noise: described.mechanism_of(args, noise),
+        lambda noise: mechanism_of(args, noise),
         epsilon=args.epsilon,
-        delta=delta,
-        sampling=sampling,
+        delta=asked.delta,
+        sampling=asked.release.sampling,
         rounds=rounds,
-        privacy_model=privacy_model,
+        privacy_model=asked.privacy_model,
         uses=args.uses,
         participations=args.participations,
-        tuning=tuning,
+        tuning=asked.tuning,
     )
-    release = Release(mechanism, sampling, *often)
-    return {level: getattr(mechanism, level)}, release, privacy_model, delta, tuning
+    release = replace(asked.release, mechanism=mechanism)
+    return {level: getattr(mechanism, level)}, asked.guarantee(release)
 
 
-def _find_rounds(args: argparse.Namespace) -> Answer:
-    from dataclasses import replace
-
+def _rounds(args: argparse.Namespace) -> Answer:
     from fedveil.privacy.calibration import calibrate_rounds
-    from fedveil.privacy.releases import Release
     from fedveil.privacy.sampling import Balanced
 
     _not_given(args, "rounds", "participations")
-    mechanism, sampling = described.mechanism_of(args), described.sampling_of(args, 1)
-    privacy_model, tuning = described.privacy_model_of(args, sampling), described.tuning_of(args)
-    delta = described.delta_of(args, Release(mechanism, sampling, 1, args.uses), privacy_model)
+    asked = described(args, 1)
+    sampling = asked.release.sampling
     rounds = calibrate_rounds(
         epsilon=args.epsilon,
-        delta=delta,
+        delta=asked.delta,
         sampling=sampling,
-        mechanism=mechanism,
-        privacy_model=privacy_model,
+        mechanism=asked.release.mechanism,
+        privacy_model=asked.privacy_model,
         uses=args.uses,
-        tuning=tuning,
+        tuning=asked.tuning,
     )
     if isinstance(sampling, Balanced):
         sampling = replace(sampling, rounds=rounds)
-    release = Release(mechanism, sampling, rounds, args.uses)
-    return {"rounds": rounds}, release, privacy_model, delta, tuning
+    release = replace(asked.release, sampling=sampling, rounds=rounds)
+    return {"rounds": rounds}, asked.guarantee(release)
 
 
-def _find_rate(args: argparse.Namespace) -> Answer:
+def _rate(args: argparse.Namespace) -> Answer:
     from fedveil.privacy.calibration import calibrate_rate
-    from fedveil.privacy.releases import Release
     from fedveil.privacy.sampling import CappedPoisson, Poisson
 
     _not_given(args, "rate", "cohort", "participations")
-    rounds = _rounds(args)
+    rounds = _given_rounds(args)
     if args.sampling in ("fixed", "round-robin", "balanced"):
         args.cohort = 1
     else:
         args.sampling = args.sampling or "poisson"
         args.rate = 0.5 if args.sampling != "everyone" else None
-    mechanism, sampling = described.mechanism_of(args), described.sampling_of(args, rounds)
-    privacy_model, tuning = described.privacy_model_of(args, sampling), described.tuning_of(args)
-    delta = described.delta_of(args, Release(mechanism, sampling, rounds, args.uses), privacy_model)
+    asked = described(args, rounds)
     sampling = calibrate_rate(
         epsilon=args.epsilon,
-        delta=delta,
-        sampling=sampling,
+        delta=asked.delta,
+        sampling=asked.release.sampling,
         rounds=rounds,
-        mechanism=mechanism,
-        privacy_model=privacy_model,
+        mechanism=asked.release.mechanism,
+        privacy_model=asked.privacy_model,
         uses=args.uses,
-        tuning=tuning,
+        tuning=asked.tuning,
     )
+    found: dict[str, Any] = {}
     if isinstance(sampling, (Poisson, CappedPoisson)):
-        found: dict[str, Any] = {"rate": sampling.rate}
+        found["rate"] = sampling.rate
     else:
-        found = {"cohort": int(sampling.expected_cohort)}
-    release = Release(mechanism, sampling, rounds, args.uses)
-    return found, release, privacy_model, delta, tuning
+        found["cohort"] = int(sampling.expected_cohort)
+    return found, asked.guarantee(replace(asked.release, sampling=sampling))
 
 
-_FINDERS = {"noise": _noise, "rounds": _find_rounds, "rate": _find_rate}
-
-
-def _rounds(args: argparse.Namespace) -> int:
+def _given_rounds(args: argparse.Namespace) -> int:
     if args.rounds is None:
-        raise ConfigError("--rounds: needed (or --find rounds)")
+        raise ConfigError("--rounds: give the number of rounds, or use --find rounds")
     return int(args.rounds)
 
 
 def _not_given(args: argparse.Namespace, *names: str) -> None:
     for name in names:
         if getattr(args, name) is not None:
-            raise ConfigError(
-                f"--{name.replace('_', '-')}: given, so --find {args.find} has no use"
-            )
+            raise ConfigError(f"{console.flag(name)}: leave it out with --find {args.find}")

@@ -3,46 +3,41 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedveil.report.comparison import Cell, Task
+    from fedveil.report.comparison import Cell, ComparedRun
     from fedveil.report.store import Store
+
+
+_OPTIONS: console.Options = {
+    "--seeds N": (int, "runs of each (3)", 3),
+    "--epsilon E[,E]...": (str, "budgets; none: each recipe's own, whatever it is"),
+    "--delta": (float, "for all; none: the strictest of theirs"),
+    "--set KEY=VALUE": (list, "change it in every recipe"),
+    "--output DIR": (
+        Path,
+        "where runs, table and picture are kept (comparison); finished runs are used again",
+        Path("comparison"),
+    ),
+    "--quiet": (bool, "no progress, only the result"),
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipes", nargs="+", type=Path, metavar="RECIPE", help="TOML recipes")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each (3)")
-    parser.add_argument(
-        "--epsilon", metavar="E[,E]...", help="budgets; none: each recipe's own, whatever it is"
-    )
-    parser.add_argument("--delta", type=float, help="for all; none: the strictest of theirs")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change it in every recipe"
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("comparison"),
-        metavar="DIR",
-        help="where runs, table and picture are kept (comparison); finished runs are used again",
-    )
-    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    console.add_options(parser, _OPTIONS)
 
 
 def execute(args: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, _interrupt)
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    console.prepare_training()
     epsilons = _epsilons(args.epsilon)
 
     from fedveil.report import comparison
@@ -63,20 +58,15 @@ def execute(args: argparse.Namespace) -> int:
     figure, label = _figure(table)
     picture = args.output / "comparison.png"
     picture.write_bytes(comparison.draw(table, figure, label))
-    if args.json:
-        console.emit(
-            {
-                "figure": figure,
-                "delta": delta,
-                "seeds": args.seeds,
-                "rows": comparison.to_document(table, figure),
-                "promises_differ": list(comparison.differences(table)),
-                "picture": str(picture),
-            }
-        )
-    else:
-        _show(table, figure, label, picture)
-    return 0
+    document = {
+        "figure": figure,
+        "delta": delta,
+        "seeds": args.seeds,
+        "rows": comparison.to_document(table, figure),
+        "promises_differ": list(comparison.differences(table)),
+        "picture": str(picture),
+    }
+    return console.answer(args, document, lambda: _show(table, figure, label, picture))
 
 
 def _epsilons(text: str | None) -> tuple[float, ...]:
@@ -91,7 +81,7 @@ def _epsilons(text: str | None) -> tuple[float, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def _run(todo: Sequence[Task], store: Store, *, quiet: bool) -> None:
+def _run(todo: Sequence[ComparedRun], store: Store, *, quiet: bool) -> None:
     from fedveil.report.comparison import run_task
 
     began = time.perf_counter()
@@ -152,7 +142,3 @@ def _show(table: Sequence[Cell], figure: str, label: str, picture: Path) -> None
             console.stdout().print(f"  {line}")
     console.say("Simulations with known seeds: none of these runs is certified.")
     console.say(f"picture: {picture}")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -4,13 +4,66 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import argparse
+
     from rich.console import Console
+
+Options = Mapping[str, tuple[Any, ...]]
+
+
+def add_options(parser: argparse.ArgumentParser, options: Options, title: str = "") -> None:
+    """Declare options: what each takes, what it is for, and its default if it has one.
+
+    An option takes a type, one of a tuple of choices, some of a list of choices, any number of
+    texts (`list`) or nothing (`bool`: a switch). A word after its name stands for the value in
+    the help text.
+    """
+    group: Any = parser.add_argument_group(title) if title else parser
+    for name, (kind, text, *default) in options.items():
+        flag, _, value = name.partition(" ")
+        how: dict[str, Any] = {"help": text, "default": default[0] if default else None}
+        if kind is bool:
+            how = {"help": text, "action": "store_true"}
+        elif kind is list:
+            how = {"help": text, "action": "append", "default": []}
+        elif isinstance(kind, list):
+            how = {"help": text, "action": "append", "choices": kind}
+        else:
+            how |= {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
+        group.add_argument(flag, **how, **({"metavar": value} if value else {}))
+
+
+def flag(name: str) -> str:
+    """The option that sets `name`."""
+    return "--" + name.replace("_", "-")
+
+
+def answer(args: argparse.Namespace, document: Mapping[str, Any], show: Callable[[], None]) -> int:
+    """The answer of a command: one JSON document with --json, else what `show` prints."""
+    if args.json:
+        emit(document)
+    else:
+        show()
+    return 0
+
+
+def prepare_training() -> None:
+    """Settings of the process before it trains."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt  # to be told to stop is to be interrupted: what is done is kept
+
+    signal.signal(signal.SIGTERM, interrupt)
+    # Waiting threads that spin make two-threaded training collapse beside any busy neighbour.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def emit(document: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,20 @@ from fedveil.datasets.files import available, data_directory
 from fedveil.datasets.source import Source
 from fedveil.datasets.synthetic import NAMES, WHAT, Synthetic
 
+_OPTIONS: console.Options = {
+    "--data-dir": (Path, "local copies, instead of FEDVEIL_DATA"),
+    "--label": (str, "schema: the column to predict"),
+    "--client-column": (str, "schema: the column that says whose row it is"),
+    "--output": (Path, "schema: a new file to write it to"),
+}
+_SAID = ("name", "what", "clients", "examples", "task", "classes", "licence")
+_DETAILS = ("home", "holdout", "test_fraction", "validation_fraction")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "show", "schema"), help="what to do")
     parser.add_argument("name", nargs="?", help="show: a data set; schema: a CSV or Parquet file")
-    parser.add_argument("--data-dir", type=Path, help="local copies, instead of FEDVEIL_DATA")
-    parser.add_argument("--label", help="schema: the column to predict")
-    parser.add_argument("--client-column", help="schema: the column that says whose row it is")
-    parser.add_argument("--output", type=Path, help="schema: a new file to write it to")
+    console.add_options(parser, _OPTIONS)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -39,22 +45,22 @@ def execute(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     entries = [_summary(source, args.data_dir) for source in SOURCES.values()]
     entries += [_synthetic(name) for name in NAMES.values()]
-    if args.json:
-        console.emit({"sources": entries})
-        return 0
-    rows = [
-        (
-            entry["name"],
-            f"{entry['clients']:,}",
-            f"{entry['examples']:,}",
-            entry["task"],
-            "yes" if entry["available"] else "no",
-        )
-        for entry in entries
-    ]
-    console.table("Data sets", ("name", "clients", "examples", "task", "here"), rows)
-    console.stdout().print("As published and dealt by default; fedveil data show NAME says more.")
-    return 0
+
+    def show() -> None:
+        rows = [
+            (
+                entry["name"],
+                f"{entry['clients']:,}",
+                f"{entry['examples']:,}",
+                entry["task"],
+                "yes" if entry["available"] else "no",
+            )
+            for entry in entries
+        ]
+        console.table("Data sets", ("name", "clients", "examples", "task", "here"), rows)
+        console.say("As published and dealt by default; fedveil data show NAME says more.")
+
+    return console.answer(args, {"sources": entries}, show)
 
 
 def _show(args: argparse.Namespace) -> int:
@@ -65,43 +71,34 @@ def _show(args: argparse.Namespace) -> int:
         document = _summary(source, args.data_dir) | _details(source)
         if document["available"]:
             document["loaded"] = _measured(source, args.data_dir)
-    if args.json:
-        console.emit(document)
-    else:
-        _print(document)
-    return 0
+    return console.answer(args, document, lambda: _print(document))
 
 
 def _schema(args: argparse.Namespace) -> int:
     from fedveil.data.table import schema_template
 
+    output: Path | None = args.output
     text = schema_template(args.name, label=args.label, client_column=args.client_column)
-    if args.output is not None:
+    if output is not None:
         try:
-            with args.output.open("x", encoding="utf-8") as file:
+            with output.open("x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
-            raise ConfigError(f"{args.output}: exists already; name a new file") from None
-    if args.json:
-        path = None if args.output is None else str(args.output)
-        console.emit({"schema": text, "file": path})
-    elif args.output is None:
-        print(text, end="")
-    else:
-        console.stdout().print(f"Fill in {args.output}, then give it as the schema.")
-    return 0
+            raise ConfigError(f"{output}: exists already; name a new file") from None
+
+    def show() -> None:
+        if output is None:
+            print(text, end="")
+        else:
+            console.say(f"Fill in {output}, then give it as the schema.")
+
+    return console.answer(args, {"schema": text, "file": output and str(output)}, show)
 
 
 def _summary(source: Source, data_dir: Path | None) -> dict[str, Any]:
     copy = available(source.name, source.copies, data_dir) if source.copies else None
     return {
-        "name": source.name,
-        "what": source.what,
-        "clients": source.clients,
-        "examples": source.examples,
-        "task": str(source.task),
-        "classes": source.classes,
-        "licence": source.licence,
+        **{name: getattr(source, name) for name in _SAID},
         "available": copy is not None or not source.copies,
         "copy": copy.name if copy is not None else None if source.copies else "embedded",
     }
@@ -115,8 +112,8 @@ def _synthetic(name: str) -> dict[str, Any]:
         "what": WHAT[task],
         "clients": made.clients,
         "examples": made.clients * made.examples_per_client + made.test_examples,
-        "task": str(task),
-        "classes": 2 if NAMES[task] == "synthetic-logistic" else 0,
+        "task": task,
+        "classes": 2 if name == "synthetic-logistic" else 0,
         "licence": "none needed: nobody's data",
         "available": True,
         "copy": "made up",
@@ -128,28 +125,15 @@ def _synthetic(name: str) -> dict[str, Any]:
 
 def _details(source: Source) -> dict[str, Any]:
     partition = next(name for name, kind in PARTITIONS.items() if type(source.partition) is kind)
-    settings = {
-        field.name: getattr(source.partition, field.name) for field in fields(source.partition)
-    }
+    settings = {key: value for key, value in asdict(source.partition).items() if value is not None}
     return {
-        "home": source.home,
-        "partition": {"name": partition} | {k: v for k, v in settings.items() if v is not None},
-        "holdout": str(source.holdout),
-        "test_fraction": source.test_fraction,
-        "validation_fraction": source.validation_fraction,
+        **{name: getattr(source, name) for name in _DETAILS},
+        "partition": {"name": partition} | settings,
         "options": list(source.options),
         "remarks": list(source.remarks),
         "advice": source.advice,
         "files": [
-            {
-                "copy": copy.name,
-                "name": file.name,
-                "url": file.url,
-                "size": file.size,
-                "digests": list(file.digests),
-            }
-            for copy in source.copies
-            for file in copy.files
+            {"copy": copy.name, **asdict(file)} for copy in source.copies for file in copy.files
         ],
     }
 
@@ -175,39 +159,30 @@ def _measured(source: Source, data_dir: Path | None) -> dict[str, Any]:
 def _print(document: dict[str, Any]) -> None:
     screen = console.stdout()
     screen.print(f"[bold]{document['name']}[/bold]: {document['what']}")
+    classes = f", {document['classes']} classes" if document["classes"] else ""
     lines = [
-        ("task", _task(document)),
+        ("task", f"{document['task']}{classes}"),
         ("published", f"{document['examples']:,} examples, {document['clients']:,} clients"),
         ("licence", document["licence"]),
         ("about", document.get("home", "")),
         ("dealt", ", ".join(f"{k}={v}" for k, v in document.get("partition", {}).items())),
         ("options", ", ".join(document.get("options", []))),
     ]
-    loaded = document.get("loaded")
+    loaded = document.get("loaded", {})
     if loaded:
         parts = ", ".join(f"{loaded[part]:,} {part}" for part in ("train", "validation", "test"))
-        spread = " / ".join(
-            f"{loaded[size]:g}" for size in ("smallest_client", "median_client", "largest_client")
-        )
+        order = ("smallest", "median", "largest")
+        sizes = " / ".join(f"{loaded[f'{size}_client']:g}" for size in order)
         lines.append(("here", f"{loaded['clients']:,} clients; {parts} ({document['copy']} copy)"))
-        lines.append(("sizes", f"{spread} examples (smallest / median / largest client)"))
+        lines.append(("sizes", f"{sizes} examples (smallest / median / largest client)"))
     elif not document["available"]:
         where = data_directory(None)
         lines.append(("here", f"no: not in {where}" if where else "no: downloaded when first used"))
     for file in document.get("files", []):
         known = ", ".join(file["digests"]) or "no published digest"
         lines.append(("file", f"{file['name']}  {file['url'] or 'local copies only'}  {known}"))
-    remarks = [
-        *document.get("remarks", []),
-        *(loaded or {}).get("notes", []),
-        document.get("advice"),
-    ]
-    lines += [("note", remark) for remark in remarks if remark]
+    remarks = [*document.get("remarks", []), *loaded.get("notes", []), document.get("advice")]
+    lines += [("note", remark) for remark in remarks]
     for label, text in lines:
         if text:
             screen.print(f"  {label:<10} {text}", markup=False, soft_wrap=True)
-
-
-def _task(document: dict[str, Any]) -> str:
-    classes = document["classes"]
-    return f"{document['task']}, {classes} classes" if classes else str(document["task"])

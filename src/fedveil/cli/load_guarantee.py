@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run has come, beside its guarantee, which is about all its rounds."""
 
     reserved: int  # rounds that were begun
@@ -41,7 +41,7 @@ class Progress:
         )
 
 
-def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, Progress | None]:
+def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, RunProgress | None]:
     """What a run directory is worth, or a recipe would be (within `epsilon`, if given)."""
     path = recipes.found(path)
     if not path.exists():
@@ -49,7 +49,7 @@ def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, P
     return _of_run(path) if path.is_dir() else (_of_recipe(path, epsilon), None)
 
 
-def _of_run(path: Path) -> tuple[Guarantee, Progress]:
+def _of_run(path: Path) -> tuple[Guarantee, RunProgress]:
     """Recomputed from the ledger alone, with which everything else in the directory must agree."""
     from fedveil.privacy.accounting import account
     from fedveil.privacy.guarantee import Guarantee
@@ -72,7 +72,7 @@ def _of_run(path: Path) -> tuple[Guarantee, Progress]:
             f"{path}: the ledger's plan proves epsilon {promised.epsilon:.6g}, guarantee.json says "
             f"something else; do not rely on this run"
         )
-    return ledger.guarantee(), Progress(ledger.reserved, header.rounds, ledger.spent())
+    return ledger.guarantee(), RunProgress(ledger.reserved, header.rounds, ledger.spent())
 
 
 def _of_recipe(path: Path, epsilon: float | None) -> Guarantee:
@@ -82,5 +82,8 @@ def _of_recipe(path: Path, epsilon: float | None) -> Guarantee:
     recipe = recipes.with_defaults(recipes.parse(recipes.read(path), (), values))
     guarantee = plan_of(recipe, federation_of(recipe.data)).guarantee
     if guarantee is None:
-        raise ConfigError(f"{path}: method {recipe.training.method!r} adds no noise: no guarantee")
+        raise ConfigError(
+            f"{path}: method {recipe.training.method!r} adds no noise and guarantees nothing; "
+            "choose a private method"
+        )
     return guarantee

@@ -16,7 +16,7 @@ from fedveil.cli.plan_tables import write_recipe
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedveil.advise.pilot import Progress as State
+    from fedveil.advise.pilot import PilotProgress as State
     from fedveil.advise.recommend import Findings, Option
     from fedveil.config.recipe import Recipe
 
@@ -27,7 +27,7 @@ def plan_pilot(args: argparse.Namespace) -> int:
     """Search as long as --time allows; Ctrl-C shows the best so far."""
     seconds = 60.0 if args.time is None else args.time
     if not (math.isfinite(seconds) and seconds > 0):
-        raise ConfigError(f"--time: need a positive number of seconds, got {seconds:g}")
+        raise ConfigError(f"--time: must be a positive number of seconds, got {seconds:g}")
     recipe = recipe_of(args)
 
     from fedveil.advise.proxy import with_look

@@ -22,11 +22,10 @@ def tune_privately(args: argparse.Namespace) -> int:
     recipe = recipe_of(args)
 
     from fedveil.advise.from_recipe import local_steps_of, sizes_looked_at
-    from fedveil.advise.overlap import NotPublic
     from fedveil.advise.private_tuning import settings_to_draw, tuned
-    from fedveil.advise.proxy import proxy_of
-    from fedveil.advise.proxy_trials import ProxyTrials
+    from fedveil.advise.proxy import NotPublic, proxy_of
     from fedveil.advise.space import space_of
+    from fedveil.advise.trials import ProxyTrials
     from fedveil.config.assemble import federation_of, plan_of
 
     if recipe.data.file is None and args.proxy == recipe.data.source:
@@ -34,7 +33,9 @@ def tune_privately(args: argparse.Namespace) -> int:
     federation = federation_of(recipe.data)
     real = plan_of(recipe, federation)
     if sizes_looked_at(recipe, real, args.records):
-        raise ConfigError("--records: how many records a client has is protected here; say it")
+        raise ConfigError(
+            "--records: how many records a client has is private; give a publicly known number"
+        )
     scored = proxy_of(recipe, args.proxy, federation)
     steps = local_steps_of(recipe, real, args.records)
     space = space_of(ProxyTrials(recipe, real, scored), steps)
@@ -49,11 +50,7 @@ def tune_privately(args: argparse.Namespace) -> int:
         console.complain("interrupted; nothing was kept, and nothing has left")
         return 130
     _write(args.output, found)
-    if args.json:
-        console.emit(_document(found, args.output))
-    else:
-        _show(found, args.output)
-    return 0
+    return console.answer(args, _document(found, args.output), lambda: _show(found, args.output))
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -71,9 +68,11 @@ def _check(args: argparse.Namespace) -> None:
         )
     if args.spent_epsilon or args.spent_delta:
         raise ConfigError("--spent-epsilon: set privacy.epsilon to what is left instead")
-    for flag in ("journal", "plot", "max_steps"):
-        if getattr(args, flag) is not None:
-            raise ConfigError(f"--{flag.replace('_', '-')}: would show runs that must stay secret")
+    for name in ("journal", "plot", "max_steps"):
+        if getattr(args, name) is not None:
+            raise ConfigError(
+                f"{console.flag(name)}: leave it out; it would show runs that must stay secret"
+            )
     if args.proxy is None:
         raise PrivacyRefusal(
             "runs must be scored on public data: a score on private data is a release of its own, "

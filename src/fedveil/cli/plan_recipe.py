@@ -11,7 +11,6 @@ from fedveil.cli.plan_tables import (
     LOSS,
     answer_feasible,
     draw_advice,
-    flag,
     show_advice,
     ways,
     write_recipe,
@@ -29,7 +28,7 @@ _OWN = ("clients", "cohort", "dimension", "epsilon", "delta", "noise_constant", 
 OWN_DATA = "the recipe's own data: a protected run with these settings will not be certified"
 NO_PROXY = (
     "the loss's constants must not be measured on private data; name public ones with --proxy, or "
-    f"give {', '.join(map(flag, LOSS))}"
+    f"give {', '.join(map(console.flag, LOSS))}"
 )
 
 
@@ -37,9 +36,7 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
     """The recipe that was named, with its changes; what it says must not be said again."""
     for name in _OWN:
         if getattr(args, name) is not None:
-            raise ConfigError(
-                f"--{name.replace('_', '-')}: the recipe says it; change it with --set"
-            )
+            raise ConfigError(f"{console.flag(name)}: given by the recipe; change it with --set")
     table = recipes.DEFAULT_JOB if args.recipe is None else recipes.read(args.recipe)
     return recipes.with_defaults(recipes.parse(table, args.set))
 
@@ -52,7 +49,7 @@ def plan_recipe(args: argparse.Namespace) -> int:
 
     by_records = args.score == "hu"  # Hu protects records, and the feasible set is about clients
     if by_records and args.feasible:
-        raise ConfigError("--score hu: goes with --iterations; the feasible set is about clients")
+        raise ConfigError("--score hu: use it with --iterations; --feasible is about whole clients")
     both = args.iterations == args.feasible and not by_records
     args.feasible &= not both
     situation = situation_of(
@@ -140,7 +137,7 @@ def _loss(args: argparse.Namespace, situation: Situation) -> tuple[LossConstants
     from fedveil.advise.from_recipe import public_constants
 
     given = {name: getattr(args, name) for name in LOSS}
-    missing = [flag(name) for name in LOSS if given[name] is None]
+    missing = [console.flag(name) for name in LOSS if given[name] is None]
     if len(missing) == len(LOSS):
         federation = situation.plan.federation
         return public_constants(situation.recipe, args.proxy, federation, args.records)

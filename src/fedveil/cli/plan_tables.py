@@ -27,10 +27,6 @@ LOSS = (
 TRUSTS = ("local", "distributed", "central")
 
 
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def ways(args: argparse.Namespace) -> dict[str, Any]:
     """What a feasible set is asked about beside the budget."""
     from fedveil.core.units import Trust

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import time
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
@@ -21,29 +18,33 @@ if TYPE_CHECKING:
     from fedveil.run.run import Run
 
 
+_OPTIONS: console.Options = {
+    "--set KEY=VALUE": (list, "change one recipe entry"),
+    "--data FILE": (str, "a CSV or Parquet file to train on"),
+    "--client-column NAME": (str, "its column that names the client"),
+    "--label NAME": (str, "its column to predict"),
+    "--schema FILE": (str, "public statistics of its columns"),
+    "--seed": (int, "repeatable simulation instead of protected noise"),
+    "--output DIR": (Path, "a new run directory"),
+    "--resume DIR": (Path, "go on with this run"),
+    "--moved": (bool, "with --resume: I declare that only this copy of the run will go on"),
+    "--explain": (bool, "say which engine runs, and why"),
+    "--quiet": (bool, "no progress, only the result"),
+}
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", nargs="?", type=Path, help="a TOML file, or a name")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one recipe entry"
+        "recipe",
+        nargs="?",
+        type=Path,
+        help="a TOML recipe, or the name of one that comes with fedveil; none: the default job",
     )
-    parser.add_argument("--data", metavar="FILE", help="a CSV or Parquet file to train on")
-    parser.add_argument("--client-column", metavar="NAME", help="its column that names the client")
-    parser.add_argument("--label", metavar="NAME", help="its column to predict")
-    parser.add_argument("--schema", metavar="FILE", help="public statistics of its columns")
-    parser.add_argument("--seed", type=int, help="repeatable simulation instead of protected noise")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="a new run directory")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run")
-    parser.add_argument(
-        "--moved", action="store_true", help="with --resume: this copy alone will go on, I declare"
-    )
-    parser.add_argument("--explain", action="store_true", help="say which engine runs, and why")
-    parser.add_argument("--quiet", action="store_true", help="no progress, only the result")
+    console.add_options(parser, _OPTIONS)
 
 
 def execute(args: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, _interrupt)
-    # Waiting threads that spin make two-threaded training collapse beside any busy neighbour.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    console.prepare_training()
     recipe = recipes.with_defaults(_recipe(args))
 
     from fedveil.config.assemble import (  # torch and all: only once input is sane
@@ -91,28 +92,11 @@ def execute(args: argparse.Namespace) -> int:
     result = _result(run, recipe, time.perf_counter() - began)
     if not plan.protected:  # a protected run must not tell: the count has no noise
         result["rejected_updates"] = rejected
-    if args.json:
-        console.emit(result)
-    else:
-        _show(result, run)
-    return 0
+    return console.answer(args, result, lambda: _show(result, run))
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
     """The recipe of this call: a file or a stopped run's, then --set, then the short options."""
-    if args.resume is not None:
-        given = [args.recipe, args.output, args.seed, args.data, args.client_column, args.label]
-        if args.set or any(value is not None for value in [*given, args.schema]):
-            raise ConfigError(
-                "--resume: goes on with the run as it is; give no other recipe options"
-            )
-        return recipes.parse(recipes.read(args.resume / "recipe.toml"))
-    if args.moved:
-        raise ConfigError("--moved: goes with --resume")
-    if args.recipe is not None:
-        table = recipes.read(args.recipe)
-    else:
-        table = recipes.DEFAULT_JOB if args.data is None else {}
     short = {
         "data.file": args.data,
         "data.client_column": args.client_column,
@@ -120,7 +104,20 @@ def _recipe(args: argparse.Namespace) -> Recipe:
         "data.schema": args.schema,
         "seed": args.seed,
     }
-    return recipes.parse(table, args.set, {k: v for k, v in short.items() if v is not None})
+    given = {key: value for key, value in short.items() if value is not None}
+    if args.resume is not None:
+        if given or args.set or args.recipe is not None or args.output is not None:
+            raise ConfigError(
+                "--resume: goes on with the run as it is; give no other recipe options"
+            )
+        return recipes.parse(recipes.read(args.resume / "recipe.toml"))
+    if args.moved:
+        raise ConfigError("--moved: give it together with --resume")
+    if args.recipe is not None:
+        table = recipes.read(args.recipe)
+    else:
+        table = recipes.DEFAULT_JOB if args.data is None else {}
+    return recipes.parse(table, args.set, given)
 
 
 def _fresh_directory(plan: Plan) -> Path:
@@ -262,7 +259,3 @@ def _show(result: dict[str, Any], run: Run) -> None:
         console.say(guarantee.statement)
     else:
         console.say("No privacy is guaranteed: this method adds no noise.")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -99,7 +99,9 @@ def group(owners: npt.ArrayLike | Owners) -> Assignment:
         return Assignment(coded.rows, coded.offsets, owners.names[coded.owners])
     column = _column(owners)
     if column.ndim != 1 or not len(column):
-        raise ConfigError(f"owners: need one entry an example, got shape {column.shape}")
+        raise ConfigError(
+            f"owners: must name one owner for each example, got an array of shape {column.shape}"
+        )
     _need_owners(column)
     try:
         ordered = bool(np.all(column[:-1] <= column[1:]))
@@ -139,7 +141,7 @@ def _digest(text: str) -> bytes:
 
 def _public(seed: int) -> int:
     if seed < 0:
-        raise ConfigError(f"seed={seed}: must not be negative")
+        raise ConfigError(f"seed={seed}: must be 0 or more")
     return int(seed)
 
 
@@ -159,7 +161,7 @@ def _column(owners: npt.ArrayLike) -> npt.NDArray[Any]:
 
 def _different(entries: Iterable[object]) -> ConfigError:
     kinds = sorted({type(entry).__name__ for entry in entries})
-    return ConfigError(f"owners: entries of different kinds ({', '.join(kinds)})")
+    return ConfigError(f"owners: mix {', '.join(kinds)}; convert them to one type")
 
 
 def _need_owners(column: npt.NDArray[np.generic]) -> None:
@@ -171,4 +173,6 @@ def _need_owners(column: npt.NDArray[np.generic]) -> None:
     else:
         return
     if missing.any():
-        raise ConfigError(f"owners: example {int(missing.argmax())} names no owner")
+        raise ConfigError(
+            f"owners: example {int(missing.argmax())} has no owner; name one or leave it out"
+        )

@@ -32,7 +32,7 @@ def input_column(inputs: npt.ArrayLike, name: str, tokens: bool = False) -> Arra
         ):  # what no float32 holds is reported as infinity, with its row
             return column.astype(np.float32)
     raise ConfigError(
-        f"{name}: need numbers, got {column.dtype}; a table with text is read by from_table"
+        f"{name}: must hold numbers, got {column.dtype}; read a table with text by from_table"
     )
 
 
@@ -51,11 +51,16 @@ def label_column(
         whole = np.isfinite(column) & (column == np.floor(column))
         if not whole.all():
             row = int(np.argmin(whole))
-            raise ConfigError(f"{name}: {column[row]} of example {row} is no class number")
+            raise ConfigError(
+                f"{name}: {column[row]} of example {row} is not a whole class number; use "
+                "task='regression' to predict numbers"
+            )
         return column.astype(np.int64), class_names
     missing = np.array([entry is None or entry != entry for entry in column.tolist()])
     if missing.any():
-        raise ConfigError(f"{name}: example {int(missing.argmax())} has no label")
+        raise ConfigError(
+            f"{name}: example {int(missing.argmax())} has no label; add it or leave the example out"
+        )
     text = column.astype(str)
     known = np.unique(text) if not class_names else np.sort(np.array(class_names))
     codes = np.minimum(np.searchsorted(known, text), len(known) - 1)
@@ -63,7 +68,7 @@ def label_column(
     if strange.any():
         row = int(strange.argmax())
         raise ConfigError(
-            f"{name}: label {str(text[row])!r} of example {row} is not among the classes"
+            f"{name}: label {str(text[row])!r} of example {row} is not one of class_names"
         )
     if class_names:  # in the order the caller gave
         place = {label: position for position, label in enumerate(class_names)}
@@ -104,7 +109,7 @@ def _array(values: npt.ArrayLike, name: str) -> Array:
     try:
         column = np.asarray(values)
     except ValueError:
-        raise ConfigError(f"{name}: the examples have different shapes") from None
+        raise ConfigError(f"{name}: all examples must have the same shape") from None
     if column.ndim == 0:
-        raise ConfigError(f"{name}: need an array with one entry an example")
+        raise ConfigError(f"{name}: must be an array with one entry for each example")
     return column

@@ -55,7 +55,9 @@ def count_classes(
     if declared is not None and declared < 1:
         raise ConfigError(f"classes={declared}: must be at least 1")
     if declared is not None and given and declared != len(given):
-        raise ConfigError(f"classes={declared}, but class_names names {len(given)}")
+        raise ConfigError(
+            f"classes={declared}, but class_names holds {len(given)} names; make them agree"
+        )
     if given:
         return len(given), ()
     if names:

@@ -13,6 +13,8 @@ from fedveil.data.columns import Array, input_column, label_column, number_colum
 
 
 class Task(StrEnum):
+    """What a model learns to predict."""
+
     CLASSIFICATION = "classification"  # targets are int64 in [0, classes)
     REGRESSION = "regression"  # targets are float32
     SEQUENCE = "sequence"  # inputs and targets are token ids in [0, classes), [examples, length]

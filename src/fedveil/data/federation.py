@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Owners
 from fedveil.data.columns import Array, first_not_finite
@@ -36,8 +37,8 @@ ARTIFICIAL_NOTE = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Federation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Federation(Displayed):
     """Clients' training examples, sorted by client, plus public test (and validation) examples.
 
     Client `i` owns rows `offsets[i]:offsets[i + 1]` of `train`. There is no object per client, so
@@ -45,21 +46,21 @@ class Federation:
     """
 
     train: Examples
-    offsets: npt.NDArray[np.int64] = field(repr=False)
+    offsets: npt.NDArray[np.int64]
     test: Examples
     task: Task
     classes: int  # 0 for regression
     name: str = "arrays"
     validation: Examples | None = None
     scaling: Scaling | None = None
-    notes: tuple[str, ...] = field(default=())  # what the user must know, one sentence each
+    notes: tuple[str, ...] = ()  # what the user must know, one sentence each
     # What enters the model or its size and was taken from private rows without noise.
-    unprotected: tuple[str, ...] = field(default=())
-    owners: Array | None = field(default=None, repr=False)  # [clients], where the data name them
-    class_names: tuple[str, ...] = field(default=(), repr=False)
-    features: tuple[str, ...] = field(default=(), repr=False)  # names of flat inputs' columns
-    target_scaling: Scaling | None = field(default=None, repr=False)  # how regression targets were
-    verified: bool = field(default=False, repr=False)  # values were checked when they were saved
+    unprotected: tuple[str, ...] = ()
+    owners: Array | None = None  # [clients], where the data name them
+    class_names: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()  # names of flat inputs' columns
+    target_scaling: Scaling | None = None  # how regression targets were
+    verified: bool = False  # values were checked when they were saved
 
     def __post_init__(self) -> None:
         offsets = self.offsets
@@ -114,7 +115,10 @@ class Federation:
                 f"{where}: inputs of shape {examples.inputs.shape[1:]}, not {self.input_shape}"
             )
         if self.task is Task.REGRESSION and examples.targets.ndim != 1:
-            raise ConfigError(f"{where}: need one target an example, got {examples.targets.shape}")
+            raise ConfigError(
+                f"{where}: targets must be one number for each example, got shape "
+                f"{examples.targets.shape}"
+            )
 
     def _check_values(self, part: str, examples: Examples) -> None:
         where = f"federation {self.name!r}, {part} part"
@@ -122,7 +126,10 @@ class Federation:
             if np.issubdtype(column.dtype, np.floating):
                 bad = first_not_finite(column)
                 if bad is not None:
-                    raise ConfigError(f"{where}: {what} of example {bad} hold NaN or infinity")
+                    raise ConfigError(
+                        f"{where}: {what} of example {bad} hold NaN or infinity; remove or "
+                        "replace them"
+                    )
         if self.task is not Task.REGRESSION:
             self._check_codes(where, "label", examples.targets)
         if self.task is Task.SEQUENCE:
@@ -138,6 +145,17 @@ class Federation:
             raise ConfigError(
                 f"{where}: {what} {wrong} of example {row} is outside 0..{self.classes - 1}"
             )
+
+    def _display(self) -> tuple[str, dict[str, object]]:
+        """Sizes and shapes; never the data themselves, for a repr ends up in logs."""
+        return self.name, {
+            "task": str(self.task),
+            "clients": self.clients,
+            "training examples": len(self.train),
+            "test examples": len(self.test),
+            "input shape": list(self.input_shape),
+            "classes": self.classes or None,
+        }
 
     @property
     def clients(self) -> int:
@@ -206,6 +224,12 @@ class Federation:
         Whatever is given here (`classes`, `class_names`, `scaling`, ...) counts as known to
         everybody; what is taken from the rows instead stands in `unprotected`, unless the rows
         themselves are `public`.
+
+        >>> inputs, labels = [[0.5], [1.5], [2.5], [3.5]], [0, 1, 0, 1]
+        >>> owners = ["ann", "ann", "bob", "bob"]
+        >>> federation = Federation.from_arrays(inputs, labels, owners, test_fraction=0.5)
+        >>> federation.clients, federation.sizes.tolist()
+        (2, [1, 1])
         """
         kind = task_of(task, targets)
         given = class_names

@@ -121,11 +121,13 @@ def _need_parts(part: Parts, test: float, validation: float, whole_clients: bool
         if fraction == 0 or (part == code).any():
             continue
         if whole_clients:
-            raise ConfigError(f"{name}={fraction}: no client was drawn; use more or another seed")
+            raise ConfigError(
+                f"{name}={fraction}: no client was drawn; use a larger fraction or another seed"
+            )
         raise ConfigError(
             f"{name}={fraction} holds out nothing of {len(part)} examples if every client "
-            "keeps one; use a larger fraction, another seed, holdout='clients' or test data of "
-            "their own"
+            "keeps one; use a larger fraction, another seed, holdout='clients', or give test "
+            "data"
         )
 
 

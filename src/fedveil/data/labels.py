@@ -53,7 +53,7 @@ def targets_of(
     elif task in (Task.CLASSIFICATION, Task.REGRESSION):
         classify, why = task == Task.CLASSIFICATION, "as asked"
     else:
-        raise ConfigError(f"task={task!r}: a table makes classification or regression")
+        raise ConfigError(f"task={task!r}: must be classification or regression for a table")
     if classify:
         codes, names, declared = _classes(path, label, values, public)
         said = f"Label {label!r} ({why}): classification into {len(names)} classes."
@@ -93,15 +93,13 @@ def _numbers(
                 "varying numbers"
             )
         numbers = numbers_of(values, public)
-        _need_all(path, label, values, np.isnan(numbers), "is no number")
+        _need_all(path, label, values, np.isnan(numbers), "is not a number")
         return numbers, public
     if kind is not Kind.NUMBER:
         raise ConfigError(f"{path}: label {label!r} holds {values.type}, regression needs numbers")
     numbers = numbers_of(values, Column(Kind.NUMBER))
     if pc.count_distinct(values).as_py() < 2:
-        raise ConfigError(
-            f"{path}: label {label!r} is the same everywhere, regression needs varying numbers"
-        )
+        raise ConfigError(f"{path}: label {label!r} is the same in every row: nothing to predict")
     return numbers, Column(Kind.NUMBER, mean=float(numbers.mean()), std=float(numbers.std()))
 
 
@@ -119,9 +117,14 @@ def _classes(
         return codes, public.categories, True
     names = as_text(pc.unique(values).sort()).to_pylist()
     if len(names) > max(MOST_CLASSES, min(MOST_TEXT_CLASSES, len(values) // 2)):
-        raise ConfigError(f"{path}: label {label!r} has {len(names)} different values: no classes")
+        raise ConfigError(
+            f"{path}: label {label!r} has {len(names)} different values, too many for classes; "
+            "use task='regression' or another label"
+        )
     if len(names) < 2:
-        raise ConfigError(f"{path}: label {label!r} has one value only, {names[0]!r}")
+        raise ConfigError(
+            f"{path}: label {label!r} has only one value, {names[0]!r}: nothing to predict"
+        )
     return category_codes(values, names), tuple(names), False
 
 

@@ -207,7 +207,10 @@ class ByOwner(_Limits):
         if self.clients is not None:
             able = np.flatnonzero(enough)
             if self.clients > len(able):
-                raise ConfigError(f"clients={self.clients}: only {len(able)} owners are usable")
+                raise ConfigError(
+                    f"clients={self.clients}: only {len(able)} owners have enough examples; ask "
+                    "for fewer"
+                )
             # By their own words: one owner more takes the place of at most one other.
             words = everyone.client_words(seed, "choose owners")[able]
             enough[:] = False
@@ -246,7 +249,9 @@ def named(name: str, **settings: Any) -> Partition:
 
 def _need_one_label_each(labels: npt.NDArray[np.generic], who: str) -> None:
     if labels.ndim != 1:
-        raise ConfigError(f"{who} needs one label an example, not sequences: use IID or ByOwner")
+        raise ConfigError(
+            f"{who} needs one label for each example; for sequences use IID or ByOwner"
+        )
 
 
 def _need_examples(examples: int, clients: int, each: int, who: str) -> None:

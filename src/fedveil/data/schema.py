@@ -122,7 +122,7 @@ def _check(column: Column, where: str) -> None:
     if column.decimal not in (None, ".", ","):
         raise ConfigError(f"{where}: decimal={column.decimal!r}; must be a point or a comma")
     if column.kind is Kind.CATEGORY and not column.categories:
-        raise ConfigError(f"{where}: a category needs its categories")
+        raise ConfigError(f"{where}: type category needs a list of categories")
     if column.kind in (Kind.NUMBER, Kind.DATE):
         ranged = column.min is not None and column.max is not None
         measured = column.mean is not None and column.std is not None

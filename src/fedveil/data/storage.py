@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,35 +24,42 @@ def save(federation: Federation, directory: Path) -> Path:
     """Write `directory`, which must not exist; it appears complete or not at all."""
     if directory.exists():
         raise ConfigError(f"{directory}: exists already; name a new directory")
+    about = {
+        "format": FORMAT,
+        "name": federation.name,
+        "task": str(federation.task),
+        "classes": federation.classes,
+        "class_names": list(federation.class_names),
+        "features": list(federation.features),
+        "notes": list(federation.notes),
+        "unprotected": list(federation.unprotected),
+    }
+    write_columns(directory, _columns(federation), MANIFEST, about)
+    return directory
+
+
+def write_columns(
+    directory: Path, columns: Mapping[str, Array], manifest: str, about: Mapping[str, Any]
+) -> None:
+    """One `.npy` file a column, and a manifest with their sizes: all of them or nothing."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        columns = _columns(federation)
         for name, column in columns.items():
             np.save(partial / f"{name}.npy", column, allow_pickle=False)
-        manifest = {
-            "format": FORMAT,
-            "name": federation.name,
-            "task": str(federation.task),
-            "classes": federation.classes,
-            "class_names": list(federation.class_names),
-            "features": list(federation.features),
-            "notes": list(federation.notes),
-            "unprotected": list(federation.unprotected),
-            "bytes": {name: (partial / f"{name}.npy").stat().st_size for name in columns},
-        }
-        (partial / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+        sizes = {name: (partial / f"{name}.npy").stat().st_size for name in columns}
+        text = json.dumps({**about, "bytes": sizes}, indent=2)
+        (partial / manifest).write_text(text, encoding="utf-8")
         os.chmod(partial, 0o755)  # mkdtemp makes it private
         os.replace(partial, directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return directory
 
 
 def load(directory: Path) -> Federation:
     """Map the columns of a saved federation; nothing is read until it is used."""
     manifest = _manifest(directory)
-    columns = {name: _map(directory, name, size) for name, size in manifest["bytes"].items()}
+    columns = map_columns(directory, manifest["bytes"])
 
     def examples(part: str) -> Examples:
         return Examples(columns[f"{part}.inputs"], columns[f"{part}.targets"])
@@ -81,7 +89,7 @@ def load(directory: Path) -> Federation:
             verified=True,
         )
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"{directory}: not a whole federation ({error})") from None
+        raise ConfigError(f"{directory}: incomplete federation ({error}); save it again") from None
 
 
 def _columns(federation: Federation) -> dict[str, Array]:
@@ -118,8 +126,13 @@ def _manifest(directory: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path}: cannot be read as a manifest") from None
+        raise ConfigError(f"{path}: not a readable manifest; save the federation again") from None
     return manifest
+
+
+def map_columns(directory: Path, sizes: Mapping[str, int]) -> dict[str, Array]:
+    """Memory maps of the columns; each file must have the size that the manifest names."""
+    return {name: _map(directory, name, size) for name, size in sizes.items()}
 
 
 def _map(directory: Path, name: str, size: int) -> Array:

@@ -54,7 +54,7 @@ def from_table(
     if client_column is None and partition is None:
         raise ConfigError(f"{path}: name the column that says whose row it is (client_column)")
     if client_column == label:
-        raise ConfigError(f"{path}: label and client column are both {label!r}")
+        raise ConfigError(f"{path}: label and client column are both {label!r}; name two columns")
     public = _public(schema)
     table = _read(path, public, label, client_column)
     table, notes = _with_labels_and_owners(path, table, label, client_column, public is None)
@@ -258,7 +258,10 @@ def _matrix(path: Path, table: Any, columns: Mapping[str, Column]) -> npt.NDArra
         values = table.column(name)
         gaps = encode(values, column, matrix[:, start : start + width])
         if gaps.all() and values.null_count < len(values):
-            raise ConfigError(f"{path}: column {name!r} holds no {column.kind}, against its schema")
+            raise ConfigError(
+                f"{path}: column {name!r} has no value that is a {column.kind}, as the schema "
+                "says it is"
+            )
         start += width
     return matrix
 

@@ -103,7 +103,9 @@ def _csv(path: Path, zipped: bool, texts: Collection[str]) -> Any:
     table = _typed(path, zipped, delimiter, types)
     for name, kind in zip(table.schema.names, table.schema.types, strict=True):
         if name.strip() in texts and not pa.types.is_string(kind):
-            raise ConfigError(f"{path}: the first line is too odd to be read; simplify its names")
+            raise ConfigError(
+                f"{path}: the column names in the first line cannot be read; simplify them"
+            )
     # Semicolons separate fields where commas are decimal: known from the first line alone.
     return table.replace_schema_metadata({DECIMAL: "," if delimiter == ";" else "."})
 
@@ -205,7 +207,10 @@ def _tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell:
         infinite = pc.fill_null(pc.is_inf(column), False)
         if not by_cell and pc.any(infinite).as_py():
             row = pc.index(infinite, True).as_py()
-            raise ConfigError(f"{path}: column {name!r} holds infinity in row {row + 1}")
+            raise ConfigError(
+                f"{path}: column {name!r} holds infinity in row {row + 1}; replace it or leave it "
+                "blank"
+            )
         return pc.if_else(pc.is_nan(column), None, column)
     return column
 

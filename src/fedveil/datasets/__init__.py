@@ -35,6 +35,9 @@ def load(
     Whatever is left out is the source's default. `settings` are the partition's fields (`clients`,
     `alpha`, `examples_per_client`, `cap`, ...) or the source's own options; those that are None are
     left out. `seed` deals the examples; it is public. `data_dir` holds local copies of the files.
+
+    >>> load("digits", clients=10).clients
+    10
     """
     settings = {key: value for key, value in settings.items() if value is not None}
     for task, synthetic in SYNTHETIC.items():

@@ -19,7 +19,7 @@ from fedveil.data.federation import Examples, Task
 from fedveil.data.holdout import Holdout
 from fedveil.data.partition import IID
 from fedveil.data.schema import Column, Kind
-from fedveil.datasets.files import Arrays, Copy, File
+from fedveil.datasets.files import Arrays, Copy, published
 from fedveil.datasets.formats import reading
 from fedveil.datasets.source import Pool, Source
 
@@ -128,8 +128,6 @@ def build(arrays: Arrays, copy: str, *, numbers: str = "standard") -> Pool:
     inputs = arrays["inputs"] if numbers == "standard" else _raw(arrays["inputs"])
     return Pool(
         train=Examples(inputs, arrays["income"]),
-        task=Task.CLASSIFICATION,
-        classes=2,
         class_names=INCOMES,
         features=FEATURES,
     )
@@ -145,8 +143,6 @@ def _raw(standard: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
     return inputs
 
 
-_ADDRESS = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
-
 ADULT = Source(
     name="adult",
     what="census records, income above 50,000 dollars or not; 16 devices of 3,052",
@@ -158,42 +154,8 @@ ADULT = Source(
     partition=IID(16, examples_per_client=3052),
     build=build,
     copies=(
-        Copy(
-            "gz",
-            (
-                File(
-                    "adult.data.gz",
-                    digests=(
-                        "sha256:c7a2b4716a97f930123e0baf879188d701e798172631a654fc703d4b082907f3",
-                    ),
-                ),
-                File(
-                    "adult.test.gz",
-                    digests=(
-                        "sha256:8a2c1bffa6e7ce5abfa43881ae5e87c4311ebc2b3cd526c9c40a43f19f06f799",
-                    ),
-                ),
-            ),
-            decode,
-        ),
-        Copy(
-            "uci",
-            (
-                File(
-                    "adult.data",
-                    _ADDRESS + "adult.data",
-                    3_974_305,
-                    ("sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",),
-                ),
-                File(
-                    "adult.test",
-                    _ADDRESS + "adult.test",
-                    2_003_153,
-                    ("sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",),
-                ),
-            ),
-            decode,
-        ),
+        Copy("gz", published("adult.data.gz", "adult.test.gz"), decode),
+        Copy("uci", published("adult.data", "adult.test"), decode),
     ),
     options=("numbers",),
     holdout=Holdout.WITHIN,

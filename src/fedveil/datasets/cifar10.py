@@ -11,36 +11,15 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.columns import Array
 from fedveil.data.federation import Task
 from fedveil.data.partition import Dirichlet
-from fedveil.datasets.files import Arrays, Copy, File
+from fedveil.datasets.files import Arrays, Copy, published
 from fedveil.datasets.formats import read_cifar_archive, read_npz, reading
-from fedveil.datasets.source import Pool, Source, labelled, pixel_scaling
+from fedveil.datasets.source import Pool, Source, labelled_pool, pixel_scaling
 
 CLASS_NAMES = (
     *("airplane", "automobile", "bird", "cat", "deer"),
     *("dog", "frog", "horse", "ship", "truck"),
 )
-_ADDRESS = "https://www.cs.toronto.edu/~kriz/"
-_BINARY = File(
-    "cifar-10-binary.tar.gz",
-    _ADDRESS + "cifar-10-binary.tar.gz",
-    170_052_171,
-    ("sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",),
-)
-_PYTHON = File(
-    "cifar-10-python.tar.gz",
-    _ADDRESS + "cifar-10-python.tar.gz",
-    170_498_071,
-    ("sha256:6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",),
-)
-_MOSAICS = {
-    "cifar10_train_1.webp": "7d659541ed95237ea4e04e2d33389e1104c1953861748ff53d660d6c8d6654f9",
-    "cifar10_train_2.webp": "51af9519a93c50876c6e10004965e1e5959387da1f8d7b96f16f7ca26219af79",
-    "cifar10_train_3.webp": "3c724790d972e645054d7cc995e1535ee05064097410e5a14c537c7145a70db8",
-    "cifar10_train_4.webp": "7e1e0d309a2ac32bb67831184e997f88a9e74324a01f95cc481819c6955db2b3",
-    "cifar10_train_5.webp": "1d3f867bf1d6f975111042b2a5f839fd80c93de1c03f75c667d7840bd55da85c",
-    "cifar10_test.webp": "df199aec7516a004a23ad02816a63a368d2208347ff1c4011eaa91a2503201fc",
-    "cifar10_labels.npz": "2adcb621b226054b45ea498e5151b50747ee667e75829c059844e7b78f6b5196",
-}
+_BATCHES = tuple(f"cifar10_train_{batch}.webp" for batch in range(1, 6))
 
 
 def decode_archive(paths: Mapping[str, Path]) -> Arrays:
@@ -50,9 +29,8 @@ def decode_archive(paths: Mapping[str, Path]) -> Arrays:
 
 def decode_mosaics(paths: Mapping[str, Path]) -> Arrays:
     labels = read_npz(paths["cifar10_labels.npz"], ("y_train", "y_test"))
-    train = [read_mosaic(paths[f"cifar10_train_{batch}.webp"]) for batch in range(1, 6)]
     return {
-        "x_train": np.concatenate(train),
+        "x_train": np.concatenate([read_mosaic(paths[name]) for name in _BATCHES]),
         "x_test": read_mosaic(paths["cifar10_test.webp"]),
         **labels,
     }
@@ -73,14 +51,8 @@ def read_mosaic(path: Path, side: int = 32) -> Array:
 
 
 def build(arrays: Arrays, copy: str, *, pixels: str = "unit") -> Pool:
-    return Pool(
-        train=labelled(arrays["x_train"], arrays["y_train"]),
-        test=labelled(arrays["x_test"], arrays["y_test"]),
-        task=Task.CLASSIFICATION,
-        classes=10,
-        class_names=CLASS_NAMES,
-        scaling=pixel_scaling(pixels, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    )
+    scaling = pixel_scaling(pixels, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    return labelled_pool(arrays, class_names=CLASS_NAMES, scaling=scaling)
 
 
 CIFAR10 = Source(
@@ -96,11 +68,11 @@ CIFAR10 = Source(
     copies=(
         Copy(
             "mosaic",
-            tuple(File(name, digests=(f"sha256:{digest}",)) for name, digest in _MOSAICS.items()),
+            published(*_BATCHES, "cifar10_test.webp", "cifar10_labels.npz"),
             decode_mosaics,
         ),
-        Copy("binary", (_BINARY,), decode_archive),
-        Copy("python", (_PYTHON,), decode_archive),
+        Copy("binary", published("cifar-10-binary.tar.gz"), decode_archive),
+        Copy("python", published("cifar-10-python.tar.gz"), decode_archive),
     ),
     options=("pixels",),
     home="https://www.cs.toronto.edu/~kriz/cifar.html",

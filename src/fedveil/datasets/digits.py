@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedveil.data.federation import Examples, Task
+from fedveil.data.federation import Task
 from fedveil.data.partition import IID
 from fedveil.datasets.files import Arrays
-from fedveil.datasets.source import Pool, Source, unit_pixels
+from fedveil.datasets.source import Pool, Source, labelled_pool, unit_pixels
 
 
 def build(arrays: Arrays, copy: str) -> Pool:
@@ -15,12 +15,7 @@ def build(arrays: Arrays, copy: str) -> Pool:
 
     bunch = load_digits()
     images = bunch.images.astype(np.uint8)  # whole numbers 0..16
-    return Pool(
-        train=Examples(images, bunch.target.astype(np.int64)),
-        task=Task.CLASSIFICATION,
-        classes=10,
-        scaling=unit_pixels(16),
-    )
+    return labelled_pool({"x_train": images, "y_train": bunch.target}, scaling=unit_pixels(16))
 
 
 DIGITS = Source(

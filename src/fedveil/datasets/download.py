@@ -108,12 +108,17 @@ def _complaint(path: Path, size: int | None, digests: tuple[str, ...]) -> str:
     found = path.stat().st_size
     if size is not None and found != size:
         return f"{found} bytes instead of {size}"
+    return "" if has_digest(path, digests) else "its digest is not the published one"
+
+
+def has_digest(path: Path, digests: tuple[str, ...]) -> bool:
+    """Whether the file has one of these digests (`sha256:...`); true if none is known."""
     for digest in digests:
         kind, _, expected = digest.partition(":")
         with path.open("rb") as file:
             if hashlib.file_digest(file, kind).hexdigest() == expected:
-                return ""
-    return "its digest is not the published one" if digests else ""
+                return True
+    return not digests
 
 
 @contextmanager

@@ -10,9 +10,9 @@ import numpy as np
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Scaling, Task
 from fedveil.data.partition import ByOwner
-from fedveil.datasets.files import Arrays, Copy, File
+from fedveil.datasets.files import Arrays, Copy, published
 from fedveil.datasets.formats import parse_example, read_federated_sqlite, read_npz, reading
-from fedveil.datasets.source import Pool, Source, labelled
+from fedveil.datasets.source import Pool, Source, labelled_pool
 
 CLASS_NAMES = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz")
 _SUBSET = "femnist_leaf_subset.npz"
@@ -69,12 +69,10 @@ def build(arrays: Arrays, copy: str, *, pixels: str = "unit", test: str = "same"
         raise ConfigError(
             f"test={test!r}: must be same" + (" or unseen" if copy == "subset" else "")
         )
-    return Pool(
-        train=labelled(arrays["x_train"], arrays["y_train"]),
-        test=labelled(arrays[f"x_{part}"], arrays[f"y_{part}"]),
+    chosen = {"x_test": arrays[f"x_{part}"], "y_test": arrays[f"y_{part}"]}
+    return labelled_pool(
+        arrays | chosen,
         owners=arrays["owner_train"],
-        task=Task.CLASSIFICATION,
-        classes=62,
         class_names=CLASS_NAMES,
         scaling=_scaling(pixels),
         notes=(_SUBSET_NOTE,) if copy == "subset" else (),
@@ -101,33 +99,8 @@ FEMNIST = Source(
     partition=ByOwner(),
     build=build,
     copies=(
-        Copy(
-            "subset",
-            (
-                File(
-                    _SUBSET,
-                    digests=(
-                        "sha256:3cfd4cd4440b015d4031f66dea802c796a17bf7e67797b40f53dd7df705bcc64",
-                    ),
-                ),
-            ),
-            decode_subset,
-        ),
-        Copy(
-            "tff",
-            (
-                File(
-                    _DATABASE,
-                    "https://storage.googleapis.com/tff-datasets-public/emnist_all.sqlite.lzma",
-                    170_507_172,
-                    (
-                        # Not published by its makers: measured by others who downloaded it.
-                        "sha256:c3aaf91b4cf4e69d53d81627ad119eccdc878ff906f68e66063ff10f67faad48",
-                    ),
-                ),
-            ),
-            decode_database,
-        ),
+        Copy("subset", published(_SUBSET), decode_subset),
+        Copy("tff", published(_DATABASE), decode_database),
     ),
     options=("pixels", "test"),
     home="https://leaf.cmu.edu",

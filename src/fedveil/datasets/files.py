@@ -7,22 +7,22 @@ user's cache, which downloads fill. Decoded arrays are kept in the cache and mem
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files as resources
 from pathlib import Path
-
-import numpy as np
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.columns import Array
-from fedveil.datasets.download import fetch
+from fedveil.data.storage import map_columns, write_columns
+from fedveil.datasets.download import fetch, has_digest
 
 Arrays = dict[str, Array]
+_MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,24 @@ class File:
     url: str | None = None
     size: int | None = None
     digests: tuple[str, ...] = ()
+
+
+@cache
+def _published() -> dict[str, File]:
+    text = resources("fedveil.datasets").joinpath("published.txt").read_text(encoding="utf-8")
+    found = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            name, *known = (None if word == "-" else word for word in line.split())
+            size, digests, url = known
+            checks = tuple(digests.split(",")) if digests else ()
+            found[str(name)] = File(str(name), url, int(size) if size else None, checks)
+    return found
+
+
+def published(*names: str) -> tuple[File, ...]:
+    """Files as `published.txt` describes them: address, size and digests."""
+    return tuple(_published()[name] for name in names)
 
 
 @dataclass(frozen=True)
@@ -66,7 +84,7 @@ def data_directory(given: Path | None) -> Path | None:
     if given is None and os.environ.get("FEDVEIL_DATA"):
         given = Path(os.environ["FEDVEIL_DATA"])
     if given is not None and not given.is_dir():
-        raise ConfigError(f"{given}: is no directory (FEDVEIL_DATA or the data directory)")
+        raise ConfigError(f"{given}: not a directory; correct FEDVEIL_DATA or the data directory")
     return given
 
 
@@ -104,65 +122,36 @@ def open_source(
 def verify(path: Path, file: File) -> None:
     """Refuse a file whose bytes are not the published ones."""
     size = path.stat().st_size
-    kinds = {digest.partition(":")[0] for digest in file.digests}
-    found = {f"{kind}:{digest_of(path, kind)}" for kind in kinds}
-    if found.isdisjoint(file.digests) and file.digests:
+    if not has_digest(path, file.digests):
         expected = f", expected {file.size} bytes" if file.size not in (None, size) else ""
         again = f"; get it again from {file.url}" if file.url else "; get it again"
         raise ConfigError(f"{path}: truncated or altered ({size} bytes{expected}){again}")
-
-
-def digest_of(path: Path, kind: str) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, kind).hexdigest()
 
 
 def _decoded(source: str, copy: Copy, paths: Mapping[str, Path]) -> Arrays:
     """Memory maps of the decoded arrays; files are verified and decoded when they are new."""
     home = cache_directory() / "decoded" / f"{source}-{copy.name}"
     stamp = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths.values()}
-    found = _map(home, stamp)
+    found = _kept(home, stamp)
     if found is not None:
         return found
     for file in copy.files:
         verify(paths[file.name], file)
     arrays = copy.decode(paths)
+    shutil.rmtree(home, ignore_errors=True)  # an older copy's arrays
     try:
-        _keep(home, stamp, arrays)
+        write_columns(home, arrays, _MANIFEST, {"stamp": stamp})
     except OSError:  # a full or read-only cache costs time, not the result
         return arrays
-    return _map(home, stamp) or arrays
+    return _kept(home, stamp) or arrays
 
 
-def _map(home: Path, stamp: Mapping[str, list[int]]) -> Arrays | None:
+def _kept(home: Path, stamp: Mapping[str, list[int]]) -> Arrays | None:
     try:
-        manifest = json.loads((home / "manifest.json").read_text(encoding="utf-8"))
-        if manifest["stamp"] != stamp:
-            return None
-        arrays = {}
-        for name, size in manifest["arrays"].items():
-            path = home / f"{name}.npy"
-            if path.stat().st_size != size:
-                return None
-            arrays[name] = np.load(path, mmap_mode="r", allow_pickle=False)
-        return arrays
-    except (OSError, ValueError, KeyError, TypeError):
+        manifest = json.loads((home / _MANIFEST).read_text(encoding="utf-8"))
+        return map_columns(home, manifest["bytes"]) if manifest["stamp"] == stamp else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # not there, or damaged: decode again
-
-
-def _keep(home: Path, stamp: Mapping[str, list[int]], arrays: Arrays) -> None:
-    home.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{home.name}.", dir=home.parent))
-    try:
-        for name, array in arrays.items():
-            np.save(partial / f"{name}.npy", array, allow_pickle=False)
-        sizes = {name: (partial / f"{name}.npy").stat().st_size for name in arrays}
-        manifest = {"stamp": stamp, "arrays": sizes}
-        (partial / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-        shutil.rmtree(home, ignore_errors=True)  # an older copy's arrays
-        os.replace(partial, home)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _absent(folder: Path, copies: tuple[Copy, ...]) -> str:

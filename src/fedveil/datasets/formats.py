@@ -1,4 +1,4 @@
-"""Readers of the official file formats; a file that is not what it should be is a BadInput."""
+"""Readers of the official file formats; a file that is not what it should be is a ConfigError."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_npz(path: Path, names: Sequence[str], optional: Sequence[str] = ()) -> 
     with reading(path), np.load(path, allow_pickle=False) as archive:
         lacking = [name for name in names if name not in archive]
         if lacking:
-            raise ConfigError(f"{path}: holds no array {lacking[0]!r}")
+            raise ConfigError(f"{path}: lacks the array {lacking[0]!r}; get the file again")
         return {name: archive[name] for name in (*names, *optional) if name in archive}
 
 
@@ -58,7 +58,7 @@ def read_idx(path: Path) -> Array:
             data: bytes = file.read()
         zero, kind, dimensions = struct.unpack(">HBB", data[:4])
         if zero != 0 or kind not in _IDX_TYPES:
-            raise ConfigError(f"{path}: no idx file")
+            raise ConfigError(f"{path}: not an idx file; get it again")
         shape = struct.unpack(f">{dimensions}I", data[4 : 4 + 4 * dimensions])
         flat = np.frombuffer(data, _IDX_TYPES[kind], offset=4 + 4 * dimensions)
         array = flat.reshape(shape)  # a wrong length is a ValueError
@@ -122,7 +122,7 @@ def read_svhn_mat(path: Path) -> tuple[Array, Array]:
         try:
             content = loadmat(path, variable_names=["X", "y"])
         except (MatReadError, NotImplementedError, TypeError) as error:
-            raise ConfigError(f"{path}: no MATLAB file ({error})") from None
+            raise ConfigError(f"{path}: not a MATLAB file ({error}); get it again") from None
         images = np.ascontiguousarray(content["X"].transpose(3, 0, 1, 2))
         return images, (content["y"].reshape(-1) % 10).astype(np.uint8)
 

@@ -16,7 +16,7 @@ from fedveil.data.encoding import FARTHEST, category_codes
 from fedveil.data.federation import Examples, Task
 from fedveil.data.partition import SortedSlices
 from fedveil.data.tablefile import need_column, read_table
-from fedveil.datasets.files import Arrays, Copy, File
+from fedveil.datasets.files import Arrays, Copy, published
 from fedveil.datasets.source import Pool, Source
 
 Floats = npt.NDArray[np.float64]
@@ -56,7 +56,7 @@ def decode(paths: Mapping[str, Path]) -> Arrays:
     table = table.filter(pc.is_valid(table.column("int_rate")))
     rate = _quantity(table.column("int_rate"))
     if np.isnan(rate).any() or not len(rate):
-        raise ConfigError(f"{path}: int_rate holds something else than rates")
+        raise ConfigError(f"{path}: column int_rate must hold interest rates")
     if rate.max() < 1:  # a fraction
         rate = rate * 100
     columns = {name: _quantity(table.column(name)) for name in NUMBERS}
@@ -102,8 +102,6 @@ def build(arrays: Arrays, copy: str, *, components: int = 10, grade: bool = True
     return Pool(
         train=Examples(scaled.astype(np.float32), np.asarray(arrays["rate"], np.float32)),
         owners=arrays["state"],
-        task=Task.REGRESSION,
-        classes=0,
         features=chosen,
         notes=(COMPONENTS_NOTE,),
         unprotected=(UNPROTECTED,),
@@ -155,20 +153,8 @@ LENDING_CLUB = Source(
     partition=SortedSlices(per_client=80),
     build=build,
     copies=(
-        Copy(
-            "compact",
-            (
-                File(
-                    "lending_club_2007_2011.csv.gz",
-                    digests=(
-                        "sha256:c6974364f2d19673938c85b7271208a5f8925606671a5a981363f38e2fa7d259",
-                    ),
-                ),
-            ),
-            decode,
-        ),
-        # Known by its name only: no digest is published, its columns are checked.
-        Copy("kaggle", (File("accepted_2007_to_2018Q4.csv.gz"),), decode),
+        Copy("compact", published("lending_club_2007_2011.csv.gz"), decode),
+        Copy("kaggle", published("accepted_2007_to_2018Q4.csv.gz"), decode),
     ),
     options=("components", "grade"),
     test_fraction=0.2,

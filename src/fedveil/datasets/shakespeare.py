@@ -16,7 +16,7 @@ from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Task
 from fedveil.data.holdout import Holdout
 from fedveil.data.partition import ByOwner
-from fedveil.datasets.files import Arrays, Copy, File
+from fedveil.datasets.files import Arrays, Copy, published
 from fedveil.datasets.formats import parse_example, read_federated_sqlite, reading
 from fedveil.datasets.source import Pool, Source
 
@@ -60,7 +60,7 @@ def _joined(speeches: Mapping[str, list[str]]) -> Arrays:
     """All text in one column of codes, and where each role's begins."""
     texts = [encode("\n".join(lines)) for lines in speeches.values()]
     if not texts:
-        raise ConfigError("shakespeare: the file holds no roles")
+        raise ConfigError("shakespeare: the file has no roles; get it again")
     return {
         "text": np.concatenate(texts),
         "offsets": offsets_of(np.array([len(text) for text in texts])),
@@ -86,8 +86,6 @@ def build(arrays: Arrays, copy: str, *, predict: str = "all", stride: int | None
     targets = chosen[:, 1:] if predict == "all" else chosen[:, LENGTH:]
     return Pool(
         train=Examples(np.ascontiguousarray(chosen[:, :LENGTH]), targets.astype(np.int64)),
-        task=Task.SEQUENCE,
-        classes=len(CHARACTERS),
         owners=arrays["roles"][owner],
         class_names=tuple(CHARACTERS),
     )
@@ -115,31 +113,8 @@ SHAKESPEARE = Source(
     partition=ByOwner(at_least=2),
     build=build,
     copies=(
-        Copy(
-            "roles",
-            (
-                File(
-                    _ROLES,
-                    digests=(
-                        "sha256:b71264867e9fb54eb2b992d0339f944a6ec372a78f0ef4a9f6f98cc277c63214",
-                    ),
-                ),
-            ),
-            decode_roles,
-        ),
-        Copy(
-            "tff",
-            (
-                File(
-                    _DATABASE,
-                    "https://storage.googleapis.com/tff-datasets-public/shakespeare.sqlite.lzma",
-                    1_329_828,
-                    # Not published by its makers: the one that fedjax's tests expect.
-                    ("sha256:d3d11fceb9e105439ac6f4d52af6efafed5a2a1e1eb24c5bd2dd54ced242f5c4",),
-                ),
-            ),
-            decode_database,
-        ),
+        Copy("roles", published(_ROLES), decode_roles),
+        Copy("tff", published(_DATABASE), decode_database),
     ),
     options=("predict", "stride"),
     holdout=Holdout.LATEST,

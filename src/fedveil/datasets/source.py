@@ -22,8 +22,6 @@ class Pool:
     """What a source's files hold, before anything is dealt to clients."""
 
     train: Examples
-    task: Task | None = None  # None: the source's
-    classes: int | None = None
     test: Examples | None = None
     validation: Examples | None = None
     owners: Array | None = None  # of the train examples
@@ -88,8 +86,8 @@ class Source:
                 self.validation_fraction if validation_fraction is None else validation_fraction
             ),
             holdout=self.holdout if holdout is None else holdout,
-            task=pool.task or self.task,
-            classes=self.classes if pool.classes is None else pool.classes,
+            task=self.task,
+            classes=self.classes,
             class_names=pool.class_names,
             features=pool.features,
             scaling=pool.scaling,
@@ -164,5 +162,11 @@ def pixel_scaling(
     raise ConfigError(f"pixels={pixels!r}: must be unit, standard or raw")
 
 
-def labelled(inputs: Array, labels: Array) -> Examples:
-    return Examples(inputs, labels.astype(np.int64))
+def labelled_pool(arrays: Arrays, **rest: Any) -> Pool:
+    """A pool of the arrays `x_train`, `y_train` and of those of a test and validation part."""
+    parts: dict[str, Any] = {
+        part: Examples(arrays[f"x_{part}"], arrays[f"y_{part}"].astype(np.int64))
+        for part in ("train", "test", "validation")
+        if f"x_{part}" in arrays
+    }
+    return Pool(**parts, **rest)

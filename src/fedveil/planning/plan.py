@@ -18,6 +18,7 @@ from fedveil.client.local_training import LocalTraining
 from fedveil.client.records import client_sizes
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.arguments import settle
+from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Arithmetic, Entropy, Trust, Unit
@@ -42,6 +43,7 @@ from fedveil.privacy.calibration import least_noise
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Laplace
 from fedveil.privacy.sampling import Sampling
+from fedveil.privacy.shown import at_most
 from fedveil.server.optimizers import Optimizer, State
 
 
@@ -94,8 +96,8 @@ class Released:
 _CHOSEN = ("noise_multiplier", "arithmetic", "secure")
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Displayed):
     """What will run, decided to the last number. Build one with `plan`.
 
     Only choices are kept. Sampling, pipeline, privacy model and guarantee are derived from them, so
@@ -144,6 +146,19 @@ class Plan:
             if self.delta is None:
                 raise ConfigError("delta: a protected plan promises something, and needs one")
             check_sums(placement, context)
+
+    def _display(self) -> tuple[str, dict[str, object]]:
+        known = vars(self).get("guarantee")  # a repr starts no accounting
+        return f"{self.method.name} on {self.federation.name}", {
+            "rounds": self.method.rounds,
+            "expected cohort": self.sampling.expected_cohort,
+            "parameters": self.layout.size,
+            "noise multiplier": self.noise_multiplier,
+            "epsilon": None if known is None else at_most(known.epsilon),
+            "delta": None if known is None else at_most(known.delta),
+            "protected": self.protected,
+            "seed": self.seed,
+        }
 
     def check_still(self) -> None:
         """Raise if a part, such as the module, was changed in place after the plan was made."""

@@ -43,6 +43,13 @@ def account(
     Releases compose adaptively: later ones may depend on what earlier ones showed. Those of one
     round that use the same secret cohort are *one* release (see `joint_noise_multiplier`).
     delta = 0 asks for pure differential privacy, which only Laplace noise has.
+
+    >>> import fedveil as fv
+    >>> release = fv.Release(fv.Gaussian(1.0), fv.Poisson(0.05), rounds=200)
+    >>> privacy_model = fv.PrivacyModel(fv.Unit.CLIENT, fv.Adjacency.ZERO_OUT, fv.Trust.CENTRAL)
+    >>> guarantee = fv.account([release], privacy_model=privacy_model, delta=2.34e-4)
+    >>> round(guarantee.epsilon, 2)
+    3.7
     """
     if not isinstance(privacy_model, PrivacyModel):
         raise ConfigError(f"privacy_model: need a PrivacyModel, got {privacy_model!r}")

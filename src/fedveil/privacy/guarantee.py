@@ -9,9 +9,11 @@ from dataclasses import InitVar, dataclass
 from typing import Any
 
 from fedveil.core.arguments import delta_value
+from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.releases import PrivacyModel, Release
+from fedveil.privacy.shown import at_most
 from fedveil.privacy.tuning import Tuning, tuning_from_dict, tuning_to_dict
 
 VERSION = 3
@@ -19,8 +21,8 @@ _MAKER = object()  # held by `accounting`, which is the only one to make guarant
 _TOLERANCE = 1e-6  # by which epsilons of two machines may differ
 
 
-@dataclass(frozen=True, slots=True)
-class Guarantee:
+@dataclass(frozen=True, slots=True, repr=False)
+class Guarantee(Displayed):
     """(epsilon, delta)-differential privacy with everything that the numbers depend on.
 
     accountant: which of the valid accountants gave the smallest epsilon; `alternatives` has all.
@@ -68,6 +70,17 @@ class Guarantee:
 
     def __setstate__(self, state: object) -> None:
         raise TypeError("a Guarantee is made by fedveil.privacy.account and nothing else")
+
+    def _display(self) -> tuple[str, dict[str, object]]:
+        return "", {
+            "epsilon": at_most(self.epsilon),
+            "delta": at_most(self.delta),
+            "unit": str(self.unit),
+            "adjacency": str(self.adjacency),
+            "trust": str(self.trust),
+            "certified": self.certified,
+            "reason": self.reason,
+        }
 
     @property
     def alternatives(self) -> dict[str, float]:

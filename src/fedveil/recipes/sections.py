@@ -137,6 +137,8 @@ class EngineSection:
 
 @dataclass(frozen=True)
 class Recipe:
+    """Everything that a TOML recipe may say; what is left out has its default."""
+
     seed: int | None = None  # None: a protected run, noise from the operating system
     data: DataSection = field(default_factory=DataSection)
     model: ModelSection = field(default_factory=ModelSection)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -31,8 +31,6 @@ _PROMISE = (
     *("epsilon", "delta", "unit", "adjacency", "trust", "accountant", "certified", "reason"),
     *("rests_on", "not_covered"),
 )
-
-Tick = Callable[[float], None]  # share of a run's rounds that are done
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Task:
+class ComparedRun:
     """One run: who, at which epsilon (None: no noise, or the recipe's own), with which seed."""
 
     contender: Contender
@@ -95,7 +93,7 @@ def contenders(paths: Sequence[Path], assignments: Sequence[str] = ()) -> tuple[
     if len(set(names)) < len(names):
         names = [f"{path.parent.name}/{path.stem}" for path in paths]
     if len(set(names)) < len(names):
-        raise ConfigError("recipes: one is named twice")
+        raise ConfigError("recipes: two have the same name; give each once, or rename one")
     made = []
     for name, path in zip(names, paths, strict=True):
         recipe = recipes.parse(recipes.read(path), assignments)
@@ -105,12 +103,12 @@ def contenders(paths: Sequence[Path], assignments: Sequence[str] = ()) -> tuple[
 
 def tasks(
     entered: Sequence[Contender], epsilons: Sequence[float], delta: float | None, seeds: int
-) -> tuple[Task, ...]:
+) -> tuple[ComparedRun, ...]:
     """All runs, every contender once before any is repeated: a first answer comes early."""
     if seeds < 1:
         raise ConfigError(f"--seeds: must be at least 1, got {seeds}")
     return tuple(
-        Task(contender, epsilon, delta, seed)
+        ComparedRun(contender, epsilon, delta, seed)
         for seed in range(seeds)
         for contender in entered
         for epsilon in (epsilons if contender.private and epsilons else (None,))
@@ -129,16 +127,16 @@ def common_delta(entered: Sequence[Contender]) -> float | None:
     return min(positive, default=None) if len(positive) == len(deltas) else 0.0
 
 
-def missing(todo: Sequence[Task], store: Store) -> list[Task]:
+def missing(todo: Sequence[ComparedRun], store: Store) -> list[ComparedRun]:
     """Runs that are not in the store, each once."""
-    seen: dict[str, Task] = {}
+    seen: dict[str, ComparedRun] = {}
     for task in todo:
         if task.key not in seen and store.find(task.key) is None:
             seen[task.key] = task
     return list(seen.values())
 
 
-def run_task(task: Task, tick: Tick = lambda share: None) -> Outcome:
+def run_task(task: ComparedRun) -> Outcome:
     """Train to the end: final metrics, and what is promised to whom."""
     began = time.perf_counter()
     recipe = task.recipe
@@ -146,9 +144,7 @@ def run_task(task: Task, tick: Tick = lambda share: None) -> Outcome:
     speed = Speed(recipe.engine.name, chunk=recipe.engine.chunk)
     run = Run(plan, speed=speed, every=plan.method.rounds)
     try:
-        for report in run:
-            tick(report.round_number / plan.method.rounds)
-        metrics = run.evaluate()
+        metrics = run.finish()
     finally:
         run.close()
     outcome: Outcome = {
@@ -164,7 +160,7 @@ def run_task(task: Task, tick: Tick = lambda share: None) -> Outcome:
     return outcome
 
 
-def cells(todo: Sequence[Task], store: Store) -> list[Cell]:
+def cells(todo: Sequence[ComparedRun], store: Store) -> list[Cell]:
     """Finished runs by contender and epsilon, in the order of the tasks."""
     found: dict[tuple[str, float | None], list[Outcome]] = {}
     who = {task.contender.name: task.contender for task in todo}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedveil.advise.feasible import Row
-    from fedveil.advise.journal import Journal
+    from fedveil.advise.pilot import Journal
     from fedveil.advise.recommend import Findings
 
 _STYLE: dict[Any, Any] = {

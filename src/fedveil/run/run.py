@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import nn
 
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.engines.choose import build_engine, choose, device_of
@@ -75,7 +76,7 @@ class RoundReport:
         return document
 
 
-class Run:
+class Run(Displayed):
     """Trains a plan. Iterate over it for one report a round, or call `finish`.
 
     Kept in a directory, every state between two rounds can be resumed after a crash; with a seed,
@@ -121,6 +122,15 @@ class Run:
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
         self._begun = 0  # number of the last round that was begun, from 1
         self._saved = time.monotonic()
+
+    def _display(self) -> tuple[str, dict[str, object]]:
+        plan = self.plan
+        return f"{plan.method.name} on {plan.federation.name}", {
+            "rounds": f"{self.state.rounds} of {plan.method.rounds}",
+            "engine": self.choice.name,
+            "protected": plan.protected,
+            "directory": None if self.directory is None else str(self.directory.path),
+        }
 
     def keep_in(self, directory: RunDirectory) -> Run:
         """Keep this run in a directory, going on from the state that is stored there."""

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.methods.parts.adaptive_clipping import ClipRule
 from fedveil.methods.parts.aggregation import Aggregation
@@ -113,8 +114,8 @@ class Voting:
             raise ConfigError(f"server.learning_rate: must be positive, got {self.learning_rate}")
 
 
-@dataclass(frozen=True)
-class Method:
+@dataclass(frozen=True, repr=False)
+class Method(Displayed):
     """Sampler, local rule, shaping, protection, aggregation and server step: a round in order.
 
     `smoothing` acts on what was released, after the noise: before it, it would be part of a
@@ -142,6 +143,19 @@ class Method:
             raise ConfigError("server.smoothing: votes have no neighbours to be smoothed with")
         if self.placement is not None:
             self._check_protected(self.placement)
+
+    def _display(self) -> tuple[str, dict[str, object]]:
+        cohort, clip = self.cohort, self.pipeline.clip
+        return self.name, {
+            "rounds": self.rounds,
+            "sampling": str(cohort.scheme),
+            "cohort": cohort.size,
+            "rate": cohort.rate,
+            "local steps": self.local.steps,
+            "local epochs": self.local.epochs,
+            "clip norm": None if clip is None else clip.norm,
+            "noise": "none" if self.placement is None else type(self.placement).__name__,
+        }
 
     def _check_protected(self, placement: NoisePlacement) -> None:
         """What the noise is fitted to must be what is sent."""

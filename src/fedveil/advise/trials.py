@@ -15,25 +15,133 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from fedveil.advise.candidate import Candidate, recipe_with_settings
-from fedveil.advise.one_draw_noise import in_one_draw
 from fedveil.advise.proxy import Proxy, some_clients
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.config.assemble import method_of
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic, Unit
 from fedveil.data.federation import Federation, Task
 from fedveil.methods.parts.adaptive_clipping import StepBound
+from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import NoiseContext
+from fedveil.methods.parts.noise_placement import Noise, NoiseContext, RoundContext
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, Plan, plan, quick_noise
 from fedveil.privacy.sampling import Everyone
 from fedveil.run.evaluation import Metrics
 from fedveil.run.run import Run, Speed
+
+_TRAINING = ("learning_rate", "rounds", "local_steps", "penalty", "sparsity")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that a trial is made with, by the recipe's names. None: not this method's."""
+
+    local_steps: int
+    rounds: int
+    learning_rate: float
+    clip_norm: float
+    cohort: int | None = None
+    server_learning_rate: float | None = None
+    smoothing: float | None = None
+    penalty: float | None = None
+    sparsity: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings that are set."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @property
+    def total_steps(self) -> int:
+        return self.local_steps * self.rounds
+
+    def uploads(self, everyone: int) -> int:
+        """Updates sent in all; `everyone` is the cohort where all clients always take part."""
+        return self.rounds * (everyone if self.cohort is None else self.cohort)
+
+
+def recipe_with_settings(recipe: Recipe, candidate: Candidate) -> Recipe:
+    """The recipe with a candidate's settings."""
+    settings = candidate.to_dict()
+    changes = {name: settings[name] for name in _TRAINING if name in settings}
+    if candidate.cohort is not None:
+        changes |= {"cohort": candidate.cohort, "rate": None}
+    named = {"learning_rate": "server_learning_rate", "smoothing": "smoothing"}
+    server = {key: settings[name] for key, name in named.items() if name in settings}
+    return replace(
+        recipe,
+        training=replace(recipe.training, local_epochs=None, **changes),
+        server=replace(recipe.server, **server),
+        privacy=replace(recipe.privacy, clip_norm=candidate.clip_norm),
+    )
+
+
+class _LocalInOneDraw(LocalNoise):
+    """Noise of all clients in one draw, which protects nobody: for trials on public data.
+
+    A trial sees only the sum, and its law is known: Gaussians add up to a Gaussian, n Laplace
+    variables to the difference of two Gamma(n) ones.
+    """
+
+    def protect(
+        self,
+        context: NoiseContext,
+        total: Tensor,
+        pipeline: UpdatePipeline,
+        this_round: RoundContext,
+    ) -> Tensor:
+        scale = context.noise_multiplier * (pipeline.clip or context.clip).norm
+        uploads, size = len(this_round.cohort), len(total)
+        draw = np.random.default_rng(this_round.stream().words(4))
+        if self.noise is Noise.LAPLACE:
+            noise = scale * (draw.gamma(uploads, size=size) - draw.gamma(uploads, size=size))
+        else:
+            noise = scale * math.sqrt(uploads) * draw.standard_normal(size)
+        return _with_noise(context, total, noise)
+
+
+class _SharesInOneDraw(DistributedNoise):
+    """The continuous shares of all clients in one draw: as above."""
+
+    def protect(
+        self,
+        context: NoiseContext,
+        total: Tensor,
+        pipeline: UpdatePipeline,
+        this_round: RoundContext,
+    ) -> Tensor:
+        scale = context.noise_multiplier * (pipeline.clip or context.clip).norm
+        scale *= math.sqrt(len(this_round.cohort) / context.sampling.expected_cohort)
+        draw = np.random.default_rng(this_round.stream().words(4))
+        return _with_noise(context, total, scale * draw.standard_normal(len(total)))
+
+
+def _with_noise(context: NoiseContext, total: Tensor, noise: npt.NDArray[np.float64]) -> Tensor:
+    if context.exact:
+        raise PrivacyRefusal(
+            "noise in one draw protects nobody", "use it for trials on public data"
+        )
+    return (total.double() + torch.from_numpy(noise)).float()
+
+
+def in_one_draw(method: Method) -> Method:
+    """The method with its clients' noise drawn together, where that is the same in law."""
+    placement = method.placement
+    if isinstance(placement, LocalNoise):
+        return replace(method, placement=_LocalInOneDraw(**vars(placement)))
+    if isinstance(placement, DistributedNoise) and placement.rotation is None:
+        return replace(method, placement=_SharesInOneDraw(**vars(placement)))
+    return method
+
 
 _LEAST_COHORT = 8  # of a trial: fewer clients say nothing about an average
 _ROUND = 5e6  # multiplications that take as long as a round with nobody in it
@@ -84,10 +192,15 @@ class ProxyTrials:
 
     def __init__(self, recipe: Recipe, real: Plan, proxy: Proxy) -> None:
         if real.method.placement is None or real.privacy_model is None:
-            raise ConfigError(f"training.method: {real.method.name!r} adds no noise to plan for")
+            raise ConfigError(
+                f"training.method: {real.method.name!r} adds no noise, so there is nothing to plan"
+            )
         here, there = proxy.federation.task, real.federation.task
         if here is not there:
-            raise ConfigError(f"--proxy: {proxy.source} is for {here}, the recipe for {there}")
+            raise ConfigError(
+                f"--proxy: {proxy.source} is for {here}, but the recipe is for {there}; name "
+                "other data"
+            )
         self.recipe, self.real, self.proxy = recipe, real, proxy
         self.calibrations = 0
         self._noise = cache(self._calibrated)
@@ -189,7 +302,9 @@ class ProxyTrials:
         if unprotected_stats is None or not (
             math.isfinite(unprotected_stats.norm) and unprotected_stats.norm > 0
         ):
-            raise ConfigError(f"--proxy: no gradients at the start on {self.proxy.source}")
+            raise ConfigError(
+                f"--proxy: {self.proxy.source} gives no gradients to start from; name other data"
+            )
         return unprotected_stats.norm
 
     def trivial(self) -> float:

@@ -1,0 +1,174 @@
+"""What `import fedveil` offers: the listed names alone, typed, documented and shown briefly."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import inspect
+import rlcompleter
+import subprocess
+import sys
+import textwrap
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import fedveil as fv
+
+SOME = ("Federation", "Gaussian", "NoisePlacement", "Poisson", "Trust", "Unit", "UpdatePipeline")
+
+
+def test_dir_shows_the_public_names_and_nothing_else() -> None:
+    assert dir(fv) == sorted(fv.__all__)
+    assert len(set(fv.__all__)) == len(fv.__all__)
+    assert set(SOME) <= set(dir(fv))
+    assert not any(name.startswith("_") for name in dir(fv))
+
+
+def test_dir_stays_the_same_when_submodules_are_loaded() -> None:
+    import fedveil.cli
+    import fedveil.planning.plan
+
+    assert fedveil.planning.plan.plan is fv.plan
+    assert dir(fv) == sorted(fv.__all__)
+
+
+@pytest.mark.parametrize("name", fv.__all__)
+def test_every_public_object_is_there_and_says_what_it_is(name: str) -> None:
+    thing = getattr(fv, name)
+    text = inspect.getdoc(thing) or ""
+    assert text
+    assert not text.startswith(f"{name}("), "that is what dataclass writes by itself"
+
+
+def test_a_notebook_completes_the_names() -> None:
+    found = rlcompleter.Completer({"fv": fv}).attr_matches("fv.dp_f")
+    assert {match.rstrip("(") for match in found} == {"fv.dp_fed", "fv.dp_fedavg"}
+
+
+@pytest.mark.parametrize("name", fv.__all__)
+def test_examples_in_docstrings_run(name: str) -> None:
+    thing = getattr(fv, name)
+    finder = doctest.DocTestFinder(recurse=inspect.isclass(thing))
+    home = sys.modules[thing.__module__]
+    for example in finder.find(thing, name, module=home, globs={**vars(home), "fv": fv}):
+        assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_some_docstrings_have_examples() -> None:
+    assert ">>>" in (fv.load.__doc__ or "")
+    assert ">>>" in (fv.Federation.from_arrays.__doc__ or "")
+    assert ">>>" in (fv.account.__doc__ or "")
+
+
+def test_the_example_of_the_package_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (fv.__doc__ or "").splitlines()
+    code = textwrap.dedent("\n".join(line for line in lines if line.startswith("    ")))
+    assert "rounds=60" in code
+    exec(code.replace("rounds=60", "rounds=2"), {})
+    assert "epsilon 8" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("BadInput", "ConfigError"),
+        ("ClipTracking", "AdaptiveClipping"),
+        ("LocalRule", "LocalTraining"),
+        ("Refused", "PrivacyRefusal"),
+        ("Setting", "PrivacyModel"),
+        ("Shaping", "UpdatePipeline"),
+        ("SharedNoise", "DistributedNoise"),
+    ],
+)
+def test_earlier_names_still_work_and_warn(old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"fedveil.{old} is now fedveil.{new}"):
+        assert getattr(fv, old) is getattr(fv, new)
+    assert old not in dir(fv)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        fv.no_such_name  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_asking_for_an_epsilon_does_not_load_torch() -> None:
+    code = (
+        "import sys, fedveil as fv; "
+        "release = fv.Release(fv.Gaussian(1.0), fv.Poisson(0.1), 10); "
+        "'torch' in sys.modules and sys.exit('torch was loaded')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def shown() -> list[object]:
+    federation = fv.load("digits", clients=20)
+    method = fv.dp_fedavg(
+        rounds=2,
+        cohort=fv.CohortRule(size=5),
+        local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
+        clip=fv.Clip(1.0),
+    )
+    model = fv.build("logistic", federation)
+    plan = fv.plan(method, federation, model, budget=fv.Budget(epsilon=8), seed=0)
+    return [federation, method, plan, plan.guarantee, fv.Run(plan)]
+
+
+class Tags(HTMLParser):
+    """Fails on a tag that is not closed in its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_objects_show_themselves_in_one_line_and_as_a_table() -> None:
+    for thing in shown():
+        text = repr(thing)
+        assert text.startswith(f"<{type(thing).__name__}")
+        assert len(text) < 300
+        assert "\n" not in text
+        tags = Tags()
+        tags.feed(thing._repr_html_())  # type: ignore[attr-defined]
+        assert tags.open == []
+        assert "tensor" not in text
+
+
+def test_what_is_shown_is_what_is_there() -> None:
+    federation, method, plan, guarantee, run = map(repr, shown())
+    assert "digits" in federation
+    assert "clients 20" in federation
+    assert "rounds 2" in method
+    assert "clip norm 1" in method
+    assert "epsilon 8" in plan
+    assert "seed 0" in plan
+    assert "certified no" in guarantee
+    assert "rounds 0 of 2" in run
+
+
+def test_names_of_the_data_are_escaped_in_html() -> None:
+    federation = dataclasses.replace(fv.load("digits"), name="<b>a & b</b>")
+    assert "&lt;b&gt;a &amp; b&lt;/b&gt;" in federation._repr_html_()
+
+
+def test_a_repr_starts_no_accounting() -> None:
+    _, _, plan, _, _ = shown()
+    assert isinstance(plan, fv.Plan)
+    anew = dataclasses.replace(plan, seed=1)
+    assert "guarantee" not in vars(anew)
+    assert "epsilon" not in repr(anew)
+    assert "guarantee" not in vars(anew)
+
+
+def test_examples_of_the_glossary_run() -> None:
+    page = Path(__file__).parent.parent / "docs" / "glossary.md"
+    result = doctest.testfile(str(page), module_relative=False)
+    assert result.attempted > 10
+    assert result.failed == 0
