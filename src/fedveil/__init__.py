@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fedveil.methods.parts.method import CohortRule, Method, Scheme, Voting
     from fedveil.methods.parts.noise_placement import Noise
     from fedveil.models.zoo import build
-    from fedveil.plan.plan import Budget, Plan, plan
+    from fedveil.planning.plan import Budget, Plan, plan
     from fedveil.privacy.accounting import Release, Setting, account
     from fedveil.privacy.clipping import Clip
     from fedveil.privacy.guarantee import Guarantee
@@ -81,7 +81,7 @@ _HOMES = {
     "fedveil.methods.parts.noise_placement": ("Noise",),
     "fedveil.methods.parts.distributed_noise": ("DistributedNoise",),
     "fedveil.models.zoo": ("build",),
-    "fedveil.plan.plan": ("Budget", "Plan", "plan"),
+    "fedveil.planning.plan": ("Budget", "Plan", "plan"),
     "fedveil.privacy.accounting": ("Release", "Setting", "account"),
     "fedveil.privacy.clipping": ("Clip",),
     "fedveil.privacy.guarantee": ("Guarantee",),

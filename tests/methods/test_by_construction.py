@@ -23,7 +23,7 @@ from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.methods.parts.noise_placement import Noise, NoisePlacement, RoundContext
 from fedveil.models.flat import Layout, Slot
 from fedveil.models.zoo import Linear, build
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.refusals import SensitivityRefused
@@ -111,7 +111,7 @@ def test_laplace_noise_needs_a_clip_in_l1() -> None:
             plan(method, data, build("logistic", data), budget=Budget(noise_multiplier=5.0))
 
 
-@pytest.mark.parametrize("protection", [CentralNoise(), LocalNoise(), DistributedNoise()], ids=str)
+@pytest.mark.parametrize("placement", [CentralNoise(), LocalNoise(), DistributedNoise()], ids=str)
 def test_votes_are_not_covered_by_noise_for_clipped_updates(placement: NoisePlacement) -> None:
     """Nobody clips a ballot: Q votes have length sqrt(Q), and the noise was fitted to a clip."""
     with pytest.raises(PrivacyRefusal, match="VoteNoise"):
@@ -122,7 +122,7 @@ def test_grids_are_not_the_caller_s() -> None:
     """Rounding that lengthens (`rounding_beta`) belongs to the mechanism that accounts for it."""
     loose = UpdatePipeline(Clip(1.0), granularity=0.5, rounding_beta=0.6)
     method = protected().method
-    with pytest.raises(ConfigError, match="shaping"):
+    with pytest.raises(ConfigError, match="pipeline"):
         replace(method, pipeline=loose)
 
 

@@ -24,7 +24,7 @@ from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
 from fedveil.methods.parts.method import CohortRule, Method, Scheme
 from fedveil.methods.parts.noise_placement import Noise, SecureNoisePlacement
 from fedveil.models.zoo import build
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.gradient_perturbation import GridGradients
 from fedveil.privacy.mechanisms import DiscreteGaussianSum

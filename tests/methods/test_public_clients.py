@@ -12,7 +12,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency
 from fedveil.methods.parts.noise_placement import RoundContext
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.sampling import CappedPoisson, Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.run.run import Run

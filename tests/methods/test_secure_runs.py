@@ -20,7 +20,7 @@ from fedveil.data.federation import Federation
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.aggregation import Aggregation
 from fedveil.methods.parts.noise_placement import SecureNoisePlacement
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import Release, account
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import share

@@ -24,7 +24,7 @@ from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.data.partition import ByOwner
 from fedveil.models.images import ChannelsFirst
 from fedveil.models.text import CharacterLstm
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run, Speed
 

@@ -17,7 +17,7 @@ from fedveil.core.errors import ConfigError, PrivacyRefusal
 
 if TYPE_CHECKING:
     from fedveil.config.recipe import Recipe
-    from fedveil.plan.plan import Plan
+    from fedveil.planning.plan import Plan
     from fedveil.run.run import Run
 
 

@@ -23,7 +23,7 @@ from fedveil.engines.contract import Job
 from fedveil.engines.cost import Workload
 from fedveil.methods.parts.noise_placement import RoundContext
 from fedveil.models.flat import load
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.run.checkpoint import Checkpoint, write_atomically
 from fedveil.run.directory import RunDirectory
 from fedveil.run.evaluation import Evaluator, Metrics

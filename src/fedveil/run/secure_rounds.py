@@ -22,7 +22,7 @@ from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.aggregation import COUNT, UPDATE, SecureSums
 from fedveil.methods.parts.modular_grid import Ints, NoisyIntegers
 from fedveil.methods.parts.noise_placement import RoundContext, SecureNoisePlacement
-from fedveil.plan.plan import Plan, Released
+from fedveil.planning.plan import Plan, Released
 from fedveil.secagg.dropouts import Dropouts, draw_dropouts
 from fedveil.secagg.errors import NotReleased
 from fedveil.secagg.rounds import ModelledRound, OpenRound, Stopwatch

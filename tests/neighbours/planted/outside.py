@@ -12,7 +12,7 @@ from fedveil.config import assemble
 from fedveil.data import table
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.noise_placement import NoiseContext
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.privacy.ledger import Ledger
 from fedveil.run import directory
 from fedveil.run.checkpoint import fingerprint, load_checkpoint

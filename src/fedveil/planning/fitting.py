@@ -15,7 +15,7 @@ from fedveil.data.federation import Federation, Task
 from fedveil.methods.parts.method import Method, Voting
 from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
 from fedveil.models.flat import layout_of
-from fedveil.plan.secure_sums import check_central, check_sums, on_integers, secure_sums
+from fedveil.planning.secure_sums import check_central, check_sums, on_integers, secure_sums
 from fedveil.privacy.sampling import Sampling
 from fedveil.server.distillation import Distillation
 

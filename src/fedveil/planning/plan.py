@@ -28,9 +28,9 @@ from fedveil.methods.parts.isolation import check_isolation
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, RoundContext
 from fedveil.models.flat import Layout, flatten, layout_of
-from fedveil.plan import limits
-from fedveil.plan.fitting import distillation, fitted, pipeline_of, sampling_of, terms_of
-from fedveil.plan.secure_sums import check_central, check_sums
+from fedveil.planning import limits
+from fedveil.planning.fitting import distillation, fitted, pipeline_of, sampling_of, terms_of
+from fedveil.planning.secure_sums import check_central, check_sums
 from fedveil.privacy.accounting import (
     Release,
     Setting,
