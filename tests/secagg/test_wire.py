@@ -20,7 +20,7 @@ KINDS = [
     for kind in vars(messages).values()
     if isinstance(kind, type) and issubclass(kind, wire.Message) and kind is not wire.Message
 ]
-DRAFT = ("f", 2**32 - 1, "update", (1, 2, 2**63 - 1), bytes(32), bytes(32), 5, 32, 2, 2, 3)
+DRAFT = ("f", 2**32 - 1, "update", (1, 2, 2**63 - 1), bytes(32), bytes(32), 5, 32, 2, 2, 3, b"")
 EXAMPLES = [
     messages.KeyCard("f", 1, 1, bytes(32), bytes(32), b""),
     messages.Leave("f", 2**63 - 1, 2**32 - 1, bytes(32)),
@@ -28,7 +28,7 @@ EXAMPLES = [
     messages.Commitment(bytes(32), 5, bytes(32)),
     messages.Commitments(bytes(32), (1, 300), bytes(64)),
     messages.Reveal(bytes(32), 5, bytes(32), bytes(32)),
-    messages.Plan(*DRAFT, (), b""),
+    messages.RoundPlan(*DRAFT, (), b""),
     messages.Shares(bytes(32), 0, bytes(64), b"", b"x", b"yz", b"..."),
     messages.Sharers(bytes(32), 0, b"\1", b"", b"", b""),
     messages.Masked(bytes(32), 0, b"", bytes(64), bytes(1000)),
@@ -187,7 +187,7 @@ def test_what_was_read_is_written_alike(message):
 @pytest.mark.parametrize("frame", [None, 5, "FVSA", bytearray(200), memoryview(bytes(200)), [1]])
 def test_what_is_not_bytes_is_malformed(frame):
     with pytest.raises(Malformed):
-        read(frame, messages.Plan)
+        read(frame, messages.RoundPlan)
 
 
 def test_every_field_has_a_codec():

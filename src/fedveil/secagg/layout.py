@@ -11,14 +11,14 @@ import numpy as np
 from fedveil.secagg import derive
 from fedveil.secagg.errors import Malformed
 from fedveil.secagg.graph import Graph, round_graph
-from fedveil.secagg.messages import Plan
+from fedveil.secagg.messages import RoundPlan
 
 
 @dataclass(frozen=True)
 class Layout:
     """A plan with its digest (the SHA-256 of its body) and its graph."""
 
-    plan: Plan
+    plan: RoundPlan
     digest: bytes
     graph: Graph
 
@@ -47,7 +47,7 @@ class Layout:
         return derive.digest(b"survivors", self.digest, sharers, survivors)
 
 
-def lay_out(plan: Plan, digest: bytes, seed: bytes) -> Layout:
+def lay_out(plan: RoundPlan, digest: bytes, seed: bytes) -> Layout:
     """The layout of a plan whose degree is possible for its cohort; `seed` is its graph's."""
     return Layout(plan, digest, round_graph(plan.members, plan.degree, seed))
 

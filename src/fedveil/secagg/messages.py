@@ -1,4 +1,4 @@
-"""The messages of version 2, in the order of a round.
+"""The messages of version 3, in the order of a round.
 
 `plan`, `draft` or `identity` is the 32 bytes in the frame's header, `device` the author or the
 addressee there. Lists over a device's neighbours follow ascending ids. `present` is a bitmap over
@@ -63,6 +63,7 @@ class Draft:
     degree: int = int_field(1, MAX_COHORT)
     threshold: int = int_field(1, MAX_COHORT)
     min_survivors: int = int_field(1, MAX_COHORT)
+    privacy: bytes = bytes_field()  # what taking part costs (`PrivacyTerms`), or nothing
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Reveal(Message):
 
 
 @dataclass(frozen=True)
-class Plan(Draft, Message):
+class RoundPlan(Draft, Message):
     """Server to the cohort: a round and everything fixed about it, signed by the server."""
 
     KIND: ClassVar[int] = 3

@@ -11,9 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedveil.core.errors import ConfigError
 from fedveil.secagg.blame import Fault, proven
 from fedveil.secagg.draw import Drawing
-from fedveil.secagg.messages import Draft, Plan
+from fedveil.secagg.messages import Draft, RoundPlan
 from fedveil.secagg.modulus import check_bits
 from fedveil.secagg.params import SecAggParams
+from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.ratchet import ROUNDS
 from fedveil.secagg.roster import Roster
 from fedveil.secagg.server_round import ServerRound
@@ -38,14 +39,15 @@ class Server:
         dimension: int,
         bits: int,
         purpose: str = "update",
+        privacy: PrivacyTerms | None = None,
     ) -> ServerRound:
         """A round in which everybody is joined to everybody; its `plan` is the frame for all."""
-        draft = self._draft(round_number, members, dimension, bits, purpose)
+        draft = self._draft(round_number, members, dimension, bits, purpose, privacy)
         if draft.degree < len(draft.members) - 1:
             raise ConfigError(
                 f"a cohort of {len(draft.members)} gets a sparse graph: `draw` it first"
             )
-        plan = Plan(**vars(draft), drawers=(), draws=b"")
+        plan = RoundPlan(**vars(draft), drawers=(), draws=b"")
         return ServerRound(plan, self.key, self.roster, self.params)
 
     def draw(
@@ -56,12 +58,13 @@ class Server:
         bits: int,
         purpose: str = "update",
         drawers: Sequence[int] | None = None,
+        privacy: PrivacyTerms | None = None,
     ) -> Drawing:
         """Ask devices, one more than there are colluders, to draw the graph of a sparse round.
 
         If one of them does not answer to the end, draw again with others.
         """
-        draft = self._draft(round_number, members, dimension, bits, purpose)
+        draft = self._draft(round_number, members, dimension, bits, purpose, privacy)
         if draft.degree == len(draft.members) - 1:
             raise ConfigError(f"a cohort of {len(draft.members)} gets a complete graph: `open` it")
         if drawers is None:
@@ -95,7 +98,13 @@ class Server:
         self.evicted.setdefault(fault.device, str(fault))
 
     def _draft(
-        self, round_number: int, members: Iterable[int], dimension: int, bits: int, purpose: str
+        self,
+        round_number: int,
+        members: Iterable[int],
+        dimension: int,
+        bits: int,
+        purpose: str,
+        privacy: PrivacyTerms | None,
     ) -> Draft:
         check_bits(bits)
         cohort = tuple(sorted(members))
@@ -112,6 +121,8 @@ class Server:
         if purpose not in self.params.purposes:
             raise ConfigError(f"purpose = {purpose!r}: the terms name {list(self.params.purposes)}")
         topology = self.params.topology(len(cohort))
+        if privacy is not None:
+            privacy.check(self.params, len(cohort), dimension)
         return Draft(
             self.params.federation,
             round_number,
@@ -124,4 +135,5 @@ class Server:
             topology.degree,
             topology.threshold,
             self.params.min_survivors,
+            b"" if privacy is None else privacy.to_bytes(),
         )

@@ -27,7 +27,7 @@ from fedveil.secagg.messages import (
     Confirmed,
     Disclosure,
     Masked,
-    Plan,
+    RoundPlan,
     Sharers,
     Shares,
     Survivors,
@@ -59,7 +59,7 @@ class ServerRound:
     """One round: `receive` frames in each phase, then close the phase."""
 
     def __init__(
-        self, plan: Plan, key: Ed25519PrivateKey, roster: Roster, params: SecAggParams
+        self, plan: RoundPlan, key: Ed25519PrivateKey, roster: Roster, params: SecAggParams
     ) -> None:
         self.plan = wire.seal(plan, key)
         entries = {member: roster.get(member) for member in plan.members}
