@@ -58,7 +58,7 @@ def frames() -> dict[str, bytes]:
     }
     for version in (0, 1, 2, 255):
         found[f"version {version}"] = plan[:4] + bytes([version]) + plan[5:]
-    for kind in (0, *range(1, 17), 255):
+    for kind in (0, *range(1, 18), 255):
         found[f"unsigned kind {kind}"] = frame(kind, plan_body())
         found[f"empty kind {kind}"] = frame(kind, b"")
         found[f"bytes of 2^32 - 1 claimed in kind {kind}"] = frame(kind, b"\xff" * 80)

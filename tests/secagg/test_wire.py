@@ -36,6 +36,7 @@ EXAMPLES = [
     messages.Confirm(bytes(32), 0, bytes(32), b"", b"\0", bytes(32)),
     messages.Confirmed(bytes(32), 0, b"\1", b""),
     messages.Unmask(bytes(32), 0, b""),
+    messages.Abort(bytes(32)),
     messages.Disclosure(bytes(32), 0, 7, bytes(32), bytes(16)),
 ]
 
@@ -55,7 +56,7 @@ def read(frame: bytes, kind: type[wire.Message], limit: int = 10**6) -> wire.Mes
 
 def test_every_kind_has_an_example_and_its_own_number():
     assert {type(e) for e in EXAMPLES} == set(KINDS)
-    assert sorted(kind.KIND for kind in KINDS) == list(range(1, 16))
+    assert sorted(kind.KIND for kind in KINDS) == list(range(1, 17))
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)
@@ -94,7 +95,7 @@ def test_a_cut_or_longer_frame_is_malformed(message):
 def test_a_signed_body_cut_or_longer_is_malformed(message):
     _, body = wire.encoded(message)
     like = wire.seal(message, KEY)
-    for wrong in [body[:size] for size in range(len(body))] + [body + b"\0", body * 2]:
+    for wrong in [body[:size] for size in range(len(body))] + [body + b"\0", body + body + b"\1"]:
         with pytest.raises(Malformed):
             read(frame_of(message.KIND, wrong, like=like), type(message))
 

@@ -29,6 +29,7 @@ from fedveil.secagg.keys import DeviceKeys, signed
 from fedveil.secagg.layout import Layout, flagged, pack_flags, pieces
 from fedveil.secagg.masks import apply_masks
 from fedveil.secagg.messages import (
+    Abort,
     Confirm,
     Confirmed,
     Masked,
@@ -182,9 +183,23 @@ class DeviceRound:
         with self._lock:
             if self.step not in (Step.SHARERS, Step.VECTOR):
                 raise OutOfTurn("the vector has left: this round is paid for")
-            self.step = Step.DONE
-            self._self_secret, self._pairs, self._held = b"", {}, {}
+            self._end()
+
+    def abort(self, frame: bytes) -> None:
+        """The server gives the round up: nothing more is answered, and no vector masked."""
+        with self._lock:
+            claims = wire.expect(frame, Abort, SLACK)
+            if claims.context != self.layout.digest:
+                raise OutOfTurn("Abort of another round")
+            wire.read(frame, Abort, SLACK, self._server)
+            self._end()
+
+    def _end(self) -> None:
+        unmasked = self.step in (Step.SHARERS, Step.VECTOR)
+        if unmasked:
             self._charge.settle(left=False)
+        self.step = Step.DONE
+        self._self_secret, self._pairs, self._held = b"", {}, {}
 
     def confirm(self, frame: bytes) -> bytes:
         """Commit to one list of survivors, towards the surviving neighbours."""

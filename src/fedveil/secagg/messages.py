@@ -200,6 +200,14 @@ class Unmask(Message):
 
 
 @dataclass(frozen=True)
+class Abort(Message):
+    """Server to the cohort: this round gives no sum."""
+
+    KIND: ClassVar[int] = 16
+    plan: bytes = context_field()
+
+
+@dataclass(frozen=True)
 class Disclosure(Message):
     """Device to server: the key that shows a neighbour to have sealed nonsense to it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -17,16 +18,24 @@ from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.ratchet import ROUNDS
 from fedveil.secagg.roster import Roster
+from fedveil.secagg.round_log import Unopened
 from fedveil.secagg.server_round import ServerRound
 
 SUSPICIONS = 3  # rounds in which a device was at odds with its neighbours until it must go
 
 
 class Server:
-    """Opens rounds; the signing key is what devices know it by."""
+    """Opens rounds; the signing key is what devices know it by. `logs`: where rounds are logged."""
 
-    def __init__(self, key: Ed25519PrivateKey, roster: Roster, params: SecAggParams) -> None:
+    def __init__(
+        self,
+        key: Ed25519PrivateKey,
+        roster: Roster,
+        params: SecAggParams,
+        logs: Path | None = None,
+    ) -> None:
         self.key = key
+        self.logs = logs
         self.roster = roster
         self.params = params
         self.evicted: dict[int, str] = {}  # device -> why
@@ -48,7 +57,7 @@ class Server:
                 f"a cohort of {len(draft.members)} gets a sparse graph: `draw` it first"
             )
         plan = RoundPlan(**vars(draft), drawers=(), draws=b"")
-        return ServerRound(plan, self.key, self.roster, self.params)
+        return self._opened(plan)
 
     def draw(
         self,
@@ -74,7 +83,24 @@ class Server:
 
     def open_drawn(self, drawing: Drawing) -> ServerRound:
         """The round whose graph was drawn."""
-        return ServerRound(drawing.plan(), self.key, self.roster, self.params)
+        return self._opened(drawing.plan())
+
+    def resume(self) -> list[ServerRound]:
+        """The rounds that were under way when the last server on these logs ended, oldest first.
+
+        A log without a whole plan is deleted: no device has seen that round.
+        """
+        found = []
+        for path in sorted(self.logs.glob("*.round")) if self.logs is not None else ():
+            try:
+                found.append(ServerRound.resume(path, self.key, self.params))
+            except Unopened:
+                path.unlink()
+        return sorted(found, key=lambda one: one.layout.plan.round_number)
+
+    def _opened(self, plan: RoundPlan) -> ServerRound:
+        identities = {member: self.roster.get(member).identity_bytes for member in plan.members}
+        return ServerRound(plan, self.key, identities, self.params, self.logs)
 
     def judge(self, round_number: ServerRound) -> list[int]:
         """Evict whom a round's evidence convicts, and who is at odds with others time and again.

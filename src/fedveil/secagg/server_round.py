@@ -10,12 +10,16 @@ and what they change is changed under one lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Container
+from collections.abc import Collection, Container, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fedveil.core.errors import ConfigError
 from fedveil.secagg import wire
 from fedveil.secagg.blame import Fault, Wrong, proven
 from fedveil.secagg.draw import drawn_seed
@@ -23,6 +27,7 @@ from fedveil.secagg.errors import Malformed, NotReleased, OutOfTurn
 from fedveil.secagg.layout import Layout, lay_out
 from fedveil.secagg.masks import word_type
 from fedveil.secagg.messages import (
+    Abort,
     Confirm,
     Confirmed,
     Disclosure,
@@ -37,7 +42,7 @@ from fedveil.secagg.modulus import IntVector, decode
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.recovery import Recovery
 from fedveil.secagg.relay import Kept
-from fedveil.secagg.roster import Roster
+from fedveil.secagg.round_log import Kind, RoundLog, identities_of
 from fedveil.secagg.sizes import SLACK, from_device
 
 _KINDS: dict[int, type[Shares | Masked | Confirm | Unmask]] = {
@@ -55,18 +60,38 @@ class Phase(IntEnum):
     OVER = 255
 
 
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds that a server waits in each phase for who has not answered."""
+
+    shares: float = 60.0
+    vectors: float = 600.0
+    confirmations: float = 60.0
+    unmasking: float = 60.0
+
+
 class ServerRound:
-    """One round: `receive` frames in each phase, then close the phase."""
+    """One round: `receive` frames in each phase, then close the phase.
+
+    `identities`: the members' Ed25519 keys. With a directory for `logs`, the round survives the end
+    of its process (`resume`).
+    """
 
     def __init__(
-        self, plan: RoundPlan, key: Ed25519PrivateKey, roster: Roster, params: SecAggParams
+        self,
+        plan: RoundPlan,
+        key: Ed25519PrivateKey,
+        identities: Mapping[int, bytes],
+        params: SecAggParams,
+        logs: Path | None = None,
     ) -> None:
         self.plan = wire.seal(plan, key)
-        entries = {member: roster.get(member) for member in plan.members}
-        raw = {member: entry.identity_bytes for member, entry in entries.items()}
-        seed = drawn_seed(plan, params.colluders, raw)
+        seed = drawn_seed(plan, params.colluders, identities)
         self.layout: Layout = lay_out(plan, wire.message_digest(self.plan), seed)
-        self.identities: dict[int, Ed25519PublicKey] = {m: e.identity for m, e in entries.items()}
+        self.identities: dict[int, Ed25519PublicKey] = {
+            member: Ed25519PublicKey.from_public_bytes(identities[member])
+            for member in plan.members
+        }
         self.phase = Phase.SHARES
         self.faults: list[Fault] = []
         self.suspects: set[int] = set()  # at odds with more neighbours than an honest device is
@@ -79,6 +104,78 @@ class ServerRound:
         total = np.zeros(plan.dimension, dtype=word_type(plan.bits))
         self._kept = Kept(self.layout, self.identities, total)
         self._confirmed = b""
+        self._log: RoundLog | None = None
+        if logs is not None:
+            path = logs / f"{self.layout.digest.hex()}.round"
+            self._log = RoundLog.begin(path, self.plan, identities)
+
+    @classmethod
+    def resume(cls, path: Path, key: Ed25519PrivateKey, params: SecAggParams) -> ServerRound:
+        """The round of a log as it was when its server ended: same frames in, same lists out."""
+        log, records = RoundLog.resume(path)
+        frame = records[0].content
+        plan = wire.read(frame, RoundPlan, wire.MAX_FRAME, key.public_key())
+        if plan.params != params.digest:
+            raise ConfigError(f"round log {path}: its round was made under other terms")
+        found = cls(plan, key, identities_of(records[1]), params)
+        for record in records[2:]:
+            if record.kind is Kind.FRAME:
+                found.receive(record.content)
+            elif record.kind is Kind.ABORTED:
+                found.phase = Phase.OVER
+            elif record.content != bytes((found.phase,)):
+                raise ConfigError(f"round log {path}: damaged; abort its round")
+            else:
+                with suppress(NotReleased):
+                    found.close()
+        found._log = log
+        return found
+
+    @property
+    def missing(self) -> list[int]:
+        """Who could answer in this phase and has not."""
+        kept = self._kept
+        asked, came = {
+            Phase.SHARES: (self.identities, kept.dealt),
+            Phase.VECTORS: (kept.dealt, kept.upload_tags),
+            Phase.CONFIRMATIONS: (kept.upload_tags, kept.confirm_tags),
+            Phase.UNMASKING: (kept.confirm_tags, kept.answers),
+            Phase.OVER: ({}, {}),
+        }[self.phase]
+        return sorted(set(asked) - set(came))
+
+    def due(self, elapsed: float, deadlines: Deadlines) -> bool:
+        """Whether to close a phase that began so many seconds ago: all answered, or had time to."""
+        if self.phase is Phase.OVER:
+            return False
+        return elapsed >= getattr(deadlines, self.phase.name.lower()) or not self.missing
+
+    def close(self) -> None:
+        """Close whichever phase is open; unmasking ends by `finish`."""
+        closing = {
+            Phase.SHARES: self.close_sharing,
+            Phase.VECTORS: self.close_upload,
+            Phase.CONFIRMATIONS: self.close_confirmation,
+        }.get(self.phase)
+        if closing is None:
+            raise OutOfTurn(f"{self.phase.name} is not closed: call finish, or it is over")
+        closing()
+
+    def abort(self) -> bytes:
+        """Give the round up; the frame that tells the devices. No share is asked for any more."""
+        with self._lock:
+            if self.phase is not Phase.OVER:
+                self.phase = Phase.OVER
+                self._write(Kind.ABORTED, b"", sync=True)
+            return wire.seal(Abort(self.layout.digest), self._key)
+
+    def discard_log(self) -> None:
+        """Delete the round's log, once its sum is kept elsewhere or nobody needs it."""
+        with self._lock:
+            if self._log is not None:
+                self.phase = Phase.OVER
+                self._log.discard()
+                self._log = None
 
     @property
     def sharers(self) -> list[int]:
@@ -133,6 +230,7 @@ class ServerRound:
             signature = frame[wire.SIGNATURE : wire.HEADER]
             self._kept.take(message, signature)
             self._seen[key] = signature
+            self._write(Kind.FRAME, frame)
         return claims.device
 
     def close_sharing(self) -> None:
@@ -259,11 +357,22 @@ class ServerRound:
         if device not in among:
             raise OutOfTurn(f"device {device} has dropped out of this round")
 
+    def _write(self, kind: Kind, content: bytes, sync: bool = False) -> None:
+        """Into the log, if there is one; a round that cannot be logged ends here."""
+        if self._log is None:
+            return
+        try:
+            self._log.append(kind, content, sync)
+        except OSError as error:
+            self.phase = Phase.OVER
+            raise NotReleased(f"round log {self._log.path}: {error.strerror}") from None
+
     def _expect_phase(self, phase: Phase) -> None:
         if self.phase is not phase:
             raise OutOfTurn(f"this belongs to {phase.name}, not to {self.phase.name}")
 
     def _close(self, following: Phase, count: int, what: str, fewest: int | None = None) -> None:
+        self._write(Kind.CLOSED, bytes((self.phase,)), sync=True)
         needed = self._fewest if fewest is None else fewest
         if count < needed:
             self.phase = Phase.OVER
