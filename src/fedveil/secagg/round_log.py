@@ -1,8 +1,8 @@
 """The server's write-ahead log of one round: what a killed hub needs to go on where it stood.
 
 It holds the plan, every frame that was accepted and every phase that was closed. A close is on
-disk, with all frames before it, before any device is told who was in time: a restarted server therefore
-names the same sharers and the same survivors again, or has named nobody yet. Frames that a crash
+disk, with all frames before it, before any device is told who was in time: a restarted server
+therefore names the same sharers and survivors again, or has named nobody yet. Frames that a crash
 tore off come again from the devices, which keep what they sent until the next leg.
 
     record = length (4 bytes), CRC-32 (4 bytes), kind (1 byte), content
