@@ -221,3 +221,12 @@ def test_signed_nonsense_of_the_server_makes_a_device_refuse(seed):
     differing = {n for n in vars(old) if getattr(old, n) != getattr(new, n)}
     assert differing <= free
     assert new.threshold >= old.threshold
+
+
+def test_the_long_fuzzer_finds_nothing_in_a_short_run():
+    from tests.secagg.fuzz import run  # imports this module
+
+    seen = run(frames=1500, rounds=12, seed=7)
+    assert seen["rounds"] >= 12
+    assert seen["frames"] >= 1500
+    assert seen["released"] >= 3

@@ -94,8 +94,9 @@ class Recovery:
 
     def _answer(self, place: int, column: int) -> bytes:
         """What a neighbour answered about a device."""
-        kept = self.kept
-        return kept.answers[kept.neighbours[place, column], kept.ranks[place, column]].tobytes()
+        near, ranks = self.kept.neighbours, self.kept.ranks
+        found: bytes = self.kept.answers[near[place, column], ranks[place, column]].tobytes()
+        return found
 
     def _committed(self, place: int, secret: bytes) -> bool:
         kept = self.kept
