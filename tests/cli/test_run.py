@@ -169,7 +169,7 @@ run_round = Run._round
 
 def held(self, last):
     report = run_round(self, last)
-    if report.round == 2:
+    if report.round_number == 2:
         print("holding", file=sys.stderr, flush=True)
         while True:
             signal.pause()
