@@ -221,7 +221,7 @@ def test_a_device_is_charged_for_each_round_that_it_answers(tmp_path):
         play.share()
         spent = stores[10].ledger.spent()  # before anything that depends on data has left
         release = replace(terms.release, rounds=number)
-        expected = account([release], setting=terms.setting, delta=DELTA).epsilon
+        expected = account([release], privacy_model=terms.privacy_model, delta=DELTA).epsilon
         assert spent == pytest.approx(expected, rel=1e-9)
         play.upload(VECTORS)
         play.confirm()
@@ -231,7 +231,7 @@ def test_a_device_is_charged_for_each_round_that_it_answers(tmp_path):
 
 def test_who_cannot_afford_a_round_does_not_answer_it(tmp_path):
     terms = terms_for()
-    one = account([terms.release], setting=terms.setting, delta=DELTA).epsilon
+    one = account([terms.release], privacy_model=terms.privacy_model, delta=DELTA).epsilon
     stores, cast = charged_cast(tmp_path, budget=1.5 * one)
     cast.play(round_number=1, privacy=terms).share()
     plan = cast.play(round_number=2, privacy=terms).server.plan
@@ -295,18 +295,18 @@ def lying(cast, **changed) -> bytes:
 def test_a_server_cannot_make_a_round_look_cheaper_than_it_is(tmp_path):
     stores, cast = charged_cast(tmp_path)
     sum_of = terms_for().release.mechanism
-    setting = terms_for().setting
+    model = terms_for().privacy_model
     cheap = {
         "more shares than the cohort is sure of": terms_for(mechanism=replace(sum_of, shares=1000)),
         "unstated shares": terms_for(mechanism=Gaussian(50.0)),
         "another dimension": terms_for(dimension=4),
         "no participation": terms_for(rounds=0),
         "many rounds in one": terms_for(rounds=2),
-        "a trusted aggregator": terms_for(setting=replace(setting, trust=Trust.CENTRAL)),
-        "colluders leave nobody": terms_for(setting=replace(setting, colluders=3)),
+        "a trusted aggregator": terms_for(privacy_model=replace(model, trust=Trust.CENTRAL)),
+        "colluders leave nobody": terms_for(privacy_model=replace(model, colluders=3)),
     }
     poisson = replace(terms_for().release, mechanism=Gaussian(1.0), sampling=Poisson(0.1))
-    cheap["amplified"] = PrivacyTerms(poisson, replace(setting, trust=Trust.CENTRAL))
+    cheap["amplified"] = PrivacyTerms(poisson, replace(model, trust=Trust.CENTRAL))
     for name, terms in cheap.items():
         with pytest.raises(RuleBroken):
             cast.devices[10].join(lying(cast, privacy=terms.to_bytes()))

@@ -222,7 +222,7 @@ class DeviceStore:
         with self._transaction() as database:
             self._advance(database, self._progress(database, wanted).claimed(wanted), wanted)
             terms = wanted.privacy
-            return self.ledger.reserve(terms.release, terms.setting, run=terms.run)
+            return self.ledger.reserve(terms.release, terms.privacy_model, run=terms.run)
 
     def draw(self, wanted: Claim, most: int) -> None:
         """Count one draw of a graph for a round that could be claimed; at most `most` of them."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from fedveil.core.errors import FedveilError
 from fedveil.core.units import Trust
-from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.translation import honest_shares
 from fedveil.secagg.errors import Malformed, RuleBroken
 from fedveil.secagg.params import SecAggParams
@@ -25,14 +25,14 @@ class PrivacyTerms:
     """One participation: the release, its privacy model, and the run it belongs to."""
 
     release: Release
-    setting: Setting
+    privacy_model: PrivacyModel
     run: str = ""
 
     def to_bytes(self) -> bytes:
         """The one way to write them."""
         document = {
             "release": self.release.to_dict(),
-            "setting": self.setting.to_dict(),
+            "privacy_model": self.privacy_model.to_dict(),
             "run": self.run,
         }
         text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -47,13 +47,13 @@ class PrivacyTerms:
             raise Malformed(f"RoundPlan.privacy: {len(data)} bytes, at most {MAX_BYTES}")
         try:
             document = json.loads(data.decode())
-            if not isinstance(document, dict) or set(document) != {"release", "setting", "run"}:
-                raise ValueError("need release, setting and run")
+            if not isinstance(document, dict) or set(document) != {"release", "privacy_model", "run"}:
+                raise ValueError("need release, privacy_model and run")
             if type(document["run"]) is not str:
                 raise ValueError("run: need text")
             found = PrivacyTerms(
                 Release.from_dict(document["release"]),
-                Setting.from_dict(document["setting"]),
+                PrivacyModel.from_dict(document["privacy_model"]),
                 document["run"],
             )
             if found.to_bytes() != data:
@@ -72,10 +72,10 @@ class PrivacyTerms:
         stated = getattr(release.mechanism, "dimension", dimension)
         if stated != dimension:
             raise RuleBroken(f"privacy terms: {stated} coordinates, the plan has {dimension}")
-        if self.setting.trust is not Trust.DISTRIBUTED:
+        if self.privacy_model.trust is not Trust.DISTRIBUTED:
             return  # the noise does not rest on the sum; whom to trust is the ledger's to say
         try:
-            shares = honest_shares(release, self.setting)
+            shares = honest_shares(release, self.privacy_model)
         except FedveilError as error:
             raise RuleBroken(f"privacy terms: {error}") from None
         if shares is None or shares > params.counted(cohort):
