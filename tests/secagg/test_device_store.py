@@ -344,7 +344,7 @@ def test_privacy_terms_are_read_in_one_form_only(tmp_path):
 _KILLED = """
 import os, signal, sys
 from pathlib import Path
-from fedveil.privacy import client_events, client_head
+from fedveil.privacy import client_events
 from tests.secagg.stores import LOCK
 from tests.secagg.test_device_store import wanted
 from fedveil.secagg.device_store import DeviceStore

@@ -47,7 +47,8 @@ class PrivacyTerms:
             raise Malformed(f"RoundPlan.privacy: {len(data)} bytes, at most {MAX_BYTES}")
         try:
             document = json.loads(data.decode())
-            if not isinstance(document, dict) or set(document) != {"release", "privacy_model", "run"}:
+            parts = {"release", "privacy_model", "run"}
+            if not isinstance(document, dict) or set(document) != parts:
                 raise ValueError("need release, privacy_model and run")
             if type(document["run"]) is not str:
                 raise ValueError("run: need text")
