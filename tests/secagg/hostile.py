@@ -1,6 +1,6 @@
 """Frames that no receiver may fall for: `python -m tests.secagg.hostile` writes them to `corpus/`.
 
-`corpus/version1.json` holds such frames of an older wire format, which must be refused as well.
+`corpus/version*.json` hold such frames of older wire formats, which must be refused as well.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def plan_body(**changes: bytes) -> bytes:
         "degree": le(3),
         "threshold": le(2),
         "min_survivors": le(2),
+        "privacy": text(b""),
         "drawers": packed_ids([]),
         "draws": text(b""),
     }
@@ -55,9 +56,9 @@ def frames() -> dict[str, bytes]:
         "device 2^63": frame(4, bytes(64), 2**63),
         "device 2^64 - 1": frame(4, bytes(64), 2**64 - 1),
     }
-    for version in (0, 1, 3, 255):
+    for version in (0, 1, 2, 255):
         found[f"version {version}"] = plan[:4] + bytes([version]) + plan[5:]
-    for kind in (0, *range(1, 17), 255):
+    for kind in (0, *range(1, 18), 255):
         found[f"unsigned kind {kind}"] = frame(kind, plan_body())
         found[f"empty kind {kind}"] = frame(kind, b"")
         found[f"bytes of 2^32 - 1 claimed in kind {kind}"] = frame(kind, b"\xff" * 80)

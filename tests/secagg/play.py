@@ -15,6 +15,7 @@ from fedveil.secagg.journal import Journal, MemoryJournal
 from fedveil.secagg.keys import DeviceKeys, new_keys
 from fedveil.secagg.params import Limits, SecAggParams
 from fedveil.secagg.participant import Participant
+from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.server import Server
 from fedveil.secagg.server_round import ServerRound
@@ -47,12 +48,20 @@ class Cast:
         members = kwargs.pop("members", self.ids)
         return Play(self, self.open(round_number, members, dimension, bits, **kwargs))  # type: ignore
 
-    def open(self, round_number: int, members, dimension: int, bits: int, purpose: str = "update"):
+    def open(
+        self,
+        round_number: int,
+        members,
+        dimension: int,
+        bits: int,
+        purpose: str = "update",
+        privacy: PrivacyTerms | None = None,
+    ):
         """A round of the server, its graph drawn by devices if it is sparse."""
         details = (round_number, members, dimension, bits, purpose)
         if self.params.topology(len(members)).complete:
-            return self.server.open(*details)
-        drawing = self.server.draw(*details)
+            return self.server.open(*details, privacy=privacy)
+        drawing = self.server.draw(*details, privacy=privacy)
         for device in drawing.drawers:
             drawing.commit(self.devices[device].offer(drawing.invitation))
         listed = drawing.commitments()

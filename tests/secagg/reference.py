@@ -18,7 +18,7 @@ from Crypto.Cipher import AES
 from Crypto.PublicKey import ECC
 from Crypto.Signature import eddsa
 
-LABEL = b"fedveil.secagg.v2."
+LABEL = b"fedveil.secagg.v3."
 VECTORS = Path(__file__).parent / "vectors"
 PRIME = 65521
 # The terms of the transcript: every field and its value.
@@ -113,7 +113,7 @@ def packed_ids(ids: list[int]) -> bytes:
 
 
 def claims(kind: int, device: int, context: bytes, body: bytes) -> bytes:
-    return bytes([2, kind]) + le(device) + context + le(len(body), 4)
+    return bytes([3, kind]) + le(device) + context + le(len(body), 4)
 
 
 def frame(kind: int, device: int, context: bytes, body: bytes, seed: bytes) -> bytes:
@@ -387,7 +387,9 @@ def transcript() -> list[dict[str, Any]]:
     params = digest("terms", *(line.encode() for line in TERMS))
     numbers = b"".join(le(n) for n in (words, 32, 3, 2, 2))
     plan_body = text("clinics") + le(7) + text("update") + packed_ids(ids) + roster + params
-    plan = frame(3, 0, bytes(32), plan_body + numbers + packed_ids([]) + text(b""), server)
+    plan = frame(
+        3, 0, bytes(32), plan_body + numbers + text(b"") + packed_ids([]) + text(b""), server
+    )
     plan_digest = message_digest(plan)
     others = {i: [j for j in ids if j != i] for i in ids}
     self_secret = {i: secret_pattern(f"self {i}") for i in ids}

@@ -37,11 +37,10 @@ VECTORS = small_vectors()
 
 def recovered(play, device: int, survived: bool) -> bytes:
     """A secret from the shares that the server was given, whichever kind they are of."""
-    server = play.server
-    claimed = [device] if survived else []
-    return Recovery(server.layout, server._kept.dealt, claimed, {}, server._kept.answers).secret(
-        device
-    )
+    kept = play.server._kept
+    claimed = np.zeros(len(kept.places), dtype=np.bool_)
+    claimed[kept.places[device]] = survived
+    return Recovery(kept, claimed).secret(kept.places[device])
 
 
 class Spy:
@@ -57,11 +56,11 @@ class Spy:
         for own, other in ((a, b), (b, a)):
             if own in self.colluders:
                 return self.roots[own][other]
-            dealt = self.play.server._kept.dealt.get(own)
-            if dealt is not None and own not in self.play.server.survivors:
+            server = self.play.server
+            if own in server.sharers and own not in server.survivors:
                 secret = recovered(self.play, own, False)
                 rank = self.layout.rank(own, other)
-                wrapped = dealt.message.wrapped[32 * rank : 32 * (rank + 1)]
+                wrapped = server._kept.wrapped[server._kept.places[own], rank].tobytes()
                 return pairs.wrap(wrapped, secret, other)
         return None
 
@@ -349,7 +348,13 @@ def lie_about_survivors(cast, play, told: dict[int, frozenset[int]], colluders: 
     """
     layout, server = play.server.layout, play.server
     sharers = server._kept.sharers
-    truth = {d: server._kept.upload_tags[d] for d in server.survivors}
+    truth = {
+        d: {
+            n: server._kept.upload_tags[server._kept.places[d], layout.rank(d, n)].tobytes()
+            for n in layout.graph.neighbours(d)
+        }
+        for d in server.survivors
+    }
     digests, acted = {}, {}
     for device, listed in told.items():
         alive = [n for n in layout.graph.neighbours(device) if n in listed]
@@ -431,13 +436,9 @@ def test_devices_told_of_different_sharers_do_not_unmask_each_other():
         play.server.receive(frame)  # an honest server notices the missing tag at once
     # A lying server makes up the tag for 60; the neighbours of 10 see through the others.
     message = peek(frame, Masked)
-    play.server._kept.upload_tags[10] = dict(
-        zip(
-            (20, 30, 40, 50, 60),
-            [message.tags[i : i + 16] for i in range(0, 64, 16)] + [bytes(16)],
-            strict=True,
-        )
-    )
+    made_up = message.tags + bytes(16)  # for 20, 30, 40, 50 and 60
+    play.server._kept.upload_tags[0] = np.frombuffer(made_up, np.uint8).reshape(5, 16)
+    play.server._kept.uploaded[0] = True
     for device in (20, 30, 40, 50, 60):
         play.server.receive(play.rounds[device].mask(VECTORS(device)))
     play.server.close_upload()

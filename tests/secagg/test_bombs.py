@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.secagg import wire
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn, SecureAggregationError
-from fedveil.secagg.messages import Confirm, KeyCard, Masked, Plan, Shares, Survivors, Unmask
+from fedveil.secagg.messages import Confirm, KeyCard, Masked, RoundPlan, Shares, Survivors, Unmask
 from fedveil.secagg.roster import CARD_LIMIT
 from fedveil.secagg.sizes import from_device
 from tests.secagg.play import assemble, small_vectors
@@ -60,7 +60,7 @@ def test_unsigned_bombs_cost_nothing_beyond_themselves(name):
         receivers = {
             Shares: [play.server.receive],
             Masked: [play.server.receive],
-            Plan: [cast.devices[10].join],
+            RoundPlan: [cast.devices[10].join],
             KeyCard: [cast.server.roster.admit],
             Survivors: [joined.confirm],
         }.get(kind, [play.server.receive, cast.devices[10].join, joined.take_sharers])
@@ -89,7 +89,7 @@ def test_the_signature_is_checked_before_the_body_is_looked_at(monkeypatch):
     looked = []
     monkeypatch.setattr(wire, "parse", lambda *_: looked.append(1))
     for frame in (
-        frame_of(Plan.KIND, b"x", stranger),
+        frame_of(RoundPlan.KIND, b"x", stranger),
         frame_of(KeyCard.KIND, b"x", stranger, bytes(14) + bytes(range(32)) + bytes(68)),
     ):
         for receive in (cast.devices[10].join, cast.server.roster.admit):

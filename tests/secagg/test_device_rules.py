@@ -11,16 +11,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.core.errors import ConfigError
 from fedveil.secagg import wire
+from fedveil.secagg.device_store import DeviceStore
 from fedveil.secagg.errors import ForeignKey, Forged, Malformed, OutOfTurn, RuleBroken
-from fedveil.secagg.journal import Claim, FileJournal, MemoryJournal
-from fedveil.secagg.messages import Confirmed, Plan, Sharers, Survivors
+from fedveil.secagg.journal import Claim, MemoryJournal
+from fedveil.secagg.messages import Confirmed, RoundPlan, Sharers, Survivors
 from tests.secagg.play import assemble, peek, small_vectors
+from tests.secagg.stores import LOCK, new_store, terms_for
 
 VECTORS = small_vectors()
 
 
-def plan_of(play) -> Plan:
-    return peek(play.server.plan, Plan)
+def plan_of(play) -> RoundPlan:
+    return peek(play.server.plan, RoundPlan)
 
 
 def signed(cast, message) -> bytes:
@@ -30,18 +32,15 @@ def signed(cast, message) -> bytes:
 # --- one cohort per round number, ever ------------------------------------------------------------
 
 
-KEY = bytes(32)
-
-
 def claim(journal, federation, round_number, purpose, cohort, step=100) -> None:
-    journal.claim(Claim(federation, round_number, purpose, cohort, step))
+    journal.claim(Claim(federation, round_number, purpose, cohort, step, terms_for()))
 
 
 @pytest.fixture(params=["memory", "file"])
 def journal(request, tmp_path):
     if request.param == "memory":
         return MemoryJournal()
-    return FileJournal.create(tmp_path / "journal", KEY)
+    return new_store(tmp_path / "store")
 
 
 def test_a_round_is_claimed_once_and_numbers_only_rise(journal):
@@ -81,7 +80,7 @@ def test_draws_for_one_round_are_few(journal):
     with pytest.raises(RuleBroken, match="has drawn 3 times"):
         journal.draw(wanted, 3)
     journal.draw(Claim("f", 6, "update", b"m", 100), 3)
-    journal.claim(Claim("f", 7, "update", b"m", 100))
+    claim(journal, "f", 7, "update", b"m")
     with pytest.raises(RuleBroken, match="numbers only rise"):
         journal.draw(wanted, 9)
 
@@ -101,22 +100,22 @@ def test_two_cohorts_in_one_round_are_refused():
 
 
 def test_the_memory_of_rounds_outlives_the_device(tmp_path):
-    cast = assemble(3, journal=lambda i: FileJournal.create(tmp_path / f"{i}.journal", KEY))
-    plan = cast.play(round_number=7).server.plan
+    cast = assemble(3, journal=lambda i: new_store(tmp_path / str(i)), min_honest=3)
+    plan = cast.play(round_number=7, privacy=terms_for()).server.plan
     cast.devices[10].join(plan)
     restarted = cast.devices[10]
-    restarted._journal = FileJournal(tmp_path / "10.journal", KEY)
+    restarted._journal = DeviceStore(tmp_path / "10", LOCK)
     restarted._open.clear()
     with pytest.raises(RuleBroken, match="round 7"):
         restarted.join(plan)
     with pytest.raises(RuleBroken, match="numbers only rise"):
-        restarted.join(cast.play(round_number=6).server.plan)
-    restarted.join(cast.play(round_number=8).server.plan)
+        restarted.join(cast.play(round_number=6, privacy=terms_for()).server.plan)
+    restarted.join(cast.play(round_number=8, privacy=terms_for()).server.plan)
 
 
 def _claim(path, results) -> None:
     try:
-        claim(FileJournal(path, KEY), "f", 1, "update", b"m")
+        claim(DeviceStore(path, LOCK), "f", 1, "update", b"m")
         results.put(True)
     except RuleBroken:
         results.put(False)
@@ -125,7 +124,7 @@ def _claim(path, results) -> None:
 def test_of_two_processes_only_one_can_claim_a_round(tmp_path):
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    FileJournal.create(tmp_path / "j", KEY)
+    new_store(tmp_path / "j")
     runners = [context.Process(target=_claim, args=(tmp_path / "j", results)) for _ in range(4)]
     for runner in runners:
         runner.start()
@@ -135,19 +134,15 @@ def test_of_two_processes_only_one_can_claim_a_round(tmp_path):
     assert sorted(outcomes) == [False, False, False, True]
 
 
-def test_a_broken_journal_means_no_round(tmp_path):
+def test_a_broken_store_means_no_round(tmp_path):
     (tmp_path / "j").write_bytes(b"this is no database" * 100)
     with pytest.raises(RuleBroken, match="no round without it"):
-        FileJournal(tmp_path / "j", KEY)
-    for path in (tmp_path / "absent", tmp_path / "missing" / "j"):
-        with pytest.raises(RuleBroken, match="no round without it"):
-            FileJournal(path, KEY)
-        assert not path.exists()  # never made anew by opening it
-    journal = FileJournal.create(tmp_path / "k", KEY)
+        DeviceStore(tmp_path / "j", LOCK)
+    store = new_store(tmp_path / "k")
     with sqlite3.connect(tmp_path / "k") as connection:
-        connection.execute("DROP TABLE claims")
+        connection.execute("DROP TABLE progress")
     with pytest.raises(RuleBroken, match="no round without it"):
-        claim(journal, "f", 1, "update", b"m")
+        claim(store, "f", 1, "update", b"m")
 
 
 def test_nothing_leaves_a_device_whose_claim_failed():

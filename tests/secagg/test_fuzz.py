@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedveil.secagg import fields, wire
 from fedveil.secagg.errors import NotReleased, SecureAggregationError
-from fedveil.secagg.messages import Confirm, Masked, Plan, Shares, Unmask
+from fedveil.secagg.messages import Confirm, Masked, RoundPlan, Shares, Unmask
 from tests.secagg.play import Play, assemble, plain_sum, small_vectors
 from tests.secagg.test_wire import frame_of
 
@@ -209,15 +209,24 @@ def test_signed_nonsense_of_a_member_never_yields_a_wrong_sum(data):
 def test_signed_nonsense_of_the_server_makes_a_device_refuse(seed):
     cast = assemble(3)
     plan = cast.play().server.plan
-    body = spoiled(plan, Plan, random.Random(seed))
+    body = spoiled(plan, RoundPlan, random.Random(seed))
     frame = frame_of(3, body, cast.server.key)
     try:
         cast.devices[10].join(frame)
     except SecureAggregationError:
         return
     # What was accepted is a plan this device could have been sent: only free fields differ.
-    old, new = wire.parse(plan, Plan), wire.parse(frame, Plan)
+    old, new = wire.parse(plan, RoundPlan), wire.parse(frame, RoundPlan)
     free = {"round_number", "purpose", "dimension", "bits", "min_survivors", "threshold"}
     differing = {n for n in vars(old) if getattr(old, n) != getattr(new, n)}
     assert differing <= free
     assert new.threshold >= old.threshold
+
+
+def test_the_long_fuzzer_finds_nothing_in_a_short_run():
+    from tests.secagg.fuzz import run  # imports this module
+
+    seen = run(frames=1500, rounds=12, seed=7)
+    assert seen["rounds"] >= 12
+    assert seen["frames"] >= 1500
+    assert seen["released"] >= 3

@@ -12,7 +12,7 @@ from fedveil.secagg import draw, wire
 from fedveil.secagg.draw import DRAW_BYTES, draft_digest, draft_of
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn, RuleBroken
 from fedveil.secagg.journal import MemoryJournal
-from fedveil.secagg.messages import Commitments, Invitation, Plan
+from fedveil.secagg.messages import Commitments, Invitation, RoundPlan
 from fedveil.secagg.params import Limits, SecAggParams
 from fedveil.secagg.participant import Participant
 from tests.secagg.play import assemble, peek, plain_sum, small_vectors
@@ -56,7 +56,7 @@ def test_a_graph_that_would_seldom_recover_is_refused():
 
 def test_devices_and_server_must_mean_the_same_terms():
     cast = assemble(5)
-    plan = peek(cast.play().server.plan, Plan)
+    plan = peek(cast.play().server.plan, RoundPlan)
     weaker = replace(cast.params, honest_shares=2, limits=Limits(degree=7))
     with pytest.raises(RuleBroken, match="other terms"):
         cast.devices[10].join(signed(cast, replace(plan, params=weaker.digest)))
@@ -230,7 +230,7 @@ def test_complete_graphs_are_not_drawn():
     cast = assemble(5)
     with pytest.raises(ConfigError, match="complete graph"):
         cast.server.draw(1, cast.ids, 5, 32)
-    plan = peek(cast.play().server.plan, Plan)
+    plan = peek(cast.play().server.plan, RoundPlan)
     with pytest.raises(Malformed, match="not drawn"):
         cast.devices[10].join(signed(cast, replace(plan, drawers=(10,), draws=bytes(DRAW_BYTES))))
     with pytest.raises(RuleBroken, match="not drawn"):
@@ -253,6 +253,7 @@ def test_the_digest_of_a_draft_covers_every_field_of_it(sparse):
         "degree": plan.degree + 2,
         "threshold": plan.threshold + 1,
         "min_survivors": plan.min_survivors + 1,
+        "privacy": b"x",
     }
     digests = {draft_digest(replace(plan, **{name: value})) for name, value in changed.items()}
     assert len(digests | {draft_digest(plan)}) == 1 + len(changed) == 1 + len(vars(plan))
@@ -265,7 +266,7 @@ def test_purposes_are_those_of_the_terms():
     cast = assemble(4)
     for purpose in ("update", "clip"):
         cast.devices[10].join(cast.play(purpose=purpose).server.plan)
-    plan = peek(cast.play(round_number=2).server.plan, Plan)
+    plan = peek(cast.play(round_number=2).server.plan, RoundPlan)
     for other in ("x", "update ", "Update", "clip2"):
         with pytest.raises(RuleBroken, match="purpose"):
             cast.devices[10].join(signed(cast, replace(plan, purpose=other)))

@@ -340,7 +340,9 @@ def test_a_complaint_about_proper_shares_proves_nothing():
     for device in cast.ids:
         frame = play.rounds[device].confirm(play.server.survivors_for(device))
         if device == BAD:  # says that 10 had sealed nonsense to it
-            accepted = play.server._kept.accepted(BAD, frozenset({10}))
+            kept, bad = play.server._kept, np.zeros(5, dtype=np.bool_)
+            bad[0] = True  # its first neighbour
+            accepted = kept.accepted(kept.places[BAD], bad)
             frame = resend(play, BAD, frame, bad=b"\x01", accepted=accepted)
         play.send(frame)
     play.server.close_confirmation()

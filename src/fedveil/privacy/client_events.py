@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -50,34 +51,35 @@ SELECT body, COUNT(*) FROM events AS reserved WHERE kind = 'reserve' AND NOT EXI
 
 
 class Events:
-    """The events inside one transaction. Kinds: open, lower, reserve, commit, cancel."""
+    """The events inside one transaction. Kinds: open, lower, reserve, commit, cancel; state notes
+    a change of what else the owner keeps in `database`."""
 
     def __init__(self, database: sqlite3.Connection, path: Path) -> None:
-        self._database, self._path = database, path
+        self.database, self._path = database, path
 
     def append(self, kind: str, body: Body, reservation: int | None = None) -> int:
         """Write one event down; its number."""
         seq, before = self.head()
         event = (seq + 1, kind, reservation, json.dumps(body, sort_keys=True))
         row = (*event, _digest(before, event))
-        self._database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
+        self.database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?)", row)
         return int(seq + 1)
 
     def head(self) -> Head:
         """How many events there are, and the digest of the last."""
-        row = self._database.execute("SELECT seq, digest FROM events ORDER BY seq DESC LIMIT 1")
+        row = self.database.execute("SELECT seq, digest FROM events ORDER BY seq DESC LIMIT 1")
         return row.fetchone() or NONE
 
     def name(self) -> str:
         """The ledger's random id; empty before its first event."""
-        row = self._database.execute("SELECT body FROM events WHERE seq = 1").fetchone()
+        row = self.database.execute("SELECT body FROM events WHERE seq = 1").fetchone()
         return "" if row is None else str(json.loads(row[0]).get("id", ""))
 
     def check_head(self) -> None:
         """Refuse a ledger that lacks an event of which somebody was told."""
         kept, noted = read_head(self._path), witness.noted(self.name())
         for count, digest in (kept, noted or NONE):
-            row = self._database.execute("SELECT digest FROM events WHERE seq = ?", (count,))
+            row = self.database.execute("SELECT digest FROM events WHERE seq = ?", (count,))
             if count and row.fetchone() != (digest,):
                 raise ConfigError(
                     f"client ledger {self._path}: lacks its event {count}: its end was cut, or an "
@@ -95,7 +97,7 @@ class Events:
     def verified(self) -> list[Body]:
         """The bodies of the events that set the terms (open, lower), all digests checked."""
         before, expected, terms = "", 1, []
-        for *event, digest in self._database.execute("SELECT * FROM events ORDER BY seq"):
+        for *event, digest in self.database.execute("SELECT * FROM events ORDER BY seq"):
             if event[0] != expected or digest != _digest(before, tuple(event)):
                 raise ConfigError(f"client ledger {self._path}: event {expected} was altered")
             if event[1] in ("open", "lower"):
@@ -105,16 +107,16 @@ class Events:
 
     def budget(self) -> float:
         """The lowest budget ever set."""
-        bodies = self._database.execute("SELECT body FROM events WHERE kind IN ('open', 'lower')")
+        bodies = self.database.execute("SELECT body FROM events WHERE kind IN ('open', 'lower')")
         return min(float(json.loads(body)["budget_epsilon"]) for (body,) in bodies)
 
     def charged(self) -> list[tuple[Body, int]]:
         """Every reservation that was not cancelled, and how often the same one was made."""
-        return [(json.loads(body), times) for body, times in self._database.execute(_CHARGED)]
+        return [(json.loads(body), times) for body, times in self.database.execute(_CHARGED)]
 
     def fate(self, reservation: int) -> str | None:
         """What became of a reservation: open, commit or cancel; None if there is none."""
-        row = self._database.execute(
+        row = self.database.execute(
             "SELECT (SELECT kind FROM events WHERE reservation = reserved.seq)"
             " FROM events AS reserved WHERE seq = ? AND kind = 'reserve'",
             (reservation,),
@@ -122,9 +124,26 @@ class Events:
         return None if row is None else str(row[0] or "open")
 
 
+class _Open(threading.local):
+    """The transactions that this thread is in, by file."""
+
+    def __init__(self) -> None:
+        self.events: dict[Path, Events] = {}
+
+
+_OPEN = _Open()
+
+
 @contextmanager
 def transaction(path: Path) -> Iterator[Events]:
-    """The file at `path` under an exclusive lock; it changes only if the block ends well."""
+    """The file at `path` under an exclusive lock; it changes only if the block ends well.
+
+    Inside another transaction on the same file it is a part of that one.
+    """
+    known = _OPEN.events.get(path)
+    if known is not None:
+        yield known
+        return
     database = None
     try:
         database = sqlite3.connect(path, timeout=_LOCK_SECONDS, isolation_level=None)
@@ -134,6 +153,7 @@ def transaction(path: Path) -> Iterator[Events]:
         events = Events(database, path)
         events.check_head()
         before = events.head()
+        _OPEN.events[path] = events
         yield events
         after, name = events.head(), events.name()
         database.execute("COMMIT")
@@ -147,6 +167,7 @@ def transaction(path: Path) -> Iterator[Events]:
     except OSError as error:
         raise FedveilError(f"client ledger {path}: its head cannot be kept: {error}") from None
     finally:
+        _OPEN.events.pop(path, None)
         if database is not None:
             database.close()  # takes back what was not committed
 

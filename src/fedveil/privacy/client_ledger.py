@@ -83,6 +83,16 @@ class ClientLedger:
             if budget < allowed:
                 events.append("lower", {"budget_epsilon": budget})
 
+    @classmethod
+    def reopened(cls, path: str | os.PathLike[str]) -> ClientLedger:
+        """The ledger at `path`, on the terms that it was made for."""
+        with transaction(Path(path)) as events:
+            kept = events.verified()
+            if not kept:
+                raise ConfigError(f"client ledger {path}: empty; make it first")
+            terms = {name: kept[0][name] for name in ("delta", "unit", "adjacency", "trust")}
+            return cls(path, events.budget(), **terms)
+
     @property
     def budget_epsilon(self) -> float:
         """The lowest budget the ledger was ever opened with."""

@@ -17,7 +17,7 @@ from fedveil.secagg import derive, pairs, wire
 from fedveil.secagg.dealing import fitting_shares
 from fedveil.secagg.derive import KEY_BYTES
 from fedveil.secagg.errors import SecureAggregationError
-from fedveil.secagg.layout import Layout, flagged, piece
+from fedveil.secagg.layout import Layout, piece
 from fedveil.secagg.messages import Confirm, Disclosure, Shares, Unmask
 from fedveil.secagg.pairs import CHECK_BYTES, MARK_BYTES, PRINT_BYTES, SEALED_BYTES
 from fedveil.secagg.shares import SHARE_BYTES, combine
@@ -150,10 +150,13 @@ def _split(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicK
 
 def fits_commitment(secret: bytes, dealt: Shares, survived: bool) -> bool:
     """Whether this is the secret that the dealer had committed to."""
-    kind, committed = (
-        (b"self", dealt.commitments[:32]) if survived else (b"pair", dealt.commitments[32:])
-    )
-    return derive.same(pairs.commitment(kind, secret, dealt.plan, dealt.device), committed)
+    return commits_to(dealt.commitments, secret, dealt.plan, dealt.device, survived)
+
+
+def commits_to(commitments: bytes, secret: bytes, plan: bytes, device: int, survived: bool) -> bool:
+    """Whether a device's commitments fix this secret: to its own mask or to its pair masks."""
+    kind, committed = (b"self", commitments[:32]) if survived else (b"pair", commitments[32:])
+    return derive.same(pairs.commitment(kind, secret, plan, device), committed)
 
 
 def _wrap(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
@@ -161,19 +164,13 @@ def _wrap(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKe
     dealt = _frame(fault.frames[0], Shares, fault.device, layout, identities)
     if not fits_commitment(fault.values[0], dealt, survived=False):
         return False
-    return (
-        unwrapped(dealt, layout.rank(fault.device, fault.about), fault.values[0], fault.about)
-        is None
-    )
+    place = layout.rank(fault.device, fault.about)
+    wrapped = piece(dealt.wrapped, KEY_BYTES, place)
+    check = piece(dealt.checks, CHECK_BYTES, place)
+    return unwrapped(wrapped, check, fault.values[0], fault.about) is None
 
 
-def unwrapped(dealt: Shares, place: int, secret: bytes, neighbour: int) -> bytes | None:
+def unwrapped(wrapped: bytes, check: bytes, secret: bytes, neighbour: int) -> bytes | None:
     """The root that a dealer had wrapped for a neighbour, if it fits its check."""
-    root = pairs.wrap(piece(dealt.wrapped, KEY_BYTES, place), secret, neighbour)
-    check = piece(dealt.checks, CHECK_BYTES, place)[:PRINT_BYTES]
-    return root if derive.same(pairs.root_print(root), check) else None
-
-
-def complaints(confirm: Confirm, partners: list[int]) -> frozenset[int]:
-    """The neighbours that a device says sealed nonsense to it."""
-    return flagged(confirm.bad, partners, "Confirm.bad")
+    root = pairs.wrap(wrapped, secret, neighbour)
+    return root if derive.same(pairs.root_print(root), check[:PRINT_BYTES]) else None

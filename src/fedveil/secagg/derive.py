@@ -12,7 +12,7 @@ import hmac
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-PROTOCOL = b"fedveil.secagg.v2."
+PROTOCOL = b"fedveil.secagg.v3."
 KEY_BYTES = 32
 TAG_BYTES = 16
 

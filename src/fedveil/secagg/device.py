@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeVar
 
@@ -23,10 +24,12 @@ from fedveil.secagg import derive, pairs, wire
 from fedveil.secagg.dealing import Held, deal, disclosure, fitting_shares
 from fedveil.secagg.derive import TAG_BYTES
 from fedveil.secagg.errors import Doubted, OutOfTurn, RuleBroken
+from fedveil.secagg.journal import Journal
 from fedveil.secagg.keys import DeviceKeys, signed
 from fedveil.secagg.layout import Layout, flagged, pack_flags, pieces
 from fedveil.secagg.masks import apply_masks
 from fedveil.secagg.messages import (
+    Abort,
     Confirm,
     Confirmed,
     Masked,
@@ -38,6 +41,7 @@ from fedveil.secagg.messages import (
 from fedveil.secagg.modulus import IntVector, encode
 from fedveil.secagg.pairs import MARK_BYTES, SEALED_BYTES, PairKeys
 from fedveil.secagg.params import SecAggParams
+from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.roster import Roster
 from fedveil.secagg.shares import draw_secret
 from fedveil.secagg.sizes import DEALT_BYTES, SLACK, STATEMENT_BYTES, from_server
@@ -55,6 +59,20 @@ class Step(Enum):
     DONE = auto()
 
 
+@dataclass(frozen=True)
+class Charge:
+    """What the device has reserved for a round, if it keeps a ledger."""
+
+    journal: Journal
+    reservation: int | None = None
+    terms: PrivacyTerms | None = None
+
+    def settle(self, left: bool) -> None:
+        """Final once the masked vector leaves; taken back if it never will."""
+        if self.reservation is not None:
+            self.journal.settle(self.reservation, left)
+
+
 class DeviceRound:
     """One round of one device; made by `Participant.join`, which has checked the plan."""
 
@@ -66,8 +84,11 @@ class DeviceRound:
         server: Ed25519PublicKey,
         roster: Roster,
         pair_keys: dict[int, PairKeys],
+        charge: Charge,
     ) -> None:
         self.layout = layout
+        self.privacy = charge.terms  # the noise that belongs into the vector
+        self._charge = charge
         self.step = Step.SHARERS
         self._lock = threading.Lock()
         self._id = keys.device
@@ -142,6 +163,7 @@ class DeviceRound:
             words = encode(vector, plan.bits)
             if words.size != plan.dimension:
                 raise ConfigError(f"vector: {words.size} entries, the plan has {plan.dimension}")
+            self._charge.settle(left=True)
             self.step = Step.SURVIVORS
             added = [pairs.self_mask_key(self._self_secret)]
             subtracted: list[bytes] = []
@@ -155,6 +177,29 @@ class DeviceRound:
             statement = self._identity.sign(self.layout.statement(self._id, self._sharers))
             message = Masked(self.layout.digest, self._id, tags, statement, words.tobytes())
             return wire.seal(message, self._identity)
+
+    def abandon(self) -> None:
+        """Leave the round before a vector was masked: it never will be, and costs nothing."""
+        with self._lock:
+            if self.step not in (Step.SHARERS, Step.VECTOR):
+                raise OutOfTurn("the vector has left: this round is paid for")
+            self._end()
+
+    def abort(self, frame: bytes) -> None:
+        """The server gives the round up: nothing more is answered, and no vector masked."""
+        with self._lock:
+            claims = wire.expect(frame, Abort, SLACK)
+            if claims.context != self.layout.digest:
+                raise OutOfTurn("Abort of another round")
+            wire.read(frame, Abort, SLACK, self._server)
+            self._end()
+
+    def _end(self) -> None:
+        unmasked = self.step in (Step.SHARERS, Step.VECTOR)
+        if unmasked:
+            self._charge.settle(left=False)
+        self.step = Step.DONE
+        self._self_secret, self._pairs, self._held = b"", {}, {}
 
     def confirm(self, frame: bytes) -> bytes:
         """Commit to one list of survivors, towards the surviving neighbours."""

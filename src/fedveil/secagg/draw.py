@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive, wire
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn, RuleBroken
-from fedveil.secagg.messages import Commitment, Commitments, Draft, Invitation, Plan, Reveal
+from fedveil.secagg.messages import Commitment, Commitments, Draft, Invitation, Reveal, RoundPlan
 from fedveil.secagg.roster import Enrolled
 
 DRAWN_BYTES = 32
@@ -58,7 +58,7 @@ def graph_seed(commitments: bytes, drawn: Sequence[bytes]) -> bytes:
     return derive.digest(b"graph", commitments, b"".join(drawn))
 
 
-def drawn_seed(plan: Plan, colluders: int, identities: Mapping[int, bytes]) -> bytes:
+def drawn_seed(plan: RoundPlan, colluders: int, identities: Mapping[int, bytes]) -> bytes:
     """The seed of a plan's graph; `RuleBroken` or `Forged` unless enough devices drew it.
 
     `identities`: the identity keys of the members.
@@ -154,12 +154,12 @@ class Drawing:
         """Who has not revealed yet."""
         return tuple(device for device in self.drawers if device not in self._draws)
 
-    def plan(self) -> Plan:
+    def plan(self) -> RoundPlan:
         """The plan with its graph, once everybody has revealed."""
         if self.missing:
             raise OutOfTurn(f"devices {list(self.missing)} have not revealed: draw with others")
         draws = b"".join(self._draws[device] for device in self.drawers)
-        return Plan(**draft_of(self._draft), drawers=self.drawers, draws=draws)  # type: ignore[arg-type]
+        return RoundPlan(**draft_of(self._draft), drawers=self.drawers, draws=draws)  # type: ignore[arg-type]
 
     def _read(self, frame: bytes, kind: type[wire.MessageT]) -> wire.MessageT:
         found = wire.expect(frame, kind, SMALL_FRAME)

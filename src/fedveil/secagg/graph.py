@@ -8,9 +8,14 @@ order means nothing, and the seed is that of no draw.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
+
+import numpy as np
+import numpy.typing as npt
 
 from fedveil.secagg import derive
+
+Places = npt.NDArray[np.intp]
 
 
 class Graph:
@@ -28,6 +33,28 @@ class Graph:
                 key=lambda device: derive.digest(b"order", seed, derive.id_bytes(device)),
             )
             self._place = {device: place for place, device in enumerate(self._order)}
+
+    @cached_property
+    def table(self) -> tuple[Places, Places]:
+        """All lists at once, [members, degree], by places in `members` (which ascend): everybody's
+        neighbours, and everybody's place in the list of each neighbour."""
+        size, own = len(self.members), np.arange(len(self.members))[:, None]
+        if self.complete:
+            columns = np.arange(size - 1)[None, :]
+            near = columns + (columns >= own)
+            return near, own - (own > near)
+        where = {member: place for place, member in enumerate(self.members)}
+        order = np.array([where[member] for member in self._order])
+        at = np.empty(size, dtype=np.intp)
+        at[order] = np.arange(size)
+        half = self.degree // 2
+        steps = np.array([*range(-half, 0), *range(1, half + 1)])
+        near = np.sort(order[(at[:, None] + steps) % size], axis=1)
+        # Sorted by list and then by member, each list's members come in their order in it.
+        sequence = np.argsort((near * size + own).ravel(), kind="stable")
+        ranks = np.empty(near.size, dtype=np.intp)
+        ranks[sequence] = np.arange(near.size) % self.degree
+        return near, ranks.reshape(near.shape)
 
     @property
     def complete(self) -> bool:

@@ -1,4 +1,4 @@
-"""The messages of version 2, in the order of a round.
+"""The messages of version 3, in the order of a round.
 
 `plan`, `draft` or `identity` is the 32 bytes in the frame's header, `device` the author or the
 addressee there. Lists over a device's neighbours follow ascending ids. `present` is a bitmap over
@@ -63,6 +63,7 @@ class Draft:
     degree: int = int_field(1, MAX_COHORT)
     threshold: int = int_field(1, MAX_COHORT)
     min_survivors: int = int_field(1, MAX_COHORT)
+    privacy: bytes = bytes_field()  # what taking part costs (`PrivacyTerms`), or nothing
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Reveal(Message):
 
 
 @dataclass(frozen=True)
-class Plan(Draft, Message):
+class RoundPlan(Draft, Message):
     """Server to the cohort: a round and everything fixed about it, signed by the server."""
 
     KIND: ClassVar[int] = 3
@@ -196,6 +197,14 @@ class Unmask(Message):
     plan: bytes = context_field()
     device: int = device_field()
     answers: bytes = bytes_field()  # for each: the share, and the other kind's fingerprint
+
+
+@dataclass(frozen=True)
+class Abort(Message):
+    """Server to the cohort: this round gives no sum."""
+
+    KIND: ClassVar[int] = 16
+    plan: bytes = context_field()
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive, draw, ratchet, sizes, wire
-from fedveil.secagg.device import DeviceRound
+from fedveil.secagg.device import Charge, DeviceRound
 from fedveil.secagg.errors import ForeignKey, Forged, Malformed, OutOfTurn, RuleBroken
 from fedveil.secagg.journal import Claim, Journal
 from fedveil.secagg.keys import DeviceKeys
 from fedveil.secagg.layout import lay_out
-from fedveil.secagg.messages import Commitment, Commitments, Draft, Invitation, Plan, Reveal
+from fedveil.secagg.messages import Commitment, Commitments, Draft, Invitation, Reveal, RoundPlan
 from fedveil.secagg.pairs import pair_keys, pair_seed
 from fedveil.secagg.params import Limits, SecAggParams
+from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.ratchet import Ratchet
 from fedveil.secagg.roster import Roster
 
@@ -60,15 +61,14 @@ class Participant:
         self._offered: dict[bytes, bytes] = {}  # draft -> bytes drawn and not yet revealed
         self._revealed: dict[bytes, bytes] = {}  # list of commitments -> the reveal for it
 
-    def renew(self, journal: Journal | None = None) -> bytes:
+    def renew(self, keys: DeviceKeys | None = None) -> bytes:
         """Replace the X25519 key and forget every seed; returns the new card to send out.
 
-        A journal on disk belongs to one key: pass the new key's (`Vault.renew` makes both).
+        `keys`: those that a `DeviceStore` has renewed, so that they outlive this process.
         """
         with self._lock:
-            self.keys = self.keys.renewed()
+            self.keys = self.keys.renewed() if keys is None else keys
             self._ratchets.clear()
-            self._journal = self._journal if journal is None else journal
             return self.keys.card()
 
     def forget_agreement(self, devices: Iterable[int]) -> None:
@@ -112,21 +112,21 @@ class Participant:
     def expects(self, start: bytes) -> int:
         """How long the frame is that begins so, or an error: ask before reading on."""
         kinds: dict[int, type[wire.Message]] = {
-            kind.KIND: kind for kind in (Plan, Invitation, Commitments)
+            kind.KIND: kind for kind in (RoundPlan, Invitation, Commitments)
         }
-        kind = kinds.get(wire.head(start).kind, Plan)
+        kind = kinds.get(wire.head(start).kind, RoundPlan)
         return wire.expect(start, kind, self._limit(kind)).size
 
     def offer(self, frame: bytes) -> bytes:
         """Commit to bytes for the graph of a sparse round that this device would join."""
         invitation = wire.read(frame, Invitation, self._limit(Invitation), self._server)
         with self._lock:
-            self._check(invitation)
+            terms = self._check(invitation)
             if invitation.degree == len(invitation.members) - 1:
                 raise RuleBroken("a complete graph is not drawn")
             digest = draw.draft_digest(invitation)
             if digest not in self._offered:
-                self._journal.draw(self._claim(invitation), self.params.limits.draws)
+                self._journal.draw(self._claim(invitation, terms), self.params.limits.draws)
                 self._offered[digest] = os.urandom(draw.DRAWN_BYTES)
             hidden = draw.hide(digest, self.keys.device, self._offered[digest])
             return wire.seal(Commitment(digest, self.keys.device, hidden), self.keys.identity)
@@ -155,17 +155,17 @@ class Participant:
             return reply
 
     def join(self, frame: bytes) -> DeviceRound:
-        """Check a plan against every rule, claim its round for ever, and share secrets for it.
+        """Check a plan against every rule, pay for and claim its round, and share secrets for it.
 
         The same plan again gives the same round again, as long as the device runs.
         """
-        plan = wire.read(frame, Plan, self._limit(Plan), self._server)
+        plan = wire.read(frame, RoundPlan, self._limit(RoundPlan), self._server)
         digest = wire.message_digest(frame)
         with self._lock:
             known = self._open.get(digest)
             if known is not None:
                 return known
-            self._check(plan)
+            terms = self._check(plan)
             identities = {m: self.roster.get(m).identity_bytes for m in plan.drawers}
             seed = draw.drawn_seed(plan, self.params.colluders, identities)
             layout = lay_out(plan, digest, seed)
@@ -173,13 +173,21 @@ class Participant:
                 neighbour: self._turned(neighbour, plan.round_number)
                 for neighbour in layout.graph.neighbours(self.keys.device)
             }
-            self._journal.claim(self._claim(plan))
+            reservation = self._journal.claim(self._claim(plan, terms))
             if plan.round_number > self._round:
                 self._round, self._open = plan.round_number, {}
             for neighbour, (card, at) in turned.items():
                 self._remember(neighbour, card, at)
             keys = {n: pair_keys(at.key, digest) for n, (_, at) in turned.items()}
-            opened = DeviceRound(layout, self.keys, self.params, self._server, self.roster, keys)
+            opened = DeviceRound(
+                layout,
+                self.keys,
+                self.params,
+                self._server,
+                self.roster,
+                keys,
+                Charge(self._journal, reservation, terms),
+            )
             self._open[digest] = opened
             return opened
 
@@ -187,12 +195,13 @@ class Participant:
         members = min(self.limits.members, self.params.limits.members)
         return sizes.opening(kind, members, self.params.colluders + 1)
 
-    def _claim(self, plan: Draft) -> Claim:
+    def _claim(self, plan: Draft, terms: PrivacyTerms | None) -> Claim:
         cohort = derive.digest(b"members", b"".join(map(derive.id_bytes, plan.members)))
         step = min(self.limits.round_step, self.params.limits.round_step)
-        return Claim(plan.federation, plan.round_number, plan.purpose, cohort, step)
+        return Claim(plan.federation, plan.round_number, plan.purpose, cohort, step, terms)
 
-    def _check(self, plan: Draft) -> None:
+    def _check(self, plan: Draft) -> PrivacyTerms | None:
+        """Hold a plan to every rule; what it says that taking part costs."""
         if plan.federation != self.params.federation:
             raise RuleBroken(f"plan of federation {plan.federation!r}")
         if plan.params != self.params.digest:
@@ -211,3 +220,7 @@ class Participant:
         own = self.roster.get(self.keys.device)
         if own.agreement.public_bytes_raw() != self.keys.public:
             raise ForeignKey(f"device {self.keys.device}: the roster holds another key of its own")
+        terms = PrivacyTerms.from_bytes(plan.privacy)
+        if terms is not None:
+            terms.check(self.params, len(plan.members), plan.dimension)
+        return terms

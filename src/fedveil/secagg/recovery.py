@@ -9,45 +9,27 @@ remain, or the owner had dealt nonsense, the round ends in `NotReleased`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from fedveil.secagg import derive, pairs, wire
-from fedveil.secagg.blame import Fault, Wrong, answer_fits, fits_commitment, unwrapped
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.secagg import derive, pairs
+from fedveil.secagg.blame import Fault, Wrong, answer_fits, commits_to, unwrapped
 from fedveil.secagg.errors import NotReleased
-from fedveil.secagg.layout import Layout, piece
 from fedveil.secagg.masks import Words, apply_masks
-from fedveil.secagg.messages import Shares
-from fedveil.secagg.pairs import MARK_BYTES
-from fedveil.secagg.shares import SHARE_BYTES, combine
+from fedveil.secagg.relay import Flags, Kept
+from fedveil.secagg.shares import SHARE_BYTES, combine_rows
 
-
-@dataclass(frozen=True)
-class Dealt:
-    """What a device left with the server, and the signature under it."""
-
-    message: Shares
-    signature: bytes
-
-    @property
-    def frame(self) -> bytes:
-        """The frame as it came."""
-        return wire.rebuilt(self.message, self.signature)
+Places = npt.NDArray[np.intp]
 
 
 @dataclass
 class Recovery:
-    """What the server knows when it takes the masks off.
+    """Takes the masks off what a server has kept; all devices by their places."""
 
-    `answers[j][i]` is the share of device i that its neighbour j gave, of i's own mask if i
-    survived, of its pair masks if not, with the other kind's fingerprint.
-    """
-
-    layout: Layout
-    dealt: Mapping[int, Dealt]
-    survivors: Collection[int]
-    off: Mapping[int, frozenset[int]]  # neighbours that a device did not mask with
-    answers: Mapping[int, Mapping[int, bytes]]
+    kept: Kept
+    survived: Flags
     wrong: list[tuple[int, int]] = field(default_factory=list)  # holder, dealer
     faults: list[Fault] = field(default_factory=list)
 
@@ -55,63 +37,84 @@ class Recovery:
         """Turn the sum of masked vectors into the sum of vectors, in place, or leave it alone."""
         added: list[bytes] = []
         subtracted: list[bytes] = []
-        for device, left in self.dealt.items():
-            secret = self.secret(device)
-            if device in self.survivors:
+        kept, members = self.kept, self.kept.layout.plan.members
+        for place in np.flatnonzero(kept.shared).tolist():
+            secret = self.secret(place)
+            if self.survived[place]:
                 subtracted.append(pairs.self_mask_key(secret))
                 continue
-            for place, neighbour in enumerate(self.layout.graph.neighbours(device)):
-                if neighbour not in self.survivors or device in self.off.get(neighbour, ()):
-                    continue
-                root = unwrapped(left.message, place, secret, neighbour)
+            near = kept.neighbours[place]
+            masked = kept.partners[near, kept.ranks[place]] & self.survived[near]
+            for column in np.flatnonzero(masked).tolist():
+                other = int(near[column])
+                wrapped = kept.wrapped[place, column].tobytes()
+                check = kept.checks[place, column].tobytes()
+                root = unwrapped(wrapped, check, secret, members[other])
                 if root is None:
-                    self._blame(device, neighbour, Wrong.WRAP, secret)
-                    raise NotReleased(f"device {device} left a wrong key for device {neighbour}")
+                    self._blame(place, other, Wrong.WRAP, secret)
+                    raise NotReleased(
+                        f"device {members[place]} left a wrong key for device {members[other]}"
+                    )
                 # The lower id had added the pair's mask, the higher had subtracted it.
-                (subtracted if neighbour < device else added).append(pairs.mask_key(root))
+                (subtracted if other < place else added).append(pairs.mask_key(root))
         apply_masks(total, added, subtracted)
 
-    def secret(self, device: int) -> bytes:
+    def secret(self, place: int) -> bytes:
         """The self secret of a survivor, or the pair secret of a lost device."""
-        left, threshold = self.dealt[device].message, self.layout.plan.threshold
-        survived = device in self.survivors
-        came = {
-            place: holder
-            for place, holder in enumerate(self.layout.graph.neighbours(device))
-            if device in self.answers.get(holder, ())
-        }
-        secret = self._combined(device, came)
-        if secret is not None and fits_commitment(secret, left, survived):
+        kept, threshold = self.kept, self.kept.layout.plan.threshold
+        device, digest = kept.layout.plan.members[place], kept.layout.digest
+        near, ranks = kept.neighbours[place], kept.ranks[place]
+        survived = bool(self.survived[place])
+        gave = kept.partners[near, ranks] & ~kept.bad[near, ranks] & kept.answered[near]
+        came = np.flatnonzero(gave)
+        secret = self._combined(place, came)
+        if secret is not None and self._committed(place, secret):
             return secret
-        right = {}
-        for place, holder in came.items():
-            mark = piece(left.marks, MARK_BYTES, place)
-            answer = self.answers[holder][device]
-            if answer_fits(answer, survived, mark, self.layout.digest, device, holder):
-                right[place] = holder
-            elif (holder, device) not in self.wrong:
-                self.wrong.append((holder, device))
-        secret = self._combined(device, right)
+        right = []
+        for column in came.tolist():
+            holder = int(near[column])
+            mark, answer = kept.marks[place, column].tobytes(), self._answer(place, column)
+            name = kept.layout.plan.members[holder]
+            if answer_fits(answer, survived, mark, digest, device, name):
+                right.append(column)
+            elif (holder, place) not in self.wrong:
+                self.wrong.append((holder, place))
+        secret = self._combined(place, np.array(right, dtype=np.intp))
         if secret is None:
             raise NotReleased(f"device {device}: {len(right)} shares came, need {threshold}")
-        if not fits_commitment(secret, left, survived):
+        if not self._committed(place, secret):
             given = (
-                derive.id_bytes(holder) + self.answers[holder][device]
-                for holder in list(right.values())[:threshold]
+                derive.id_bytes(kept.layout.plan.members[int(near[column])])
+                + self._answer(place, column)
+                for column in right[:threshold]
             )
-            self._blame(device, device, Wrong.SPLIT, b"self" if survived else b"pair", *given)
+            self._blame(place, place, Wrong.SPLIT, b"self" if survived else b"pair", *given)
             raise NotReleased(f"device {device} dealt shares that do not fit its commitment")
         return secret
 
-    def _combined(self, device: int, holders: Mapping[int, int]) -> bytes | None:
-        """The secret by the shares of the first holders, by place; None if they are too few."""
-        threshold = self.layout.plan.threshold
-        if len(holders) < threshold:
-            return None
-        chosen = list(holders.items())[:threshold]
-        shares = [self.answers[holder][device][:SHARE_BYTES] for _, holder in chosen]
-        return combine([place + 1 for place, _ in chosen], shares)
+    def _answer(self, place: int, column: int) -> bytes:
+        """What a neighbour answered about a device."""
+        near, ranks = self.kept.neighbours, self.kept.ranks
+        found: bytes = self.kept.answers[near[place, column], ranks[place, column]].tobytes()
+        return found
 
-    def _blame(self, device: int, about: int, wrong: Wrong, *values: bytes) -> None:
-        frames = (self.dealt[device].frame,)
-        self.faults.append(Fault(device, about, wrong, self.layout.digest, frames, values))
+    def _committed(self, place: int, secret: bytes) -> bool:
+        kept = self.kept
+        layout, committed = kept.layout, kept.commitments[place]
+        device = layout.plan.members[place]
+        return commits_to(committed, secret, layout.digest, device, bool(self.survived[place]))
+
+    def _combined(self, place: int, columns: Places) -> bytes | None:
+        """The secret by the shares of the first holders; None if they are too few."""
+        kept, threshold = self.kept, self.kept.layout.plan.threshold
+        if len(columns) < threshold:
+            return None
+        chosen = columns[:threshold]
+        near, ranks = kept.neighbours[place, chosen], kept.ranks[place, chosen]
+        return combine_rows(chosen + 1, kept.answers[near, ranks, :SHARE_BYTES])
+
+    def _blame(self, place: int, about: int, wrong: Wrong, *values: bytes) -> None:
+        layout, frames = self.kept.layout, (self.kept.dealt_frame(place),)
+        members = layout.plan.members
+        fault = Fault(members[place], members[about], wrong, layout.digest, frames, values)
+        self.faults.append(fault)

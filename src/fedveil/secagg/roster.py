@@ -9,15 +9,14 @@ ever seen stays with its identity.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from fedveil.secagg import derive, store, wire
+from fedveil.secagg import derive, wire
 from fedveil.secagg.errors import ForeignKey, RuleBroken
 from fedveil.secagg.keys import certificate_holds
 from fedveil.secagg.messages import KeyCard, Leave
@@ -57,11 +56,11 @@ class Enrolled:
 
 
 class Memory(Protocol):
-    """What a roster must remember across restarts; `FileMemory` keeps it on disk."""
+    """What a roster must remember across restarts; a `DeviceStore` keeps it on disk."""
 
     def load(self) -> dict[int, Known]: ...
 
-    def keep(self, device: int, known: Known) -> None:
+    def keep(self, changed: Mapping[int, Known]) -> None:
         """On disk when it returns."""
 
 
@@ -97,13 +96,29 @@ class Roster:
 
     def admit(self, frame: bytes) -> Enrolled:
         """Enrol a device, or replace its key by a newer one."""
+        return self.admit_all([frame])[0]
+
+    def admit_all(self, frames: Iterable[bytes]) -> list[Enrolled]:
+        """Enrol many devices with one write to the disk: all of them, or nobody."""
+        entries = [self._card(frame) for frame in frames]
+        with self._lock:
+            fresh: dict[int, Enrolled] = {}
+            for entry in entries:
+                if self._newer(entry, fresh.get(entry.device)):
+                    fresh[entry.device] = entry
+            self._keep({i: Known(e.identity_bytes, e.version) for i, e in fresh.items()})
+            self._enrolled |= fresh
+            return [self._enrolled[entry.device] for entry in entries]
+
+    def _card(self, frame: bytes) -> Enrolled:
+        """What a card says, if whoever it names may say so."""
         claims = wire.expect(frame, KeyCard, CARD_LIMIT)
         card = wire.read(frame, KeyCard, CARD_LIMIT, _public_identity(claims.context))
         if card.federation != self.federation:
             raise ForeignKey(f"card of federation {card.federation!r}, not {self.federation!r}")
         if not self._admission.admits(card):
             raise ForeignKey(f"device {card.device}: identity neither pinned nor certified")
-        entry = Enrolled(
+        return Enrolled(
             card.device,
             card.version,
             card.identity,
@@ -111,23 +126,25 @@ class Roster:
             _public_agreement(card.agreement, card.device),
             wire.message_digest(frame),
         )
-        with self._lock:
-            known = self._known.get(card.device, Known(card.identity, 0))
-            if known.identity != card.identity:
-                raise ForeignKey(f"device {card.device} is enrolled under another identity")
-            current = self._enrolled.get(card.device)
-            if current is not None and current.fingerprint == entry.fingerprint:
-                return current
-            # After a restart the newest card is shown again and is as good as it was.
-            again = current is None and not known.withdrawn and card.version == known.version
-            if card.version <= known.version and not again:
-                raise ForeignKey(
-                    f"device {card.device}: key version {card.version} is not newer than "
-                    f"{known.version}"
-                )
-            self._keep(card.device, Known(card.identity, card.version))
-            self._enrolled[card.device] = entry
-        return entry
+
+    def _newer(self, entry: Enrolled, before: Enrolled | None) -> bool:
+        """Whether a card is to be kept; `ForeignKey` if it must not be. `before`: of one batch."""
+        device = entry.device
+        known = self._known.get(device, Known(entry.identity_bytes, 0))
+        if before is not None:
+            known = Known(before.identity_bytes, before.version)
+        if known.identity != entry.identity_bytes:
+            raise ForeignKey(f"device {device} is enrolled under another identity")
+        current = before or self._enrolled.get(device)
+        if current is not None and current.fingerprint == entry.fingerprint:
+            return False
+        # After a restart the newest card is shown again and is as good as it was.
+        again = current is None and not known.withdrawn and entry.version == known.version
+        if entry.version <= known.version and not again:
+            raise ForeignKey(
+                f"device {device}: key version {entry.version} is not newer than {known.version}"
+            )
+        return True
 
     def withdraw(self, frame: bytes) -> int:
         """Take a device that asks to leave off the roster; returns its id."""
@@ -141,7 +158,7 @@ class Roster:
                 raise ForeignKey(f"notice of federation {notice.federation!r}")
             if notice.version < known.version:
                 raise ForeignKey(f"device {notice.device}: leave of an older key, {notice.version}")
-            self._keep(notice.device, Known(known.identity, notice.version, True))
+            self._keep({notice.device: Known(known.identity, notice.version, True)})
             self._enrolled.pop(notice.device, None)
         return notice.device
 
@@ -156,39 +173,10 @@ class Roster:
         cards = b"".join(self.get(device).fingerprint for device in members)
         return derive.digest(b"roster", cards)
 
-    def _keep(self, device: int, known: Known) -> None:
-        if self._memory is not None:
-            self._memory.keep(device, known)
-        self._known[device] = known
-
-
-class FileMemory:
-    """A roster's memory in an SQLite file that must be there; `create` makes it, once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.load()
-
-    @classmethod
-    def create(cls, path: Path) -> FileMemory:
-        table = (
-            "CREATE TABLE known (device INTEGER PRIMARY KEY, identity BLOB NOT NULL,"
-            " version INTEGER NOT NULL, withdrawn INTEGER NOT NULL)"
-        )
-        store.create(path, [table], [])
-        return cls(path)
-
-    def load(self) -> dict[int, Known]:
-        with store.transaction(self._path) as connection:
-            rows = connection.execute("SELECT device, identity, version, withdrawn FROM known")
-            return {row[0]: Known(row[1], row[2], bool(row[3])) for row in rows}
-
-    def keep(self, device: int, known: Known) -> None:
-        with store.transaction(self._path) as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO known VALUES (?, ?, ?, ?)",
-                (device, known.identity, known.version, int(known.withdrawn)),
-            )
+    def _keep(self, changed: Mapping[int, Known]) -> None:
+        if self._memory is not None and changed:
+            self._memory.keep(changed)
+        self._known |= changed
 
 
 def _public_identity(identity: bytes) -> Ed25519PublicKey:

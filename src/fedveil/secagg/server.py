@@ -5,27 +5,37 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.core.errors import ConfigError
 from fedveil.secagg.blame import Fault, proven
 from fedveil.secagg.draw import Drawing
-from fedveil.secagg.messages import Draft, Plan
+from fedveil.secagg.messages import Draft, RoundPlan
 from fedveil.secagg.modulus import check_bits
 from fedveil.secagg.params import SecAggParams
+from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.ratchet import ROUNDS
 from fedveil.secagg.roster import Roster
+from fedveil.secagg.round_log import Unopened
 from fedveil.secagg.server_round import ServerRound
 
 SUSPICIONS = 3  # rounds in which a device was at odds with its neighbours until it must go
 
 
 class Server:
-    """Opens rounds; the signing key is what devices know it by."""
+    """Opens rounds; the signing key is what devices know it by. `logs`: where rounds are logged."""
 
-    def __init__(self, key: Ed25519PrivateKey, roster: Roster, params: SecAggParams) -> None:
+    def __init__(
+        self,
+        key: Ed25519PrivateKey,
+        roster: Roster,
+        params: SecAggParams,
+        logs: Path | None = None,
+    ) -> None:
         self.key = key
+        self.logs = logs
         self.roster = roster
         self.params = params
         self.evicted: dict[int, str] = {}  # device -> why
@@ -38,15 +48,16 @@ class Server:
         dimension: int,
         bits: int,
         purpose: str = "update",
+        privacy: PrivacyTerms | None = None,
     ) -> ServerRound:
         """A round in which everybody is joined to everybody; its `plan` is the frame for all."""
-        draft = self._draft(round_number, members, dimension, bits, purpose)
+        draft = self._draft(round_number, members, dimension, bits, purpose, privacy)
         if draft.degree < len(draft.members) - 1:
             raise ConfigError(
                 f"a cohort of {len(draft.members)} gets a sparse graph: `draw` it first"
             )
-        plan = Plan(**vars(draft), drawers=(), draws=b"")
-        return ServerRound(plan, self.key, self.roster, self.params)
+        plan = RoundPlan(**vars(draft), drawers=(), draws=b"")
+        return self._opened(plan)
 
     def draw(
         self,
@@ -56,12 +67,13 @@ class Server:
         bits: int,
         purpose: str = "update",
         drawers: Sequence[int] | None = None,
+        privacy: PrivacyTerms | None = None,
     ) -> Drawing:
         """Ask devices, one more than there are colluders, to draw the graph of a sparse round.
 
         If one of them does not answer to the end, draw again with others.
         """
-        draft = self._draft(round_number, members, dimension, bits, purpose)
+        draft = self._draft(round_number, members, dimension, bits, purpose, privacy)
         if draft.degree == len(draft.members) - 1:
             raise ConfigError(f"a cohort of {len(draft.members)} gets a complete graph: `open` it")
         if drawers is None:
@@ -71,7 +83,24 @@ class Server:
 
     def open_drawn(self, drawing: Drawing) -> ServerRound:
         """The round whose graph was drawn."""
-        return ServerRound(drawing.plan(), self.key, self.roster, self.params)
+        return self._opened(drawing.plan())
+
+    def resume(self) -> list[ServerRound]:
+        """The rounds that were under way when the last server on these logs ended, oldest first.
+
+        A log without a whole plan is deleted: no device has seen that round.
+        """
+        found = []
+        for path in sorted(self.logs.glob("*.round")) if self.logs is not None else ():
+            try:
+                found.append(ServerRound.resume(path, self.key, self.params))
+            except Unopened:
+                path.unlink()
+        return sorted(found, key=lambda one: one.layout.plan.round_number)
+
+    def _opened(self, plan: RoundPlan) -> ServerRound:
+        identities = {member: self.roster.get(member).identity_bytes for member in plan.members}
+        return ServerRound(plan, self.key, identities, self.params, self.logs)
 
     def judge(self, round_number: ServerRound) -> list[int]:
         """Evict whom a round's evidence convicts, and who is at odds with others time and again.
@@ -95,7 +124,13 @@ class Server:
         self.evicted.setdefault(fault.device, str(fault))
 
     def _draft(
-        self, round_number: int, members: Iterable[int], dimension: int, bits: int, purpose: str
+        self,
+        round_number: int,
+        members: Iterable[int],
+        dimension: int,
+        bits: int,
+        purpose: str,
+        privacy: PrivacyTerms | None,
     ) -> Draft:
         check_bits(bits)
         cohort = tuple(sorted(members))
@@ -112,6 +147,8 @@ class Server:
         if purpose not in self.params.purposes:
             raise ConfigError(f"purpose = {purpose!r}: the terms name {list(self.params.purposes)}")
         topology = self.params.topology(len(cohort))
+        if privacy is not None:
+            privacy.check(self.params, len(cohort), dimension)
         return Draft(
             self.params.federation,
             round_number,
@@ -124,4 +161,5 @@ class Server:
             topology.degree,
             topology.threshold,
             self.params.min_survivors,
+            b"" if privacy is None else privacy.to_bytes(),
         )

@@ -10,24 +10,27 @@ and what they change is changed under one lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Container
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fedveil.core.errors import ConfigError
 from fedveil.secagg import wire
 from fedveil.secagg.blame import Fault, Wrong, proven
 from fedveil.secagg.draw import drawn_seed
 from fedveil.secagg.errors import Malformed, NotReleased, OutOfTurn
-from fedveil.secagg.layout import Layout, lay_out
-from fedveil.secagg.masks import word_type
+from fedveil.secagg.layout import Layout, lay_out, packed
 from fedveil.secagg.messages import (
+    Abort,
     Confirm,
     Confirmed,
     Disclosure,
     Masked,
-    Plan,
+    RoundPlan,
     Sharers,
     Shares,
     Survivors,
@@ -36,8 +39,8 @@ from fedveil.secagg.messages import (
 from fedveil.secagg.modulus import IntVector, decode
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.recovery import Recovery
-from fedveil.secagg.relay import Kept
-from fedveil.secagg.roster import Roster
+from fedveil.secagg.relay import Flags, Kept
+from fedveil.secagg.round_log import Kind, RoundLog, identities_of
 from fedveil.secagg.sizes import SLACK, from_device
 
 _KINDS: dict[int, type[Shares | Masked | Confirm | Unmask]] = {
@@ -55,18 +58,38 @@ class Phase(IntEnum):
     OVER = 255
 
 
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds that a server waits in each phase for who has not answered."""
+
+    shares: float = 60.0
+    vectors: float = 600.0
+    confirmations: float = 60.0
+    unmasking: float = 60.0
+
+
 class ServerRound:
-    """One round: `receive` frames in each phase, then close the phase."""
+    """One round: `receive` frames in each phase, then close the phase.
+
+    `identities`: the members' Ed25519 keys. With a directory for `logs`, the round survives the end
+    of its process (`resume`).
+    """
 
     def __init__(
-        self, plan: Plan, key: Ed25519PrivateKey, roster: Roster, params: SecAggParams
+        self,
+        plan: RoundPlan,
+        key: Ed25519PrivateKey,
+        identities: Mapping[int, bytes],
+        params: SecAggParams,
+        logs: Path | None = None,
     ) -> None:
         self.plan = wire.seal(plan, key)
-        entries = {member: roster.get(member) for member in plan.members}
-        raw = {member: entry.identity_bytes for member, entry in entries.items()}
-        seed = drawn_seed(plan, params.colluders, raw)
+        seed = drawn_seed(plan, params.colluders, identities)
         self.layout: Layout = lay_out(plan, wire.message_digest(self.plan), seed)
-        self.identities: dict[int, Ed25519PublicKey] = {m: e.identity for m, e in entries.items()}
+        self.identities: dict[int, Ed25519PublicKey] = {
+            member: Ed25519PublicKey.from_public_bytes(identities[member])
+            for member in plan.members
+        }
         self.phase = Phase.SHARES
         self.faults: list[Fault] = []
         self.suspects: set[int] = set()  # at odds with more neighbours than an honest device is
@@ -76,21 +99,91 @@ class ServerRound:
         self._droppable = params.droppable(self.layout.graph.complete)
         self._seen: dict[tuple[int, int], bytes] = {}  # kind, device -> signature
         self._doubters: dict[int, set[int]] = {}
-        total = np.zeros(plan.dimension, dtype=word_type(plan.bits))
-        self._kept = Kept(self.layout, self.identities, total)
+        self._kept = Kept(self.layout, self.identities)
         self._confirmed = b""
+        self._log: RoundLog | None = None
+        if logs is not None:
+            path = logs / f"{self.layout.digest.hex()}.round"
+            self._log = RoundLog.begin(path, self.plan, identities)
+
+    @classmethod
+    def resume(cls, path: Path, key: Ed25519PrivateKey, params: SecAggParams) -> ServerRound:
+        """The round of a log as it was when its server ended: same frames in, same lists out."""
+        log, records = RoundLog.resume(path)
+        frame = records[0].content
+        plan = wire.read(frame, RoundPlan, wire.MAX_FRAME, key.public_key())
+        if plan.params != params.digest:
+            raise ConfigError(f"round log {path}: its round was made under other terms")
+        found = cls(plan, key, identities_of(records[1]), params)
+        for record in records[2:]:
+            if record.kind is Kind.FRAME:
+                found.receive(record.content)
+            elif record.kind is Kind.ABORTED:
+                found.phase = Phase.OVER
+            elif record.content != bytes((found.phase,)):
+                raise ConfigError(f"round log {path}: damaged; abort its round")
+            else:
+                with suppress(NotReleased):
+                    found.close()
+        found._log = log
+        return found
+
+    @property
+    def missing(self) -> list[int]:
+        """Who could answer in this phase and has not."""
+        kept = self._kept
+        waiting = {
+            Phase.SHARES: ~kept.shared,
+            Phase.VECTORS: kept.shared & ~kept.uploaded,
+            Phase.CONFIRMATIONS: kept.uploaded & ~kept.confirmed,
+            Phase.UNMASKING: kept.confirmed & ~kept.answered,
+        }.get(self.phase)
+        return [] if waiting is None else kept.ids(waiting)
+
+    def due(self, elapsed: float, deadlines: Deadlines) -> bool:
+        """Whether to close a phase that began so many seconds ago: all answered, or had time to."""
+        if self.phase is Phase.OVER:
+            return False
+        return elapsed >= getattr(deadlines, self.phase.name.lower()) or not self.missing
+
+    def close(self) -> None:
+        """Close whichever phase is open; unmasking ends by `finish`."""
+        closing = {
+            Phase.SHARES: self.close_sharing,
+            Phase.VECTORS: self.close_upload,
+            Phase.CONFIRMATIONS: self.close_confirmation,
+        }.get(self.phase)
+        if closing is None:
+            raise OutOfTurn(f"{self.phase.name} is not closed: call finish, or it is over")
+        closing()
+
+    def abort(self) -> bytes:
+        """Give the round up; the frame that tells the devices. No share is asked for any more."""
+        with self._lock:
+            if self.phase is not Phase.OVER:
+                self.phase = Phase.OVER
+                self._write(Kind.ABORTED, b"", sync=True)
+            return wire.seal(Abort(self.layout.digest), self._key)
+
+    def discard_log(self) -> None:
+        """Delete the round's log, once its sum is kept elsewhere or nobody needs it."""
+        with self._lock:
+            if self._log is not None:
+                self.phase = Phase.OVER
+                self._log.discard()
+                self._log = None
 
     @property
     def sharers(self) -> list[int]:
-        return sorted(self._kept.dealt)
+        return self._kept.ids(self._kept.shared)
 
     @property
     def survivors(self) -> list[int]:
-        return sorted(self._kept.upload_tags)
+        return self._kept.ids(self._kept.uploaded)
 
     @property
     def confirmed(self) -> list[int]:
-        return sorted(self._kept.confirm_tags)
+        return self._kept.ids(self._kept.confirmed)
 
     @property
     def disputes(self) -> list[tuple[int, int]]:
@@ -133,6 +226,7 @@ class ServerRound:
             signature = frame[wire.SIGNATURE : wire.HEADER]
             self._kept.take(message, signature)
             self._seen[key] = signature
+            self._write(Kind.FRAME, frame)
         return claims.device
 
     def close_sharing(self) -> None:
@@ -143,16 +237,12 @@ class ServerRound:
         """
         with self._lock:
             self._expect_phase(Phase.SHARES)
-            gone, self.suspects = self._kept.odds.resolve(self._droppable)
-            for device in gone:
-                del self._kept.dealt[device]
-            self._kept.off = self._kept.odds.left_out()
-            self._close(Phase.VECTORS, len(self._kept.dealt), "shared")
-            self._kept.sharers = self.layout.bitmap(self._kept.dealt)
+            self.suspects = self._kept.close_sharing(self._droppable)
+            self._close(Phase.VECTORS, len(self.sharers), "shared")
 
     def sharers_for(self, device: int) -> bytes:
         """The frame that tells a sharer who else has shared, with the shares meant for it."""
-        self._expect(Phase.VECTORS, device, self._kept.dealt)
+        self._expect(Phase.VECTORS, device, self._kept.shared)
         flags, sealed, marks = self._kept.relayed(device)
         told = Sharers(self.layout.digest, device, self._kept.sharers, flags, sealed, marks)
         return wire.seal(told, self._key)
@@ -161,8 +251,8 @@ class ServerRound:
         """No more vectors: who has not sent one is lost, and a late one is refused."""
         with self._lock:
             self._expect_phase(Phase.VECTORS)
-            self._close(Phase.CONFIRMATIONS, len(self._kept.upload_tags), "survived")
-            self._kept.survivors = self.layout.bitmap(self._kept.upload_tags)
+            self._close(Phase.CONFIRMATIONS, len(self.survivors), "survived")
+            self._kept.survivors = packed(self._kept.uploaded)
 
     def survivors_for(self, device: int, doubted: Collection[int] = ()) -> bytes:
         """The frame that names the survivors to one of them.
@@ -170,15 +260,16 @@ class ServerRound:
         `doubted`: neighbours whose tags the device refused (`Doubted`); it then gets their signed
         statements. Devices that are doubted by many become suspect.
         """
-        self._expect(Phase.CONFIRMATIONS, device, self._kept.upload_tags)
-        tags = self._kept.tags_for(device, self._kept.upload_tags)
-        named = tuple(sorted(set(doubted) & set(self._kept.statements)))
+        kept = self._kept
+        self._expect(Phase.CONFIRMATIONS, device, kept.uploaded)
+        tags = kept.tags_for(device, kept.upload_tags, kept.uploaded)
+        named = tuple(sorted(other for other in set(doubted) if kept.has(kept.uploaded, other)))
         with self._lock:
             for other in named:
                 self._doubters.setdefault(other, set()).add(device)
                 if len(self._doubters[other]) > self._droppable:
                     self.suspects.add(other)
-        statements = b"".join(self._kept.statements[other] for other in named)
+        statements = b"".join(kept.statements[kept.places[other]] for other in named)
         told = Survivors(self.layout.digest, device, self._kept.survivors, tags, named, statements)
         return wire.seal(told, self._key)
 
@@ -187,13 +278,14 @@ class ServerRound:
         with self._lock:
             self._expect_phase(Phase.CONFIRMATIONS)
             enough = self.layout.plan.threshold
-            self._close(Phase.UNMASKING, len(self._kept.confirm_tags), "confirmed", enough)
-            self._confirmed = self.layout.bitmap(self._kept.confirm_tags)
+            self._close(Phase.UNMASKING, len(self.confirmed), "confirmed", enough)
+            self._confirmed = packed(self._kept.confirmed)
 
     def confirmed_for(self, device: int) -> bytes:
         """The frame that shows a device which neighbours act on the same survivors."""
-        self._expect(Phase.UNMASKING, device, self._kept.confirm_tags)
-        tags = self._kept.tags_for(device, self._kept.confirm_tags)
+        kept = self._kept
+        self._expect(Phase.UNMASKING, device, kept.confirmed)
+        tags = kept.tags_for(device, kept.confirm_tags, kept.confirmed)
         message = Confirmed(self.layout.digest, device, self._confirmed, tags)
         return wire.seal(message, self._key)
 
@@ -205,8 +297,7 @@ class ServerRound:
         """
         with self._lock:
             self._expect_phase(Phase.UNMASKING)
-            kept = self._kept
-            recovery = Recovery(self.layout, kept.dealt, kept.upload_tags, kept.off, kept.answers)
+            recovery = Recovery(self._kept, self._kept.uploaded)
             try:
                 recovery.remove_masks(self._kept.total)
             finally:
@@ -216,9 +307,9 @@ class ServerRound:
 
     def dealt_by(self, device: int) -> bytes:
         """The `Shares` of a device, for a neighbour that complains about them."""
-        if device not in self._kept.dealt:
+        if not self._kept.has(self._kept.shared, device):
             raise OutOfTurn(f"device {device} has not shared")
-        return self._kept.dealt[device].frame
+        return self._kept.dealt_frame(self._kept.places[device])
 
     def settle(self, frame: bytes) -> Fault | None:
         """Take a `Disclosure`: a fault of the dealer, or None if it proves nothing."""
@@ -253,17 +344,28 @@ class ServerRound:
         wire.verify(frame, self.identities[key[1]])
         return key[1]
 
-    def _expect(self, phase: Phase, device: int, among: Container[int]) -> None:
+    def _expect(self, phase: Phase, device: int, among: Flags) -> None:
         if self.phase is not phase:
             raise OutOfTurn(f"this frame belongs to {phase.name}, not to {self.phase.name}")
-        if device not in among:
+        if not self._kept.has(among, device):
             raise OutOfTurn(f"device {device} has dropped out of this round")
+
+    def _write(self, kind: Kind, content: bytes, sync: bool = False) -> None:
+        """Into the log, if there is one; a round that cannot be logged ends here."""
+        if self._log is None:
+            return
+        try:
+            self._log.append(kind, content, sync)
+        except OSError as error:
+            self.phase = Phase.OVER
+            raise NotReleased(f"round log {self._log.path}: {error.strerror}") from None
 
     def _expect_phase(self, phase: Phase) -> None:
         if self.phase is not phase:
             raise OutOfTurn(f"this belongs to {phase.name}, not to {self.phase.name}")
 
     def _close(self, following: Phase, count: int, what: str, fewest: int | None = None) -> None:
+        self._write(Kind.CLOSED, bytes((self.phase,)), sync=True)
         needed = self._fewest if fewest is None else fewest
         if count < needed:
             self.phase = Phase.OVER

@@ -65,8 +65,16 @@ def combine(points: Sequence[int], shares: Sequence[bytes]) -> bytes:
         raise Malformed(f"holders must be within 1..{MAX_HOLDERS}")
     if any(len(share) != SHARE_BYTES for share in shares):
         raise Malformed(f"every share has {SHARE_BYTES} bytes")
-    values = as_elements(b"".join(shares)).reshape(len(shares), ELEMENTS).astype(np.float64)
-    weights = _weights_at_zero(np.asarray(points, dtype=np.int64)).astype(np.float64)
+    packed = b"".join(shares)
+    as_elements(packed)
+    rows = np.frombuffer(packed, dtype=np.uint8).reshape(len(shares), SHARE_BYTES)
+    return combine_rows(np.asarray(points, dtype=np.int64), rows)
+
+
+def combine_rows(points: Field, shares: npt.NDArray[np.uint8]) -> bytes:
+    """The same for shares that were checked, uint8 [threshold, 32]."""
+    values = np.ascontiguousarray(shares).view("<u2").astype(np.float64)
+    weights = _weights_at_zero(points).astype(np.float64)
     secret = (weights @ values).astype(np.int64) % PRIME
     return secret.astype("<u2").tobytes()
 

@@ -11,13 +11,14 @@ from fedveil.secagg.messages import (
     Confirmed,
     Invitation,
     Masked,
-    Plan,
+    RoundPlan,
     Sharers,
     Shares,
     Survivors,
     Unmask,
 )
 from fedveil.secagg.pairs import CHECK_BYTES, MARK_BYTES, PRINT_BYTES, SEALED_BYTES
+from fedveil.secagg.privacy_terms import MAX_BYTES
 from fedveil.secagg.shares import SHARE_BYTES
 
 SLACK = 768  # bytes of a frame besides its lists
@@ -48,5 +49,5 @@ def from_device(kind: type[wire.Message], degree: int, vector: int) -> int:
 
 def opening(kind: type[wire.Message], members: int, drawers: int) -> int:
     """The longest frame that opens a round."""
-    per_drawer = {Plan: 8 + DRAW_BYTES, Commitments: 8 + KEY_BYTES, Invitation: 0}[kind]
-    return SLACK + 8 * members + per_drawer * drawers
+    per_drawer = {RoundPlan: 8 + DRAW_BYTES, Commitments: 8 + KEY_BYTES, Invitation: 0}[kind]
+    return SLACK + MAX_BYTES + 8 * members + per_drawer * drawers

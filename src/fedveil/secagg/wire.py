@@ -1,7 +1,7 @@
-"""The wire format, version 2: a signed frame around typed fields.
+"""The wire format, version 3: a signed frame around typed fields.
 
     bytes 0-3      "FVSA"
-    byte  4        version (2)
+    byte  4        version (3)
     byte  5        kind of message
     bytes 6-13     device: the author, or the addressee
     bytes 14-45    context: digest of the plan or of its draft; on cards the identity key
@@ -28,7 +28,7 @@ from fedveil.secagg.derive import PROTOCOL
 from fedveil.secagg.errors import Forged, Malformed
 
 MAGIC = b"FVSA"
-VERSION = 2
+VERSION = 3
 SIGNATURE = 50  # where it begins
 HEADER = 114
 MAX_FRAME = (1 << 32) - 1

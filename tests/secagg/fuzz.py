@@ -1,0 +1,190 @@
+"""Long fuzzing: `python -m tests.secagg.fuzz [--frames N] [--rounds N] [--seed S]`.
+
+Plays random rounds (complete and sparse graphs, devices lost at every leg, a member that signs
+nonsense, a hub that restarts from its log) and throws mutated frames at every receiver on the way.
+It fails at the first wrong sum, untyped error, or accepted frame that nobody had signed, and then
+reports what it did, with the peak of memory after a tenth of the rounds and after all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import resource
+import tempfile
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fedveil.secagg.errors import Doubted, NotReleased, SecureAggregationError
+from fedveil.secagg.messages import Confirm, Masked, Shares, Unmask
+from tests.secagg.play import Cast, assemble, plain_sum, small_vectors
+from tests.secagg.test_fuzz import CORPUS, spoiled
+from tests.secagg.test_wire import frame_of
+
+VECTORS = small_vectors()
+LEGS = {4: Shares, 6: Masked, 8: Confirm, 10: Unmask}
+SLOWEST = 60.0  # seconds for one round: beyond it something hangs
+
+
+class Fuzzer:
+    """Counts what was thrown and what became of it."""
+
+    def __init__(self, seed: int, per_frame: int) -> None:
+        self.rng = random.Random(seed)
+        self.per_frame = per_frame
+        self.seen: Counter[str] = Counter()
+        self._corpus = list(CORPUS.values())
+
+    def mutants(self, frame: bytes) -> list[bytes]:
+        """Frames like this one, none of which its author signed."""
+        rng, found = self.rng, []
+        while len(found) < self.per_frame:
+            way = rng.randrange(6)
+            changed = bytearray(frame)
+            at = rng.randrange(len(frame))
+            if way == 0:
+                changed[at] ^= 1 << rng.randrange(8)
+            elif way == 1:
+                changed = changed[:at]
+            elif way == 2:
+                changed += rng.randbytes(rng.randint(1, 60))
+            elif way == 3:
+                changed[at : at + 8] = rng.randbytes(8)
+            elif way == 4:  # another length in the header
+                changed[46:50] = rng.randbytes(4)
+            else:
+                changed = bytearray(rng.choice(self._corpus))
+            if bytes(changed) != frame:
+                found.append(bytes(changed))
+        return found
+
+    def attack(self, receive, frame: bytes) -> None:
+        """Throw mutants; each must end in a typed error."""
+        for mutant in self.mutants(frame):
+            self.seen["frames"] += 1
+            try:
+                receive(mutant)
+            except SecureAggregationError as error:
+                self.seen[type(error).__name__] += 1
+            else:
+                raise AssertionError(f"accepted: {mutant[:200].hex()}")
+
+    def round(self, cast: Cast, number: int, logs: Path) -> None:
+        rng, start = self.rng, time.monotonic()
+        cast.server.logs = logs
+        here = cast.open(number, cast.ids, 5, rng.choice((32, 64)))
+        culprit, leg = rng.choice([*cast.ids, None]), rng.choice([4, 6, 8, 10])
+        loss = rng.choice((0.0, 0.0, 0.05, 0.15))
+
+        def lost() -> bool:
+            return rng.random() < loss
+
+        def restarted(server):
+            """A hub that was killed and goes on from its log."""
+            if rng.random() < 0.02:
+                os.close(server._log._handle)
+                (server,) = cast.server.resume()
+                self.seen["restarts"] += 1
+            return server
+
+        def send(device: int, frame: bytes) -> None:
+            if device == culprit and frame[5] == leg:
+                body = spoiled(frame, LEGS[leg], rng)
+                frame = frame_of(leg, body, cast.devices[device].keys.identity, frame)
+            self.attack(here.receive, frame)
+            here.receive(frame)
+
+        try:
+            rounds = {}
+            for i in cast.ids:
+                self.attack(cast.devices[i].join, here.plan)
+                if not lost():
+                    rounds[i] = cast.devices[i].join(here.plan)
+                    self._refused(lambda i=i: send(i, rounds[i].shares))
+                here = restarted(here)
+            here.close_sharing()
+            for i in here.sharers:
+                frame = here.sharers_for(i)
+                self.attack(rounds[i].take_sharers, frame)
+                if self._refused(lambda i=i, f=frame: rounds[i].take_sharers(f)) and not lost():
+                    self._refused(lambda i=i: send(i, rounds[i].mask(VECTORS(i))))
+                here = restarted(here)
+            here.close_upload()
+            for i in here.survivors:
+                frame = here.survivors_for(i)
+                self.attack(rounds[i].confirm, frame)
+                if not lost():
+                    confirm = partial(self._confirmation, here, rounds[i], i)
+                    self._refused(lambda i=i, c=confirm: send(i, c()))
+                here = restarted(here)
+            here.close_confirmation()
+            for i in here.confirmed:
+                frame = here.confirmed_for(i)
+                self.attack(rounds[i].unmask, frame)
+                if not lost():
+                    self._refused(lambda i=i, f=frame: send(i, rounds[i].unmask(f)))
+                here = restarted(here)
+            total = here.finish()
+            assert np.array_equal(total, plain_sum(VECTORS, here.survivors)), "a wrong sum"
+            self.seen["released"] += 1
+        except NotReleased:
+            self.seen["not released"] += 1
+        here.discard_log()
+        self.seen["rounds"] += 1
+        assert time.monotonic() - start < SLOWEST, "a round hangs"
+
+    def _refused(self, act) -> bool:
+        """Whether it went well; a refusal is a loss, as for a real server."""
+        try:
+            act()
+        except NotReleased:
+            raise
+        except SecureAggregationError:
+            self.seen["refusals"] += 1
+            return False
+        return True
+
+    @staticmethod
+    def _confirmation(server, device, i: int) -> bytes:
+        try:
+            return device.confirm(server.survivors_for(i))
+        except Doubted as refusal:
+            return device.confirm(server.survivors_for(i, refusal.devices))
+
+
+def run(frames: int, rounds: int, seed: int) -> Counter[str]:
+    """At least so many frames and rounds; what was seen."""
+    per_round = 8 * 4  # genuine frames of a round with four devices, about
+    fuzzer = Fuzzer(seed, max(1, -(-frames // (rounds * per_round))))
+    cast, number, used = assemble(4, max_dropout=0.25), 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        while fuzzer.seen["rounds"] < rounds or fuzzer.seen["frames"] < frames:
+            if used % 200 == 0:  # other keys, and now and then a sparse graph
+                sparse = fuzzer.rng.random() < 0.1
+                cast = assemble(40 if sparse else fuzzer.rng.randint(3, 6), max_dropout=0.25)
+                number = 0
+            used, number = used + (20 if len(cast.ids) > 6 else 1), number + 1
+            fuzzer.round(cast, number, Path(folder))
+            if fuzzer.seen["rounds"] in (rounds // 10, rounds):
+                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+                fuzzer.seen[f"MB after {fuzzer.seen['rounds']} rounds"] = peak
+    return fuzzer.seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--frames", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    for name, count in sorted(run(asked.frames, asked.rounds, asked.seed).items()):
+        print(f"{name:24} {count:10,}")
+
+
+if __name__ == "__main__":
+    main()
