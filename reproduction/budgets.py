@@ -16,7 +16,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.method import Method
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.accounting import Release, Setting, account, fast_epsilon
 from fedveil.privacy.root import least_at_most
 from reproduction.case import Certified, Claimed, Noise, Without

@@ -34,7 +34,17 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "fedveil"
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
 COVERAGE = ROOT / ".mutants" / "coverage"
-PRIVACY_PATH = ("client", "core", "data", "engines", "methods", "plan", "privacy", "run", "secagg")
+PRIVACY_PATH = (
+    "client",
+    "core",
+    "data",
+    "engines",
+    "methods",
+    "planning",
+    "privacy",
+    "run",
+    "secagg",
+)
 LEFT_OUT: tuple[str, ...] = ()
 
 _COMPARISONS = {

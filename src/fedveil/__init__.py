@@ -41,19 +41,20 @@ if TYPE_CHECKING:
     from fedveil.methods.gradient_noise import dp_sgd, hu
     from fedveil.methods.laplacian_smoothing import dp_fed
     from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-    from fedveil.methods.parts.aggregation import Aggregation, Secure
     from fedveil.methods.parts.central_noise import CentralNoise
     from fedveil.methods.parts.distributed_noise import DistributedNoise
     from fedveil.methods.parts.local_noise import LocalNoise
     from fedveil.methods.parts.method import CohortRule, Method, Scheme, Voting
     from fedveil.methods.parts.noise_placement import Noise
     from fedveil.models.zoo import build
-    from fedveil.plan.plan import Budget, Plan, plan
+    from fedveil.planning.plan import Budget, Plan, plan
     from fedveil.privacy.accounting import Release, Setting, account
     from fedveil.privacy.clipping import Clip
     from fedveil.privacy.guarantee import Guarantee
     from fedveil.run.directory import RunDirectory
     from fedveil.run.run import Run, Speed
+    from fedveil.secagg.aggregation import Aggregation
+    from fedveil.secagg.mode import SecureMode
     from fedveil.server.optimizers import Adam, Sgd
     from fedveil.server.smoothing import Smoothing
 
@@ -66,7 +67,8 @@ _HOMES = {
     "fedveil.core.errors": ("ConfigError", "FedveilError", "PrivacyRefusal"),
     "fedveil.client.local_training": ("GradientClip", "LearningRate", "LocalTraining", "Schedule"),
     "fedveil.methods.ae_dpfl": ("ae_dpfl",),
-    "fedveil.methods.parts.aggregation": ("Aggregation", "Secure"),
+    "fedveil.secagg.aggregation": ("Aggregation",),
+    "fedveil.secagg.mode": ("SecureMode",),
     "fedveil.methods.parts.central_noise": ("CentralNoise",),
     "fedveil.methods.bounded_sparse": ("cheng",),
     "fedveil.methods.parts.adaptive_clipping": ("AdaptiveClipping",),
@@ -81,7 +83,7 @@ _HOMES = {
     "fedveil.methods.parts.noise_placement": ("Noise",),
     "fedveil.methods.parts.distributed_noise": ("DistributedNoise",),
     "fedveil.models.zoo": ("build",),
-    "fedveil.plan.plan": ("Budget", "Plan", "plan"),
+    "fedveil.planning.plan": ("Budget", "Plan", "plan"),
     "fedveil.privacy.accounting": ("Release", "Setting", "account"),
     "fedveil.privacy.clipping": ("Clip",),
     "fedveil.privacy.guarantee": ("Guarantee",),
@@ -117,7 +119,7 @@ __all__ = [
     "RunDirectory",
     "Schedule",
     "Scheme",
-    "Secure",
+    "SecureMode",
     "Setting",
     "Sgd",
     "Smoothing",

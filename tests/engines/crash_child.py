@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fedveil as fv
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.run.directory import RunDirectory
 
 CLIENTS, ROUNDS, COHORT = 20, 6, 3

@@ -94,7 +94,7 @@ def test_moments_are_those_of_each_clients_own_records(keep: bool) -> None:
 @pytest.mark.parametrize("steps", [1, 3, 20])
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 @pytest.mark.parametrize(
-    "shaping", [UpdatePipeline(), UpdatePipeline(Clip(0.2, 1)), UpdatePipeline(weight_cap=50)]
+    "pipeline", [UpdatePipeline(), UpdatePipeline(Clip(0.2, 1)), UpdatePipeline(weight_cap=50)]
 )
 def test_a_whole_course_in_one_product_is_the_steps_one_by_one(
     steps: int, decay: float, pipeline: UpdatePipeline

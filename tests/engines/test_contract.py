@@ -81,7 +81,7 @@ def test_isolated_clients_train_as_the_reference_does(engine: str, model: str, r
     check(engine, replace(job, isolated=True))
 
 
-@pytest.mark.parametrize("shaping", SHAPINGS)
+@pytest.mark.parametrize("pipeline", SHAPINGS)
 @pytest.mark.parametrize("model", ["linear", "softmax", "wide softmax", "mlp", "own module", "cnn"])
 @pytest.mark.parametrize("engine", EACH)
 def test_every_engine_equals_the_reference_on_every_shaping(
@@ -138,7 +138,7 @@ def test_the_integer_sum_is_the_exact_sum_of_snapped_updates(engine: str, model:
         assert 0 < squares * grid**2 <= 0.2**2
 
 
-@pytest.mark.parametrize("shaping", GRIDS)
+@pytest.mark.parametrize("pipeline", GRIDS)
 @pytest.mark.parametrize("model", ["linear", "wide softmax", "mlp", "own module"])
 @pytest.mark.parametrize("engine", EACH)
 def test_every_engine_puts_the_same_update_on_the_grid(

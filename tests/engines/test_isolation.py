@@ -152,7 +152,7 @@ def test_a_clients_integers_are_its_own_in_every_network(
     check(job_of(model, RULES[rule]), engine)
 
 
-@pytest.mark.parametrize("shaping", GRIDS)
+@pytest.mark.parametrize("pipeline", GRIDS)
 @pytest.mark.parametrize("model", ["linear", "wide softmax", "mlp", "own module"])
 @pytest.mark.parametrize("engine", EACH)
 def test_a_clients_integers_are_its_own_in_every_shape(

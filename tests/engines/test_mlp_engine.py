@@ -34,7 +34,7 @@ def test_rules_beyond_plain_descent_keep_their_weights_as_rows() -> None:
         assert isinstance(engine, MlpEngine if rule.plain else RowEngine), name
 
 
-@pytest.mark.parametrize("shaping", [*SHAPINGS.values(), *GRIDS.values()], ids=[*SHAPINGS, *GRIDS])
+@pytest.mark.parametrize("pipeline", [*SHAPINGS.values(), *GRIDS.values()], ids=[*SHAPINGS, *GRIDS])
 def test_both_ways_give_the_same_sum(
     pipeline: UpdatePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,7 @@ import sys, numpy as np
 from fedveil import (Budget, CohortRule, Examples, Federation, LearningRate, LocalRule, Run, Task,
                      dp_fedavg)
 from fedveil.models.zoo import Linear
-from fedveil.plan.plan import plan
+from fedveil.planning.plan import plan
 from fedveil.privacy.clipping import Clip
 clients, directory = 300_000, sys.argv[1]
 if directory == "memory":

@@ -20,7 +20,7 @@ from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.methods.parts.method import Method
 from fedveil.models.zoo import build
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.run.run import Run
 
 FEATURES, CLASSES = 5, 3

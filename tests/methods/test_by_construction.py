@@ -23,13 +23,14 @@ from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.methods.parts.noise_placement import Noise, NoisePlacement, RoundContext
 from fedveil.models.flat import Layout, Slot
 from fedveil.models.zoo import Linear, build
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.refusals import SensitivityRefused
 from fedveil.privacy.releases import Release
 from fedveil.privacy.sampling import Poisson
 from fedveil.run.run import Run
+from fedveil.run.sums import divisor, update_sum
 from tests.methods.reference import federation
 
 LAYERS = Layout((Slot("first", (3,), 0), Slot("second", (4,), 3)))
@@ -49,14 +50,12 @@ def protected(**pipeline: object) -> Plan:
 
 def test_sums_are_divided_by_a_number_that_no_cohort_changes() -> None:
     made = protected()
-    pipeline = made.pipeline_in(0, {})
     total = torch.full((made.layout.size,), 1 << 20, dtype=torch.int64)
-    found = [
-        made.release(
-            total, torch.zeros(n), pipeline, {}, RoundContext(0, np.arange(n), Randomness(1))
-        ).average
-        for n in (0, 1, 12)
-    ]
+    found = []
+    for cohort in (np.arange(n) for n in (0, 1, 12)):
+        updates = update_sum(made, RoundContext(0, cohort, Randomness(1)), {})
+        private = updates.protect(total, cohort)
+        found.append(private / divisor(made, updates.pipeline, cohort))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
@@ -111,7 +110,7 @@ def test_laplace_noise_needs_a_clip_in_l1() -> None:
             plan(method, data, build("logistic", data), budget=Budget(noise_multiplier=5.0))
 
 
-@pytest.mark.parametrize("protection", [CentralNoise(), LocalNoise(), DistributedNoise()], ids=str)
+@pytest.mark.parametrize("placement", [CentralNoise(), LocalNoise(), DistributedNoise()], ids=str)
 def test_votes_are_not_covered_by_noise_for_clipped_updates(placement: NoisePlacement) -> None:
     """Nobody clips a ballot: Q votes have length sqrt(Q), and the noise was fitted to a clip."""
     with pytest.raises(PrivacyRefusal, match="VoteNoise"):
@@ -122,7 +121,7 @@ def test_grids_are_not_the_caller_s() -> None:
     """Rounding that lengthens (`rounding_beta`) belongs to the mechanism that accounts for it."""
     loose = UpdatePipeline(Clip(1.0), granularity=0.5, rounding_beta=0.6)
     method = protected().method
-    with pytest.raises(ConfigError, match="shaping"):
+    with pytest.raises(ConfigError, match="pipeline"):
         replace(method, pipeline=loose)
 
 

@@ -25,7 +25,7 @@ from fedveil.methods.parts.method import CohortRule, Method, Scheme
 from fedveil.methods.parts.noise_placement import Noise
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.models.zoo import build
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
 
 EVERYONE = CohortRule(Scheme.EVERYONE)

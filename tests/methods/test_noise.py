@@ -31,7 +31,7 @@ from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Scheme, Voting
 from fedveil.methods.parts.noise_placement import Noise, NoisePlacement, RoundContext
 from fedveil.methods.parts.noisy_votes import VoteNoise
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import account
 from fedveil.privacy.clipping import Clip
 from tests.methods.reference import SEED, SIZES, planned, rule
@@ -83,7 +83,7 @@ def check_std(rows: np.ndarray, std: float, kurtosis: float = 3.0) -> None:
 
 
 @pytest.mark.parametrize("arithmetic", Arithmetic)
-@pytest.mark.parametrize(("protection", "factor"), UPDATES.values(), ids=UPDATES.keys())
+@pytest.mark.parametrize(("placement", "factor"), UPDATES.values(), ids=UPDATES.keys())
 def test_noise_on_updates(placement: NoisePlacement, factor: float, arithmetic: Arithmetic) -> None:
     order = 1 if getattr(placement, "noise", None) is Noise.LAPLACE else 2
     method = dp_fedavg(
@@ -109,7 +109,7 @@ def test_fus_noise_item_has_the_corrected_variance(law: Noise, arithmetic: Arith
     local = LocalTraining(LearningRate(0.5, decay=8.0), steps=steps)
     method = fu(rounds=4, cohort=EVERYONE, local=local, clip_norm=zeta, noise=law)
     from fedveil.models.zoo import build
-    from fedveil.plan.plan import Budget, plan
+    from fedveil.planning.plan import Budget, plan
     from fedveil.privacy.accountants.exact import gaussian_noise
     from tests.methods.reference import federation
 
@@ -178,7 +178,7 @@ def test_every_local_step_of_hu_draws_noise_of_its_own() -> None:
 
 @pytest.mark.parametrize("arithmetic", Arithmetic)
 @pytest.mark.parametrize(
-    "protection",
+    "placement",
     [CentralNoise(), LocalNoise(), DistributedNoise(), DistributedNoise(Rotation())],
     ids=["central", "local", "shares", "rotated"],
 )

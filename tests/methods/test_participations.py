@@ -11,7 +11,7 @@ from fedveil.core.errors import PrivacyRefusal
 from fedveil.methods.dp_fedavg import dp_fedavg
 from fedveil.methods.gradient_noise import hu
 from fedveil.methods.parts.method import CohortRule, Scheme
-from fedveil.plan.participations import participations
+from fedveil.planning.participations import participations
 from fedveil.privacy.clipping import Clip
 from tests.methods.reference import SIZES, planned, rule
 

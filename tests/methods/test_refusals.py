@@ -12,7 +12,7 @@ from fedveil.config.methods import METHODS
 from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 from fedveil.methods.gradient_noise import dp_sgd
 from fedveil.methods.parts.method import CohortRule, Scheme
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.refusals import AdjacencyRefused, HonestSharesRefused
 from tests.methods.reference import federation, rule
 

@@ -27,7 +27,7 @@ from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.models.flat import layout_of
 from fedveil.models.images import ChannelsFirst
 from fedveil.models.zoo import MODELS, BoundedInputs, Linear, build
-from fedveil.plan.plan import Budget, plan
+from fedveil.planning.plan import Budget, plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.refusals import SensitivityRefused
 from tests.methods.reference import FEATURES, federation

@@ -139,7 +139,7 @@ def test_a_seed_or_its_absence_is_what_the_guarantee_says() -> None:
     [
         {"rounds": 1},
         {"sampling": fv.CohortRule(rate=0.01).resolve(40, 4)},
-        {"shaping": UpdatePipeline(clip=fv.Clip(50.0))},
+        {"pipeline": UpdatePipeline(clip=fv.Clip(50.0))},
         {"federation": fv.load("digits", clients=60)},
     ],
     ids=lambda changes: next(iter(changes)),
@@ -150,7 +150,7 @@ def test_terms_do_not_change_what_the_method_decides(changes: dict[str, object])
         replace(plan, context=replace(plan.context, **changes))
 
 
-@pytest.mark.parametrize("name", ["guarantee", "setting", "sampling", "shaping", "layout"])
+@pytest.mark.parametrize("name", ["guarantee", "setting", "sampling", "pipeline", "layout"])
 def test_what_is_derived_cannot_be_set(name: str) -> None:
     plan = planned(method())
     with pytest.raises(TypeError, match=name):
@@ -159,7 +159,7 @@ def test_what_is_derived_cannot_be_set(name: str) -> None:
 
 def test_a_private_method_never_runs_without_its_noise() -> None:
     plan = planned(method())
-    with pytest.raises(ConfigError, match="terms"):
+    with pytest.raises(ConfigError, match="context"):
         replace(plan, context=None)
     with pytest.raises(ConfigError, match="delta"):
         replace(plan, delta=None)
@@ -168,7 +168,7 @@ def test_a_private_method_never_runs_without_its_noise() -> None:
         cohort=fv.CohortRule(rate=0.5),
         local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
     )
-    with pytest.raises(ConfigError, match="terms"):
+    with pytest.raises(ConfigError, match="context"):
         replace(plan, method=plain)
     assert replace(plan, method=plain, context=None).guarantee is None
 

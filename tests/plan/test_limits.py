@@ -86,7 +86,7 @@ def guarantee_of(
 def test_parts_that_nobody_proved_certify_nothing(federation: fv.Federation) -> None:
     assert guarantee_of(federation).certified
     for name, changes in (
-        ("Quieter", {"protection": Quieter()}),
+        ("Quieter", {"placement": Quieter()}),
         ("Longer", {"clip": Longer(1.0)}),
         ("Faster", {"local": fv.LocalTraining(Faster(1.0), epochs=1)}),
         ("Hopeful", {"cohort": Hopeful(rate=0.5)}),

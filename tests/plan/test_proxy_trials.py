@@ -19,7 +19,7 @@ from fedveil.config.assemble import federation_of, method_of, plan_of
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.methods.parts.noise_placement import RoundContext
-from fedveil.plan.plan import Budget, quick_noise
+from fedveil.planning.plan import Budget, quick_noise
 from fedveil.run.run import Run
 from tests.plan.pilots import small_recipe, trials_of
 

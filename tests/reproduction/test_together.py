@@ -18,7 +18,7 @@ from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.methods.parts.noise_placement import Noise, RoundContext
 from fedveil.models.zoo import build
-from fedveil.plan.plan import Budget, plan
+from fedveil.planning.plan import Budget, plan
 from reproduction.together import TogetherNoise, drawn_together
 
 

@@ -164,7 +164,12 @@ def test_a_plan_drawn_by_colluders_alone_or_changed_after_the_draw_is_refused(sp
     join = sparse.devices[40].join
     with pytest.raises(RuleBroken, match="2 devices drew the graph"):
         join(signed(sparse, replace(plan, drawers=(10, 20), draws=plan.draws[: 2 * DRAW_BYTES])))
-    for change in ({"dimension": 6}, {"round": 5}, {"purpose": "clip"}, {"drawers": (10, 20, 40)}):
+    for change in (
+        {"dimension": 6},
+        {"round_number": 5},
+        {"purpose": "clip"},
+        {"drawers": (10, 20, 40)},
+    ):
         with pytest.raises(Forged, match="did not draw this graph"):
             join(signed(sparse, replace(plan, **change)))
     flipped = bytearray(plan.draws)
@@ -238,11 +243,11 @@ def test_the_digest_of_a_draft_covers_every_field_of_it(sparse):
     plan = drawing_of(sparse, round_number=11)._draft
     changed = {
         "federation": "g",
-        "round": 12,
+        "round_number": 12,
         "purpose": "clip",
         "members": plan.members[1:],
         "roster": os.urandom(32),
-        "terms": os.urandom(32),
+        "params": os.urandom(32),
         "dimension": 6,
         "bits": 64,
         "degree": plan.degree + 2,

@@ -458,7 +458,7 @@ def test_a_disclosure_out_of_place_is_refused():
     assert play.server.settle(frame) is not None
 
 
-@pytest.mark.parametrize("round", range(6))
+@pytest.mark.parametrize("round_number", range(6))
 def test_a_sparse_round_survives_every_kind_of_poison(round_number):
     cast = assemble(40, min_honest=10, colluders=2, max_dropout=0.2, dropped_edges=2)
     spoil = (random_checks, one_check, garbage_seals, None, None, None)[round_number]

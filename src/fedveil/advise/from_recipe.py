@@ -20,7 +20,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.units import Arithmetic, Trust, Unit
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.noise_placement import Noise
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 
 _SLACK = 1.25  # times the best score that a cheaper choice may have
 

@@ -31,8 +31,8 @@ from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Trust
 from fedveil.data.federation import Federation
-from fedveil.plan.limits import test_examples
-from fedveil.plan.plan import Plan
+from fedveil.planning.limits import test_examples
+from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import Release, account
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.root import least_at_most

@@ -30,7 +30,7 @@ from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.models.zoo import build
-from fedveil.plan.plan import Budget, Plan, plan, quick_noise
+from fedveil.planning.plan import Budget, Plan, plan, quick_noise
 from fedveil.privacy.sampling import Everyone
 from fedveil.run.evaluation import Metrics
 from fedveil.run.run import Run, Speed

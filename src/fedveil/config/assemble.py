@@ -14,7 +14,7 @@ from fedveil.data.partition import named
 from fedveil.data.table import from_table
 from fedveil.datasets import load
 from fedveil.models.zoo import build
-from fedveil.plan.plan import Budget, Plan, plan
+from fedveil.planning.plan import Budget, Plan, plan
 
 __all__ = ["METHODS", "federation_of", "method_of", "plan_of"]
 

@@ -19,7 +19,6 @@ from fedveil.methods import gradient_noise as hu
 from fedveil.methods import laplacian_smoothing as liang
 from fedveil.methods.parts.about import About
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.aggregation import Aggregation, Secure
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.local_noise import LocalNoise
@@ -27,6 +26,8 @@ from fedveil.methods.parts.method import CohortRule, Method, Scheme, Voting
 from fedveil.methods.parts.noise_placement import Noise, NoisePlacement
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.privacy.clipping import Clip
+from fedveil.secagg.aggregation import Aggregation
+from fedveil.secagg.mode import SecureMode
 from fedveil.server.optimizers import Adam, Optimizer, Sgd
 from fedveil.server.smoothing import Order, Smoothing
 
@@ -348,7 +349,8 @@ def _protection(recipe: Recipe, usual: Trust) -> NoisePlacement:
 
 def _aggregation(recipe: Recipe) -> Aggregation:
     chosen = recipe.aggregation
-    secure = None if chosen.secure is None else named(Secure, "aggregation.secure", chosen.secure)
+    said = chosen.secure
+    secure = None if said is None else named(SecureMode, "aggregation.secure", said)
     return Aggregation(
         secure,
         chosen.dropout,

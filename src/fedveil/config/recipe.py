@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.core.errors import ConfigError
+from fedveil.secagg.mode import EARLIER_WORDS
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,12 @@ class PrivacySection:
 
 @dataclass(frozen=True)
 class AggregationSection:
-    """Secure sums. `aggregation = "secure"` is short for `secure = "modelled"`, and `"full"` for
-    `secure = "full"`. A method whose `privacy.trust` is left open is then under distributed trust.
+    """Secure sums. `aggregation = "secure"` is short for `secure = "ideal"`, and `"masked"` for
+    `secure = "masked"`. A method whose `privacy.trust` is left open is then under distributed
+    trust.
     """
 
-    secure: str | None = None  # full, modelled or none; None: modelled under distributed trust
+    secure: str | None = None  # masked, ideal or none; None: ideal under distributed trust
     dropout: float = 0.0  # probability with which each device is lost in a round; simulated
     max_dropout: float | None = None  # share of a cohort that may be lost; None: as dropout needs
     min_honest: int | None = None  # honest noise shares in every sum; None: all that must arrive
@@ -222,13 +224,16 @@ _OWN_SHARES = ("hu", "dp-sgd", "ddgauss", "ae-dpfl")  # distributed trust by the
 _SEEN_SAMPLING = {"local": "round-robin", "distributed": "balanced"}  # no credit for a sample
 
 
+_SECURE_WORDS = EARLIER_WORDS | {"secure": "ideal"}
+
+
 def with_defaults(recipe: Recipe) -> Recipe:
     """Decide what was left open between alternatives: cohort or rate, steps or epochs, budget."""
     training, privacy, aggregation = recipe.training, recipe.privacy, recipe.aggregation
-    if aggregation.secure == "secure":
-        aggregation = replace(aggregation, secure="modelled")
+    said = aggregation.secure
+    aggregation = replace(aggregation, secure=_SECURE_WORDS.get(said or "", said))
     private = training.method not in NOT_PRIVATE
-    hidden = aggregation.secure in ("full", "modelled")
+    hidden = aggregation.secure in ("masked", "ideal")
     if private and hidden and privacy.trust is None and training.method not in _OWN_SHARES:
         privacy = replace(privacy, trust="distributed")
     if training.sampling is None:

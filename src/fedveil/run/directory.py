@@ -16,7 +16,7 @@ from typing import IO, Any
 import tomli_w
 
 from fedveil.core.errors import ConfigError
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.privacy.ledger import Header, Inconsistent, Ledger
 from fedveil.run.checkpoint import (
     Checkpoint,

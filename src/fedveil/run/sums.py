@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 from torch import Tensor
 
 from fedveil.client.records import client_sizes
@@ -18,7 +19,7 @@ from fedveil.methods.parts.noise_placement import (
     RoundContext,
     SecureNoisePlacement,
 )
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.privacy.noise.modular_grid import Ints, NoisyIntegers
 from fedveil.secagg.aggregation import COUNT, UPDATE
 from fedveil.secagg.aggregator import Aggregator
@@ -129,7 +130,7 @@ def next_clip(
     bits = PrivateSum(placement, own, pipeline, replace(updates.this_round, purpose=COUNT))
     opened = aggregator.open(bits, updates.this_round.cohort, dropouts)
     if opened.take is not None:
-        opened.take(slice(None), halves)
+        opened.take(np.arange(len(clients)), halves)
     count = float(opened.release(halves.sum(dim=0)))
     moved, share = rule.follow(count, divisor(plan, pipeline, clients), clip, state)
     return moved, {"clip_norm": clip.norm, "below_clip": share}

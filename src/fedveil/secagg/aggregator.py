@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from fedveil.secagg.stopwatch import Stopwatch
 
 if TYPE_CHECKING:  # keys take a tenth of a second to import, and other runs need none
     from fedveil.secagg.aggregation import SecureSums
-    from fedveil.secagg.rounds import OpenRound
+    from fedveil.secagg.rounds import IdealRound, OpenRound
     from fedveil.secagg.simulation import Simulation
 
 Ints = npt.NDArray[np.int64]
@@ -125,7 +125,8 @@ class OpenAggregator(Aggregator):
     """Adds vectors in the open; `sums` are the secure ones that this stands for, if any."""
 
     def open(self, summands: Summands, cohort: Ints, dropouts: Dropouts) -> OpenSum:
-        return _InTheOpen(summands, cohort, self._begin(summands, cohort, dropouts), self.watch)
+        begun = cast("IdealRound | None", self._begin(summands, cohort, dropouts))
+        return _InTheOpen(summands, cohort, begun, self.watch)
 
 
 class MaskedAggregator(Aggregator):
@@ -146,7 +147,7 @@ def build_aggregator(sums: SecureSums | None) -> Aggregator:
 
 class _InTheOpen(OpenSum):
     def __init__(
-        self, summands: Summands, cohort: Ints, stands_for: OpenRound | None, watch: Stopwatch
+        self, summands: Summands, cohort: Ints, stands_for: IdealRound | None, watch: Stopwatch
     ) -> None:
         self._summands, self._stands_for, self._watch = summands, stands_for, watch
         self.clients = cohort if stands_for is None else np.array(stands_for.wanted, np.int64)

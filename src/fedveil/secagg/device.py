@@ -2,11 +2,11 @@
 
     shares, then take_sharers(frame), mask(vector), confirm(frame), unmask(frame)
 
-Every step checks the rules of the device's own `SecAggParams` before anything leaves it; a frame
-that fails a check raises a typed error and changes nothing, one that was answered before gets the same
-answer, and a lock makes racing ones come one by one. Above all, for each neighbour a device gives
-away either the share of its own mask (it survived) or the share of its pair masks (it is lost),
-once, for one list of survivors that most of its neighbours act on as well.
+Every step checks the rules of the device's own `SecAggParams` before anything leaves it. A frame
+that fails a check raises a typed error and changes nothing, one that was answered before gets the
+same answer, and a lock makes racing ones come one by one. Above all, for each neighbour a device
+gives away either the share of its own mask (it survived) or the share of its pair masks (it is
+lost), once, for one list of survivors that most of its neighbours act on as well.
 """
 
 from __future__ import annotations

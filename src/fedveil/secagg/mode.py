@@ -5,6 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 
+EARLIER_WORDS = {"full": "masked", "modelled": "ideal"}  # of recipes
+
+
 class SecureMode(StrEnum):
     MASKED = "masked"  # keys, shares and masks: every one is made and removed
     IDEAL = "ideal"  # what they achieve: the same integers, sums and refusals, without any mask
@@ -12,5 +15,5 @@ class SecureMode(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> SecureMode | None:
-        """Earlier recipes say `full` and `modelled`."""
-        return {"full": cls.MASKED, "modelled": cls.IDEAL}.get(str(value))
+        word = EARLIER_WORDS.get(str(value))
+        return None if word is None else cls(word)

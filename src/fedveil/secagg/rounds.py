@@ -119,9 +119,6 @@ class OpenRound(ABC):
         )
         return SecureSum(total, tuple(sorted(self._added)), report)
 
-    def check(self, survivors: Collection[int]) -> None:
-        """Raise `NotReleased` if a sum of these devices would be refused, as far as is known."""
-
     @abstractmethod
     def _upload(self, device: int, vector: IntVector) -> None: ...
 
@@ -158,6 +155,7 @@ class IdealRound(OpenRound):
             np.add(self._total, encode(vector, self.setting.bits), out=self._total)
 
     def check(self, survivors: Collection[int]) -> None:
+        """Raise `NotReleased` if the protocol would refuse a sum of these devices."""
         if len(survivors) == len(self.setting.members) and self.setting.dropouts == Dropouts():
             return
         with self._watch.phase("unmask"):

@@ -28,8 +28,8 @@ from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.rounds import (
-    MaskedRound,
     IdealRound,
+    MaskedRound,
     OpenRound,
     SecureSum,
     Setting,

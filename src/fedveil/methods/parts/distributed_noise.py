@@ -12,13 +12,6 @@ from fedveil.client.local_training import LocalTraining
 from fedveil.client.rotation import Rotation
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.methods.parts.modular_grid import (
-    Ints,
-    ModularGrid,
-    NoisyIntegers,
-    Summands,
-    proportional,
-)
 from fedveil.methods.parts.noise_placement import (
     NoiseContext,
     Promise,
@@ -30,6 +23,13 @@ from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, Gaussian
 from fedveil.privacy.noise import gaussian, unsnap
+from fedveil.privacy.noise.modular_grid import (
+    Ints,
+    ModularGrid,
+    NoisyIntegers,
+    Summands,
+    proportional,
+)
 
 _BETA = math.exp(-0.5)
 

@@ -135,7 +135,6 @@ def proportional(granularity: float, clip_norm: float, other_clip_norm: float) -
     return power_of_two_below(granularity / clip_norm * other_clip_norm)
 
 
-
 @dataclass(frozen=True)
 class Modulus:
     """Word size, the largest |sum| planned for, and the chance that a coordinate exceeds it."""

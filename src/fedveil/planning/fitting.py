@@ -15,7 +15,13 @@ from fedveil.data.federation import Federation, Task
 from fedveil.methods.parts.method import Method, Voting
 from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
 from fedveil.models.flat import layout_of
-from fedveil.plan.secure_sums import check_central, check_sums, on_integers, secure_sums
+from fedveil.planning.secure_sums import (
+    check_central,
+    check_masks,
+    check_sums,
+    on_integers,
+    secure_sums,
+)
 from fedveil.privacy.sampling import Sampling
 from fedveil.server.distillation import Distillation
 
@@ -52,6 +58,7 @@ def terms_of(
     if arithmetic is None and on_integers(placement, context):
         context = replace(context, arithmetic=Arithmetic.EXACT)
     check_sums(placement, context)
+    check_masks(placement, context)
     return context
 
 

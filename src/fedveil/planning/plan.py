@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from torch import Tensor, nn
 
 from fedveil.client.local_training import LocalTraining
-from fedveil.client.records import client_sizes
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.arguments import settle
 from fedveil.core.errors import ConfigError, PrivacyRefusal
@@ -26,11 +25,11 @@ from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.every_round import check_every_round
 from fedveil.methods.parts.isolation import check_isolation
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, RoundContext
+from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
 from fedveil.models.flat import Layout, flatten, layout_of
-from fedveil.plan import limits
-from fedveil.plan.fitting import distillation, fitted, pipeline_of, sampling_of, terms_of
-from fedveil.plan.secure_sums import check_central, check_sums
+from fedveil.planning import limits
+from fedveil.planning.fitting import distillation, fitted, pipeline_of, sampling_of, terms_of
+from fedveil.planning.secure_sums import check_central, check_masks, check_sums
 from fedveil.privacy.accounting import (
     Release,
     Setting,
@@ -42,7 +41,8 @@ from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Laplace
 from fedveil.privacy.root import least_at_most
 from fedveil.privacy.sampling import Sampling
-from fedveil.server.optimizers import Optimizer, State
+from fedveil.secagg.aggregation import SecureSums
+from fedveil.server.optimizers import Optimizer
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,6 @@ class Budget:
                 f"protected units), got {self.delta}"
             )
         return self.delta
-
-
-@dataclass(frozen=True)
-class Released:
-    """What a round released, and what it leaves for the next one."""
-
-    average: Tensor  # [parameters], or the votes' histogram
-    state: State  # of the clip rule; released values only
-    figures: Mapping[str, float] = field(default_factory=dict)  # released statistics by name
 
 
 # Of a plan's terms these are chosen; all others follow from its method, federation and module.
@@ -139,6 +130,7 @@ class Plan:
         if not tried or context is not tried[0]:
             check_every_round(self.method, placement, context)
         settle(self, context=context, basis=(*basis, context))
+        check_masks(placement, context)
         if self.seed is None:
             if self.delta is None:
                 raise ConfigError("delta: a protected plan promises something, and needs one")
@@ -167,9 +159,14 @@ class Plan:
     @cached_property
     def pipeline(self) -> UpdatePipeline:
         """What leaves a client in the first round."""
-        if self.method.placement is None:
+        if self.method.placement is None or self.context is None:
             return pipeline_of(self.method, self.federation, self.module)
-        return self.pipeline_in(0, {})
+        return self.method.placement.pipeline(self.context, self.context.pipeline.clip, 0)
+
+    @property
+    def secure_sums(self) -> SecureSums | None:
+        """How sums are hidden from whoever takes them; None if they are not."""
+        return None if self.context is None else self.context.secure
 
     @cached_property
     def setting(self) -> Setting | None:
@@ -212,15 +209,6 @@ class Plan:
             return self.method.local
         return self.method.placement.local(self.context)
 
-    def pipeline_in(self, round_number: int, state: State) -> UpdatePipeline:
-        """What leaves a client in round `round` (from 0), after the rounds that left `state`."""
-        if self.method.placement is None or self.context is None:
-            return self.pipeline
-        clip = self.context.pipeline.clip
-        if self.method.clip_rule is not None:
-            clip = self.method.clip_rule.clip(self.method.local, round_number, state)
-        return self.method.placement.pipeline(self.context, clip, round_number)
-
     @property
     def warnings(self) -> tuple[str, ...]:
         """What speaks against running this plan: noise in which no update can be seen.
@@ -258,52 +246,6 @@ class Plan:
             return 0.0
         releases = self.releases(rounds)
         return account(releases, setting=self.setting, delta=self.guarantee.delta).epsilon
-
-    def release(
-        self,
-        total: Tensor,
-        norms: Tensor,
-        pipeline: UpdatePipeline,
-        state: State,
-        this_round: RoundContext,
-    ) -> Released:
-        """What a round's sum of shaped updates and their norms `[cohort]` become when they leave.
-
-        A private method divides by the public expected cohort, never by the realised one. Secure
-        sums come in by `averaged` instead.
-        """
-        placement, context, rule = self.method.placement, self.context, self.method.clip_rule
-        if placement is None or context is None:
-            sizes = client_sizes(self.federation, this_round.cohort)
-            weight = float(pipeline.weights(sizes).sum())
-            return Released((total / max(weight, 1e-30)).float(), {})
-        private = placement.protect(context, total, pipeline, this_round)
-        count = None
-        if isinstance(rule, AdaptiveClipping):
-            clip = pipeline.clip or context.clip
-            count = rule.count(placement, context, norms, clip, this_round)
-        return self.averaged(private, count, self.sampling.expected_cohort, pipeline, state)
-
-    def averaged(
-        self,
-        total: Tensor,
-        count: float | None,
-        clients: float,
-        pipeline: UpdatePipeline,
-        state: State,
-    ) -> Released:
-        """What private sums, of updates and of a tracked clip's count, become when they leave.
-
-        `clients` divides them: the expected cohort, or under a secure sum the survivors, whose
-        number is no secret there.
-        """
-        rule, context = self.method.clip_rule, self.context
-        average = total / clients
-        if count is None or context is None or not isinstance(rule, AdaptiveClipping):
-            return Released(average, {})
-        clip = pipeline.clip or context.clip
-        moved, share = rule.follow(count, clients, clip, state)
-        return Released(average, moved, {"clip_norm": clip.norm, "below_clip": share})
 
 
 def plan(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedveil.core.errors import PrivacyRefusal
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.local_steps import uses_by_client
-from fedveil.plan.plan import Plan
+from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import account
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.releases import Release
