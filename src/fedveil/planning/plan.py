@@ -163,7 +163,7 @@ class Plan:
             return pipeline_of(self.method, self.federation, self.module)
         return self.method.placement.pipeline(self.context, self.context.pipeline.clip, 0)
 
-    @property
+    @cached_property
     def secure_sums(self) -> SecureSums | None:
         """How sums are hidden from whoever takes them; None if they are not."""
         return None if self.context is None else self.context.secure
@@ -189,7 +189,7 @@ class Plan:
         releases = self.releases(self.method.rounds)
         return account(releases, setting=self.setting, delta=self.delta)
 
-    @property
+    @cached_property
     def protected(self) -> bool:
         """No seed and some noise: only released values may be shown or kept."""
         return self.seed is None and self.method.placement is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-
 EARLIER_WORDS = {"full": "masked", "modelled": "ideal"}  # of recipes
 
 
