@@ -103,7 +103,7 @@ LEADER = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may have it ignored
 sys.path.insert(0, {root!r})
-from tests.engines.test_processes import ALL, make_job, RULES, Shaping, start_of
+from tests.engines.test_processes import ALL, make_job, RULES, UpdatePipeline, start_of
 from fedveil.engines.choose import build_engine
 job = make_job("mlp", RULES["momentum"], UpdatePipeline())
 engine = build_engine(job, "mlp", processes=2)

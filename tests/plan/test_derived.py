@@ -146,7 +146,7 @@ def test_a_seed_or_its_absence_is_what_the_guarantee_says() -> None:
 )
 def test_terms_do_not_change_what_the_method_decides(changes: dict[str, object]) -> None:
     plan = planned(method())
-    with pytest.raises(ConfigError, match=f"terms.{next(iter(changes))}"):
+    with pytest.raises(ConfigError, match=f"context.{next(iter(changes))}"):
         replace(plan, context=replace(plan.context, **changes))
 
 

@@ -113,7 +113,7 @@ class Plan:
         if placement is None or context is None:
             if (placement is None) != (context is None):
                 raise ConfigError(
-                    "terms: a plan has them if its method adds noise; make a new plan"
+                    "context: a plan has them if its method adds noise; make a new plan"
                 )
             return
         basis = (self.method, self.federation, self.module)
@@ -121,7 +121,7 @@ class Plan:
         if tried and all(map(operator.is_, self.basis, basis)):
             for name in (each.name for each in fields(NoiseContext) if each.name not in _CHOSEN):
                 if getattr(context, name) is not getattr(self.basis[3], name):
-                    raise ConfigError(f"terms.{name}: follows from the method; change it there")
+                    raise ConfigError(f"context.{name}: follows from the method; change it there")
         else:
             check_isolation(self.module, self.federation, self.method.local.per_example)
             noise, summed = context.noise_multiplier, context.secure is not None

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee
     from fedveil.privacy.ledger import Ledger
 
-# How long training and noise take depends on data and on secrets; the protocol's phases do not.
-_SECRET_PHASES = ("train", "noise")
+# How long these take does not depend on data or secrets, as training and noise do.
+_PROTOCOL = ("enrol", "share", "mask", "add", "confirm", "unmask")
 _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo rounds at no cost
 
 
@@ -112,9 +112,8 @@ class Run:
     @property
     def seconds(self) -> dict[str, float]:
         """Time by phase; a protected run shows those of a secure sum's protocol only."""
-        hidden = _SECRET_PHASES if self.plan.protected else ()
-        spent = self.aggregator.watch.seconds
-        return {name: seconds for name, seconds in spent.items() if name not in hidden}
+        spent, protected = self.aggregator.watch.seconds, self.plan.protected
+        return {name: spent[name] for name in spent if not protected or name in _PROTOCOL}
 
     @property
     def next_round(self) -> int:
