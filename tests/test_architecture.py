@@ -1,8 +1,10 @@
-"""How many folders one round enters: what a reader has to open to follow it."""
+"""The tree is as docs/architecture.md draws it, and a round enters few of its folders."""
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
 
 PACKAGE = Path(fedveil.__file__).parent
+ROOT = Path(__file__).parent.parent
 MOST_FOLDERS = 10
 
 RECIPES = {
@@ -89,3 +92,13 @@ def test_a_protected_round_enters_at_most_ten_folders(name: str, tmp_path: Path)
     assert {"run", "engines", "privacy"} <= folders  # something was measured
     assert "planning" not in folders  # a plan is data: no round runs code of it
     assert len(folders) <= MOST_FOLDERS, (sorted(folders), crossed)
+
+
+def test_the_page_lists_the_folders_in_the_order_that_is_checked() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    (contract,) = settings["tool"]["importlinter"]["contracts"]
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE) == contract["layers"][::-1]
+    assert set(contract["layers"]) == {
+        path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()
+    }

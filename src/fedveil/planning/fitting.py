@@ -43,7 +43,7 @@ def pipeline_of(method: Method, federation: Federation, module: nn.Module) -> Up
     return pipeline
 
 
-def terms_of(
+def context_of(
     method: Method,
     federation: Federation,
     module: nn.Module,
@@ -71,7 +71,7 @@ def fitted(
     noise_multiplier: float = 1.0,
     summed: bool = True,
 ) -> NoiseContext:
-    """Terms with this noise; `summed=False` leaves secure sums out, which a simulation may."""
+    """A context with this noise; `summed=False` leaves secure sums out, which a simulation may."""
     pipeline, sampling = pipeline_of(method, federation, module), sampling_of(method, federation)
     if method.clip_rule is not None:
         pipeline = replace(pipeline, clip=method.clip_rule.clip(method.local, 0, {}))

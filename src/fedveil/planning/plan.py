@@ -28,7 +28,7 @@ from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
 from fedveil.models.flat import Layout, flatten, layout_of
 from fedveil.planning import limits
-from fedveil.planning.fitting import distillation, fitted, pipeline_of, sampling_of, terms_of
+from fedveil.planning.fitting import distillation, fitted, pipeline_of, sampling_of, context_of
 from fedveil.planning.secure_sums import check_central, check_masks, check_sums
 from fedveil.privacy.accounting import (
     Release,
@@ -81,7 +81,7 @@ class Budget:
         return self.delta
 
 
-# Of a plan's terms these are chosen; all others follow from its method, federation and module.
+# Of a plan's context these are chosen; the rest follows from its method, federation and module.
 _CHOSEN = ("noise_multiplier", "arithmetic", "secure")
 
 
@@ -89,10 +89,10 @@ _CHOSEN = ("noise_multiplier", "arithmetic", "secure")
 class Plan:
     """What will run, decided to the last number. Build one with `plan`.
 
-    Only choices are kept. Sampling, shaping, setting and guarantee are derived from them, so that
-    `dataclasses.replace` yields a plan that does what its guarantee says, and says what it does:
-    with another method, federation or module the terms are fitted again; other terms may bring
-    another noise multiplier, arithmetic or secure sums.
+    It is data, and holds choices only. Sampling, pipeline, setting, releases and guarantee are
+    derived from them, so that `dataclasses.replace` yields a plan that does what its guarantee
+    says: with another method, federation or module the context is fitted again; another context
+    may bring another noise multiplier, arithmetic or secure sums.
     """
 
     method: Method
@@ -104,7 +104,7 @@ class Plan:
     delta: float | None = None  # of the guarantee; None: a simulation that promises nothing
     declared: tuple[str, ...] = ()  # what else the guarantee takes to be public
     unprotected: tuple[str, ...] = ()  # what else was taken from the protected data
-    basis: tuple[object, ...] = field(default=(), repr=False, compare=False)  # of the terms
+    basis: tuple[object, ...] = field(default=(), repr=False, compare=False)  # of the context
 
     def __post_init__(self) -> None:
         if self.start.shape != (self.layout.size,):
@@ -113,11 +113,11 @@ class Plan:
         if placement is None or context is None:
             if (placement is None) != (context is None):
                 raise ConfigError(
-                    "context: a plan has them if its method adds noise; make a new plan"
+                    "context: a plan has one if its method adds noise; make a new plan"
                 )
             return
         basis = (self.method, self.federation, self.module)
-        tried = self.basis[3:]  # terms of which every round was tried
+        tried = self.basis[3:]  # a context with which every round was tried
         if tried and all(map(operator.is_, self.basis, basis)):
             for name in (each.name for each in fields(NoiseContext) if each.name not in _CHOSEN):
                 if getattr(context, name) is not getattr(self.basis[3], name):
@@ -283,7 +283,7 @@ def plan(
     if budget is None:
         raise ConfigError(f"privacy.epsilon: method {method.name!r} needs a budget")
     check_isolation(model, federation, method.local.per_example)
-    context = terms_of(method, federation, model, placement, seed, arithmetic)
+    context = context_of(method, federation, model, placement, seed, arithmetic)
     setting = _setting(method, placement, context, seed, declared, unprotected)
     delta = _delta(method, placement, context, setting, budget)
     if budget.noise_multiplier is not None:
@@ -308,7 +308,7 @@ def quick_noise(method: Method, like: Plan, budget: Budget) -> float:
     placement = method.placement
     if placement is None or like.context is None or budget.epsilon is None:
         raise ConfigError(f"training.method: {method.name!r} adds no noise")
-    context = terms_of(
+    context = context_of(
         method, like.federation, like.module, placement, like.seed, like.context.arithmetic
     )
     setting = _setting(method, placement, context, like.seed)
