@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fedveil.methods.parts.noise_placement import Noise
     from fedveil.models.zoo import build
     from fedveil.planning.plan import Budget, Plan, plan
-    from fedveil.privacy.accounting import Release, Setting, account
+    from fedveil.privacy.accounting import PrivacyModel, Release, account
     from fedveil.privacy.clipping import Clip
     from fedveil.privacy.guarantee import Guarantee
     from fedveil.run.directory import RunDirectory
@@ -84,7 +84,7 @@ _HOMES = {
     "fedveil.methods.parts.distributed_noise": ("DistributedNoise",),
     "fedveil.models.zoo": ("build",),
     "fedveil.planning.plan": ("Budget", "Plan", "plan"),
-    "fedveil.privacy.accounting": ("Release", "Setting", "account"),
+    "fedveil.privacy.accounting": ("Release", "PrivacyModel", "account"),
     "fedveil.privacy.clipping": ("Clip",),
     "fedveil.privacy.guarantee": ("Guarantee",),
     "fedveil.server.optimizers": ("Adam", "Sgd"),
@@ -113,6 +113,7 @@ __all__ = [
     "Method",
     "Noise",
     "Plan",
+    "PrivacyModel",
     "PrivacyRefusal",
     "Release",
     "Run",
@@ -120,7 +121,6 @@ __all__ = [
     "Schedule",
     "Scheme",
     "SecureMode",
-    "Setting",
     "Sgd",
     "Smoothing",
     "Speed",

@@ -141,8 +141,8 @@ def test_a_file_from_which_the_caveats_were_taken_out_is_not_believed(
     out = tmp_path / "run"
     assert main(["run", *SMALL, "--output", str(out), "--quiet", "--json"]) == 0
     honest = Guarantee.from_dict(json.loads((out / "guarantee.json").read_text()))
-    clean = replace(honest.setting, unprotected=(), not_covered=())
-    forged = account(honest.releases, setting=clean, delta=honest.delta)
+    clean = replace(honest.privacy_model, unprotected=(), not_covered=())
+    forged = account(honest.releases, privacy_model=clean, delta=honest.delta)
     assert forged.certified
     (out / "guarantee.json").write_text(json.dumps(forged.to_dict()))
     capsys.readouterr()

@@ -252,6 +252,8 @@ def test_a_plans_releases_are_what_its_guarantee_accounts() -> None:
         )
         made = planned(method, Z)
         assert made.guarantee is not None
-        assert made.setting is not None
-        again = account(made.releases(3), setting=made.setting, delta=made.guarantee.delta)
+        assert made.privacy_model is not None
+        again = account(
+            made.releases(3), privacy_model=made.privacy_model, delta=made.guarantee.delta
+        )
         assert again == made.guarantee

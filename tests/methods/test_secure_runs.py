@@ -186,7 +186,7 @@ def test_the_guarantee_counts_the_fewest_honest_shares_that_are_released() -> No
     plan = plan_for(UPDATES, dropout=0.2, min_honest=7)
     guarantee = plan.guarantee
     assert guarantee is not None
-    assert plan.setting is not None
+    assert plan.privacy_model is not None
     assert plan.noise_multiplier is not None
     assert guarantee.honest_shares == 7
     assert "7 honest noise shares" in guarantee.statement
@@ -201,7 +201,9 @@ def test_the_guarantee_counts_the_fewest_honest_shares_that_are_released() -> No
     )
     by_hand = account(
         [Release(alone, plan.sampling, 3)],
-        setting=type(plan.setting).from_dict(plan.setting.to_dict() | {"honest_shares": None}),
+        privacy_model=type(plan.privacy_model).from_dict(
+            plan.privacy_model.to_dict() | {"honest_shares": None}
+        ),
         delta=guarantee.delta,
     )
     assert guarantee.epsilon == pytest.approx(by_hand.epsilon, rel=1e-9)

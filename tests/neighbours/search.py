@@ -87,18 +87,20 @@ def _tag(found: Found, case: Case, world: World) -> None:
     found.tags[f"path {case.path}"] += 1
     found.tags[f"failed: {world.failure[:60]}" if world.failure else "ran"] += 1
     found.tags["claimed" if claimed(world) else "not claimed"] += 1
-    if plan.setting is not None and claimed(world):
+    if plan.privacy_model is not None and claimed(world):
         release = plan.releases(1)[0]
         found.tags[f"{type(release.mechanism).__name__}"] += 1
-        found.tags[f"{plan.setting.unit} {plan.setting.adjacency} {plan.setting.trust}"] += 1
+        found.tags[
+            f"{plan.privacy_model.unit} {plan.privacy_model.adjacency} {plan.privacy_model.trust}"
+        ] += 1
         found.tags[f"sampling {type(plan.sampling).__name__}"] += 1
 
 
 def _neighbours(case: Case, world: World) -> Iterator[tuple[Change, tuple[Client, ...]]]:
     """Neighbours of the kind that the guarantee is about, of clients that took part."""
     draw = np.random.default_rng([case.seed, 5])
-    setting = world.plan.setting
-    by_presence = setting is not None and setting.adjacency is Adjacency.ADD_REMOVE
+    privacy_model = world.plan.privacy_model
+    by_presence = privacy_model is not None and privacy_model.adjacency is Adjacency.ADD_REMOVE
     present = sorted(
         {name for _, name in world.notes.rows} | {k[2] for k in world.notes.draws if k[2]}
     )
@@ -108,8 +110,8 @@ def _neighbours(case: Case, world: World) -> Iterator[tuple[Change, tuple[Client
             return
         name = str(draw.choice(present))
         one = by_name[name]
-        if setting is not None and setting.unit is Unit.RECORD:
-            zeroed = setting.adjacency is Adjacency.ZERO_OUT and not case.kind.finite
+        if privacy_model is not None and privacy_model.unit is Unit.RECORD:
+            zeroed = privacy_model.adjacency is Adjacency.ZERO_OUT and not case.kind.finite
             numbers = case.kind.task != "sequence" and not case.pixels
             zeroed = zeroed and numbers and draw.random() < 0.7
             other = with_other_record(draw, case.kind, one, zeroed)

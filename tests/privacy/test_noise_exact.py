@@ -17,6 +17,10 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from noise_reference import (
+    discrete_gaussian_reference,
+    discrete_laplace_reference,
+)
 from scipy import stats
 
 from fedveil.core.errors import ConfigError
@@ -27,13 +31,8 @@ from fedveil.privacy.noise import (
     rounded_gaussian,
     rounded_laplace,
 )
-from fedveil.privacy.noise.curves import Bell, Curve, Tent
-from fedveil.privacy.noise.exponential import exp_bounds
+from fedveil.privacy.noise.curves import Bell, Curve, Tent, exp_bounds
 from fedveil.privacy.noise.layout import LazyUniform, draw_tail, lay_out, under_cell
-from fedveil.privacy.noise.reference import (
-    discrete_gaussian_reference,
-    discrete_laplace_reference,
-)
 from fedveil.privacy.noise.slabs import MARGIN, SlabSampler
 
 FALSE_ALARM = 1e-6

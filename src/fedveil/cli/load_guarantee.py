@@ -64,7 +64,7 @@ def _of_run(path: Path) -> tuple[Guarantee, Progress]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}/guarantee.json: cannot be read ({error})") from None
     header = ledger.header
-    promised = account(header.planned, setting=header.setting, delta=header.delta)
+    promised = account(header.planned, privacy_model=header.privacy_model, delta=header.delta)
     if Guarantee.from_dict(document) != promised:
         raise Inconsistent(
             f"{path}: the ledger's plan proves epsilon {promised.epsilon:.6g}, guarantee.json says "

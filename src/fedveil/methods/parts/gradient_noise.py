@@ -31,17 +31,17 @@ from fedveil.methods.parts.certificate import non_expansive
 from fedveil.methods.parts.local_steps import least_noise, local_steps, longest_way, rates
 from fedveil.methods.parts.noise_placement import (
     NoiseContext,
-    Promise,
     RoundContext,
     certain_cohort,
     worst_case,
 )
-from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
-from fedveil.privacy.mechanisms import DiscreteGaussianSum, Mechanism
+from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise.grid import power_of_two_below
 from fedveil.privacy.noise.modular_grid import Ints, ModularGrid, NoisyIntegers, bits_for
+from fedveil.privacy.releases import PrivacyModel, Release
 
 _ROUNDING = 1e-3  # how much rounding an upload may add to what one record moves
 _ROOM = 4.0  # uploads may be this much longer than gradients and noise make them; then they are cut
@@ -87,12 +87,18 @@ class GradientNoise:
             return Proof.ALONE
         return Proof.CONVEX
 
-    def promise(self, context: NoiseContext) -> Promise:
+    def privacy_model(self, context: NoiseContext) -> PrivacyModel:
         _check(context, self.secure_sum)
         if self.proof(context) is Proof.ALONE:
-            return Promise(Unit.RECORD, self.adjacency, Trust.LOCAL)
+            return PrivacyModel(Unit.RECORD, self.adjacency, Trust.LOCAL)
         honest = context.honest_shares(self.honest_shares)
-        return Promise(Unit.RECORD, self.adjacency, Trust.DISTRIBUTED, self.colluders, honest)
+        return PrivacyModel(
+            Unit.RECORD,
+            self.adjacency,
+            Trust.DISTRIBUTED,
+            colluders=self.colluders,
+            honest_shares=honest,
+        )
 
     def local(self, context: NoiseContext) -> LocalTraining:
         noisy = replace(context.local, gradient_noise=self._std(context))
