@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import DataSection, Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.noise_placement import SecureNoisePlacement
@@ -392,6 +394,19 @@ def test_what_no_sum_can_keep_is_refused(
 ) -> None:
     with pytest.raises(error, match=match):
         plan_for(values, **aggregation)
+
+
+@pytest.mark.parametrize(("earlier", "now"), [("full", "masked"), ("modelled", "ideal")])
+def test_words_of_earlier_recipes_are_still_understood(earlier: str, now: str) -> None:
+    assert recipe_of(UPDATES, secure=earlier) == recipe_of(UPDATES, secure=now)
+    assert recipe_of(UPDATES, secure=earlier).aggregation.secure == now
+
+
+def test_masks_refuse_updates_that_are_made_no_integers_later() -> None:
+    plan = plan_for(UPDATES, secure="masked")
+    assert plan.context is not None
+    with pytest.raises(ConfigError, match="masks hide integers"):
+        replace(plan, context=replace(plan.context, arithmetic=Arithmetic.IDEALISED))
 
 
 def test_secure_aggregation_in_one_word_chooses_distributed_trust() -> None:

@@ -89,9 +89,9 @@ class Plan:
     """What will run, decided to the last number. Build one with `plan`.
 
     It is data, and holds choices only. Sampling, pipeline, privacy model and guarantee are derived
-    from them, so that `dataclasses.replace` yields a plan that does what its guarantee
-    says: with another method, federation or module the context is fitted again; another context
-    may bring another noise multiplier, arithmetic or secure sums.
+    from them, so that `dataclasses.replace` yields a plan that does what its guarantee says: with
+    another method, federation or module the context is fitted again; another context may bring
+    another noise multiplier, arithmetic or secure sums.
     """
 
     method: Method
