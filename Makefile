@@ -35,7 +35,7 @@ check: .venv/tested
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .mutants build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch first and by its exact name: any other spelling may pull gigabytes of CUDA libraries.
 .venv/installed: pyproject.toml constraints.txt

@@ -17,16 +17,17 @@ from fedveil.config.assemble import federation_of, plan_of
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import HELD_OUT_NOTE, Federation
 from fedveil.engines.cost import Prediction
+from fedveil.methods.registry import METHODS
 from fedveil.privacy.accounting import account
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[2] / "src" / "fedveil" / "recipes"
 PRIVATE = sorted(
     path
     for path in RECIPES.glob("*.toml")
-    if recipes.read(path)["training"]["method"] not in recipes.NOT_PRIVATE
+    if METHODS[recipes.read(path)["training"]["method"]].private
 )
 LISTS = ("rests_on", "not_covered")
 PLANTED = "means and deviations of 3 columns were taken from the data [b]"

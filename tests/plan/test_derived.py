@@ -111,7 +111,7 @@ def test_every_round_of_another_method_or_noise_is_tried() -> None:
     with pytest.raises(ConfigError, match="noise"):
         replace(plan, context=replace(plan.context, noise_multiplier=1e-12))
     rate = fv.LearningRate(0.5, fv.Schedule.COSINE, 2.0)
-    ends = fv.fu(
+    ends = fv.client_noise(
         rounds=4,
         cohort=fv.CohortRule(fv.Scheme.EVERYONE),
         local=fv.LocalTraining(rate, steps=2),

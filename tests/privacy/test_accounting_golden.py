@@ -9,7 +9,7 @@ import pytest
 
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.curves import symmetrised
-from fedveil.privacy.accountants.discrete import discrete_sum_curve, sum_defect
+from fedveil.privacy.accountants.discrete import sum_defect
 from fedveil.privacy.accountants.exact import gaussian_epsilon, gaussian_noise, zcdp_epsilon
 from fedveil.privacy.accountants.pld import pld_epsilon
 from fedveil.privacy.accountants.rdp import composed_curve, rdp_epsilon
@@ -209,7 +209,7 @@ def test_sums_of_discrete_gaussians(
 def test_discrete_gaussian_sum_curve_and_defect() -> None:
     l2, l1 = DiscreteGaussianSum(1, 1 / 64, 0.1, 100, 4096).grid_sensitivity()
     step = DiscreteSumStep(l2, l1, 6.4, 100, 4096, 1, 1.0, 1)
-    assert discrete_sum_curve(step, np.array([2.0]))[0] == pytest.approx(1.273438, abs=1e-6)
+    assert step.renyi((2.0,))[0] == pytest.approx(1.273438, abs=1e-6)
     assert sum_defect(0.64, 100) == pytest.approx(0.648, abs=5e-4)
     assert sum_defect(2, 3400) < 1e-16
     assert sum_defect(0.43, 3400) == pytest.approx(893, rel=0.005)

@@ -222,6 +222,10 @@ def test_certificates_that_do_not_hold_cannot_be_made(fields: dict[str, object])
 def test_fields_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ConfigError, match="record_uses"):
         NoisyGradients(1.0, 10, 1.0, local_steps=2, record_uses=3)
+    assert NoisyGradients(1.0, 10, 1.0, local_steps=2, record_uses=2).record_uses == 2
+    for shares in (0, -1, 2.5, True):
+        with pytest.raises(ConfigError, match="shares"):
+            NoisyGradients(1.0, 10, 1.0, 1, 1, shares=shares)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="learning_rates"):
         NoisyGradients(1.0, 10, 1.0, 3, 1, 5, NonExpansive(Loss.LOGISTIC, 1.0, (0.5, 0.4)))
     with pytest.raises(ConfigError, match="learning_rates"):

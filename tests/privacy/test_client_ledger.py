@@ -149,7 +149,7 @@ def test_every_release_is_accounted_under_the_ledgers_adjacency(path: Path) -> N
 def test_a_rho_known_for_one_adjacency_is_not_used_for_another(tmp_path: Path) -> None:
     rho = Release(Zcdp(0.01), Everyone(), 1)
     strict = ClientLedger(tmp_path / "replace", 5.0, DELTA, adjacency=Adjacency.REPLACE)
-    with pytest.raises(TermsRefused, match="rho"):
+    with pytest.raises(TermsRefused, match="known for zero-out"):
         strict.reserve(rho, LOCAL)
     covered = ClientLedger(tmp_path / "zero", 5.0, DELTA)
     covered.reserve(rho, replace(LOCAL, adjacency=Adjacency.REPLACE))

@@ -11,12 +11,13 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Trust
 from fedveil.privacy import refusals as r
-from fedveil.privacy.accountants.steps import GaussianStep, Step
+from fedveil.privacy.accountants.steps import DENSE, GaussianStep, Step
 from fedveil.privacy.accounting import account
 from fedveil.privacy.contract import (
     Mechanism,
@@ -26,7 +27,7 @@ from fedveil.privacy.contract import (
     mechanism_kinds,
 )
 from fedveil.privacy.guarantee import Guarantee
-from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.mechanisms import Gaussian, Laplace, Zcdp
 from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 
@@ -204,6 +205,36 @@ def test_a_step_that_answers_nobody_costs_everything() -> None:
     guarantee = account([Release(made(1.0), Everyone(), 1)], privacy_model=MODEL, delta=1e-5)
     assert guarantee.epsilon == math.inf
     assert not guarantee.certified
+
+
+@pytest.mark.parametrize("answer", [math.nan, -1.0, -math.inf])
+@pytest.mark.parametrize("question", ["gaussian", "pure", "zcdp", "worst_gaussian", "renyi"])
+def test_an_impossible_answer_lowers_no_epsilon(question: str, answer: float) -> None:
+    """Beside a release of ours, which then costs no less than it does alone."""
+
+    def answered(self: Step, orders: tuple[float, ...] = ()) -> object:
+        return np.full(len(orders), answer) if question == "renyi" else answer
+
+    told = (
+        {question: answered, "orders": lambda self: DENSE}
+        if question == "renyi"
+        else {question: answered}
+    )
+    kind = dataclass(frozen=True)(
+        type("Odd", (Step,), {"__annotations__": {"count": int}, "count": 1, **told})
+    )
+    odd = replace_class(Plain, f"test-{question}", step=lambda self, use: kind())
+    for ours in (Gaussian(1.0), Laplace(5.0), Zcdp(0.1)):
+        alone = Release(ours, Everyone(), 1)
+        both = account([alone, Release(odd(1.0), Everyone(), 1)], privacy_model=MODEL, delta=1e-5)
+        assert both.epsilon >= account([alone], privacy_model=MODEL, delta=1e-5).epsilon
+
+
+def test_continuous_shares_of_a_foreign_mechanism_are_not_certified_either() -> None:
+    shared = replace(MODEL, trust=Trust.DISTRIBUTED)
+    made = account([Release(Wide(3.0), Everyone(9), 1)], privacy_model=shared, delta=1e-5)
+    assert not made.certified
+    assert "continuous noise shares" in made.reason
 
 
 def test_what_is_not_registered_is_no_mechanism() -> None:

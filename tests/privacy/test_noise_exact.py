@@ -491,3 +491,10 @@ def test_any_spread_gives_the_requested_count_of_plausible_values(spread: float,
 def test_vanishing_spread_is_zero_noise() -> None:
     assert not discrete_gaussian(Stream(bytes(32)), 1000, 2.0**-16).any()
     assert not discrete_laplace(Stream(bytes(32)), 1000, 2.0**-16).any()
+
+
+@pytest.mark.parametrize(("edge", "beyond"), [(2.0**-16, 0.0), (2.0**46, math.inf)])
+def test_discrete_laplace_noise_is_drawn_up_to_its_very_edges(edge: float, beyond: float) -> None:
+    assert len(discrete_laplace(Stream(bytes(32)), 3, edge)) == 3
+    with pytest.raises(ConfigError, match="scale"):
+        discrete_laplace(Stream(bytes(32)), 3, math.nextafter(edge, beyond))

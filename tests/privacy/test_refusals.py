@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil.core.errors import PrivacyRefusal
+from fedveil.core.arguments import built, not_negative
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy import refusals as r
 from fedveil.privacy.accounting import account
@@ -286,3 +287,16 @@ def test_every_kind_of_refusal_is_told_apart_and_exits_with_two() -> None:
     }
     assert len(kinds) >= 8
     assert all(kind.__doc__ and kind.exit_code == 2 for kind in kinds)
+
+
+@pytest.mark.parametrize("bad", [-1e-300, -1.0, math.inf, math.nan])
+def test_numbers_that_may_be_zero_say_so(bad: float) -> None:
+    with pytest.raises(ConfigError, match="at least 0"):
+        not_negative("x", bad)
+    assert not_negative("x", 0) == 0.0
+
+
+@pytest.mark.parametrize("fields", [{}, {"noise_multiplier": 1.0, "more": 2}])
+def test_fields_that_describe_nothing_are_named(fields: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"fields {', '.join(fields) or 'none'} do not describe"):
+        built(Gaussian, fields, "mechanism")

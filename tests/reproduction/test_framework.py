@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.config.methods import method_of
 from fedveil.core.errors import ConfigError
+from fedveil.methods.registry import method_of
 from fedveil.models.zoo import build
 from fedveil.privacy.accounting import account
 from fedveil.report.spread import spread_of

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from fedveil.core.arguments import count, delta_value, positive
+from fedveil.core.arguments import count, delta_value, positive, settle
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import account, fast_epsilon
@@ -45,6 +45,9 @@ class _Question:
     privacy_model: PrivacyModel
     also: tuple[Release, ...] = ()
     tuning: Tuning | None = None
+
+    def __post_init__(self) -> None:
+        settle(self, epsilon=positive("epsilon", self.epsilon), delta=delta_value(self.delta))
 
     def cost(self, *releases: Release) -> float:
         """Epsilon by the quick accountants: an upper bound on what is reported."""
@@ -135,7 +138,7 @@ def calibrate_mechanism(
     make: Gaussian, Laplace, DiscreteGaussian, or any function whose mechanism costs less the
         higher its argument, such as `lambda std: replace(discrete_sum, share_std=std)`.
     """
-    question = _question(epsilon, delta, privacy_model, also, tuning)
+    question = _Question(epsilon, delta, privacy_model, tuple(also), tuning)
     rounds = count("rounds", rounds)
 
     def release(noise: float) -> Release:
@@ -168,7 +171,7 @@ def calibrate_rounds(
     tuning: Tuning | None = None,
 ) -> int:
     """The most rounds that keep to the budget."""
-    question = _question(epsilon, delta, privacy_model, also, tuning)
+    question = _Question(epsilon, delta, privacy_model, tuple(also), tuning)
 
     def cost(rounds: int) -> float:
         cohorts = sampling
@@ -201,7 +204,7 @@ def calibrate_rate(
     tuning: Tuning | None = None,
 ) -> Sampling:
     """The sampling of the same kind with the largest rate (or cohort) that keeps to the budget."""
-    question = _question(epsilon, delta, privacy_model, also, tuning)
+    question = _Question(epsilon, delta, privacy_model, tuple(also), tuning)
     rounds = count("rounds", rounds)
 
     def cost(cohorts: Sampling) -> float:
@@ -229,18 +232,6 @@ def calibrate_rate(
     if inverse is None:
         raise ConfigError(f"epsilon: {epsilon!r} pays for no rate above {_LEAST_RATE:g}")
     return replace(sampling, rate=min(1 / inverse, _below_one(sampling)))
-
-
-def _question(
-    epsilon: float,
-    delta: float,
-    privacy_model: PrivacyModel,
-    also: Sequence[Release],
-    tuning: Tuning | None,
-) -> _Question:
-    return _Question(
-        positive("epsilon", epsilon), delta_value(delta), privacy_model, tuple(also), tuning
-    )
 
 
 def _guess_noise(question: _Question, release: Release) -> float:

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from fedveil.privacy.releases import PrivacyModel, Release
 
 ENTRY_POINTS = "fedveil.mechanisms"
+CONTINUOUS_SHARES = (
+    "continuous noise shares do not survive the integers of a secure sum; discrete Gaussian shares "
+    "would be certified"
+)
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class Mechanism(ABC):
 
     def not_certified(self, model: PrivacyModel) -> str:
         """Why the proof does not cover what runs under this model; empty if it does."""
-        return ""
+        return CONTINUOUS_SHARES if model.trust is Trust.DISTRIBUTED else ""
 
     def rests_on(self) -> tuple[str, ...]:
         """What must be true of the mechanism for its step to be right, one sentence each."""
@@ -163,7 +167,12 @@ def mechanism_class(kind: str) -> type[Mechanism]:
     _load_built_in()
     if kind not in _KINDS:
         for entry in entry_points(group=ENTRY_POINTS, name=kind):
-            entry.load()
+            try:
+                entry.load()
+            except Exception as error:
+                raise ConfigError(
+                    f"mechanism {kind!r}: cannot load {entry.value}: {error}"
+                ) from error
     if kind not in _KINDS:
         raise ConfigError(f"mechanism: kind {kind!r} is none of {', '.join(mechanism_kinds())}")
     return _KINDS[kind]

@@ -22,8 +22,8 @@ from fedveil.core.arguments import built, count, not_negative, positive, settle
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.steps import DiscreteSumStep, GaussianStep, Step
-from fedveil.privacy.contract import Mechanism, Use, mechanism
-from fedveil.privacy.mechanisms import CONTINUOUS_SHARES, EVERY_ADJACENCY, EVERY_TRUST
+from fedveil.privacy.contract import CONTINUOUS_SHARES, Mechanism, Use, mechanism
+from fedveil.privacy.mechanisms import EVERY_ADJACENCY, EVERY_TRUST
 from fedveil.privacy.refusals import AdjacencyRefused, AmplificationRefused, GradientRefused
 from fedveil.privacy.shown import at_least
 

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from fedveil.privacy.releases import PrivacyModel, Release
 
 EVERY_TRUST, EVERY_ADJACENCY = frozenset(Trust), frozenset(Adjacency)
-CONTINUOUS_SHARES = (
-    "continuous noise shares do not survive the integers of a secure sum; discrete Gaussian shares "
-    "would be certified"
-)
 
 
 @mechanism("gaussian")
@@ -50,9 +46,6 @@ class Gaussian(Mechanism):
 
     def step(self, use: Use) -> Step:
         return use.gaussian(self.noise_multiplier / use.factor)
-
-    def not_certified(self, model: PrivacyModel) -> str:
-        return CONTINUOUS_SHARES if model.trust is Trust.DISTRIBUTED else ""
 
 
 @mechanism("laplace")
@@ -168,6 +161,9 @@ class DiscreteGaussianSum(Mechanism):
     def noise_shares(self) -> int:
         return self.shares
 
+    def not_certified(self, model: PrivacyModel) -> str:
+        return ""
+
 
 @mechanism("noisy-votes")
 @dataclass(frozen=True)
@@ -191,9 +187,6 @@ class NoisyVotes(Mechanism):
 
     def step(self, use: Use) -> Step:
         return use.gaussian(self.noise_std / math.sqrt(use.factor))
-
-    def not_certified(self, model: PrivacyModel) -> str:
-        return CONTINUOUS_SHARES if model.trust is Trust.DISTRIBUTED else ""
 
 
 @mechanism("zcdp")
@@ -223,6 +216,9 @@ class Zcdp(Mechanism):
                 "add-remove",
                 "use adjacency add-remove",
             )
+
+    def not_certified(self, model: PrivacyModel) -> str:
+        return ""
 
     def rests_on(self) -> tuple[str, ...]:
         return (f"One participation is {at_least(self.rho, 6)}-zCDP, as was said.",)

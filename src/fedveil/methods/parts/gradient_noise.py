@@ -286,7 +286,7 @@ def _clip(context: NoiseContext) -> GradientClip:
     if clip is None or not clip.per_example or clip.order != 2:
         raise PrivacyRefusal(
             "gradient noise protects a record only if each example's gradient is clipped in L2",
-            "use method hu or dp-sgd, which do",
+            "use method gradient-noise or dp-sgd, which do",
         )
     return clip
 

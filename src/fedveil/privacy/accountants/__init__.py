@@ -120,7 +120,7 @@ def bounds(
             continue
         value = one.epsilon(steps, delta)
         if value is not None:
-            found[one.name] = value
+            found[one.name] = value if value >= 0 else math.inf  # NaN is no bound
     return tuple(found.items()) or (("none", math.inf),)
 
 

@@ -70,7 +70,7 @@ def _composed_gaussians(
     """The exact curve of the one Gaussian that all together amount to."""
     terms = []
     for step, noise in zip(steps, noises, strict=True):
-        if noise is None:
+        if noise is None or not noise > 0:
             return None
         terms.append(step.count * (1 / noise) ** 2)
     total = math.fsum(terms)
@@ -80,7 +80,7 @@ def _composed_gaussians(
 def _added_up(steps: Sequence[Step], values: Sequence[float | None]) -> float | None:
     total = 0.0
     for step, value in zip(steps, values, strict=True):
-        if value is None:
+        if value is None or not value >= 0:
             return None
         total += step.count * value
     return total

@@ -128,17 +128,31 @@ class GaussianStep(Step):
         return pld.from_gaussian_mechanism(self._whole, value_discretization_interval=interval)
 
 
+class _SampledGaussian(Step):
+    """What Gaussians on a secret sample share."""
+
+    noise: float
+    rate: float
+
+    def worst_gaussian(self) -> float:
+        return self.noise
+
+    def spread(self) -> float:
+        squared = min(self.noise**-2, 600.0)
+        return math.sqrt(math.log1p(self.rate**2 * math.expm1(squared)))
+
+    def largest_loss(self) -> float:
+        return curves.gaussian_loss(self.noise)
+
+
 @dataclass(frozen=True)
-class PoissonGaussianStep(Step):
+class PoissonGaussianStep(_SampledGaussian):
     """`count` Gaussians on Poisson samples of `rate`; add-remove or zero-out."""
 
     noise: float
     rate: float
     count: int = 1
     theorem = "Poisson sampling of a Gaussian (Mironov, Talwar, Zhang 2019)"
-
-    def worst_gaussian(self) -> float:
-        return self.noise
 
     def orders(self) -> Orders:
         return MIXED
@@ -151,18 +165,12 @@ class PoissonGaussianStep(Step):
             dp_event.PoissonSampledDpEvent(max(self.rate, _LEAST_RATE), gaussian), orders
         )
 
-    def spread(self) -> float:
-        return _sampled_spread(self.noise, self.rate)
-
-    def largest_loss(self) -> float:
-        return curves.gaussian_loss(self.noise)
-
     def losses(self, interval: float) -> Any:
         return curves.poisson(self.noise, self.rate, interval)
 
 
 @dataclass(frozen=True)
-class FixedSizeGaussianStep(Step):
+class FixedSizeGaussianStep(_SampledGaussian):
     """`count` Gaussians on samples without replacement; one unit replaced.
 
     noise: std / (2 * clip), the replacement sensitivity.
@@ -175,9 +183,6 @@ class FixedSizeGaussianStep(Step):
         "sampling without replacement (Wang, Balle, Kasiviswanathan 2019; Zhu, Dong, Wang 2022)"
     )
 
-    def worst_gaussian(self) -> float:
-        return self.noise
-
     def orders(self) -> Orders:
         return WHOLE
 
@@ -185,18 +190,12 @@ class FixedSizeGaussianStep(Step):
         noise, rate = min(self.noise, _MUCH_NOISE), max(self.rate, _LEAST_RATE)
         return fixed_size_curve(noise, rate, np.array(orders, dtype=np.float64))
 
-    def spread(self) -> float:
-        return _sampled_spread(self.noise, self.rate)
-
-    def largest_loss(self) -> float:
-        return curves.gaussian_loss(self.noise)
-
     def losses(self, interval: float) -> Any:
         return curves.symmetrised(self.noise, self.rate, interval)
 
 
 @dataclass(frozen=True)
-class CappedPoissonGaussianStep(Step):
+class CappedPoissonGaussianStep(_SampledGaussian):
     """`count` Gaussians on Poisson samples cut to `cap`; add-remove among exactly `clients`.
 
     A client that enters a capped cohort may push another one out: twice the sensitivity.
@@ -211,9 +210,6 @@ class CappedPoissonGaussianStep(Step):
 
     def worst_gaussian(self) -> float:
         return self.noise / 2
-
-    def spread(self) -> float:
-        return _sampled_spread(self.noise, self.rate)
 
     def largest_loss(self) -> float:
         return curves.gaussian_loss(self.noise / 4)  # a displaced client doubles the step, twice
@@ -348,11 +344,6 @@ def merged(steps: Iterable[Step]) -> tuple[Step, ...]:
             once = with_count(step, 1)
             counts[once] = counts.get(once, 0) + step.count
     return tuple(with_count(once, counts[once]) for once in sorted(counts, key=repr))
-
-
-def _sampled_spread(noise: float, rate: float) -> float:
-    squared = min(noise**-2, 600.0)
-    return math.sqrt(math.log1p(rate**2 * math.expm1(squared)))
 
 
 def _perhaps_sampled(curve: Curve, grid: Curve, rate: float) -> Curve:
