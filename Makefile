@@ -32,6 +32,7 @@ check: .venv/tested
 	$(BIN)/ruff check src reproduction tests benchmarks tools
 	$(BIN)/ruff format --check src reproduction tests benchmarks tools
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 clean:
 	rm -rf .venv .mutants build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedveil.secagg.dropouts import Dropouts
 from fedveil.secagg.masks import apply_masks
-from fedveil.secagg.mode import Mode
+from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.simulation import Simulation, secure_sum
 
@@ -60,7 +60,7 @@ def mask_rate() -> Figure:
 
 def one_device() -> Figure:
     """A device with 100 neighbours masks, signs and frames a million parameters."""
-    simulation = Simulation(SecAggParams("bench", min_honest=50, sparse=False), Mode.FULL)
+    simulation = Simulation(SecAggParams("bench", min_honest=50, sparse=False), SecureMode.MASKED)
     vector = np.arange(1_000_000, dtype=np.int64)
     best = float("inf")
     for round_number in range(6):
@@ -72,7 +72,7 @@ def one_device() -> Figure:
 def server(dropout: float, limit: float) -> Figure:
     """100 devices x 1 M parameters: what the server does, answers of the devices included."""
     params = sparse_terms(100)
-    simulation = Simulation(params, Mode.FULL)
+    simulation = Simulation(params, SecureMode.MASKED)
     results = [
         _round(simulation, round_number, 100, 1_000_000, dropout) for round_number in range(2)
     ]
@@ -82,7 +82,7 @@ def server(dropout: float, limit: float) -> Figure:
     return Figure(what, seconds, "s", f"< {limit:g}", seconds < limit, best)
 
 
-def whole_round(mode: Mode) -> Figure:
+def whole_round(mode: SecureMode) -> Figure:
     """1000 devices x 100 k parameters, 5 % lost, everything simulated."""
     simulation = Simulation(sparse_terms(1000), mode)
     results = [_round(simulation, round_number, 1000, 100_000, 0.05) for round_number in range(2)]
@@ -103,7 +103,7 @@ def against_flower(repeats: int = 2) -> list[Figure]:
         "dimension": dimension,
         "lost": _lost(cohort, dropout),
     }
-    simulation = Simulation(params, Mode.FULL)
+    simulation = Simulation(params, SecureMode.MASKED)
     ours, theirs = [], []
     with subprocess.Popen(
         [_flower_python(), str(ROOT / "benchmarks" / "secagg_flower.py")],
@@ -189,8 +189,8 @@ def figures(with_flower: bool) -> list[Figure]:
         one_device(),
         server(0.0, 2.0),
         server(0.1, 10.0),
-        whole_round(Mode.FULL),
-        whole_round(Mode.MODELLED),
+        whole_round(SecureMode.MASKED),
+        whole_round(SecureMode.IDEAL),
     ]
     return found + (against_flower() if with_flower else [])
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.secagg.mode import Mode
+from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.simulation import Simulation
 
@@ -105,7 +105,7 @@ def main() -> None:
     params = SecAggParams(
         "bench", count // 2, count // 20, 0.1, sparse=True, honest_server=not asked.lying
     )
-    simulation = Simulation(params, Mode.FULL)
+    simulation = Simulation(params, SecureMode.MASKED)
     simulation.enrol(range(count))
     for round_number in range(2):
         meter = play(simulation, round_number, count, asked.dimension, asked.lost)

@@ -1,6 +1,6 @@
 """What secure aggregation adds to a training round: `python -m benchmarks.secagg_runs [--json]`.
 
-The same plans with plain integer sums (nobody lost), modelled and full secure sums, a round of each
+The same plans with plain integer sums (nobody lost), ideal and masked secure sums, a round of each
 in turn; the best of two dozen rounds, as other work may run at the same time. Noise shares are
 drawn in all three.
 """
@@ -21,6 +21,7 @@ import torch
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.run.run import Run, Speed
+from fedveil.secagg.aggregator import build_aggregator
 
 _HU = {
     "training.method": "gradient-noise",
@@ -51,25 +52,25 @@ CASES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Overhead:
-    """Seconds of a round by mode, and full mode's phases."""
+    """Seconds of a round by mode, and the masked mode's phases."""
 
     case: str
     none: float
-    modelled: float
-    full: float
+    ideal: float
+    masked: float
     phases: dict[str, float]
 
 
 def overhead(name: str, rounds: int) -> Overhead:
     values = {"seed": 1, "training.rounds": rounds, "evaluation.every": rounds} | CASES[name]
     runs: dict[str, Run] = {}
-    for mode in ("none", "modelled", "full"):
-        secure = "modelled" if mode == "none" else mode
+    for mode in ("none", "ideal", "masked"):
+        secure = "ideal" if mode == "none" else mode
         recipe = recipes.parse({}, values=values | {"aggregation.secure": secure})
         recipe = recipes.with_defaults(recipe)
         plan = plan_of(recipe, federation_of(recipe.data))
         runs[mode] = Run(plan, speed=Speed(processes=1, threads=1), every=rounds)
-    runs["none"].secure = None  # the same integers, added as they come
+    runs["none"].aggregator = build_aggregator(None)  # the same integers, added as they come
     spent: dict[str, list[float]] = {mode: [] for mode in runs}
     steps = {mode: iter(run) for mode, run in runs.items()}
     for _ in range(rounds - 1):  # the last round also evaluates
@@ -77,12 +78,11 @@ def overhead(name: str, rounds: int) -> Overhead:
             began = time.perf_counter()
             next(step)
             spent[mode].append(time.perf_counter() - began)
-    if not torch.equal(runs["modelled"].state.weights, runs["full"].state.weights):
-        raise RuntimeError("full and modelled sums differ")
+    if not torch.equal(runs["ideal"].state.weights, runs["masked"].state.weights):
+        raise RuntimeError("masked and ideal sums differ")
     best = {mode: min(times) for mode, times in spent.items()}
-    full = runs["full"].secure
-    phases = {} if full is None else {k: v / (rounds - 1) for k, v in full.seconds.items()}
-    return Overhead(name, best["none"], best["modelled"], best["full"], phases)
+    phases = {k: v / (rounds - 1) for k, v in runs["masked"].seconds.items()}
+    return Overhead(name, best["none"], best["ideal"], best["masked"], phases)
 
 
 def main() -> None:
@@ -94,11 +94,11 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"secagg_runs": [asdict(one) for one in measured]}))
         return
-    print(f"{'ms per round':38} {'none':>8} {'modelled':>9} {'full':>8}")
+    print(f"{'ms per round':38} {'none':>8} {'ideal':>8} {'masked':>8}")
     for one in measured:
-        ours = (one.none, one.modelled, one.full)
+        ours = (one.none, one.ideal, one.masked)
         print(f"{one.case:38}" + "".join(f" {1e3 * value:8.1f}" for value in ours))
-        print("    full: " + ", ".join(f"{k} {1e3 * v:.1f}" for k, v in one.phases.items()))
+        print("    masked: " + ", ".join(f"{k} {1e3 * v:.1f}" for k, v in one.phases.items()))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from fedveil.models.losses import example_losses
 from fedveil.models.zoo import build
 from fedveil.report.store import Outcome
 from fedveil.run.evaluation import Evaluator, Metrics
-from fedveil.run.run import RoundReport, Run, Speed
+from fedveil.run.round_report import RoundReport
+from fedveil.run.run import Run, Speed
 from reproduction.budgets import planned
 from reproduction.case import Case
 from reproduction.federations import federation_of

@@ -37,6 +37,7 @@ _RENAMED = {
     "Promise": "PrivacyModel",
     "Protection": "NoisePlacement",
     "Refused": "PrivacyRefusal",
+    "Secure": "SecureMode",
     "Setting": "PrivacyModel",
     "Shaping": "UpdatePipeline",
     "SharedNoise": "DistributedNoise",

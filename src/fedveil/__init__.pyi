@@ -38,8 +38,6 @@ from fedveil.methods.gradient_noise import gradient_noise as gradient_noise
 from fedveil.methods.laplacian_smoothing import dp_fed as dp_fed
 from fedveil.methods.laplacian_smoothing import laplacian_smoothing as laplacian_smoothing
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
-from fedveil.methods.parts.aggregation import Aggregation as Aggregation
-from fedveil.methods.parts.aggregation import Secure as Secure
 from fedveil.methods.parts.central_noise import CentralNoise as CentralNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise as DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise as GradientNoise
@@ -80,9 +78,11 @@ from fedveil.privacy.sampling import RoundRobin as RoundRobin
 from fedveil.recipes.sections import Recipe as Recipe
 from fedveil.run.directory import RunDirectory as RunDirectory
 from fedveil.run.evaluation import Metrics as Metrics
-from fedveil.run.run import RoundReport as RoundReport
+from fedveil.run.round_report import RoundReport as RoundReport
 from fedveil.run.run import Run as Run
 from fedveil.run.run import Speed as Speed
+from fedveil.secagg.aggregation import Aggregation as Aggregation
+from fedveil.secagg.mode import SecureMode as SecureMode
 from fedveil.server.optimizers import Adam as Adam
 from fedveil.server.optimizers import Sgd as Sgd
 from fedveil.server.smoothing import Smoothing as Smoothing

@@ -204,7 +204,7 @@ def test_a_protected_run_shows_no_times(tmp_path: Path, capsys: Capture) -> None
 def test_secure_sums_in_one_process_are_told(tmp_path: Path) -> None:
     """What ran is the mechanism that was proved, but whoever runs it has seen everything."""
     table = recipes.read(RECIPES / "ddgauss.toml")
-    for mode, word in (("modelled", "without masks"), ("full", "it holds all clients' data")):
+    for mode, word in (("ideal", "without masks"), ("masked", "it holds all clients' data")):
         changes = ["training.rounds=2", f"aggregation.secure={mode}"]
         guarantee = in_python(recipes.with_defaults(recipes.parse(table, changes)))
         (said,) = (one for one in guarantee.not_covered if one.startswith("Whoever runs this"))

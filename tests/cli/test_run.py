@@ -83,7 +83,7 @@ def test_a_protected_run_keeps_nothing_that_noise_does_not_cover(
     for path in (tmp_path / "out").rglob("*"):
         if path.suffix in (".jsonl", ".json", ".toml"):
             text = path.read_text()
-            assert "insight" not in text
+            assert "unprotected_stats" not in text
             assert 'norm"' not in text.replace('clip_norm"', "")
     lines = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
     allowed = {"round", "loss", "accuracy", "epsilon_so_far"}
@@ -163,19 +163,19 @@ LONG = [
 HELD = """
 import signal, sys
 from fedveil.cli import main
-from fedveil.run.run import Run
+from fedveil.run import run
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may have it ignored
-run_round = Run._round
+play_round = run.play_round
 
-def held(self, last):
-    report = run_round(self, last)
+def held(playing, last):
+    report = play_round(playing, last)
     if report.round_number == 2:
         print("holding", file=sys.stderr, flush=True)
         while True:
             signal.pause()
     return report
 
-Run._round = held
+run.play_round = held
 sys.exit(main(sys.argv[1:]))
 """
 

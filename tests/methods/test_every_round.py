@@ -29,6 +29,7 @@ from fedveil.privacy.clipping import Clip
 from fedveil.privacy.gradient_perturbation import GridGradients
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.run.run import Run
+from fedveil.run.sums import pipeline_in
 from tests.methods.reference import federation
 
 EVERYONE = CohortRule(Scheme.EVERYONE)
@@ -68,7 +69,7 @@ def used(made: Plan, number: int, state: dict[str, torch.Tensor]) -> tuple[float
     placement, context = made.method.placement, made.context
     assert isinstance(placement, SecureNoisePlacement)
     assert context is not None
-    pipeline = made.pipeline_in(number, state)
+    pipeline = pipeline_in(made, number, state)
     integers = placement.integers(context, pipeline, number)
     assert integers is not None
     assert pipeline.clip is not None
@@ -195,7 +196,7 @@ def test_noise_follows_the_bound_of_every_round(rate: LearningRate, noise: Noise
     assert placement is not None
     assert context is not None
     for number in range(ROUNDS):
-        pipeline = planned.pipeline_in(number, {})
+        pipeline = pipeline_in(planned, number, {})
         steps = placement.noise_steps(context, pipeline, number)
         assert pipeline.clip is not None
         assert pipeline.granularity is not None
@@ -400,7 +401,7 @@ def test_a_tracked_clip_stays_where_every_grid_was_tried(share: float) -> None:
 def test_rounding_adds_next_to_nothing_to_the_noise(clip: float, noise: float) -> None:
     method = dp_fedavg(rounds=1, cohort=EVERYONE, local=STEP, clip=Clip(clip))
     planned = made(method, noise=noise)
-    grid = planned.pipeline_in(0, {}).granularity
+    grid = pipeline_in(planned, 0, {}).granularity
     assert grid is not None
     assert 13 * grid**2 / 12 <= 1e-8 * (noise * clip) ** 2  # twelve updates and the noise itself
     assert grid <= clip * 2.0**-20

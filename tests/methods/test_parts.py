@@ -18,10 +18,10 @@ from fedveil.client.steps import local_updates
 from fedveil.client.update_pipeline import sparsify
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
-from fedveil.methods.parts.modular_grid import ModularGrid, Summands, proportional
 from fedveil.models.flat import Layout, Slot
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import discrete_gaussian, snap_conditional
+from fedveil.privacy.noise.modular_grid import ModularGrid, Summands, proportional
 
 
 class FixedGradients:

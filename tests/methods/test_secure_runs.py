@@ -1,9 +1,10 @@
-"""Secure sums in whole runs: same result masked or modelled, enough honest noise, or no release."""
+"""Secure sums in whole runs: same result masked or ideal, enough honest noise, or no release."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import DataSection, Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.aggregation import Aggregation
 from fedveil.methods.parts.noise_placement import SecureNoisePlacement
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import Release, account
@@ -26,6 +27,7 @@ from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import share
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run, Speed
+from fedveil.secagg.aggregation import Aggregation
 from fedveil.secagg.dropouts import draw_dropouts, planned_dropouts
 
 FEDERATION = federation_of(DataSection(clients=24))
@@ -94,38 +96,36 @@ def finished(plan: Plan, **speed: Any) -> Run:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_masked_and_modelled_sums_end_in_the_same_weights(name: str) -> None:
+def test_masked_and_ideal_sums_end_in_the_same_weights(name: str) -> None:
     runs = [
         finished(plan_for(CASES[name], secure=mode, dropout=0.25), chunk=5)
-        for mode in ("full", "modelled")
+        for mode in ("masked", "ideal")
     ]
-    full, modelled = runs
-    assert torch.equal(full.state.weights, modelled.state.weights)
-    assert not torch.equal(full.state.weights, full.plan.start)
-    assert full.dropouts == modelled.dropouts
-    assert any(one.survivors < one.cohort for one in full.dropouts.values())
-    assert full.secure is not None
-    assert full.secure.seconds["mask"] > 0
-    assert modelled.secure is not None
-    assert "mask" not in modelled.secure.seconds
+    masked, ideal = runs
+    assert torch.equal(masked.state.weights, ideal.state.weights)
+    assert not torch.equal(masked.state.weights, masked.plan.start)
+    assert masked.dropouts == ideal.dropouts
+    assert any(one.survivors < one.cohort for one in masked.dropouts.values())
+    assert masked.seconds["mask"] > 0
+    assert "mask" not in ideal.seconds
 
 
 def test_a_sparse_graph_changes_who_masks_with_whom_and_no_sum() -> None:
     values = UPDATES | {"seed": 1, "training.cohort": 40, "training.rounds": 2}
     data = federation_of(DataSection(clients=48))
     weights = []
-    for mode, sparse in (("full", True), ("modelled", True), ("modelled", False)):
+    for mode, sparse in (("masked", True), ("ideal", True), ("ideal", False)):
         settings = {"secure": mode, "sparse": sparse, "max_dropout": 0.1, "dropout": 0.02}
         chosen = recipe_of(values | {"privacy.noise_multiplier": 1.0}, **settings)
         run = finished(plan_of(chosen, data))
-        assert run.secure is not None
-        assert run.secure.sums.params.topology(40).complete is not sparse
+        assert run.plan.secure_sums is not None
+        assert run.plan.secure_sums.params.topology(40).complete is not sparse
         assert not any(one.not_released for one in run.dropouts.values())
         weights.append(run.state.weights)
     assert all(torch.equal(weights[0], other) for other in weights[1:])
 
 
-@pytest.mark.parametrize("mode", ["full", "modelled"])
+@pytest.mark.parametrize("mode", ["masked", "ideal"])
 def test_a_round_releases_the_mean_over_survivors_of_integers_and_their_own_noise(
     mode: str,
 ) -> None:
@@ -153,7 +153,7 @@ def test_a_round_releases_the_mean_over_survivors_of_integers_and_their_own_nois
 
 
 def test_a_tracked_clip_is_counted_over_survivors_with_noise_of_its_own() -> None:
-    plan = plan_for(CASES["ddgauss, clip tracked"], secure="full", dropout=0.25)
+    plan = plan_for(CASES["ddgauss, clip tracked"], secure="masked", dropout=0.25)
     run = Run(plan, speed=Speed(chunk=1))
     report = next(iter(run))
     cohort = plan.sampling.draw(0, plan.randomness.stream("cohort", 0))
@@ -257,7 +257,7 @@ def test_as_many_honest_clients_are_counted_on_as_were_named_but_at_least_two(
     assert Aggregation().resolve("x", 12, 2, honest_shares=asked).params.min_honest == taken
 
 
-@pytest.mark.parametrize("mode", ["full", "modelled"])
+@pytest.mark.parametrize("mode", ["masked", "ideal"])
 def test_a_round_with_too_few_survivors_changes_nothing_and_is_paid_for(
     tmp_path: Path, mode: str
 ) -> None:
@@ -265,8 +265,8 @@ def test_a_round_with_too_few_survivors_changes_nothing_and_is_paid_for(
     plan = plan_for(values, secure=mode, dropout=0.3, max_dropout=0.25)
     directory = RunDirectory.create(tmp_path / "r", plan, {"seed": 1})
     run = Run(plan, every=1).keep_in(directory)
-    assert run.secure is not None
-    assert run.secure.sums.fewest == 9
+    assert run.plan.secure_sums is not None
+    assert run.plan.secure_sums.fewest == 9
     kept, missing = [], 0
     before = run.state.weights
     for report in run:
@@ -287,7 +287,7 @@ def test_a_round_with_too_few_survivors_changes_nothing_and_is_paid_for(
     assert plan.guarantee is not None
     assert spent.epsilon == plan.guarantee.epsilon
     lines = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
-    assert sum("not_released" in line["secure"] for line in lines) == missing
+    assert sum("not_released" in line["dropouts"] for line in lines) == missing
 
 
 def test_if_everybody_vanishes_the_model_stays_as_it_began() -> None:
@@ -316,7 +316,7 @@ def test_a_run_with_losses_resumed_from_its_directory_ends_the_same(tmp_path: Pa
 def test_a_protected_round_that_breaks_off_while_masking_is_paid_for_and_never_drawn_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_for(UPDATES | {"training.rounds": 4}, seed=None, secure="full")
+    plan = plan_for(UPDATES | {"training.rounds": 4}, seed=None, secure="masked")
     directory = RunDirectory.create(tmp_path / "r", plan, {})
     run = Run(plan).keep_in(directory)
     masked = 0
@@ -341,14 +341,13 @@ def test_a_protected_round_that_breaks_off_while_masking_is_paid_for_and_never_d
 
 
 def test_a_protected_run_shows_who_came_and_how_long_the_protocol_took_and_no_more() -> None:
-    run = Run(plan_for(UPDATES, seed=None, secure="full", dropout=0.1))
+    run = Run(plan_for(UPDATES, seed=None, secure="masked", dropout=0.1))
     for report in run:
         assert report.unprotected_stats is None
         assert report.seconds is None
         assert report.dropouts is not None
         assert report.dropouts.cohort == 12
-    assert run.secure is not None
-    assert set(run.secure.seconds) == {"enrol", "share", "mask", "add", "confirm", "unmask"}
+    assert set(run.seconds) == {"enrol", "share", "mask", "add", "confirm", "unmask"}
     assert run.plan.guarantee is not None
     assert run.plan.guarantee.certified
 
@@ -365,14 +364,14 @@ def test_idealised_updates_are_lost_like_integers() -> None:
     assert torch.allclose(exact.state.weights, idealised.state.weights, atol=1e-3)
 
 
-def test_several_processes_mask_what_they_model() -> None:
+def test_several_processes_mask_what_they_add_in_the_open() -> None:
     values = CASES["steps alone"] | {"training.rounds": 2}
-    full, modelled = (
+    masked, ideal = (
         finished(plan_for(values, secure=mode, dropout=0.1), processes=2)
-        for mode in ("full", "modelled")
+        for mode in ("masked", "ideal")
     )
-    assert full.engine.name == modelled.engine.name == "processes"
-    assert torch.equal(full.state.weights, modelled.state.weights)
+    assert masked.engine.name == ideal.engine.name == "processes"
+    assert torch.equal(masked.state.weights, ideal.state.weights)
 
 
 @pytest.mark.parametrize(
@@ -381,7 +380,7 @@ def test_several_processes_mask_what_they_model() -> None:
         (UPDATES, {"secure": "none"}, PrivacyRefusal, "rests on secure sums"),
         (UPDATES, {"secure": "maybe"}, ConfigError, "aggregation.secure: unknown"),
         (UPDATES, {"dropout": 1.0}, ConfigError, "aggregation.dropout"),
-        (UPDATES, {"max_dropout": 0.5}, ConfigError, "at most 5 losses"),
+        (UPDATES, {"max_dropout": 0.5}, ConfigError, "at most 5 dropouts"),
         (UPDATES, {"min_honest": 13}, ConfigError, "more than the cohort of 12"),
         (UPDATES, {"honest_server": True}, ConfigError, "sparse"),
         (UPDATES | {"privacy.colluders": 11}, {}, ConfigError, "two honest"),
@@ -389,12 +388,12 @@ def test_several_processes_mask_what_they_model() -> None:
         (UPDATES | {"training.cohort": 1}, {}, PrivacyRefusal, "two clients or more"),
         (
             UPDATES | {"privacy.arithmetic": "idealised"},
-            {"secure": "full"},
+            {"secure": "masked"},
             ConfigError,
             "integers",
         ),
         (UPDATES | {"privacy.trust": "central"}, {"dropout": 0.1}, ConfigError, "no secure sums"),
-        (UPDATES | {"privacy.trust": "local"}, {"secure": "full"}, ConfigError, "no secure sums"),
+        (UPDATES | {"privacy.trust": "local"}, {"secure": "masked"}, ConfigError, "no secure sums"),
         ({"training.method": "fedavg"}, {"dropout": 0.1}, ConfigError, "carry noise shares"),
     ],
 )
@@ -405,15 +404,28 @@ def test_what_no_sum_can_keep_is_refused(
         plan_for(values, **aggregation)
 
 
+@pytest.mark.parametrize(("earlier", "now"), [("full", "masked"), ("modelled", "ideal")])
+def test_words_of_earlier_recipes_are_still_understood(earlier: str, now: str) -> None:
+    assert recipe_of(UPDATES, secure=earlier) == recipe_of(UPDATES, secure=now)
+    assert recipe_of(UPDATES, secure=earlier).aggregation.secure == now
+
+
+def test_masks_refuse_updates_that_are_made_no_integers_later() -> None:
+    plan = plan_for(UPDATES, secure="masked")
+    assert plan.context is not None
+    with pytest.raises(ConfigError, match="masks hide integers"):
+        replace(plan, context=replace(plan.context, arithmetic=Arithmetic.IDEALISED))
+
+
 def test_secure_aggregation_in_one_word_chooses_distributed_trust() -> None:
     table = {"aggregation": "secure", "training": {"method": "bounded-sparse"}}
     short = recipes.with_defaults(recipes.parse(table, ["aggregation.dropout=0.2"]))
-    assert short.aggregation.secure == "modelled"
+    assert short.aggregation.secure == "ideal"
     assert short.aggregation.dropout == 0.2
     assert short.privacy.trust == "distributed"
     assert short.training.sampling == "balanced"
-    full = recipes.with_defaults(recipes.parse(table, ["aggregation=full"]))
-    assert full.aggregation.secure == "full"
+    masked = recipes.with_defaults(recipes.parse(table, ["aggregation=full"]))
+    assert masked.aggregation.secure == "masked"
     plan = plan_of(short, FEDERATION)
     assert isinstance(plan.method.placement, SecureNoisePlacement)
     assert plan.guarantee is not None
@@ -436,9 +448,9 @@ def test_the_command_reports_what_was_lost(
     captured = capsys.readouterr()
     found = json.loads(captured.out)["secure_sums"]
     lines = [json.loads(line) for line in (tmp_path / "r/metrics.jsonl").read_text().splitlines()]
-    assert found["mode"] == "full"
+    assert found["mode"] == "masked"
     assert found["uploads"] == 80
-    assert found["lost"] == sum(20 - line["secure"]["survivors"] for line in lines) > 0
+    assert found["lost"] == sum(20 - line["dropouts"]["survivors"] for line in lines) > 0
     assert {"train", "noise", "mask", "unmask"} <= set(found["seconds"])
     assert f"fewer than {found['fewest_survivors']} survivors" in captured.err.replace("\n", " ")
 
@@ -447,4 +459,4 @@ def test_the_command_reports_what_was_lost(
 def test_the_shipped_recipes_are_recipes(name: str) -> None:
     recipe = recipes.with_defaults(recipes.parse(recipes.read(Path(name))))
     assert recipe.training.method == "gradient-noise"
-    assert recipe.aggregation.secure in ("full", "modelled")
+    assert recipe.aggregation.secure in ("masked", "ideal")

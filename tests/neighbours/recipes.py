@@ -47,7 +47,7 @@ def draw_recipe(
     if not record and method not in ("client-noise", "ae-dpfl"):
         _shaping(draw, method, training, privacy, trust)
     if (trust == "distributed" or method == "ddgauss") and draw.random() < 0.3:
-        secure: dict[str, Any] = {"secure": str(draw.choice(("full", "modelled", "modelled")))}
+        secure: dict[str, Any] = {"secure": str(draw.choice(("masked", "ideal", "ideal")))}
         if draw.random() < 0.5:
             secure["dropout"] = 0.2
         table["aggregation"] = secure

@@ -27,9 +27,9 @@ from fedveil.engines import isolated_dual as lone_dual
 from fedveil.engines import isolated_moments as lone_moments
 from fedveil.methods.parts import central_noise, local_noise, noisy_votes
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.modular_grid import NoisyIntegers
 from fedveil.planning import plan as plan_module
 from fedveil.privacy import accounting, clipping
+from fedveil.privacy.noise.modular_grid import NoisyIntegers
 from fedveil.run import run as run_module
 from fedveil.run.evaluation import Metrics
 

@@ -108,11 +108,11 @@ def _a_kill(run: Run, round_number: int, moment: str) -> Iterator[None]:
 
         return wrapped
 
-    train, store, reserve = run.engine.round_sum, Run._store, Ledger.reserve
+    train, store, reserve = run.engine.round_sum, Run.store, Ledger.reserve
     stored = around(around(store, "before storing", False), "after storing", True)
     with (
         patch.object(run.engine, "round_sum", around(train, "after training", True)),
-        patch.object(Run, "_store", stored),
+        patch.object(Run, "store", stored),
         patch.object(Ledger, "reserve", around(reserve, "after reserving", True)),
     ):
         yield

@@ -26,7 +26,9 @@ from fedveil.models.images import ChannelsFirst
 from fedveil.models.text import CharacterLstm
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.run.directory import RunDirectory
+from fedveil.run.round import play_round
 from fedveil.run.run import Run, Speed
+from fedveil.run.sums import pipeline_in
 
 from .cases import Case
 from .coupling import Streams
@@ -67,9 +69,9 @@ def play(
             run.keep_in(RunDirectory.create(keep, planned, recipes.to_table(chosen)))
         try:
             for number in range(planned.method.rounds):
-                pipeline = planned.pipeline_in(number, run.state.optimizer)
+                pipeline = pipeline_in(planned, number, run.state.optimizer)
                 world.shapings.append((pipeline.clip, pipeline.granularity))
-                report = run._round(last=number + 1 == planned.method.rounds)
+                report = play_round(run, last=number + 1 == planned.method.rounds)
                 world.states.append(_bytes(run.state.weights, run.state.optimizer, report))
         except (FedveilError, ValueError, RuntimeError, ArithmeticError, IndexError) as error:
             world.failure = f"{type(error).__name__}: {error}"

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedveil.core.errors import ConfigError
-from fedveil.secagg.modulus import bits_for, decode, encode
+from fedveil.privacy.noise.modular_grid import bits_for
+from fedveil.secagg.modulus import decode, encode
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)

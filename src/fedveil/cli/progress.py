@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from fedveil.cli import console
 from fedveil.privacy.shown import at_most
 from fedveil.run.evaluation import Metrics
-from fedveil.run.run import RoundReport, Run
+from fedveil.run.round_report import RoundReport
+from fedveil.run.run import Run
 
 Show = Callable[[RoundReport], None]
 

@@ -171,8 +171,8 @@ def _warn(run: Run, *, quiet: bool) -> None:
             console.say(f"{guarantee.reason}.", heading="Not certified:", to=errors)
     else:
         console.say(guarantee.statement, heading="Guarantee:", to=errors)
-    if run.secure is not None and not quiet:
-        console.say(planned(run.secure.sums), heading="Secure sums:", to=errors)
+    if run.plan.secure_sums is not None and not quiet:
+        console.say(planned(run.plan.secure_sums), heading="Secure sums:", to=errors)
 
 
 def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:

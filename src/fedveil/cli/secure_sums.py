@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedveil.methods.parts.aggregation import SecureSums
     from fedveil.run.run import Run
+    from fedveil.secagg.aggregation import SecureSums
 
 
 def planned(sums: SecureSums) -> str:
@@ -26,9 +26,9 @@ def planned(sums: SecureSums) -> str:
 
 def secure_document(run: Run) -> dict[str, Any] | None:
     """What became of all rounds; None if the run took no secure sums."""
-    if run.secure is None:
+    sums, rounds = run.plan.secure_sums, run.dropouts
+    if sums is None:
         return None
-    sums, rounds = run.secure.sums, run.dropouts
     topology = sums.params.topology(sums.cohort)
     lost = [one.cohort - one.survivors for one in rounds.values()]
     return {
@@ -44,7 +44,7 @@ def secure_document(run: Run) -> dict[str, Any] | None:
         "lost": sum(lost),
         "most_lost": max(lost, default=0),
         "not_released": [number for number, one in rounds.items() if one.not_released],
-        "seconds": {name: round(spent, 4) for name, spent in run.secure.seconds.items()},
+        "seconds": {name: round(spent, 4) for name, spent in run.seconds.items()},
     }
 
 

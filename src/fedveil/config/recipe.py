@@ -20,6 +20,7 @@ from fedveil.core.units import Trust
 from fedveil.methods.registry import METHODS
 from fedveil.recipes.sections import AggregationSection, DataSection, PrivacySection, Recipe
 from fedveil.recipes.values import build
+from fedveil.secagg.mode import EARLIER_WORDS
 
 __all__ = [
     "DEFAULT_JOB",
@@ -109,14 +110,17 @@ def parse(
 _SEEN_SAMPLING = {"local": "round-robin", "distributed": "balanced"}  # no credit for a sample
 
 
+_SECURE_WORDS = EARLIER_WORDS | {"secure": "ideal"}
+
+
 def with_defaults(recipe: Recipe) -> Recipe:
     """Decide what was left open between alternatives: cohort or rate, steps or epochs, budget."""
     training, privacy, aggregation = recipe.training, recipe.privacy, recipe.aggregation
     method = METHODS.find(training.method, "training.method")
     training = replace(training, method=method.name)
-    if aggregation.secure == "secure":
-        aggregation = replace(aggregation, secure="modelled")
-    hidden, shares = aggregation.secure in ("full", "modelled"), method.trust is Trust.DISTRIBUTED
+    said = aggregation.secure
+    aggregation = replace(aggregation, secure=_SECURE_WORDS.get(said or "", said))
+    hidden, shares = aggregation.secure in ("masked", "ideal"), method.trust is Trust.DISTRIBUTED
     if method.private and hidden and privacy.trust is None and not shares:
         privacy = replace(privacy, trust="distributed")
     if training.sampling is None:

@@ -15,7 +15,13 @@ from fedveil.data.federation import Federation, Task
 from fedveil.methods.parts.method import Method, Voting
 from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
 from fedveil.models.flat import layout_of
-from fedveil.planning.secure_sums import check_central, check_sums, on_integers, secure_sums
+from fedveil.planning.secure_sums import (
+    check_central,
+    check_masks,
+    check_sums,
+    on_integers,
+    secure_sums,
+)
 from fedveil.privacy.sampling import Sampling
 from fedveil.server.distillation import Distillation
 
@@ -37,7 +43,7 @@ def pipeline_of(method: Method, federation: Federation, module: nn.Module) -> Up
     return pipeline
 
 
-def terms_of(
+def context_of(
     method: Method,
     federation: Federation,
     module: nn.Module,
@@ -52,6 +58,7 @@ def terms_of(
     if arithmetic is None and on_integers(placement, context):
         context = replace(context, arithmetic=Arithmetic.EXACT)
     check_sums(placement, context)
+    check_masks(placement, context)
     return context
 
 
@@ -64,7 +71,7 @@ def fitted(
     noise_multiplier: float = 1.0,
     summed: bool = True,
 ) -> NoiseContext:
-    """Terms with this noise; `summed=False` leaves secure sums out, which a simulation may."""
+    """A context with this noise; `summed=False` leaves secure sums out, which a simulation may."""
     pipeline, sampling = pipeline_of(method, federation, module), sampling_of(method, federation)
     if method.clip_rule is not None:
         pipeline = replace(pipeline, clip=method.clip_rule.clip(method.local, 0, {}))

@@ -24,7 +24,7 @@ from fedveil.data.federation import (
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.models.structure import as_written
-from fedveil.secagg.mode import Mode
+from fedveil.secagg.mode import SecureMode
 from fedveil.server.optimizers import Sgd
 
 _UNPROVED = "{} is none of fedveil's own parts: nothing is proved of it."
@@ -72,10 +72,10 @@ def not_covered(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
     found = list(test_examples(context.federation))
     if ARTIFICIAL_NOTE in context.federation.notes:
         found.append("A person: rows were dealt to artificial clients, and one client is a share.")
-    if context.secure is not None and context.secure.mode is Mode.MODELLED:
+    if context.secure is not None and context.secure.mode is SecureMode.IDEAL:
         found.append(
-            "Whoever runs this process: secure sums are modelled, without masks, and it sees what "
-            "every client sends."
+            "Whoever runs this process: secure sums are ideal, taken without masks, and it sees "
+            "what every client sends."
         )
     elif trust is not Trust.CENTRAL:
         found.append("Whoever runs this process: it holds all clients' data, noise and keys.")

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from torch import Tensor, nn
 
 from fedveil.client.local_training import LocalTraining
-from fedveil.client.records import client_sizes
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.arguments import settle
 from fedveil.core.display import Displayed
@@ -27,12 +26,12 @@ from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.every_round import check_every_round
 from fedveil.methods.parts.isolation import check_isolation
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, RoundContext
+from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
 from fedveil.models.check import check_model
 from fedveil.models.flat import Layout, flatten, layout_of
 from fedveil.planning import limits
-from fedveil.planning.fitting import distillation, fitted, pipeline_of, sampling_of, terms_of
-from fedveil.planning.secure_sums import check_central, check_sums
+from fedveil.planning.fitting import context_of, distillation, fitted, pipeline_of, sampling_of
+from fedveil.planning.secure_sums import check_central, check_masks, check_sums
 from fedveil.privacy.accounting import (
     PrivacyModel,
     Release,
@@ -44,7 +43,8 @@ from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Laplace
 from fedveil.privacy.sampling import Sampling
 from fedveil.privacy.shown import at_most
-from fedveil.server.optimizers import Optimizer, State
+from fedveil.secagg.aggregation import SecureSums
+from fedveil.server.optimizers import Optimizer
 
 
 @dataclass(frozen=True)
@@ -83,16 +83,7 @@ class Budget:
         return self.delta
 
 
-@dataclass(frozen=True)
-class Released:
-    """What a round released, and what it leaves for the next one."""
-
-    average: Tensor  # [parameters], or the votes' histogram
-    state: State  # of the clip rule; released values only
-    figures: Mapping[str, float] = field(default_factory=dict)  # released statistics by name
-
-
-# Of a plan's terms these are chosen; all others follow from its method, federation and module.
+# Of a plan's context these are chosen; the rest follows from its method, federation and module.
 _CHOSEN = ("noise_multiplier", "arithmetic", "secure")
 
 
@@ -100,10 +91,10 @@ _CHOSEN = ("noise_multiplier", "arithmetic", "secure")
 class Plan(Displayed):
     """What will run, decided to the last number. Build one with `plan`.
 
-    Only choices are kept. Sampling, pipeline, privacy model and guarantee are derived from them, so
-    that `dataclasses.replace` yields a plan that does what its guarantee says, and says what it
-    does: with another method, federation or module the terms are fitted again; other terms may
-    bring another noise multiplier, arithmetic or secure sums.
+    It is data, and holds choices only. Sampling, pipeline, privacy model and guarantee are derived
+    from them, so that `dataclasses.replace` yields a plan that does what its guarantee says: with
+    another method, federation or module the context is fitted again; another context may bring
+    another noise multiplier, arithmetic or secure sums.
     """
 
     method: Method
@@ -115,7 +106,7 @@ class Plan(Displayed):
     delta: float | None = None  # of the guarantee; None: a simulation that promises nothing
     declared: tuple[str, ...] = ()  # what else the guarantee takes to be public
     unprotected: tuple[str, ...] = ()  # what else was taken from the protected data
-    basis: tuple[object, ...] = field(default=(), repr=False, compare=False)  # of the terms
+    basis: tuple[object, ...] = field(default=(), repr=False, compare=False)  # of the context
 
     def __post_init__(self) -> None:
         if self.start.shape != (self.layout.size,):
@@ -124,11 +115,11 @@ class Plan(Displayed):
         if placement is None or context is None:
             if (placement is None) != (context is None):
                 raise ConfigError(
-                    "context: a plan has them if its method adds noise; make a new plan"
+                    "context: a plan has one if its method adds noise; make a new plan"
                 )
             return
         basis = (self.method, self.federation, self.module)
-        tried = self.basis[3:]  # terms of which every round was tried
+        tried = self.basis[3:]  # a context with which every round was tried
         if tried and all(map(operator.is_, self.basis, basis)):
             for name in (each.name for each in fields(NoiseContext) if each.name not in _CHOSEN):
                 if getattr(context, name) is not getattr(self.basis[3], name):
@@ -142,6 +133,7 @@ class Plan(Displayed):
         if not tried or context is not tried[0]:
             check_every_round(self.method, placement, context)
         settle(self, context=context, basis=(*basis, context))
+        check_masks(placement, context)
         if self.seed is None:
             if self.delta is None:
                 raise ConfigError("delta: a protected plan promises something, and needs one")
@@ -183,9 +175,14 @@ class Plan(Displayed):
     @cached_property
     def pipeline(self) -> UpdatePipeline:
         """What leaves a client in the first round."""
-        if self.method.placement is None:
+        if self.method.placement is None or self.context is None:
             return pipeline_of(self.method, self.federation, self.module)
-        return self.pipeline_in(0, {})
+        return self.method.placement.pipeline(self.context, self.context.pipeline.clip, 0)
+
+    @cached_property
+    def secure_sums(self) -> SecureSums | None:
+        """How sums are hidden from whoever takes them; None if they are not."""
+        return None if self.context is None else self.context.secure
 
     @cached_property
     def privacy_model(self) -> PrivacyModel | None:
@@ -208,7 +205,7 @@ class Plan(Displayed):
         releases = self.releases(self.method.rounds)
         return account(releases, privacy_model=self.privacy_model, delta=self.delta)
 
-    @property
+    @cached_property
     def protected(self) -> bool:
         """No seed and some noise: only released values may be shown or kept."""
         return self.seed is None and self.method.placement is not None
@@ -227,15 +224,6 @@ class Plan(Displayed):
         if self.method.placement is None or self.context is None:
             return self.method.local
         return self.method.placement.local(self.context)
-
-    def pipeline_in(self, round_number: int, state: State) -> UpdatePipeline:
-        """What leaves a client in round `round` (from 0), after the rounds that left `state`."""
-        if self.method.placement is None or self.context is None:
-            return self.pipeline
-        clip = self.context.pipeline.clip
-        if self.method.clip_rule is not None:
-            clip = self.method.clip_rule.clip(self.method.local, round_number, state)
-        return self.method.placement.pipeline(self.context, clip, round_number)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -277,52 +265,6 @@ class Plan(Displayed):
             releases, privacy_model=self.privacy_model, delta=self.guarantee.delta
         ).epsilon
 
-    def release(
-        self,
-        total: Tensor,
-        norms: Tensor,
-        pipeline: UpdatePipeline,
-        state: State,
-        this_round: RoundContext,
-    ) -> Released:
-        """What a round's sum of shaped updates and their norms `[cohort]` become when they leave.
-
-        A private method divides by the public expected cohort, never by the realised one. Secure
-        sums come in by `averaged` instead.
-        """
-        placement, context, rule = self.method.placement, self.context, self.method.clip_rule
-        if placement is None or context is None:
-            sizes = client_sizes(self.federation, this_round.cohort)
-            weight = float(pipeline.weights(sizes).sum())
-            return Released((total / max(weight, 1e-30)).float(), {})
-        private = placement.protect(context, total, pipeline, this_round)
-        count = None
-        if isinstance(rule, AdaptiveClipping):
-            clip = pipeline.clip or context.clip
-            count = rule.count(placement, context, norms, clip, this_round)
-        return self.averaged(private, count, self.sampling.expected_cohort, pipeline, state)
-
-    def averaged(
-        self,
-        total: Tensor,
-        count: float | None,
-        clients: float,
-        pipeline: UpdatePipeline,
-        state: State,
-    ) -> Released:
-        """What private sums, of updates and of a tracked clip's count, become when they leave.
-
-        `clients` divides them: the expected cohort, or under a secure sum the survivors, whose
-        number is no secret there.
-        """
-        rule, context = self.method.clip_rule, self.context
-        average = total / clients
-        if count is None or context is None or not isinstance(rule, AdaptiveClipping):
-            return Released(average, {})
-        clip = pipeline.clip or context.clip
-        moved, share = rule.follow(count, clients, clip, state)
-        return Released(average, moved, {"clip_norm": clip.norm, "below_clip": share})
-
 
 def plan(
     method: Method,
@@ -359,7 +301,7 @@ def plan(
     if budget is None:
         raise ConfigError(f"privacy.epsilon: method {method.name!r} needs a budget")
     check_isolation(model, federation, method.local.per_example)
-    context = terms_of(method, federation, model, placement, seed, arithmetic)
+    context = context_of(method, federation, model, placement, seed, arithmetic)
     privacy_model = _privacy_model(method, placement, context, seed, declared, unprotected)
     delta = _delta(method, placement, context, privacy_model, budget)
     if budget.noise_multiplier is not None:
@@ -384,7 +326,7 @@ def quick_noise(method: Method, like: Plan, budget: Budget) -> float:
     placement = method.placement
     if placement is None or like.context is None or budget.epsilon is None:
         raise ConfigError(f"training.method: {method.name!r} adds no noise")
-    context = terms_of(
+    context = context_of(
         method, like.federation, like.module, placement, like.seed, like.context.arithmetic
     )
     privacy_model = _privacy_model(method, placement, context, like.seed)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Trust
-from fedveil.methods.parts.aggregation import Secure, SecureSums
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import (
     NoiseContext,
@@ -13,7 +12,8 @@ from fedveil.methods.parts.noise_placement import (
     certain_cohort,
 )
 from fedveil.privacy.sampling import Sampling
-from fedveil.secagg.mode import Mode
+from fedveil.secagg.aggregation import SecureSums
+from fedveil.secagg.mode import SecureMode
 
 
 def secure_sums(
@@ -28,7 +28,7 @@ def secure_sums(
                 "privacy.trust distributed, or leave the section out"
             )
         return None
-    if asked.secure is Secure.NONE:
+    if asked.secure is SecureMode.NONE:
         return None
     cohort = certain_cohort(sampling)
     if cohort < 2 and not asked.asked:
@@ -50,19 +50,22 @@ def check_central(placement: NoisePlacement, context: NoiseContext) -> None:
 
 
 def check_sums(placement: NoisePlacement, context: NoiseContext) -> None:
-    """A promise that rests on a secure sum needs one, and masks need integers."""
-    if context.secure is None:
-        if placement.privacy_model(context).trust is Trust.DISTRIBUTED:
-            raise PrivacyRefusal(
-                "distributed trust rests on secure sums over two clients or more, and this plan "
-                "has none",
-                "use aggregation.secure modelled or full, or privacy.trust local or central",
-            )
-        return
-    if context.secure.mode is Mode.FULL and isinstance(placement, SecureNoisePlacement):
+    """A promise that rests on a secure sum needs one."""
+    if context.secure is None and placement.privacy_model(context).trust is Trust.DISTRIBUTED:
+        raise PrivacyRefusal(
+            "distributed trust rests on secure sums over two clients or more, and this plan has "
+            "none",
+            "use aggregation.secure masked or ideal, or privacy.trust local or central",
+        )
+
+
+def check_masks(placement: NoisePlacement, context: NoiseContext) -> None:
+    """Masks need integers."""
+    masked = context.secure is not None and context.secure.mode is SecureMode.MASKED
+    if masked and isinstance(placement, SecureNoisePlacement):
         pipeline = placement.pipeline(context, context.pipeline.clip, 0)
         if placement.integers(context, pipeline, 0) is None:
             raise ConfigError(
                 "privacy.arithmetic: masks hide integers, and 'idealised' updates are none; use "
-                "exact, or aggregation.secure modelled"
+                "exact, or aggregation.secure ideal"
             )

@@ -85,11 +85,12 @@ class PrivacySection:
 
 @dataclass(frozen=True)
 class AggregationSection:
-    """Secure sums. `aggregation = "secure"` is short for `secure = "modelled"`, and `"full"` for
-    `secure = "full"`. A method whose `privacy.trust` is left open is then under distributed trust.
+    """Secure sums. `aggregation = "secure"` is short for `secure = "ideal"`, and `"masked"` for
+    `secure = "masked"`. A method whose `privacy.trust` is left open is then under distributed
+    trust.
     """
 
-    secure: str | None = None  # full, modelled or none; None: modelled under distributed trust
+    secure: str | None = None  # masked, ideal or none; None: ideal under distributed trust
     dropout: float = 0.0  # probability with which each device is lost in a round; simulated
     max_dropout: float | None = None  # share of a cohort that may be lost; None: as dropout needs
     min_honest: int | None = None  # honest noise shares in every sum; None: all that must arrive

@@ -25,7 +25,7 @@ from fedveil.data.federation import Federation
 from fedveil.run.evidence import Seen
 from fedveil.server.optimizers import State
 
-FORMAT = "fedveil-checkpoint-2"
+FORMAT = "fedveil-checkpoint-3"
 
 
 @dataclass(frozen=True)

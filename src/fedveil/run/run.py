@@ -1,40 +1,37 @@
-"""A Run executes a Plan round by round, and keeps what it did.
-
-The order inside a round is what makes the guarantee true: the release is written to the ledger,
-then the noisy result is computed, then it is stored, and only then shown.
-"""
+"""A Run executes a Plan round by round, and keeps what it did. `round.py` has the round itself."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from safetensors.torch import save
 from torch import nn
 
-from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.engines.choose import build_engine, choose, device_of
-from fedveil.engines.contract import Job
+from fedveil.engines.contract import Job, RoundSum
 from fedveil.engines.cost import Workload
-from fedveil.methods.parts.noise_placement import RoundContext
 from fedveil.models.flat import load
 from fedveil.planning.plan import Plan
 from fedveil.run.checkpoint import Checkpoint, write_atomically
 from fedveil.run.directory import RunDirectory
 from fedveil.run.evaluation import Evaluator, Metrics
-from fedveil.run.unprotected_stats import UnprotectedStats, unprotected_stats_of
+from fedveil.run.round import play_round
+from fedveil.run.round_report import RoundDropouts, RoundReport, unprotected_stats_of
+from fedveil.secagg.aggregator import build_aggregator
 
-if TYPE_CHECKING:  # a tenth of a second that other runs need not wait
+if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee
     from fedveil.privacy.ledger import Ledger
-    from fedveil.run.secure_rounds import RoundDropouts, SecureRound, SecureRounds
 
+# How long these take does not depend on data or secrets, as training and noise do.
+_PROTOCOL = ("enrol", "share", "mask", "add", "confirm", "unmask")
 _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo rounds at no cost
 
 
@@ -47,33 +44,6 @@ class Speed:
     processes: int | None = None  # None: several if rounds are long enough
     threads: int | None = None  # of each process
     device: str | None = None  # cpu, or cuda
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """One finished round."""
-
-    round_number: int  # from 1
-    seconds: float | None  # simulations only: the time betrays the size of the cohort
-    epsilon_so_far: float | None  # of all rounds begun, had their number been fixed before
-    metrics: Metrics | None  # of the new weights on the test examples, at the chosen interval
-    unprotected_stats: UnprotectedStats | None  # simulations only
-    figures: Mapping[str, float]  # released beside the update, and accounted for
-    dropouts: RoundDropouts | None = None  # of a secure sum, which shows it to its server anyway
-
-    def to_dict(self) -> dict[str, Any]:
-        document: dict[str, Any] = {"round": self.round_number}
-        if self.seconds is not None:
-            document["seconds"] = round(self.seconds, 6)
-        if self.metrics is not None:
-            document |= asdict(self.metrics)
-            document["epsilon_so_far"] = self.epsilon_so_far
-        document |= self.figures
-        if self.dropouts is not None:
-            document["secure"] = self.dropouts.to_dict()
-        if self.unprotected_stats is not None:
-            document["insight"] = asdict(self.unprotected_stats)
-        return document
 
 
 class Run(Displayed):
@@ -99,8 +69,8 @@ class Run(Displayed):
         self.plan = plan
         self.directory: RunDirectory | None = None
         self.every = every or max(1, plan.method.rounds // 20)
-        self._randomness = plan.randomness
-        self.job = _job(plan, self._randomness)
+        self.randomness = plan.randomness
+        self.job = _job(plan, self.randomness)
         device = device_of(speed.device)
         self.choice = choose(
             self.job,
@@ -112,11 +82,7 @@ class Run(Displayed):
         self.engine = build_engine(
             self.job, self.choice, speed.chunk, device=device, threads=speed.threads
         )
-        self.secure: SecureRounds | None = None
-        if plan.context is not None and plan.context.secure is not None:
-            from fedveil.run.secure_rounds import SecureRounds
-
-            self.secure = SecureRounds(plan, self.engine)
+        self.aggregator = build_aggregator(plan.secure_sums)
         self.dropouts: dict[int, RoundDropouts] = {}  # by round, from 1
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
@@ -137,14 +103,10 @@ class Run(Displayed):
         directory.check(self.plan)
         self.directory = directory
         self.state = directory.load()
-        if self.secure is None:
-            return self
-        from fedveil.run.secure_rounds import RoundDropouts
-
         self.dropouts = {
-            line["round"]: RoundDropouts.from_dict(line["secure"])
+            line["round"]: RoundDropouts.from_dict(line["dropouts"])
             for line in directory.metrics()
-            if "secure" in line
+            if "dropouts" in line
         }
         return self
 
@@ -156,6 +118,12 @@ class Run(Displayed):
     @property
     def _ledger(self) -> Ledger | None:
         return None if self.directory is None else self.directory.ledger
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time by phase; a protected run shows those of a secure sum's protocol only."""
+        spent, protected = self.aggregator.watch.seconds, self.plan.protected
+        return {name: spent[name] for name in spent if not protected or name in _PROTOCOL}
 
     @property
     def next_round(self) -> int:
@@ -175,7 +143,7 @@ class Run(Displayed):
 
     def __iter__(self) -> Iterator[RoundReport]:
         while self.rounds_left > 0:
-            yield self._round(last=self.rounds_left == 1)
+            yield play_round(self, last=self.rounds_left == 1)
 
     def finish(self) -> Metrics:
         """Train to the end and evaluate."""
@@ -183,86 +151,38 @@ class Run(Displayed):
             pass
         return self.evaluate()
 
-    def _round(self, last: bool) -> RoundReport:
-        began = time.perf_counter()
-        plan, number = self.plan, self.next_round
-        drawn = self._randomness.stream("cohort", number)
-        cohort = plan.sampling.draw(number, drawn, plan.federation.clients)
+    def reserve(self, number: int) -> None:
+        """Pay for a round (from 0), before anything is computed in it."""
         if self._ledger is not None:
             self._ledger.reserve(number)
         self._begun = number + 1
-        pipeline = plan.pipeline_in(number, self.state.optimizer)
-        this_round = RoundContext(number, cohort, self._randomness)
-        secured = self._secured(pipeline, this_round)
-        if secured is None:
-            result = self.engine.round_sum(self.state.weights, cohort, number, pipeline)
-            released = plan.release(
-                result.total, result.norms, pipeline, self.state.optimizer, this_round
-            )
-        elif secured.result is None or secured.released is None:
-            return self._lost(number, secured.dropouts, last, time.perf_counter() - began)
-        else:
-            result, released = secured.result, secured.released
-        update = released.average
-        if plan.method.smoothing is not None:
-            update = plan.method.smoothing(update, plan.layout)
-        weights, optimizer = plan.optimizer.step(
-            self.state.weights, update, self.state.optimizer, number
-        )
-        state = Checkpoint(number + 1, weights, {**optimizer, **released.state})
-        self._store(state, last)
-        self.state = state
-        unprotected_stats = None if plan.protected else unprotected_stats_of(result)
-        dropouts = None if secured is None else secured.dropouts
-        seconds = time.perf_counter() - began
-        return self._report(unprotected_stats, released.figures, dropouts, last, seconds)
 
-    def _secured(self, pipeline: UpdatePipeline, this_round: RoundContext) -> SecureRound | None:
-        """The round by a secure sum, if the plan takes them."""
-        if self.secure is None:
-            return None
-        state = self.state
-        secured = self.secure.round(state.weights, pipeline, state.optimizer, this_round)
-        self.dropouts[this_round.round_number + 1] = secured.dropouts
-        return secured
-
-    def _lost(
-        self, number: int, dropouts: RoundDropouts, last: bool, seconds: float
-    ) -> RoundReport:
-        """A round that gave no sum: weights stay; its number and its reservation are used up."""
-        state = replace(self.state, rounds=number + 1)
-        self._store(state, last)
-        self.state = state
-        return self._report(None, {}, dropouts, last, seconds)
-
-    def _store(self, state: Checkpoint, last: bool) -> None:
-        """A protected run stores every round before anybody sees it: it cannot draw it again."""
-        if self.directory is None:
-            return
+    def store(self, state: Checkpoint, last: bool) -> None:
+        """Go on to this state. A protected run stores every round before anybody sees it: it cannot
+        draw it again."""
         due = time.monotonic() - self._saved > _CHECKPOINT_SECONDS
-        if self.plan.protected or due or last:
+        if self.directory is not None and (self.plan.protected or due or last):
             self.directory.save(state, durable=self.plan.protected or last)
             self._saved = time.monotonic()
+        self.state = state
 
-    def _report(
+    def report(
         self,
-        unprotected_stats: UnprotectedStats | None,
+        result: RoundSum | None,
         figures: Mapping[str, float],
         dropouts: RoundDropouts | None,
         last: bool,
-        seconds: float,
+        began: float,
     ) -> RoundReport:
-        done = self.state.rounds
+        """What is shown of the round that was stored last; `result` is for simulations only."""
+        protected, done = self.plan.protected, self.state.rounds
+        stats = None if protected or result is None else unprotected_stats_of(result)
+        seconds = None if protected else time.perf_counter() - began
         metrics = self.evaluate() if last or done % self.every == 0 else None
-        report = RoundReport(
-            round_number=done,
-            seconds=None if self.plan.protected else seconds,
-            epsilon_so_far=self.plan.spent(self.next_round) if metrics else None,
-            metrics=metrics,
-            unprotected_stats=unprotected_stats,
-            figures=figures,
-            dropouts=dropouts,
-        )
+        spent = self.plan.spent(self.next_round) if metrics else None
+        report = RoundReport(done, seconds, spent, metrics, stats, figures, dropouts)
+        if dropouts is not None:
+            self.dropouts[done] = dropouts
         if self.directory is not None:
             self.directory.append_metrics(report.to_dict())
         return report

@@ -40,12 +40,12 @@ def draw_dropouts(members: Sequence[int], rate: float, stream: Stream) -> Dropou
 def planned_dropouts(
     cohort: int, rate: float, colluders: int = 0, failure_probability: float = 2.0**-20
 ) -> int:
-    """How many losses to plan for if each device is lost with probability `rate`.
+    """How many dropouts to plan for if each device is lost with probability `rate`.
 
     The smallest number that is exceeded with at most `failure_probability`, but never more than
-    any graph can recover (colluders + 2 * losses < cohort - 1). In small cohorts that cap binds,
+    any graph can recover (colluders + 2 * dropouts < cohort - 1). In small cohorts that cap binds,
     and a round beyond it ends in `NotReleased`. A plan may then count on
-    cohort - losses - colluders honest survivors.
+    cohort - dropouts - colluders honest survivors.
     """
     if not 0 <= rate <= 1:
         raise ConfigError(f"dropout = {rate}: need a probability in [0, 1]")
@@ -75,12 +75,12 @@ class Course:
     ready: frozenset[int]  # hold enough of their neighbours' shares, and will send a vector
 
 
-def sharing_course(graph: Graph, threshold: int, fewest: int, losses: Dropouts) -> Course:
+def sharing_course(graph: Graph, threshold: int, fewest: int, dropouts: Dropouts) -> Course:
     """Who shares and who then sends a vector; `NotReleased` if too few share."""
     members = frozenset(graph.members)
-    sharers = members - losses.before_sharing
+    sharers = members - dropouts.before_sharing
     _enough(len(sharers), len(members), "shared", fewest)
-    ready = _connected(graph, sharers, sharers, threshold) - losses.before_upload
+    ready = _connected(graph, sharers, sharers, threshold) - dropouts.before_upload
     return Course(sharers, ready)
 
 
@@ -88,16 +88,16 @@ def unmasking_course(
     graph: Graph,
     threshold: int,
     fewest: int,
-    losses: Dropouts,
+    dropouts: Dropouts,
     sharers: frozenset[int],
     survivors: frozenset[int],
 ) -> None:
     """Whether the survivors' sum can be unmasked; `NotReleased` as the real protocol would."""
     cohort = len(graph.members)
     _enough(len(survivors), cohort, "survived", fewest)
-    confirmed = survivors - losses.before_confirming
+    confirmed = survivors - dropouts.before_confirming
     _enough(len(confirmed), cohort, "confirmed", threshold)
-    answering = _connected(graph, confirmed, confirmed, threshold) - losses.before_unmasking
+    answering = _connected(graph, confirmed, confirmed, threshold) - dropouts.before_unmasking
     for device in sorted(sharers):
         came = _neighbours_among(graph, device, answering)
         if came < threshold:

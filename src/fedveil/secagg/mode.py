@@ -1,10 +1,18 @@
-"""How a simulated secure sum is carried out."""
+"""How sums are hidden from the server of a run on one machine."""
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
+
+EARLIER_WORDS = {"full": "masked", "modelled": "ideal"}  # of recipes
 
 
-class Mode(Enum):
-    FULL = "full"  # keys, shares and masks
-    MODELLED = "modelled"  # their effect alone: the same integers under the same conditions
+class SecureMode(StrEnum):
+    MASKED = "masked"  # keys, shares and masks: every one is made and removed
+    IDEAL = "ideal"  # what they achieve: the same integers, sums and refusals, without any mask
+    NONE = "none"
+
+    @classmethod
+    def _missing_(cls, value: object) -> SecureMode | None:
+        word = EARLIER_WORDS.get(str(value))
+        return None if word is None else cls(word)

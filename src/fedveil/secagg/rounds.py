@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import random
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,20 +16,21 @@ from fedveil.secagg.dropouts import Dropouts, sharing_course, unmasking_course
 from fedveil.secagg.errors import Doubted, NotReleased, RuleBroken
 from fedveil.secagg.graph import Graph, round_graph
 from fedveil.secagg.masks import word_type
-from fedveil.secagg.mode import Mode
+from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.modulus import IntVector, decode, encode
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.server import Server
 from fedveil.secagg.server_round import ServerRound
+from fedveil.secagg.stopwatch import Stopwatch
 from fedveil.secagg.topology import Topology
 
 
 @dataclass(frozen=True)
-class RoundReport:
+class SumReport:
     """What happened in one round and what its secrecy assumed; `seconds` by phase."""
 
-    mode: Mode
+    mode: SecureMode
     round_number: int
     purpose: str
     cohort: int
@@ -54,22 +53,7 @@ class SecureSum:
 
     total: IntVector
     survivors: tuple[int, ...]
-    report: RoundReport
-
-
-@dataclass
-class Stopwatch:
-    """Seconds by phase."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+    report: SumReport
 
 
 @dataclass(frozen=True)
@@ -81,12 +65,12 @@ class Setting:
     dimension: int
     bits: int
     purpose: str
-    losses: Dropouts
+    dropouts: Dropouts
     params: SecAggParams
     topology: Topology
 
-    def model_seed(self) -> bytes:
-        """A modelled round draws no graph; any order that no loss depends on will do."""
+    def graph_seed(self) -> bytes:
+        """An ideal round draws no graph; any order that no loss depends on will do."""
         ids = b"".join(derive.id_bytes(member) for member in self.members)
         return derive.digest(
             b"model", self.round_number.to_bytes(8, "little"), self.purpose.encode(), ids
@@ -96,12 +80,13 @@ class Setting:
 class OpenRound(ABC):
     """A round that takes vectors from `wanted` devices, in any order, each once."""
 
-    mode: Mode
+    mode: SecureMode
 
-    def __init__(self, setting: Setting, watch: Stopwatch) -> None:
+    def __init__(self, setting: Setting, watch: Stopwatch, before: dict[str, float]) -> None:
         self.setting = setting
         self.wanted: tuple[int, ...] = ()
         self._watch = watch
+        self._before = before  # what the watch showed when the round was begun
         self._added: set[int] = set()
 
     def add(self, device: int, vector: IntVector) -> None:
@@ -119,7 +104,7 @@ class OpenRound(ABC):
         """The sum of what was added; wanted devices that added nothing count as lost."""
         total = self._unmask()
         setting = self.setting
-        report = RoundReport(
+        report = SumReport(
             self.mode,
             setting.round_number,
             setting.purpose,
@@ -130,7 +115,7 @@ class OpenRound(ABC):
             setting.params.min_honest,
             setting.params.colluders,
             setting.params.group(setting.topology),
-            dict(self._watch.seconds),
+            self._watch.since(self._before),
         )
         return SecureSum(total, tuple(sorted(self._added)), report)
 
@@ -141,20 +126,20 @@ class OpenRound(ABC):
     def _unmask(self) -> IntVector: ...
 
 
-class ModelledRound(OpenRound):
+class IdealRound(OpenRound):
     """The effect of secure aggregation: a sum modulo 2^bits, under the same conditions."""
 
-    mode = Mode.MODELLED
+    mode = SecureMode.IDEAL
 
-    def __init__(self, setting: Setting, watch: Stopwatch) -> None:
-        super().__init__(setting, watch)
+    def __init__(self, setting: Setting, watch: Stopwatch, before: dict[str, float]) -> None:
+        super().__init__(setting, watch, before)
         self._fewest = setting.params.fewest_survivors(len(setting.members))
         self._sharers = frozenset(setting.members)
         self.wanted = setting.members
-        if setting.losses != Dropouts():  # else everybody answers everybody, in any graph
+        if setting.dropouts != Dropouts():  # else everybody answers everybody, in any graph
             with watch.phase("share"):
                 course = sharing_course(
-                    self._graph, setting.topology.threshold, self._fewest, setting.losses
+                    self._graph, setting.topology.threshold, self._fewest, setting.dropouts
                 )
             self._sharers = course.sharers
             self.wanted = tuple(sorted(course.ready))
@@ -163,58 +148,58 @@ class ModelledRound(OpenRound):
     @property
     def _graph(self) -> Graph:
         setting = self.setting
-        return round_graph(setting.members, setting.topology.degree, setting.model_seed())
-
-    def add_sum(self, devices: Sequence[int], total: IntVector) -> None:
-        """The sum, modulo 2^bits, of these devices' vectors: the model needs no single ones."""
-        if not set(devices) <= set(self.wanted) or self._added & set(devices):
-            raise ConfigError(f"devices: not wanted in round {self.setting.round_number}, or twice")
-        if total.shape != (self.setting.dimension,) or total.dtype != np.int64:
-            raise ConfigError(f"total: need int64 ({self.setting.dimension},), got {total.shape}")
-        with self._watch.phase("add"):
-            np.add(self._total, total.astype(self._total.dtype), out=self._total)
-        self._added |= set(devices)
+        return round_graph(setting.members, setting.topology.degree, setting.graph_seed())
 
     def _upload(self, device: int, vector: IntVector) -> None:
         with self._watch.phase("add"):
             np.add(self._total, encode(vector, self.setting.bits), out=self._total)
 
-    def _unmask(self) -> IntVector:
+    def check(self, survivors: Collection[int]) -> None:
+        """Raise `NotReleased` if the protocol would refuse a sum of these devices."""
+        if len(survivors) == len(self.setting.members) and self.setting.dropouts == Dropouts():
+            return
         with self._watch.phase("unmask"):
-            if len(self._added) < len(self.setting.members) or self.setting.losses != Dropouts():
-                unmasking_course(
-                    self._graph,
-                    self.setting.topology.threshold,
-                    self._fewest,
-                    self.setting.losses,
-                    self._sharers,
-                    frozenset(self._added),
-                )
-            return decode(self._total, self.setting.bits)
+            unmasking_course(
+                self._graph,
+                self.setting.topology.threshold,
+                self._fewest,
+                self.setting.dropouts,
+                self._sharers,
+                frozenset(survivors),
+            )
+
+    def _unmask(self) -> IntVector:
+        self.check(self._added)
+        return decode(self._total, self.setting.bits)
 
 
-class FullRound(OpenRound):
+class MaskedRound(OpenRound):
     """Every frame of a round, passed between real state machines."""
 
-    mode = Mode.FULL
+    mode = SecureMode.MASKED
 
     def __init__(
-        self, setting: Setting, watch: Stopwatch, server: Server, devices: dict[int, Participant]
+        self,
+        setting: Setting,
+        watch: Stopwatch,
+        before: dict[str, float],
+        server: Server,
+        devices: dict[int, Participant],
     ) -> None:
-        super().__init__(setting, watch)
+        super().__init__(setting, watch, before)
         self._devices: dict[int, DeviceRound] = {}
-        losses = setting.losses
+        dropouts = setting.dropouts
         with watch.phase("share"):
             self._server = self._opened(server, devices)
             for member in setting.members:
-                if member not in losses.before_sharing:
+                if member not in dropouts.before_sharing:
                     self._devices[member] = devices[member].join(self._server.plan)
                     self._server.receive(self._devices[member].shares)
             self._server.close_sharing()
             self.wanted = tuple(
                 member
                 for member in self._devices
-                if self._agrees(member, self._take_sharers) and member not in losses.before_upload
+                if self._agrees(member, self._take_sharers) and member not in dropouts.before_upload
             )
 
     def _opened(self, server: Server, devices: dict[int, Participant]) -> ServerRound:
@@ -229,7 +214,7 @@ class FullRound(OpenRound):
         )
         if setting.topology.complete:
             return server.open(*details)
-        present = [m for m in setting.members if m not in setting.losses.before_sharing]
+        present = [m for m in setting.members if m not in setting.dropouts.before_sharing]
         count = setting.params.colluders + 1
         if len(present) < count:
             raise NotReleased(f"{len(present)} devices are there, {count} must draw the graph")
@@ -251,16 +236,16 @@ class FullRound(OpenRound):
             self._server.receive(frame)
 
     def _unmask(self) -> IntVector:
-        losses = self.setting.losses
+        dropouts = self.setting.dropouts
         with self._watch.phase("confirm"):
             self._server.close_upload()
             for device in self._server.survivors:
-                if device not in losses.before_confirming:
+                if device not in dropouts.before_confirming:
                     self._agrees(device, self._confirm)
             self._server.close_confirmation()
         with self._watch.phase("unmask"):
             for device in self._server.confirmed:
-                if device not in losses.before_unmasking:
+                if device not in dropouts.before_unmasking:
                     self._agrees(device, self._give_shares)
             return self._server.finish()
 

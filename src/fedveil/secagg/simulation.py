@@ -1,12 +1,12 @@
-"""Secure aggregation inside a simulation: played in full, or replaced by its exact effect.
+"""Secure aggregation inside a simulation: played in full, or replaced by what it achieves.
 
-`Mode.FULL` runs every device's and the server's state machine and passes real frames between them,
-one device at a time. `Mode.MODELLED` adds the same integers modulo the same power of two and
-refuses the same rounds, without keys or masks. Both give the same sum, bit for bit.
+`SecureMode.MASKED` runs every device's and the server's state machine and passes real frames
+between them, one device at a time. `SecureMode.IDEAL` adds the same integers modulo the same power
+of two and refuses the same rounds, without keys or masks. Both give the same sum, bit for bit.
 
-    simulation = Simulation(terms, Mode.FULL)
-    opened = simulation.open(round, members, dimension, bits, losses)
-    for device in opened.wanted:            # lost devices need not compute anything
+    simulation = Simulation(params, SecureMode.MASKED)
+    opened = simulation.open(round_number, members, dimension, bits, dropouts)
+    for device in opened.wanted:            # the others need not compute anything
         opened.add(device, vector)
     result = opened.finish()                # SecureSum, or NotReleased
 """
@@ -22,20 +22,20 @@ from fedveil.secagg.dropouts import Dropouts
 from fedveil.secagg.errors import NotReleased
 from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.keys import new_keys
-from fedveil.secagg.mode import Mode
+from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.modulus import IntVector, check_bits
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.rounds import (
-    FullRound,
-    ModelledRound,
+    IdealRound,
+    MaskedRound,
     OpenRound,
     SecureSum,
     Setting,
-    Stopwatch,
 )
 from fedveil.secagg.server import Server
+from fedveil.secagg.stopwatch import Stopwatch
 
 _REMEMBERED_SEEDS = 256  # per simulated device
 
@@ -44,9 +44,11 @@ class Simulation:
     """Rounds over simulated devices. Keys and masks come from the operating system in any case:
     they cancel, so a seeded run stays repeatable."""
 
-    def __init__(self, params: SecAggParams, mode: Mode) -> None:
-        self.params = params
-        self.mode = mode
+    def __init__(
+        self, params: SecAggParams, mode: SecureMode, watch: Stopwatch | None = None
+    ) -> None:
+        self.params, self.mode = params, mode
+        self._watch = watch or Stopwatch()
         self._key = Ed25519PrivateKey.generate()
         self._pinned: dict[int, bytes] = {}
         # One roster for all: each card's signature is then checked once and not once per device.
@@ -73,7 +75,7 @@ class Simulation:
         members: Sequence[int],
         dimension: int,
         bits: int,
-        losses: Dropouts | None = None,
+        dropouts: Dropouts | None = None,
         purpose: str = "update",
     ) -> OpenRound:
         """Start a round; raises `NotReleased` at once if too few devices are there."""
@@ -93,16 +95,16 @@ class Simulation:
             dimension,
             bits,
             purpose,
-            losses or Dropouts(),
+            dropouts or Dropouts(),
             self.params,
             topology,
         )
-        watch = Stopwatch()
-        if self.mode is Mode.MODELLED:
-            return ModelledRound(setting, watch)
+        watch, before = self._watch, dict(self._watch.seconds)
+        if self.mode is SecureMode.IDEAL:
+            return IdealRound(setting, watch, before)
         with watch.phase("enrol"):
             self.enrol(cohort)
-        return FullRound(setting, watch, self._server, self._devices)
+        return MaskedRound(setting, watch, before, self._server, self._devices)
 
 
 def secure_sum(
@@ -113,11 +115,11 @@ def secure_sum(
     bits: int,
     simulation: Simulation,
     round_number: int,
-    losses: Dropouts | None = None,
+    dropouts: Dropouts | None = None,
     purpose: str = "update",
 ) -> SecureSum:
     """One whole round: `vectors(device)` is asked for the devices that get to send one."""
-    opened = simulation.open(round_number, members, dimension, bits, losses, purpose)
+    opened = simulation.open(round_number, members, dimension, bits, dropouts, purpose)
     for device in opened.wanted:
         opened.add(device, vectors(device))
     return opened.finish()

@@ -20,6 +20,7 @@ from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.run import run as run_module
 from fedveil.run.run import Run
 
+from .. import worlds
 from .registry import dealt, plant, tracked
 
 
@@ -44,20 +45,23 @@ def clients_train_together() -> Any:
 @contextmanager
 def rates_of_the_longest_client() -> Iterator[None]:
     """A decaying rate that counts the steps of the client that takes the most."""
-    real, rates, longest = Run._round, LearningRate.of_round, 0
+    real, rates, longest = worlds.play_round, LearningRate.of_round, 0
 
-    def training(self: Run, last: bool) -> Any:
+    def training(run: Run, last: bool) -> Any:
         nonlocal longest
-        longest = int(step_counts(self.plan.federation.sizes, self.plan.local).max())
+        longest = int(step_counts(run.plan.federation.sizes, run.plan.local).max())
         try:
-            return real(self, last)
+            return real(run, last)
         finally:
             longest = 0
 
     def of_round(self: LearningRate, round_number: int, steps: int) -> list[float]:
         return rates(self, round_number, max(steps, longest))
 
-    with patch.object(Run, "_round", training), patch.object(LearningRate, "of_round", of_round):
+    with (
+        patch.object(worlds, "play_round", training),
+        patch.object(LearningRate, "of_round", of_round),
+    ):
         yield
 
 

@@ -12,7 +12,7 @@ from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.methods.parts.noisy_votes import VoteNoise
-from fedveil.run.secure_rounds import SecureRounds
+from fedveil.run.sums import PrivateSum
 
 from .registry import plant, tracked
 
@@ -33,13 +33,12 @@ def noise_of_the_first_clip() -> Any:
 @plant(40)
 def half_of_the_shares() -> Any:
     """Only every other client of a secure sum adds its noise share."""
-    real = SecureRounds._add_sum
+    real = PrivateSum.protect
 
-    def add_sum(self: Any, opened: Any, total: Any, integers: Any, present: Any) -> None:
-        fewer = replace(present, cohort=present.cohort[: (len(present.cohort) + 1) // 2])
-        real(self, opened, total, integers, fewer)
+    def protect(self: PrivateSum, total: Any, clients: Any) -> Any:
+        return real(self, total, clients[: (len(clients) + 1) // 2])
 
-    return patch.object(SecureRounds, "_add_sum", add_sum)
+    return patch.object(PrivateSum, "protect", protect)
 
 
 def _less(kind: type[Any], share: float) -> Any:

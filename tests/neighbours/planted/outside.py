@@ -15,6 +15,7 @@ from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.planning.plan import Plan
 from fedveil.privacy.ledger import Ledger
 from fedveil.run import directory
+from fedveil.run import round as round_module
 from fedveil.run.checkpoint import fingerprint, load_checkpoint
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
@@ -50,14 +51,7 @@ def a_killed_round_is_run_again() -> Iterator[None]:
 @plant(40, lambda case: "public_clients" in case.table["privacy"])
 def the_divisor_counts_clients() -> Any:
     """Add-remove, while sums are divided by those that came."""
-    real = Plan.release
-
-    def release(self: Plan, total: Any, norms: Any, *args: Any) -> Any:
-        found = real(self, total, norms, *args)
-        share = self.sampling.expected_cohort / max(1, len(norms))
-        return replace(found, average=found.average * share)
-
-    return patch.object(Plan, "release", release)
+    return patch.object(round_module, "divisor", lambda plan, pipeline, clients: len(clients) or 1)
 
 
 @plant(40, lambda case: case.kind.by_record)

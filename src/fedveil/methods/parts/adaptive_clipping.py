@@ -12,8 +12,7 @@ from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Trust
-from fedveil.methods.parts.aggregation import COUNT
-from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, RoundContext
+from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
 from fedveil.models.flat import Layout, Slot
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
@@ -148,21 +147,6 @@ class AdaptiveClipping:
         if pipeline.granularity is not None:
             halves = (halves / pipeline.granularity).long()  # powers of two: exact
         return own, pipeline, halves
-
-    def count(
-        self,
-        placement: NoisePlacement,
-        context: NoiseContext,
-        norms: torch.Tensor,
-        clip: Clip,
-        this_round: RoundContext,
-    ) -> float:
-        """The noisy sum over update norms `[cohort]` of (within the clip) - 1/2."""
-        own, pipeline, halves = self.halves(
-            placement, context, norms, clip, this_round.round_number
-        )
-        bits = replace(this_round, purpose=COUNT)
-        return float(placement.protect(own, halves.sum(dim=0), pipeline, bits))
 
     def follow(self, count: float, clients: float, clip: Clip, state: State) -> tuple[State, float]:
         """The clip's next state, and the released share of norms within the present one."""

@@ -12,13 +12,6 @@ from fedveil.client.local_training import LocalTraining
 from fedveil.client.rotation import Rotation
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.methods.parts.modular_grid import (
-    Ints,
-    ModularGrid,
-    NoisyIntegers,
-    Summands,
-    proportional,
-)
 from fedveil.methods.parts.noise_placement import (
     NoiseContext,
     RoundContext,
@@ -28,6 +21,13 @@ from fedveil.methods.parts.noise_placement import (
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, Gaussian
 from fedveil.privacy.noise import gaussian, unsnap
+from fedveil.privacy.noise.modular_grid import (
+    Ints,
+    ModularGrid,
+    NoisyIntegers,
+    Summands,
+    proportional,
+)
 from fedveil.privacy.releases import PrivacyModel, Release
 
 _BETA = math.exp(-0.5)

@@ -10,7 +10,6 @@ from fedveil.client.rotation import Rotation
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.aggregation import Aggregation, Secure
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.local_noise import LocalNoise
@@ -18,6 +17,8 @@ from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.methods.parts.noise_placement import Noise, NoisePlacement
 from fedveil.privacy.clipping import Clip
 from fedveil.recipes.sections import Recipe
+from fedveil.secagg.aggregation import Aggregation
+from fedveil.secagg.mode import SecureMode
 from fedveil.server.optimizers import Adam, Optimizer, Sgd
 from fedveil.server.smoothing import Order, Smoothing
 
@@ -162,7 +163,8 @@ def placement(recipe: Recipe, usual: Trust = Trust.CENTRAL) -> NoisePlacement:
 
 def aggregation(recipe: Recipe) -> Aggregation:
     chosen = recipe.aggregation
-    secure = None if chosen.secure is None else choice(Secure, "aggregation.secure", chosen.secure)
+    said = chosen.secure
+    secure = None if said is None else choice(SecureMode, "aggregation.secure", said)
     return Aggregation(
         secure,
         chosen.dropout,

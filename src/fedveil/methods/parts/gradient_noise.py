@@ -29,7 +29,6 @@ from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.certificate import non_expansive
 from fedveil.methods.parts.local_steps import least_noise, local_steps, longest_way, rates
-from fedveil.methods.parts.modular_grid import Ints, ModularGrid, NoisyIntegers, power_of_two_below
 from fedveil.methods.parts.noise_placement import (
     NoiseContext,
     RoundContext,
@@ -40,8 +39,9 @@ from fedveil.privacy.clipping import Clip
 from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
+from fedveil.privacy.noise.grid import power_of_two_below
+from fedveil.privacy.noise.modular_grid import Ints, ModularGrid, NoisyIntegers, bits_for
 from fedveil.privacy.releases import PrivacyModel, Release
-from fedveil.secagg.modulus import bits_for
 
 _ROUNDING = 1e-3  # how much rounding an upload may add to what one record moves
 _ROOM = 4.0  # uploads may be this much longer than gradients and noise make them; then they are cut

@@ -10,7 +10,6 @@ from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.methods.parts.adaptive_clipping import ClipRule
-from fedveil.methods.parts.aggregation import Aggregation
 from fedveil.methods.parts.noise_placement import NoisePlacement
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.privacy.sampling import (
@@ -22,6 +21,7 @@ from fedveil.privacy.sampling import (
     RoundRobin,
     Sampling,
 )
+from fedveil.secagg.aggregation import Aggregation
 from fedveil.server.optimizers import Optimizer, Sgd
 from fedveil.server.smoothing import Smoothing
 

@@ -20,14 +20,14 @@ from fedveil.core.errors import PrivacyRefusal
 from fedveil.core.randomness import Randomness, Stream
 from fedveil.core.units import Adjacency, Arithmetic, Trust
 from fedveil.data.federation import Federation
-from fedveil.methods.parts.aggregation import SecureSums
-from fedveil.methods.parts.modular_grid import Ints, NoisyIntegers
 from fedveil.models.flat import Layout
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.noise.modular_grid import Ints, NoisyIntegers
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import CappedPoisson, Poisson, Sampling
 from fedveil.privacy.translation import usual_adjacency
+from fedveil.secagg.aggregation import SecureSums
 
 Cohort = npt.NDArray[np.int64]
 

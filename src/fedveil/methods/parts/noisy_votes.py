@@ -13,7 +13,6 @@ from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.methods.parts.modular_grid import Ints, ModularGrid, NoisyIntegers
 from fedveil.methods.parts.noise_placement import (
     NoiseContext,
     RoundContext,
@@ -23,8 +22,8 @@ from fedveil.methods.parts.noise_placement import (
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisyVotes
 from fedveil.privacy.noise import gaussian, protect_sum, unsnap
+from fedveil.privacy.noise.modular_grid import Ints, ModularGrid, NoisyIntegers, bits_for
 from fedveil.privacy.releases import PrivacyModel, Release
-from fedveil.secagg.modulus import bits_for
 
 _STEPS = 64.0  # least std of a noise share in grid steps; votes stay whole numbers of steps
 _WRAP = 1e-6  # probability that a round's sum leaves its words: costs accuracy, not privacy

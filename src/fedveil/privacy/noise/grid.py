@@ -64,7 +64,7 @@ def choose_granularity(
         noise_std / _LARGEST_NOISE,
     )
     wanted = min(invisible, clip.norm * min(lengthening, 2.0**-20))
-    granularity = max(_power_of_two_below(wanted), 2.0 * _power_of_two_below(representable))
+    granularity = max(power_of_two_below(wanted), 2.0 * power_of_two_below(representable))
     if granularity > noise_std or granularity > clip.norm:
         raise ConfigError(
             f"noise_std: {noise_std} beside clip_norm {clip_norm} is beyond 64-bit integers"
@@ -161,7 +161,8 @@ def require_granularity(granularity: float) -> float:
     return granularity
 
 
-def _power_of_two_below(x: float) -> float:
+def power_of_two_below(x: float) -> float:
+    """The largest power of two that is not above x > 0."""
     return 2.0 ** (math.frexp(x)[1] - 1)
 
 

@@ -1,4 +1,4 @@
-"""How a cohort's vectors are summed: plainly, or behind masks that losses do not spoil.
+"""How a cohort's vectors are summed: plainly, or behind masks that dropouts do not spoil.
 
 A sum that is released holds at least `honest_shares` noise shares of honest clients. That number is
 fixed before training; the noise is calibrated for it, and a round that falls short of it is not
@@ -9,40 +9,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from fedveil.core.errors import ConfigError
 from fedveil.secagg.dropouts import planned_dropouts
-from fedveil.secagg.mode import Mode
+from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.params import MAX_COHORT, Limits, SecAggParams
 
 # What one round's number may be used for: the updates, and the count of a tracked clip.
 UPDATE, COUNT = "update", "bits"
 
 
-class Secure(StrEnum):
-    """What is done to hide single uploads from the server of a simulation."""
-
-    FULL = "full"  # every mask is made and removed
-    MODELLED = "modelled"  # the same integers, sums and refusals, without keys and masks
-    NONE = "none"
-
-
 @dataclass(frozen=True)
 class Aggregation:
     """What a method asks of its sums; `resolve` makes it definite for a cohort.
 
-    `secure=None` is modelled where noise comes in shares and none elsewhere. `dropout` is the
+    `secure=None` is ideal where noise comes in shares and none elsewhere. `dropout` is the
     probability with which each device is lost in a simulated round, after it has shared its keys
     and before its vector arrives. Of a cohort, `max_dropout` may be lost; by default as many as
     `dropout` exceeds with probability 2^-20 at most, or half of them in small cohorts. `min_honest`
-    honest noise shares must be in every released sum; by default all that losses and colluders
+    honest noise shares must be in every released sum; by default all that dropouts and colluders
     leave. With `sparse`, devices mask with some neighbours instead of everybody; a server that lies
     about who survived can then single out smaller groups, and their noise is what counts unless
     `honest_server` rules such lies out.
     """
 
-    secure: Secure | None = None
+    secure: SecureMode | None = None
     dropout: float = 0.0
     max_dropout: float | None = None
     min_honest: int | None = None
@@ -56,7 +47,7 @@ class Aggregation:
             raise ConfigError(f"aggregation.max_dropout: must be in [0, 1), got {self.max_dropout}")
         if self.min_honest is not None and self.min_honest < 2:
             raise ConfigError(f"aggregation.min_honest: must be at least 2, got {self.min_honest}")
-        if self.secure is Secure.NONE and replace(self, secure=None) != Aggregation():
+        if self.secure is SecureMode.NONE and replace(self, secure=None) != Aggregation():
             raise ConfigError(
                 "aggregation.secure: 'none' leaves the section's other keys no meaning"
             )
@@ -68,13 +59,13 @@ class Aggregation:
     @property
     def asked(self) -> bool:
         """Whether a secure sum is asked for, by name or by one of its settings."""
-        return self != Aggregation() and self.secure is not Secure.NONE
+        return self != Aggregation() and self.secure is not SecureMode.NONE
 
     def resolve(
         self, federation: str, cohort: int, colluders: int, honest_shares: int | None = None
     ) -> SecureSums:
         """The sums of cohorts of this size. `honest_shares`, if given, are all that may count."""
-        most = (cohort - 2 - colluders) // 2  # losses that any graph survives
+        most = (cohort - 2 - colluders) // 2  # dropouts that any graph survives
         if cohort < 2 or most < 0 or cohort > MAX_COHORT:
             raise ConfigError(
                 f"training.cohort: a secure sum of {cohort} clients with {colluders} colluders is "
@@ -87,22 +78,22 @@ class Aggregation:
                 f"more than the cohort of {cohort}"
             )
         if self.max_dropout is not None:
-            losses = math.floor(self.max_dropout * cohort + 1e-9)
+            dropouts = math.floor(self.max_dropout * cohort + 1e-9)
         elif least is not None:
-            losses = min(most, cohort - colluders - least)
+            dropouts = min(most, cohort - colluders - least)
         else:
-            losses = planned_dropouts(cohort, self.dropout, colluders)
-        if losses > most:
+            dropouts = planned_dropouts(cohort, self.dropout, colluders)
+        if dropouts > most:
             raise ConfigError(
                 f"aggregation.max_dropout: from a cohort of {cohort} with {colluders} colluders at "
-                f"most {most} losses ({most / cohort:.2g}) can be made good, not {losses}"
+                f"most {most} dropouts ({most / cohort:.2g}) can be made good, not {dropouts}"
             )
-        least = cohort - colluders - losses if least is None else max(2, least)
+        least = cohort - colluders - dropouts if least is None else max(2, least)
         params = SecAggParams(
             federation=_name(federation),
             min_honest=least,
             colluders=colluders,
-            max_dropout=losses / cohort,
+            max_dropout=dropouts / cohort,
             sparse=self.sparse,
             honest_server=self.honest_server,
             purposes=(UPDATE, COUNT),
@@ -118,8 +109,8 @@ class Aggregation:
         params = replace(params, honest_shares=counted)
         if honest_shares is not None:
             counted = min(counted, honest_shares)
-        mode = Mode.FULL if self.secure is Secure.FULL else Mode.MODELLED
-        return SecureSums(mode, params, cohort, losses, counted, self.dropout)
+        mode = self.secure or SecureMode.IDEAL
+        return SecureSums(mode, params, cohort, counted, self.dropout)
 
 
 @dataclass(frozen=True)
@@ -130,10 +121,9 @@ class SecureSums:
     `honest_shares` noise shares in every sum that anybody can learn.
     """
 
-    mode: Mode
+    mode: SecureMode
     params: SecAggParams
     cohort: int
-    losses: int  # planned for; more, and the round is lost
     honest_shares: int
     dropout: float  # simulated
 

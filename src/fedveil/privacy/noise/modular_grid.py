@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
-from fedveil.privacy.noise import choose_granularity, share, unsnap
-from fedveil.secagg.modulus import bits_for
+from fedveil.privacy.noise.grid import choose_granularity, power_of_two_below, share, unsnap
 
 Ints = npt.NDArray[np.int64]
 
@@ -136,6 +135,52 @@ def proportional(granularity: float, clip_norm: float, other_clip_norm: float) -
     return power_of_two_below(granularity / clip_norm * other_clip_norm)
 
 
-def power_of_two_below(x: float) -> float:
-    """The largest power of two that is not above x > 0."""
-    return 2.0 ** (math.frexp(x)[1] - 1)
+@dataclass(frozen=True)
+class Modulus:
+    """Word size, the largest |sum| planned for, and the chance that a coordinate exceeds it."""
+
+    bits: int
+    bound: int
+    wrap_probability: float  # over a whole vector, one round
+
+
+def bits_for(
+    cohort: int,
+    clip: float,
+    granularity: float,
+    share_std: float,
+    failure_probability: float,
+    dimension: int = 1,
+) -> Modulus:
+    """The word size, 32 or 64 bits, that holds the sum of `cohort` noisy vectors.
+
+    Each coordinate of a device's vector is at most `clip` in size, rounded to the grid (at most
+    one unit further), plus a discrete Gaussian of standard deviation `share_std`; all three are
+    in the units of the vector, `granularity` is one unit of the grid. A discrete Gaussian of
+    parameter s is sub-Gaussian with variance proxy s^2 (Canonne, Kamath and Steinke 2020), so the
+    sum of the shares exceeds sqrt(2 * cohort * s^2 * ln(2 * dimension / p)) in some coordinate
+    with probability at most p. Without noise the sum cannot wrap at all.
+    """
+    for name, value in (("clip", clip), ("share_std", share_std)):
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{name} = {value}: need a finite number, zero or more")
+    if not (math.isfinite(granularity) and granularity > 0):
+        raise ConfigError(f"granularity = {granularity}: need a finite number above zero")
+    if cohort < 1 or dimension < 1:
+        raise ConfigError(f"cohort = {cohort}, dimension = {dimension}: need at least 1 of each")
+    if share_std > 0 and not 0 < failure_probability < 1:
+        raise ConfigError(
+            f"failure_probability = {failure_probability}: noise is unbounded, so a sum wraps "
+            "with some probability; name one in (0, 1)"
+        )
+    signal = cohort * (math.ceil(clip / granularity) + 1)
+    probability = failure_probability if share_std > 0 else 0.0
+    noise = 0
+    if share_std > 0:
+        variance = cohort * (share_std / granularity) ** 2
+        noise = math.ceil(math.sqrt(2 * variance * math.log(2 * dimension / probability)))
+    bound = signal + noise
+    for bits in (32, 64):
+        if bound < 2 ** (bits - 1):
+            return Modulus(bits, bound, probability)
+    raise ConfigError(f"granularity = {granularity}: a sum up to {bound:.3g} exceeds 64 bits")

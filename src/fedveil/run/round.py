@@ -1,0 +1,68 @@
+"""One round, in order.
+
+    draw the cohort -> reserve the round in the ledger
+      -> clients train and shape -> (mask, sum) -> noise
+      -> divide by a public number -> smooth -> server optimiser
+      -> store -> report
+
+The order is what makes the guarantee true: the release is written to the ledger, then the noisy
+result is computed, then it is stored, and only then shown.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fedveil.methods.parts.noise_placement import RoundContext
+from fedveil.run.checkpoint import Checkpoint
+from fedveil.run.round_report import RoundDropouts, RoundReport
+from fedveil.run.sums import divisor, next_clip, update_sum
+from fedveil.secagg.errors import NotReleased
+
+if TYPE_CHECKING:
+    from fedveil.run.run import Run
+
+
+def play_round(run: Run, last: bool) -> RoundReport:
+    """Run the next round of a run; `last` if no other follows."""
+    began = time.perf_counter()
+    plan, state, number = run.plan, run.state, run.next_round
+
+    # Who takes part. The round is paid for before anything is computed from anybody's data.
+    drawn = run.randomness.stream("cohort", number)
+    cohort = plan.sampling.draw(number, drawn, plan.federation.clients)
+    run.reserve(number)
+
+    # Clients train from the shared weights and shape their updates. A masked sum takes each one
+    # with its own noise share as soon as it is there; otherwise noise goes into the plain sum.
+    this_round = RoundContext(number, cohort, run.randomness)
+    updates = update_sum(plan, this_round, state.optimizer)
+    dropouts = run.aggregator.dropouts(cohort, run.randomness, number)
+    try:
+        opened = run.aggregator.open(updates, cohort, dropouts)
+        clients = opened.clients
+        with run.aggregator.watch.phase("train"):
+            result = run.engine.round_sum(
+                state.weights, clients, number, updates.pipeline, opened.take
+            )
+        private = opened.release(result.total)
+        clip_state, figures = next_clip(
+            plan, updates, result.norms, run.aggregator, dropouts, clients, state.optimizer
+        )
+    except NotReleased as refusal:
+        # No sum: the weights stay; the round's number and its reservation are used up.
+        run.store(replace(state, rounds=number + 1), last)
+        here = len(cohort) - len(dropouts.before_upload)
+        return run.report(None, {}, RoundDropouts(len(cohort), here, str(refusal)), last, began)
+
+    # From here on everything follows from released values.
+    average = (private / divisor(plan, updates.pipeline, clients)).float()
+    smoothing = plan.method.smoothing
+    update = average if smoothing is None else smoothing(average, plan.layout)
+    weights, optimizer = plan.optimizer.step(state.weights, update, state.optimizer, number)
+
+    run.store(Checkpoint(number + 1, weights, {**optimizer, **clip_state}), last)
+    came = None if run.aggregator.sums is None else RoundDropouts(len(cohort), len(clients))
+    return run.report(result, figures, came, last, began)
