@@ -75,3 +75,16 @@ def test_laplace_noise_keeps_pure_privacy_and_learns() -> None:
     run = Run(plan, every=2)
     before = run.evaluate().loss
     assert run.finish().loss < before / 3  # the best possible is about a sixteenth
+
+
+BEST = [name for name in recipes.shipped() if name.startswith("best/")]
+
+
+@pytest.mark.parametrize("name", BEST)
+def test_best_recipes_are_found_by_name_and_say_what_they_were_tuned_on(name: str) -> None:
+    table = recipes.read(Path(name))
+    assert table == recipes.read(Path(f"recipes/{name}.toml"))
+    recipe = recipes.with_defaults(recipes.parse(table))
+    assert recipe.seed is None
+    assert recipe.data.source in recipe.privacy.tuned_on
+    assert f"-epsilon-{recipe.privacy.epsilon:g}" in name

@@ -9,9 +9,10 @@ from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation
 from fedveil.data.partition import named
 from fedveil.data.table import from_table
-from fedveil.datasets import load
+from fedveil.datasets import SOURCES, load
 from fedveil.methods.parts.from_recipe import choice
 from fedveil.methods.registry import method_of
+from fedveil.models.features import named_features, with_features
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.recipes.sections import DataSection, Recipe
@@ -64,6 +65,9 @@ def federation_of(data: DataSection) -> Federation:
 def plan_of(recipe: Recipe, federation: Federation) -> Plan:
     """The plan of a recipe on its federation: noise calibrated, guarantee known."""
     chosen = recipe.model
+    features = named_features(chosen.features, chosen.scales, chosen.angles, chosen.order)
+    if features is not None:
+        federation = with_features(federation, features, keep=_decoded_in_cache(recipe.data))
     model = build(
         chosen.name,
         federation,
@@ -90,6 +94,10 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         declared=declared,
         unprotected=unprotected,
     )
+
+
+def _decoded_in_cache(data: DataSection) -> bool:
+    return data.file is None and data.source in SOURCES and bool(SOURCES[data.source].copies)
 
 
 def _said(recipe: Recipe) -> tuple[list[str], list[str]]:

@@ -63,18 +63,29 @@ def read(path: Path) -> dict[str, Any]:
 def shipped() -> dict[str, Path]:
     """The recipes that come with the package."""
     folder = Path(str(resources.files("fedveil.recipes")))
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    files = sorted(folder.rglob("*.toml"))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
 
 
 def found(path: Path) -> Path:
-    """The file that is meant: `path` itself, or a shipped recipe as NAME or recipes/NAME.toml."""
-    named = path.parent == Path() and not path.suffix
-    if path.exists() or not (named or (path.parent.name == "recipes" and path.suffix == ".toml")):
-        return path
+    """The file that is meant: `path` itself, or a shipped recipe as NAME or recipes/NAME.toml;
+    NAME may have a folder in front, as best/NAME."""
     ours = shipped()
-    if path.stem not in ours and path.stem in METHODS:
-        return ours.get(METHODS[path.stem].name, path)  # a method's earlier name
-    return ours.get(path.stem, path)
+    if path.exists():
+        return path
+    if not path.suffix and path.as_posix() in ours:
+        return ours[path.as_posix()]
+    folders = [parent.name for parent in path.parents]
+    if path.suffix == ".toml" and "recipes" in folders:
+        inner = path.parts[len(path.parts) - 1 - folders.index("recipes") :]
+        name = Path(*inner).with_suffix("").as_posix()
+    elif path.parent == Path() and not path.suffix:
+        name = path.stem
+    else:
+        return path
+    if name not in ours and name in METHODS:
+        return ours.get(METHODS[name].name, path)  # a method's earlier name
+    return ours.get(name, path)
 
 
 def parse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,7 @@ class Federation(Displayed):
     class_names: tuple[str, ...] = ()
     features: tuple[str, ...] = ()  # names of flat inputs' columns
     target_scaling: Scaling | None = None  # how regression targets were
+    featurizer: Callable[[Array], Array] | None = None  # made the inputs of stored examples
     verified: bool = False  # values were checked when they were saved
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ held out from the clients' own data are so only in a simulation.
 from __future__ import annotations
 
 from fedveil.client.local_training import LocalTraining
+from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
 from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.method import CohortRule, Method, Scheme, Voting
@@ -52,6 +53,8 @@ def ae_dpfl(
 )
 def from_recipe(recipe: Recipe) -> Method:
     privacy, voting = recipe.privacy, recipe.voting
+    if recipe.server.average is not None:
+        raise ConfigError("server.average: votes leave one model, and nothing to average")
     return ae_dpfl(
         local=parts.local(recipe),
         voting=Voting(voting.questions, voting.epochs, voting.batch_size, voting.learning_rate),

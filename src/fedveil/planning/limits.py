@@ -54,6 +54,11 @@ def declared(context: NoiseContext) -> tuple[str, ...]:
         f"The model's shape is public: {_shape(federation)}; so is how data are scaled.",
         "The initial weights were made without the protected data.",
     ]
+    if federation.featurizer is not None:
+        found.append(
+            f"Inputs are made of each example alone by {federation.featurizer}, a public map that "
+            "no data have entered."
+        )
     if context.pipeline.ballot is not None:
         found.append(
             f"The {len(context.pipeline.ballot.inputs)} inputs that are voted on are public."

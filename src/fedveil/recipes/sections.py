@@ -35,6 +35,10 @@ class ModelSection:
     name: str = "auto"  # auto: linear or logistic regression, by task
     hidden: tuple[int, ...] = ()  # widths of the hidden layers of an MLP
     input_norm: float | None = None  # of a linear model: longer inputs are shortened to it
+    features: str | None = None  # scattering: fixed features of images instead of their pixels
+    scales: int | None = None  # of scattering: octaves; each halves height and width; None: 2
+    angles: int | None = None  # of scattering: orientations of its wavelets; None: 8
+    order: int | None = None  # of scattering: 0, 1 or 2 wavelets in a row at most; None: 2
     seed: int = 0  # of the initial weights; public
 
 
@@ -103,6 +107,8 @@ class ServerSection:
     optimizer: str = "sgd"  # sgd, adam or yogi
     learning_rate: float = 1.0
     momentum: float = 0.0
+    average: str | None = None  # exponential, tail or polynomial: of the weights, and released
+    average_setting: float | None = None  # decay 0.9, share of the rounds 0.5, or power 8
     smoothing: float = 0.0  # strength of Laplacian smoothing; 0: none
     smoothing_flat: bool = False  # the whole update as one ring, instead of tensor by tensor
     smoothing_order: str = "out-in-kernel"  # which weights of a convolution are neighbours

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
@@ -25,6 +25,7 @@ from fedveil.run.evaluation import Evaluator, Metrics
 from fedveil.run.round import play_round
 from fedveil.run.round_report import RoundDropouts, RoundReport, unprotected_stats_of
 from fedveil.secagg.aggregator import build_aggregator
+from fedveil.server.averaging import released
 
 if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee
@@ -194,16 +195,21 @@ class Run(Displayed):
 
     def evaluate(self) -> Metrics:
         """Metrics of the current weights on the federation's test examples."""
-        return self._evaluator(self.state.weights, self.plan.federation.test)
+        return self._evaluator(self.weights, self.plan.federation.test)
+
+    @property
+    def weights(self) -> Tensor:
+        """Of the model as it is now `[parameters]`; where the server averages, the average."""
+        return released(self.state.weights, self.state.optimizer)
 
     def model(self) -> nn.Module:
         """The trained model as a plain module."""
-        load(self.plan.module, self.state.weights)
+        load(self.plan.module, self.weights)
         return self.plan.module
 
     def model_file(self) -> bytes:
         """The trained parameters by name, as a safetensors file."""
-        views = self.plan.layout.views(self.state.weights)
+        views = self.plan.layout.views(self.weights)
         return save({name: value.contiguous() for name, value in views.items()})
 
     def save_model(self, path: Path | str) -> None:

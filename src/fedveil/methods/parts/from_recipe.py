@@ -19,6 +19,7 @@ from fedveil.privacy.clipping import Clip
 from fedveil.recipes.sections import Recipe
 from fedveil.secagg.aggregation import Aggregation
 from fedveil.secagg.mode import SecureMode
+from fedveil.server.averaging import Average, Averaged
 from fedveil.server.optimizers import Adam, Optimizer, Sgd
 from fedveil.server.smoothing import Order, Smoothing
 
@@ -93,6 +94,21 @@ def local(recipe: Recipe) -> LocalTraining:
 
 
 def optimizer(recipe: Recipe) -> Optimizer:
+    """The server's step, with the average that it keeps."""
+    server, setting = recipe.server, recipe.server.average_setting
+    if server.average is None:
+        if setting is not None:
+            raise ConfigError("server.average_setting: goes with server.average, which is not set")
+        return _step(recipe)
+    kind = choice(Average, "server.average", server.average)
+    used = _AVERAGE_SETTINGS[kind] if setting is None else setting
+    return Averaged(_step(recipe), kind, used, recipe.training.rounds)
+
+
+_AVERAGE_SETTINGS = {Average.EXPONENTIAL: 0.9, Average.TAIL: 0.5, Average.POLYNOMIAL: 8.0}
+
+
+def _step(recipe: Recipe) -> Optimizer:
     server = recipe.server
     if server.optimizer == "sgd":
         return Sgd(server.learning_rate, server.momentum)

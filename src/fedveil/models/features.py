@@ -1,0 +1,263 @@
+"""Fixed features: a public map of one example, applied before the model. They cost no privacy.
+
+A feature map sees one example at a time and nothing else: no other example, no label, no statistic
+of any data. A client's features are then a function of its own records, and what is proved of a
+training on records holds for a training on their features as it stands: the guarantee is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.data.columns import Array
+from fedveil.data.federation import Examples, Federation, Scaling
+from fedveil.data.storage import map_columns, write_columns
+from fedveil.datasets.files import cache_directory
+from fedveil.models.scattering import Scattering
+
+_BLOCK = 256  # examples read at a time
+_VERSION = 1  # of the features; another one makes cached ones worthless
+_FLOOR = 1e-5  # deviation below which nothing is blown up
+_MANIFEST = "features.json"
+
+
+class FeatureMap(Protocol):
+    """A map of one example `[...]`, as a model would see it, to float32 features of one shape.
+
+    Whoever writes one declares by `data_independent = True` that no data have had a part in it.
+    """
+
+    @property
+    def data_independent(self) -> bool: ...
+
+    def __call__(self, example: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class ScatteringFeatures:
+    """Scattering of an image `[h, w]` or `[h, w, colours]`, normalised: `[h', w', channels]`.
+
+    Channels that differ in angles and colours only are normalised together, over this image alone;
+    an image's features then have length 1.
+    """
+
+    scales: int = 2
+    angles: int = 8
+    order: int = 2
+    data_independent = True  # the filters are formulas
+
+    def __call__(self, example: Tensor) -> Tensor:
+        if example.ndim not in (2, 3):
+            raise ConfigError(
+                f"model.features: scattering needs images, not inputs of shape {[*example.shape]}"
+            )
+        image = example[None] if example.ndim == 2 else example.permute(2, 0, 1)
+        transform = _transform(*image.shape[1:], self.scales, self.angles, self.order)
+        paths, ends = transform(image), list(accumulate(transform.groups, initial=0))
+        parts = [_normalised(paths[:, begin:end]) for begin, end in pairwise(ends)]
+        features = torch.cat(parts, dim=1).flatten(0, 1).permute(1, 2, 0)
+        return features / math.sqrt(features.numel())
+
+
+def named_features(
+    name: str | None, scales: int | None, angles: int | None, order: int | None
+) -> FeatureMap | None:
+    """The map that a recipe asks for; None if it trains on inputs as they are."""
+    settings = {"scales": scales, "angles": angles, "order": order}
+    given = {key: value for key, value in settings.items() if value is not None}
+    if name is None:
+        for key in given:
+            raise ConfigError(f"model.{key}: goes with model.features, which is not set")
+        return None
+    if name != "scattering":
+        raise ConfigError(f"model.features: unknown {name!r}; there is scattering")
+    return ScatteringFeatures(**given)
+
+
+@lru_cache(maxsize=8)
+def _transform(height: int, width: int, scales: int, angles: int, order: int) -> Scattering:
+    return Scattering(height, width, scales, angles, order)
+
+
+def _normalised(part: Tensor) -> Tensor:
+    centred = part - part.mean()
+    return centred / centred.square().mean().sqrt().clamp(min=_FLOOR)
+
+
+@dataclass(frozen=True, eq=False)
+class Featurizer:
+    """Stored inputs to features: what a federation was made by, and what a prediction needs."""
+
+    features: FeatureMap
+    scaling: Scaling | None
+    input_shape: tuple[int, ...]  # of one stored example
+
+    def __str__(self) -> str:
+        return str(self.features)
+
+    def __call__(self, inputs: Array) -> npt.NDArray[np.float16]:
+        """Features `[examples, ...]` of stored inputs `[examples, ...]`."""
+        found = np.empty((len(inputs), *self.shape), np.float16)
+        self.write(inputs, found)
+        return found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example's features."""
+        with _one_thread():
+            return tuple(self.features(torch.zeros(self.input_shape)).shape)
+
+    def write(self, inputs: Array, into: npt.NDArray[np.float16]) -> None:
+        """The features, one example at a time: batches might round otherwise than single ones."""
+        with _one_thread(), torch.inference_mode():
+            for begin in range(0, len(inputs), _BLOCK):
+                with np.errstate(over="ignore", invalid="ignore"):
+                    seen = self._scaled(inputs[begin : begin + _BLOCK])
+                for place, example in enumerate(seen, begin):
+                    into[place] = self._one(example)
+
+    def _scaled(self, inputs: Array) -> npt.NDArray[np.float32]:
+        return inputs.astype(np.float32) if self.scaling is None else self.scaling(inputs)
+
+    def _one(self, example: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
+        found = self.features(torch.from_numpy(example).clone()).half()
+        # One that overflows counts as zero: stopping would tell that it is there.
+        return (found if bool(found.isfinite().all()) else torch.zeros_like(found)).numpy()
+
+
+def with_features(
+    federation: Federation, features: FeatureMap, *, keep: bool = False
+) -> Federation:
+    """The federation with features for inputs, memory-mapped; once made, they are made no more.
+
+    They are kept in this process, and, with `keep`, in the user's cache: for data whose decoded
+    files are there as well, not for data that a user keeps elsewhere.
+    """
+    if features.data_independent is not True:
+        raise PrivacyRefusal(
+            f"model.features: {type(features).__name__} does not declare that it is independent of "
+            "all data, so its own making might give some of them away",
+            "set data_independent = True on a map that nobody's data have entered",
+        )
+    if isinstance(federation.featurizer, Featurizer):
+        if federation.featurizer.features == features:
+            return federation
+        raise ConfigError("model.features: the federation's inputs are other features already")
+    known = _MADE.setdefault(federation, {})
+    if features not in known:
+        featurizer = Featurizer(features, federation.scaling, federation.input_shape)
+        known[features] = _made(federation, featurizer, keep)
+    return known[features]
+
+
+_Known = dict[FeatureMap, Federation]
+_MADE: weakref.WeakKeyDictionary[Federation, _Known] = weakref.WeakKeyDictionary()
+
+
+def _made(federation: Federation, featurizer: Featurizer, keep: bool) -> Federation:
+    parts = {"train": federation.train, "test": federation.test}
+    if federation.validation is not None:
+        parts["validation"] = federation.validation
+    home = cache_directory() / "features" / _key(featurizer, parts) if keep else None
+    columns = None if home is None else _kept(home)
+    if columns is None:
+        _check_map(featurizer)
+        columns = {part: _mapped(featurizer, own.inputs) for part, own in parts.items()}
+        columns = columns if home is None else _keep(home, columns)
+    made = {part: Examples(columns[part], own.targets) for part, own in parts.items()}
+    return replace(
+        federation,
+        train=made["train"],
+        test=made["test"],
+        validation=made.get("validation"),
+        scaling=None,
+        features=(),
+        featurizer=featurizer,
+        verified=True,  # `Featurizer` leaves nothing that is not finite
+    )
+
+
+def _check_map(featurizer: Featurizer) -> None:
+    """Refuse a map that remembers: what it makes of an example must not change with the others."""
+    draw = torch.Generator().manual_seed(7)
+    tried = [torch.rand(featurizer.input_shape, generator=draw) * s for s in (1.0, 3e38, -1.0)]
+    with _one_thread(), torch.inference_mode():
+        before, *_, after = [featurizer.features(one.clone()).clone() for one in (*tried, tried[0])]
+    if not torch.equal(before, after):
+        raise PrivacyRefusal(
+            "model.features: the map gives another result for the same example after it has seen "
+            "others, so one client's data would enter another's features",
+            "use a map without state and without randomness of its own",
+        )
+
+
+def _mapped(featurizer: Featurizer, inputs: Array) -> npt.NDArray[np.float16]:
+    """Features in a file without a name, which vanishes with the process."""
+    shape = (len(inputs), *featurizer.shape)
+    if not len(inputs):
+        return np.zeros(shape, np.float16)
+    with tempfile.TemporaryFile(dir=os.environ.get("TMPDIR")) as file:
+        found = np.memmap(file, np.float16, "w+", 0, shape)
+    featurizer.write(inputs, found)
+    return found
+
+
+def _key(featurizer: Featurizer, parts: dict[str, Examples]) -> str:
+    """What the features in the cache were made of, by which code."""
+    about = (_VERSION, torch.__version__, featurizer.features, featurizer.input_shape)
+    digest = hashlib.sha256(repr(about).encode())
+    scaling = featurizer.scaling
+    scaled = () if scaling is None else (scaling.shift, scaling.factor)
+    for column in (*scaled, *(own.inputs for own in parts.values())):
+        digest.update(repr((column.dtype, column.shape)).encode())
+        digest.update(np.ascontiguousarray(column).data)
+    return digest.hexdigest()[:32]
+
+
+def _kept(home: Path) -> dict[str, Array] | None:
+    """Columns in the cache, if they are there."""
+    try:
+        sizes: dict[str, int] = json.loads((home / _MANIFEST).read_text(encoding="utf-8"))["bytes"]
+        return map_columns(home, sizes)
+    except FileNotFoundError:
+        return None
+    except (ConfigError, ValueError, KeyError):
+        raise ConfigError(f"{home}: damaged features; delete this directory") from None
+
+
+def _keep(home: Path, columns: dict[str, Array]) -> dict[str, Array]:
+    try:
+        write_columns(home, columns, _MANIFEST, {})
+    except OSError:  # a full or read-only cache costs time, not the result
+        return columns
+    os.chmod(home, 0o700)
+    return _kept(home) or columns
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """How many threads share a sum must not show in its last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
