@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over a pipe by its DevTools protocol: nothing to install in Python."""
+"""A headless Chromium, driven over a pipe by its DevTools protocol; needs no Python package."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def attack_on(guarantee: Guarantee) -> Attack:
         return Attack((own,))
     pairs = [own]
     for delta in _DELTAS:
-        if delta > guarantee.delta:
+        if delta > guarantee.delta and pairs[-1][0] > 0:  # after epsilon 0 nothing is gained
             pairs.append((min(x for _, x in bounds(steps, delta, guarantee.tuning, True)), delta))
     return Attack(tuple(pairs))
 

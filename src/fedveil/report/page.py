@@ -24,12 +24,10 @@ def page(documents: Sequence[Facts]) -> str:
     body = "".join(_run(facts, number) for number, facts in enumerate(documents))
     if len(documents) > 1:
         body = _side_by_side(documents) + body
-    # Within a script element only this sequence could end it.
-    data = json.dumps({"runs": list(documents)}, allow_nan=False).replace("</", "<\\/")
+    # Without this character nothing in the data can end its script element.
+    data = json.dumps({"runs": list(documents)}, allow_nan=False).replace("<", "\\u003c")
     template = files("fedveil.report").joinpath("page.html").read_text(encoding="utf-8")
-    return Template(template).substitute(
-        title=escape(title), body=body, data=data.replace("<!--", "<\\u0021--")
-    )
+    return Template(template).substitute(title=escape(title), body=body, data=data)
 
 
 def _side_by_side(documents: Sequence[Facts]) -> str:
@@ -46,7 +44,7 @@ def _side_by_side(documents: Sequence[Facts]) -> str:
     head = ("run", "what", "result", "epsilon", "protects", "certified")
     columns = "".join(f'<th scope="col">{name}</th>' for name in head)
     table = f"<table><thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return _section("Side by side", _wide(table, "Runs side by side"))
+    return f"<section><h2>Side by side</h2>{_wide(table, 'Runs side by side')}</section>"
 
 
 def _run(facts: Facts, number: int) -> str:
