@@ -35,9 +35,9 @@ def test_linear_time_equals_the_fourier_form(length: int, strength: float, seed:
     vector = np.random.default_rng(seed).normal(size=length).astype(np.float32)
     expected = fourier(vector.astype(np.float64), strength)
     # The solve is backward stable in float32: it solves a system whose entries, of at most
-    # 1 + 4 s in a row, and whose right side are off by a rounding. The inverse has norm 1.
+    # 1 + 4 s in a row, and whose right side are off by a few roundings. The inverse has norm 1.
     largest = np.abs(vector).max() + (1 + 4 * strength) * np.abs(expected).max()
-    assert np.abs(smooth(vector.copy(), strength) - expected).max() <= 2.0**-23 * largest
+    assert np.abs(smooth(vector.copy(), strength) - expected).max() <= 2.0**-21 * largest
 
 
 def test_golden_impulse() -> None:
