@@ -43,10 +43,10 @@ def cold(command: str) -> float:
 
 
 def repeated() -> float:
+    from fedveil.core.units import Adjacency, Trust, Unit
     from fedveil.privacy.accounting import Release, Setting, account
     from fedveil.privacy.mechanisms import Gaussian
     from fedveil.privacy.sampling import Poisson
-    from fedveil.privacy.units import Adjacency, Trust, Unit
 
     setting = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
 

@@ -14,6 +14,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
+from fedveil.core.randomness import system_stream
 from fedveil.privacy.clipping import Clip, clip_rows, clip_vector
 from fedveil.privacy.noise import (
     choose_granularity,
@@ -25,7 +26,6 @@ from fedveil.privacy.noise import (
     rounded_gaussian,
     snap_rows,
 )
-from fedveil.randomness import system_stream
 
 REPEATS = 7
 

@@ -25,19 +25,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
-from fedveil.planning import figures
-from fedveil.planning.candidate import Candidate
-from fedveil.planning.from_recipe import public_constants, score_of_recipe, situation_of
-from fedveil.planning.iterations import best_iterations
-from fedveil.planning.journal import Journal
-from fedveil.planning.pilot import Progress, Search
-from fedveil.planning.proxy import Proxy, proxy_of, some_clients
-from fedveil.planning.proxy_trials import Outcome, ProxyTrials, Trial
-from fedveil.planning.recommend import findings
-from fedveil.planning.space import space_of
-from fedveil.recipe import Recipe
+from fedveil.advise.candidate import Candidate
+from fedveil.advise.from_recipe import public_constants, score_of_recipe, situation_of
+from fedveil.advise.iterations import best_iterations
+from fedveil.advise.journal import Journal
+from fedveil.advise.pilot import Progress, Search
+from fedveil.advise.proxy import Proxy, proxy_of, some_clients
+from fedveil.advise.proxy_trials import Outcome, ProxyTrials, Trial
+from fedveil.advise.recommend import findings
+from fedveil.advise.space import space_of
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.recipe import Recipe
+from fedveil.report import plan_figures as figures
 
 KEPT, OUT = Path(".benchmarks/planner"), Path("results/planner")
 PART = 0.09  # of the grid's client steps that a whole pilot may take

@@ -57,20 +57,20 @@ CLOCK = SimpleNamespace(monotonic=time.process_time, process_time=time.process_t
 
 def choose(name: str, seconds: float, seed: int) -> dict[str, Any]:
     """The settings that the search of this checkout finds."""
-    from fedveil import recipe as recipes
-    from fedveil.planning import pilot
+    from fedveil.advise import pilot
+    from fedveil.config import recipe as recipes
 
     recipe = recipes.with_defaults(recipes.parse(JOBS[name][1]))
     pilot.time = CLOCK  # type: ignore[attr-defined]
     try:
-        from fedveil.planning import proxy_trials as trials
-        from fedveil.planning.recommend import prepare
+        from fedveil.advise import proxy_trials as trials
+        from fedveil.advise.recommend import prepare
 
         search, kept = prepare(recipe, seconds=seconds, seed=seed), "journal"
     except ImportError:  # before the search stood on Optuna
-        from fedveil.planning.pilot_space import prepare  # type: ignore[import-not-found,no-redef]
+        from fedveil.advise.pilot_space import prepare  # type: ignore[import-not-found,no-redef]
 
-        from fedveil.planning import rehearsal as trials  # type: ignore[attr-defined,no-redef]
+        from fedveil.advise import rehearsal as trials  # type: ignore[attr-defined,no-redef]
 
         search, kept = prepare(recipe, seconds=seconds), "trials"
         search.seed = seed  # type: ignore[attr-defined]
@@ -85,10 +85,10 @@ def choose(name: str, seconds: float, seed: int) -> dict[str, Any]:
 
 def errors(name: str, settings: dict[str, Any]) -> list[float]:
     """What settings reach under seeds that chose nothing."""
-    from fedveil import recipe as recipes
-    from fedveil.planning.candidate import Candidate
-    from fedveil.planning.proxy_trials import Trial
-    from fedveil.planning.recommend import prepare
+    from fedveil.advise.candidate import Candidate
+    from fedveil.advise.proxy_trials import Trial
+    from fedveil.advise.recommend import prepare
+    from fedveil.config import recipe as recipes
 
     seeds, table = JOBS[name]
     search = prepare(recipes.with_defaults(recipes.parse(table)))

@@ -21,11 +21,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from fedveil.secagg.losses import Losses
+from fedveil.secagg.dropouts import Dropouts
 from fedveil.secagg.masks import apply_masks
 from fedveil.secagg.mode import Mode
+from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.simulation import Simulation, secure_sum
-from fedveil.secagg.terms import Terms
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOWER = ROOT / ".benchmarks" / "environments" / "flower"
@@ -44,9 +44,9 @@ class Figure:
     detail: dict[str, float] = field(default_factory=dict)
 
 
-def sparse_terms(cohort: int) -> Terms:
+def sparse_terms(cohort: int) -> SecAggParams:
     """5 % colluders, 10 % losses, and a server that does not lie, as Flower's SecAgg+ assumes."""
-    return Terms("bench", cohort // 2, cohort // 20, 0.1, sparse=True, honest_server=True)
+    return SecAggParams("bench", cohort // 2, cohort // 20, 0.1, sparse=True, honest_server=True)
 
 
 def mask_rate() -> Figure:
@@ -60,20 +60,22 @@ def mask_rate() -> Figure:
 
 def one_device() -> Figure:
     """A device with 100 neighbours masks, signs and frames a million parameters."""
-    simulation = Simulation(Terms("bench", min_honest=50, sparse=False), Mode.FULL)
+    simulation = Simulation(SecAggParams("bench", min_honest=50, sparse=False), Mode.FULL)
     vector = np.arange(1_000_000, dtype=np.int64)
     best = float("inf")
-    for round in range(6):
-        opened = simulation.open(round, range(101), vector.size, 32)
+    for round_number in range(6):
+        opened = simulation.open(round_number, range(101), vector.size, 32)
         best = min(best, _timed(lambda o=opened: o._devices[0].mask(vector)))  # type: ignore
     return Figure("one device, 100 neighbours, 1 M parameters", best, "s", "< 0.2", best < 0.2)
 
 
 def server(dropout: float, limit: float) -> Figure:
     """100 devices x 1 M parameters: what the server does, answers of the devices included."""
-    terms = sparse_terms(100)
-    simulation = Simulation(terms, Mode.FULL)
-    results = [_round(simulation, round, 100, 1_000_000, dropout) for round in range(2)]
+    params = sparse_terms(100)
+    simulation = Simulation(params, Mode.FULL)
+    results = [
+        _round(simulation, round_number, 100, 1_000_000, dropout) for round_number in range(2)
+    ]
     best = min(results, key=_server_seconds)
     seconds = _server_seconds(best)
     what = f"server, 100 devices x 1 M, {dropout:.0%} lost, degree {best['degree']:.0f}"
@@ -83,7 +85,7 @@ def server(dropout: float, limit: float) -> Figure:
 def whole_round(mode: Mode) -> Figure:
     """1000 devices x 100 k parameters, 5 % lost, everything simulated."""
     simulation = Simulation(sparse_terms(1000), mode)
-    results = [_round(simulation, round, 1000, 100_000, 0.05) for round in range(2)]
+    results = [_round(simulation, round_number, 1000, 100_000, 0.05) for round_number in range(2)]
     best = min(results, key=lambda r: r["total"])
     what = f"{mode.value} round, 1000 devices x 100 k, 5% lost, degree {best['degree']:.0f}"
     return Figure(what, best["total"], "s", "< 60", best["total"] < 60, best)
@@ -92,8 +94,8 @@ def whole_round(mode: Mode) -> Figure:
 def against_flower(repeats: int = 2) -> list[Figure]:
     """Whole rounds in turns: same cohort, parameters, lost devices, neighbours and threshold."""
     cohort, dimension, dropout = 100, 100_000, 0.1
-    terms = sparse_terms(cohort)
-    topology = terms.topology(cohort)
+    params = sparse_terms(cohort)
+    topology = params.topology(cohort)
     job = {
         "cohort": cohort,
         "degree": topology.degree,
@@ -101,7 +103,7 @@ def against_flower(repeats: int = 2) -> list[Figure]:
         "dimension": dimension,
         "lost": _lost(cohort, dropout),
     }
-    simulation = Simulation(terms, Mode.FULL)
+    simulation = Simulation(params, Mode.FULL)
     ours, theirs = [], []
     with subprocess.Popen(
         [_flower_python(), str(ROOT / "benchmarks" / "secagg_flower.py")],
@@ -111,8 +113,8 @@ def against_flower(repeats: int = 2) -> list[Figure]:
     ) as flower:
         if flower.stdin is None or flower.stdout is None:
             raise RuntimeError("no pipe to Flower's process")
-        for round in range(repeats):
-            ours.append(_round(simulation, round, cohort, dimension, dropout))
+        for round_number in range(repeats):
+            ours.append(_round(simulation, round_number, cohort, dimension, dropout))
             flower.stdin.write(json.dumps(job) + "\n")
             flower.stdin.flush()
             answer = json.loads(flower.stdout.readline())
@@ -135,7 +137,7 @@ def against_flower(repeats: int = 2) -> list[Figure]:
 
 
 def _round(
-    simulation: Simulation, round: int, cohort: int, dimension: int, dropout: float
+    simulation: Simulation, round_number: int, cohort: int, dimension: int, dropout: float
 ) -> dict[str, float]:
     base = np.arange(dimension, dtype=np.int64) % 1000
     lost = frozenset(_lost(cohort, dropout))
@@ -145,8 +147,8 @@ def _round(
         dimension=dimension,
         bits=32,
         simulation=simulation,
-        round=round,
-        losses=Losses(before_upload=lost),
+        round_number=round_number,
+        losses=Dropouts(before_upload=lost),
     )
     alive = [device for device in range(cohort) if device not in lost]
     if not np.array_equal(result.total, base * len(alive) + sum(alive)):

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from fedveil.secagg.mode import Mode
+from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.simulation import Simulation
-from fedveil.secagg.terms import Terms
 
 
 class Meter:
@@ -51,10 +51,12 @@ class Meter:
         return result
 
 
-def play(simulation: Simulation, round: int, count: int, dimension: int, lost: float) -> Meter:
+def play(
+    simulation: Simulation, round_number: int, count: int, dimension: int, lost: float
+) -> Meter:
     meter, server, devices = Meter(), simulation._server, simulation._devices
-    details = (round, range(count), dimension, 32)
-    if simulation.terms.topology(count).complete:
+    details = (round_number, range(count), dimension, 32)
+    if simulation.params.topology(count).complete:
         opened = meter.server(server.open, *details)
     else:
         drawing = meter.server(server.draw, *details)
@@ -100,15 +102,17 @@ def main() -> None:
     parser.add_argument("--lying", action="store_true", help="plan for a server that may lie")
     asked = parser.parse_args()
     count = asked.devices
-    terms = Terms("bench", count // 2, count // 20, 0.1, sparse=True, honest_server=not asked.lying)
-    simulation = Simulation(terms, Mode.FULL)
+    params = SecAggParams(
+        "bench", count // 2, count // 20, 0.1, sparse=True, honest_server=not asked.lying
+    )
+    simulation = Simulation(params, Mode.FULL)
     simulation.enrol(range(count))
-    for round in range(2):
-        meter = play(simulation, round, count, asked.dimension, asked.lost)
+    for round_number in range(2):
+        meter = play(simulation, round_number, count, asked.dimension, asked.lost)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
         f"{count} devices x {asked.dimension}, {asked.lost:.0%} lost, degree "
-        f"{terms.topology(count).degree}: server {meter.seconds['server']:.2f} s; a device "
+        f"{params.topology(count).degree}: server {meter.seconds['server']:.2f} s; a device "
         f"{1e3 * meter.seconds['device'] / count:.1f} ms, {meter.up / count / 1e3:.1f} kB up, "
         f"{meter.down / count / 1e3:.1f} kB down; {peak:.0f} MB"
     )

@@ -18,9 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
-from fedveil.engine.run import Run, Speed
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.run.run import Run, Speed
 
 _HU = {
     "training.method": "hu",

@@ -6,8 +6,9 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from fedveil.cli import console, described
-from fedveil.errors import BadInput, FedveilError, Refused
+from fedveil.cli import console
+from fedveil.cli import mechanism_args as described
+from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 from fedveil.privacy.shown import at_most
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def compare(args: argparse.Namespace) -> int:
     except FedveilError:
         raise
     except (ValueError, ArithmeticError):
-        raise BadInput(
+        raise ConfigError(
             f"--paper: the formulas of {args.paper} break down at such numbers"
         ) from None
     if args.json:
@@ -213,9 +214,9 @@ def _row(
     participations: int | None = None,
 ) -> tuple[str, Guarantee | None, str]:
     """One guarantee, or why there is none."""
+    from fedveil.core.units import Adjacency, Trust, Unit
     from fedveil.privacy.accounting import account
     from fedveil.privacy.releases import Release, Setting
-    from fedveil.privacy.units import Adjacency, Trust, Unit
 
     setting = Setting(
         Unit(unit),
@@ -228,12 +229,12 @@ def _row(
     release = Release(mechanism, sampling, args.rounds, participations=participations)
     try:
         return what, account([release], setting=setting, delta=args.delta), ""
-    except Refused as refusal:
+    except PrivacyRefusal as refusal:
         return what, None, str(refusal)
 
 
 def _need(args: argparse.Namespace, name: str) -> Any:
     value = getattr(args, name)
     if value is None:
-        raise BadInput(f"--{name.replace('_', '-')}: --paper {args.paper} needs it")
+        raise ConfigError(f"--{name.replace('_', '-')}: --paper {args.paper} needs it")
     return value

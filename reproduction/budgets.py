@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation
-from fedveil.errors import BadInput
-from fedveil.methods.method import Method
+from fedveil.methods.parts.method import Method
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.accounting import Release, Setting, account, fast_epsilon
 from fedveil.privacy.root import least_at_most
-from fedveil.privacy.units import Arithmetic
 from reproduction.case import Certified, Claimed, Noise, Without
 
 _NOTHING = 1e-12  # times the clip: noise that no figure shows
@@ -42,7 +42,9 @@ def _plan(
     made = plan(
         method, federation, model, budget=budget, seed=seed, arithmetic=Arithmetic.IDEALISED
     )
-    return made if made.terms is None else replace(made, terms=replace(made.terms, secure=None))
+    return (
+        made if made.context is None else replace(made, context=replace(made.context, secure=None))
+    )
 
 
 def planned(
@@ -54,9 +56,9 @@ def planned(
         return made, Cost(None, None, None, "no noise, no guarantee", None)
     if isinstance(noise, Without):
         made = _plan(method, federation, model, Budget(noise_multiplier=1.0), seed)
-        if made.terms is None:
-            raise BadInput(f"method {method.name!r}: has no noise to leave out")
-        silent = replace(made, terms=replace(made.terms, noise_multiplier=_NOTHING), delta=None)
+        if made.context is None:
+            raise ConfigError(f"method {method.name!r}: has no noise to leave out")
+        silent = replace(made, context=replace(made.context, noise_multiplier=_NOTHING), delta=None)
         return silent, Cost(None, None, None, "no noise, no guarantee", None)
     pure = noise.delta == 0
     first = noise.noise_multiplier if isinstance(noise, Claimed) else 1.0
@@ -74,7 +76,7 @@ def planned(
 def _unnamed(made: Plan) -> Setting:
     """The plan's setting without its population, which would forbid the papers' deltas."""
     if made.setting is None:
-        raise BadInput(f"method {made.method.name!r}: a plan with noise needs a setting")
+        raise ConfigError(f"method {made.method.name!r}: a plan with noise needs a setting")
     return replace(made.setting, population=None)
 
 
@@ -83,8 +85,10 @@ def _calibrated(made: Plan, noise: Certified) -> float:
     setting, delta = _unnamed(made), noise.delta
 
     def releases(multiplier: float) -> tuple[Release, ...]:
-        terms = None if made.terms is None else replace(made.terms, noise_multiplier=multiplier)
-        return replace(made, terms=terms).releases(made.method.rounds)
+        context = (
+            None if made.context is None else replace(made.context, noise_multiplier=multiplier)
+        )
+        return replace(made, context=context).releases(made.method.rounds)
 
     def quick(multiplier: float) -> float:
         return fast_epsilon(releases(multiplier), setting=setting, delta=delta)
@@ -95,7 +99,7 @@ def _calibrated(made: Plan, noise: Certified) -> float:
     guess = math.sqrt(made.method.rounds) / noise.epsilon
     found = least_at_most(quick, noise.epsilon, guess, least=1e-6, most=1e9)
     if found is None:
-        raise BadInput(f"epsilon {noise.epsilon}: no amount of noise proves it")
+        raise ConfigError(f"epsilon {noise.epsilon}: no amount of noise proves it")
     if reported(found) < 0.999 * quick(found):
         found = least_at_most(reported, noise.epsilon, found, least=1e-6, most=1e9) or found
     return found

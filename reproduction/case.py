@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 Label = str | int | float
 Measure = Literal["train_loss", "gradient_norm", "update_norms"]
@@ -76,7 +76,7 @@ class Case:
     def __post_init__(self) -> None:
         by_name = dict(self.labels)
         if len(by_name) != len(self.labels):
-            raise BadInput(f"case {self.labels}: a label is given twice")
+            raise ConfigError(f"case {self.labels}: a label is given twice")
         object.__setattr__(self, "_label_of", by_name)
 
     def __getitem__(self, label: str) -> Label:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedveil.cli import console
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 Show = Callable[[float, float, str], None]
 
@@ -37,7 +37,7 @@ def execute(args: argparse.Namespace) -> int:
             finish(todo, store, show, experiment.run or run_case)
     rows = rows_of(experiment, scale, store, args.seeds)
     if not rows:
-        raise BadInput(
+        raise ConfigError(
             f"{experiment.name}: no run of scale {scale} is finished; leave out --report"
         )
     missing = sum(1 for _ in pending(todo, store))

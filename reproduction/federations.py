@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.data.federation import Federation
-from fedveil.data.sources import load
+from fedveil.datasets import load
 from reproduction.case import Data
 
 

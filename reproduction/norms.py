@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedveil.engine.contract import Cohort, Engine, RoundSum, Take
-from fedveil.local.shaping import Shaping
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.engines.contract import Cohort, Engine, RoundSum, Take
 
 
-class Overheard:
+class NormRecorder:
     """An engine that remembers its last round's update norms, before clipping, in cohort order."""
 
     def __init__(self, engine: Engine) -> None:
@@ -23,11 +23,11 @@ class Overheard:
         self,
         weights: Tensor,
         cohort: Cohort,
-        round: int,
-        shaping: Shaping | None = None,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
         take: Take | None = None,
     ) -> RoundSum:
-        result = self._engine.round_sum(weights, cohort, round, shaping, take)
+        result = self._engine.round_sum(weights, cohort, round_number, pipeline, take)
         self.norms = [float(f"{norm:.4g}") for norm in result.norms.tolist()]
         return result
 

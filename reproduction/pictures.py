@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.report.spread import Spread
 from reproduction.case import Label
 from reproduction.experiment import Experiment, Panel
@@ -40,7 +40,7 @@ def draw(experiment: Experiment, rows: Sequence[Row]) -> bytes:
 
     panels = [panel for panel in experiment.panels if any(lines_of(panel, rows).values())]
     if not panels:
-        raise BadInput(f"{experiment.name}: every run diverged; there is nothing to draw")
+        raise ConfigError(f"{experiment.name}: every run diverged; there is nothing to draw")
     columns = min(len(panels), 4 if len(panels) > 6 else 2 if len(panels) in (2, 4) else 3)
     height = math.ceil(len(panels) / columns)
     settings: dict[str, Any] = {

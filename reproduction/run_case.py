@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from fedveil.engine.evaluation import Evaluator, Metrics
-from fedveil.engine.rows import as_tensor
-from fedveil.engine.run import RoundReport, Run, Speed
-from fedveil.methods.named import method_of
+from fedveil.config.methods import method_of
+from fedveil.config.recipe import Recipe, parse, with_defaults
+from fedveil.engines.batched import as_tensor
 from fedveil.models.losses import example_losses
 from fedveil.models.zoo import build
-from fedveil.recipe import Recipe, parse, with_defaults
 from fedveil.report.store import Outcome
+from fedveil.run.evaluation import Evaluator, Metrics
+from fedveil.run.run import RoundReport, Run, Speed
 from reproduction.budgets import planned
 from reproduction.case import Case
 from reproduction.federations import federation_of
-from reproduction.norms import Overheard
+from reproduction.norms import NormRecorder
 from reproduction.together import drawn_together
 
 Tick = Callable[[float], None]  # called with the share of rounds that are done
@@ -51,7 +51,7 @@ def run_case(case: Case, seed: int, tick: Tick = lambda share: None) -> Outcome:
         speed=Speed(recipe.engine.name, chunk=recipe.engine.chunk, processes=1),
         every=method.rounds,
     )
-    heard = Overheard(run.engine)
+    heard = NormRecorder(run.engine)
     if "update_norms" in case.measures:
         run.engine = heard
     watch = _Watch(run, case)
@@ -59,11 +59,11 @@ def run_case(case: Case, seed: int, tick: Tick = lambda share: None) -> Outcome:
     try:
         curve = [watch(None)] if case.every else []
         for report in run:
-            tick(report.round / method.rounds)
-            due = case.every and report.round % case.every == 0
-            if heard.norms and (due or report.round == method.rounds):
-                norms[str(report.round)] = heard.norms
-            if due and report.round < method.rounds:
+            tick(report.round_number / method.rounds)
+            due = case.every and report.round_number % case.every == 0
+            if heard.norms and (due or report.round_number == method.rounds):
+                norms[str(report.round_number)] = heard.norms
+            if due and report.round_number < method.rounds:
                 curve.append(watch(report))
         final = watch(report)
     finally:
@@ -98,9 +98,13 @@ class _Watch:
             seen["train_loss"] = _number(self._evaluator(weights, federation.train).loss)
         if "gradient_norm" in self._measures:
             seen["gradient_norm"] = _number(_gradient_norm(self._run))
-        if "update_norms" in self._measures and report is not None and report.insight is not None:
-            seen["update_norm"] = _number(report.insight.norm)
-            seen["clipped"] = _number(report.insight.clipped)
+        if (
+            "update_norms" in self._measures
+            and report is not None
+            and report.unprotected_stats is not None
+        ):
+            seen["update_norm"] = _number(report.unprotected_stats.norm)
+            seen["clipped"] = _number(report.unprotected_stats.clipped)
         return seen
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedveil.local.shaping import Shaping
-from fedveil.methods.local_noise import LocalNoise
-from fedveil.methods.method import Method
-from fedveil.methods.protection import Noise, Occasion, Terms
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.method import Method
+from fedveil.methods.parts.noise_placement import Noise, NoiseContext, RoundContext
 from fedveil.privacy.noise import gaussian, laplace
 
 
@@ -21,11 +21,17 @@ class TogetherNoise(LocalNoise):
     For seeded runs. What is released, and so what is accounted for, is the same.
     """
 
-    def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
-        if terms.exact:
-            return super().protect(terms, total, shaping, occasion)
-        scale = terms.noise_multiplier * (shaping.clip or terms.clip).norm
-        stream, clients, size = occasion.stream(), len(occasion.cohort), len(total)
+    def protect(
+        self,
+        context: NoiseContext,
+        total: Tensor,
+        pipeline: UpdatePipeline,
+        this_round: RoundContext,
+    ) -> Tensor:
+        if context.exact:
+            return super().protect(context, total, pipeline, this_round)
+        scale = context.noise_multiplier * (pipeline.clip or context.clip).norm
+        stream, clients, size = this_round.stream(), len(this_round.cohort), len(total)
         if self.noise is Noise.GAUSSIAN:  # a sum of Gaussians is one
             drawn = gaussian(stream, size, scale * clients**0.5)
         else:
@@ -35,7 +41,7 @@ class TogetherNoise(LocalNoise):
 
 def drawn_together(method: Method) -> Method:
     """The method with its local noise drawn in one go; any other method as it is."""
-    own = method.protection
+    own = method.placement
     if type(own) is not LocalNoise:
         return method
-    return replace(method, protection=TogetherNoise(own.noise, own.adjacency))
+    return replace(method, placement=TogetherNoise(own.noise, own.adjacency))

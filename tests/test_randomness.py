@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from fedveil.privacy.units import Entropy
-from fedveil.randomness import Randomness, Stream
+from fedveil.core.randomness import Randomness, Stream
+from fedveil.core.units import Entropy
 
 
 def test_a_stream_is_the_keystream_of_aes_256_in_counter_mode() -> None:

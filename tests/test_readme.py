@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_model
 
 import fedveil as fv
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
 from fedveil.cli import main
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from fedveil import recipe as recipes
-from fedveil.errors import BadInput
+from fedveil.config import recipe as recipes
+from fedveil.core.errors import ConfigError
 
 
 def test_an_empty_recipe_is_the_default_job() -> None:
@@ -54,7 +54,7 @@ def test_the_resolved_recipe_reads_back_as_itself() -> None:
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_right_one(assignment: str, hint: str) -> None:
-    with pytest.raises(BadInput, match="unknown key") as caught:
+    with pytest.raises(ConfigError, match="unknown key") as caught:
         recipes.parse({}, [assignment])
     assert hint in str(caught.value)
 
@@ -75,19 +75,19 @@ def test_an_unknown_key_is_refused_with_the_nearest_right_one(assignment: str, h
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_by_name(assignment: str) -> None:
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(ConfigError) as caught:
         recipes.parse({}, [assignment])
     assert assignment.partition("=")[0].split("[")[0] in str(caught.value)
 
 
 def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         recipes.read(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[training\nrounds=")
-    with pytest.raises(BadInput, match="not valid TOML"):
+    with pytest.raises(ConfigError, match="not valid TOML"):
         recipes.read(tmp_path / "bad.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadInput, match="not valid TOML"):
+    with pytest.raises(ConfigError, match="not valid TOML"):
         recipes.read(tmp_path / "bytes.toml")
 
 

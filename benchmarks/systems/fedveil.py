@@ -53,7 +53,7 @@ def method(workload: Workload, rounds: int) -> fv.Method:
     # fedveil minimises half the squared error, torch's mse_loss the whole.
     rate = fv.LearningRate(workload.learning_rate * (2 if workload.regression else 1))
     if workload.per_example:
-        local = fv.LocalRule(
+        local = fv.LocalTraining(
             rate,
             epochs=workload.epochs,
             batch_size=workload.batch_size,
@@ -62,7 +62,7 @@ def method(workload: Workload, rounds: int) -> fv.Method:
         )
         return fv.fedavg(rounds=rounds, cohort=cohort, local=local)
     full = workload.batch_size == workload.records
-    local = fv.LocalRule(
+    local = fv.LocalTraining(
         rate, epochs=workload.epochs, batch_size=None if full else workload.batch_size
     )
     clip = Clip(workload.clip_norm)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fedveil.errors import BadInput
-from fedveil.privacy.units import Adjacency
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency
 from reproduction.claims.claim import Claim, claim, counts, fractions, not_negative, positive
 
 PAPER = "Cheng et al."
@@ -75,7 +75,7 @@ def vote_gdp(*, queries: int, noise_std: float, adjacency: Adjacency) -> float:
     counts(queries=queries)
     positive(noise_std=noise_std)
     if adjacency is Adjacency.ADD_REMOVE:
-        raise BadInput("adjacency = add-remove: every agent votes; use replace or zero-out")
+        raise ConfigError("adjacency = add-remove: every agent votes; use replace or zero-out")
     changed = 2 if adjacency is Adjacency.REPLACE else 1
     return math.sqrt(changed * queries) / noise_std
 
@@ -221,9 +221,9 @@ def _trajectory(
     """Whether the iterate before each step was outside the ball, and the final update."""
     rows = np.asarray(gradients, dtype=np.float64)
     if rows.ndim != 2 or rows.shape[0] == 0:
-        raise BadInput(f"gradients: need [steps, dimension], not shape {rows.shape}")
+        raise ConfigError(f"gradients: need [steps, dimension], not shape {rows.shape}")
     if not np.isfinite(rows).all():
-        raise BadInput("gradients: not all finite")
+        raise ConfigError("gradients: not all finite")
     positive(learning_rate=learning_rate, clip_norm=clip_norm)
     not_negative(penalty=penalty)
     outside: list[bool] = []

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedveil.errors import BadInput
-from fedveil.privacy import arguments
+from fedveil.core import arguments
+from fedveil.core.errors import ConfigError
 
 
-class Infeasible(BadInput):
+class Infeasible(ConfigError):
     """A paper's formula has no solution at these inputs."""
 
 
@@ -86,4 +86,4 @@ def fractions(**arguments_by_name: float) -> None:
     """Every argument lies strictly between 0 and 1, as the papers' delta does."""
     for name, value in arguments_by_name.items():
         if arguments.fraction(name, value) == 1:
-            raise BadInput(f"{name}: need a number above 0 and below 1, got {value!r}")
+            raise ConfigError(f"{name}: need a number above 0 and below 1, got {value!r}")

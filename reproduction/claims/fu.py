@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fedveil.planning.noise_constant import noise_constant_laplace, size_imbalance
+from fedveil.advise.noise_constant import noise_constant_laplace, size_imbalance
 from reproduction.claims.claim import Claim, claim, counts, fractions, not_negative, positive
 
 PAPER = "Fu et al."

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from reproduction.claims.claim import Claim, claim, counts, fractions, not_negative, positive
 
 PAPER = "Hu et al."
@@ -33,7 +33,7 @@ def uses_per_round(*, local_steps: int, records: int, batch_size: int) -> int:
     """
     counts(local_steps=local_steps, records=records, batch_size=batch_size)
     if batch_size > records:
-        raise BadInput(f"batch_size = {batch_size}: a device has only {records} records")
+        raise ConfigError(f"batch_size = {batch_size}: a device has only {records} records")
     return -(-local_steps // (records // batch_size))
 
 
@@ -88,7 +88,7 @@ def bit_attack_epsilon(probability: float, rounds: int, delta: float) -> float:
     fractions(delta=delta)
     counts(rounds=rounds)
     if not 0.5 <= probability < 1:
-        raise BadInput(f"probability = {probability}: must lie in [0.5, 1)")
+        raise ConfigError(f"probability = {probability}: must lie in [0.5, 1)")
     hits = np.arange(rounds + 1)
     log_p = binom.logpmf(hits, rounds, probability)
     loss = (2 * hits - rounds) * (math.log(probability) - math.log1p(-probability))
@@ -107,7 +107,7 @@ def bit_divergence(probability: float, rounds: int = 1) -> float:
     """KL divergence of the revealed bits; a true rho-zCDP bound would have to be at least this."""
     counts(rounds=rounds)
     if not 0.5 <= probability < 1:
-        raise BadInput(f"probability = {probability}: must lie in [0.5, 1)")
+        raise ConfigError(f"probability = {probability}: must lie in [0.5, 1)")
     return rounds * (2 * probability - 1) * math.log(probability / (1 - probability))
 
 

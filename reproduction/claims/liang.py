@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import logsumexp
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from reproduction.claims.claim import (
     Claim,
     Infeasible,
@@ -129,7 +129,7 @@ def paper_liang_epsilon(
     positive(noise_multiplier=noise_multiplier)
     fractions(delta=delta)
     if cohort > clients:
-        raise BadInput(f"cohort = {cohort}: more than the {clients} clients")
+        raise ConfigError(f"cohort = {cohort}: more than the {clients} clients")
     if sampling == "fixed":
         orders = np.arange(2.0, 65.0)
         rdp = _rdp_fixed(noise_multiplier, clients, cohort, orders)
@@ -142,7 +142,7 @@ def paper_liang_epsilon(
         rdp = np.array([_rdp_poisson(noise_multiplier, cohort / clients, a) for a in orders])
         verdict = "valid for noise std z*G on the sum, a fixed denominator and add-remove; loose"
     else:
-        raise BadInput(f"sampling = {sampling!r}: must be 'fixed' or 'poisson'")
+        raise ConfigError(f"sampling = {sampling!r}: must be 'fixed' or 'poisson'")
     columns = rounds * rdp + math.log(1 / delta) / (orders - 1)
     best = int(np.argmin(columns))
     return claim(
@@ -196,7 +196,7 @@ def smoothing_variance_factor(smoothing: float) -> float:
 
 def _lemma(sampling: str) -> tuple[float, float, str]:
     if sampling not in _LEMMAS:
-        raise BadInput(f"sampling = {sampling!r}: must be 'fixed' or 'poisson'")
+        raise ConfigError(f"sampling = {sampling!r}: must be 'fixed' or 'poisson'")
     return _LEMMAS[sampling]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedveil.planning.feasible import Question, Way
-from fedveil.privacy.units import Adjacency, Trust
+from fedveil.advise.feasible import Question, Way
+from fedveil.core.units import Adjacency, Trust
 from reproduction.claims import fu
 from reproduction.claims.cheng import paper_cheng_epsilon
 from reproduction.claims.claim import Claim, claim

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from dp_accounting import gaussian_mechanism
 
-from fedveil.errors import BadInput
-from fedveil.privacy.units import Adjacency
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency
 from reproduction.claims.claim import counts, fractions, not_negative, positive
 
 
@@ -21,7 +21,7 @@ def participations(*, clients: int, cohort: int, rounds: int) -> int:
     """Most rounds any client takes part in under round robin: ceil(cohort*rounds/clients)."""
     counts(clients=clients, cohort=cohort, rounds=rounds)
     if cohort > clients:
-        raise BadInput(f"cohort = {cohort}: more than the {clients} clients")
+        raise ConfigError(f"cohort = {cohort}: more than the {clients} clients")
     return -(-cohort * rounds // clients)
 
 
@@ -60,9 +60,9 @@ def record_sensitivity(
     total = _total(learning_rates)
     if nonexpansive:
         if smoothness == 0:
-            raise BadInput("smoothness = 0: nonexpansive needs the smoothness of the losses")
+            raise ConfigError("smoothness = 0: nonexpansive needs the smoothness of the losses")
         if max(learning_rates) > 2 / smoothness:
-            raise BadInput(
+            raise ConfigError(
                 f"learning_rates up to {max(learning_rates):g}: updates are non-expansive only up "
                 f"to 2/smoothness = {2 / smoothness:g}"
             )
@@ -123,7 +123,7 @@ def _sigma(epsilon: float, delta: float) -> float:
 
 def _factor(adjacency: Adjacency) -> int:
     if adjacency is Adjacency.ADD_REMOVE:
-        raise BadInput(
+        raise ConfigError(
             "adjacency = add-remove: a local upload always exists; use replace or zero-out"
         )
     return adjacency.sensitivity_factor
@@ -131,7 +131,7 @@ def _factor(adjacency: Adjacency) -> int:
 
 def _total(learning_rates: Sequence[float]) -> float:
     if not learning_rates:
-        raise BadInput("learning_rates: a round needs at least one local step")
+        raise ConfigError("learning_rates: a round needs at least one local step")
     for rate in learning_rates:
         positive(learning_rate=rate)
     return math.fsum(learning_rates)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from reproduction.experiment import Experiment
 from reproduction.pages import (
     cheng_images,
@@ -33,5 +33,5 @@ def find(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         near = get_close_matches(name, EXPERIMENTS, n=1)
         hint = f"did you mean {near[0]}?" if near else "see fedveil reproduce list"
-        raise BadInput(f"experiment {name!r} is unknown: {hint}")
+        raise ConfigError(f"experiment {name!r} is unknown: {hint}")
     return EXPERIMENTS[name]

@@ -23,10 +23,10 @@ _CHANGE = {"training.rate": COHORT / WRITERS, "training.rounds": ROUNDS}
 @cache
 def _certified_noise() -> float:
     """The noise multiplier that the whole run needs; the shorter search takes the same."""
+    from fedveil.core.units import Adjacency, Trust, Unit
     from fedveil.privacy.accounting import Setting
     from fedveil.privacy.calibration import calibrate_noise
     from fedveil.privacy.sampling import Poisson
-    from fedveil.privacy.units import Adjacency, Trust, Unit
 
     return calibrate_noise(
         epsilon=EPSILON,

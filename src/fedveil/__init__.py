@@ -6,7 +6,7 @@
     method = fv.dp_fedavg(
         rounds=60,
         cohort=fv.CohortRule(size=50),
-        local=fv.LocalRule(fv.LearningRate(0.5), epochs=1),
+        local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
         clip=fv.Clip(1.0),
     )
     model = fv.build("logistic", federation)
@@ -24,62 +24,62 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedveil.loading import uncollected
+from fedveil.core.loading import uncollected
 
 if TYPE_CHECKING:
+    from fedveil.client.local_training import GradientClip, LearningRate, LocalTraining, Schedule
+    from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
     from fedveil.data.federation import Examples, Federation, Task
-    from fedveil.data.sources import load
     from fedveil.data.table import from_table
-    from fedveil.engine.directory import RunDirectory
-    from fedveil.engine.run import Run, Speed
-    from fedveil.errors import BadInput, FedveilError, Refused
-    from fedveil.local.rule import GradientClip, LearningRate, LocalRule, Schedule
+    from fedveil.datasets import load
     from fedveil.methods.ae_dpfl import ae_dpfl
-    from fedveil.methods.aggregation import Aggregation, Secure
-    from fedveil.methods.central_noise import CentralNoise
-    from fedveil.methods.cheng import cheng
-    from fedveil.methods.clip_rules import ClipTracking
+    from fedveil.methods.bounded_sparse import cheng
+    from fedveil.methods.client_noise import fu
     from fedveil.methods.ddgauss import ddgauss
     from fedveil.methods.dp_fedavg import dp_fedavg
     from fedveil.methods.fedavg import fedavg, fedprox, fedsgd
-    from fedveil.methods.fu import fu
-    from fedveil.methods.hu import dp_sgd, hu
-    from fedveil.methods.liang import dp_fed
-    from fedveil.methods.local_noise import LocalNoise
-    from fedveil.methods.method import CohortRule, Method, Scheme, Voting
-    from fedveil.methods.protection import Noise
-    from fedveil.methods.shared_noise import SharedNoise
+    from fedveil.methods.gradient_noise import dp_sgd, hu
+    from fedveil.methods.laplacian_smoothing import dp_fed
+    from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+    from fedveil.methods.parts.aggregation import Aggregation, Secure
+    from fedveil.methods.parts.central_noise import CentralNoise
+    from fedveil.methods.parts.distributed_noise import DistributedNoise
+    from fedveil.methods.parts.local_noise import LocalNoise
+    from fedveil.methods.parts.method import CohortRule, Method, Scheme, Voting
+    from fedveil.methods.parts.noise_placement import Noise
     from fedveil.models.zoo import build
     from fedveil.planning.plan import Budget, Plan, plan
     from fedveil.privacy.accounting import Release, Setting, account
     from fedveil.privacy.clipping import Clip
     from fedveil.privacy.guarantee import Guarantee
+    from fedveil.run.directory import RunDirectory
+    from fedveil.run.run import Run, Speed
     from fedveil.server.optimizers import Adam, Sgd
     from fedveil.server.smoothing import Smoothing
 
 _HOMES = {
     "fedveil.data.federation": ("Examples", "Federation", "Task"),
-    "fedveil.data.sources": ("load",),
+    "fedveil.datasets": ("load",),
     "fedveil.data.table": ("from_table",),
-    "fedveil.engine.directory": ("RunDirectory",),
-    "fedveil.engine.run": ("Run", "Speed"),
-    "fedveil.errors": ("BadInput", "FedveilError", "Refused"),
-    "fedveil.local.rule": ("GradientClip", "LearningRate", "LocalRule", "Schedule"),
+    "fedveil.run.directory": ("RunDirectory",),
+    "fedveil.run.run": ("Run", "Speed"),
+    "fedveil.core.errors": ("ConfigError", "FedveilError", "PrivacyRefusal"),
+    "fedveil.client.local_training": ("GradientClip", "LearningRate", "LocalTraining", "Schedule"),
     "fedveil.methods.ae_dpfl": ("ae_dpfl",),
-    "fedveil.methods.aggregation": ("Aggregation", "Secure"),
-    "fedveil.methods.central_noise": ("CentralNoise",),
-    "fedveil.methods.cheng": ("cheng",),
-    "fedveil.methods.clip_rules": ("ClipTracking",),
+    "fedveil.methods.parts.aggregation": ("Aggregation", "Secure"),
+    "fedveil.methods.parts.central_noise": ("CentralNoise",),
+    "fedveil.methods.bounded_sparse": ("cheng",),
+    "fedveil.methods.parts.adaptive_clipping": ("AdaptiveClipping",),
     "fedveil.methods.ddgauss": ("ddgauss",),
     "fedveil.methods.dp_fedavg": ("dp_fedavg",),
     "fedveil.methods.fedavg": ("fedavg", "fedprox", "fedsgd"),
-    "fedveil.methods.fu": ("fu",),
-    "fedveil.methods.hu": ("dp_sgd", "hu"),
-    "fedveil.methods.liang": ("dp_fed",),
-    "fedveil.methods.local_noise": ("LocalNoise",),
-    "fedveil.methods.method": ("CohortRule", "Method", "Scheme", "Voting"),
-    "fedveil.methods.protection": ("Noise",),
-    "fedveil.methods.shared_noise": ("SharedNoise",),
+    "fedveil.methods.client_noise": ("fu",),
+    "fedveil.methods.gradient_noise": ("dp_sgd", "hu"),
+    "fedveil.methods.laplacian_smoothing": ("dp_fed",),
+    "fedveil.methods.parts.local_noise": ("LocalNoise",),
+    "fedveil.methods.parts.method": ("CohortRule", "Method", "Scheme", "Voting"),
+    "fedveil.methods.parts.noise_placement": ("Noise",),
+    "fedveil.methods.parts.distributed_noise": ("DistributedNoise",),
     "fedveil.models.zoo": ("build",),
     "fedveil.planning.plan": ("Budget", "Plan", "plan"),
     "fedveil.privacy.accounting": ("Release", "Setting", "account"),
@@ -92,13 +92,14 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Adam",
+    "AdaptiveClipping",
     "Aggregation",
-    "BadInput",
     "Budget",
     "CentralNoise",
     "Clip",
-    "ClipTracking",
     "CohortRule",
+    "ConfigError",
+    "DistributedNoise",
     "Examples",
     "Federation",
     "FedveilError",
@@ -106,11 +107,11 @@ __all__ = [
     "Guarantee",
     "LearningRate",
     "LocalNoise",
-    "LocalRule",
+    "LocalTraining",
     "Method",
     "Noise",
     "Plan",
-    "Refused",
+    "PrivacyRefusal",
     "Release",
     "Run",
     "RunDirectory",
@@ -119,7 +120,6 @@ __all__ = [
     "Secure",
     "Setting",
     "Sgd",
-    "SharedNoise",
     "Smoothing",
     "Speed",
     "Task",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedveil.cli import main
-from fedveil.methods.named import METHODS
+from fedveil.config.methods import METHODS
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = ["--set", "training.rounds=2", "--set", "data.clients=20"]

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
 from fedveil.cli import console, main
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation
-from fedveil.engine.checkpoint import load_checkpoint, save_checkpoint
-from fedveil.engine.directory import RunDirectory
-from fedveil.engine.evidence import Seen
-from fedveil.engine.run import Run
-from fedveil.errors import BadInput
 from fedveil.privacy.ledger import MOVED, Ledger
+from fedveil.run.checkpoint import load_checkpoint, save_checkpoint
+from fedveil.run.directory import RunDirectory
+from fedveil.run.evidence import Seen
+from fedveil.run.run import Run
 
 RECIPE = ["data.clients=20", "training.rounds=6", "training.rate=0.3", "evaluation.every=1"]
 DONE = 3  # of six rounds
@@ -341,12 +341,12 @@ def test_a_run_of_another_plan_is_refused(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     recipe = recipes.with_defaults(recipes.parse(recipes.read(run / "recipe.toml")))
     plan = plan_of(recipe, federation_of(recipe.data))
-    assert plan.terms is not None
-    quieter = replace(plan, terms=replace(plan.terms, noise_multiplier=0.1))
-    with pytest.raises(BadInput, match="promises something else"):
+    assert plan.context is not None
+    quieter = replace(plan, context=replace(plan.context, noise_multiplier=0.1))
+    with pytest.raises(ConfigError, match="promises something else"):
         RunDirectory.open(run, quieter)
     directory = RunDirectory.open(run, plan)
-    with pytest.raises(BadInput, match="another plan"):
+    with pytest.raises(ConfigError, match="another plan"):
         Run(quieter).keep_in(directory)
     Run(plan).keep_in(directory)
     directory.close()
@@ -398,7 +398,7 @@ def test_nothing_that_is_written_before_the_first_round_depends_on_private_data(
     if seed is None:
         directory.load()
     else:
-        with pytest.raises(BadInput, match="other data"):
+        with pytest.raises(ConfigError, match="other data"):
             directory.load()
     directory.close()
 
@@ -407,7 +407,7 @@ def test_a_run_may_be_looked_at_while_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between any two files that are read, a whole round may pass."""
-    from fedveil.engine import evidence
+    from fedveil.run import evidence
 
     recipe = recipes.with_defaults(recipes.parse({}, RECIPE))
     plan = plan_of(recipe, federation_of(recipe.data))

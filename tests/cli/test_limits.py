@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedveil import assemble
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
 from fedveil.cli import console, main
+from fedveil.config import assemble
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import HELD_OUT_NOTE, Federation
-from fedveil.engine.cost import Prediction
-from fedveil.engine.directory import RunDirectory
-from fedveil.engine.run import Run
-from fedveil.errors import BadInput
+from fedveil.engines.cost import Prediction
 from fedveil.privacy.accounting import account
 from fedveil.privacy.guarantee import Guarantee
+from fedveil.run.directory import RunDirectory
+from fedveil.run.run import Run
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 PRIVATE = sorted(
@@ -78,7 +78,7 @@ def test_one_list_everywhere(path: Path, tmp_path: Path, capsys: Capture) -> Non
     recipe = recipes.with_defaults(recipes.parse(recipes.read(path), rounds[1:]))
     try:
         federation = federation_of(recipe.data)
-    except BadInput as missing:
+    except ConfigError as missing:
         pytest.skip(f"no data here: {missing}")
     guarantee = plan_of(recipe, federation).guarantee
     out = tmp_path / "run"
@@ -284,9 +284,9 @@ def test_a_protected_run_does_not_say_how_many_processes_it_took(
     shown = []
     for seconds in (1e-6, 1e6):
         monkeypatch.setattr(
-            "fedveil.engine.choose.predict", lambda *_, s=seconds: Prediction(s, s / 1e9, 100)
+            "fedveil.engines.choose.predict", lambda *_, s=seconds: Prediction(s, s / 1e9, 100)
         )
-        monkeypatch.setattr("fedveil.engine.choose.cores", lambda: 2)
+        monkeypatch.setattr("fedveil.engines.choose.cores", lambda: 2)
         out = tmp_path / str(seconds)
         assert main(["run", *SMALL, "--set", "model.name=mlp", "--output", str(out), "--json"]) == 0
         shown.append(json.loads(capsys.readouterr().out)["engine"])

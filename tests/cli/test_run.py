@@ -163,13 +163,13 @@ LONG = [
 HELD = """
 import signal, sys
 from fedveil.cli import main
-from fedveil.engine.run import Run
+from fedveil.run.run import Run
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may have it ignored
 run_round = Run._round
 
 def held(self, last):
     report = run_round(self, last)
-    if report.round == 2:
+    if report.round_number == 2:
         print("holding", file=sys.stderr, flush=True)
         while True:
             signal.pause()
@@ -191,10 +191,10 @@ def start_and_hold(*arguments: str) -> subprocess.Popen[str]:
     raise AssertionError("the run ended before its second round")
 
 
-def wait_for_round(process: subprocess.Popen[str], round: int) -> None:
+def wait_for_round(process: subprocess.Popen[str], round_number: int) -> None:
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith(f"round {round}/"):
+        if line.startswith(f"round {round_number}/"):
             return
     raise AssertionError("the run ended too early")
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from fedveil.core.errors import ConfigError
 from fedveil.data import cells
 from fedveil.data.table import from_table
-from fedveil.errors import BadInput
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_the_decimal_mark_comes_from_the_schema_or_the_separator(tmp_path):
     commas = 'w,x,y\n1,"1,250",a\n1,"2,5",b\n'
     assert inputs(commas) == [5.0, 2.5]
     assert inputs(commas, decimal=",") == [1.25, 2.5]
-    with pytest.raises(BadInput, match="decimal='x'"):
+    with pytest.raises(ConfigError, match="decimal='x'"):
         inputs(commas, decimal="x")
 
 
@@ -184,5 +184,5 @@ def test_infinity_under_a_schema_is_clipped_like_any_other_number(tmp_path, form
     federation = from_table(path, label="y", client_column="w", schema=schema, test_fraction=0)
     assert federation.train.inputs[:, 0].tolist() == [1.0, 0.0]
     if form == "parquet":  # without one nobody knows how far to clip
-        with pytest.raises(BadInput, match="holds infinity"):
+        with pytest.raises(ConfigError, match="holds infinity"):
             from_table(path, label="y", client_column="w", test_fraction=0)

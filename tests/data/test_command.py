@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from fedveil.cli import data
-from fedveil.data.sources import SOURCES
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.datasets import SOURCES
 
 
 def call(*arguments):
@@ -70,7 +70,7 @@ def test_a_schema_is_printed_or_written_to_a_new_file(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["schema"].count("[columns.") == 3
     call("schema", str(table), "--output", str(tmp_path / "s.toml"))
     assert (tmp_path / "s.toml").read_text().count("[columns.") == 3
-    with pytest.raises(BadInput, match="exists already"):
+    with pytest.raises(ConfigError, match="exists already"):
         call("schema", str(table), "--output", str(tmp_path / "s.toml"))
 
 
@@ -84,7 +84,7 @@ def test_a_schema_is_printed_or_written_to_a_new_file(capsys, tmp_path):
     ],
 )
 def test_wrong_calls_are_refused(arguments, says):
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(ConfigError) as caught:
         call(*arguments)
     assert says in str(caught.value)
 

@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from fedveil.data.download import DownloadError, fetch
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.datasets.download import DownloadError, fetch
 
 CONTENT = np.random.default_rng(0).bytes(700_001)
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
@@ -107,14 +107,14 @@ def test_a_server_without_ranges_starts_over_and_the_file_is_still_right(server,
 
 def test_an_altered_file_is_refused_and_not_kept(server, tmp_path):
     server.content = CONTENT[:500_000] + b"x" + CONTENT[500_001:]
-    with pytest.raises(BadInput, match="digest is not the published one; refused"):
+    with pytest.raises(ConfigError, match="digest is not the published one; refused"):
         fetch(server.url, tmp_path / "file.bin", len(CONTENT), (DIGEST,))
     assert names(tmp_path) == []
 
 
 def test_a_foreign_beginning_is_found_by_the_digest_and_the_next_try_is_clean(server, tmp_path):
     (tmp_path / "file.bin.part").write_bytes(b"y" * 1000)
-    with pytest.raises(BadInput, match="refused"):
+    with pytest.raises(ConfigError, match="refused"):
         fetch(server.url, tmp_path / "file.bin", len(CONTENT), (DIGEST,))
     fetch(server.url, tmp_path / "file.bin", len(CONTENT), (DIGEST,))
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
@@ -123,7 +123,7 @@ def test_a_foreign_beginning_is_found_by_the_digest_and_the_next_try_is_clean(se
 @pytest.mark.parametrize("change", [-1000, 1000])
 def test_a_file_of_another_length_is_refused(server, tmp_path, change):
     server.content = CONTENT[:change] if change < 0 else CONTENT + bytes(change)
-    with pytest.raises((BadInput, DownloadError)):
+    with pytest.raises((ConfigError, DownloadError)):
         fetch(server.url, tmp_path / "file.bin", len(CONTENT), (DIGEST,))
     assert not (tmp_path / "file.bin").exists()
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import (
     ARTIFICIAL_NOTE,
     HELD_OUT_NOTE,
@@ -16,7 +17,6 @@ from fedveil.data.federation import (
     Task,
 )
 from fedveil.data.partition import IID
-from fedveil.errors import BadInput
 
 
 def numbered(examples, owners, **settings):
@@ -39,7 +39,7 @@ def test_holding_out_loses_nothing_and_empties_nobody(sizes, holdout, test, vali
     settings = {"test_fraction": test, "validation_fraction": validation, "holdout": holdout}
     try:
         federation = numbered(len(owners), owners, seed=seed, **settings)
-    except BadInput:  # everybody draws alone, so it can happen that nobody gives
+    except ConfigError:  # everybody draws alone, so it can happen that nobody gives
         reject()
     assert federation.clients == len(sizes)
     assert federation.sizes.min() >= 1
@@ -82,9 +82,9 @@ def test_a_pooled_part_of_owned_examples_takes_each_with_the_same_probability():
     given = np.bincount((federation.test.inputs[:, 0] // 50).astype(int), minlength=200)
     # 200 binomials (50, 0.2) have variance 8; its estimate is off by 10 %, so 5 sigma is 50 %.
     assert given.var() == pytest.approx(8, rel=0.5)
-    with pytest.raises(BadInput, match=r"no client was drawn"):
+    with pytest.raises(ConfigError, match=r"no client was drawn"):
         numbered(10, np.arange(10), holdout="clients", test_fraction=1e-6)
-    with pytest.raises(BadInput, match="every client was drawn"):
+    with pytest.raises(ConfigError, match="every client was drawn"):
         numbered(2, np.arange(2), holdout="clients", test_fraction=1 - 1e-6)
 
 
@@ -204,14 +204,14 @@ OWNERS = np.arange(100) // 10
 )
 def test_bad_arrays_are_refused_with_what_and_where(inputs, targets, owners, settings, says):
     settings = {"test_fraction": 0.0, **settings} if says[:4] != "test" else settings
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(ConfigError) as caught:
         Federation.from_arrays(inputs, targets, owners, **settings)
     assert says in str(caught.value)
 
 
 def test_a_client_without_examples_is_named():
     examples = Examples(FINE, LABELS)
-    with pytest.raises(BadInput, match="client 1 has no examples"):
+    with pytest.raises(ConfigError, match="client 1 has no examples"):
         Federation(examples, np.array([0, 50, 50, 100]), examples, Task.CLASSIFICATION, 4)
 
 
@@ -263,7 +263,7 @@ def test_an_empty_test_part_survives_saving(tmp_path):
 def test_a_damaged_directory_is_refused(tmp_path, spoil, says):
     directory = Federation.from_arrays(FINE, LABELS, OWNERS).save(tmp_path / "f")
     spoil(directory)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(ConfigError) as caught:
         Federation.open(directory)
     assert says in str(caught.value)
 
@@ -271,6 +271,6 @@ def test_a_damaged_directory_is_refused(tmp_path, spoil, says):
 def test_saving_never_overwrites_nor_leaves_half_a_directory(tmp_path):
     federation = Federation.from_arrays(FINE, LABELS, OWNERS)
     federation.save(tmp_path / "f")
-    with pytest.raises(BadInput, match="exists already"):
+    with pytest.raises(ConfigError, match="exists already"):
         federation.save(tmp_path / "f")
     assert [path.name for path in tmp_path.iterdir()] == ["f"]

@@ -7,9 +7,9 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedveil.data import files
-from fedveil.data.files import Copy, File, available, open_source
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.datasets import files
+from fedveil.datasets.files import Copy, File, available, open_source
 
 CONTENT = b"0123456789" * 100
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
@@ -50,7 +50,7 @@ def test_a_changed_file_is_verified_again(tmp_path):
     (tmp_path / "a.bin").write_bytes(CONTENT)
     open_source("s", copies(Counting(), "a.bin"), tmp_path)
     (tmp_path / "a.bin").write_bytes(CONTENT[:-1] + b"x")
-    with pytest.raises(BadInput, match=r"a\.bin: truncated or altered"):
+    with pytest.raises(ConfigError, match=r"a\.bin: truncated or altered"):
         open_source("s", copies(Counting(), "a.bin"), tmp_path)
 
 
@@ -58,7 +58,7 @@ def test_a_changed_file_is_verified_again(tmp_path):
 def test_a_truncated_or_altered_file_is_refused_before_it_is_decoded(tmp_path, content):
     (tmp_path / "a.bin").write_bytes(content)
     decode = Counting()
-    with pytest.raises(BadInput, match=r"a\.bin: truncated or altered"):
+    with pytest.raises(ConfigError, match=r"a\.bin: truncated or altered"):
         open_source("s", copies(decode, "a.bin"), tmp_path)
     assert decode.calls == 0
 
@@ -90,15 +90,15 @@ def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
 
 def test_missing_files_are_named_with_what_to_do(tmp_path):
     three = (*copies(Counting(), "a.bin", "b.bin", url="http://x/y"),)
-    with pytest.raises(BadInput, match=r"s: .* holds none of its files \(a\.bin \.\.\.\)"):
+    with pytest.raises(ConfigError, match=r"s: .* holds none of its files \(a\.bin \.\.\.\)"):
         open_source("s", three, tmp_path)
     (tmp_path / "a.bin").write_bytes(CONTENT)
-    with pytest.raises(BadInput, match=r"lacks b\.bin; put them there, or unset FEDVEIL_DATA"):
+    with pytest.raises(ConfigError, match=r"lacks b\.bin; put them there, or unset FEDVEIL_DATA"):
         open_source("s", three, tmp_path)
     local = copies(Counting(), "c.bin")
-    with pytest.raises(BadInput, match="write to the authors"):
+    with pytest.raises(ConfigError, match="write to the authors"):
         open_source("s", local, tmp_path, advice="write to the authors")
-    with pytest.raises(BadInput, match="cannot be downloaded; write to the authors"):
+    with pytest.raises(ConfigError, match="cannot be downloaded; write to the authors"):
         open_source("s", local, None, advice="write to the authors")
 
 
@@ -110,7 +110,7 @@ def test_the_environment_names_the_directory_and_an_argument_wins(tmp_path, monk
     assert available("s", copies(Counting(), "a.bin")) is not None
     assert available("s", copies(Counting(), "a.bin"), there) is None
     monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(BadInput, match="nowhere: is no directory"):
+    with pytest.raises(ConfigError, match="nowhere: is no directory"):
         open_source("s", copies(Counting(), "a.bin"), None)
 
 

@@ -28,12 +28,12 @@ from neighbour_tables import (
 )
 from pyarrow import parquet
 
-from fedveil.assemble import federation_of
+from fedveil.config.assemble import federation_of
+from fedveil.config.recipe import DataSection
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
 from fedveil.data.partition import IID, ByOwner
 from fedveil.data.table import from_table
-from fedveil.errors import BadInput
-from fedveil.recipe import DataSection
 
 HOLDOUTS = ("within", "latest", "pooled", "clients")
 
@@ -163,7 +163,7 @@ def test_neighbouring_tables_agree_on_everybody_else(tmp_path_factory, pair, for
                     seed=pair.seed,
                 )
             )
-        except BadInput:  # too small to hold anything out: nothing is trained, nothing leaves
+        except ConfigError:  # too small to hold anything out: nothing is trained, nothing leaves
             return
     one, other = (all_but(training_rows(f), pair.changed) for f in federations)
     assert one == other
@@ -285,7 +285,7 @@ def test_the_kind_of_another_clients_name_does_not_matter(holdout, names, newcom
 def test_a_list_of_owners_of_different_kinds_is_refused_rather_than_melted():
     # NumPy would make one float, or one text, of two different people.
     for owners in ([2**53, 2**53 + 1, 0.5], ["7", 7, 8]):
-        with pytest.raises(BadInput, match="entries of different kinds"):
+        with pytest.raises(ConfigError, match="entries of different kinds"):
             Federation.from_arrays(np.zeros((3, 1)), [0, 1, 0], owners, classes=2)
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import generator, group
 from fedveil.data.partition import (
     IID,
@@ -17,7 +18,6 @@ from fedveil.data.partition import (
     SortedSlices,
     named,
 )
-from fedveil.errors import BadInput
 
 
 def owners_of(assignment, examples):
@@ -67,7 +67,7 @@ def test_a_fixed_number_is_met_exactly_and_a_cap_never_exceeded(pool, kind, limi
         (np.bincount(owners) >= limit).any() if kind == "owner" else clients * limit <= len(labels)
     )
     if not possible:
-        with pytest.raises(BadInput):
+        with pytest.raises(ConfigError):
             fixed.assign(labels, owners, seed)
         return
     dealt = fixed.assign(labels, owners, seed)
@@ -235,7 +235,7 @@ def test_a_cap_draws_every_example_of_an_owner_equally_often():
     ],
 )
 def test_impossible_partitions_are_refused_by_name_and_value(make, says):
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(ConfigError) as caught:
         make()
     assert says in str(caught.value)
 

@@ -11,11 +11,11 @@ import pytest
 from format_writers import database, example, idx
 from sklearn.linear_model import LogisticRegression
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import HELD_OUT_NOTE, Task
-from fedveil.data.sources import SOURCES, adult, femnist, lending_club, load, mnist, shakespeare
-from fedveil.data.sources.source import pixel_scaling
-from fedveil.data.sources.synthetic import Synthetic
-from fedveil.errors import BadInput
+from fedveil.datasets import SOURCES, adult, femnist, lending_club, load, mnist, shakespeare
+from fedveil.datasets.source import pixel_scaling
+from fedveil.datasets.synthetic import Synthetic
 
 RNG = np.random.default_rng(0)
 
@@ -60,7 +60,7 @@ def test_defaults_of_a_source_can_be_changed_one_by_one():
     ],
 )
 def test_wrong_names_and_settings_are_refused(arguments, settings, says):
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(ConfigError) as caught:
         load(*arguments, **settings)
     assert says in str(caught.value)
 
@@ -114,7 +114,7 @@ def test_pixels_can_be_scaled_by_published_moments():
         pixel_scaling("standard", mean, deviation)(pixels), (unit - mean) / deviation, atol=1e-5
     )
     np.testing.assert_array_equal(pixel_scaling("raw", 0, 1)(pixels), pixels)
-    with pytest.raises(BadInput, match="pixels='bright'"):
+    with pytest.raises(ConfigError, match="pixels='bright'"):
         pixel_scaling("bright", 0, 1)
 
 
@@ -141,7 +141,7 @@ def test_mnist_by_writer_joins_the_official_files_with_qmnists_labels(tmp_path):
     assert len(arrays["writer_test"]) == 2
     pool = mnist.build_by_writer(arrays, "idx")
     np.testing.assert_array_equal(pool.train.inputs, images)
-    with pytest.raises(BadInput, match="names no writers"):
+    with pytest.raises(ConfigError, match="names no writers"):
         mnist.build_by_writer({k: v for k, v in arrays.items() if "writer" not in k}, "npz")
 
 
@@ -162,14 +162,14 @@ def test_femnist_from_the_federated_database(tmp_path):
     assert pool.class_names[61] == "z"
     seen = pool.scaling(pool.train.inputs)
     assert seen[0].reshape(-1)[:12].tolist() == [1.0] * 10 + [0.0] * 2  # ink is one
-    with pytest.raises(BadInput, match="test='unseen'"):
+    with pytest.raises(ConfigError, match="test='unseen'"):
         femnist.build(femnist.decode_database({path.name: path}), "tff", test="unseen")
 
 
 def test_a_federated_image_of_wrong_size_is_refused(tmp_path):
     rows = [("all_train", "f1", example(pixels=np.ones(7, np.float32), label=[1]))]
     path = database(tmp_path / "emnist_all.sqlite.lzma", rows)
-    with pytest.raises(BadInput, match="7 pixels instead of 784"):
+    with pytest.raises(ConfigError, match="7 pixels instead of 784"):
         femnist.decode_database({path.name: path})
 
 
@@ -252,13 +252,13 @@ def test_adult_has_a_hundred_and_five_inputs_and_unknown_answers_none(tmp_path):
     counted = [raw[0, names.index(name)] for name in ("age", "fnlwgt", "hours-per-week")]
     np.testing.assert_allclose(counted, [39, 77_516, 40], rtol=1e-5)
     assert raw[0, names.index("workclass=State-gov")] == 1
-    with pytest.raises(BadInput, match="standard or raw"):
+    with pytest.raises(ConfigError, match="standard or raw"):
         adult.build(arrays, "uci", numbers="cooked")
     (tmp_path / "adult.data").write_text(ADULT.replace("<=50K", "50K"))
-    with pytest.raises(BadInput, match="neither <=50K nor >50K"):
+    with pytest.raises(ConfigError, match="neither <=50K nor >50K"):
         adult.decode({"adult.data": tmp_path / "adult.data"})
     (tmp_path / "adult.data").write_text("1, 2, 3\n")
-    with pytest.raises(BadInput, match="UCI's Adult"):
+    with pytest.raises(ConfigError, match="UCI's Adult"):
         adult.decode({"adult.data": tmp_path / "adult.data"})
 
 
@@ -314,7 +314,7 @@ def test_loan_features_are_known_at_the_grant_and_mostly_present(tmp_path):
     assert not {"total_pymnt", "installment", "sub_grade", "int_rate"} & set(pool.features)
     np.testing.assert_allclose(pool.train.inputs.mean(axis=0), 0, atol=0.05)
     assert "grade" not in lending_club.build(arrays, "compact", components=0, grade=False).features
-    with pytest.raises(BadInput, match="components=99"):
+    with pytest.raises(ConfigError, match="components=99"):
         lending_club.build(arrays, "compact", components=99)
 
 
@@ -344,7 +344,7 @@ def _cache(tmp_path_factory):
 
 def here(name):
     """The source, if its files are in the directory; a loader that fails is no reason to skip."""
-    from fedveil.data.files import available
+    from fedveil.datasets.files import available
 
     if available(name, SOURCES[name].copies) is None:
         pytest.skip(f"the files of {name} are not in FEDVEIL_DATA")
@@ -443,5 +443,5 @@ class TestPublished:
         content = bytearray((tmp_path / "adult.data.gz").read_bytes())
         content[1000] ^= 1
         (tmp_path / "adult.data.gz").write_bytes(content)
-        with pytest.raises(BadInput, match=r"adult\.data\.gz: truncated or altered"):
+        with pytest.raises(ConfigError, match=r"adult\.data\.gz: truncated or altered"):
             load("adult", data_dir=tmp_path)

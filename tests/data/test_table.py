@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation, Task
 from fedveil.data.partition import IID
 from fedveil.data.table import FROM_DATA_NOTE, from_table, schema_template
-from fedveil.errors import BadInput
 
 PEOPLE = """\
 id,state,age,income,member,since,job,comment,country,grade
@@ -149,7 +149,7 @@ def test_the_task_can_be_asked_for(tmp_path):
     assert labelled(tmp_path, [3, 1, 10] * 4, task="regression").task is Task.REGRESSION
     many = labelled(tmp_path, [*range(30)] * 3, task="classification")
     assert many.classes == 30
-    with pytest.raises(BadInput, match="task='ranking'"):
+    with pytest.raises(ConfigError, match="task='ranking'"):
         labelled(tmp_path, [1, 2], task="ranking")
 
 
@@ -236,7 +236,7 @@ def test_a_schema_can_be_toml_and_describe_a_numeric_label(tmp_path):
 )
 def test_a_wrong_schema_is_refused_with_the_place(people, change, says):
     schema = {"columns": {**SCHEMA["columns"], **change}}
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(ConfigError) as caught:
         from_table(people, label="grade", client_column="state", schema=schema)
     assert says in str(caught.value)
 
@@ -248,7 +248,7 @@ def test_the_template_names_columns_and_types_but_no_statistics(people, tmp_path
     assert '[columns."since"]\ntype = "date"' in text
     assert '[columns."state"]  # whose row it is\ntype = "ignore"' in text
     path = write(tmp_path, text, "schema.toml")
-    with pytest.raises(BadInput, match="needs min and max"):  # it must be filled in
+    with pytest.raises(ConfigError, match="needs min and max"):  # it must be filled in
         from_table(people, label="grade", client_column="state", schema=path)
 
 
@@ -292,7 +292,7 @@ def test_bad_files_are_refused_in_one_line_that_names_what_and_where(
     tmp_path, text, settings, says
 ):
     path = write(tmp_path, text)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(ConfigError) as caught:
         from_table(path, **{"label": "y", "client_column": "who", **settings})
     assert says in str(caught.value)
     assert "secret" not in str(caught.value)
@@ -300,9 +300,9 @@ def test_bad_files_are_refused_in_one_line_that_names_what_and_where(
 
 
 def test_a_missing_file_is_named_with_its_nearest_neighbour(people):
-    with pytest.raises(BadInput, match=r"peopel\.csv: no such file; did you mean 'people\.csv'"):
+    with pytest.raises(ConfigError, match=r"peopel\.csv: no such file; did you mean 'people\.csv'"):
         from_table(people.with_name("peopel.csv"), label="y", client_column="who")
-    with pytest.raises(BadInput, match="is a directory"):
+    with pytest.raises(ConfigError, match="is a directory"):
         from_table(people.parent, label="y", client_column="who")
 
 
@@ -323,7 +323,7 @@ def test_clients_with_one_row_keep_it(tmp_path):
     lonely = "".join(f"{i},{i % 7},{'ab'[i % 2]}\n" for i in range(50))
     path = write(tmp_path, HEAD + lonely)
     # Whole clients are held out on request only: a guess would change for everybody with one row.
-    with pytest.raises(BadInput, match="holdout='clients'"):
+    with pytest.raises(ConfigError, match="holdout='clients'"):
         from_table(path, label="y", client_column="who")
     strangers = from_table(path, label="y", client_column="who", holdout="clients")
     assert strangers.clients + len(strangers.test) == 50

@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedveil.advise.proxy import some_clients
+from fedveil.core.errors import ConfigError
 from fedveil.data import declared
 from fedveil.data.federation import ARTIFICIAL_NOTE, Federation, Task
 from fedveil.data.labels import STANDARDISED
 from fedveil.data.partition import IID, ByOwner, Dirichlet, SortedSlices
-from fedveil.data.sources import load
 from fedveil.data.table import COLUMNS, from_table
-from fedveil.engine.shared import share
-from fedveil.errors import BadInput
-from fedveil.planning.proxy import some_clients
+from fedveil.datasets import load
+from fedveil.engines.shared_memory import share
 
 INPUTS = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
 LABELS = np.arange(60) % 3
@@ -69,11 +69,11 @@ def test_dealing_by_labels_or_sizes_is_said(partition, says):
 
 
 def test_a_label_outside_the_declared_classes_is_refused():
-    with pytest.raises(BadInput, match=r"label 2 of example \d+ is outside 0\.\.1"):
+    with pytest.raises(ConfigError, match=r"label 2 of example \d+ is outside 0\.\.1"):
         made(classes=2)
-    with pytest.raises(BadInput, match="classes=4, but class_names names 3"):
+    with pytest.raises(ConfigError, match="classes=4, but class_names names 3"):
         made(classes=4, class_names=("a", "b", "c"))
-    with pytest.raises(BadInput, match="classes=0"):
+    with pytest.raises(ConfigError, match="classes=0"):
         made(classes=0)
 
 
@@ -84,7 +84,7 @@ def test_a_vocabulary_is_declared_or_said_and_covers_the_inputs():
     assert found.classes == 12
     assert found.unprotected == (declared.VOCABULARY,)
     assert made(tokens, tokens % 5, task="sequence", classes=12).unprotected == ()
-    with pytest.raises(BadInput, match=r"token 11 of example \d+ is outside 0\.\.9"):
+    with pytest.raises(ConfigError, match=r"token 11 of example \d+ is outside 0\.\.9"):
         made(tokens, tokens % 5, task="sequence", classes=10)
 
 

@@ -13,15 +13,15 @@ from itertools import pairwise
 
 import numpy as np
 
+from fedveil.client.batches import draw_batches
+from fedveil.client.local_training import LearningRate, LocalTraining, Schedule
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.engine.run import Run
-from fedveil.local.batches import draw_batches
-from fedveil.local.rule import LearningRate, LocalRule, Schedule
-from fedveil.methods.method import Method
+from fedveil.methods.parts.method import Method
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, Plan, plan
-from fedveil.privacy.units import Arithmetic
-from fedveil.randomness import Randomness
+from fedveil.run.run import Run
 
 FEATURES, CLASSES = 5, 3
 SIZES = (7, 4, 9, 1, 6, 5)
@@ -42,9 +42,9 @@ def federation(classes: int = CLASSES, sizes: tuple[int, ...] = SIZES) -> Federa
     return Federation(examples, offsets, other, Task.CLASSIFICATION, classes, validation=public)
 
 
-def rule(rate: float = 0.4, **fields: object) -> LocalRule:
+def rule(rate: float = 0.4, **fields: object) -> LocalTraining:
     chosen: dict[str, object] = {"steps": 4, "batch_size": 2} | fields
-    return LocalRule(LearningRate(rate, Schedule.EXPONENTIAL, 5.0), **chosen)  # type: ignore[arg-type]
+    return LocalTraining(LearningRate(rate, Schedule.EXPONENTIAL, 5.0), **chosen)  # type: ignore[arg-type]
 
 
 def planned(
@@ -56,13 +56,13 @@ def planned(
     """The plan of a method; `noise=0` silences it after it was planned."""
     data = data or federation()
     model = build("logistic", data)
-    if method.protection is None:
+    if method.placement is None:
         return plan(method, data, model, seed=SEED)
     budget = Budget(noise_multiplier=noise or 0.7)
     made = plan(method, data, model, budget=budget, seed=SEED, arithmetic=arithmetic)
-    if noise == 0 and made.terms is not None:
-        terms = replace(made.terms, noise_multiplier=0.0)
-        return replace(made, terms=terms, delta=None)
+    if noise == 0 and made.context is not None:
+        context = replace(made.context, noise_multiplier=0.0)
+        return replace(made, context=context, delta=None)
     return made
 
 
@@ -98,11 +98,11 @@ def records(made: Plan, client: int) -> tuple[Vector, Vector]:
     return train.inputs[first:last].astype(float), train.targets[first:last]
 
 
-def batches(made: Plan, client: int, round: int) -> Iterator[tuple[int, Vector, Vector]]:
+def batches(made: Plan, client: int, round_number: int) -> Iterator[tuple[int, Vector, Vector]]:
     """(step, inputs, targets) of a client's local steps."""
     inputs, targets = records(made, client)
     drawn = draw_batches(
-        np.array([client]), np.array([len(targets)]), made.local, round, Randomness(SEED)
+        np.array([client]), np.array([len(targets)]), made.local, round_number, Randomness(SEED)
     )
     for step in range(int(drawn.steps[0])):
         positions, mask = drawn.at(step)
@@ -128,14 +128,14 @@ def sgd(
     made: Plan,
     start: Vector,
     client: int,
-    round: int,
+    round_number: int,
     change: Callable[[Vector, Vector], Vector] = lambda gradient, moved: gradient,
     after: Callable[[Vector], Vector] = lambda moved: moved,
 ) -> Vector:
     """The update of plain local SGD; `change(gradient, moved)` and `after(moved)` alter a step."""
-    rates = made.local.learning_rate.of_round(round, 100)
+    rates = made.local.learning_rate.of_round(round_number, 100)
     moved = np.zeros_like(start)
-    for step, inputs, targets in batches(made, client, round):
+    for step, inputs, targets in batches(made, client, round_number):
         gradient = gradients(start + moved, inputs, targets).mean(axis=0)
         moved = after(moved - rates[step] * change(gradient, moved))
     return moved

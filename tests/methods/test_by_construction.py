@@ -10,17 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.engine.run import Run
-from fedveil.errors import BadInput, Refused
-from fedveil.local.rule import LearningRate, LocalRule
-from fedveil.local.shaping import Senders, Shaping, shape_rows
+from fedveil.client.local_training import LearningRate, LocalTraining
+from fedveil.client.update_pipeline import Senders, UpdatePipeline, shape_rows
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.randomness import Randomness
 from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.central_noise import CentralNoise
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.local_noise import LocalNoise
-from fedveil.methods.method import CohortRule, Scheme
-from fedveil.methods.protection import Noise, Occasion, Protection
-from fedveil.methods.shared_noise import SharedNoise
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.distributed_noise import DistributedNoise
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.method import CohortRule, Scheme
+from fedveil.methods.parts.noise_placement import Noise, NoisePlacement, RoundContext
 from fedveil.models.flat import Layout, Slot
 from fedveil.models.zoo import Linear, build
 from fedveil.planning.plan import Budget, Plan, plan
@@ -29,31 +29,31 @@ from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.refusals import SensitivityRefused
 from fedveil.privacy.releases import Release
 from fedveil.privacy.sampling import Poisson
-from fedveil.randomness import Randomness
+from fedveil.run.run import Run
 from tests.methods.reference import federation
 
 LAYERS = Layout((Slot("first", (3,), 0), Slot("second", (4,), 3)))
 
 
-def protected(**shaping: object) -> Plan:
+def protected(**pipeline: object) -> Plan:
     data = federation(2, (6,) * 12)
     method = dp_fedavg(
         rounds=3,
         cohort=CohortRule(Scheme.POISSON, rate=0.5),
-        local=LocalRule(LearningRate(0.1), steps=2),
+        local=LocalTraining(LearningRate(0.1), steps=2),
         clip=Clip(1.0),
-        **shaping,  # type: ignore[arg-type]
+        **pipeline,  # type: ignore[arg-type]
     )
     return plan(method, data, build("logistic", data), budget=Budget(epsilon=4.0))
 
 
 def test_sums_are_divided_by_a_number_that_no_cohort_changes() -> None:
     made = protected()
-    shaping = made.shaping_in(0, {})
+    pipeline = made.pipeline_in(0, {})
     total = torch.full((made.layout.size,), 1 << 20, dtype=torch.int64)
     found = [
         made.release(
-            total, torch.zeros(n), shaping, {}, Occasion(0, np.arange(n), Randomness(1))
+            total, torch.zeros(n), pipeline, {}, RoundContext(0, np.arange(n), Randomness(1))
         ).average
         for n in (0, 1, 12)
     ]
@@ -75,7 +75,7 @@ def test_reports_of_a_protected_run_hold_released_values_only() -> None:
 @pytest.mark.parametrize("mean", [12.5, 0.3, "12"])
 def test_a_mean_number_of_participations_is_no_bound(mean: object) -> None:
     """16 clients, cohorts of 10, 20 rounds: the mean is 12.5 and somebody comes 16 times."""
-    with pytest.raises(BadInput, match="participations"):
+    with pytest.raises(ConfigError, match="participations"):
         Release(Gaussian(1.0), Poisson(0.1), 20, participations=mean)  # type: ignore[arg-type]
 
 
@@ -88,47 +88,47 @@ def test_a_mean_number_of_participations_is_no_bound(mean: object) -> None:
 def test_one_norm_bounds_all_layers_together_whatever_the_weight(
     values: list[float], size: int, cap: int | None, grid: float | None
 ) -> None:
-    shaping = Shaping(Clip(1.0), weight_cap=cap, granularity=grid)
+    pipeline = UpdatePipeline(Clip(1.0), weight_cap=cap, granularity=grid)
     senders = Senders(np.array([0]), np.array([size]), torch.zeros(7), 0, Randomness(1))
-    rows = shape_rows(torch.tensor([values]), shaping, LAYERS, senders).rows
+    rows = shape_rows(torch.tensor([values]), pipeline, LAYERS, senders).rows
     assert rows.shape == (1, 7)  # dense: what was kept is not to be seen
     assert float((rows.double() * (grid or 1.0)).norm()) <= 1.0 + 1e-12
-    assert float(shaping.weights(np.array([size]))[0]) <= 1.0
+    assert float(pipeline.weights(np.array([size]))[0]) <= 1.0
 
 
 def test_laplace_noise_needs_a_clip_in_l1() -> None:
     """A vector of d equal entries and length C has L1 norm sqrt(d) C."""
     data = federation(2, (6,) * 12)
-    for protection in (CentralNoise(Noise.LAPLACE), LocalNoise(Noise.LAPLACE)):
+    for placement in (CentralNoise(Noise.LAPLACE), LocalNoise(Noise.LAPLACE)):
         method = dp_fedavg(
             rounds=3,
             cohort=CohortRule(Scheme.EVERYONE),
-            local=LocalRule(LearningRate(0.1), steps=2),
+            local=LocalTraining(LearningRate(0.1), steps=2),
             clip=Clip(1.0, order=2),
-            protection=protection,
+            placement=placement,
         )
         with pytest.raises(SensitivityRefused, match="L1"):
             plan(method, data, build("logistic", data), budget=Budget(noise_multiplier=5.0))
 
 
-@pytest.mark.parametrize("protection", [CentralNoise(), LocalNoise(), SharedNoise()], ids=str)
-def test_votes_are_not_covered_by_noise_for_clipped_updates(protection: Protection) -> None:
+@pytest.mark.parametrize("placement", [CentralNoise(), LocalNoise(), DistributedNoise()], ids=str)
+def test_votes_are_not_covered_by_noise_for_clipped_updates(placement: NoisePlacement) -> None:
     """Nobody clips a ballot: Q votes have length sqrt(Q), and the noise was fitted to a clip."""
-    with pytest.raises(Refused, match="VoteNoise"):
-        ae_dpfl(local=LocalRule(LearningRate(0.1), steps=2), protection=protection)
+    with pytest.raises(PrivacyRefusal, match="VoteNoise"):
+        ae_dpfl(local=LocalTraining(LearningRate(0.1), steps=2), placement=placement)
 
 
 def test_grids_are_not_the_caller_s() -> None:
     """Rounding that lengthens (`rounding_beta`) belongs to the mechanism that accounts for it."""
-    loose = Shaping(Clip(1.0), granularity=0.5, rounding_beta=0.6)
+    loose = UpdatePipeline(Clip(1.0), granularity=0.5, rounding_beta=0.6)
     method = protected().method
-    with pytest.raises(BadInput, match="shaping"):
-        replace(method, shaping=loose)
+    with pytest.raises(ConfigError, match="pipeline"):
+        replace(method, pipeline=loose)
 
 
 def test_a_model_that_does_not_fit_the_classes_is_refused_before_anything_is_spent() -> None:
     data = federation(2, (6,) * 12)
     method = protected().method
     for outputs in (1, 3):
-        with pytest.raises(BadInput, match="2 classes"):
+        with pytest.raises(ConfigError, match="2 classes"):
             plan(method, data, Linear(5, outputs), budget=Budget(epsilon=4.0))

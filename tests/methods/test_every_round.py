@@ -11,24 +11,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.engine.run import Run
-from fedveil.errors import BadInput, FedveilError, Refused
-from fedveil.local.rule import LearningRate, LocalRule, Schedule
-from fedveil.methods.clip_rules import ClipTracking, StepBound
+from fedveil.client.local_training import LearningRate, LocalTraining, Schedule
+from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
+from fedveil.core.units import Adjacency, Arithmetic, Trust
+from fedveil.methods.client_noise import fu
 from fedveil.methods.ddgauss import ddgauss
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.fu import fu
-from fedveil.methods.gradient_noise import GradientNoise, Proof
-from fedveil.methods.hu import dp_sgd, hu
-from fedveil.methods.method import CohortRule, Method, Scheme
-from fedveil.methods.protection import InShares, Noise
-from fedveil.methods.shared_noise import SharedNoise
+from fedveil.methods.gradient_noise import dp_sgd, hu
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping, StepBound
+from fedveil.methods.parts.distributed_noise import DistributedNoise
+from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
+from fedveil.methods.parts.method import CohortRule, Method, Scheme
+from fedveil.methods.parts.noise_placement import Noise, SecureNoisePlacement
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.gradient_perturbation import GridGradients
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
-from fedveil.privacy.units import Adjacency, Arithmetic, Trust
+from fedveil.run.run import Run
 from tests.methods.reference import federation
 
 EVERYONE = CohortRule(Scheme.EVERYONE)
@@ -65,21 +65,21 @@ def accounted(made: Plan) -> DiscreteGaussianSum | GridGradients:
 
 def used(made: Plan, number: int, state: dict[str, torch.Tensor]) -> tuple[float, float, float]:
     """Clip, grid and share of noise of a round, from the objects that take its sum."""
-    protection, terms = made.method.protection, made.terms
-    assert isinstance(protection, InShares)
-    assert terms is not None
-    shaping = made.shaping_in(number, state)
-    integers = protection.integers(terms, shaping, number)
+    placement, context = made.method.placement, made.context
+    assert isinstance(placement, SecureNoisePlacement)
+    assert context is not None
+    pipeline = made.pipeline_in(number, state)
+    integers = placement.integers(context, pipeline, number)
     assert integers is not None
-    assert shaping.clip is not None
-    assert shaping.granularity == integers.grid.granularity
-    return shaping.clip.norm, integers.grid.granularity, integers.share_std
+    assert pipeline.clip is not None
+    assert pipeline.granularity == integers.grid.granularity
+    return pipeline.clip.norm, integers.grid.granularity, integers.share_std
 
 
 @pytest.mark.parametrize("rate", FALLING.values(), ids=FALLING.keys())
 def test_no_round_of_one_step_costs_more_than_was_accounted(rate: LearningRate) -> None:
     """A falling rate takes clip and noise down alike, but grids come in powers of two."""
-    local = LocalRule(rate, steps=1, batch_size=3)
+    local = LocalTraining(rate, steps=1, batch_size=3)
     planned = made(hu(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP))
     assert planned.guarantee is not None
     assert planned.guarantee.certified
@@ -102,7 +102,7 @@ def test_no_round_of_one_step_costs_more_than_was_accounted(rate: LearningRate) 
 def test_no_round_of_convex_steps_costs_more_than_was_accounted(
     rate: LearningRate, adjacency: Adjacency
 ) -> None:
-    local = LocalRule(rate, steps=5, batch_size=3)
+    local = LocalTraining(rate, steps=5, batch_size=3)
     method = hu(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP, adjacency=adjacency)
     planned = made(method, input_norm=1.0)
     charged = accounted(planned)
@@ -125,23 +125,23 @@ def test_clients_with_rates_of_their_own_have_no_certificate(sizes: tuple[int, .
 
     It is then further from its neighbour than the smallest noise of the last step covers.
     """
-    local = LocalRule(FALLING["inverse"], epochs=2, batch_size=3)
+    local = LocalTraining(FALLING["inverse"], epochs=2, batch_size=3)
     planned = made(
         hu(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP),
         sizes=sizes,
         input_norm=1.0,
     )
-    protection, terms = planned.method.protection, planned.terms
-    assert isinstance(protection, GradientNoise)
-    assert terms is not None
+    placement, context = planned.method.placement, planned.context
+    assert isinstance(placement, GradientNoise)
+    assert context is not None
     alike = len(set(sizes)) == 1
-    assert protection.proof(terms) is (Proof.CONVEX if alike else Proof.ALONE)
+    assert placement.proof(context) is (Proof.CONVEX if alike else Proof.ALONE)
     # At a constant rate all clients move alike, however many steps they take.
     steady = replace(local, learning_rate=LearningRate(0.3))
     method = hu(rounds=ROUNDS, cohort=EVERYONE, local=steady, clip_norm=CLIP)
     constant = made(method, sizes=sizes, input_norm=1.0)
-    assert constant.terms is not None
-    assert protection.proof(constant.terms) is Proof.CONVEX
+    assert constant.context is not None
+    assert placement.proof(constant.context) is Proof.CONVEX
     if not alike:
         slow, fast = (FALLING["inverse"].of_round(9, steps) for steps in (6, 4))
         assert sum(fast[:2]) / slow[-1] > sum(slow[:2]) / slow[-1] * 1.2
@@ -149,7 +149,7 @@ def test_clients_with_rates_of_their_own_have_no_certificate(sizes: tuple[int, .
 
 @given(st.floats(1e-3, 1e3), st.floats(0.05, 20.0))
 def test_no_tracked_clip_costs_more_than_the_first(first: float, noise: float) -> None:
-    tracking = ClipTracking(Clip(first), bit_noise=2.0)
+    tracking = AdaptiveClipping(Clip(first), bit_noise=2.0)
     for method in (
         ddgauss(rounds=2, cohort=EVERYONE, local=STEP, clip=Clip(first), tracking=tracking),
         dp_fedavg(
@@ -158,7 +158,7 @@ def test_no_tracked_clip_costs_more_than_the_first(first: float, noise: float) -
             local=STEP,
             clip=Clip(first),
             tracking=tracking,
-            protection=SharedNoise(),
+            placement=DistributedNoise(),
         ),
     ):
         planned = made(method, noise=noise)
@@ -180,33 +180,33 @@ def test_no_tracked_clip_costs_more_than_the_first(first: float, noise: float) -
                 assert other <= l1 * (1 + 1e-12)
 
 
-STEP = LocalRule(LearningRate(0.1), steps=1)
+STEP = LocalTraining(LearningRate(0.1), steps=1)
 
 
 @pytest.mark.parametrize("noise", [Noise.GAUSSIAN, Noise.LAPLACE])
 @pytest.mark.parametrize("rate", FALLING.values(), ids=FALLING.keys())
 def test_noise_follows_the_bound_of_every_round(rate: LearningRate, noise: Noise) -> None:
-    local = LocalRule(rate, steps=3)
+    local = LocalTraining(rate, steps=3)
     method = fu(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP, noise=noise)
     planned = made(method)
-    protection, terms = planned.method.protection, planned.terms
-    assert protection is not None
-    assert terms is not None
+    placement, context = planned.method.placement, planned.context
+    assert placement is not None
+    assert context is not None
     for number in range(ROUNDS):
-        shaping = planned.shaping_in(number, {})
-        steps = protection.noise_steps(terms, shaping, number)
-        assert shaping.clip is not None
-        assert shaping.granularity is not None
+        pipeline = planned.pipeline_in(number, {})
+        steps = placement.noise_steps(context, pipeline, number)
+        assert pipeline.clip is not None
+        assert pipeline.granularity is not None
         assert steps is not None
-        assert shaping.clip.norm >= CLIP * math.fsum(rate.of_round(number, 3)) * (1 - 1e-12)
-        assert steps * shaping.granularity == pytest.approx(2.0 * shaping.clip.norm, rel=1e-12)
+        assert pipeline.clip.norm >= CLIP * math.fsum(rate.of_round(number, 3)) * (1 - 1e-12)
+        assert steps * pipeline.granularity == pytest.approx(2.0 * pipeline.clip.norm, rel=1e-12)
 
 
 # ---- what cannot be run is not planned ----------------------------------------------------
 
 
 def falling_to_zero(name: str, decay: float) -> Method:
-    local = LocalRule(LearningRate(0.3, Schedule.COSINE, decay), steps=1, batch_size=3)
+    local = LocalTraining(LearningRate(0.3, Schedule.COSINE, decay), steps=1, batch_size=3)
     common = {"rounds": 6, "cohort": EVERYONE, "local": local, "clip_norm": CLIP}
     makers = {
         "fu": lambda: fu(**common),
@@ -220,7 +220,7 @@ def falling_to_zero(name: str, decay: float) -> Method:
 def test_a_rate_that_reaches_zero_is_refused_before_anything_is_spent(name: str) -> None:
     """It used to die in the round itself, after that had been reserved."""
     for decay, first in ((1.0, 2), (5.0, 6)):
-        with pytest.raises(BadInput, match=rf"training\.decay.*round {first} of 6"):
+        with pytest.raises(ConfigError, match=rf"training\.decay.*round {first} of 6"):
             made(falling_to_zero(name, decay))
     run = Run(made(falling_to_zero(name, 6.0)))
     assert len(list(run)) == 6
@@ -232,7 +232,7 @@ HOPELESS: dict[str, tuple[Method, float, str]] = {
         fu(
             rounds=2000,
             cohort=EVERYONE,
-            local=LocalRule(LearningRate(0.3, Schedule.EXPONENTIAL, 1.0), steps=1),
+            local=LocalTraining(LearningRate(0.3, Schedule.EXPONENTIAL, 1.0), steps=1),
             clip_norm=CLIP,
         ),
         2.0,
@@ -242,7 +242,9 @@ HOPELESS: dict[str, tuple[Method, float, str]] = {
         dp_sgd(
             rounds=100,
             cohort=EVERYONE,
-            local=LocalRule(LearningRate(0.3, Schedule.EXPONENTIAL, 1.0), batch_size=3, steps=1),
+            local=LocalTraining(
+                LearningRate(0.3, Schedule.EXPONENTIAL, 1.0), batch_size=3, steps=1
+            ),
             clip_norm=CLIP,
         ),
         2.0,
@@ -252,7 +254,7 @@ HOPELESS: dict[str, tuple[Method, float, str]] = {
         hu(
             rounds=2,
             cohort=EVERYONE,
-            local=LocalRule(LearningRate(0.3), steps=3, batch_size=3),
+            local=LocalTraining(LearningRate(0.3), steps=3, batch_size=3),
             clip_norm=CLIP,
             secure_sum=False,
         ),
@@ -265,7 +267,7 @@ HOPELESS: dict[str, tuple[Method, float, str]] = {
             cohort=EVERYONE,
             local=STEP,
             clip=Clip(1.0),
-            tracking=ClipTracking(Clip(1.0), bit_noise=1e30),
+            tracking=AdaptiveClipping(Clip(1.0), bit_noise=1e30),
         ),
         2.0,
         "beyond 64-bit",
@@ -284,7 +286,7 @@ def test_a_plan_with_a_round_that_cannot_be_run_is_refused(
 @pytest.mark.parametrize("batch", [3, 10**6])
 def test_no_upload_of_one_step_is_ever_clipped(batch: int) -> None:
     """A clip that acts could bring two rounded uploads further apart than was accounted."""
-    local = LocalRule(LearningRate(0.3), steps=1, batch_size=batch)
+    local = LocalTraining(LearningRate(0.3), steps=1, batch_size=batch)
     planned = made(dp_sgd(rounds=2, cohort=EVERYONE, local=local, clip_norm=CLIP))
     clip, grid, _ = used(planned, 0, {})
     assert clip > 0.3 * CLIP * 1.01  # the longest mean of clipped gradients, times the rate
@@ -295,7 +297,7 @@ def test_no_upload_of_one_step_is_ever_clipped(batch: int) -> None:
 
 @pytest.mark.parametrize("batch", [3, 10**6])
 def test_uploads_that_are_private_already_fit_their_words(batch: int) -> None:
-    local = LocalRule(LearningRate(0.3), steps=3, batch_size=batch)
+    local = LocalTraining(LearningRate(0.3), steps=3, batch_size=batch)
     planned = made(
         hu(rounds=2, cohort=EVERYONE, local=local, clip_norm=CLIP), model="mlp", classes=3
     )
@@ -317,17 +319,17 @@ def test_rounding_beside_large_weights_is_why_one_step_goes_without_decay() -> N
     mean[1] = 1e-3 / math.sqrt(1000)  # a record moves the mean gradient by 1e-3 in all
     apart = (mean + 0.01 * weights).diff(dim=0).norm()
     assert apart == 0 or apart > 1.5e-3
-    local = LocalRule(LearningRate(0.3), steps=1, batch_size=3, weight_decay=0.01)
+    local = LocalTraining(LearningRate(0.3), steps=1, batch_size=3, weight_decay=0.01)
     method = dp_sgd(rounds=2, cohort=EVERYONE, local=local, clip_norm=CLIP)
-    with pytest.raises(Refused, match="weight_decay"):
+    with pytest.raises(PrivacyRefusal, match="weight_decay"):
         made(method)
-    alone = replace(method, protection=GradientNoise(secure_sum=False))
+    alone = replace(method, placement=GradientNoise(secure_sum=False))
     assert made(alone).guarantee is not None  # there the noise comes before the decay
 
 
 def test_nothing_may_follow_a_client_s_own_noise_in_a_sum() -> None:
     """Projected after its noise, an upload is no longer a summand plus noise."""
-    local = LocalRule(LearningRate(0.3), steps=1, batch_size=3, projection_radius=0.1)
+    local = LocalTraining(LearningRate(0.3), steps=1, batch_size=3, projection_radius=0.1)
     method = dp_sgd(rounds=2, cohort=EVERYONE, local=local, clip_norm=CLIP)
     data = federation(2, (6,) * 12)
     planned = plan(
@@ -360,24 +362,24 @@ def test_nothing_may_follow_a_client_s_own_noise_in_a_sum() -> None:
 )
 def test_clip_tracking_takes_shares_and_noise_within_their_ranges(fields: dict[str, float]) -> None:
     with pytest.raises(FedveilError, match=r"privacy\.clip_"):
-        ClipTracking(Clip(1.0), **fields)
-    assert ClipTracking(Clip(1.0), rate=0.0).rate == 0.0
+        AdaptiveClipping(Clip(1.0), **fields)
+    assert AdaptiveClipping(Clip(1.0), rate=0.0).rate == 0.0
 
 
 def test_a_bound_of_steps_needs_steps_that_are_public_and_no_longer_than_their_clip() -> None:
     bound = StepBound(0.5)
-    with pytest.raises(Refused, match="private sizes"):
-        bound.clip(LocalRule(LearningRate(0.3), epochs=2, batch_size=3), 0, {})
+    with pytest.raises(PrivacyRefusal, match="private sizes"):
+        bound.clip(LocalTraining(LearningRate(0.3), epochs=2, batch_size=3), 0, {})
     for longer in ({"momentum": 0.5}, {"weight_decay": 0.1}, {"penalty": 0.1}):
-        with pytest.raises(Refused, match="lengthen"):
-            bound.clip(LocalRule(LearningRate(0.3), steps=2, **longer), 0, {})  # type: ignore[arg-type]
-    assert bound.clip(LocalRule(LearningRate(0.3), steps=2, batch_size=3), 0, {}) == Clip(0.3)
-    assert bound.clip(LocalRule(LearningRate(0.3), epochs=2), 0, {}) == Clip(0.3)
+        with pytest.raises(PrivacyRefusal, match="lengthen"):
+            bound.clip(LocalTraining(LearningRate(0.3), steps=2, **longer), 0, {})  # type: ignore[arg-type]
+    assert bound.clip(LocalTraining(LearningRate(0.3), steps=2, batch_size=3), 0, {}) == Clip(0.3)
+    assert bound.clip(LocalTraining(LearningRate(0.3), epochs=2), 0, {}) == Clip(0.3)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_tracked_clip_stays_where_every_grid_was_tried(share: float) -> None:
-    tracking = ClipTracking(Clip(2.0), quantile=0.5, rate=3.0)
+    tracking = AdaptiveClipping(Clip(2.0), quantile=0.5, rate=3.0)
     allowed = [clip.norm for clip in tracking.clips()]
     assert min(allowed) <= 2.0 / 1000 < 2.0 * 1000 <= max(allowed)
     state: dict[str, torch.Tensor] = {}
@@ -394,7 +396,7 @@ def test_a_tracked_clip_stays_where_every_grid_was_tried(share: float) -> None:
 def test_rounding_adds_next_to_nothing_to_the_noise(clip: float, noise: float) -> None:
     method = dp_fedavg(rounds=1, cohort=EVERYONE, local=STEP, clip=Clip(clip))
     planned = made(method, noise=noise)
-    grid = planned.shaping_in(0, {}).granularity
+    grid = planned.pipeline_in(0, {}).granularity
     assert grid is not None
     assert 13 * grid**2 / 12 <= 1e-8 * (noise * clip) ** 2  # twelve updates and the noise itself
     assert grid <= clip * 2.0**-20

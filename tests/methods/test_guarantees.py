@@ -11,22 +11,22 @@ from dp_accounting import gaussian_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedveil.client.local_training import GradientClip, LearningRate, LocalTraining, Schedule
+from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.local.rule import GradientClip, LearningRate, LocalRule, Schedule
 from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.certificate import non_expansive
+from fedveil.methods.client_noise import fu
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.fu import fu
-from fedveil.methods.gradient_noise import GradientNoise, Proof
-from fedveil.methods.hu import dp_sgd, hu
-from fedveil.methods.method import CohortRule, Method, Scheme
-from fedveil.methods.noisy_votes import VoteNoise
-from fedveil.methods.protection import Noise
-from fedveil.methods.shared_noise import SharedNoise
+from fedveil.methods.gradient_noise import dp_sgd, hu
+from fedveil.methods.parts.certificate import non_expansive
+from fedveil.methods.parts.distributed_noise import DistributedNoise
+from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
+from fedveil.methods.parts.method import CohortRule, Method, Scheme
+from fedveil.methods.parts.noise_placement import Noise
+from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.units import Adjacency, Arithmetic, Trust, Unit
 
 EVERYONE = CohortRule(Scheme.EVERYONE)
 CLIENTS, RECORDS, FEATURES = 10, 20, 4
@@ -68,16 +68,16 @@ def made(
 
 
 def hu_method(steps: int, clip: float, rate: float = 0.05, **fields: object) -> Method:
-    local = LocalRule(LearningRate(rate), steps=steps, batch_size=5)  # four batches an epoch
+    local = LocalTraining(LearningRate(rate), steps=steps, batch_size=5)  # four batches an epoch
     chosen = {"rounds": 3, "cohort": EVERYONE, "local": local, "clip_norm": clip} | fields
     return hu(**chosen)  # type: ignore[arg-type]
 
 
 def proof_of(planned: Plan) -> Proof:
-    protection = planned.method.protection
-    assert isinstance(protection, GradientNoise)
-    assert planned.terms is not None
-    return protection.proof(planned.terms)
+    placement = planned.method.placement
+    assert isinstance(placement, GradientNoise)
+    assert planned.context is not None
+    return placement.proof(planned.context)
 
 
 def check(planned: Plan, mu: float, unit: Unit, trust: Trust) -> None:
@@ -117,7 +117,7 @@ def test_hu_variant_3_convex_steps(classes: int, clip: float, colluders: int) ->
 
 def test_hu_variant_3_with_rates_that_fall_within_a_round() -> None:
     rate = LearningRate(0.05, Schedule.INVERSE, 10.0)
-    local = LocalRule(rate, steps=6, batch_size=5)
+    local = LocalTraining(rate, steps=6, batch_size=5)
     planned = made(
         hu(rounds=3, cohort=EVERYONE, local=local, clip_norm=0.5), classes=2, input_norm=2.0
     )
@@ -161,7 +161,7 @@ def test_momentum_voids_the_certificate() -> None:
 
 
 def test_dp_sgd_counts_the_cohort_and_not_the_population() -> None:
-    local = LocalRule(LearningRate(0.1), steps=1, batch_size=5)
+    local = LocalTraining(LearningRate(0.1), steps=1, batch_size=5)
     cohort = CohortRule(Scheme.BALANCED, size=5)
     planned = made(dp_sgd(rounds=4, cohort=cohort, local=local, clip_norm=0.5))
     check(planned, math.sqrt(2) * 2 / math.sqrt(5), Unit.RECORD, Trust.DISTRIBUTED)
@@ -198,21 +198,21 @@ def test_certified_steps_bring_no_two_weight_vectors_further_apart(
         clip = math.sqrt(2) * math.hypot(norm, 1.0)
     draw = np.random.default_rng(seed)
     data = federation(classes)
-    probe = LocalRule(
+    probe = LocalTraining(
         LearningRate(1e-9),
         steps=2,
         batch_size=5,
         gradient_clip=GradientClip(clip, per_example=True),
     )
-    terms = made(hu_method(2, clip, rate=1e-9), classes=classes, input_norm=norm).terms
-    assert terms is not None
-    certificate = non_expansive(replace(terms, local=probe))
+    context = made(hu_method(2, clip, rate=1e-9), classes=classes, input_norm=norm).context
+    assert context is not None
+    certificate = non_expansive(replace(context, local=probe))
     assert certificate is not None
     rate = 2 / certificate.smoothness * (1 - 1e-12)
     allowed = replace(probe, learning_rate=LearningRate(rate))
-    assert non_expansive(replace(terms, local=allowed)) is not None
+    assert non_expansive(replace(context, local=allowed)) is not None
     refused = replace(probe, learning_rate=LearningRate(1.01 * rate))
-    assert non_expansive(replace(terms, local=refused)) is None
+    assert non_expansive(replace(context, local=refused)) is None
 
     outputs = max(classes, 1)
     inputs = draw.normal(size=(5, FEATURES)) * draw.uniform(0.1, 3)
@@ -244,7 +244,7 @@ def test_fu_pays_for_rounded_up_turns_and_for_the_adjacency(
     adjacency: Adjacency, factor: int
 ) -> None:
     cohort = CohortRule(Scheme.ROUND_ROBIN, size=4)
-    local = LocalRule(LearningRate(0.3, Schedule.INVERSE, 5.0), steps=3)
+    local = LocalTraining(LearningRate(0.3, Schedule.INVERSE, 5.0), steps=3)
     method = fu(rounds=6, cohort=cohort, local=local, clip_norm=0.5, adjacency=adjacency)
     turns = 3  # ceil(4 * 6 / 10)
     check(made(method, noise=5.0), math.sqrt(turns) * factor / 5, Unit.CLIENT, Trust.LOCAL)
@@ -263,13 +263,13 @@ def test_fu_pays_for_rounded_up_turns_and_for_the_adjacency(
 
 def test_distributed_noise_on_golden_numbers() -> None:
     """Golden 36 and 37: z for (8, 1e-5) and ten participations, and with half the shares."""
-    local = LocalRule(LearningRate(0.1), steps=1)
+    local = LocalTraining(LearningRate(0.1), steps=1)
     method = dp_fedavg(
-        rounds=10, cohort=EVERYONE, local=local, clip=Clip(1.0), protection=SharedNoise()
+        rounds=10, cohort=EVERYONE, local=local, clip=Clip(1.0), placement=DistributedNoise()
     )
     planned = made(method, epsilon=8.0)
     assert planned.noise_multiplier == pytest.approx(1.8981, rel=5e-4)
-    half = replace(method, protection=SharedNoise(colluders=CLIENTS // 2))
+    half = replace(method, placement=DistributedNoise(colluders=CLIENTS // 2))
     missing = made(half, noise=1.8981).guarantee
     assert missing is not None
     assert missing.epsilon == pytest.approx(12.256, rel=5e-4)
@@ -281,7 +281,7 @@ def test_distributed_noise_on_golden_numbers() -> None:
 def test_ae_dpfl_on_golden_numbers(adjacency: Adjacency, epsilon: float) -> None:
     """Golden 35: 500 questions, noise of std 50 on every count."""
     method = ae_dpfl(
-        local=LocalRule(LearningRate(0.1), steps=1), protection=VoteNoise(adjacency=adjacency)
+        local=LocalTraining(LearningRate(0.1), steps=1), placement=VoteNoise(adjacency=adjacency)
     )
     guarantee = made(method, noise=50 / math.sqrt(500)).guarantee
     assert guarantee is not None

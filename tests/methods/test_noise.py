@@ -14,26 +14,26 @@ import pytest
 import torch
 from scipy import stats
 
-from fedveil.engine.choose import build_engine
-from fedveil.engine.contract import Job
-from fedveil.local.rotation import Rotation
-from fedveil.local.rule import LearningRate, LocalRule
+from fedveil.client.local_training import LearningRate, LocalTraining
+from fedveil.client.rotation import Rotation
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Arithmetic, Trust
+from fedveil.engines.choose import build_engine
+from fedveil.engines.contract import Job
 from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.central_noise import CentralNoise
-from fedveil.methods.clip_rules import ClipTracking
+from fedveil.methods.client_noise import fu
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.fu import fu
-from fedveil.methods.hu import dp_sgd, hu
-from fedveil.methods.local_noise import LocalNoise
-from fedveil.methods.method import CohortRule, Scheme, Voting
-from fedveil.methods.noisy_votes import VoteNoise
-from fedveil.methods.protection import Noise, Occasion, Protection
-from fedveil.methods.shared_noise import SharedNoise
+from fedveil.methods.gradient_noise import dp_sgd, hu
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.distributed_noise import DistributedNoise
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.method import CohortRule, Scheme, Voting
+from fedveil.methods.parts.noise_placement import Noise, NoisePlacement, RoundContext
+from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import account
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.units import Arithmetic, Trust
-from fedveil.randomness import Randomness
 from tests.methods.reference import SEED, SIZES, planned, rule
 
 Z, C = 0.9, 0.3
@@ -42,27 +42,30 @@ EVERYONE = CohortRule(Scheme.EVERYONE)
 FALSE_ALARM = 1e-7
 
 # Noise on the sum over everybody: std / (Z C).
-UPDATES: dict[str, tuple[Protection, float]] = {
+UPDATES: dict[str, tuple[NoisePlacement, float]] = {
     "central gaussian": (CentralNoise(), 1.0),
     "central laplace": (CentralNoise(Noise.LAPLACE), math.sqrt(2)),
     "local gaussian": (LocalNoise(), math.sqrt(N)),
     "local laplace": (LocalNoise(Noise.LAPLACE), math.sqrt(2 * N)),
-    "shares": (SharedNoise(), 1.0),
-    "rotated shares": (SharedNoise(Rotation()), 1.0),
+    "shares": (DistributedNoise(), 1.0),
+    "rotated shares": (DistributedNoise(Rotation()), 1.0),
 }
 
 
 def released(made: Plan, count: int) -> np.ndarray:
     """What leaves when everybody's contribution is zero, [count, width]."""
-    assert made.terms is not None
-    assert made.method.protection is not None
-    kind = torch.float64 if made.shaping.granularity is None else torch.int64
-    nothing = torch.zeros(made.shaping.width(made.layout), dtype=kind)
+    assert made.context is not None
+    assert made.method.placement is not None
+    kind = torch.float64 if made.pipeline.granularity is None else torch.int64
+    nothing = torch.zeros(made.pipeline.width(made.layout), dtype=kind)
     rows = [
-        made.method.protection.protect(
-            made.terms, nothing, made.shaping, Occasion(round, np.arange(N), Randomness(SEED))
+        made.method.placement.protect(
+            made.context,
+            nothing,
+            made.pipeline,
+            RoundContext(round_number, np.arange(N), Randomness(SEED)),
         ).numpy()
-        for round in range(count)
+        for round_number in range(count)
     ]
     return np.array(rows, dtype=float)
 
@@ -80,15 +83,15 @@ def check_std(rows: np.ndarray, std: float, kurtosis: float = 3.0) -> None:
 
 
 @pytest.mark.parametrize("arithmetic", Arithmetic)
-@pytest.mark.parametrize(("protection", "factor"), UPDATES.values(), ids=UPDATES.keys())
-def test_noise_on_updates(protection: Protection, factor: float, arithmetic: Arithmetic) -> None:
-    order = 1 if getattr(protection, "noise", None) is Noise.LAPLACE else 2
+@pytest.mark.parametrize(("placement", "factor"), UPDATES.values(), ids=UPDATES.keys())
+def test_noise_on_updates(placement: NoisePlacement, factor: float, arithmetic: Arithmetic) -> None:
+    order = 1 if getattr(placement, "noise", None) is Noise.LAPLACE else 2
     method = dp_fedavg(
-        rounds=2, cohort=EVERYONE, local=rule(), clip=Clip(C, order), protection=protection
+        rounds=2, cohort=EVERYONE, local=rule(), clip=Clip(C, order), placement=placement
     )
     made = planned(method, Z, arithmetic)
-    assert (made.shaping.granularity is None) == (
-        arithmetic is Arithmetic.IDEALISED and getattr(protection, "rotation", None) is None
+    assert (made.pipeline.granularity is None) == (
+        arithmetic is Arithmetic.IDEALISED and getattr(placement, "rotation", None) is None
     )
     kurtosis = 6.0 if order == 1 else 3.0
     check_std(released(made, 2500 if order == 1 else 800), Z * C * factor, kurtosis)
@@ -103,7 +106,7 @@ def test_fus_noise_item_has_the_corrected_variance(law: Noise, arithmetic: Arith
     Gaussian noise: once, not twice, sigma^2.
     """
     zeta, steps, epsilon, delta = 0.6, 3, 3.0, 1e-3
-    local = LocalRule(LearningRate(0.5, decay=8.0), steps=steps)
+    local = LocalTraining(LearningRate(0.5, decay=8.0), steps=steps)
     method = fu(rounds=4, cohort=EVERYONE, local=local, clip_norm=zeta, noise=law)
     from fedveil.models.zoo import build
     from fedveil.planning.plan import Budget, plan
@@ -130,22 +133,26 @@ def test_fus_noise_item_has_the_corrected_variance(law: Noise, arithmetic: Arith
 @pytest.mark.parametrize("arithmetic", Arithmetic)
 def test_noise_on_votes(trust: Trust, arithmetic: Arithmetic) -> None:
     voting = Voting(questions=4)
-    made = planned(ae_dpfl(local=rule(), voting=voting, protection=VoteNoise(trust)), Z, arithmetic)
+    made = planned(ae_dpfl(local=rule(), voting=voting, placement=VoteNoise(trust)), Z, arithmetic)
     check_std(released(made, 800), Z * math.sqrt(4))
 
 
 def noisy_updates(made: Plan, count: int) -> np.ndarray:
     """Released sums of rounds that start at the same weights, [count, parameters]."""
-    assert made.terms is not None
-    assert made.method.protection is not None
-    job = Job(made.federation, made.module, made.layout, made.local, made.shaping, Randomness(SEED))
+    assert made.context is not None
+    assert made.method.placement is not None
+    job = Job(
+        made.federation, made.module, made.layout, made.local, made.pipeline, Randomness(SEED)
+    )
     engine = build_engine(job)
     rows = []
-    for round in range(count):
+    for round_number in range(count):
         cohort = np.arange(N)
-        result = engine.round_sum(made.start, cohort, round, made.shaping)
-        occasion = Occasion(round, cohort, Randomness(SEED))
-        released = made.method.protection.protect(made.terms, result.total, made.shaping, occasion)
+        result = engine.round_sum(made.start, cohort, round_number, made.pipeline)
+        this_round = RoundContext(round_number, cohort, Randomness(SEED))
+        released = made.method.placement.protect(
+            made.context, result.total, made.pipeline, this_round
+        )
         rows.append(released.numpy())
     return np.array(rows, dtype=float)
 
@@ -155,7 +162,7 @@ def noisy_updates(made: Plan, count: int) -> np.ndarray:
 def test_noise_on_gradients(secure: bool, arithmetic: Arithmetic) -> None:
     """One full-batch step is the same in every round but for its noise, of std rate z G / gamma."""
     gamma, bound, rate = max(SIZES), 0.8, 0.4
-    local = LocalRule(LearningRate(rate), steps=1, batch_size=gamma)
+    local = LocalTraining(LearningRate(rate), steps=1, batch_size=gamma)
     method = dp_sgd(rounds=2, cohort=EVERYONE, local=local, clip_norm=bound, secure_sum=secure)
     rows = noisy_updates(planned(method, Z, arithmetic), 400)
     check_std(rows - rows.mean(axis=0), rate * Z * bound / gamma * math.sqrt(N))
@@ -163,7 +170,7 @@ def test_noise_on_gradients(secure: bool, arithmetic: Arithmetic) -> None:
 
 def test_every_local_step_of_hu_draws_noise_of_its_own() -> None:
     gamma, bound, rate, steps = max(SIZES), 1e-3, 0.4, 4  # noise far above all gradients
-    local = LocalRule(LearningRate(rate), steps=steps, batch_size=gamma)
+    local = LocalTraining(LearningRate(rate), steps=steps, batch_size=gamma)
     method = hu(rounds=2, cohort=EVERYONE, local=local, clip_norm=bound, secure_sum=False)
     rows = noisy_updates(planned(method, 400.0), 400)
     check_std(rows - rows.mean(axis=0), rate * 400 * bound / gamma * math.sqrt(N * steps))
@@ -171,29 +178,29 @@ def test_every_local_step_of_hu_draws_noise_of_its_own() -> None:
 
 @pytest.mark.parametrize("arithmetic", Arithmetic)
 @pytest.mark.parametrize(
-    "protection",
-    [CentralNoise(), LocalNoise(), SharedNoise(), SharedNoise(Rotation())],
+    "placement",
+    [CentralNoise(), LocalNoise(), DistributedNoise(), DistributedNoise(Rotation())],
     ids=["central", "local", "shares", "rotated"],
 )
 def test_the_tracked_count_is_noisy_and_accounted(
-    protection: Protection, arithmetic: Arithmetic
+    placement: NoisePlacement, arithmetic: Arithmetic
 ) -> None:
-    tracking = ClipTracking(Clip(C), quantile=0.5, bit_noise=0.5)
+    tracking = AdaptiveClipping(Clip(C), quantile=0.5, bit_noise=0.5)
     method = dp_fedavg(
         rounds=6,
         cohort=EVERYONE,
         local=rule(),
         clip=Clip(C),
-        protection=protection,
+        placement=placement,
         tracking=tracking,
     )
     made = planned(method, Z, arithmetic)
-    assert made.terms is not None
+    assert made.context is not None
     norms = torch.full((N,), 2 * C)
     norms[:2] = C / 2  # two of N are inside: the sum of (bit - 1/2) is 2 - N / 2
     counts = [
         tracking.count(
-            protection, made.terms, norms, Clip(C), Occasion(k, np.arange(N), Randomness(SEED))
+            placement, made.context, norms, Clip(C), RoundContext(k, np.arange(N), Randomness(SEED))
         )
         for k in range(1500)
     ]
@@ -205,7 +212,7 @@ def test_the_tracked_count_is_noisy_and_accounted(
     assert made.guarantee is not None
     assert plain.guarantee is not None
     assert made.guarantee.epsilon > plain.guarantee.epsilon
-    if isinstance(protection, CentralNoise):
+    if isinstance(placement, CentralNoise):
         # Theory 9: the count adds (0.5 / s_b)^2 to mu^2 of every round.
         joint = (Z**-2 + (0.5 / std) ** 2) ** -0.5
         same = planned(replace(method, clip_rule=None), joint, arithmetic)
@@ -215,16 +222,16 @@ def test_the_tracked_count_is_noisy_and_accounted(
 
 def test_a_tracked_clip_finds_the_quantile_of_the_norms() -> None:
     norms = torch.from_numpy(np.random.default_rng(3).uniform(1, 3, size=500)).float()
-    tracking = ClipTracking(Clip(0.2), quantile=0.7, rate=0.3, bit_noise=1e-3)
+    tracking = AdaptiveClipping(Clip(0.2), quantile=0.7, rate=0.3, bit_noise=1e-3)
     made = planned(
         dp_fedavg(rounds=2, cohort=EVERYONE, local=rule(), clip=Clip(0.2), tracking=tracking)
     )
-    assert made.terms is not None
-    protection = made.method.protection
-    assert protection is not None
+    assert made.context is not None
+    placement = made.method.placement
+    assert placement is not None
     state: dict[str, torch.Tensor] = {}
-    for round in range(120):
-        clip = tracking.clip(made.method.local, round, state)
+    for round_number in range(120):
+        clip = tracking.clip(made.method.local, round_number, state)
         share = float((norms <= clip.norm).float().mean())
         state, shown = tracking.follow((share - 0.5) * 500, 500.0, clip, state)
         assert shown == pytest.approx(share)
@@ -232,16 +239,16 @@ def test_a_tracked_clip_finds_the_quantile_of_the_norms() -> None:
 
 
 def test_statistics_alone_leave_the_clip_where_it_is() -> None:
-    tracking = ClipTracking(Clip(0.2), rate=0.0)
+    tracking = AdaptiveClipping(Clip(0.2), rate=0.0)
     state, _ = tracking.follow(-200.0, 500.0, Clip(0.2), {})
     assert tracking.clip(rule(), 1, state) == Clip(0.2)
 
 
 def test_a_plans_releases_are_what_its_guarantee_accounts() -> None:
-    for protection, _ in UPDATES.values():
-        order = 1 if getattr(protection, "noise", None) is Noise.LAPLACE else 2
+    for placement, _ in UPDATES.values():
+        order = 1 if getattr(placement, "noise", None) is Noise.LAPLACE else 2
         method = dp_fedavg(
-            rounds=3, cohort=EVERYONE, local=rule(), clip=Clip(C, order), protection=protection
+            rounds=3, cohort=EVERYONE, local=rule(), clip=Clip(C, order), placement=placement
         )
         made = planned(method, Z)
         assert made.guarantee is not None

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from dp_accounting import gaussian_mechanism
 
-from fedveil.errors import Refused
-from fedveil.local.rule import LearningRate, LocalRule
+from fedveil.client.local_training import LearningRate, LocalTraining
+from fedveil.core.errors import PrivacyRefusal
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.hu import hu
-from fedveil.methods.method import CohortRule, Scheme
+from fedveil.methods.gradient_noise import hu
+from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.planning.participations import participations
 from fedveil.privacy.clipping import Clip
 from tests.methods.reference import SIZES, planned, rule
@@ -18,7 +18,7 @@ from tests.methods.reference import SIZES, planned, rule
 
 def test_hus_devices_pay_for_their_own_rounds_and_records() -> None:
     """mu_i^2 = C_i * e_i * (2 G / (gamma sigma))^2 (theory 4, variant 1)."""
-    local = LocalRule(LearningRate(0.1), steps=3, batch_size=3)
+    local = LocalTraining(LearningRate(0.1), steps=3, batch_size=3)
     cohort = CohortRule(Scheme.BALANCED, size=4)
     made = planned(hu(rounds=5, cohort=cohort, local=local, clip_norm=0.8, secure_sum=False), 1.3)
     found = participations(made)
@@ -41,5 +41,5 @@ def test_counts_of_secret_cohorts_are_refused() -> None:
             rounds=2, cohort=CohortRule(Scheme.POISSON, rate=0.5), local=rule(), clip=Clip(1.0)
         )
     )
-    with pytest.raises(Refused, match="secret"):
+    with pytest.raises(PrivacyRefusal, match="secret"):
         participations(made)

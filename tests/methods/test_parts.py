@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedveil.errors import BadInput
-from fedveil.local.rotation import Rotation, hadamard
-from fedveil.local.rule import GradientClip, LearningRate, LocalRule
-from fedveil.local.shaping import sparsify
-from fedveil.local.steps import local_updates
-from fedveil.methods.modular_grid import ModularGrid, Summands, proportional
+from fedveil.client.local_training import GradientClip, LearningRate, LocalTraining
+from fedveil.client.rotation import Rotation, hadamard
+from fedveil.client.steps import local_updates
+from fedveil.client.update_pipeline import sparsify
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Stream
+from fedveil.methods.parts.modular_grid import ModularGrid, Summands, proportional
 from fedveil.models.flat import Layout, Slot
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import discrete_gaussian, snap_conditional
-from fedveil.randomness import Stream
 
 
 class FixedGradients:
@@ -50,7 +50,7 @@ class FixedGradients:
 
 
 def blur(gradients: list[float], rate: float, penalty: float, radius: float) -> float:
-    rule = LocalRule(
+    rule = LocalTraining(
         LearningRate(rate), steps=len(gradients), penalty=penalty, penalty_radius=radius
     )
     client = FixedGradients(gradients)
@@ -134,12 +134,12 @@ def test_the_fast_hadamard_transform_is_the_matrix(levels: int) -> None:
 
 
 @given(st.integers(1, 70), st.integers(0, 5))
-def test_a_rotation_keeps_lengths_and_can_be_undone(size: int, round: int) -> None:
+def test_a_rotation_keeps_lengths_and_can_be_undone(size: int, round_number: int) -> None:
     rows = torch.from_numpy(np.random.default_rng(size).normal(size=(2, size)))
-    rotated = Rotation(3).forward(rows, round)
+    rotated = Rotation(3).forward(rows, round_number)
     assert rotated.shape[1] == 1 << (size - 1).bit_length()
     torch.testing.assert_close(rotated.norm(dim=1), rows.norm(dim=1))
-    back = Rotation(3).backward(rotated.sum(dim=0), round, size)
+    back = Rotation(3).backward(rotated.sum(dim=0), round_number, size)
     torch.testing.assert_close(back, rows.sum(dim=0))
 
 
@@ -205,7 +205,7 @@ def test_more_bits_buy_a_finer_grid_and_too_few_are_refused() -> None:
     assert grids[0] > grids[1] > grids[2]
     for bits, grid in zip((12, 16, 20), grids, strict=True):
         assert summands.rotated_bits(grid, 1e-6) <= bits
-    with pytest.raises(BadInput, match="need"):
+    with pytest.raises(ConfigError, match="need"):
         summands.rotated_granularity(1e-6, 6)
 
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil import recipe as recipes
-from fedveil.assemble import plan_of
-from fedveil.engine.run import Run
-from fedveil.errors import BadInput
-from fedveil.methods.protection import Occasion
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import plan_of
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Adjacency
+from fedveil.methods.parts.noise_placement import RoundContext
 from fedveil.planning.plan import Plan
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.sampling import CappedPoisson, Everyone, FixedSize, Poisson, RoundRobin
-from fedveil.privacy.units import Adjacency
-from fedveil.randomness import Randomness
+from fedveil.run.run import Run
 from tests.methods.reference import federation
 
 DECLARED = "privacy.public_clients=100"
@@ -30,10 +30,10 @@ def planned(clients: int, *assignments: str, seed: int | None = None) -> Plan:
 
 def released(plan: Plan, total: int) -> np.ndarray:
     """What a sum of `total` grid steps in every coordinate becomes, with noise from one seed."""
-    shaping = plan.shaping_in(0, {})
+    pipeline = plan.pipeline_in(0, {})
     sums = torch.full((plan.layout.size,), total, dtype=torch.int64)
-    occasion = Occasion(0, np.arange(2), Randomness(5))
-    return plan.release(sums, torch.zeros(2), shaping, {}, occasion).average.numpy()
+    this_round = RoundContext(0, np.arange(2), Randomness(5))
+    return plan.release(sums, torch.zeros(2), pipeline, {}, this_round).average.numpy()
 
 
 @pytest.mark.parametrize("sampling", SAMPLERS)
@@ -63,7 +63,7 @@ def test_nothing_follows_the_true_number_if_another_is_declared(
     assert fewer.sampling == all_there.sampling  # and with it the divisor
     assert fewer.noise_multiplier == all_there.noise_multiplier
     assert fewer.warnings == all_there.warnings
-    assert fewer.shaping_in(0, {}) == all_there.shaping_in(0, {})
+    assert fewer.pipeline_in(0, {}) == all_there.pipeline_in(0, {})
     assert np.array_equal(released(fewer, 12345), released(all_there, 12345))
 
 
@@ -112,7 +112,7 @@ def test_add_remove_is_refused_where_clients_were_counted(sampling: str) -> None
 )
 def test_a_declaration_that_hides_nothing_is_refused(assignments: tuple[str, ...]) -> None:
     """Too small, or where turns, chances or noise shares follow who is there."""
-    with pytest.raises(BadInput, match=r"privacy\.public_clients") as caught:
+    with pytest.raises(ConfigError, match=r"privacy\.public_clients") as caught:
         planned(100, *assignments)
     assert "100 clients" not in str(caught.value)  # how many there are is what is to be hidden
 
@@ -132,10 +132,10 @@ def test_absent_clients_are_never_drawn() -> None:
         assert np.array_equal(drawn, alone)
     assert np.array_equal(Everyone(100).draw(0, None, 99), np.arange(99))
     for sampling in (Poisson(0.5, 100), Everyone(100)):
-        with pytest.raises(BadInput, match="declared"):
+        with pytest.raises(ConfigError, match="declared"):
             sampling.draw(0, randomness.stream("cohort", 0), 101)
     for sampling in (FixedSize(100, 5), RoundRobin(100, 5), CappedPoisson(100, 0.5, 60)):
         for present in (99, 101):
-            with pytest.raises(BadInput, match="all 100"):
+            with pytest.raises(ConfigError, match="all 100"):
                 sampling.draw(0, randomness.stream("cohort", 0), present)
         assert len(sampling.draw(0, randomness.stream("cohort", 0), 100)) > 0

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
-from fedveil.engine.run import Run
-from fedveil.methods.named import METHODS
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.methods import METHODS
+from fedveil.run.run import Run
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -9,25 +9,25 @@ import pytest
 import scipy.linalg
 import torch
 
-from fedveil.local.rotation import Rotation
-from fedveil.local.rule import LearningRate, LocalRule, Schedule
+from fedveil.client.local_training import LearningRate, LocalTraining, Schedule
+from fedveil.client.rotation import Rotation
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Unit
 from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.central_noise import CentralNoise
-from fedveil.methods.cheng import cheng
+from fedveil.methods.bounded_sparse import cheng
+from fedveil.methods.client_noise import fu
 from fedveil.methods.ddgauss import ddgauss
 from fedveil.methods.dp_fedavg import dp_fedavg
 from fedveil.methods.fedavg import fedavg, fedprox, fedsgd
-from fedveil.methods.fu import fu
-from fedveil.methods.hu import dp_sgd, hu
-from fedveil.methods.liang import dp_fed
-from fedveil.methods.method import CohortRule, Scheme, Voting
-from fedveil.methods.protection import Noise
-from fedveil.methods.shared_noise import SharedNoise
+from fedveil.methods.gradient_noise import dp_sgd, hu
+from fedveil.methods.laplacian_smoothing import dp_fed
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.distributed_noise import DistributedNoise
+from fedveil.methods.parts.method import CohortRule, Scheme, Voting
+from fedveil.methods.parts.noise_placement import Noise
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import discrete_gaussian, gaussian, laplace
-from fedveil.privacy.units import Unit
-from fedveil.randomness import Randomness
 from fedveil.server.smoothing import Smoothing
 from tests.methods.reference import (
     CLASSES,
@@ -55,18 +55,20 @@ SILENT_OR_NOT = pytest.mark.parametrize("noise", [0.0, 0.7], ids=["silent", "noi
 TOLERANCE = 1e-5
 
 
-def drawn(purpose: str, round: int, count: int, std: float, client: int = -1) -> Vector:
+def drawn(purpose: str, round_number: int, count: int, std: float, client: int = -1) -> Vector:
     """The very Gaussians that a run draws for a purpose."""
-    return gaussian(Randomness(SEED).stream(purpose, round, client), count, std).astype(float)
+    return gaussian(Randomness(SEED).stream(purpose, round_number, client), count, std).astype(
+        float
+    )
 
 
 @pytest.mark.parametrize("by_examples", [False, True], ids=["uniform", "by examples"])
 def test_fedavg(by_examples: bool) -> None:
     made = planned(fedavg(rounds=ROUNDS, cohort=FOUR, local=rule(), by_examples=by_examples))
 
-    def step(weights: Vector, round: int, cohort: Vector) -> Vector:
+    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
         shares = np.array([SIZES[c] if by_examples else 1 for c in cohort], dtype=float)
-        updates = [sgd(made, weights, c, round) for c in cohort]
+        updates = [sgd(made, weights, c, round_number) for c in cohort]
         return weights + shares @ updates / shares.sum()
 
     check(made, step, TOLERANCE)
@@ -75,8 +77,8 @@ def test_fedavg(by_examples: bool) -> None:
 def test_fedsgd_is_one_full_gradient() -> None:
     made = planned(fedsgd(rounds=ROUNDS, cohort=FOUR, local=rule(), by_examples=True))
 
-    def step(weights: Vector, round: int, cohort: Vector) -> Vector:
-        rate = made.local.learning_rate.of_round(round, 1)[0]
+    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
+        rate = made.local.learning_rate.of_round(round_number, 1)[0]
         pool = [records(made, c) for c in cohort]
         everything = [np.concatenate(part) for part in zip(*pool, strict=True)]
         return weights - rate * gradients(weights, *everything).mean(axis=0)
@@ -87,8 +89,10 @@ def test_fedsgd_is_one_full_gradient() -> None:
 def test_fedprox_pulls_back_at_every_step() -> None:
     made = planned(fedprox(rounds=ROUNDS, cohort=FOUR, local=rule(), penalty=0.8))
 
-    def step(weights: Vector, round: int, cohort: Vector) -> Vector:
-        pulled = [sgd(made, weights, c, round, lambda g, moved: g + 0.8 * moved) for c in cohort]
+    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
+        pulled = [
+            sgd(made, weights, c, round_number, lambda g, moved: g + 0.8 * moved) for c in cohort
+        ]
         return weights + np.mean(pulled, axis=0)
 
     check(made, step, TOLERANCE)
@@ -98,11 +102,13 @@ def test_fedprox_pulls_back_at_every_step() -> None:
 @pytest.mark.parametrize("law", Noise)
 def test_fu(law: Noise, noise: float) -> None:
     zeta, steps, order = 0.6, 3, 1 if law is Noise.LAPLACE else 2
-    local = LocalRule(LearningRate(0.5, Schedule.INVERSE, 8.0), steps=steps)
+    local = LocalTraining(LearningRate(0.5, Schedule.INVERSE, 8.0), steps=steps)
     made = planned(fu(rounds=ROUNDS, cohort=TURNS, local=local, clip_norm=zeta, noise=law), noise)
 
-    def step(weights: Vector, round: int, cohort: Vector) -> Vector:
-        rates = [0.5 / (1 + k / 8.0) for k in range(round * steps, (round + 1) * steps)]
+    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
+        rates = [
+            0.5 / (1 + k / 8.0) for k in range(round_number * steps, (round_number + 1) * steps)
+        ]
         bound = zeta * sum(rates)  # Xi of theory 3, at s = 1
         uploads = []
         for client in cohort:
@@ -111,7 +117,7 @@ def test_fu(law: Noise, noise: float) -> None:
                 whole = gradients(theta, *records(made, client)).mean(axis=0)
                 theta -= rate * clipped(whole, zeta, order)
             sampler = laplace if law is Noise.LAPLACE else gaussian
-            stream = Randomness(SEED).stream("noise", round, int(client))
+            stream = Randomness(SEED).stream("noise", round_number, int(client))
             w = sampler(stream, len(weights), noise * bound)
             uploads.append(theta - weights + w)
         return weights + np.mean(uploads, axis=0)
@@ -132,17 +138,19 @@ def test_hu_and_dp_sgd(one_step: bool, noise: float) -> None:
     )
     made = planned(method, noise)
 
-    def step(weights: Vector, round: int, cohort: Vector) -> Vector:
+    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
         models = []
         for client in cohort:
-            stream = Randomness(SEED).stream("gradient-noise", round, int(client))
+            stream = Randomness(SEED).stream("gradient-noise", round_number, int(client))
             theta = weights.copy()
             taken = 0
-            for k, inputs, targets in batches(made, client, round):
+            for k, inputs, targets in batches(made, client, round_number):
                 each = [clipped(g, bound) for g in gradients(theta, inputs, targets)]
                 mean = np.sum(each, axis=0) / gamma  # by gamma also for a short batch
                 b = gaussian(stream, len(theta), noise * bound / gamma)
-                theta = theta - made.local.learning_rate.of_round(round, k + 1)[k] * (mean + b)
+                theta = theta - made.local.learning_rate.of_round(round_number, k + 1)[k] * (
+                    mean + b
+                )
                 taken += 1
             assert taken == (1 if one_step else 5)
             models.append(theta)
@@ -152,22 +160,22 @@ def test_hu_and_dp_sgd(one_step: bool, noise: float) -> None:
 
 
 def test_no_batch_of_hu_holds_a_record_twice_and_uses_are_counted_as_drawn() -> None:
-    from fedveil.methods.local_steps import local_steps
+    from fedveil.methods.parts.local_steps import local_steps
 
     made = planned(
         hu(rounds=ROUNDS, cohort=BALANCED, local=rule(batch_size=3, steps=5), clip_norm=1.0)
     )
-    assert made.terms is not None
+    assert made.context is not None
     most = 0
     for client in range(len(SIZES)):
-        for round in range(4):
+        for round_number in range(4):
             touched = []
-            for _, inputs, _ in batches(made, client, round):
+            for _, inputs, _ in batches(made, client, round_number):
                 rows = [tuple(row) for row in inputs]
                 assert len(set(rows)) == len(rows)
                 touched += rows
             most = max(most, *(touched.count(row) for row in set(touched)))
-    assert local_steps(made.terms).uses == most
+    assert local_steps(made.context).uses == most
 
 
 @SILENT_OR_NOT
@@ -175,7 +183,7 @@ def test_no_batch_of_hu_holds_a_record_twice_and_uses_are_counted_as_drawn() -> 
 @pytest.mark.parametrize("sigma", [None, 0.7], ids=["dp-fed", "dp-fed-ls"])
 def test_liang(sigma: float | None, scheme: Scheme, noise: float) -> None:
     ball = 0.25
-    local = LocalRule(LearningRate(0.4), epochs=2, batch_size=2)
+    local = LocalTraining(LearningRate(0.4), epochs=2, batch_size=2)
     smoothing = None if sigma is None else Smoothing(sigma)
     cohort = FOUR if scheme is Scheme.FIXED else CohortRule(scheme, rate=0.6)
     made = planned(
@@ -189,11 +197,13 @@ def test_liang(sigma: float | None, scheme: Scheme, noise: float) -> None:
         d[[0, 1, -1]] = -2, 1, 1
         return np.fft.ifft(np.fft.fft(v) / (1 - (sigma or 0) * np.fft.fft(d))).real
 
-    def step(weights: Vector, round: int, cohort: Vector) -> Vector:
+    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
         total = np.zeros_like(weights)
         for client in cohort:
-            total += sgd(made, weights, client, round, after=lambda moved: clipped(moved, ball))
-        total += drawn("noise", round, len(total), noise * ball)
+            total += sgd(
+                made, weights, client, round_number, after=lambda moved: clipped(moved, ball)
+            )
+        total += drawn("noise", round_number, len(total), noise * ball)
         parts = np.split(total, [CLASSES * FEATURES])
         return weights + np.concatenate([smooth(part) for part in parts]) / m
 
@@ -216,7 +226,7 @@ def test_cheng(penalty: float, sparsity: float, shares: bool, noise: float) -> N
             clip=Clip(bound),
             penalty=penalty,
             sparsity=sparsity,
-            protection=SharedNoise() if shares else CentralNoise(),
+            placement=DistributedNoise() if shares else CentralNoise(),
         ),
         noise,
     )
@@ -235,16 +245,16 @@ def test_cheng(penalty: float, sparsity: float, shares: bool, noise: float) -> N
             kept[part][utility < np.sort(utility)[-s]] = 0
         return kept
 
-    def step(weights: Vector, round: int, cohort: Vector) -> Vector:
+    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
         total = np.zeros_like(weights)
         for client in cohort:
-            update = lus(sgd(made, weights, client, round, blur), weights, client)
+            update = lus(sgd(made, weights, client, round_number, blur), weights, client)
             total += clipped(update, bound)
             if shares:
                 std = noise * bound / math.sqrt(len(cohort))
-                total += drawn("noise", round, len(total), std, int(client))
+                total += drawn("noise", round_number, len(total), std, int(client))
         if not shares:
-            total += drawn("noise", round, len(total), noise * bound)
+            total += drawn("noise", round_number, len(total), noise * bound)
         return weights + total / expected_cohort
 
     check(made, step, TOLERANCE)
@@ -255,10 +265,10 @@ def test_hu_for_clients_is_the_clipped_update_with_shares() -> None:
         hu(rounds=ROUNDS, cohort=BALANCED, local=rule(), clip_norm=0.2, unit=Unit.CLIENT)
     )
 
-    def step(weights: Vector, round: int, cohort: Vector) -> Vector:
+    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
         uploads = [
-            clipped(sgd(made, weights, c, round), 0.2)
-            + drawn("noise", round, len(weights), 0.7 * 0.2 / 2, int(c))
+            clipped(sgd(made, weights, c, round_number), 0.2)
+            + drawn("noise", round_number, len(weights), 0.7 * 0.2 / 2, int(c))
             for c in cohort
         ]
         return weights + np.mean(uploads, axis=0)
@@ -270,32 +280,34 @@ def test_ddgauss() -> None:
     """Dense matrices instead of the fast transform, integers instead of tensors."""
     c = 0.2
     made = planned(ddgauss(rounds=ROUNDS, cohort=BALANCED, local=rule(), clip=Clip(c)), 2.0)
-    assert made.terms is not None
-    assert made.shaping.granularity is not None
-    protection = made.method.protection
-    assert isinstance(protection, SharedNoise)
+    assert made.context is not None
+    assert made.pipeline.granularity is not None
+    placement = made.method.placement
+    assert isinstance(placement, DistributedNoise)
     d, width, n = CLASSES * FEATURES + CLASSES, 32, 4
-    grid = protection.grid(made.terms, Clip(c))
+    grid = placement.grid(made.context, Clip(c))
     g, modulus, s = grid.granularity, 2**grid.bits, 2.0 * c / math.sqrt(n)
     (release,) = made.releases(ROUNDS)
     assert release.mechanism == DiscreteGaussianSum(c, g, s, n, width, math.exp(-0.5))
     reach = release.mechanism.grid_sensitivity()[0]
 
-    def step(weights: Vector, round: int, cohort: Vector) -> Vector:
-        rotate = scipy.linalg.hadamard(width) @ np.diag(signs(round, width)) / math.sqrt(width)
+    def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
+        rotate = (
+            scipy.linalg.hadamard(width) @ np.diag(signs(round_number, width)) / math.sqrt(width)
+        )
         total = np.zeros(width, dtype=object)
         for client in cohort:
             update = np.zeros(width)
-            update[:d] = clipped(sgd(made, weights, client, round), c)
+            update[:d] = clipped(sgd(made, weights, client, round_number), c)
             scaled = rotate @ update / g
-            uniforms = Randomness(SEED).stream("rounding", round, int(client))
+            uniforms = Randomness(SEED).stream("rounding", round_number, int(client))
             while True:
                 below = np.floor(scaled)
                 rounded = below + (uniforms.uniforms(width) < scaled - below)
                 if np.sum(rounded**2) <= reach**2:
                     break
             noise = discrete_gaussian(
-                Randomness(SEED).stream("noise", round, int(client)), width, s / g
+                Randomness(SEED).stream("noise", round_number, int(client)), width, s / g
             )
             upload = [(int(x) + int(y)) % modulus for x, y in zip(rounded, noise, strict=True)]
             total = (total + np.array(upload, dtype=object)) % modulus
@@ -305,9 +317,11 @@ def test_ddgauss() -> None:
     check(made, step, TOLERANCE)
 
 
-def signs(round: int, width: int) -> Vector:
+def signs(round_number: int, width: int) -> Vector:
     """A rotated unit vector is a column of the Hadamard matrix, times its sign."""
-    rotated = Rotation().forward(torch.eye(width), round).numpy()  # rows: rotated unit vectors
+    rotated = (
+        Rotation().forward(torch.eye(width), round_number).numpy()
+    )  # rows: rotated unit vectors
     columns = scipy.linalg.hadamard(width) / math.sqrt(width)
     found = np.sign((rotated * columns).sum(axis=1))
     np.testing.assert_allclose(rotated, found[:, None] * columns, atol=1e-6)
@@ -348,7 +362,7 @@ WIDE = 1e6  # a clip that never acts
 
 @pytest.mark.parametrize("name", ["fu", "liang", "cheng", "dp-fedavg"])
 def test_without_noise_and_active_clips_methods_are_fedavg(name: str) -> None:
-    local = LocalRule(LearningRate(0.3), steps=4)
+    local = LocalTraining(LearningRate(0.3), steps=4)
     common = {"rounds": ROUNDS, "cohort": FOUR, "local": local}
     method = {
         "fu": lambda: fu(**common, clip_norm=WIDE),

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil import recipe as recipes
-from fedveil.assemble import plan_of
-from fedveil.errors import BadInput, FedveilError, Refused
-from fedveil.methods.hu import dp_sgd
-from fedveil.methods.method import CohortRule, Scheme
-from fedveil.methods.named import METHODS
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import plan_of
+from fedveil.config.methods import METHODS
+from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
+from fedveil.methods.gradient_noise import dp_sgd
+from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.refusals import AdjacencyRefused, HonestSharesRefused
 from tests.methods.reference import federation, rule
@@ -30,27 +30,27 @@ def planned(*assignments: str) -> Plan:
 REFUSED: dict[str, tuple[tuple[str, ...], type[FedveilError], str]] = {
     "sparse upload": (
         ("cheng", "training.upload=sparse"),
-        Refused,
+        PrivacyRefusal,
         "noise on those alone",
     ),
     "smoothing before noise": (
         ("dp-fed-ls", "server.smoothing_place=before-noise"),
-        Refused,
+        PrivacyRefusal,
         "after-noise",
     ),
     "weights without a cap": (
         ("dp-fedavg", "training.weighting=examples"),
-        Refused,
+        PrivacyRefusal,
         "weight_cap",
     ),
     "Poisson cohorts under a secure sum": (
         ("ddgauss", "training.sampling=poisson"),
-        Refused,
+        PrivacyRefusal,
         "not certain",
     ),
     "Laplace shares": (
         ("dp-fedavg", "privacy.trust=distributed", "privacy.noise=laplace"),
-        Refused,
+        PrivacyRefusal,
         "shares",
     ),
     "add-remove towards the server": (
@@ -65,17 +65,17 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[FedveilError], str]] = {
     ),
     "votes one by one": (
         ("ae-dpfl", "privacy.trust=local"),
-        Refused,
+        PrivacyRefusal,
         "distributed",
     ),
     "momentum beyond clipped steps": (
         ("fu", "training.momentum=0.5"),
-        Refused,
+        PrivacyRefusal,
         "momentum",
     ),
     "a quantile without noise": (
         ("dp-fedavg", "privacy.clip_quantile=0.5", "privacy.clip_noise=0"),
-        Refused,
+        PrivacyRefusal,
         "clip_noise",
     ),
     "a quantile that costs more than the budget": (
@@ -85,63 +85,63 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[FedveilError], str]] = {
             "privacy.clip_noise=0.01",
             "privacy.epsilon=0.5",
         ),
-        Refused,
+        PrivacyRefusal,
         "clip_noise",
     ),
     "delta that protects nobody": (
         ("dp-fedavg", "privacy.delta=0.1"),
-        BadInput,
+        ConfigError,
         "1/12",
     ),
     "pure privacy from Gaussian noise": (
         ("fu", "privacy.delta=0"),
-        BadInput,
+        ConfigError,
         "delta",
     ),
     "records without a batch size": (
         ("hu",),
-        BadInput,
+        ConfigError,
         "batch_size",
     ),
     "votes without public inputs": (
         ("ae-dpfl", "voting.questions=50"),
-        BadInput,
+        ConfigError,
         "public",
     ),
     "a part that the method has not": (
         ("fedavg", "training.sparsity=0.5"),
-        BadInput,
+        ConfigError,
         "cheng",
     ),
     "a key that the method has not": (
         ("hu", "privacy.noise=laplace"),
-        BadInput,
+        ConfigError,
         "fu",
     ),
     "DP-Fed smoothed": (
         ("dp-fed", "server.smoothing=1"),
-        BadInput,
+        ConfigError,
         "dp-fed-ls",
     ),
     "BLUR and LUS both off": (
         ("cheng", "training.penalty=0", "training.sparsity=0"),
-        BadInput,
+        ConfigError,
         "dp-fedavg",
     ),
     "rotation without shares": (
         ("dp-fedavg", "privacy.rotate=true"),
-        BadInput,
+        ConfigError,
         "distributed",
     ),
-    "unknown trust": (("dp-fedavg", "privacy.trust=blind"), BadInput, "central"),
-    "unknown noise": (("fu", "privacy.noise=uniform"), BadInput, "laplace"),
-    "unknown weighting": (("fedavg", "training.weighting=loud"), BadInput, "examples"),
-    "unknown order": (("dp-fed-ls", "server.smoothing_order=abc"), BadInput, "out-in-kernel"),
-    "negative smoothing": (("dp-fedavg", "server.smoothing=-1"), BadInput, "smoothing"),
-    "sparsity of everything": (("cheng", "training.sparsity=1.0"), BadInput, "sparsity"),
+    "unknown trust": (("dp-fedavg", "privacy.trust=blind"), ConfigError, "central"),
+    "unknown noise": (("fu", "privacy.noise=uniform"), ConfigError, "laplace"),
+    "unknown weighting": (("fedavg", "training.weighting=loud"), ConfigError, "examples"),
+    "unknown order": (("dp-fed-ls", "server.smoothing_order=abc"), ConfigError, "out-in-kernel"),
+    "negative smoothing": (("dp-fedavg", "server.smoothing=-1"), ConfigError, "smoothing"),
+    "sparsity of everything": (("cheng", "training.sparsity=1.0"), ConfigError, "sparsity"),
     "central trust for hu": (
         ("hu", "privacy.trust=central", "training.batch_size=2"),
-        BadInput,
+        ConfigError,
         "distributed",
     ),
 }
@@ -158,16 +158,16 @@ def test_refused_with_the_reason_and_what_would_work(
 
 
 def test_epochs_over_batches_take_as_many_steps_as_there_are_data() -> None:
-    from fedveil.local.rule import LearningRate, LocalRule
-    from fedveil.methods.clip_rules import StepBound
+    from fedveil.client.local_training import LearningRate, LocalTraining
+    from fedveil.methods.parts.adaptive_clipping import StepBound
 
-    epochs = LocalRule(LearningRate(0.1), epochs=2, batch_size=3)
-    with pytest.raises(Refused, match="private sizes"):
+    epochs = LocalTraining(LearningRate(0.1), epochs=2, batch_size=3)
+    with pytest.raises(PrivacyRefusal, match="private sizes"):
         StepBound(1.0).clip(epochs, 0, {})
 
 
 def test_colluders_may_not_be_everybody() -> None:
-    with pytest.raises((HonestSharesRefused, BadInput), match="colluders"):
+    with pytest.raises((HonestSharesRefused, ConfigError), match="colluders"):
         planned("ddgauss", "training.rate=1.0", "privacy.colluders=12")
 
 

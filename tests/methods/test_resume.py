@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
-from fedveil.engine.checkpoint import load_checkpoint
-from fedveil.engine.directory import RunDirectory
-from fedveil.engine.run import Run
-from fedveil.recipe import Recipe
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.recipe import Recipe
+from fedveil.run.checkpoint import load_checkpoint
+from fedveil.run.directory import RunDirectory
+from fedveil.run.run import Run
 
 MIXED = [
     "data.clients=20",
@@ -64,7 +64,7 @@ def test_a_protected_run_shows_the_noisy_share_and_keeps_the_clip_alone(tmp_path
     directory = RunDirectory.create(tmp_path / "run", plan, recipes.to_table(chosen))
     run = Run(plan).keep_in(directory)
     for report in run:
-        assert report.insight is None
+        assert report.unprotected_stats is None
         assert set(report.figures) == {"clip_norm", "below_clip"}
     state = load_checkpoint(tmp_path / "run/checkpoint/state.safetensors", directory._fingerprint)
     assert set(state.optimizer) == {"first", "second", "clip_norm"}

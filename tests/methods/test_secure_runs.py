@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
 from fedveil.cli import main
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.recipe import DataSection, Recipe
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.federation import Federation
-from fedveil.engine.directory import RunDirectory
-from fedveil.engine.run import Run, Speed
-from fedveil.errors import BadInput, Refused
-from fedveil.methods.aggregation import Aggregation
-from fedveil.methods.clip_rules import ClipTracking
-from fedveil.methods.protection import InShares
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.aggregation import Aggregation
+from fedveil.methods.parts.noise_placement import SecureNoisePlacement
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import Release, account
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import share
-from fedveil.recipe import DataSection, Recipe
-from fedveil.secagg.losses import draw_losses, planned_losses
+from fedveil.run.directory import RunDirectory
+from fedveil.run.run import Run, Speed
+from fedveil.secagg.dropouts import draw_dropouts, planned_dropouts
 
 FEDERATION = federation_of(DataSection(clients=24))
 VOTERS = federation_of(DataSection(clients=24, public_fraction=0.05))
@@ -102,8 +102,8 @@ def test_masked_and_modelled_sums_end_in_the_same_weights(name: str) -> None:
     full, modelled = runs
     assert torch.equal(full.state.weights, modelled.state.weights)
     assert not torch.equal(full.state.weights, full.plan.start)
-    assert full.attendance == modelled.attendance
-    assert any(one.survivors < one.cohort for one in full.attendance.values())
+    assert full.dropouts == modelled.dropouts
+    assert any(one.survivors < one.cohort for one in full.dropouts.values())
     assert full.secure is not None
     assert full.secure.seconds["mask"] > 0
     assert modelled.secure is not None
@@ -119,8 +119,8 @@ def test_a_sparse_graph_changes_who_masks_with_whom_and_no_sum() -> None:
         chosen = recipe_of(values | {"privacy.noise_multiplier": 1.0}, **settings)
         run = finished(plan_of(chosen, data))
         assert run.secure is not None
-        assert run.secure.sums.terms.topology(40).complete is not sparse
-        assert not any(one.not_released for one in run.attendance.values())
+        assert run.secure.sums.params.topology(40).complete is not sparse
+        assert not any(one.not_released for one in run.dropouts.values())
         weights.append(run.state.weights)
     assert all(torch.equal(weights[0], other) for other in weights[1:])
 
@@ -133,22 +133,22 @@ def test_a_round_releases_the_mean_over_survivors_of_integers_and_their_own_nois
     plan = plan_for(UPDATES | {"training.rounds": 1}, secure=mode, dropout=0.25)
     run = finished(plan, chunk=1)
     cohort = plan.sampling.draw(0, plan.randomness.stream("cohort", 0))
-    lost = draw_losses(list(cohort), 0.25, plan.randomness.stream("losses", 0)).before_upload
+    lost = draw_dropouts(list(cohort), 0.25, plan.randomness.stream("losses", 0)).before_upload
     assert 0 < len(lost) < len(cohort)
     survivors = [client for client in cohort if client not in lost]
-    shaping = plan.shaping
-    assert shaping.granularity is not None
-    assert shaping.clip is not None
+    pipeline = plan.pipeline
+    assert pipeline.granularity is not None
+    assert pipeline.clip is not None
     assert plan.noise_multiplier is not None
-    std = plan.noise_multiplier * shaping.clip.norm / math.sqrt(len(cohort))
+    std = plan.noise_multiplier * pipeline.clip.norm / math.sqrt(len(cohort))
     total = [0] * plan.layout.size
     for client in survivors:
-        row = run.engine.round_sum(plan.start, np.array([client]), 0, shaping).total
+        row = run.engine.round_sum(plan.start, np.array([client]), 0, pipeline).total
         stream = plan.randomness.stream("noise", 0, int(client))
-        noise = share(plan.layout.size, std, shaping.granularity, stream)
+        noise = share(plan.layout.size, std, pipeline.granularity, stream)
         total = [t + int(r) + int(n) for t, r, n in zip(total, row, noise, strict=True)]
     assert max(map(abs, total)) < 2**63  # nothing wraps at this noise
-    mean = torch.tensor(total, dtype=torch.float64) * shaping.granularity / len(survivors)
+    mean = torch.tensor(total, dtype=torch.float64) * pipeline.granularity / len(survivors)
     assert torch.allclose(run.state.weights - plan.start, mean.float(), rtol=1e-5, atol=1e-7)
 
 
@@ -157,18 +157,18 @@ def test_a_tracked_clip_is_counted_over_survivors_with_noise_of_its_own() -> Non
     run = Run(plan, speed=Speed(chunk=1))
     report = next(iter(run))
     cohort = plan.sampling.draw(0, plan.randomness.stream("cohort", 0))
-    lost = draw_losses(list(cohort), 0.25, plan.randomness.stream("losses", 0)).before_upload
+    lost = draw_dropouts(list(cohort), 0.25, plan.randomness.stream("losses", 0)).before_upload
     survivors = np.array([client for client in cohort if client not in lost])
-    norms = run.engine.round_sum(plan.start, survivors, 0, plan.shaping).norms
-    assert plan.shaping.clip is not None
-    halves = sum(0.5 if norm <= plan.shaping.clip.norm else -0.5 for norm in norms)
-    assert plan.terms is not None
-    assert isinstance(plan.method.clip_rule, ClipTracking)
-    assert isinstance(plan.method.protection, InShares)
-    own, shaping, _ = plan.method.clip_rule.halves(
-        plan.method.protection, plan.terms, norms, plan.shaping.clip, 0
+    norms = run.engine.round_sum(plan.start, survivors, 0, plan.pipeline).norms
+    assert plan.pipeline.clip is not None
+    halves = sum(0.5 if norm <= plan.pipeline.clip.norm else -0.5 for norm in norms)
+    assert plan.context is not None
+    assert isinstance(plan.method.clip_rule, AdaptiveClipping)
+    assert isinstance(plan.method.placement, SecureNoisePlacement)
+    own, pipeline, _ = plan.method.clip_rule.halves(
+        plan.method.placement, plan.context, norms, plan.pipeline.clip, 0
     )
-    integers = plan.method.protection.integers(own, shaping, 0)
+    integers = plan.method.placement.integers(own, pipeline, 0)
     assert integers is not None
     std, grid = integers.share_std, integers.grid.granularity
     assert std * math.sqrt(12) == pytest.approx(0.2 * 12)  # clip_noise, as a share of the cohort
@@ -192,10 +192,10 @@ def test_the_guarantee_counts_the_fewest_honest_shares_that_are_released() -> No
     assert plan.noise_multiplier is not None
     assert guarantee.honest_shares == 7
     assert "7 honest noise shares" in guarantee.statement
-    assert plan.shaping.granularity is not None
+    assert plan.pipeline.granularity is not None
     alone = DiscreteGaussianSum(
         1.0,
-        plan.shaping.granularity,
+        plan.pipeline.granularity,
         plan.noise_multiplier / math.sqrt(12),
         7,
         plan.layout.size,
@@ -221,7 +221,7 @@ def test_more_losses_to_plan_for_never_take_less_noise(name: str) -> None:
         honest.append(plan.guarantee.honest_shares or 0)
         members = 24 if name == "votes" else 12
         colluders = CASES[name].get("privacy.colluders", 0)
-        assert honest[-1] == members - colluders - planned_losses(members, dropout, colluders)
+        assert honest[-1] == members - colluders - planned_dropouts(members, dropout, colluders)
     assert noises == sorted(noises)
     assert noises[0] < noises[-1]
     assert honest == sorted(honest, reverse=True)
@@ -232,16 +232,16 @@ def test_nobody_lost_costs_no_noise() -> None:
     plan = plan_for(UPDATES)
     assert plan.guarantee is not None
     assert plan.guarantee.honest_shares == 12
-    assert plan.terms is not None
-    assert plan.terms.secure is not None
-    assert plan.terms.secure.fewest == 12
+    assert plan.context is not None
+    assert plan.context.secure is not None
+    assert plan.context.secure.fewest == 12
 
 
 def test_noise_counts_the_smallest_group_that_a_lying_server_can_single_out() -> None:
     """10 % colluders and 10 % losses of 100: docs/secagg.md gives degree 44, group 24."""
     sparse = Aggregation(max_dropout=0.1, sparse=True).resolve("x", 100, 10)
-    assert sparse.terms.topology(100).degree == 44
-    assert sparse.honest_shares == sparse.terms.honest_shares == 24
+    assert sparse.params.topology(100).degree == 44
+    assert sparse.honest_shares == sparse.params.honest_shares == 24
     trusting = Aggregation(max_dropout=0.1, sparse=True, honest_server=True).resolve("x", 100, 10)
     complete = Aggregation(max_dropout=0.1).resolve("x", 100, 10)
     assert trusting.honest_shares == complete.honest_shares == 80
@@ -260,14 +260,14 @@ def test_a_round_with_too_few_survivors_changes_nothing_and_is_paid_for(
     kept, missing = [], 0
     before = run.state.weights
     for report in run:
-        came = report.attendance
+        came = report.dropouts
         assert came is not None
         assert bool(came.not_released) == (came.survivors < 9)
         assert torch.equal(run.state.weights, before) == bool(came.not_released)
-        assert (report.insight is None) == bool(came.not_released)
+        assert (report.unprotected_stats is None) == bool(came.not_released)
         before = run.state.weights
         missing += bool(came.not_released)
-        kept.append(report.round)
+        kept.append(report.round_number)
     assert kept == list(range(1, 9))
     assert 0 < missing < 8
     assert directory.ledger is not None
@@ -283,7 +283,7 @@ def test_a_round_with_too_few_survivors_changes_nothing_and_is_paid_for(
 def test_if_everybody_vanishes_the_model_stays_as_it_began() -> None:
     run = finished(plan_for(UPDATES, dropout=0.99))
     assert torch.equal(run.state.weights, run.plan.start)
-    assert all(one.not_released for one in run.attendance.values())
+    assert all(one.not_released for one in run.dropouts.values())
 
 
 def test_a_run_with_losses_resumed_from_its_directory_ends_the_same(tmp_path: Path) -> None:
@@ -293,14 +293,14 @@ def test_a_run_with_losses_resumed_from_its_directory_ends_the_same(tmp_path: Pa
     directory = RunDirectory.create(tmp_path / "r", plan, {"seed": 1})
     first = Run(plan).keep_in(directory)
     for report in first:
-        if report.round == 3:
+        if report.round_number == 3:
             first.save()
             break
     directory.close()
     second = Run(plan).keep_in(RunDirectory.open(tmp_path / "r", plan))
     second.finish()
     assert torch.equal(second.state.weights, whole.state.weights)
-    assert second.attendance == whole.attendance
+    assert second.dropouts == whole.dropouts
 
 
 def test_a_protected_round_that_breaks_off_while_masking_is_paid_for_and_never_drawn_again(
@@ -327,16 +327,16 @@ def test_a_protected_round_that_breaks_off_while_masking_is_paid_for_and_never_d
     again = Run(plan).keep_in(RunDirectory.open(tmp_path / "r", plan))
     assert again.next_round == 2
     assert again.rounds_left == 2  # four were planned, one is done, one paid for nothing
-    assert [report.round for report in again] == [3, 4]
+    assert [report.round_number for report in again] == [3, 4]
 
 
 def test_a_protected_run_shows_who_came_and_how_long_the_protocol_took_and_no_more() -> None:
     run = Run(plan_for(UPDATES, seed=None, secure="full", dropout=0.1))
     for report in run:
-        assert report.insight is None
+        assert report.unprotected_stats is None
         assert report.seconds is None
-        assert report.attendance is not None
-        assert report.attendance.cohort == 12
+        assert report.dropouts is not None
+        assert report.dropouts.cohort == 12
     assert run.secure is not None
     assert set(run.secure.seconds) == {"enrol", "share", "mask", "add", "confirm", "unmask"}
     assert run.plan.guarantee is not None
@@ -351,7 +351,7 @@ def test_idealised_updates_are_lost_like_integers() -> None:
         values = quiet | {"privacy.arithmetic": arithmetic}
         quiet_runs.append(finished(plan_for(values, dropout=0.25)))
     exact, idealised = quiet_runs
-    assert exact.attendance == idealised.attendance
+    assert exact.dropouts == idealised.dropouts
     assert torch.allclose(exact.state.weights, idealised.state.weights, atol=1e-3)
 
 
@@ -368,19 +368,24 @@ def test_several_processes_mask_what_they_model() -> None:
 @pytest.mark.parametrize(
     ("values", "aggregation", "error", "match"),
     [
-        (UPDATES, {"secure": "none"}, Refused, "rests on secure sums"),
-        (UPDATES, {"secure": "maybe"}, BadInput, "aggregation.secure: unknown"),
-        (UPDATES, {"dropout": 1.0}, BadInput, "aggregation.dropout"),
-        (UPDATES, {"max_dropout": 0.5}, BadInput, "at most 5 losses"),
-        (UPDATES, {"min_honest": 13}, BadInput, "more than the cohort of 12"),
-        (UPDATES, {"honest_server": True}, BadInput, "sparse"),
-        (UPDATES | {"privacy.colluders": 11}, {}, BadInput, "two honest"),
-        (UPDATES | {"training.sampling": "poisson"}, {}, Refused, "Poisson"),
-        (UPDATES | {"training.cohort": 1}, {}, Refused, "two clients or more"),
-        (UPDATES | {"privacy.arithmetic": "idealised"}, {"secure": "full"}, BadInput, "integers"),
-        (UPDATES | {"privacy.trust": "central"}, {"dropout": 0.1}, BadInput, "no secure sums"),
-        (UPDATES | {"privacy.trust": "local"}, {"secure": "full"}, BadInput, "no secure sums"),
-        ({"training.method": "fedavg"}, {"dropout": 0.1}, BadInput, "carry noise shares"),
+        (UPDATES, {"secure": "none"}, PrivacyRefusal, "rests on secure sums"),
+        (UPDATES, {"secure": "maybe"}, ConfigError, "aggregation.secure: unknown"),
+        (UPDATES, {"dropout": 1.0}, ConfigError, "aggregation.dropout"),
+        (UPDATES, {"max_dropout": 0.5}, ConfigError, "at most 5 losses"),
+        (UPDATES, {"min_honest": 13}, ConfigError, "more than the cohort of 12"),
+        (UPDATES, {"honest_server": True}, ConfigError, "sparse"),
+        (UPDATES | {"privacy.colluders": 11}, {}, ConfigError, "two honest"),
+        (UPDATES | {"training.sampling": "poisson"}, {}, PrivacyRefusal, "Poisson"),
+        (UPDATES | {"training.cohort": 1}, {}, PrivacyRefusal, "two clients or more"),
+        (
+            UPDATES | {"privacy.arithmetic": "idealised"},
+            {"secure": "full"},
+            ConfigError,
+            "integers",
+        ),
+        (UPDATES | {"privacy.trust": "central"}, {"dropout": 0.1}, ConfigError, "no secure sums"),
+        (UPDATES | {"privacy.trust": "local"}, {"secure": "full"}, ConfigError, "no secure sums"),
+        ({"training.method": "fedavg"}, {"dropout": 0.1}, ConfigError, "carry noise shares"),
     ],
 )
 def test_what_no_sum_can_keep_is_refused(
@@ -400,7 +405,7 @@ def test_secure_aggregation_in_one_word_chooses_distributed_trust() -> None:
     full = recipes.with_defaults(recipes.parse(table, ["aggregation=full"]))
     assert full.aggregation.secure == "full"
     plan = plan_of(short, FEDERATION)
-    assert isinstance(plan.method.protection, InShares)
+    assert isinstance(plan.method.placement, SecureNoisePlacement)
     assert plan.guarantee is not None
     assert plan.guarantee.trust == "distributed"
 

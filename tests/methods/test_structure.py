@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from fedveil.client.local_training import LearningRate, LocalTraining
+from fedveil.core.errors import FedveilError
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.engine.stack import affine_stack
-from fedveil.errors import FedveilError
-from fedveil.local.rule import LearningRate, LocalRule
-from fedveil.methods.certificate import input_norm
+from fedveil.engines.affine import affine_stack
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.gradient_noise import GradientNoise, Proof
-from fedveil.methods.hu import hu
-from fedveil.methods.isolation import check_isolation
-from fedveil.methods.method import CohortRule, Scheme
+from fedveil.methods.gradient_noise import hu
+from fedveil.methods.parts.certificate import input_norm
+from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
+from fedveil.methods.parts.isolation import check_isolation
+from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.models.flat import layout_of
 from fedveil.models.images import ChannelsFirst
 from fedveil.models.zoo import MODELS, BoundedInputs, Linear, build
@@ -132,16 +132,16 @@ def test_any_other_module_gets_no_certificate(make: Callable[[], nn.Module]) -> 
     """Of a subclass or an appended layer it said that steps bring no two runs further apart."""
     model = make()
     assert input_norm(model, 2) is None
-    local = LocalRule(LearningRate(0.01), steps=4, batch_size=3)
+    local = LocalTraining(LearningRate(0.01), steps=4, batch_size=3)
     method = hu(rounds=2, cohort=CohortRule(Scheme.EVERYONE), local=local, clip_norm=0.5)
     try:
         planned = plan(method, DATA, model, budget=Budget(noise_multiplier=1.0), seed=1)
     except (FedveilError, RuntimeError):  # of a module that cannot be trained at all
         return
-    protection = planned.method.protection
-    assert isinstance(protection, GradientNoise)
-    assert planned.terms is not None
-    assert protection.proof(planned.terms) is Proof.ALONE
+    placement = planned.method.placement
+    assert isinstance(placement, GradientNoise)
+    assert planned.context is not None
+    assert placement.proof(planned.context) is Proof.ALONE
 
 
 def test_global_hooks_void_the_certificate() -> None:
@@ -155,17 +155,17 @@ def test_global_hooks_void_the_certificate() -> None:
 
 
 def test_sequences_have_no_certificate() -> None:
-    local = LocalRule(LearningRate(0.01), steps=4, batch_size=3)
+    local = LocalTraining(LearningRate(0.01), steps=4, batch_size=3)
     method = hu(rounds=2, cohort=CohortRule(Scheme.EVERYONE), local=local, clip_norm=0.5)
     planned = plan(
         method, DATA, Linear(FEATURES, 2, 1.0), budget=Budget(noise_multiplier=1.0), seed=1
     )
-    protection, terms = planned.method.protection, planned.terms
-    assert isinstance(protection, GradientNoise)
-    assert terms is not None
-    assert protection.proof(terms) is Proof.CONVEX
-    sequence = replace(terms, federation=_as_sequence(DATA))
-    assert protection.proof(sequence) is Proof.ALONE
+    placement, context = planned.method.placement, planned.context
+    assert isinstance(placement, GradientNoise)
+    assert context is not None
+    assert placement.proof(context) is Proof.CONVEX
+    sequence = replace(context, federation=_as_sequence(DATA))
+    assert placement.proof(sequence) is Proof.ALONE
 
 
 def _as_sequence(data: Federation) -> Federation:
@@ -425,7 +425,7 @@ class CentredColumn(np.ndarray):
 def test_nothing_is_certified_of_somebodys_own_way_from_the_records_to_the_model(
     data: Federation,
 ) -> None:
-    local = LocalRule(LearningRate(0.1), steps=1, batch_size=3)
+    local = LocalTraining(LearningRate(0.1), steps=1, batch_size=3)
     method = hu(rounds=1, cohort=CohortRule(Scheme.EVERYONE), local=local, clip_norm=1.0)
     own = plan(method, DATA, Linear(FEATURES, 2), budget=Budget(noise_multiplier=1.0))
     assert own.guarantee is not None
@@ -441,7 +441,7 @@ def test_no_plan_is_made_for_a_model_that_remembers(layer: Callable[[], nn.Modul
     method = dp_fedavg(
         rounds=2,
         cohort=CohortRule(Scheme.EVERYONE),
-        local=LocalRule(LearningRate(0.1), steps=1),
+        local=LocalTraining(LearningRate(0.1), steps=1),
         clip=Clip(1.0),
     )
     with pytest.raises(SensitivityRefused, match="remembers"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.models.text import CharacterLstm
 
 
@@ -21,5 +21,5 @@ def test_parameters_of_an_lstm_counted_by_hand(hidden: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("hidden", [(16, 8), (0,), ()])
 def test_layers_of_different_or_no_width_are_refused(hidden: tuple[int, ...]) -> None:
-    with pytest.raises(BadInput, match="one width"):
+    with pytest.raises(ConfigError, match="one width"):
         CharacterLstm(30, every_position=True, hidden=hidden)

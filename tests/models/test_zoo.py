@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.errors import BadInput
 from fedveil.models.flat import flatten, layout_of
 from fedveil.models.zoo import MODELS, build
 
@@ -106,10 +106,10 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
 def test_a_model_that_does_not_fit_the_data_is_refused(
     name: str, shape: tuple[int, ...], classes: int, task: Task, said: str
 ) -> None:
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(ConfigError, match=said):
         build(name, federation(shape, classes, task))
 
 
 def test_running_statistics_are_refused() -> None:
-    with pytest.raises(BadInput, match="group normalisation"):
+    with pytest.raises(ConfigError, match="group normalisation"):
         layout_of(torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2)))

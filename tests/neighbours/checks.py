@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedveil.core.units import Adjacency, Unit
 from fedveil.privacy.accountants.steps import DiscreteSumStep, LaplaceStep, Step
 from fedveil.privacy.gradient_perturbation import NoisyGradients
 from fedveil.privacy.releases import Release, Setting
-from fedveil.privacy.units import Adjacency, Unit
 
 from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints
 from .worlds import World
@@ -88,9 +88,9 @@ def _isolation(
                 return
     for what, first, second in kinds:
         for key in sorted(first.keys() & second.keys() if floats_only else first | second):
-            round, name = key
-            if name != change.name and round < rounds and first.get(key) != second.get(key):
-                yield Violation("a", f"{what} of {name} in round {round + 1} differs")
+            round_number, name = key
+            if name != change.name and round_number < rounds and first.get(key) != second.get(key):
+                yield Violation("a", f"{what} of {name} in round {round_number + 1} differs")
                 return
 
 
@@ -135,12 +135,12 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
     """(b): how far each round's sums moved, in units of the noise that was drawn."""
     setting = one.plan.setting
     releases, steps = one.releases, one.steps
-    for round in range(one.plan.method.rounds):
-        where = f"round {round + 1}"
+    for round_number in range(one.plan.method.rounds):
+        where = f"round {round_number + 1}"
         if isinstance(releases[0].mechanism, NoisyGradients):
-            yield from _gradients(one, two, change, round, releases[0], steps[0])
+            yield from _gradients(one, two, change, round_number, releases[0], steps[0])
             continue
-        moved = [_moved(one, two, change, purpose, round) for purpose in (UPDATES, COUNT)]
+        moved = [_moved(one, two, change, purpose, round_number) for purpose in (UPDATES, COUNT)]
         if isinstance(steps[0], (LaplaceStep, DiscreteSumStep)):
             for step, distance in zip(steps, moved, strict=False):
                 if distance is not None:
@@ -166,18 +166,20 @@ class _Moved:
     draw: Draw
 
 
-def _moved(one: World, two: World, change: Change, purpose: str, round: int) -> _Moved | None:
+def _moved(
+    one: World, two: World, change: Change, purpose: str, round_number: int
+) -> _Moved | None:
     """The move of a sum, or of the only upload that may move; None if there was no such noise."""
     setting = one.plan.setting
     zeroed = setting.adjacency is Adjacency.ZERO_OUT and setting.unit is Unit.CLIENT
-    for key in ((purpose, round, None, 0), (purpose, round, change.name, 0)):
+    for key in ((purpose, round_number, None, 0), (purpose, round_number, change.name, 0)):
         worlds = [world for world in (one, two) if key in world.notes.draws]
         draws = [world.notes.draws[key] for world in worlds]
         if not draws or draws[0].std == 0:
             continue
         if zeroed or len(draws) == 1:  # each world against itself without this client
             ways = [
-                draw.entered - _others(world, change, purpose, round, key[2])
+                draw.entered - _others(world, change, purpose, round_number, key[2])
                 for world, draw in zip(worlds, draws, strict=True)
             ]
         else:
@@ -192,26 +194,28 @@ def _moved(one: World, two: World, change: Change, purpose: str, round: int) -> 
     return None
 
 
-def _others(world: World, change: Change, purpose: str, round: int, name: str | None) -> Ints | int:
+def _others(
+    world: World, change: Change, purpose: str, round_number: int, name: str | None
+) -> Ints | int:
     """What everybody but the changed client added to a sum."""
     if name is not None:
         return 0
     rows = world.notes.rows if purpose == UPDATES else world.notes.halves
     return sum(
-        (row for (when, who), row in rows.items() if when == round and who != change.name),
+        (row for (when, who), row in rows.items() if when == round_number and who != change.name),
         start=np.int64(0),
     )
 
 
 def _gradients(
-    one: World, two: World, change: Change, round: int, release: Release, step: Step
+    one: World, two: World, change: Change, round_number: int, release: Release, step: Step
 ) -> Iterator[Violation]:
     """Noisy local steps: each one's mean gradient, and all of the round's together."""
     allowed = _times(one.plan.setting, change) / step.noise
     each = allowed / math.sqrt(release.mechanism.record_uses)
     total = 0.0
     for key, draw in one.notes.draws.items():
-        if key[:3] != (GRADIENTS, round, change.name):
+        if key[:3] != (GRADIENTS, round_number, change.name):
             continue
         other = two.notes.draws.get(key)
         if other is None:
@@ -220,8 +224,8 @@ def _gradients(
         apart = (draw.entered - other.entered).astype(np.float64) * draw.granularity / draw.std
         moved = float(np.linalg.norm(apart))
         total += moved**2
-        yield from _within(moved, each, f"round {round + 1}, step {key[3] + 1}")
-    yield from _within(math.sqrt(total), allowed, f"round {round + 1}, all steps")
+        yield from _within(moved, each, f"round {round_number + 1}, step {key[3] + 1}")
+    yield from _within(math.sqrt(total), allowed, f"round {round_number + 1}, all steps")
 
 
 def _times(setting: Setting, change: Change) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.randomness import Randomness, Stream
+from fedveil.core.randomness import Randomness, Stream
 
 Words = npt.NDArray[np.uint64]
 
@@ -18,9 +18,9 @@ _WORD = np.dtype("<u8")
 class Tagged(Stream):
     """A stream that knows its purpose, its round and whose it is (None: the server's)."""
 
-    def __init__(self, streams: Streams, purpose: str, round: int, name: str | None) -> None:
-        super().__init__(streams.key(purpose, round, name))
-        self.purpose, self.round, self.name = purpose, round, name
+    def __init__(self, streams: Streams, purpose: str, round_number: int, name: str | None) -> None:
+        super().__init__(streams.key(purpose, round_number, name))
+        self.purpose, self.round_number, self.name = purpose, round_number, name
         self.uses = 0  # draws of noise so far
         self._streams = streams
 
@@ -29,7 +29,7 @@ class Tagged(Stream):
         names = self._streams.names
         if self.purpose != "cohort" or count != len(names):
             return super().words(count)
-        keys = b"".join(self._streams.key("member", self.round, name)[:8] for name in names)
+        keys = b"".join(self._streams.key("member", self.round_number, name)[:8] for name in names)
         return np.frombuffer(keys, dtype=_WORD).astype(np.uint64)
 
 
@@ -48,21 +48,23 @@ class Streams:
         keys = (int.from_bytes(self.key("client", 0, name)[:4], "little") for name in names)
         self._numbers = np.fromiter(keys, np.int64, len(names))
 
-    def key(self, purpose: str, round: int, name: str | None) -> bytes:
-        return hashlib.sha256(f"{self._case}/{purpose}/{round}/{name}".encode()).digest()
+    def key(self, purpose: str, round_number: int, name: str | None) -> bytes:
+        return hashlib.sha256(f"{self._case}/{purpose}/{round_number}/{name}".encode()).digest()
 
-    def stream(self, randomness: Randomness, purpose: str, round: int = 0, client: int = -1):
+    def stream(self, randomness: Randomness, purpose: str, round_number: int = 0, client: int = -1):
         """In the place of `Randomness.stream`."""
-        return Tagged(self, purpose, round, None if client < 0 else self.name(randomness, client))
+        return Tagged(
+            self, purpose, round_number, None if client < 0 else self.name(randomness, client)
+        )
 
     def name(self, randomness: Randomness, client: int) -> str:
         """Whose number this is; a client that trains alone calls itself number 0."""
         return self.names[client + randomness._first]
 
-    def shuffle_words(self, randomness, round, clients, positions) -> Words:
+    def shuffle_words(self, randomness, round_number, clients, positions) -> Words:
         """In the place of `Randomness.shuffle_words`: seeded by the case, clients by name."""
         numbers = self._numbers[clients + randomness._first]
-        return _SHUFFLE(self._seeded, round, numbers, positions)
+        return _SHUFFLE(self._seeded, round_number, numbers, positions)
 
 
 _SHUFFLE = Randomness.shuffle_words

@@ -18,16 +18,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.engine import contract, dual_steps, gradients, grams, lone_dual, lone_moments, rows
-from fedveil.engine import run as run_module
-from fedveil.engine.evaluation import Metrics
-from fedveil.local import steps as local_steps
-from fedveil.methods import central_noise, local_noise, noisy_votes
-from fedveil.methods.clip_rules import ClipTracking
-from fedveil.methods.modular_grid import NoisyIntegers
+from fedveil.client import steps as local_steps
+from fedveil.core.randomness import Randomness
+from fedveil.engines import batched as rows
+from fedveil.engines import contract, dual_steps, gradients
+from fedveil.engines import gram_cache as grams
+from fedveil.engines import isolated_dual as lone_dual
+from fedveil.engines import isolated_moments as lone_moments
+from fedveil.methods.parts import central_noise, local_noise, noisy_votes
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.modular_grid import NoisyIntegers
 from fedveil.planning import plan as plan_module
 from fedveil.privacy import accounting, clipping
-from fedveil.randomness import Randomness
+from fedveil.run import run as run_module
+from fedveil.run.evaluation import Metrics
 
 from .coupling import Streams, Tagged
 
@@ -88,7 +92,7 @@ class Recorder:
 
     def __init__(self, streams: Streams, first: Notes | None = None) -> None:
         self.streams, self.first, self.notes = streams, first, Notes()
-        self._real = _Real(contract.shape_rows, ClipTracking.halves, run_module.build_engine)
+        self._real = _Real(contract.shape_rows, AdaptiveClipping.halves, run_module.build_engine)
         self._cohort: list[str] = []
 
     def noisy(self, key: Key, draw: Draw, spread: float) -> Ints:
@@ -106,13 +110,13 @@ class Recorder:
 
     def add_noise(self, total: Ints, std: float, granularity: float, stream: Tagged, laplace: bool):
         """In the place of `protect_sum` and `protect_sum_laplace`."""
-        key = (stream.purpose, stream.round, stream.name, stream.uses)
+        key = (stream.purpose, stream.round_number, stream.name, stream.uses)
         stream.uses += 1
         entered = total.copy()
         if stream.name is not None and stream.purpose != GRADIENTS:
             # Local noise is added to the sum of all uploads, and belongs to one of them.
             of = self.notes.rows if stream.purpose == UPDATES else self.notes.halves
-            entered = entered + of[stream.round, stream.name]
+            entered = entered + of[stream.round_number, stream.name]
         draw = Draw(entered, std, granularity, laplace=laplace)
         return self.noisy(key, draw, std) - entered + total
 
@@ -122,7 +126,7 @@ class Recorder:
         if not drawn:
             return integers.grid.centre(total)
         std, grid = integers.share_std, integers.grid
-        key = (drawn[0].purpose, drawn[0].round, None, 0)
+        key = (drawn[0].purpose, drawn[0].round_number, None, 0)
         draw = Draw(total.copy(), std, grid.granularity, len({one.name for one in drawn}))
         if std == 0:  # private already
             self.notes.draws[key] = draw
@@ -132,7 +136,7 @@ class Recorder:
     def add_share(self, integers: NoisyIntegers, whole: Ints, stream: Tagged) -> Ints:
         """In the place of `NoisyIntegers.noisy`: one client's vector, before it is masked."""
         std, grid = integers.share_std, integers.grid
-        sum_key = (stream.purpose, stream.round, None, 0)
+        sum_key = (stream.purpose, stream.round_number, None, 0)
         draw = Draw(whole.copy(), std, grid.granularity)
         nothing = replace(draw, entered=np.zeros_like(whole), shares=0)
         before = self.notes.draws.get(sum_key, nothing)
@@ -141,25 +145,27 @@ class Recorder:
         )
         if std == 0:
             return grid.centre(whole)
-        return grid.centre(self.noisy((stream.purpose, stream.round, stream.name, 0), draw, std))
+        return grid.centre(
+            self.noisy((stream.purpose, stream.round_number, stream.name, 0), draw, std)
+        )
 
-    def shaped(self, updates, shaping, layout, senders, gradient=None):
+    def shaped(self, updates, pipeline, layout, senders, gradient=None):
         """Around `shape_rows`: what each client computed, and what it sends."""
         names = [self.streams.name(senders.randomness, client) for client in senders.clients]
         before = [row.tobytes() for row in updates.detach().cpu().numpy()]
-        shaped = self._real.shape(updates, shaping, layout, senders, gradient)
+        shaped = self._real.shape(updates, pipeline, layout, senders, gradient)
         for name, update, row in zip(names, before, shaped.rows.numpy(), strict=True):
-            self.notes.updates[senders.round, name] = update
-            self.notes.rows[senders.round, name] = row.copy()
+            self.notes.updates[senders.round_number, name] = update
+            self.notes.rows[senders.round_number, name] = row.copy()
             self.notes.taken[name] += 1
         return shaped
 
-    def counted(self, rule: ClipTracking, protection, terms, norms, clip, round):
+    def counted(self, rule: AdaptiveClipping, placement, terms, norms, clip, round_number):
         """Around `ClipTracking.halves`: each client's part of a tracked clip's count."""
-        own, shaping, halves = self._real.halves(rule, protection, terms, norms, clip, round)
+        own, pipeline, halves = self._real.halves(rule, placement, terms, norms, clip, round_number)
         for name, row in zip(self._cohort, halves.numpy(), strict=True):
-            self.notes.halves[round, name] = row.copy()
-        return own, shaping, halves
+            self.notes.halves[round_number, name] = row.copy()
+        return own, pipeline, halves
 
     def build_engine(self, *args: Any, **kwargs: Any) -> Any:
         return _Watched(self._real.build(*args, **kwargs), self)
@@ -206,7 +212,7 @@ def recording(recorder: Recorder, foreign: bool, room: int | None = None) -> Ite
         (local_steps, "protect_sum", gauss),
         (NoisyIntegers, "noisy_sum", method(recorder.add_shares)),
         (NoisyIntegers, "noisy", method(recorder.add_share)),
-        (ClipTracking, "halves", method(recorder.counted)),
+        (AdaptiveClipping, "halves", method(recorder.counted)),
         (contract, "shape_rows", recorder.shaped),
         (run_module, "build_engine", recorder.build_engine),
         (Randomness, "stream", method(streams.stream)),

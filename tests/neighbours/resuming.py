@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fedveil import recipe as recipes
-from fedveil.engine.directory import RunDirectory
-from fedveil.engine.run import Run
+from fedveil.config import recipe as recipes
 from fedveil.privacy.ledger import Ledger
+from fedveil.run.directory import RunDirectory
+from fedveil.run.run import Run
 
 from .cases import Case
 from .checks import Violation
@@ -87,9 +87,9 @@ def _session(case, chosen, federation, folder: Path, draw: np.random.Generator |
 
 
 @contextmanager
-def _a_kill(run: Run, round: int, moment: str) -> Iterator[None]:
+def _a_kill(run: Run, round_number: int, moment: str) -> Iterator[None]:
     """Kill in the `round`-th round from here."""
-    left = round
+    left = round_number
 
     def due(here: str) -> None:
         nonlocal left

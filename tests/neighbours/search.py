@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fedveil.errors import FedveilError
+from fedveil.core.errors import FedveilError
 
 from .cases import RESUMED, Case, draw_case
 from .checks import Change, Violation, claimed, compare

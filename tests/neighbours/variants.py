@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 
-from fedveil.privacy.units import Adjacency, Unit
+from fedveil.core.units import Adjacency, Unit
 
 from .cases import Case
 from .checks import Change

@@ -15,21 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.methods import method_of
+from fedveil.config.recipe import Recipe
+from fedveil.core.errors import FedveilError
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.data.partition import ByOwner
-from fedveil.engine.directory import RunDirectory
-from fedveil.engine.run import Run, Speed
-from fedveil.errors import FedveilError
-from fedveil.methods.named import method_of
 from fedveil.models.images import ChannelsFirst
 from fedveil.models.text import CharacterLstm
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.accountants.steps import Step
 from fedveil.privacy.releases import Release
 from fedveil.privacy.translation import step_of
-from fedveil.recipe import Recipe
+from fedveil.run.directory import RunDirectory
+from fedveil.run.run import Run, Speed
 
 from .cases import Case
 from .coupling import Streams
@@ -86,8 +86,8 @@ def play(
             run.keep_in(RunDirectory.create(keep, planned, recipes.to_table(chosen)))
         try:
             for number in range(planned.method.rounds):
-                shaping = planned.shaping_in(number, run.state.optimizer)
-                world.shapings.append((shaping.clip, shaping.granularity))
+                pipeline = planned.pipeline_in(number, run.state.optimizer)
+                world.shapings.append((pipeline.clip, pipeline.granularity))
                 report = run._round(last=number + 1 == planned.method.rounds)
                 world.states.append(_bytes(run.state.weights, run.state.optimizer, report))
         except (FedveilError, ValueError, RuntimeError, ArithmeticError, IndexError) as error:

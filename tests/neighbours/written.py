@@ -19,8 +19,8 @@ from unittest.mock import patch
 
 from safetensors import safe_open
 
-from fedveil.errors import FedveilError
-from fedveil.privacy.units import Adjacency
+from fedveil.core.errors import FedveilError
+from fedveil.core.units import Adjacency
 
 from .cases import Case
 from .checks import Violation

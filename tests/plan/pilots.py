@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
-from fedveil.planning.candidate import Candidate
-from fedveil.planning.pilot import Search
-from fedveil.planning.proxy import proxy_of
-from fedveil.planning.proxy_trials import Outcome, ProxyTrials, Trial
-from fedveil.planning.space import Space, space_of
-from fedveil.recipe import Recipe
+from fedveil.advise.candidate import Candidate
+from fedveil.advise.pilot import Search
+from fedveil.advise.proxy import proxy_of
+from fedveil.advise.proxy_trials import Outcome, ProxyTrials, Trial
+from fedveil.advise.space import Space, space_of
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.recipe import Recipe
 
 
 def small_recipe(**changes: Any) -> Recipe:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.optimize import check_grad
 
+from fedveil.advise.constants import _loss, estimate
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
-from fedveil.errors import BadInput
-from fedveil.planning.constants import _loss, estimate
 
 near = pytest.approx
 
@@ -92,5 +92,5 @@ def test_a_proxy_with_nothing_to_learn_is_refused() -> None:
         task="regression",
         test_fraction=0.0,
     )
-    with pytest.raises(BadInput, match="already optimal"):
+    with pytest.raises(ConfigError, match="already optimal"):
         estimate(nothing)

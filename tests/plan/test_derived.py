@@ -11,9 +11,9 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor, nn
 
 import fedveil as fv
-from fedveil.errors import BadInput, Refused
-from fedveil.local.shaping import Shaping
-from fedveil.privacy.units import Arithmetic, Entropy, Trust
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Arithmetic, Entropy, Trust
 
 FEDERATION = fv.load("digits", clients=40)
 MODEL = fv.build("logistic", FEDERATION)
@@ -23,7 +23,7 @@ def method(rounds: int = 4, rate: float = 0.5, clip: float = 0.5) -> fv.Method:
     return fv.dp_fedavg(
         rounds=rounds,
         cohort=fv.CohortRule(rate=rate),
-        local=fv.LocalRule(fv.LearningRate(0.5), epochs=1),
+        local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
         clip=fv.Clip(clip),
     )
 
@@ -40,22 +40,22 @@ def epsilon(plan: fv.Plan) -> float:
 
 def reference(noise: float, rate: float, rounds: int) -> float:
     """The same mechanism by another library's accountant."""
-    round = PoissonSampledDpEvent(rate, GaussianDpEvent(noise))
+    round_number = PoissonSampledDpEvent(rate, GaussianDpEvent(noise))
     accountant = PLDAccountant()
-    accountant.compose(SelfComposedDpEvent(round, rounds))
+    accountant.compose(SelfComposedDpEvent(round_number, rounds))
     return float(accountant.get_epsilon(1e-5))
 
 
 def test_other_noise_has_its_own_epsilon_and_its_own_grid() -> None:
     plan = planned(method())
-    less = replace(plan, terms=replace(plan.terms, noise_multiplier=0.5))
+    less = replace(plan, context=replace(plan.context, noise_multiplier=0.5))
     assert epsilon(plan) == pytest.approx(reference(2.0, 0.5, 4), rel=1e-3)
     assert epsilon(less) == pytest.approx(reference(0.5, 0.5, 4), rel=1e-3)
     assert less.noise_multiplier == 0.5
     direct = fv.plan(
         method(), FEDERATION, MODEL, budget=fv.Budget(noise_multiplier=0.5, delta=1e-5)
     )
-    assert less.shaping == direct.shaping
+    assert less.pipeline == direct.pipeline
     assert less.guarantee == direct.guarantee
 
 
@@ -64,7 +64,7 @@ def test_another_method_has_its_own_epsilon_and_its_own_cohorts() -> None:
     other = replace(plan, method=method(rounds=9, rate=0.25, clip=2.0))
     assert epsilon(other) == pytest.approx(reference(2.0, 0.25, 9), rel=1e-3)
     assert other.sampling == planned(method(rounds=9, rate=0.25)).sampling
-    assert other.shaping.clip == fv.Clip(2.0)
+    assert other.pipeline.clip == fv.Clip(2.0)
     assert other.spent(9) == epsilon(other)
 
 
@@ -75,8 +75,8 @@ def test_another_federation_is_planned_for_as_it_is() -> None:
     assert moved.sampling.expected_cohort == 30
     assert moved.setting is not None
     assert moved.setting.population == 60
-    assert moved.terms is not None
-    assert moved.terms.federation is larger
+    assert moved.context is not None
+    assert moved.context.federation is larger
 
 
 class Running(nn.Module):
@@ -92,7 +92,7 @@ class Running(nn.Module):
 def test_another_model_is_tried_as_the_first_one_was() -> None:
     plan = planned(method())
     remembers = nn.Sequential(Running(), nn.Flatten(), nn.Linear(64, 10))
-    with pytest.raises(Refused, match="remembers"):
+    with pytest.raises(PrivacyRefusal, match="remembers"):
         replace(plan, module=remembers)
 
 
@@ -101,23 +101,23 @@ def test_a_model_that_was_changed_after_planning_is_not_run() -> None:
     budget = fv.Budget(noise_multiplier=2.0, delta=1e-5)
     plan = fv.plan(method(), FEDERATION, model, budget=budget)
     model[0] = Running()
-    with pytest.raises(Refused, match="remembers"):
+    with pytest.raises(PrivacyRefusal, match="remembers"):
         fv.Run(plan)
 
 
 def test_every_round_of_another_method_or_noise_is_tried() -> None:
     """A round that cannot be run would fail after it was paid for."""
     plan = planned(method())
-    with pytest.raises(BadInput, match="noise"):
-        replace(plan, terms=replace(plan.terms, noise_multiplier=1e-12))
+    with pytest.raises(ConfigError, match="noise"):
+        replace(plan, context=replace(plan.context, noise_multiplier=1e-12))
     rate = fv.LearningRate(0.5, fv.Schedule.COSINE, 2.0)
     ends = fv.fu(
         rounds=4,
         cohort=fv.CohortRule(fv.Scheme.EVERYONE),
-        local=fv.LocalRule(rate, steps=2),
+        local=fv.LocalTraining(rate, steps=2),
         clip_norm=1.0,
     )
-    with pytest.raises(BadInput, match="reaches rate zero"):
+    with pytest.raises(ConfigError, match="reaches rate zero"):
         replace(plan, method=ends)
 
 
@@ -129,7 +129,7 @@ def test_a_seed_or_its_absence_is_what_the_guarantee_says() -> None:
     assert simulated.guarantee is not None
     assert simulated.guarantee.entropy is Entropy.SEEDED
     assert not simulated.guarantee.certified
-    idealised = replace(plan, terms=replace(plan.terms, arithmetic=Arithmetic.IDEALISED))
+    idealised = replace(plan, context=replace(plan.context, arithmetic=Arithmetic.IDEALISED))
     assert idealised.guarantee is not None
     assert not idealised.guarantee.certified
 
@@ -139,18 +139,18 @@ def test_a_seed_or_its_absence_is_what_the_guarantee_says() -> None:
     [
         {"rounds": 1},
         {"sampling": fv.CohortRule(rate=0.01).resolve(40, 4)},
-        {"shaping": Shaping(clip=fv.Clip(50.0))},
+        {"pipeline": UpdatePipeline(clip=fv.Clip(50.0))},
         {"federation": fv.load("digits", clients=60)},
     ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_terms_do_not_change_what_the_method_decides(changes: dict[str, object]) -> None:
     plan = planned(method())
-    with pytest.raises(BadInput, match=f"terms.{next(iter(changes))}"):
-        replace(plan, terms=replace(plan.terms, **changes))
+    with pytest.raises(ConfigError, match=f"context.{next(iter(changes))}"):
+        replace(plan, context=replace(plan.context, **changes))
 
 
-@pytest.mark.parametrize("name", ["guarantee", "setting", "sampling", "shaping", "layout"])
+@pytest.mark.parametrize("name", ["guarantee", "setting", "sampling", "pipeline", "layout"])
 def test_what_is_derived_cannot_be_set(name: str) -> None:
     plan = planned(method())
     with pytest.raises(TypeError, match=name):
@@ -159,35 +159,35 @@ def test_what_is_derived_cannot_be_set(name: str) -> None:
 
 def test_a_private_method_never_runs_without_its_noise() -> None:
     plan = planned(method())
-    with pytest.raises(BadInput, match="terms"):
-        replace(plan, terms=None)
-    with pytest.raises(BadInput, match="delta"):
+    with pytest.raises(ConfigError, match="context"):
+        replace(plan, context=None)
+    with pytest.raises(ConfigError, match="delta"):
         replace(plan, delta=None)
     plain = fv.fedavg(
         rounds=4,
         cohort=fv.CohortRule(rate=0.5),
-        local=fv.LocalRule(fv.LearningRate(0.5), epochs=1),
+        local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
     )
-    with pytest.raises(BadInput, match="terms"):
+    with pytest.raises(ConfigError, match="context"):
         replace(plan, method=plain)
-    assert replace(plan, method=plain, terms=None).guarantee is None
+    assert replace(plan, method=plain, context=None).guarantee is None
 
 
 def test_a_protected_promise_on_secure_sums_keeps_them() -> None:
     shares = fv.dp_fedavg(
         rounds=2,
         cohort=fv.CohortRule(fv.Scheme.EVERYONE),
-        local=fv.LocalRule(fv.LearningRate(0.5), epochs=1),
+        local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
         clip=fv.Clip(0.5),
-        protection=fv.SharedNoise(),
+        placement=fv.DistributedNoise(),
     )
     plan = planned(shares)
     assert plan.setting is not None
     assert plan.setting.trust is Trust.DISTRIBUTED
-    bare = replace(plan.terms, secure=None)
-    with pytest.raises(Refused, match="secure sums"):
-        replace(plan, terms=bare)
-    assert replace(plan, terms=bare, seed=1).terms is not None  # a simulation may
+    bare = replace(plan.context, secure=None)
+    with pytest.raises(PrivacyRefusal, match="secure sums"):
+        replace(plan, context=bare)
+    assert replace(plan, context=bare, seed=1).context is not None  # a simulation may
 
 
 def test_a_model_that_was_changed_after_planning_is_named_or_not_trained() -> None:
@@ -197,7 +197,7 @@ def test_a_model_that_was_changed_after_planning_is_named_or_not_trained() -> No
         method(), FEDERATION, changed, budget=fv.Budget(noise_multiplier=2.0, delta=1e-5)
     )
     handle = changed.register_forward_hook(lambda layer, given, outputs: 2 * outputs)
-    with pytest.raises(BadInput, match="changed after"):
+    with pytest.raises(ConfigError, match="changed after"):
         fv.Run(plan)
     handle.remove()
     fv.Run(plan)
@@ -222,5 +222,5 @@ def test_shares_are_not_counted_from_a_declared_number_of_clients() -> None:
     many = replace(
         method(), cohort=fv.CohortRule(fv.Scheme.EVERYONE, clients=1000)
     )  # forty are there
-    with pytest.raises(BadInput, match="public_clients"):
-        replace(planned(many), method=replace(many, protection=fv.SharedNoise()))
+    with pytest.raises(ConfigError, match="public_clients"):
+        replace(planned(many), method=replace(many, placement=fv.DistributedNoise()))

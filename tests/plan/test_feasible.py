@@ -12,8 +12,7 @@ import pytest
 from dp_accounting import gaussian_mechanism
 
 from fedveil import cli
-from fedveil.errors import BadInput, Refused
-from fedveil.planning.feasible import (
+from fedveil.advise.feasible import (
     Question,
     Row,
     feasible,
@@ -21,8 +20,9 @@ from fedveil.planning.feasible import (
     warnings,
     without_proof,
 )
-from fedveil.planning.spending import about, remaining
-from fedveil.privacy.units import Trust
+from fedveil.advise.spending import about, remaining
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Trust
 from reproduction.claims.of_way import claim_of
 
 near = pytest.approx
@@ -148,7 +148,7 @@ def test_what_is_left_of_a_budget() -> None:
     )
     assert (left.epsilon, left.delta) == (2.5, near(10**-6.6))
     for spent in ((4, 0), (5, 0), (0, 1e-5)):
-        with pytest.raises(BadInput, match="already spent"):
+        with pytest.raises(ConfigError, match="already spent"):
             remaining(4, 1e-5, *spent)
 
 
@@ -176,7 +176,7 @@ def test_counts_are_rounded_up_to_two_digits() -> None:
     ],
 )
 def test_impossible_questions(change: dict, says: str) -> None:
-    with pytest.raises(BadInput, match=says):
+    with pytest.raises(ConfigError, match=says):
         ask(**change)
 
 
@@ -263,9 +263,9 @@ def test_laplace_signal_to_noise_is_that_of_drawn_noise() -> None:
 
 
 def test_noise_without_a_proof_is_refused_and_delta_zero_needs_laplace() -> None:
-    with pytest.raises(Refused, match="laplace"):
+    with pytest.raises(PrivacyRefusal, match="laplace"):
         feasible(ask(noise="laplace", trusts=(Trust.DISTRIBUTED,)))
-    with pytest.raises(BadInput, match="laplace"):
+    with pytest.raises(ConfigError, match="laplace"):
         ask(delta=0.0)
-    with pytest.raises(BadInput, match="noise"):
+    with pytest.raises(ConfigError, match="noise"):
         ask(noise="uniform")

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.errors import BadInput
-from fedveil.planning.bounds import ChengScore, FuBound, HuScore, Numbers, hu_bound
-from fedveil.planning.iterations import (
+from fedveil.advise.bounds import ChengScore, FuBound, HuScore, Numbers, hu_bound
+from fedveil.advise.iterations import (
     advise,
     asymptotic_rule,
     best_iterations,
@@ -24,7 +23,8 @@ from fedveil.planning.iterations import (
     score_of,
     split,
 )
-from fedveil.planning.noise_constant import noise_constant_gaussian, noise_constant_laplace
+from fedveil.advise.noise_constant import noise_constant_gaussian, noise_constant_laplace
+from fedveil.core.errors import ConfigError
 
 near = pytest.approx
 
@@ -300,7 +300,7 @@ def test_hu_noise_is_what_is_proved_and_not_what_is_claimed() -> None:
 
 def test_hu_score_does_not_apply_beyond_its_learning_rate() -> None:
     assert math.isinf(score_of(hu(learning_rate=0.3), 1, 10).bound)
-    with pytest.raises(BadInput, match="learning rate"):
+    with pytest.raises(ConfigError, match="learning rate"):
         best_local_steps(hu(learning_rate=0.3), 100)
 
 
@@ -357,24 +357,24 @@ def test_every_divisor_is_listed_once_in_order() -> None:
     "field", ["strong_convexity", "smoothness", "gradient_bound", "initial_distance"]
 )
 def test_positive_constants(field: str, bad: float) -> None:
-    with pytest.raises(BadInput):
+    with pytest.raises(ConfigError):
         base(1e-2, 2, **{field: bad})
 
 
 @pytest.mark.parametrize("bad", [-1, math.nan, math.inf])
 @pytest.mark.parametrize("field", ["heterogeneity", "noise_constant", "growth"])
 def test_constants_that_may_be_zero(field: str, bad: float) -> None:
-    with pytest.raises(BadInput, match=field):
+    with pytest.raises(ConfigError, match=field):
         base(**{"noise_constant": 1e-2, "growth": 2.0, field: bad})
     base(**{"noise_constant": 1e-2, "growth": 2.0, field: 0.0})
 
 
 def test_impossible_settings() -> None:
-    with pytest.raises(BadInput, match="strong_convexity = 5 is above smoothness = 4"):
+    with pytest.raises(ConfigError, match="strong_convexity = 5 is above smoothness = 4"):
         base(1, 2, strong_convexity=5.0)
-    with pytest.raises(BadInput, match="growth"):
+    with pytest.raises(ConfigError, match="growth"):
         base(1, 2.5)
-    with pytest.raises(BadInput, match="cohort"):
+    with pytest.raises(ConfigError, match="cohort"):
         base(1, 2, cohort=5001)
-    with pytest.raises(BadInput, match="714 or 721"):
+    with pytest.raises(ConfigError, match="714 or 721"):
         split(720, 7)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fedveil as fv
-from fedveil.local.shaping import Shaping
-from fedveil.methods.protection import Occasion, Terms
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.methods.parts.noise_placement import NoiseContext, RoundContext
 from fedveil.privacy.guarantee import Guarantee
 
 
@@ -20,7 +20,13 @@ from fedveil.privacy.guarantee import Guarantee
 class Quieter(fv.CentralNoise):
     """Says that it adds noise, and adds none."""
 
-    def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
+    def protect(
+        self,
+        context: NoiseContext,
+        total: Tensor,
+        pipeline: UpdatePipeline,
+        this_round: RoundContext,
+    ) -> Tensor:
         return torch.zeros(len(total))
 
 
@@ -62,7 +68,7 @@ def guarantee_of(
     method = fv.dp_fedavg(
         rounds=2,
         cohort=fv.CohortRule(rate=0.5),
-        local=fv.LocalRule(fv.LearningRate(1.0), epochs=1),
+        local=fv.LocalTraining(fv.LearningRate(1.0), epochs=1),
         clip=clip,
     )
     said = {name: changes.pop(name) for name in ("declared", "unprotected") if name in changes}
@@ -80,9 +86,9 @@ def guarantee_of(
 def test_parts_that_nobody_proved_certify_nothing(federation: fv.Federation) -> None:
     assert guarantee_of(federation).certified
     for name, changes in (
-        ("Quieter", {"protection": Quieter()}),
+        ("Quieter", {"placement": Quieter()}),
         ("Longer", {"clip": Longer(1.0)}),
-        ("Faster", {"local": fv.LocalRule(Faster(1.0), epochs=1)}),
+        ("Faster", {"local": fv.LocalTraining(Faster(1.0), epochs=1)}),
         ("Hopeful", {"cohort": Hopeful(rate=0.5)}),
     ):
         made = guarantee_of(federation, **changes)

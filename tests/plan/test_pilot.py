@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
-from fedveil.planning.journal import Journal
-from fedveil.planning.pilot import FRESH_SEEDS, Progress, Search
-from fedveil.planning.proxy_trials import Outcome, Trial
+from fedveil.advise.journal import Journal
+from fedveil.advise.pilot import FRESH_SEEDS, Progress, Search
+from fedveil.advise.proxy_trials import Outcome, Trial
+from fedveil.core.errors import ConfigError
 from tests.plan.pilots import BOTTOM, BOWL, Bowl, search_of, small_recipe
 
 
@@ -99,13 +99,13 @@ def test_time_is_limited_even_in_the_middle_of_a_trial(monkeypatch: pytest.Monke
     search = search_of(small_recipe(training__rounds=4000), seconds=1.0, _began=0.0)
     with monkeypatch.context() as clock:
         clock.setattr(time, "monotonic", lambda: next(ticks) / 100)
-        with pytest.raises(BadInput, match="before a single trial"):
+        with pytest.raises(ConfigError, match="before a single trial"):
             search.run()
     assert next(ticks) < 300
 
 
 def test_no_time_at_all_is_said_so() -> None:
-    with pytest.raises(BadInput, match="--time 1e-09: stopped before a single trial"):
+    with pytest.raises(ConfigError, match="--time 1e-09: stopped before a single trial"):
         search_in_bowl(0.1, seconds=1e-9).run()
 
 
@@ -146,10 +146,10 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_journal_about_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trials.journal"
     Journal(path, {"recipe": 1})
-    with pytest.raises(BadInput, match="another recipe"):
+    with pytest.raises(ConfigError, match="another recipe"):
         Journal(path, {"recipe": 2})
     path.write_text("no journal\nat all\n")
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read"):
         Journal(path, {"recipe": 1})
 
 
@@ -162,5 +162,5 @@ def test_an_infinite_loss_survives_the_journal(tmp_path: Path) -> None:
 
 def test_without_optuna_the_cure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(BadInput, match=r"pip install 'fedveil\[plan\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'fedveil\[plan\]'"):
         Journal()

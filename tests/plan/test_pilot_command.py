@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fedveil import cli
-from fedveil import recipe as recipes
-from fedveil.planning import pilot
-from fedveil.planning.proxy_trials import ProxyTrials
+from fedveil.advise import pilot
+from fedveil.advise.proxy_trials import ProxyTrials
+from fedveil.config import recipe as recipes
 from tests.plan.test_proxy import private_recipe
 
 RECIPE = """

@@ -10,9 +10,9 @@ import pytest
 from dp_accounting import gaussian_mechanism
 
 from fedveil import cli
-from fedveil import recipe as recipes
-from fedveil.planning.constants import LossConstants
-from fedveil.planning.from_recipe import score_of_recipe, situation_of
+from fedveil.advise.constants import LossConstants
+from fedveil.advise.from_recipe import score_of_recipe, situation_of
+from fedveil.config import recipe as recipes
 
 near = pytest.approx
 RECIPE = """

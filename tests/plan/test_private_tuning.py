@@ -16,16 +16,16 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.stats import chisquare, geom
 
 from fedveil import cli
-from fedveil.assemble import federation_of, plan_of
+from fedveil.advise import private_tuning
+from fedveil.advise.candidate import Candidate
+from fedveil.advise.private_tuning import _Dice, settings_to_draw, tuned
+from fedveil.advise.proxy import Proxy, proxy_of
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.recipe import Recipe
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.federation import Examples, Federation
-from fedveil.engine.run import Run
-from fedveil.errors import BadInput, Refused
-from fedveil.planning import private_tuning
-from fedveil.planning.candidate import Candidate
-from fedveil.planning.private_tuning import _Dice, settings_to_draw, tuned
-from fedveil.planning.proxy import Proxy, proxy_of
 from fedveil.privacy.guarantee import Guarantee
-from fedveil.recipe import Recipe
+from fedveil.run.run import Run
 from tests.plan.pilots import search_of, small_recipe
 from tests.plan.test_proxy import private_file, private_recipe
 
@@ -125,15 +125,15 @@ def test_the_number_of_runs_is_geometric() -> None:
     ids=["local", "distributed"],
 )
 def test_whoever_sees_all_runs_must_be_paid_for_all(changes: dict[str, Any]) -> None:
-    with pytest.raises(Refused, match="sees something of every run"):
+    with pytest.raises(PrivacyRefusal, match="sees something of every run"):
         tune(small_recipe(**changes), [Candidate(2, 8, 1.0, 1.0, 30)])
 
 
 def test_settings_that_release_different_things_are_refused() -> None:
-    with pytest.raises(Refused, match="release different things"):
+    with pytest.raises(PrivacyRefusal, match="release different things"):
         tune(small_recipe(), [*CANDIDATES, Candidate(2, 9, 1.0, 1.0)])
     poisson = small_recipe(**POISSON)
-    with pytest.raises(Refused, match="release different things"):
+    with pytest.raises(PrivacyRefusal, match="release different things"):
         tune(poisson, [Candidate(2, 8, 1.0, 1.0, 30), Candidate(2, 8, 1.0, 1.0, 20)])
 
 
@@ -142,7 +142,7 @@ def test_noise_without_a_curve_is_refused() -> None:
     capped = small_recipe(
         training__sampling="capped-poisson", training__rate=0.5, training__cohort_cap=50
     )
-    with pytest.raises(Refused, match="no noise is known"):
+    with pytest.raises(PrivacyRefusal, match="no noise is known"):
         tune(capped, [Candidate(2, 8, 1.0, 1.0, 30)])
 
 
@@ -157,7 +157,7 @@ def test_protected_rows_are_no_public_score(share: float) -> None:
     targets = np.concatenate([proxy.federation.train.targets, federation.train.targets[rows]])
     train = Examples(mixed, targets)
     public = replace(proxy.federation, train=train, offsets=np.array([0, len(train)]))
-    with pytest.raises(Refused, match="stand in the protected data"):
+    with pytest.raises(PrivacyRefusal, match="stand in the protected data"):
         tuned(recipe, plan_of(recipe, federation), CANDIDATES, Proxy(public, "public"), 3.0)
 
 
@@ -174,7 +174,7 @@ def test_scores_need_public_data_of_the_same_shape() -> None:
     real = plan_of(recipe, federation)
     for name in ("digits", "synthetic"):
         proxy = proxy_of(recipe, name, federation)
-        with pytest.raises(BadInput, match="--proxy"):
+        with pytest.raises(ConfigError, match="--proxy"):
             tuned(recipe, real, CANDIDATES, proxy, 3.0)
 
 

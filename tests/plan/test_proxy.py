@@ -12,19 +12,19 @@ import pytest
 import tomli_w
 from pyarrow import csv, parquet
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
+from fedveil.advise.from_recipe import local_steps_of
+from fedveil.advise.overlap import check_federations
+from fedveil.advise.pilot import Search
+from fedveil.advise.proxy import proxy_of, some_clients, with_look
+from fedveil.advise.proxy_trials import ProxyTrials
+from fedveil.advise.recommend import findings
+from fedveil.advise.space import space_of
+from fedveil.advise.synthetic_proxy import Shape, synthetic_proxy
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.recipe import Recipe
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.federation import Task
-from fedveil.errors import BadInput, Refused
-from fedveil.planning.from_recipe import local_steps_of
-from fedveil.planning.overlap import check_federations
-from fedveil.planning.pilot import Search
-from fedveil.planning.proxy import proxy_of, some_clients, with_look
-from fedveil.planning.proxy_trials import ProxyTrials
-from fedveil.planning.recommend import findings
-from fedveil.planning.space import space_of
-from fedveil.planning.synthetic_proxy import Shape, synthetic_proxy
-from fedveil.recipe import Recipe
 from tests.plan.pilots import small_recipe
 
 SCHEMA = """
@@ -89,11 +89,11 @@ def test_a_pilot_knows_nothing_of_private_values_and_sizes(tmp_path: Path) -> No
 def test_a_private_file_is_no_proxy(tmp_path: Path) -> None:
     recipe = private_recipe(tmp_path)
     federation = federation_of(recipe.data)
-    with pytest.raises(BadInput, match=r"is private.*synthetic"):
+    with pytest.raises(ConfigError, match=r"is private.*synthetic"):
         proxy_of(recipe, None, federation)
-    with pytest.raises(BadInput, match="no such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         proxy_of(recipe, "nowhere.csv", federation)
-    with pytest.raises(BadInput, match="unknown"):
+    with pytest.raises(ConfigError, match="unknown"):
         proxy_of(recipe, "nowhere", federation)
 
 
@@ -114,7 +114,9 @@ def test_the_private_file_is_no_proxy_under_any_name(tmp_path: Path) -> None:
     parquet.write_table(csv.read_csv(private), tmp_path / "table.parquet")
     names = ("soft.csv", "hard.csv", "copy.csv", "order.csv", "renamed.csv", "some.csv")
     for name in (private.name, *names, "table.parquet"):
-        with pytest.raises(Refused, match=r"the private file itself|stand in the protected data"):
+        with pytest.raises(
+            PrivacyRefusal, match=r"the private file itself|stand in the protected data"
+        ):
             proxy_of(recipe, str(tmp_path / name), federation)
 
 
@@ -136,7 +138,7 @@ def test_a_named_source_that_holds_the_private_rows_is_no_proxy(tmp_path: Path) 
     recipe = recipes.with_defaults(recipes.parse({"data": data, "privacy": {"epsilon": 4.0}}))
     held = federation_of(recipe.data)
     public = replace(federation, name="public")
-    with pytest.raises(Refused, match="stand in the protected data"):
+    with pytest.raises(PrivacyRefusal, match="stand in the protected data"):
         check_federations(public, held, "public")
 
 
@@ -196,7 +198,7 @@ def test_a_recipes_own_test_part_stays_unseen() -> None:
 
 def test_no_client_is_emptied_by_holding_out() -> None:
     recipe = small_recipe(data__examples_per_client=1, data__clients=300)
-    with pytest.raises(BadInput, match="too small"):
+    with pytest.raises(ConfigError, match="too small"):
         proxy_of(recipe, None, federation_of(recipe.data))
 
 
@@ -204,7 +206,7 @@ def test_steps_of_an_epoch_need_a_public_number_of_records(tmp_path: Path) -> No
     recipe = private_recipe(tmp_path, local_epochs=3, batch_size=2)
     recipe = recipes.parse(recipes.to_table(recipe), ["training.local_epochs=3"])
     plan = plan_of(recipe, federation_of(recipe.data))
-    with pytest.raises(BadInput, match="--records"):
+    with pytest.raises(ConfigError, match="--records"):
         local_steps_of(recipe, plan)
     assert local_steps_of(recipe, plan, records=7) == 12
     whole = recipes.parse({**recipes.to_table(recipe)}, ["training.batch_size=1000"])
@@ -238,7 +240,7 @@ def test_made_up_targets_can_partly_be_predicted(task: Task) -> None:
 
 
 def test_no_made_up_sequences() -> None:
-    with pytest.raises(BadInput, match="sequences"):
+    with pytest.raises(ConfigError, match="sequences"):
         Shape(10, 5, (80,), Task.SEQUENCE, 50)
 
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 
-from fedveil.assemble import federation_of, method_of, plan_of
-from fedveil.engine.run import Run
-from fedveil.errors import BadInput
-from fedveil.methods.protection import Occasion
-from fedveil.planning import proxy_trials
-from fedveil.planning.candidate import Candidate, recipe_with_settings
+from fedveil.advise import proxy_trials
+from fedveil.advise.candidate import Candidate, recipe_with_settings
+from fedveil.advise.proxy import Proxy
+from fedveil.advise.proxy_trials import OutOfTime, ProxyTrials, Trial, trial_plan
+from fedveil.config.assemble import federation_of, method_of, plan_of
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Randomness
+from fedveil.methods.parts.noise_placement import RoundContext
 from fedveil.planning.plan import Budget, quick_noise
-from fedveil.planning.proxy import Proxy
-from fedveil.planning.proxy_trials import OutOfTime, ProxyTrials, Trial, trial_plan
-from fedveil.randomness import Randomness
+from fedveil.run.run import Run
 from tests.plan.pilots import small_recipe, trials_of
 
 SOME = {"training__rate": 0.5}
@@ -84,12 +84,12 @@ def test_one_draw_has_the_law_of_all_clients_draws(noise: str) -> None:
     recipe = small_recipe(**LOCAL, privacy__noise=noise)
     federation = federation_of(recipe.data)
     plain, quick = plan_of(recipe, federation), trial_plan(recipe, federation, 1.0, seed=1)
-    terms = quick.terms
-    occasion = Occasion(0, np.arange(3), Randomness(1))
+    context = quick.context
+    this_round = RoundContext(0, np.arange(3), Randomness(1))
     nothing = torch.zeros(100_000)
-    slow = plain.method.protection.protect(terms, nothing, quick.shaping, occasion)
-    fast = quick.method.protection.protect(terms, nothing, quick.shaping, occasion)
-    assert type(quick.method.protection) is not type(plain.method.protection)
+    slow = plain.method.placement.protect(context, nothing, quick.pipeline, this_round)
+    fast = quick.method.placement.protect(context, nothing, quick.pipeline, this_round)
+    assert type(quick.method.placement) is not type(plain.method.placement)
     assert ks_2samp(slow.numpy(), fast.numpy()).pvalue > 1e-4
     narrow = fast / 1.05  # the test would notice 5 % less noise
     assert ks_2samp(slow.numpy(), narrow.numpy()).pvalue < 1e-4
@@ -100,9 +100,9 @@ def test_one_draw_of_shares_has_the_sums_deviation() -> None:
     changes = {"training__sampling": "balanced", "privacy__trust": "distributed", **SOME}
     recipe = small_recipe(**changes)
     quick = trial_plan(recipe, federation_of(recipe.data), 2.0, seed=1)
-    occasion = Occasion(0, np.arange(30), Randomness(1))
-    drawn = quick.method.protection.protect(
-        quick.terms, torch.zeros(100_000), quick.shaping, occasion
+    this_round = RoundContext(0, np.arange(30), Randomness(1))
+    drawn = quick.method.placement.protect(
+        quick.context, torch.zeros(100_000), quick.pipeline, this_round
     )
     assert float(drawn.std()) == pytest.approx(2.0, rel=0.015)
 
@@ -189,5 +189,5 @@ def test_a_proxy_for_another_task_is_refused() -> None:
     recipe = small_recipe()
     federation = federation_of(recipe.data)
     numbers = federation_of(small_recipe(data__source="synthetic-linear").data)
-    with pytest.raises(BadInput, match="regression"):
+    with pytest.raises(ConfigError, match="regression"):
         ProxyTrials(recipe, plan_of(recipe, federation), Proxy(numbers, "numbers"))

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from dp_accounting import gaussian_mechanism
 
-from fedveil.assemble import federation_of, plan_of
-from fedveil.engine import run as engine
-from fedveil.errors import BadInput
-from fedveil.planning.candidate import Candidate
-from fedveil.planning.recommend import check_hope, findings, recipe_of_option
+from fedveil.advise.candidate import Candidate
+from fedveil.advise.recommend import check_hope, findings, recipe_of_option
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.core.errors import ConfigError
+from fedveil.run import run as engine
 from tests.plan.pilots import search_of, small_recipe, trials_of
 
 BASE = Candidate(2, 8, 1.0, 1.0)
@@ -62,14 +62,14 @@ def test_a_hopeless_budget_is_refused_before_any_training(monkeypatch: pytest.Mo
     recipe = small_recipe(privacy__epsilon=1e-3)
     trials = trials_of(recipe)
     monkeypatch.setattr(engine.Run, "_round", never)
-    with pytest.raises(BadInput, match="cannot work") as refusal:
+    with pytest.raises(ConfigError, match="cannot work") as refusal:
         check_hope(trials, BASE, 100)
     assert "clients" in str(refusal.value)
 
 
 def test_the_number_of_clients_that_would_do_does() -> None:
     recipe = small_recipe(privacy__epsilon=1e-3)
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(ConfigError) as refusal:
         check_hope(trials_of(recipe), BASE, 100)
     needed = int(re.search(r"about (\d+) clients", str(refusal.value))[1])
     # Everybody takes part, exact Gaussian: the noise on a weight is sigma * C / clients, whatever

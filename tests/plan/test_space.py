@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil import recipe as recipes
-from fedveil.planning.candidate import Candidate, recipe_with_settings
-from fedveil.planning.space import Space
+from fedveil.advise.candidate import Candidate, recipe_with_settings
+from fedveil.advise.space import Space
+from fedveil.config import recipe as recipes
 from fedveil.privacy.sampling import RoundRobin
 from tests.plan.pilots import small_recipe
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.curves import symmetrised
 from fedveil.privacy.accountants.discrete import discrete_sum_curve, sum_defect
 from fedveil.privacy.accountants.exact import gaussian_epsilon, gaussian_noise, zcdp_epsilon
@@ -26,7 +27,6 @@ from fedveil.privacy.mechanisms import DiscreteGaussianSum, Gaussian, Laplace, N
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.tuning import AllRuns, RandomRuns, Repeats
-from fedveil.privacy.units import Adjacency, Trust, Unit
 
 CLOSE = 0.005
 SVHN = 2000**-1.1

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.exact import gaussian_epsilon
 from fedveil.privacy.accounting import account
 from fedveil.privacy.gradient_perturbation import (
@@ -22,7 +23,6 @@ from fedveil.privacy.gradient_perturbation import (
 from fedveil.privacy.refusals import GradientRefused
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.sampling import Everyone
-from fedveil.privacy.units import Adjacency, Trust, Unit
 from reproduction.claims.hu import bit_attack_epsilon, bit_probability, paper_hu_epsilon
 
 SHARED = Setting(Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED)
@@ -69,7 +69,7 @@ def test_one_step_is_divided_by_the_honest_shares() -> None:
         assert epsilon(mechanism, 7, setting) == pytest.approx(
             gaussian_epsilon(1 / mu, 1e-4), rel=1e-9
         )
-    with pytest.raises(BadInput):
+    with pytest.raises(ConfigError):
         epsilon(mechanism, 7, replace(SHARED, colluders=20))
 
 
@@ -215,17 +215,17 @@ def test_certificates_that_do_not_hold_cannot_be_made(fields: dict[str, object])
 
 
 def test_fields_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(BadInput, match="record_uses"):
+    with pytest.raises(ConfigError, match="record_uses"):
         NoisyGradients(1.0, 10, 1.0, local_steps=2, record_uses=3)
-    with pytest.raises(BadInput, match="learning_rates"):
+    with pytest.raises(ConfigError, match="learning_rates"):
         NoisyGradients(1.0, 10, 1.0, 3, 1, 5, NonExpansive(Loss.LOGISTIC, 1.0, (0.5, 0.4)))
-    with pytest.raises(BadInput, match="learning_rates"):
+    with pytest.raises(ConfigError, match="learning_rates"):
         NonExpansive(Loss.LOGISTIC, 1.0, ())
     softmax = NonExpansive(Loss.SOFTMAX, 1.0, (0.5,), clipped=False)
     with pytest.raises(GradientRefused, match="unclipped"):
         NoisyGradients(1.0, 10, 1.0, 3, 1, 5, softmax)
     assert NoisyGradients(1.4143, 10, 1.0, 3, 1, 5, softmax).shares == 5
-    with pytest.raises(BadInput, match="certificate"):
+    with pytest.raises(ConfigError, match="certificate"):
         NoisyGradients(1.0, 10, 1.0, 3, 1, 5, "trust me")  # type: ignore[arg-type]
 
 

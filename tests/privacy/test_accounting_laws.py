@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy import accounting
 from fedveil.privacy.accountants.curves import single_step
 from fedveil.privacy.accountants.pld import _block, interval, pld_epsilon
@@ -44,7 +45,6 @@ from fedveil.privacy.sampling import (
     Sampling,
 )
 from fedveil.privacy.tuning import AllRuns, RandomRuns
-from fedveil.privacy.units import Adjacency, Trust, Unit
 
 # Rounding of a Fourier transform may move epsilon by less than this.
 SLACK = 1 + 1e-6

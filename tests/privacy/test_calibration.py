@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import account
 from fedveil.privacy.calibration import (
@@ -39,7 +40,6 @@ from fedveil.privacy.sampling import (
     Sampling,
 )
 from fedveil.privacy.tuning import AllRuns, RandomRuns
-from fedveil.privacy.units import Adjacency, Trust, Unit
 
 ADDED = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
 REPLACED = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
@@ -213,11 +213,11 @@ def test_rates_are_the_largest_that_fit() -> None:
 
 def test_budgets_that_buy_nothing_are_refused() -> None:
     question = {"delta": 1e-5, "sampling": Poisson(0.9), "setting": ADDED}
-    with pytest.raises(BadInput, match="single round"):
+    with pytest.raises(ConfigError, match="single round"):
         calibrate_rounds(epsilon=0.1, mechanism=Gaussian(0.5), **question)  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="no amount of noise"):
+    with pytest.raises(ConfigError, match="no amount of noise"):
         calibrate_noise(epsilon=1, delta=0, sampling=Everyone(), rounds=3, setting=LOCAL)
-    with pytest.raises(BadInput, match="cohort of one"):
+    with pytest.raises(ConfigError, match="cohort of one"):
         calibrate_rate(
             epsilon=0.01,
             delta=1e-5,
@@ -226,7 +226,7 @@ def test_budgets_that_buy_nothing_are_refused() -> None:
             mechanism=Gaussian(0.3),
             setting=REPLACED,
         )
-    with pytest.raises(BadInput, match="everyone"):
+    with pytest.raises(ConfigError, match="everyone"):
         calibrate_rate(
             epsilon=1,
             delta=1e-5,
@@ -236,7 +236,7 @@ def test_budgets_that_buy_nothing_are_refused() -> None:
             setting=LOCAL,
         )
     for bad in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(BadInput, match="epsilon"):
+        with pytest.raises(ConfigError, match="epsilon"):
             calibrate_noise(epsilon=bad, rounds=3, **question)  # type: ignore[arg-type]
     with pytest.raises(AmplificationRefused):
         calibrate_noise(epsilon=1, delta=1e-5, sampling=Poisson(0.1), rounds=3, setting=SHARED)

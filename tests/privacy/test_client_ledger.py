@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 from scipy import optimize, stats
 
-from fedveil.errors import BadInput, FedveilError, Refused
+from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
+from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.accounting import Release, Setting, account
 from fedveil.privacy.client_ledger import ClientLedger, LifetimeBudgetExceeded, TermsRefused
 from fedveil.privacy.mechanisms import (
@@ -28,7 +29,6 @@ from fedveil.privacy.mechanisms import (
     Zcdp,
 )
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 
 DELTA = 1e-6
 LOCAL = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL)
@@ -73,7 +73,7 @@ def test_participation_beyond_the_budget_is_refused_and_not_charged(path: Path) 
     spent = ledger.spent()
     with pytest.raises(LifetimeBudgetExceeded, match="budget"):
         ledger.reserve(ONCE, LOCAL)
-    assert issubclass(LifetimeBudgetExceeded, Refused)
+    assert issubclass(LifetimeBudgetExceeded, PrivacyRefusal)
     assert ledger.spent() == spent <= budget
     tiny = Release(Gaussian(1e6), Everyone(), 1)
     ledger.reserve(tiny, LOCAL)  # something that costs next to nothing still fits
@@ -92,12 +92,12 @@ def test_an_open_reservation_counts_and_a_cancelled_one_does_not(path: Path) -> 
     ledger.commit(first)
     ledger.commit(first)
     assert ledger.spent() == once
-    with pytest.raises(BadInput, match="cannot cancel"):
+    with pytest.raises(ConfigError, match="cannot cancel"):
         ledger.cancel(first)
-    with pytest.raises(BadInput, match="cannot commit"):
+    with pytest.raises(ConfigError, match="cannot commit"):
         ledger.commit(second)
     for unknown in (0, 1, 99):  # event 1 opened the ledger: not a reservation
-        with pytest.raises(BadInput, match="not in client ledger"):
+        with pytest.raises(ConfigError, match="not in client ledger"):
             ledger.cancel(unknown)
 
 
@@ -111,13 +111,13 @@ def test_totals_survive_reopening(path: Path) -> None:
 def test_budgets_can_only_shrink(path: Path) -> None:
     ledger = ClientLedger(path, 5.0, DELTA)
     ledger.reserve(ONCE, LOCAL)
-    with pytest.raises(BadInput, match="cannot be raised"):
+    with pytest.raises(ConfigError, match="cannot be raised"):
         ClientLedger(path, 6.0, DELTA)
     lowered = ClientLedger(path, 0.5, DELTA)
     assert lowered.budget_epsilon == ledger.budget_epsilon == 0.5
     with pytest.raises(LifetimeBudgetExceeded):
         ledger.reserve(ONCE, LOCAL)  # the object opened before obeys as well
-    with pytest.raises(BadInput, match="cannot be raised"):
+    with pytest.raises(ConfigError, match="cannot be raised"):
         ClientLedger(path, 5.0, DELTA)
     assert lowered.spent() > 0.5  # below what is spent already: nothing more, and no error
 
@@ -135,7 +135,7 @@ def test_the_meaning_of_the_guarantee_cannot_change(
     path: Path, changed: dict[str, object], name: str
 ) -> None:
     ClientLedger(path, 5.0, DELTA)
-    with pytest.raises(BadInput, match=name):
+    with pytest.raises(ConfigError, match=name):
         ClientLedger(path, 5.0, **{"delta": DELTA, **changed})  # type: ignore[arg-type]
 
 
@@ -182,9 +182,9 @@ def test_one_record_can_turn_a_whole_update_round(
 
 def test_a_record_is_refused_what_is_proved_for_a_present_or_zeroed_client(path: Path) -> None:
     ledger = ClientLedger(path, 50.0, DELTA, unit=Unit.RECORD, trust=Trust.CENTRAL)
-    with pytest.raises(Refused, match="one record can replace"):
+    with pytest.raises(PrivacyRefusal, match="one record can replace"):
         ledger.reserve(Release(Zcdp(0.01), Everyone(), 1), LOCAL)
-    with pytest.raises(Refused, match="no proved amplification for one record"):
+    with pytest.raises(PrivacyRefusal, match="no proved amplification for one record"):
         ledger.reserve(Release(Gaussian(1.0), Poisson(0.01), 100), CENTRAL)
     replaced = replace(LOCAL, adjacency=Adjacency.REPLACE)
     ledger.reserve(Release(Zcdp(0.01), Everyone(), 1), replaced)
@@ -216,7 +216,7 @@ def test_amplified_releases_need_central_trust_and_are_charged_once_in_full(tmp_
     ledger.reserve(poisson, CENTRAL, run="b")
     both = account([replace(poisson, rounds=200)], setting=CENTRAL, delta=DELTA).epsilon
     assert ledger.spent() == pytest.approx(both, rel=1e-6)
-    with pytest.raises(Refused):  # the theory's own refusals come through
+    with pytest.raises(PrivacyRefusal):  # the theory's own refusals come through
         ledger.reserve(poisson, replace(CENTRAL, trust=Trust.LOCAL), run="c")
 
 
@@ -356,14 +356,14 @@ def test_two_processes_cannot_spend_the_same_budget_twice(path: Path) -> None:
 def test_foreign_and_damaged_files_are_one_clear_error(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("dear diary, " * 100)
-    with pytest.raises(BadInput, match="not a ledger"):
+    with pytest.raises(ConfigError, match="not a ledger"):
         ClientLedger(text, 5.0, DELTA)
     assert text.read_text().startswith("dear diary")
 
     foreign = tmp_path / "browser.sqlite"
     with sqlite3.connect(foreign) as database:
         database.execute("CREATE TABLE history (url TEXT)")
-    with pytest.raises(BadInput, match="another program"):
+    with pytest.raises(ConfigError, match="another program"):
         ClientLedger(foreign, 5.0, DELTA)
 
     damaged = tmp_path / "damaged"
@@ -373,7 +373,7 @@ def test_foreign_and_damaged_files_are_one_clear_error(tmp_path: Path) -> None:
     content = bytearray(damaged.read_bytes())
     content[4096:] = os.urandom(len(content) - 4096)
     damaged.write_bytes(bytes(content))
-    with pytest.raises(BadInput, match="client ledger"):
+    with pytest.raises(ConfigError, match="client ledger"):
         ClientLedger(damaged, 50.0, DELTA)
 
     with pytest.raises(FedveilError, match="unable to open"):
@@ -384,7 +384,7 @@ def test_a_newer_version_is_not_misread(path: Path) -> None:
     ClientLedger(path, 5.0, DELTA)
     with sqlite3.connect(path) as database:
         database.execute("PRAGMA user_version = 3")
-    with pytest.raises(BadInput, match="version 3"):
+    with pytest.raises(ConfigError, match="version 3"):
         ClientLedger(path, 5.0, DELTA)
 
 
@@ -406,7 +406,7 @@ def test_edited_events_are_noticed(path: Path, edit: str) -> None:
         database.execute("DROP TRIGGER no_update")
         database.execute("DROP TRIGGER no_delete")
         assert database.execute(edit).rowcount >= 1
-    with pytest.raises(BadInput, match="altered"):
+    with pytest.raises(ConfigError, match="altered"):
         ClientLedger(path, 5.0, DELTA)
 
 
@@ -443,9 +443,9 @@ def test_events_cut_from_the_end_are_noticed(
     cut(path, events)
     state()
     for use in (lambda: ClientLedger(path, 5.0, DELTA), ledger.spent):
-        with pytest.raises(BadInput, match="lacks its event 4"):
+        with pytest.raises(ConfigError, match="lacks its event 4"):
             use()
-    with pytest.raises(BadInput, match="lacks its event 4"):
+    with pytest.raises(ConfigError, match="lacks its event 4"):
         ledger.reserve(ONCE, LOCAL)
 
 
@@ -464,9 +464,9 @@ def test_a_ledger_or_a_head_that_is_gone_or_older_is_noticed(
             file.unlink()
         else:
             file.write_bytes(old[file])
-        with pytest.raises(BadInput, match="client ledger"):
+        with pytest.raises(ConfigError, match="client ledger"):
             ledger.reserve(ONCE, LOCAL)
-        with pytest.raises(BadInput, match="client ledger"):
+        with pytest.raises(ConfigError, match="client ledger"):
             ClientLedger(path, 5.0, DELTA)
         file.write_bytes(new[file])
     assert ClientLedger(path, 5.0, DELTA).spent() == pytest.approx(
@@ -480,7 +480,7 @@ def test_both_put_back_are_noticed_by_the_note(path: Path) -> None:
     ledger.reserve(ONCE, LOCAL)
     for file, data in old.items():
         file.write_bytes(data)
-    with pytest.raises(BadInput, match="lacks its event 2"):
+    with pytest.raises(ConfigError, match="lacks its event 2"):
         ClientLedger(path, 5.0, DELTA)
 
 
@@ -502,7 +502,7 @@ def test_a_crash_between_ledger_and_head_is_mended(
     ledger = ClientLedger(path, 4.0, DELTA)
     ledger.reserve(ONCE, LOCAL)
     cut(path, 1)
-    with pytest.raises(BadInput, match="lacks its event"):
+    with pytest.raises(ConfigError, match="lacks its event"):
         ledger.spent()
 
 
@@ -538,7 +538,7 @@ def test_a_ledger_that_cannot_be_written_grants_nothing(
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, math.nan, math.inf, "5"])
 def test_impossible_budgets_are_refused(path: Path, budget: float) -> None:
-    with pytest.raises(BadInput, match="budget_epsilon"):
+    with pytest.raises(ConfigError, match="budget_epsilon"):
         ClientLedger(path, budget, DELTA)
     assert not path.exists()
 
@@ -556,5 +556,5 @@ def test_hundreds_of_participations_are_charged_as_one_step(path: Path) -> None:
 ])  # fmt: skip
 def test_taking_part_is_never_free(path: Path, release: Release) -> None:
     ledger = ClientLedger(path, 8.0, 1e-5, trust=Trust.LOCAL)
-    with pytest.raises(BadInput, match="no participation"):
+    with pytest.raises(ConfigError, match="no participation"):
         ledger.reserve(release, Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL))

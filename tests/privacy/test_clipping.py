@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, clip_vector
-from fedveil.privacy.units import Adjacency
 
 FLOATS = [np.float32, np.float64]
 
@@ -271,17 +271,17 @@ def test_a_clip_reports_its_own_sensitivity() -> None:
 
 def test_bad_arguments_are_named() -> None:
     for norm in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(BadInput, match="clip_norm"):
+        with pytest.raises(ConfigError, match="clip_norm"):
             Clip(norm)
-    with pytest.raises(BadInput, match="order"):
+    with pytest.raises(ConfigError, match="order"):
         Clip(1.0, 3)
-    with pytest.raises(BadInput, match="float32 or float64"):
+    with pytest.raises(ConfigError, match="float32 or float64"):
         clip_vector(np.array([1, 2]), Clip(1.0))
-    with pytest.raises(BadInput, match="float32 or float64"):
+    with pytest.raises(ConfigError, match="float32 or float64"):
         clip_vector(torch.ones(3, dtype=torch.bfloat16), Clip(1.0))
-    with pytest.raises(BadInput, match="dimension"):
+    with pytest.raises(ConfigError, match="dimension"):
         clip_vector(np.ones((2, 2)), Clip(1.0))
-    with pytest.raises(BadInput, match="numpy array or a torch tensor"):
+    with pytest.raises(ConfigError, match="numpy array or a torch tensor"):
         clip_vector([1.0], Clip(1.0))
 
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Stream
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise import (
@@ -28,7 +29,6 @@ from fedveil.privacy.noise import (
     snap_rows_stochastic,
     unsnap,
 )
-from fedveil.randomness import Stream
 
 
 def stream(name: str) -> Stream:
@@ -179,7 +179,7 @@ def test_conditional_rounding_really_rejects() -> None:
 
 def test_conditional_rounding_checks_the_dimension() -> None:
     mechanism = DiscreteGaussianSum(1.0, 2.0**-4, 0.5, 10, 256)
-    with pytest.raises(BadInput, match="256 columns"):
+    with pytest.raises(ConfigError, match="256 columns"):
         snap_conditional(np.zeros((2, 255)), mechanism, stream("x"))
 
 
@@ -208,21 +208,21 @@ def test_the_chosen_grid_is_fine_and_fits_64_bits(
 
 def test_impossible_grids_are_refused() -> None:
     for bad in (0.0, 0.3, -1.0, math.nan, math.inf):
-        with pytest.raises(BadInput, match="granularity"):
+        with pytest.raises(ConfigError, match="granularity"):
             snap_rows(np.zeros((1, 1)), bad, Clip(1.0))
-        with pytest.raises(BadInput, match="granularity"):
+        with pytest.raises(ConfigError, match="granularity"):
             protect_sum(np.zeros(1, np.int64), 1.0, bad, stream("x"))
-    with pytest.raises(BadInput, match="granularity"):
+    with pytest.raises(ConfigError, match="granularity"):
         snap_rows(np.zeros((1, 1)), 2.0**-40, Clip(1.0))
-    with pytest.raises(BadInput, match="noise_std"):
+    with pytest.raises(ConfigError, match="noise_std"):
         choose_granularity(1.0, 0.0, 10, 10)
-    with pytest.raises(BadInput, match="noise_std"):
+    with pytest.raises(ConfigError, match="noise_std"):
         choose_granularity(1.0, 1e-12, 10, 10)
-    with pytest.raises(BadInput, match="dimension"):
+    with pytest.raises(ConfigError, match="dimension"):
         choose_granularity(1.0, 1.0, 0, 10)
-    with pytest.raises(BadInput, match="int64"):
+    with pytest.raises(ConfigError, match="int64"):
         protect_sum(np.zeros(3), 1.0, 1.0, stream("x"))  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="coarser"):
+    with pytest.raises(ConfigError, match="coarser"):
         protect_sum(np.array([2**62 + 1]), 1.0, 1.0, stream("x"))
 
 
@@ -265,8 +265,8 @@ def test_a_sum_beyond_the_integers_is_refused_at_the_very_edge(edge: int) -> Non
             noisy = add(np.array(total), 2.0, 1.0, Stream(bytes(32)))
             assert np.abs(noisy - np.array(total)).max() < 100
         for total in ([beyond], [0, beyond, 5], [beyond, -beyond]):
-            with pytest.raises(BadInput, match="exceeds"):
+            with pytest.raises(ConfigError, match="exceeds"):
                 add(np.array(total), 2.0, 1.0, Stream(bytes(32)))
-    with pytest.raises(BadInput, match="int64"):
+    with pytest.raises(ConfigError, match="int64"):
         protect_sum(np.zeros(3, np.int32), 2.0, 1.0, Stream(bytes(32)))
     assert len(protect_sum(np.zeros(0, np.int64), 2.0, 1.0, Stream(bytes(32)))) == 0

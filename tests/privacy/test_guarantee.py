@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.accounting import account
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients, NonExpansive
 from fedveil.privacy.guarantee import Guarantee
@@ -35,7 +36,6 @@ from fedveil.privacy.sampling import (
     RoundRobin,
 )
 from fedveil.privacy.tuning import AllRuns, RandomRuns
-from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 
 ADDED = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
 REPLACED = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
@@ -124,7 +124,7 @@ def test_what_was_taken_without_noise_certifies_nothing(made: Guarantee) -> None
     assert Guarantee.from_dict(through_json(found)) == found
     hidden = through_json(found)
     hidden["not_covered"] = hidden["not_covered"][2:]
-    with pytest.raises(BadInput, match="not_covered"):
+    with pytest.raises(ConfigError, match="not_covered"):
         Guarantee.from_dict(hidden)
 
 
@@ -216,7 +216,7 @@ def test_json_there_and_back(made: Guarantee) -> None:
 def test_a_document_that_was_changed_is_refused(name: str, value: object) -> None:
     document = through_json(ONE_OF_EACH[0])
     document[name] = value
-    with pytest.raises(BadInput):
+    with pytest.raises(ConfigError):
         Guarantee.from_dict(document)
 
 
@@ -240,14 +240,14 @@ def test_inner_parts_of_a_document_are_checked_too() -> None:
         for key in path[:-1]:
             inner = inner[key]
         inner[path[-1]] = value
-        with pytest.raises(BadInput):
+        with pytest.raises(ConfigError):
             Guarantee.from_dict(document)
     for missing in ("releases", "setting", "delta", "epsilon", "statement"):
         document = through_json(ONE_OF_EACH[0])
         del document[missing]
-        with pytest.raises(BadInput):
+        with pytest.raises(ConfigError):
             Guarantee.from_dict(document)
-    with pytest.raises(BadInput):
+    with pytest.raises(ConfigError):
         Guarantee.from_dict([])  # type: ignore[arg-type]
 
 
@@ -340,18 +340,18 @@ def test_releases_and_settings_round_trip_and_refuse_nonsense() -> None:
         {**good, "sampling": {"kind": "poisson"}},
         {**good, "sampling": {"kind": "poisson", "rate": 0.1, "wing": 2}},
     ):
-        with pytest.raises(BadInput):
+        with pytest.raises(ConfigError):
             Release.from_dict(bad)
-    with pytest.raises(BadInput):
+    with pytest.raises(ConfigError):
         Setting("planet", "replace", "local")  # type: ignore[arg-type]
-    with pytest.raises(BadInput):
+    with pytest.raises(ConfigError):
         account([], setting=ADDED, delta=1e-5)
-    with pytest.raises(BadInput):
+    with pytest.raises(ConfigError):
         account(["release"], setting=ADDED, delta=1e-5)  # type: ignore[list-item]
-    with pytest.raises(BadInput):
+    with pytest.raises(ConfigError):
         account(ONE_OF_EACH[0].releases, setting="central", delta=1e-5)  # type: ignore[arg-type]
     for delta in (-1.0, 1.0, 2.0, float("nan"), float("inf")):
-        with pytest.raises(BadInput, match="delta"):
+        with pytest.raises(ConfigError, match="delta"):
             account(ONE_OF_EACH[0].releases, setting=ADDED, delta=delta)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil.engine.lane_softmax import exp_below, softmax
-from fedveil.local.rotation import Rotation
+from fedveil.client.rotation import Rotation
+from fedveil.engines.isolated_softmax import exp_below, softmax
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
 from fedveil.privacy.lanes import matrix_times, tree_sum
 from fedveil.privacy.noise import snap_rows

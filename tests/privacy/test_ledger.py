@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedveil.errors import BadInput, Refused
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.accounting import Release, Setting, account
 from fedveil.privacy.ledger import BudgetSpent, Header, Inconsistent, Ledger, read
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.sampling import Poisson
-from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.witness import note, noted
 
 PLANNED = Release(Gaussian(2.0), Poisson(0.1, 1000), 5)
@@ -39,8 +39,8 @@ def header(entropy: Entropy = Entropy.SYSTEM) -> Header:
 
 def begun(path: Path, rounds: int, entropy: Entropy = Entropy.SYSTEM) -> Ledger:
     ledger = Ledger.create(path, header(entropy))
-    for round in range(rounds):
-        ledger.reserve(round)
+    for round_number in range(rounds):
+        ledger.reserve(round_number)
     return ledger
 
 
@@ -63,8 +63,8 @@ def test_worst_case_participations_are_those_of_the_rounds_begun(tmp_path: Path)
     """Cohorts that somebody sees are charged in every round: all five planned, three begun."""
     seen = replace(PLANNED, participations=5)
     ledger = Ledger.create(tmp_path / "l", replace(header(), planned=(seen,)))
-    for round in range(3):
-        ledger.reserve(round)
+    for round_number in range(3):
+        ledger.reserve(round_number)
     begun = account(
         [replace(seen, rounds=3, participations=3)], setting=header().setting, delta=1e-5
     )
@@ -73,11 +73,11 @@ def test_worst_case_participations_are_those_of_the_rounds_begun(tmp_path: Path)
 
 def test_a_protected_round_is_never_reserved_again(tmp_path: Path) -> None:
     ledger = begun(tmp_path / "l", 2)
-    for round in (0, 1, 3, -1):
+    for round_number in (0, 1, 3, -1):
         with pytest.raises(BudgetSpent, match="round 3"):
-            ledger.reserve(round)
-    for round in (2, 3, 4):
-        ledger.reserve(round)
+            ledger.reserve(round_number)
+    for round_number in (2, 3, 4):
+        ledger.reserve(round_number)
     assert ledger.remaining == 0
     with pytest.raises(BudgetSpent, match="round 6"):
         ledger.reserve(5)
@@ -86,8 +86,8 @@ def test_a_protected_round_is_never_reserved_again(tmp_path: Path) -> None:
 
 def test_a_repeated_round_of_a_simulation_releases_nothing_new(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "l", header(Entropy.SEEDED))
-    for round in (0, 1, 1, 0, 2):
-        ledger.reserve(round)
+    for round_number in (0, 1, 1, 0, 2):
+        ledger.reserve(round_number)
     assert ledger.remaining == 2
 
 
@@ -152,7 +152,7 @@ def test_any_changed_byte_is_noticed(
     path.write_bytes(whole)
     try:
         after = read(path)
-    except BadInput:
+    except ConfigError:
         return
     assert (after.header, after.head) == (before.header, before.head)
 
@@ -227,7 +227,7 @@ def test_a_copy_is_refused_and_a_moved_ledger_goes_on(tmp_path: Path) -> None:
     (tmp_path / "l").rename(tmp_path / "elsewhere")
     Ledger.open(tmp_path / "elsewhere").reserve(2)
     shutil.copy(tmp_path / "elsewhere", tmp_path / "copy")
-    with pytest.raises(Refused, match="--moved"):
+    with pytest.raises(PrivacyRefusal, match="--moved"):
         Ledger.open(tmp_path / "copy")
     assert read(tmp_path / "copy").reserved == 3  # looking at it is no harm
 
@@ -292,7 +292,7 @@ def test_a_missing_ledger_guarantees_nothing(tmp_path: Path) -> None:
 )
 def test_a_foreign_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "l").write_text(text)
-    with pytest.raises(BadInput, match="ledger"):
+    with pytest.raises(ConfigError, match="ledger"):
         Ledger.open(tmp_path / "l")
 
 
@@ -303,7 +303,7 @@ def test_a_foreign_entry_is_refused(tmp_path: Path, line: str) -> None:
     Ledger.create(tmp_path / "l", header())
     with (tmp_path / "l").open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(BadInput, match="line 2"):
+    with pytest.raises(ConfigError, match="line 2"):
         Ledger.open(tmp_path / "l")
 
 

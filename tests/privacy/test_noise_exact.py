@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Stream
 from fedveil.privacy.noise import (
     discrete_gaussian,
     discrete_laplace,
@@ -34,7 +35,6 @@ from fedveil.privacy.noise.reference import (
     discrete_laplace_reference,
 )
 from fedveil.privacy.noise.slabs import MARGIN, SlabSampler
-from fedveil.randomness import Stream
 
 FALSE_ALARM = 1e-6
 
@@ -475,7 +475,7 @@ def test_a_key_fixes_every_value() -> None:
 def test_impossible_spreads_are_refused(
     draw: Callable[[Stream, int, float], Integers], spread: float
 ) -> None:
-    with pytest.raises(BadInput, match="need"):
+    with pytest.raises(ConfigError, match="need"):
         draw(Stream(bytes(32)), 1, spread)
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 from scipy import optimize, stats
 
+from fedveil.core.randomness import Stream
 from fedveil.privacy.noise import (
     gaussian,
     laplace,
@@ -22,7 +23,6 @@ from fedveil.privacy.noise import (
     protect_sum_laplace,
     unsnap,
 )
-from fedveil.randomness import Stream
 
 Values = npt.NDArray[np.float64]
 SPREAD, DELTA, DRAWS = 50.0, 1e-5, 4_000_000

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Stream
 from fedveil.privacy.noise import gaussian, gaussian_rows, laplace
 from fedveil.privacy.noise.simulated import LARGEST_GAUSSIAN, LARGEST_LAPLACE
-from fedveil.randomness import Stream
 
 Draw = Callable[..., npt.NDArray[np.float32]]
 KINDS = [(gaussian, stats.norm), (laplace, stats.laplace)]
@@ -109,9 +109,9 @@ def test_any_count_can_be_drawn(draw: Draw, count: int) -> None:
 @pytest.mark.parametrize("draw", [gaussian, laplace])
 def test_bad_arguments_are_named(draw: Draw) -> None:
     for spread in (-1.0, math.nan, math.inf):
-        with pytest.raises(BadInput, match="need a finite number"):
+        with pytest.raises(ConfigError, match="need a finite number"):
             draw(stream("x"), 1, spread)
-    with pytest.raises(BadInput, match="out"):
+    with pytest.raises(ConfigError, match="out"):
         draw(stream("x"), 3, 1.0, out=np.zeros(2, dtype=np.float32))
     assert not draw(stream("x"), 5, 0.0).any()
 

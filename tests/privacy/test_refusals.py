@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil.errors import Refused
+from fedveil.core.errors import PrivacyRefusal
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy import refusals as r
 from fedveil.privacy.accounting import account
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
@@ -32,7 +33,6 @@ from fedveil.privacy.sampling import (
     RoundRobin,
     Sampling,
 )
-from fedveil.privacy.units import Adjacency, Trust, Unit
 from reproduction.claims.cheng import paper_cheng_epsilon
 
 ADDED = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
@@ -56,7 +56,7 @@ def ask(
     return account([release], setting=setting, delta=delta)
 
 
-def refused(kind: type[Refused], question: Callable[[], object]) -> Refused:
+def refused(kind: type[PrivacyRefusal], question: Callable[[], object]) -> PrivacyRefusal:
     with pytest.raises(kind) as caught:
         question()
     assert type(caught.value) is kind
@@ -276,6 +276,8 @@ def test_dividing_by_the_cohort_needs_one_step_or_a_certificate() -> None:
 
 def test_every_kind_of_refusal_is_told_apart_and_exits_with_two() -> None:
     kinds = {value for value in vars(r).values() if isinstance(value, type)}
-    kinds = {kind for kind in kinds if issubclass(kind, Refused) and kind is not Refused}
+    kinds = {
+        kind for kind in kinds if issubclass(kind, PrivacyRefusal) and kind is not PrivacyRefusal
+    }
     assert len(kinds) >= 8
     assert all(kind.__doc__ and kind.exit_code == 2 for kind in kinds)

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import binom, chi2, hypergeom
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Randomness, Stream, Words
 from fedveil.privacy.sampling import (
     Balanced,
     CappedPoisson,
@@ -24,7 +25,6 @@ from fedveil.privacy.sampling import (
     sampling_from_dict,
     sampling_to_dict,
 )
-from fedveil.randomness import Randomness, Stream, Words
 
 FALSE_ALARM = 1e-6  # of each statistical test below
 DRAWS = 4000
@@ -46,8 +46,10 @@ def cohorts(sampling: Sampling, clients: int, draws: int = DRAWS) -> npt.NDArray
     """Membership [draws, clients] of seeded cohorts."""
     randomness = Randomness(20260727)
     members = np.zeros((draws, clients), dtype=bool)
-    for round in range(draws):
-        members[round, sampling.draw(round, randomness.stream("cohort", round))] = True
+    for round_number in range(draws):
+        members[
+            round_number, sampling.draw(round_number, randomness.stream("cohort", round_number))
+        ] = True
     return members
 
 
@@ -198,9 +200,9 @@ def test_cohorts_are_sorted_distinct_and_repeatable() -> None:
         Balanced(50, 20, 10),
     ]
     for sampling in samplers:
-        for round in range(10):
-            first = sampling.draw(round, Randomness(3).stream("cohort", round))
-            again = sampling.draw(round, Randomness(3).stream("cohort", round))
+        for round_number in range(10):
+            first = sampling.draw(round_number, Randomness(3).stream("cohort", round_number))
+            again = sampling.draw(round_number, Randomness(3).stream("cohort", round_number))
             assert first.dtype == np.int64
             assert np.array_equal(first, again)
             assert np.all(np.diff(first) > 0)
@@ -211,11 +213,11 @@ def test_cohorts_are_sorted_distinct_and_repeatable() -> None:
 def test_round_robin_takes_turns_and_counts_them() -> None:
     sampling = RoundRobin(7, 3)
     counts = np.zeros(7, dtype=int)
-    for round in range(30):
-        cohort = sampling.draw(round)
+    for round_number in range(30):
+        cohort = sampling.draw(round_number)
         assert len(cohort) == 3
         counts[cohort] += 1
-        assert counts.max() == sampling.max_participations(round + 1)
+        assert counts.max() == sampling.max_participations(round_number + 1)
         assert counts.max() - counts.min() <= 1
 
 
@@ -225,12 +227,12 @@ def test_balanced_schedule_is_balanced_at_every_prefix(
 ) -> None:
     sampling = Balanced(clients, cohort, rounds)
     counts = np.zeros(clients, dtype=int)
-    for round in range(rounds):
-        drawn = sampling.draw(round)
+    for round_number in range(rounds):
+        drawn = sampling.draw(round_number)
         assert len(np.unique(drawn)) == cohort
         counts[drawn] += 1
         # A round may span two shuffles: those who wait are at most one behind.
-        assert counts.max() <= sampling.max_participations(round + 1)
+        assert counts.max() <= sampling.max_participations(round_number + 1)
     assert counts.sum() == cohort * rounds
     assert counts.max() - counts.min() <= 1
     assert counts.max() == sampling.max_participations(rounds)
@@ -240,9 +242,9 @@ def test_balanced_schedules_depend_on_their_key_alone() -> None:
     one, two = Balanced(30, 10, 9), Balanced(30, 10, 9, key=1)
     assert np.array_equal(one.draw(4), Balanced(30, 10, 9).draw(4))
     assert any(not np.array_equal(one.draw(r), two.draw(r)) for r in range(9))
-    with pytest.raises(BadInput, match="round"):
+    with pytest.raises(ConfigError, match="round"):
         one.draw(9)
-    with pytest.raises(BadInput, match="rounds"):
+    with pytest.raises(ConfigError, match="rounds"):
         one.max_participations(10)
 
 
@@ -281,9 +283,9 @@ def test_expected_cohorts_are_public_numbers() -> None:
     assert Everyone(12).expected_cohort == 12
     assert CappedPoisson(9, 1.0, 4).expected_cohort == 4
     for sampling in (Poisson(0.1), Everyone()):
-        with pytest.raises(BadInput, match="clients"):
+        with pytest.raises(ConfigError, match="clients"):
             _ = sampling.expected_cohort
-        with pytest.raises(BadInput, match="clients"):
+        with pytest.raises(ConfigError, match="clients"):
             sampling.draw(0, Randomness(1).stream("x"))
 
 
@@ -324,5 +326,5 @@ def test_samplers_round_trip_through_documents() -> None:
     ],
 )
 def test_impossible_samplers_cannot_be_made(make: object) -> None:
-    with pytest.raises(BadInput):
+    with pytest.raises(ConfigError):
         make()  # type: ignore[operator]

@@ -14,7 +14,8 @@ from dp_accounting.privacy_accountant import NeighboringRelation, UnsupportedEve
 from dp_accounting.rdp import RdpAccountant, rdp_privacy_accountant
 from scipy.stats import norm
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.composition import epsilon_at, self_composed
 from fedveil.privacy.accountants.curves import symmetrised
 from fedveil.privacy.accountants.exact import gaussian_epsilon
@@ -31,7 +32,6 @@ from fedveil.privacy.accounting import account
 from fedveil.privacy.mechanisms import Gaussian, Laplace
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
-from fedveil.privacy.units import Adjacency, Trust, Unit
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 LOCAL = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.LOCAL)
@@ -183,15 +183,15 @@ def test_a_coarse_grid_is_loose_for_small_rates() -> None:
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf, 1e200, 1e-200])
 def test_noise_must_be_a_positive_finite_number(bad: float) -> None:
-    with pytest.raises(BadInput, match="noise_multiplier"):
+    with pytest.raises(ConfigError, match="noise_multiplier"):
         Gaussian(bad)
-    with pytest.raises(BadInput, match="scale_multiplier"):
+    with pytest.raises(ConfigError, match="scale_multiplier"):
         Laplace(bad)
 
 
 @pytest.mark.parametrize("bad", [0.0, -0.1, 1.0001, math.nan, math.inf])
 def test_rates_are_above_zero_and_at_most_one(bad: float) -> None:
-    with pytest.raises(BadInput, match="rate"):
+    with pytest.raises(ConfigError, match="rate"):
         Poisson(bad)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.errors import BadInput
-from fedveil.methods.named import method_of
+from fedveil.config.methods import method_of
+from fedveil.core.errors import ConfigError
 from fedveil.models.zoo import build
 from fedveil.privacy.accounting import account
 from fedveil.report.spread import spread_of
@@ -207,7 +207,7 @@ def test_diverged_runs_are_counted_and_never_averaged() -> None:
 
 
 def test_a_label_given_twice_is_refused() -> None:
-    with pytest.raises(BadInput, match="twice"):
+    with pytest.raises(ConfigError, match="twice"):
         Case((("a", 1), ("a", 2)), Data("digits"), ())
 
 

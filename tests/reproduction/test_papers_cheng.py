@@ -11,8 +11,8 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.errors import BadInput
-from fedveil.privacy.units import Adjacency
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency
 from reproduction.claims import cheng
 
 near = pytest.approx
@@ -124,15 +124,15 @@ def test_votes_golden() -> None:
     assert GAUSS(1 / mu, 1e-5) == near(1.7601, rel=5e-3)
     mu = cheng.vote_gdp(queries=500, noise_std=50, adjacency=Adjacency.REPLACE)
     assert GAUSS(1 / mu, 1e-5) == near(2.5944, rel=5e-3)
-    with pytest.raises(BadInput, match="add-remove"):
+    with pytest.raises(ConfigError, match="add-remove"):
         cheng.vote_gdp(queries=1, noise_std=1, adjacency=Adjacency.ADD_REMOVE)
 
 
 def test_bad_gradients_are_refused() -> None:
     setting = {"learning_rate": 0.1, "penalty": 1.0, "clip_norm": 1.0}
-    with pytest.raises(BadInput, match="gradients"):
+    with pytest.raises(ConfigError, match="gradients"):
         cheng.blur_update([[math.nan]], **setting)
-    with pytest.raises(BadInput, match="shape"):
+    with pytest.raises(ConfigError, match="shape"):
         cheng.blur_update(np.zeros(3), **setting)
-    with pytest.raises(BadInput, match="penalty"):
+    with pytest.raises(ConfigError, match="penalty"):
         cheng.blur_update([[1.0]], learning_rate=0.1, penalty=-1, clip_norm=1)

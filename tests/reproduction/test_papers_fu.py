@@ -10,9 +10,9 @@ from dp_accounting import gaussian_mechanism
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedveil.errors import BadInput
-from fedveil.planning import noise_constant
-from fedveil.privacy.units import Adjacency
+from fedveil.advise import noise_constant
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency
 from reproduction.claims import Claim, fu, uploads
 
 REPLACE, ZERO_OUT = Adjacency.REPLACE, Adjacency.ZERO_OUT
@@ -115,9 +115,9 @@ def test_record_sensitivity_bounds_two_quadratic_runs(
 def test_record_sensitivity_without_a_smoothness_falls_back_to_the_whole_gradient() -> None:
     assert uploads.record_sensitivity(3, [0.1, 0.1], 80) == near(2 * 3 * 0.2)
     assert uploads.record_sensitivity(3, [0.1], 80) == near(2 * 3 * 0.1 / 80)
-    with pytest.raises(BadInput, match="non-expansive only up to"):
+    with pytest.raises(ConfigError, match="non-expansive only up to"):
         uploads.record_sensitivity(3, [0.6], 80, smoothness=4, nonexpansive=True)
-    with pytest.raises(BadInput, match="smoothness"):
+    with pytest.raises(ConfigError, match="smoothness"):
         uploads.record_sensitivity(3, [0.6], 80, nonexpansive=True)
 
 
@@ -240,24 +240,24 @@ def test_every_claim_says_what_it_is_and_is_never_certified() -> None:
 
 @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
 def test_bad_numbers_are_refused_by_name(bad: float) -> None:
-    with pytest.raises(BadInput, match="epsilon"):
+    with pytest.raises(ConfigError, match="epsilon"):
         uploads.laplace_scale(bad, 1, 1.0)
-    with pytest.raises(BadInput, match="clip_norm"):
+    with pytest.raises(ConfigError, match="clip_norm"):
         uploads.upload_sensitivity(bad, [0.1], REPLACE)
-    with pytest.raises(BadInput, match="learning_rate"):
+    with pytest.raises(ConfigError, match="learning_rate"):
         uploads.upload_sensitivity(1.0, [0.1, bad], REPLACE)
-    with pytest.raises(BadInput, match="delta"):
+    with pytest.raises(ConfigError, match="delta"):
         uploads.gaussian_std(1.0, bad, 1, 1.0)
 
 
 def test_add_remove_has_no_meaning_for_a_local_upload() -> None:
-    with pytest.raises(BadInput, match="add-remove"):
+    with pytest.raises(ConfigError, match="add-remove"):
         uploads.upload_sensitivity(1.0, [0.1], Adjacency.ADD_REMOVE)
-    with pytest.raises(BadInput, match="local step"):
+    with pytest.raises(ConfigError, match="local step"):
         uploads.upload_sensitivity(1.0, [], REPLACE)
-    with pytest.raises(BadInput, match="cohort"):
+    with pytest.raises(ConfigError, match="cohort"):
         uploads.participations(clients=3, cohort=4, rounds=1)
-    with pytest.raises(BadInput, match="imbalance"):
+    with pytest.raises(ConfigError, match="imbalance"):
         noise_constant.noise_constant_laplace(
             dimension=1,
             clients=2,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from reproduction.claims import hu
 
 near = pytest.approx
@@ -188,15 +188,15 @@ def test_expected_participations_are_exceeded_by_some_device() -> None:
 
 @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
 def test_bad_numbers_are_refused_by_name(bad: float) -> None:
-    with pytest.raises(BadInput, match="noise_std"):
+    with pytest.raises(ConfigError, match="noise_std"):
         hu.dp_sgd_rho(
             participations=1, gradient_bound=1, honest_shares=1, batch_size=1, noise_std=bad
         )
-    with pytest.raises(BadInput, match="delta"):
+    with pytest.raises(ConfigError, match="delta"):
         hu.zcdp_epsilon(1.0, bad)
-    with pytest.raises(BadInput, match="probability"):
+    with pytest.raises(ConfigError, match="probability"):
         hu.bit_attack_epsilon(bad, 1, 1e-4)
-    with pytest.raises(BadInput, match="shift"):
+    with pytest.raises(ConfigError, match="shift"):
         hu.bit_probability(bad, shuffled=True)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.optimize import minimize_scalar
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from reproduction.claims import Infeasible, liang
 
 near = pytest.approx
@@ -212,15 +212,15 @@ def test_real_order_noise_is_the_minimum_over_lambda() -> None:
 
 
 def test_bad_input_is_refused_by_name() -> None:
-    with pytest.raises(BadInput, match="sampling"):
+    with pytest.raises(ConfigError, match="sampling"):
         liang.paper_liang_nu(epsilon=8, sampling="uniform", **MNIST)
-    with pytest.raises(BadInput, match="epsilon"):
+    with pytest.raises(ConfigError, match="epsilon"):
         liang.paper_liang_nu(epsilon=math.nan, sampling="fixed", **MNIST)
-    with pytest.raises(BadInput, match="rate"):
+    with pytest.raises(ConfigError, match="rate"):
         liang.paper_liang_nu(epsilon=8, sampling="fixed", **{**MNIST, "rate": 1.5})
-    with pytest.raises(BadInput, match="cohort"):
+    with pytest.raises(ConfigError, match="cohort"):
         liang.paper_liang_epsilon(
             noise_multiplier=1, clients=10, cohort=11, rounds=1, delta=1e-3, sampling="fixed"
         )
-    with pytest.raises(BadInput, match="smoothing"):
+    with pytest.raises(ConfigError, match="smoothing"):
         liang.smoothing_variance_factor(-1)

@@ -7,11 +7,11 @@ import math
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accounting import Release, Setting, account
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampling
-from fedveil.privacy.units import Adjacency, Trust, Unit
 from reproduction.claims import liang
 
 near = pytest.approx

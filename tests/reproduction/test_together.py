@@ -9,16 +9,16 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 
-from fedveil.data.sources import load
-from fedveil.local.rule import LearningRate, LocalRule
-from fedveil.methods.fu import fu
-from fedveil.methods.local_noise import LocalNoise
-from fedveil.methods.method import CohortRule, Scheme
-from fedveil.methods.protection import Noise, Occasion
+from fedveil.client.local_training import LearningRate, LocalTraining
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Arithmetic
+from fedveil.datasets import load
+from fedveil.methods.client_noise import fu
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.method import CohortRule, Scheme
+from fedveil.methods.parts.noise_placement import Noise, RoundContext
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, plan
-from fedveil.privacy.units import Arithmetic
-from fedveil.randomness import Randomness
 from reproduction.together import TogetherNoise, drawn_together
 
 
@@ -29,7 +29,7 @@ def test_sums_of_noise_have_one_law_however_they_are_drawn(noise: Noise) -> None
     method = fu(
         rounds=2,
         cohort=CohortRule(Scheme.EVERYONE),
-        local=LocalRule(LearningRate(0.1), steps=1),
+        local=LocalTraining(LearningRate(0.1), steps=1),
         clip_norm=1.0,
         noise=noise,
     )
@@ -41,18 +41,18 @@ def test_sums_of_noise_have_one_law_however_they_are_drawn(noise: Noise) -> None
         seed=0,
         arithmetic=Arithmetic.IDEALISED,
     )
-    together = made.method.protection
+    together = made.method.placement
     assert isinstance(together, TogetherNoise)
-    assert made.terms is not None
+    assert made.context is not None
     alone = LocalNoise(noise, together.adjacency)
     cohort, zeros = np.arange(7), torch.zeros(300, dtype=torch.float64)
-    terms = replace(made.terms, arithmetic=Arithmetic.IDEALISED)
+    context = replace(made.context, arithmetic=Arithmetic.IDEALISED)
 
-    def drawn(protection: LocalNoise, seed: int) -> np.ndarray:
-        occasions = (Occasion(number, cohort, Randomness(seed)) for number in range(10))
-        shaping = protection.shaping(terms, None)
+    def drawn(placement: LocalNoise, seed: int) -> np.ndarray:
+        occasions = (RoundContext(number, cohort, Randomness(seed)) for number in range(10))
+        pipeline = placement.pipeline(context, None)
         return np.concatenate(
-            [protection.protect(terms, zeros, shaping, each).numpy() for each in occasions]
+            [placement.protect(context, zeros, pipeline, each).numpy() for each in occasions]
         )
 
     assert ks_2samp(drawn(together, 1), drawn(alone, 2)).pvalue > 1e-4
@@ -62,8 +62,8 @@ def test_other_methods_are_left_alone() -> None:
     federation_free = fu(
         rounds=1,
         cohort=CohortRule(Scheme.EVERYONE),
-        local=LocalRule(LearningRate(0.1), steps=1),
+        local=LocalTraining(LearningRate(0.1), steps=1),
         clip_norm=1.0,
     )
-    unprotected = replace(federation_free, protection=None)
+    unprotected = replace(federation_free, placement=None)
     assert drawn_together(unprotected) is unprotected

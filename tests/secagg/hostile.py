@@ -22,11 +22,11 @@ def frame(kind: int, body: bytes, device: int = 10, context: bytes = bytes(32)) 
 def plan_body(**changes: bytes) -> bytes:
     parts = {
         "federation": text("test"),
-        "round": le(1),
+        "round_number": le(1),
         "purpose": text("update"),
         "members": packed_ids([10, 20, 30, 40]),
         "roster": bytes(32),
-        "terms": bytes(32),
+        "params": bytes(32),
         "dimension": le(5),
         "bits": le(32),
         "degree": le(3),
@@ -62,7 +62,7 @@ def frames() -> dict[str, bytes]:
         found[f"empty kind {kind}"] = frame(kind, b"")
         found[f"bytes of 2^32 - 1 claimed in kind {kind}"] = frame(kind, b"\xff" * 80)
     for name, change in {
-        "round 2^64 - 1": {"round": b"\xff" * 8},
+        "round 2^64 - 1": {"round_number": b"\xff" * 8},
         "purpose empty": {"purpose": text("")},
         "purpose long": {"purpose": text("x" * 65)},
         "purpose not text": {"purpose": text(b"\xff\xfe")},

@@ -13,11 +13,11 @@ from fedveil.secagg.device import DeviceRound
 from fedveil.secagg.errors import Doubted
 from fedveil.secagg.journal import Journal, MemoryJournal
 from fedveil.secagg.keys import DeviceKeys, new_keys
+from fedveil.secagg.params import Limits, SecAggParams
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.server import Server
 from fedveil.secagg.server_round import ServerRound
-from fedveil.secagg.terms import Limits, Terms
 from fedveil.secagg.wire import Message, parse
 
 NOBODY: frozenset[int] = frozenset()
@@ -32,7 +32,7 @@ def peek(frame: bytes, kind: type[MessageT], *_: object) -> MessageT:
 
 @dataclass
 class Cast:
-    terms: Terms
+    params: SecAggParams
     server: Server
     devices: dict[int, Participant]
     pinned: dict[int, bytes]
@@ -41,14 +41,16 @@ class Cast:
     def ids(self) -> list[int]:
         return sorted(self.devices)
 
-    def play(self, round: int = 1, dimension: int = 5, bits: int = 32, **kwargs: object) -> Play:
+    def play(
+        self, round_number: int = 1, dimension: int = 5, bits: int = 32, **kwargs: object
+    ) -> Play:
         members = kwargs.pop("members", self.ids)
-        return Play(self, self.open(round, members, dimension, bits, **kwargs))  # type: ignore
+        return Play(self, self.open(round_number, members, dimension, bits, **kwargs))  # type: ignore
 
-    def open(self, round: int, members, dimension: int, bits: int, purpose: str = "update"):
+    def open(self, round_number: int, members, dimension: int, bits: int, purpose: str = "update"):
         """A round of the server, its graph drawn by devices if it is sparse."""
-        details = (round, members, dimension, bits, purpose)
-        if self.terms.topology(len(members)).complete:
+        details = (round_number, members, dimension, bits, purpose)
+        if self.params.topology(len(members)).complete:
             return self.server.open(*details)
         drawing = self.server.draw(*details)
         for device in drawing.drawers:
@@ -123,7 +125,7 @@ def assemble(
 ) -> Cast:
     """`count` enrolled devices with ids 10, 20, ... and a server that knows them."""
     others = {"purposes": ("update", "clip")} | others
-    terms = Terms("test", min_honest, colluders, max_dropout, sparse=sparse, **others)
+    params = SecAggParams("test", min_honest, colluders, max_dropout, sparse=sparse, **others)
     keys: dict[int, DeviceKeys] = {10 * i: new_keys("test", 10 * i) for i in range(1, count + 1)}
     pinned = {i: k.identity.public_key().public_bytes_raw() for i, k in keys.items()}
     key = Ed25519PrivateKey.generate()
@@ -133,14 +135,14 @@ def assemble(
         i: Participant(
             k,
             roster_of(pinned, keys) if own_rosters else shared,
-            terms,
+            params,
             public,
             journal(i),
             limits=limits,
         )
         for i, k in keys.items()
     }
-    return Cast(terms, Server(key, shared, terms), devices, pinned)
+    return Cast(params, Server(key, shared, params), devices, pinned)
 
 
 def roster_of(pinned: dict[int, bytes], keys: dict[int, DeviceKeys]) -> Roster:

@@ -126,10 +126,10 @@ def message_digest(data: bytes) -> bytes:
     return hashlib.sha256(data[4:50] + hashlib.sha256(data[114:]).digest()).digest()
 
 
-def ratchet(seed: bytes, round: int) -> bytes:
+def ratchet(seed: bytes, round_number: int) -> bytes:
     """The key of a round: along each digit's chain, then down a branch."""
     for place in range(8):
-        for _ in range(round // 16 ** (7 - place) % 16):
+        for _ in range(round_number // 16 ** (7 - place) % 16):
             seed = hmac.new(seed, LABEL + b"ratchet\0", hashlib.sha512).digest()[:32]
         seed = hmac.new(seed, LABEL + b"ratchet\0", hashlib.sha512).digest()[32:]
     return seed
@@ -274,8 +274,8 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
             }
         ],
         "ratchet": [
-            {"seed": key.hex(), "round": round, "out": ratchet(key, round).hex()}
-            for round in (0, 1, 15, 16, 300, 65535, 65536, 2**32 - 1)
+            {"seed": key.hex(), "round": round_number, "out": ratchet(key, round_number).hex()}
+            for round_number in (0, 1, 15, 16, 300, 65535, 65536, 2**32 - 1)
         ],
         "mark": [
             {
@@ -384,9 +384,9 @@ def transcript() -> list[dict[str, Any]]:
     cards = {i: card(i, identity[i], public[i]) for i in ids}
     prints = {i: message_digest(cards[i]) for i in ids}
     roster = digest("roster", b"".join(prints[i] for i in ids))
-    terms = digest("terms", *(line.encode() for line in TERMS))
+    params = digest("terms", *(line.encode() for line in TERMS))
     numbers = b"".join(le(n) for n in (words, 32, 3, 2, 2))
-    plan_body = text("clinics") + le(7) + text("update") + packed_ids(ids) + roster + terms
+    plan_body = text("clinics") + le(7) + text("update") + packed_ids(ids) + roster + params
     plan = frame(3, 0, bytes(32), plan_body + numbers + packed_ids([]) + text(b""), server)
     plan_digest = message_digest(plan)
     others = {i: [j for j in ids if j != i] for i in ids}

@@ -82,10 +82,10 @@ class Spy:
         return words
 
 
-def watched_round(vectors, colluders, dimension, round=1):
+def watched_round(vectors, colluders, dimension, round_number=1):
     """Six devices; 60 shares and is then lost."""
     cast = assemble(6, min_honest=2, colluders=2, max_dropout=1 / 6)
-    play = cast.play(round=round, dimension=dimension)
+    play = cast.play(round_number=round_number, dimension=dimension)
     play.share()
     spy = Spy(play, colluders)
     play.upload(vectors, silent={60})
@@ -182,8 +182,8 @@ def test_control_a_missing_pair_mask_would_be_noticed():
 def test_pair_masks_of_different_rounds_and_purposes_are_unrelated():
     cast = assemble(3)
     masks = []
-    for round, purpose in ((1, "update"), (1, "clip"), (2, "update")):
-        play = cast.play(round=round, purpose=purpose, dimension=DIMENSION)
+    for round_number, purpose in ((1, "update"), (1, "clip"), (2, "update")):
+        play = cast.play(round_number=round_number, purpose=purpose, dimension=DIMENSION)
         root = cast.devices[10].join(play.server.plan)._pairs[20].root
         words = np.zeros(DIMENSION, "<u4")
         apply_masks(words, [pairs.mask_key(root)], [])
@@ -223,12 +223,12 @@ def test_a_vector_that_comes_after_its_device_was_declared_lost_stays_hidden():
 
 def test_replayed_frames_change_nothing():
     cast = assemble(4)
-    old = cast.play(round=1)
+    old = cast.play(round_number=1)
     old.share()
     old.upload(VECTORS)
     old.confirm()
     old.unmask()
-    new = cast.play(round=2)
+    new = cast.play(round_number=2)
 
     def replay() -> None:
         for frame in old.frames:
@@ -285,7 +285,7 @@ def test_a_confirmation_of_other_survivors_is_refused_by_the_server():
 def test_a_stranger_and_a_member_speaking_for_another_are_refused():
     cast = assemble(4)
     play = cast.play(members=cast.ids[:3])
-    outsider = cast.play(round=2)
+    outsider = cast.play(round_number=2)
     stranger = cast.devices[40].join(outsider.server.plan).shares
     with pytest.raises(OutOfTurn, match="not in this round"):
         play.server.receive(stranger)
@@ -377,8 +377,10 @@ def test_no_split_of_the_cohort_yields_both_kinds_of_share_of_one_device(collude
     without = everybody - {60}
     base = assemble(6, min_honest=3, colluders=len(colluders), max_dropout=1 / 6)
     honest = sorted(without - colluders)
-    for round, choice in enumerate(itertools.product((everybody, without), repeat=len(honest))):
-        play = base.play(round=round)
+    for round_number, choice in enumerate(
+        itertools.product((everybody, without), repeat=len(honest))
+    ):
+        play = base.play(round_number=round_number)
         play.share()
         play.upload(VECTORS)
         told = dict(zip(honest, choice, strict=True)) | dict.fromkeys(colluders, everybody)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.secagg import wire
 from fedveil.secagg.errors import ForeignKey, Forged, Malformed, OutOfTurn, RuleBroken
 from fedveil.secagg.journal import Claim, FileJournal, MemoryJournal
@@ -33,8 +33,8 @@ def signed(cast, message) -> bytes:
 KEY = bytes(32)
 
 
-def claim(journal, federation, round, purpose, cohort, step=100) -> None:
-    journal.claim(Claim(federation, round, purpose, cohort, step))
+def claim(journal, federation, round_number, purpose, cohort, step=100) -> None:
+    journal.claim(Claim(federation, round_number, purpose, cohort, step))
 
 
 @pytest.fixture(params=["memory", "file"])
@@ -46,9 +46,13 @@ def journal(request, tmp_path):
 
 def test_a_round_is_claimed_once_and_numbers_only_rise(journal):
     claim(journal, "f", 5, "update", b"cohort")
-    for round, purpose, members in ((5, "update", b"cohort"), (5, "update", b"x"), (4, "a", b"x")):
+    for round_number, purpose, members in (
+        (5, "update", b"cohort"),
+        (5, "update", b"x"),
+        (4, "a", b"x"),
+    ):
         with pytest.raises(RuleBroken):
-            claim(journal, "f", round, purpose, members)
+            claim(journal, "f", round_number, purpose, members)
     with pytest.raises(RuleBroken, match="another cohort"):
         claim(journal, "f", 5, "clip", b"another cohort")
     claim(journal, "f", 5, "clip", b"cohort")
@@ -85,20 +89,20 @@ def test_draws_for_one_round_are_few(journal):
 def test_two_cohorts_in_one_round_are_refused():
     # The attack that unmasks a device: the same round with and without it.
     cast = assemble(5)
-    first = cast.play(round=3)
-    second = cast.play(round=3, members=cast.ids[:4])
+    first = cast.play(round_number=3)
+    second = cast.play(round_number=3, members=cast.ids[:4])
     cast.devices[10].join(first.server.plan)
     with pytest.raises(RuleBroken, match="answered before"):
         cast.devices[10].join(second.server.plan)
-    other_purpose = cast.play(round=3, members=cast.ids[:4], purpose="clip")
+    other_purpose = cast.play(round_number=3, members=cast.ids[:4], purpose="clip")
     with pytest.raises(RuleBroken, match="another cohort"):
         cast.devices[10].join(other_purpose.server.plan)
-    cast.devices[10].join(cast.play(round=3, purpose="clip").server.plan)
+    cast.devices[10].join(cast.play(round_number=3, purpose="clip").server.plan)
 
 
 def test_the_memory_of_rounds_outlives_the_device(tmp_path):
     cast = assemble(3, journal=lambda i: FileJournal.create(tmp_path / f"{i}.journal", KEY))
-    plan = cast.play(round=7).server.plan
+    plan = cast.play(round_number=7).server.plan
     cast.devices[10].join(plan)
     restarted = cast.devices[10]
     restarted._journal = FileJournal(tmp_path / "10.journal", KEY)
@@ -106,8 +110,8 @@ def test_the_memory_of_rounds_outlives_the_device(tmp_path):
     with pytest.raises(RuleBroken, match="round 7"):
         restarted.join(plan)
     with pytest.raises(RuleBroken, match="numbers only rise"):
-        restarted.join(cast.play(round=6).server.plan)
-    restarted.join(cast.play(round=8).server.plan)
+        restarted.join(cast.play(round_number=6).server.plan)
+    restarted.join(cast.play(round_number=8).server.plan)
 
 
 def _claim(path, results) -> None:
@@ -195,7 +199,7 @@ def test_a_plan_that_falls_short_is_refused_even_if_signed(change, error):
 def test_a_cohort_that_differs_from_the_signed_one_is_refused():
     cast = assemble(5)
     frame = cast.play().server.plan
-    bigger = cast.play(round=2, members=cast.ids[:4]).server.plan
+    bigger = cast.play(round_number=2, members=cast.ids[:4]).server.plan
     signature = frame[wire.SIGNATURE : wire.HEADER]
     spliced = bigger[: wire.SIGNATURE] + signature + bigger[wire.HEADER :]
     with pytest.raises(Forged):
@@ -308,7 +312,7 @@ def test_shares_leave_only_after_enough_neighbours_confirmed_the_same_list():
 
 def test_frames_of_another_round_or_device_are_out_of_turn():
     cast = assemble(4)
-    first, second = shared(cast, round=1), shared(cast, round=2)
+    first, second = shared(cast, round_number=1), shared(cast, round_number=2)
     with pytest.raises(OutOfTurn, match="another round"):
         second.rounds[10].take_sharers(first.server.sharers_for(10))
     with pytest.raises(OutOfTurn, match="another device"):
@@ -323,7 +327,7 @@ def test_a_vector_is_masked_once_and_only_in_its_turn():
     with pytest.raises(OutOfTurn):
         play.rounds[10].mask(VECTORS(10))
     play.rounds[10].take_sharers(play.server.sharers_for(10))
-    with pytest.raises(BadInput, match="6 entries, the plan has 5"):
+    with pytest.raises(ConfigError, match="6 entries, the plan has 5"):
         play.rounds[10].mask(small_vectors(6)(10))
     play.rounds[10].mask(VECTORS(10))
     with pytest.raises(OutOfTurn):

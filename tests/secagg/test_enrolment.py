@@ -9,16 +9,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.secagg import wire
 from fedveil.secagg.errors import ForeignKey, Forged, Malformed, RuleBroken
 from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.keys import certify, new_keys
 from fedveil.secagg.messages import KeyCard, Leave
 from fedveil.secagg.pairs import pair_seed
+from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Roster
-from fedveil.secagg.terms import Terms
 from tests.secagg.play import assemble, peek, plain_sum, small_vectors
 
 VECTORS = small_vectors()
@@ -176,8 +176,8 @@ def test_a_key_of_small_order_is_refused():
 def test_devices_join_leave_and_renew_between_rounds_without_a_restart():
     cast = assemble(4)
 
-    def sum_of(round: int, members: list[int]) -> np.ndarray:
-        play = cast.play(round=round, members=members)
+    def sum_of(round_number: int, members: list[int]) -> np.ndarray:
+        play = cast.play(round_number=round_number, members=members)
         play.share()
         play.upload(VECTORS)
         play.confirm()
@@ -190,7 +190,7 @@ def test_devices_join_leave_and_renew_between_rounds_without_a_restart():
     cast.pinned[50] = raw_identity(newcomer)
     roster.admit(newcomer.card())
     public = cast.server.key.public_key().public_bytes_raw()
-    cast.devices[50] = Participant(newcomer, roster, cast.terms, public, MemoryJournal())
+    cast.devices[50] = Participant(newcomer, roster, cast.params, public, MemoryJournal())
     assert np.array_equal(sum_of(2, cast.ids), plain_sum(VECTORS, cast.ids))
 
     before = cast.devices[20].agree(10, 2)
@@ -237,13 +237,13 @@ def test_old_seeds_are_forgotten_and_agreed_anew():
 
 def test_keys_roster_and_terms_must_be_of_one_federation():
     keys = new_keys("test", 1)
-    with pytest.raises(BadInput, match="federation"):
+    with pytest.raises(ConfigError, match="federation"):
         Participant(
             keys,
             pinned_roster(keys),
-            Terms("other", 2),
+            SecAggParams("other", 2),
             raw_identity(keys),
             MemoryJournal(),
         )
-    with pytest.raises(BadInput, match="device = -1"):
+    with pytest.raises(ConfigError, match="device = -1"):
         new_keys("test", -1)

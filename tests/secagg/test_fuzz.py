@@ -217,7 +217,7 @@ def test_signed_nonsense_of_the_server_makes_a_device_refuse(seed):
         return
     # What was accepted is a plan this device could have been sent: only free fields differ.
     old, new = wire.parse(plan, Plan), wire.parse(frame, Plan)
-    free = {"round", "purpose", "dimension", "bits", "min_survivors", "threshold"}
+    free = {"round_number", "purpose", "dimension", "bits", "min_survivors", "threshold"}
     differing = {n for n in vars(old) if getattr(old, n) != getattr(new, n)}
     assert differing <= free
     assert new.threshold >= old.threshold

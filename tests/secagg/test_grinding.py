@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.secagg import draw, wire
 from fedveil.secagg.draw import DRAW_BYTES, draft_digest, draft_of
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn, RuleBroken
 from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.messages import Commitments, Invitation, Plan
+from fedveil.secagg.params import Limits, SecAggParams
 from fedveil.secagg.participant import Participant
-from fedveil.secagg.terms import Limits, Terms
 from tests.secagg.play import assemble, peek, plain_sum, small_vectors
 
 VECTORS = small_vectors()
@@ -28,38 +28,38 @@ def signed(cast, message) -> bytes:
 
 
 def test_a_graph_with_smaller_groups_than_the_noise_counts_on_is_refused():
-    terms = Terms("f", min_honest=700, colluders=100, max_dropout=0.2, sparse=True)
-    found = terms.topology(1000)
-    assert terms.counted(1000) == terms.group(found) == 213
-    terms.check(1000, found.degree, found.threshold, 800)
+    params = SecAggParams("f", min_honest=700, colluders=100, max_dropout=0.2, sparse=True)
+    found = params.topology(1000)
+    assert params.counted(1000) == params.group(found) == 213
+    params.check(1000, found.degree, found.threshold, 800)
     # Groups of 8 under noise for 213, on a graph that no two-faced server can beat.
     with pytest.raises(RuleBroken, match="too sparse"):
-        terms.check(1000, 34, 29, 800)
+        params.check(1000, 34, 29, 800)
     # Neither failure is the problem here: it is the very graph for servers that do not lie.
-    trusting = replace(terms, honest_server=True)
+    trusting = replace(params, honest_server=True)
     lean = trusting.topology(1000)
     assert lean.degree < found.degree
     trusting.check(1000, lean.degree, lean.threshold, 800)
     with pytest.raises(RuleBroken, match=r"sums of \d\d, noise counts on 213"):
-        terms.check(1000, lean.degree, lean.threshold, 800)
+        params.check(1000, lean.degree, lean.threshold, 800)
     # What the noise was calibrated for may be less than the best graph gives, and then it binds.
-    modest = replace(terms, honest_shares=75)
+    modest = replace(params, honest_shares=75)
     modest.check(1000, lean.degree, lean.threshold, 800)
 
 
 def test_a_graph_that_would_seldom_recover_is_refused():
-    terms = Terms("f", min_honest=700, colluders=100, max_dropout=0.2, sparse=True)
-    found = terms.topology(1000)
+    params = SecAggParams("f", min_honest=700, colluders=100, max_dropout=0.2, sparse=True)
+    found = params.topology(1000)
     with pytest.raises(RuleBroken, match="recovery_failure"):
-        terms.check(1000, found.degree, found.degree, 800)
+        params.check(1000, found.degree, found.degree, 800)
 
 
 def test_devices_and_server_must_mean_the_same_terms():
     cast = assemble(5)
     plan = peek(cast.play().server.plan, Plan)
-    weaker = replace(cast.terms, honest_shares=2, limits=Limits(degree=7))
+    weaker = replace(cast.params, honest_shares=2, limits=Limits(degree=7))
     with pytest.raises(RuleBroken, match="other terms"):
-        cast.devices[10].join(signed(cast, replace(plan, terms=weaker.digest)))
+        cast.devices[10].join(signed(cast, replace(plan, params=weaker.digest)))
     fields = {
         "min_honest": 3,
         "colluders": 1,
@@ -73,12 +73,12 @@ def test_devices_and_server_must_mean_the_same_terms():
         "purposes": ("updateclip",),
         "limits": Limits(draws=9),
     }
-    others = [replace(cast.terms, **{name: value}).digest for name, value in fields.items()]
-    assert len({cast.terms.digest, *others}) == 1 + len(fields)
+    others = [replace(cast.params, **{name: value}).digest for name, value in fields.items()]
+    assert len({cast.params.digest, *others}) == 1 + len(fields)
 
 
 def test_honest_shares_bind_the_noise_to_the_smallest_group():
-    sparse = Terms("f", min_honest=80, colluders=10, max_dropout=0.1, sparse=True)
+    sparse = SecAggParams("f", min_honest=80, colluders=10, max_dropout=0.1, sparse=True)
     assert sparse.counted(100) == sparse.group(sparse.topology(100)) < 80
     assert replace(sparse, honest_server=True).counted(100) == 80
     assert replace(sparse, sparse=False).counted(100) == 80
@@ -87,8 +87,8 @@ def test_honest_shares_bind_the_noise_to_the_smallest_group():
 # --- nobody can look for an unlucky graph ---------------------------------------------------------
 
 
-def drawing_of(cast, round=1, drawers=None):
-    return cast.server.draw(round, cast.ids, 5, 32, "update", drawers)
+def drawing_of(cast, round_number=1, drawers=None):
+    return cast.server.draw(round_number, cast.ids, 5, 32, "update", drawers)
 
 
 def drawn(cast, drawing):
@@ -119,7 +119,7 @@ def test_the_server_has_nothing_to_choose_in_the_seed():
 
 def test_a_device_draws_for_a_round_a_few_times_only():
     cast = assemble(36, min_honest=5, colluders=2, max_dropout=0.1)
-    draws = cast.terms.limits.draws
+    draws = cast.params.limits.draws
     for _ in range(draws):
         drawn(cast, drawing_of(cast, drawers=[10, 20, 30]))
     with pytest.raises(RuleBroken, match=f"has drawn {draws} times"):
@@ -128,7 +128,7 @@ def test_a_device_draws_for_a_round_a_few_times_only():
 
 
 def test_a_commitment_is_revealed_for_one_list_only(sparse):
-    drawing = drawing_of(sparse, round=2, drawers=[10, 20, 30])
+    drawing = drawing_of(sparse, round_number=2, drawers=[10, 20, 30])
     for device in drawing.drawers:
         drawing.commit(sparse.devices[device].offer(drawing.invitation))
     listed = drawing.commitments()
@@ -142,7 +142,7 @@ def test_a_commitment_is_revealed_for_one_list_only(sparse):
 
 
 def test_a_device_reveals_only_its_own_commitment_among_enough_others(sparse):
-    drawing = drawing_of(sparse, round=3, drawers=[10, 20, 30])
+    drawing = drawing_of(sparse, round_number=3, drawers=[10, 20, 30])
     for device in drawing.drawers:
         drawing.commit(sparse.devices[device].offer(drawing.invitation))
     message = peek(drawing.commitments(), Commitments)
@@ -160,11 +160,16 @@ def test_a_device_reveals_only_its_own_commitment_among_enough_others(sparse):
 
 
 def test_a_plan_drawn_by_colluders_alone_or_changed_after_the_draw_is_refused(sparse):
-    plan = drawn(sparse, drawing_of(sparse, round=4, drawers=[10, 20, 30])).plan()
+    plan = drawn(sparse, drawing_of(sparse, round_number=4, drawers=[10, 20, 30])).plan()
     join = sparse.devices[40].join
     with pytest.raises(RuleBroken, match="2 devices drew the graph"):
         join(signed(sparse, replace(plan, drawers=(10, 20), draws=plan.draws[: 2 * DRAW_BYTES])))
-    for change in ({"dimension": 6}, {"round": 5}, {"purpose": "clip"}, {"drawers": (10, 20, 40)}):
+    for change in (
+        {"dimension": 6},
+        {"round_number": 5},
+        {"purpose": "clip"},
+        {"drawers": (10, 20, 40)},
+    ):
         with pytest.raises(Forged, match="did not draw this graph"):
             join(signed(sparse, replace(plan, **change)))
     flipped = bytearray(plan.draws)
@@ -181,7 +186,7 @@ def test_a_plan_drawn_by_colluders_alone_or_changed_after_the_draw_is_refused(sp
 
 
 def test_a_round_goes_on_with_others_if_a_drawer_vanishes(sparse):
-    drawing = drawing_of(sparse, round=6, drawers=[10, 20, 30])
+    drawing = drawing_of(sparse, round_number=6, drawers=[10, 20, 30])
     for device in drawing.drawers:
         drawing.commit(sparse.devices[device].offer(drawing.invitation))
     listed = drawing.commitments()
@@ -190,13 +195,13 @@ def test_a_round_goes_on_with_others_if_a_drawer_vanishes(sparse):
     assert drawing.missing == (30,)
     with pytest.raises(OutOfTurn, match="have not revealed"):
         sparse.server.open_drawn(drawing)
-    again = drawn(sparse, drawing_of(sparse, round=6, drawers=[10, 20, 40]))
+    again = drawn(sparse, drawing_of(sparse, round_number=6, drawers=[10, 20, 40]))
     opened = sparse.server.open_drawn(again)
     sparse.devices[30].join(opened.plan)
 
 
 def test_the_servers_side_of_a_draw_checks_what_comes(sparse):
-    drawing = drawing_of(sparse, round=7, drawers=[10, 20, 30])
+    drawing = drawing_of(sparse, round_number=7, drawers=[10, 20, 30])
     stranger = sparse.devices[40].offer(drawing.invitation)
     with pytest.raises(OutOfTurn, match="not asked"):
         drawing.commit(stranger)
@@ -212,37 +217,37 @@ def test_the_servers_side_of_a_draw_checks_what_comes(sparse):
     with pytest.raises(Malformed):
         drawing.reveal(frames[10])
     drawing.reveal(sparse.devices[10].reveal(listed))
-    elsewhere = drawn(sparse, drawing_of(sparse, round=8, drawers=[10, 20, 30]))
+    elsewhere = drawn(sparse, drawing_of(sparse, round_number=8, drawers=[10, 20, 30]))
     with pytest.raises(OutOfTurn, match="another draft"):
-        drawing.commit(sparse.devices[20].offer(drawing_of(sparse, round=9).invitation))
+        drawing.commit(sparse.devices[20].offer(drawing_of(sparse, round_number=9).invitation))
     assert elsewhere.missing == ()
     for wrong in ([], [10, 10], [10, 11]):
-        with pytest.raises(BadInput, match="drawers"):
-            drawing_of(sparse, round=10, drawers=wrong)
+        with pytest.raises(ConfigError, match="drawers"):
+            drawing_of(sparse, round_number=10, drawers=wrong)
 
 
 def test_complete_graphs_are_not_drawn():
     cast = assemble(5)
-    with pytest.raises(BadInput, match="complete graph"):
+    with pytest.raises(ConfigError, match="complete graph"):
         cast.server.draw(1, cast.ids, 5, 32)
     plan = peek(cast.play().server.plan, Plan)
     with pytest.raises(Malformed, match="not drawn"):
         cast.devices[10].join(signed(cast, replace(plan, drawers=(10,), draws=bytes(DRAW_BYTES))))
     with pytest.raises(RuleBroken, match="not drawn"):
         cast.devices[10].offer(signed(cast, Invitation(**draft_of(plan))))
-    with pytest.raises(BadInput, match="draw"):
+    with pytest.raises(ConfigError, match="draw"):
         assemble(36, min_honest=5).server.open(1, [10 * i for i in range(1, 37)], 5, 32)
 
 
 def test_the_digest_of_a_draft_covers_every_field_of_it(sparse):
-    plan = drawing_of(sparse, round=11)._draft
+    plan = drawing_of(sparse, round_number=11)._draft
     changed = {
         "federation": "g",
-        "round": 12,
+        "round_number": 12,
         "purpose": "clip",
         "members": plan.members[1:],
         "roster": os.urandom(32),
-        "terms": os.urandom(32),
+        "params": os.urandom(32),
         "dimension": 6,
         "bits": 64,
         "degree": plan.degree + 2,
@@ -260,22 +265,22 @@ def test_purposes_are_those_of_the_terms():
     cast = assemble(4)
     for purpose in ("update", "clip"):
         cast.devices[10].join(cast.play(purpose=purpose).server.plan)
-    plan = peek(cast.play(round=2).server.plan, Plan)
+    plan = peek(cast.play(round_number=2).server.plan, Plan)
     for other in ("x", "update ", "Update", "clip2"):
         with pytest.raises(RuleBroken, match="purpose"):
             cast.devices[10].join(signed(cast, replace(plan, purpose=other)))
-        with pytest.raises(BadInput, match="purpose"):
-            cast.play(round=2, purpose=other)
+        with pytest.raises(ConfigError, match="purpose"):
+            cast.play(round_number=2, purpose=other)
 
 
 def test_a_round_far_ahead_does_not_retire_a_device():
     cast = assemble(3)
-    step = cast.terms.limits.round_step
-    cast.devices[10].join(cast.play(round=1).server.plan)
+    step = cast.params.limits.round_step
+    cast.devices[10].join(cast.play(round_number=1).server.plan)
     for far in (2 + step, 2**32 - 1):
         with pytest.raises(RuleBroken, match="above the last one"):
-            cast.devices[10].join(cast.play(round=far).server.plan)
-    cast.devices[10].join(cast.play(round=1 + step).server.plan)
+            cast.devices[10].join(cast.play(round_number=far).server.plan)
+    cast.devices[10].join(cast.play(round_number=1 + step).server.plan)
 
 
 @pytest.mark.parametrize("name", ["members", "degree", "dimension"])
@@ -290,22 +295,22 @@ def test_a_device_refuses_costs_above_its_own_limits(name):
 
 
 def test_the_terms_bound_what_a_server_plans():
-    terms = Terms("f", min_honest=2, limits=Limits(degree=7, members=9))
-    terms.topology(8)
-    with pytest.raises(BadInput, match="8 neighbours"):
-        terms.topology(9)
-    with pytest.raises(BadInput, match="at most 9 devices"):
-        terms.topology(10)
-    with pytest.raises(BadInput, match=r"limits\.degree"):
+    params = SecAggParams("f", min_honest=2, limits=Limits(degree=7, members=9))
+    params.topology(8)
+    with pytest.raises(ConfigError, match="8 neighbours"):
+        params.topology(9)
+    with pytest.raises(ConfigError, match="at most 9 devices"):
+        params.topology(10)
+    with pytest.raises(ConfigError, match=r"limits\.degree"):
         Limits(degree=0)
-    with pytest.raises(BadInput, match=r"limits\.members"):
+    with pytest.raises(ConfigError, match=r"limits\.members"):
         Limits(members=2**15)
 
 
 def test_the_default_limits_refuse_a_plan_that_costs_gigabytes():
     # 16,384 members, all joined to all: 50 seconds and 4 GB for each device.
-    with pytest.raises(BadInput, match="16383 neighbours"):
-        Terms("f", min_honest=2).topology(1 << 14)
+    with pytest.raises(ConfigError, match="16383 neighbours"):
+        SecAggParams("f", min_honest=2).topology(1 << 14)
     with pytest.raises(RuleBroken, match="degree"):
         Limits().check(1 << 14, (1 << 14) - 1, 1000)
 
@@ -326,9 +331,9 @@ def test_draws_are_counted_across_restarts():
     device = cast.devices[10]
     journal = MemoryJournal()
     public = cast.server.key.public_key().public_bytes_raw()
-    for _ in range(cast.terms.limits.draws):
-        fresh = Participant(device.keys, device.roster, cast.terms, public, journal)
+    for _ in range(cast.params.limits.draws):
+        fresh = Participant(device.keys, device.roster, cast.params, public, journal)
         fresh.offer(drawing_of(cast).invitation)
-    fresh = Participant(device.keys, device.roster, cast.terms, public, journal)
+    fresh = Participant(device.keys, device.roster, cast.params, public, journal)
     with pytest.raises(RuleBroken, match="has drawn"):
         fresh.offer(drawing_of(cast).invitation)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.secagg.modulus import bits_for, decode, encode
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
@@ -85,7 +85,7 @@ def test_more_of_anything_never_needs_a_smaller_bound():
     ],
 )
 def test_what_no_word_can_hold_is_named(arguments, name):
-    with pytest.raises(BadInput, match=name):
+    with pytest.raises(ConfigError, match=name):
         bits_for(*arguments)
 
 
@@ -100,13 +100,13 @@ def test_what_no_word_can_hold_is_named(arguments, name):
     ],
 )
 def test_only_int64_vectors_enter(vector):
-    with pytest.raises(BadInput, match="vector"):
+    with pytest.raises(ConfigError, match="vector"):
         encode(vector, 32)
 
 
 def test_an_entry_beyond_32_bits_is_refused_and_not_wrapped():
     for entry in (2**31, -(2**31) - 1):
-        with pytest.raises(BadInput, match="32 bits"):
+        with pytest.raises(ConfigError, match="32 bits"):
             encode(np.array([entry]), 32)
-    with pytest.raises(BadInput, match="bits = 16"):
+    with pytest.raises(ConfigError, match="bits = 16"):
         encode(np.array([1]), 16)

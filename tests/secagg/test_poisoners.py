@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.secagg import pairs, wire
 from fedveil.secagg.blame import Fault, Wrong, proven
 from fedveil.secagg.errors import Doubted, Forged, NotReleased, OutOfTurn, RuleBroken
@@ -72,10 +72,10 @@ def test_one_wrong_share_among_eighteen_right_ones_does_not_matter():
     assert {fault.wrong for fault in play.server.faults} == {Wrong.SHARE}
     assert all(proven(f, play.server.layout, play.server.identities) for f in play.server.faults)
     assert cast.server.judge(play.server) == [BAD]
-    with pytest.raises(BadInput, match="device 50 was evicted: device 50 gave another share"):
-        cast.play(round=2)
+    with pytest.raises(ConfigError, match="device 50 was evicted: device 50 gave another share"):
+        cast.play(round_number=2)
     rest = [device for device in cast.ids if device != BAD]
-    after = cast.play(round=2, members=rest)
+    after = cast.play(round_number=2, members=rest)
     after.share()
     assert np.array_equal(finished(after), plain_sum(VECTORS, rest))
 
@@ -97,7 +97,7 @@ def test_as_many_wrong_shares_as_the_threshold_leaves_over_do_not_matter():
         play.send(frame)
     assert np.array_equal(play.server.finish(), plain_sum(VECTORS, cast.ids))
     assert {fault.device for fault in play.server.faults} == liars
-    play = cast.play(round=2)
+    play = cast.play(round_number=2)
     play.share()
     play.upload(VECTORS)
     play.confirm()
@@ -118,14 +118,14 @@ def random_checks(play, device: int, frame: bytes) -> bytes:
 
 def test_random_checks_cost_their_sender_its_place_and_nobody_else():
     cast = assemble(20, min_honest=8, max_dropout=0.4)
-    for round in range(3):
-        play = shared(cast, random_checks, round=round)
+    for round_number in range(3):
+        play = shared(cast, random_checks, round_number=round_number)
         assert set(cast.ids) - set(play.server.sharers) == {BAD}
         assert play.server.suspects == {BAD}
         assert np.array_equal(finished(play), plain_sum(VECTORS, set(cast.ids) - {BAD}))
-        assert cast.server.judge(play.server) == ([BAD] if round == 2 else [])
-    with pytest.raises(BadInput, match="at odds with others in 3 rounds"):
-        cast.play(round=9)
+        assert cast.server.judge(play.server) == ([BAD] if round_number == 2 else [])
+    with pytest.raises(ConfigError, match="at odds with others in 3 rounds"):
+        cast.play(round_number=9)
 
 
 def one_check(victim: int):
@@ -147,8 +147,8 @@ def test_two_at_odds_lose_the_mask_between_them_and_both_stay():
     assert not play.server.suspects
     assert not play.server.faults
     # The same with either of them lost: nobody had applied that mask.
-    for round, lost in ((2, 20), (3, BAD)):
-        play = shared(cast, one_check(20), round=round)
+    for round_number, lost in ((2, 20), (3, BAD)):
+        play = shared(cast, one_check(20), round_number=round_number)
         total = finished(play, {lost})
         assert np.array_equal(total, plain_sum(VECTORS, set(cast.ids) - {lost}))
 
@@ -156,7 +156,7 @@ def test_two_at_odds_lose_the_mask_between_them_and_both_stay():
 def test_a_device_leaves_out_no_more_masks_than_its_terms_allow():
     cast = assemble(8, min_honest=4, max_dropout=0.25)  # one
     play = shared(cast)
-    fresh = cast.play(round=2)
+    fresh = cast.play(round_number=2)
     for device in cast.ids:
         fresh.rounds[device] = cast.devices[device].join(fresh.server.plan)
         fresh.send(fresh.rounds[device].shares)
@@ -268,7 +268,7 @@ def test_garbage_for_all_costs_one_round_and_convicts_its_sender():
     assert {fault.device for fault in settled(play)} == {BAD}
     assert cast.server.judge(play.server) == [BAD]
     rest = [device for device in cast.ids if device != BAD]
-    after = cast.play(round=2, members=rest)
+    after = cast.play(round_number=2, members=rest)
     after.share()
     assert np.array_equal(finished(after), plain_sum(VECTORS, rest))
 
@@ -305,8 +305,8 @@ def inconsistent_split(play, device: int, frame: bytes) -> bytes:
 
 def test_shares_that_do_not_make_the_committed_secret_convict_the_dealer():
     cast = assemble(6, min_honest=3, max_dropout=0.2)
-    for round, silent in ((1, set()), (2, {BAD})):
-        play = shared(cast, inconsistent_split, round=round)
+    for round_number, silent in ((1, set()), (2, {BAD})):
+        play = shared(cast, inconsistent_split, round_number=round_number)
         with pytest.raises(NotReleased, match="device 50 dealt shares that do not fit"):
             finished(play, silent)
         (fault,) = play.server.faults
@@ -402,7 +402,7 @@ def test_evidence_convicts_nobody_else_and_not_for_another_round():
     settled(play)
     layout, identities = play.server.layout, play.server.identities
     assert {fault.wrong for fault in play.server.faults} == {Wrong.SHARE, Wrong.SEAL}
-    other = cast.play(round=2).server
+    other = cast.play(round_number=2).server
     for fault in play.server.faults:
         assert proven(fault, layout, identities)
         assert not proven(fault, other.layout, other.identities)
@@ -421,7 +421,7 @@ def test_evidence_convicts_nobody_else_and_not_for_another_round():
         for values in ((), (b"",), (os.urandom(48),), fault.values * 2):
             if values != fault.values and fault.values:
                 assert not proven(replace(fault, values=values), layout, identities)
-        with pytest.raises(BadInput, match="does not prove"):
+        with pytest.raises(ConfigError, match="does not prove"):
             cast.server.convict(replace(fault, device=70), play.server)
 
 
@@ -448,7 +448,7 @@ def test_a_disclosure_out_of_place_is_refused():
     play.upload(VECTORS)
     play.confirm()
     frame = play.rounds[20].disclose(play.server.dealt_by(BAD))
-    stranger = cast.play(round=3).server
+    stranger = cast.play(round_number=3).server
     with pytest.raises(OutOfTurn):
         stranger.settle(frame)
     with pytest.raises(OutOfTurn, match="has not complained"):
@@ -458,11 +458,11 @@ def test_a_disclosure_out_of_place_is_refused():
     assert play.server.settle(frame) is not None
 
 
-@pytest.mark.parametrize("round", range(6))
-def test_a_sparse_round_survives_every_kind_of_poison(round):
+@pytest.mark.parametrize("round_number", range(6))
+def test_a_sparse_round_survives_every_kind_of_poison(round_number):
     cast = assemble(40, min_honest=10, colluders=2, max_dropout=0.2, dropped_edges=2)
-    spoil = (random_checks, one_check, garbage_seals, None, None, None)[round]
-    play = cast.play(round=round)
+    spoil = (random_checks, one_check, garbage_seals, None, None, None)[round_number]
+    play = cast.play(round_number=round_number)
     neighbours = play.server.layout.graph.neighbours(BAD)
     assert play.server.layout.plan.degree < 39
     if spoil is one_check:

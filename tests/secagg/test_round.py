@@ -16,9 +16,9 @@ VECTORS = small_vectors()
 LEGS = ("share", "upload", "confirm", "unmask")
 
 
-def play_with(silent_at: dict[int, str], cast, round=1, bits=32):
+def play_with(silent_at: dict[int, str], cast, round_number=1, bits=32):
     """A whole round where each named device falls silent at a leg and stays so."""
-    play = cast.play(round=round, bits=bits)
+    play = cast.play(round_number=round_number, bits=bits)
     silent = {
         leg: {d for d, at in silent_at.items() if LEGS.index(at) <= LEGS.index(leg)} for leg in LEGS
     }
@@ -65,7 +65,7 @@ def test_any_two_losses_at_any_legs_leave_the_exact_sum_of_those_who_uploaded(le
 @given(data=st.data())
 def test_random_losses_over_a_sparse_graph_leave_the_exact_sum(data):
     cast = assemble(36, min_honest=5, colluders=2, max_dropout=0.2)
-    assert cast.terms.topology(36).degree < 35
+    assert cast.params.topology(36).degree < 35
     lost = data.draw(st.sets(st.sampled_from(cast.ids), max_size=7))
     silent_at = {d: data.draw(st.sampled_from(LEGS)) for d in sorted(lost)}
     _, total = play_with(silent_at, cast)
@@ -86,9 +86,9 @@ def test_one_loss_more_than_the_terms_allow_is_not_released():
     with pytest.raises(NotReleased, match="4 of 7 devices survived, need 5"):
         play_with({10: "upload", 20: "upload", 30: "upload"}, cast)
     with pytest.raises(NotReleased, match="4 of 7 devices shared, need 5"):
-        play_with({10: "share", 20: "share", 30: "share"}, cast, round=2)
+        play_with({10: "share", 20: "share", 30: "share"}, cast, round_number=2)
     with pytest.raises(NotReleased, match="shares came, need 4"):
-        play_with({10: "unmask", 20: "unmask", 30: "unmask"}, cast, round=3)
+        play_with({10: "unmask", 20: "unmask", 30: "unmask"}, cast, round_number=3)
 
 
 def test_fewer_honest_survivors_than_the_noise_assumes_are_not_released():
@@ -128,8 +128,8 @@ def test_a_device_that_shared_too_late_is_out_and_the_rest_is_exact():
 def test_many_rounds_with_changing_cohorts_use_the_seeds_agreed_once():
     cast = assemble(8)
     cohorts = [cast.ids, cast.ids[:5], cast.ids[2:], cast.ids]
-    for round, members in enumerate(cohorts):
-        play = cast.play(round=round, members=members)
+    for round_number, members in enumerate(cohorts):
+        play = cast.play(round_number=round_number, members=members)
         play.share()
         play.upload(VECTORS)
         play.confirm()

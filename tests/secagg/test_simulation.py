@@ -10,14 +10,14 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from fedveil.errors import BadInput
-from fedveil.randomness import Stream
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Stream
+from fedveil.secagg.dropouts import Dropouts, draw_dropouts, planned_dropouts
 from fedveil.secagg.errors import NotReleased, RuleBroken
-from fedveil.secagg.losses import Losses, draw_losses, planned_losses
 from fedveil.secagg.mode import Mode
+from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.rounds import ModelledRound
 from fedveil.secagg.simulation import Simulation, secure_sum
-from fedveil.secagg.terms import Terms
 from fedveil.secagg.topology import SMALL_COHORT
 
 
@@ -32,15 +32,22 @@ def vectors_of(dimension: int, bits: int = 32):
     return vector
 
 
-def outcome(mode: Mode, terms: Terms, members, losses: Losses, bits: int = 32, round: int = 4):
+def outcome(
+    mode: Mode,
+    params: SecAggParams,
+    members,
+    losses: Dropouts,
+    bits: int = 32,
+    round_number: int = 4,
+):
     try:
         result = secure_sum(
             vectors_of(7, bits),
             members,
             dimension=7,
             bits=bits,
-            simulation=Simulation(terms, mode),
-            round=round,
+            simulation=Simulation(params, mode),
+            round_number=round_number,
             losses=losses,
         )
     except NotReleased as refusal:
@@ -49,7 +56,7 @@ def outcome(mode: Mode, terms: Terms, members, losses: Losses, bits: int = 32, r
     return result.survivors, result.total.tolist()
 
 
-LEGS = list(Losses.__dataclass_fields__)
+LEGS = list(Dropouts.__dataclass_fields__)
 
 
 @settings(max_examples=60, deadline=None)
@@ -62,12 +69,12 @@ LEGS = list(Losses.__dataclass_fields__)
 def test_full_and_modelled_give_the_same_sum_or_the_same_refusal(cohort, lost, bits, max_dropout):
     members = [3 * i + 1 for i in range(cohort)]
     at = {members[place % cohort]: leg for place, leg in lost.items()}
-    losses = Losses(**{leg: frozenset(m for m in at if at[m] == leg) for leg in LEGS})
-    terms = Terms("t", min_honest=2, max_dropout=max_dropout, sparse=True)
-    full = outcome(Mode.FULL, terms, members, losses, bits)
-    modelled = outcome(Mode.MODELLED, terms, members, losses, bits)
+    losses = Dropouts(**{leg: frozenset(m for m in at if at[m] == leg) for leg in LEGS})
+    params = SecAggParams("t", min_honest=2, max_dropout=max_dropout, sparse=True)
+    full = outcome(Mode.FULL, params, members, losses, bits)
+    modelled = outcome(Mode.MODELLED, params, members, losses, bits)
     event("refused" if isinstance(full, str) else "released")
-    if cohort <= SMALL_COHORT or len(at) <= terms.losses(cohort):
+    if cohort <= SMALL_COHORT or len(at) <= params.losses(cohort):
         assert full == modelled
     elif not isinstance(full, str) and not isinstance(modelled, str):
         # Beyond what was planned for, it depends on the graph whether a sum comes out.
@@ -77,15 +84,15 @@ def test_full_and_modelled_give_the_same_sum_or_the_same_refusal(cohort, lost, b
 @pytest.mark.parametrize("mode", Mode)
 def test_a_sparse_round_with_losses_at_every_leg_is_exact(mode):
     members = list(range(60))
-    losses = Losses(frozenset({1}), frozenset({2, 3}), frozenset({4}), frozenset({5}))
-    terms = Terms("t", min_honest=30, colluders=3, max_dropout=0.1, sparse=True)
+    losses = Dropouts(frozenset({1}), frozenset({2, 3}), frozenset({4}), frozenset({5}))
+    params = SecAggParams("t", min_honest=30, colluders=3, max_dropout=0.1, sparse=True)
     result = secure_sum(
         lambda device: np.full(9, device - 20, dtype=np.int64),
         members,
         dimension=9,
         bits=32,
-        simulation=Simulation(terms, mode),
-        round=0,
+        simulation=Simulation(params, mode),
+        round_number=0,
         losses=losses,
     )
     alive = [m for m in members if m not in (1, 2, 3)]
@@ -100,17 +107,17 @@ def test_a_sparse_round_with_losses_at_every_leg_is_exact(mode):
 
 @pytest.mark.parametrize("mode", Mode)
 def test_only_wanted_devices_add_and_each_once(mode):
-    simulation = Simulation(Terms("t", 2, max_dropout=0.25), mode)
-    opened = simulation.open(1, [1, 2, 3, 4], 2, 32, Losses(before_upload=frozenset({2})))
+    simulation = Simulation(SecAggParams("t", 2, max_dropout=0.25), mode)
+    opened = simulation.open(1, [1, 2, 3, 4], 2, 32, Dropouts(before_upload=frozenset({2})))
     assert opened.wanted == (1, 3, 4)
     vector = np.array([1, -1])
     opened.add(1, vector)
     for device in (1, 2, 9):
-        with pytest.raises(BadInput, match=f"device = {device}"):
+        with pytest.raises(ConfigError, match=f"device = {device}"):
             opened.add(device, vector)
-    with pytest.raises(BadInput, match="shape"):
+    with pytest.raises(ConfigError, match="shape"):
         opened.add(3, np.array([1, 2, 3]))
-    with pytest.raises(BadInput, match="int64"):
+    with pytest.raises(ConfigError, match="int64"):
         opened.add(3, np.array([0.5, 1.0]))
     opened.add(3, vector)
     opened.add(4, vector)
@@ -119,7 +126,7 @@ def test_only_wanted_devices_add_and_each_once(mode):
 
 @pytest.mark.parametrize("mode", Mode)
 def test_a_wanted_device_that_adds_nothing_counts_as_lost(mode):
-    simulation = Simulation(Terms("t", 2, max_dropout=0.25), mode)
+    simulation = Simulation(SecAggParams("t", 2, max_dropout=0.25), mode)
     opened = simulation.open(1, [1, 2, 3, 4], 1, 64)
     for device in (1, 2, 3):
         opened.add(device, np.array([device]))
@@ -130,17 +137,17 @@ def test_a_wanted_device_that_adds_nothing_counts_as_lost(mode):
 
 @pytest.mark.parametrize("mode", Mode)
 def test_small_cohorts_are_not_released(mode):
-    simulation = Simulation(Terms("t", min_honest=3, colluders=1), mode)
+    simulation = Simulation(SecAggParams("t", min_honest=3, colluders=1), mode)
     with pytest.raises(NotReleased, match="cohort of 3"):
         simulation.open(1, [1, 2, 3], 5, 32)
-    with pytest.raises(BadInput, match="twice"):
+    with pytest.raises(ConfigError, match="twice"):
         simulation.open(1, [1, 1, 2, 3], 5, 32)
-    with pytest.raises(BadInput, match="bits"):
+    with pytest.raises(ConfigError, match="bits"):
         simulation.open(1, [1, 2, 3, 4], 5, 16)
 
 
 def test_simulated_devices_keep_the_rule_of_one_cohort_per_round():
-    simulation = Simulation(Terms("t", 2), Mode.FULL)
+    simulation = Simulation(SecAggParams("t", 2), Mode.FULL)
     simulation.open(5, [1, 2, 3], 1, 32)
     with pytest.raises(RuleBroken):
         simulation.open(5, [1, 2, 4], 1, 32)
@@ -148,7 +155,7 @@ def test_simulated_devices_keep_the_rule_of_one_cohort_per_round():
 
 def test_memory_is_that_of_a_few_vectors_however_many_devices():
     dimension, cohort = 200_000, 24
-    simulation = Simulation(Terms("t", 2, max_dropout=0.1), Mode.FULL)
+    simulation = Simulation(SecAggParams("t", 2, max_dropout=0.1), Mode.FULL)
     zeros = np.zeros(dimension, dtype=np.int64)
     tracemalloc.start()
     secure_sum(
@@ -157,8 +164,8 @@ def test_memory_is_that_of_a_few_vectors_however_many_devices():
         dimension=dimension,
         bits=32,
         simulation=simulation,
-        round=1,
-        losses=Losses(before_upload=frozenset({3})),
+        round_number=1,
+        losses=Dropouts(before_upload=frozenset({3})),
     )
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -168,13 +175,13 @@ def test_memory_is_that_of_a_few_vectors_however_many_devices():
 
 def test_losses_are_drawn_at_the_given_rate_and_repeat_with_the_stream():
     members = list(range(10_000))
-    lost = draw_losses(members, 0.2, Stream(bytes(32))).before_upload
-    assert lost == draw_losses(members, 0.2, Stream(bytes(32))).before_upload
+    lost = draw_dropouts(members, 0.2, Stream(bytes(32))).before_upload
+    assert lost == draw_dropouts(members, 0.2, Stream(bytes(32))).before_upload
     assert abs(len(lost) - 2000) < 5 * (10_000 * 0.2 * 0.8) ** 0.5
-    assert draw_losses(members, 0.0, Stream(bytes(32))).before_upload == frozenset()
-    assert draw_losses(members, 1.0, Stream(bytes(32))).before_upload == frozenset(members)
-    with pytest.raises(BadInput, match="dropout"):
-        draw_losses(members, 1.5, Stream(bytes(32)))
+    assert draw_dropouts(members, 0.0, Stream(bytes(32))).before_upload == frozenset()
+    assert draw_dropouts(members, 1.0, Stream(bytes(32))).before_upload == frozenset(members)
+    with pytest.raises(ConfigError, match="dropout"):
+        draw_dropouts(members, 1.5, Stream(bytes(32)))
 
 
 @pytest.mark.parametrize("cohort", [10, 40, 136, 1000])
@@ -183,54 +190,54 @@ def test_losses_are_drawn_at_the_given_rate_and_repeat_with_the_stream():
 def test_planned_losses_are_the_binomial_quantile_up_to_what_a_graph_recovers(
     cohort, rate, failure
 ):
-    planned = planned_losses(cohort, rate, 3, failure)
+    planned = planned_dropouts(cohort, rate, 3, failure)
     most = (cohort - 2 - 3) // 2
     assert planned == min(int(binom.isf(failure, cohort, rate)), most)
-    Terms("t", cohort - planned - 3, 3, planned / cohort).topology(cohort)
+    SecAggParams("t", cohort - planned - 3, 3, planned / cohort).topology(cohort)
 
 
 def test_planned_losses_refuse_what_cannot_be():
-    assert planned_losses(10, 1.0) == 4
-    with pytest.raises(BadInput, match="dropout"):
-        planned_losses(10, -0.1)
-    with pytest.raises(BadInput, match="cohort = 4"):
-        planned_losses(4, 0.1, colluders=3)
+    assert planned_dropouts(10, 1.0) == 4
+    with pytest.raises(ConfigError, match="dropout"):
+        planned_dropouts(10, -0.1)
+    with pytest.raises(ConfigError, match="cohort = 4"):
+        planned_dropouts(4, 0.1, colluders=3)
 
 
 @pytest.mark.parametrize("bits", [32, 64])
 def test_a_modelled_round_takes_sums_in_place_of_vectors(bits):
-    terms = Terms("t", min_honest=3, max_dropout=0.25)
-    members, losses = range(8), Losses(before_upload=frozenset({2, 5}))
+    params = SecAggParams("t", min_honest=3, max_dropout=0.25)
+    members, losses = range(8), Dropouts(before_upload=frozenset({2, 5}))
     vector = vectors_of(7, bits)
     one_by_one = secure_sum(
         vector,
         members,
         dimension=7,
         bits=bits,
-        simulation=Simulation(terms, Mode.MODELLED),
-        round=1,
+        simulation=Simulation(params, Mode.MODELLED),
+        round_number=1,
         losses=losses,
     )
-    opened = Simulation(terms, Mode.MODELLED).open(1, members, 7, bits, losses)
+    opened = Simulation(params, Mode.MODELLED).open(1, members, 7, bits, losses)
     assert isinstance(opened, ModelledRound)
     with np.errstate(over="ignore"):
         total = sum((vector(device) for device in opened.wanted[1:]), np.zeros(7, np.int64))
     opened.add_sum(opened.wanted[1:], total)
     opened.add(opened.wanted[0], vector(opened.wanted[0]))
     for devices in ([opened.wanted[1]], [2]):  # twice, or lost
-        with pytest.raises(BadInput, match="not wanted"):
+        with pytest.raises(ConfigError, match="not wanted"):
             opened.add_sum(devices, vector(devices[0]))
-    with pytest.raises(BadInput, match="int64"):
-        Simulation(terms, Mode.MODELLED).open(2, members, 7, bits).add_sum([0], np.zeros(7))
+    with pytest.raises(ConfigError, match="int64"):
+        Simulation(params, Mode.MODELLED).open(2, members, 7, bits).add_sum([0], np.zeros(7))
     found = opened.finish()
     assert found.survivors == one_by_one.survivors
     assert found.total.tolist() == one_by_one.total.tolist()
 
 
 def test_a_modelled_round_that_misses_somebody_unasked_is_refused_like_a_full_one():
-    terms = Terms("t", min_honest=3)
+    params = SecAggParams("t", min_honest=3)
     for mode in Mode:
-        opened = Simulation(terms, mode).open(1, range(6), 7, 32)
+        opened = Simulation(params, mode).open(1, range(6), 7, 32)
         for device in opened.wanted[:-1]:
             opened.add(device, vectors_of(7)(device))
         with pytest.raises(NotReleased, match="5 of 6"):

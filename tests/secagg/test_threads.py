@@ -56,8 +56,8 @@ def good(results: list[object]) -> list[object]:
 def test_a_device_confirms_one_of_two_lists():
     cast = assemble(5, min_honest=2, max_dropout=0.2)
     frames = 0
-    for round in range(60):
-        play = cast.play(round=round)
+    for round_number in range(60):
+        play = cast.play(round_number=round_number)
         play.share()
         play.upload(VECTORS)
         layout, server = play.server.layout, play.server
@@ -77,8 +77,8 @@ def test_a_device_confirms_one_of_two_lists():
 
 def test_racing_unmaskings_give_the_same_answer_once():
     cast = assemble(5, min_honest=2, max_dropout=0.2)
-    for round in range(25):
-        play = cast.play(round=round)
+    for round_number in range(25):
+        play = cast.play(round_number=round_number)
         play.share()
         play.upload(VECTORS, silent={50})
         play.confirm()
@@ -101,8 +101,8 @@ def test_racing_unmaskings_give_the_same_answer_once():
 
 def test_a_mask_covers_one_vector():
     cast = assemble(4)
-    for round in range(40):
-        play = cast.play(round=round, dimension=4000)
+    for round_number in range(40):
+        play = cast.play(round_number=round_number, dimension=4000)
         play.share()
         vectors = [np.full(4000, value, dtype=np.int64) for value in range(THREADS)]
         acts = [lambda v=v, r=play.rounds[10]: r.mask(v) for v in vectors]
@@ -113,9 +113,11 @@ def test_a_mask_covers_one_vector():
 
 def test_a_round_is_claimed_by_one_of_many_threads():
     journal = MemoryJournal()
-    for round in range(200):
+    for round_number in range(200):
         acts = [
-            lambda i=i, r=round: journal.claim(Claim("f", r, "update", bytes([i]), 10)) or True
+            lambda i=i, r=round_number: (
+                journal.claim(Claim("f", r, "update", bytes([i]), 10)) or True
+            )
             for i in range(THREADS)
         ]
         assert len(good(race(acts))) == 1
@@ -123,9 +125,9 @@ def test_a_round_is_claimed_by_one_of_many_threads():
 
 def test_a_device_joins_one_of_two_cohorts():
     cast = assemble(6)
-    for round in range(40):
+    for round_number in range(40):
         plans = [
-            cast.play(round=round, members=members).server.plan
+            cast.play(round_number=round_number, members=members).server.plan
             for members in (cast.ids, cast.ids[:5])
         ]
         acts = [lambda f=f: cast.devices[10].join(f) for f in plans * 4]
@@ -135,8 +137,8 @@ def test_a_device_joins_one_of_two_cohorts():
 
 def test_a_draw_is_revealed_for_one_list():
     cast = assemble(36, min_honest=5, colluders=1, max_dropout=0.1)
-    for round in range(8):
-        drawing = cast.server.draw(round, cast.ids, 5, 32, "update", [10, 20])
+    for round_number in range(8):
+        drawing = cast.server.draw(round_number, cast.ids, 5, 32, "update", [10, 20])
         own = cast.devices[10].offer(drawing.invitation)
         drawing.commit(own)
         drawing.commit(cast.devices[20].offer(drawing.invitation))
@@ -149,8 +151,8 @@ def test_a_draw_is_revealed_for_one_list():
 
 def test_a_server_takes_frames_of_all_devices_at_once_and_each_once():
     cast = assemble(12, min_honest=4, max_dropout=0.2)
-    for round in range(6):
-        play = cast.play(round=round, dimension=2000)
+    for round_number in range(6):
+        play = cast.play(round_number=round_number, dimension=2000)
         play.rounds = {d: cast.devices[d].join(play.server.plan) for d in cast.ids}
         vectors = small_vectors(2000)
 
@@ -173,8 +175,8 @@ def test_a_server_takes_frames_of_all_devices_at_once_and_each_once():
 
 def test_a_vector_that_races_with_the_close_is_in_the_sum_or_refused():
     cast = assemble(6, min_honest=2, max_dropout=0.4)
-    for round in range(60):
-        play = cast.play(round=round)
+    for round_number in range(60):
+        play = cast.play(round_number=round_number)
         play.share()
         late = play.rounds[60].mask(VECTORS(60))
         for device in cast.ids[:5]:

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare, hypergeom
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.secagg import topology
 from fedveil.secagg.errors import RuleBroken
 from fedveil.secagg.graph import Graph
-from fedveil.secagg.terms import Terms
+from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.topology import assess, choose
 
 LIMITS = {"security_failure": 2.0**-40, "recovery_failure": 2.0**-20}
@@ -82,9 +82,9 @@ def test_even_without_colluders_and_losses_a_graph_is_no_ring():
 
 
 def test_impossible_losses_are_named():
-    with pytest.raises(BadInput, match=r"colluders \+ 2 \* losses"):
+    with pytest.raises(ConfigError, match=r"colluders \+ 2 \* losses"):
         choose(10, 2, 4, **LIMITS)
-    with pytest.raises(BadInput, match="cohort = 1"):
+    with pytest.raises(ConfigError, match="cohort = 1"):
         choose(1, 0, 0, **LIMITS)
 
 
@@ -188,24 +188,26 @@ def test_neighbours_are_uniform_over_seeds():
 
 
 def test_terms_refuse_a_graph_that_is_too_sparse():
-    terms = Terms("f", min_honest=500, colluders=50, max_dropout=0.1, sparse=True)
-    found = terms.topology(1000)
-    terms.check(1000, found.degree, found.threshold, 550)
-    terms.check(1000, 999, (999 + 50) // 2 + 1, 550)
+    params = SecAggParams("f", min_honest=500, colluders=50, max_dropout=0.1, sparse=True)
+    found = params.topology(1000)
+    params.check(1000, found.degree, found.threshold, 550)
+    params.check(1000, 999, (999 + 50) // 2 + 1, 550)
     with pytest.raises(RuleBroken, match="too sparse"):
-        terms.check(1000, 20, 20, 550)  # two arcs of ten may well hold no honest survivor
+        params.check(1000, 20, 20, 550)  # two arcs of ten may well hold no honest survivor
     with pytest.raises(RuleBroken, match="too sparse"):
-        terms.check(1000, found.degree, found.threshold - 8, 550)
+        params.check(1000, found.degree, found.threshold - 8, 550)
     with pytest.raises(RuleBroken, match="no graph"):
-        terms.check(1000, 61, 40, 550)
+        params.check(1000, 61, 40, 550)
     with pytest.raises(RuleBroken, match="no graph"):
-        terms.check(1000, found.degree, found.degree + 1, 550)
+        params.check(1000, found.degree, found.degree + 1, 550)
     with pytest.raises(RuleBroken, match="survivors would be released"):
-        terms.check(1000, found.degree, found.threshold, 549)
+        params.check(1000, found.degree, found.threshold, 549)
     with pytest.raises(RuleBroken, match="cohort of 549"):
-        terms.check(549, 548, 400, 550)
+        params.check(549, 548, 400, 550)
     with pytest.raises(RuleBroken, match="ask for all"):
-        Terms("f", 500, 50, 0.1, sparse=False).check(1000, found.degree, found.threshold, 550)
+        SecAggParams("f", 500, 50, 0.1, sparse=False).check(
+            1000, found.degree, found.threshold, 550
+        )
 
 
 @pytest.mark.parametrize(
@@ -229,5 +231,5 @@ def test_terms_refuse_a_graph_that_is_too_sparse():
     ],
 )
 def test_terms_that_mean_nothing_are_refused(wrong):
-    with pytest.raises(BadInput, match=next(iter(wrong))):
-        Terms(**({"federation": "f", "min_honest": 2} | wrong))
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        SecAggParams(**({"federation": "f", "min_honest": 2} | wrong))

@@ -23,8 +23,8 @@ from tests.secagg.play import assemble, plain_sum, small_vectors
 VECTORS = small_vectors()
 
 
-def wanted(round: int) -> Claim:
-    return Claim("f", round, "update", b"cohort", 100)
+def wanted(round_number: int) -> Claim:
+    return Claim("f", round_number, "update", b"cohort", 100)
 
 
 def journal_of(directory):
@@ -245,8 +245,8 @@ def test_who_breaks_in_after_the_key_was_forgotten_cannot_unmask_the_past():
     for device in cast.devices.values():
         device.forget_agreement(cast.ids)
     roots = []
-    for round in (3, 4, 9):
-        play = cast.play(round=round)
+    for round_number in (3, 4, 9):
+        play = cast.play(round_number=round_number)
         play.share()
         roots.append(play.rounds[10]._pairs[20].root)
         plan = play.server.layout.digest
@@ -254,7 +254,7 @@ def test_who_breaks_in_after_the_key_was_forgotten_cannot_unmask_the_past():
         play.confirm()
         assert np.array_equal(play.unmask(), plain_sum(VECTORS, cast.ids))
         stolen = cast.devices[10]._ratchets[20][1]
-        assert stolen.round == round
+        assert stolen.round_number == round_number
         assert pairs.pair_keys(stolen.key, plan).root == roots[-1]  # this round's, while it lasts
     assert cast.devices[10].keys.agreement is None
     with pytest.raises(RuleBroken, match="numbers only rise"):
@@ -262,9 +262,9 @@ def test_who_breaks_in_after_the_key_was_forgotten_cannot_unmask_the_past():
     # A device that it never met needs a new key of it.
     cast.devices[10]._ratchets.pop(30)
     with pytest.raises(RuleBroken, match="renew the key"):
-        cast.devices[10].join(cast.play(round=10).server.plan)
+        cast.devices[10].join(cast.play(round_number=10).server.plan)
     cast.server.roster.admit(cast.devices[10].renew())
-    cast.devices[10].join(cast.play(round=10).server.plan)
+    cast.devices[10].join(cast.play(round_number=10).server.plan)
 
 
 def test_a_forgotten_key_leaves_the_disk_and_the_next_start_renews_it(tmp_path):

@@ -18,11 +18,11 @@ from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.keys import DeviceKeys, certify
 from fedveil.secagg.masks import apply_masks, word_type
 from fedveil.secagg.pairs import PairKeys
+from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Enrolled, Roster
 from fedveil.secagg.server import Server
 from fedveil.secagg.shares import combine, split
-from fedveil.secagg.terms import Terms
 from tests.secagg import reference
 
 CASES: dict[str, list[dict[str, Any]]] = {
@@ -98,11 +98,11 @@ def test_pair_keys(case):
 
 @pytest.mark.parametrize("case", CASES["ratchet"])
 def test_ratchet(case):
-    seed, round = raw(case["seed"]), case["round"]
-    assert ratchet.begin(seed, round).key == raw(case["out"])
-    for start in (0, 1, 14, 255, 300, round // 2, max(0, round - 1)):
-        if start <= round:
-            assert ratchet.advance(ratchet.begin(seed, start), round).key == raw(case["out"])
+    seed, round_number = raw(case["seed"]), case["round"]
+    assert ratchet.begin(seed, round_number).key == raw(case["out"])
+    for start in (0, 1, 14, 255, 300, round_number // 2, max(0, round_number - 1)):
+        if start <= round_number:
+            assert ratchet.advance(ratchet.begin(seed, start), round_number).key == raw(case["out"])
 
 
 @pytest.mark.parametrize("case", CASES["mark"])
@@ -225,8 +225,8 @@ def test_transcript(case, monkeypatch):
     roster = Roster("clinics", Admission(pinned))
     for k in keys.values():
         roster.admit(k.card())
-    terms = Terms("clinics", min_honest=2, max_dropout=0.25)
-    server = Server(server_key, roster, terms).open(7, keys, 3, 32)
+    params = SecAggParams("clinics", min_honest=2, max_dropout=0.25)
+    server = Server(server_key, roster, params).open(7, keys, 3, 32)
     assert server.plan == raw(case["plan"])
     rounds = {}
     for d in case["devices"]:
@@ -239,7 +239,7 @@ def test_transcript(case, monkeypatch):
         nonces = iter([raw(d["nonces"])[at : at + 12] for at in range(0, 36, 12)])
         sealing = partial(pairs.seal_shares, random_bytes=lambda _, n=nonces: next(n))
         monkeypatch.setattr(pairs, "seal_shares", sealing)
-        participant = Participant(keys[d["device"]], roster, terms, public, MemoryJournal())
+        participant = Participant(keys[d["device"]], roster, params, public, MemoryJournal())
         rounds[d["device"]] = participant.join(server.plan)
         assert rounds[d["device"]].shares == raw(d["shares"])
         server.receive(rounds[d["device"]].shares)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.models.flat import Layout, layout_of
 from fedveil.server.smoothing import Order, Smoothing, smooth
 
@@ -102,5 +102,5 @@ def test_strength_zero_changes_nothing() -> None:
 
 @pytest.mark.parametrize("strength", [-1.0, math.nan, math.inf])
 def test_a_bad_strength_is_refused(strength: float) -> None:
-    with pytest.raises(BadInput, match="smoothing"):
+    with pytest.raises(ConfigError, match="smoothing"):
         Smoothing(strength)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from fedveil.cli import console
-from fedveil.errors import BadInput, FedveilError
+from fedveil.core.errors import ConfigError, FedveilError
 
 COMMANDS = {
     "run": "train a model from a recipe; with no argument, the default job",
@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports a wrong argument in one line instead of a page of usage."""
 
     def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{message} (see {self.prog} --help)")
+        raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,7 +65,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         near = get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-        raise BadInput(f"unknown command {name!r}: {hint}")
+        raise ConfigError(f"unknown command {name!r}: {hint}")
     command = import_module(f"fedveil.cli.{name}")
     parser = _Parser(prog=f"fedveil {name}", description=COMMANDS[name])
     command.configure(parser)

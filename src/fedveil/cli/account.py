@@ -6,11 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.cli import checkout, console, described
-from fedveil.errors import BadInput
+from fedveil.cli import checkout, console
+from fedveil.cli import mechanism_args as described
+from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedveil.cli.stored import Progress
+    from fedveil.cli.load_guarantee import Progress
     from fedveil.privacy.guarantee import Guarantee
 
 PAPERS = ("fu", "hu", "liang", "cheng")
@@ -35,7 +36,7 @@ def execute(args: argparse.Namespace) -> int:
         code: int = checkout.reproduction("account").compare(args)
         return code
     if args.source is not None:
-        from fedveil.cli import stored
+        from fedveil.cli import load_guarantee as stored
 
         return report(*stored.guarantee_of(args.source), args)
     return report(guarantee_of(args), None, args)
@@ -47,7 +48,7 @@ def guarantee_of(args: argparse.Namespace) -> Guarantee:
     from fedveil.privacy.releases import Release
 
     if args.rounds is None:
-        raise BadInput("--rounds: needed")
+        raise ConfigError("--rounds: needed")
     sampling = described.sampling_of(args, args.rounds)
     mechanism = described.mechanism_of(args)
     release = Release(mechanism, sampling, args.rounds, args.uses, args.participations)

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.cli import console, described
-from fedveil.errors import BadInput
+from fedveil.cli import console
+from fedveil.cli import mechanism_args as described
+from fedveil.core.errors import ConfigError
 from fedveil.privacy.shown import at_least, at_most
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def execute(args: argparse.Namespace) -> int:
     from fedveil.privacy.accounting import account
 
     if args.source is not None:
-        from fedveil.cli import stored
+        from fedveil.cli import load_guarantee as stored
 
         planned, _ = stored.guarantee_of(args.source, args.epsilon)
         if args.json:
@@ -42,7 +43,7 @@ def execute(args: argparse.Namespace) -> int:
             described.show(planned, f"For {args.source}")
         return 0
     if args.epsilon is None:
-        raise BadInput("--epsilon: needed")
+        raise ConfigError("--epsilon: needed")
     found, release, setting, delta, tuning = _FINDERS[args.find](args)
     guarantee = account([release], setting=setting, delta=delta, tuning=tuning)
     if args.json:
@@ -73,7 +74,7 @@ def _noise(args: argparse.Namespace) -> Answer:
     rounds = _rounds(args)
     for name in ("noise_multiplier", "scale_multiplier", "rho", "share_std"):
         if getattr(args, name) is not None:
-            raise BadInput(f"--{name.replace('_', '-')}: given, so there is no noise to find")
+            raise ConfigError(f"--{name.replace('_', '-')}: given, so there is no noise to find")
     kind = described.mechanism_kind(args)
     makers: dict[str, Callable[[float], m.Mechanism]] = {
         "gaussian": m.Gaussian,
@@ -82,7 +83,7 @@ def _noise(args: argparse.Namespace) -> Answer:
         "discrete-gaussian-sum": lambda std: described.discrete_sum_of(args, std),
     }
     if kind == "zcdp":
-        raise BadInput("--mechanism: zcdp has no noise to find; name the mechanism itself")
+        raise ConfigError("--mechanism: zcdp has no noise to find; name the mechanism itself")
     make = makers[kind]
     sampling = described.sampling_of(args, rounds)
     setting = described.setting_of(args, sampling)
@@ -169,11 +170,13 @@ _FINDERS = {"noise": _noise, "rounds": _find_rounds, "rate": _find_rate}
 
 def _rounds(args: argparse.Namespace) -> int:
     if args.rounds is None:
-        raise BadInput("--rounds: needed (or --find rounds)")
+        raise ConfigError("--rounds: needed (or --find rounds)")
     return int(args.rounds)
 
 
 def _not_given(args: argparse.Namespace, *names: str) -> None:
     for name in names:
         if getattr(args, name) is not None:
-            raise BadInput(f"--{name.replace('_', '-')}: given, so --find {args.find} has no use")
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: given, so --find {args.find} has no use"
+            )

@@ -7,10 +7,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedveil.planning.feasible import ClaimOf
+    from fedveil.advise.feasible import ClaimOf
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def reproduction(module: str) -> Any:
     """A module of `reproduction`; an installed package without its checkout has none."""
     if not in_checkout():
-        raise BadInput(
+        raise ConfigError(
             "the papers' experiments and claims are not part of the installed package; "
             "clone the repository and run this command there"
         )

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedveil.report.comparison import Cell, Task
@@ -85,9 +85,9 @@ def _epsilons(text: str | None) -> tuple[float, ...]:
     try:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise BadInput(f"--epsilon {text}: write numbers with commas, such as 1,2,4,8") from None
+        raise ConfigError(f"--epsilon {text}: write numbers with commas, such as 1,2,4,8") from None
     if not all(0 < value < float("inf") for value in values):
-        raise BadInput(f"--epsilon {text}: budgets must be positive and finite")
+        raise ConfigError(f"--epsilon {text}: budgets must be positive and finite")
     return tuple(dict.fromkeys(values))
 
 

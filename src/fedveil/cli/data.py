@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedveil.cli import console
-from fedveil.data.files import available, data_directory
+from fedveil.core.errors import ConfigError
 from fedveil.data.partition import PARTITIONS
-from fedveil.data.sources import SOURCES, find, load
-from fedveil.data.sources.source import Source
-from fedveil.data.sources.synthetic import NAMES, WHAT, Synthetic
-from fedveil.errors import BadInput
+from fedveil.datasets import SOURCES, find, load
+from fedveil.datasets.files import available, data_directory
+from fedveil.datasets.source import Source
+from fedveil.datasets.synthetic import NAMES, WHAT, Synthetic
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ def execute(args: argparse.Namespace) -> int:
         return _list(args)
     if args.name is None:
         wanted = "a data set (see fedveil data list)" if args.action == "show" else "a file"
-        raise BadInput(f"fedveil data {args.action}: name {wanted}")
+        raise ConfigError(f"fedveil data {args.action}: name {wanted}")
     return _show(args) if args.action == "show" else _schema(args)
 
 
@@ -81,7 +81,7 @@ def _schema(args: argparse.Namespace) -> int:
             with args.output.open("x", encoding="utf-8") as file:
                 file.write(text)
         except FileExistsError:
-            raise BadInput(f"{args.output}: exists already; name a new file") from None
+            raise ConfigError(f"{args.output}: exists already; name a new file") from None
     if args.json:
         path = None if args.output is None else str(args.output)
         console.emit({"schema": text, "file": path})

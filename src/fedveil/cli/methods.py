@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fedveil.cli import console
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -13,10 +13,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from fedveil.methods.named import METHODS
+    from fedveil.config.methods import METHODS
 
     if args.name is not None and args.name not in METHODS:
-        raise BadInput(f"method {args.name!r} is unknown; there are {', '.join(METHODS)}")
+        raise ConfigError(f"method {args.name!r} is unknown; there are {', '.join(METHODS)}")
     chosen = METHODS if args.name is None else {args.name: METHODS[args.name]}
     if args.json:
         documents = [

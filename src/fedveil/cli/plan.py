@@ -17,10 +17,10 @@ from fedveil.cli.plan_tables import (
     show_advice,
     ways,
 )
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedveil.planning.bounds import FuBound, Score
+    from fedveil.advise.bounds import FuBound, Score
 
 SCORES = ("fu", "hu", "cheng")
 
@@ -92,7 +92,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     asked = args.pilot + args.tune_on_private_data
     if asked > 1 or (asked and (args.iterations or args.feasible)):
-        raise BadInput(
+        raise ConfigError(
             "plan: ask one question at a time, --pilot, --tune-on-private-data or the others"
         )
     if args.pilot:
@@ -106,21 +106,21 @@ def execute(args: argparse.Namespace) -> int:
     for name in ("journal", "time", "output"):
         if getattr(args, name) is not None:
             other = "--tune-on-private-data" if name == "output" else "--pilot"
-            raise BadInput(f"--{name}: goes with {other}")
+            raise ConfigError(f"--{name}: goes with {other}")
     if args.recipe is not None or args.set:
         from fedveil.cli.plan_recipe import plan_recipe
 
         return plan_recipe(args)
     for name in ("proxy", "write"):
         if getattr(args, name) is not None:
-            raise BadInput(f"--{name}: goes with a recipe")
+            raise ConfigError(f"--{name}: goes with a recipe")
     if args.iterations == args.feasible:
-        raise BadInput("plan: give a recipe, or say --iterations or --feasible")
+        raise ConfigError("plan: give a recipe, or say --iterations or --feasible")
     return _iterations(args) if args.iterations else _feasible(args)
 
 
 def _feasible(args: argparse.Namespace) -> int:
-    from fedveil.planning.feasible import ROUNDS, question_of
+    from fedveil.advise.feasible import ROUNDS, question_of
 
     _need(args, "--feasible", "epsilon", "clients", "dimension", "cohort")
     names = ("epsilon", "delta", "clients", "dimension", "spent_epsilon", "spent_delta")
@@ -132,11 +132,11 @@ def _feasible(args: argparse.Namespace) -> int:
 
 
 def _iterations(args: argparse.Namespace) -> int:
-    from fedveil.planning.iterations import advise
+    from fedveil.advise.iterations import advise
 
     if args.cohort is not None:
         if len(args.cohort) > 1:
-            raise BadInput("--cohort: --iterations takes one number")
+            raise ConfigError("--cohort: --iterations takes one number")
         args.cohort = args.cohort[0]
     limits = {name: getattr(args, name) for name in ("total_steps", "local_steps", "max_steps")}
     advice = advise(_score(args), **limits)
@@ -149,7 +149,7 @@ def _iterations(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> Score:
-    from fedveil.planning.bounds import ChengScore, HuScore
+    from fedveil.advise.bounds import ChengScore, HuScore
 
     if args.score == "fu":
         return _fu(args)
@@ -160,19 +160,19 @@ def _score(args: argparse.Namespace) -> Score:
 
 
 def _fu(args: argparse.Namespace) -> FuBound:
-    from fedveil.planning.bounds import FuBound
+    from fedveil.advise.bounds import FuBound
 
     given = _need(args, "--iterations", *LOSS, "clients", "cohort")
     if args.noise is None:
         noise = _need(args, "--iterations without --noise", "noise_constant", "growth")
         return FuBound(**given, **noise)
     if args.noise_constant is not None or args.growth is not None:
-        raise BadInput("--noise works the constant out; leave out --noise-constant and --growth")
+        raise ConfigError("--noise works the constant out; leave out --noise-constant and --growth")
     epsilon, delta = _budget(args, "--noise")
     _need(args, "--noise", "dimension", "clip_norm")
-    from fedveil.planning.noise_constant import noise_constant_gaussian, noise_constant_laplace
-    from fedveil.privacy.arguments import positive
-    from fedveil.privacy.units import Adjacency
+    from fedveil.advise.noise_constant import noise_constant_gaussian, noise_constant_laplace
+    from fedveil.core.arguments import positive
+    from fedveil.core.units import Adjacency
 
     factor = Adjacency(args.adjacency).sensitivity_factor
     names = ("dimension", "clients", "imbalance")
@@ -186,9 +186,9 @@ def _fu(args: argparse.Namespace) -> FuBound:
 
 
 def _budget(args: argparse.Namespace, what: str) -> tuple[float, float]:
-    from fedveil.planning.spending import remaining
+    from fedveil.advise.spending import remaining
+    from fedveil.core.arguments import count
     from fedveil.privacy.accounting import default_delta
-    from fedveil.privacy.arguments import count
 
     _need(args, what, "epsilon", "clients")
     delta = default_delta(count("clients", args.clients)) if args.delta is None else args.delta
@@ -200,7 +200,7 @@ def _need(args: argparse.Namespace, what: str, *names: str) -> dict[str, Any]:
     given = {name: getattr(args, name) for name in names}
     missing = [flag(name) for name, value in given.items() if value is None]
     if missing:
-        raise BadInput(f"{what} needs {', '.join(missing)}")
+        raise ConfigError(f"{what} needs {', '.join(missing)}")
     return given
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from fedveil.cli import console
 from fedveil.cli.plan_recipe import OWN_DATA, looks_at_itself, recipe_of
 from fedveil.cli.plan_tables import write_recipe
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedveil.planning.pilot import Progress as State
-    from fedveil.planning.recommend import Findings, Option
-    from fedveil.recipe import Recipe
+    from fedveil.advise.pilot import Progress as State
+    from fedveil.advise.recommend import Findings, Option
+    from fedveil.config.recipe import Recipe
 
 Show = Callable[["State"], None]
 
@@ -27,12 +27,12 @@ def plan_pilot(args: argparse.Namespace) -> int:
     """Search as long as --time allows; Ctrl-C shows the best so far."""
     seconds = 60.0 if args.time is None else args.time
     if not (math.isfinite(seconds) and seconds > 0):
-        raise BadInput(f"--time: need a positive number of seconds, got {seconds:g}")
+        raise ConfigError(f"--time: need a positive number of seconds, got {seconds:g}")
     recipe = recipe_of(args)
 
-    from fedveil.assemble import plan_of
-    from fedveil.planning.proxy import with_look
-    from fedveil.planning.recommend import findings, prepare, recipe_of_option
+    from fedveil.advise.proxy import with_look
+    from fedveil.advise.recommend import findings, prepare, recipe_of_option
+    from fedveil.config.assemble import plan_of
 
     began = time.monotonic()
     names = ("proxy", "records", "max_steps", "spent_epsilon", "spent_delta", "journal")
@@ -49,7 +49,7 @@ def plan_pilot(args: argparse.Namespace) -> int:
     if args.write is not None:
         write_recipe(args.write, chosen, [*_remarks(found), *found.warnings])
     if args.plot is not None:
-        from fedveil.planning.figures import draw_pilot
+        from fedveil.report.plan_figures import draw_pilot
 
         draw_pilot(found, search.journal, args.plot)
     if args.json:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.cli.plan_recipe import recipe_of
-from fedveil.errors import BadInput, Refused
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 
 if TYPE_CHECKING:
-    from fedveil.planning.private_tuning import Tuned
+    from fedveil.advise.private_tuning import Tuned
 
 
 def tune_privately(args: argparse.Namespace) -> int:
@@ -21,20 +21,20 @@ def tune_privately(args: argparse.Namespace) -> int:
     _check(args)
     recipe = recipe_of(args)
 
-    from fedveil.assemble import federation_of, plan_of
-    from fedveil.planning.from_recipe import local_steps_of, sizes_looked_at
-    from fedveil.planning.overlap import NotPublic
-    from fedveil.planning.private_tuning import settings_to_draw, tuned
-    from fedveil.planning.proxy import proxy_of
-    from fedveil.planning.proxy_trials import ProxyTrials
-    from fedveil.planning.space import space_of
+    from fedveil.advise.from_recipe import local_steps_of, sizes_looked_at
+    from fedveil.advise.overlap import NotPublic
+    from fedveil.advise.private_tuning import settings_to_draw, tuned
+    from fedveil.advise.proxy import proxy_of
+    from fedveil.advise.proxy_trials import ProxyTrials
+    from fedveil.advise.space import space_of
+    from fedveil.config.assemble import federation_of, plan_of
 
     if recipe.data.file is None and args.proxy == recipe.data.source:
         raise NotPublic(f"--proxy {args.proxy} is the protected data itself")
     federation = federation_of(recipe.data)
     real = plan_of(recipe, federation)
     if sizes_looked_at(recipe, real, args.records):
-        raise BadInput("--records: how many records a client has is protected here; say it")
+        raise ConfigError("--records: how many records a client has is protected here; say it")
     scored = proxy_of(recipe, args.proxy, federation)
     steps = local_steps_of(recipe, real, args.records)
     space = space_of(ProxyTrials(recipe, real, scored), steps)
@@ -58,32 +58,32 @@ def tune_privately(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if args.write is not None:
-        raise Refused(
+        raise PrivacyRefusal(
             "--write: training again with settings chosen on private data is one more run, which "
             "no budget here has paid for",
             "give --output DIR: it keeps the chosen model itself, with the guarantee of all runs",
         )
     if args.time is not None:
-        raise Refused(
+        raise PrivacyRefusal(
             "--time: a search that ends early tells how long its runs took, and the proof needs "
             "their number to be drawn beforehand",
             "leave it out, and lower --tuning-mean instead",
         )
     if args.spent_epsilon or args.spent_delta:
-        raise BadInput("--spent-epsilon: set privacy.epsilon to what is left instead")
+        raise ConfigError("--spent-epsilon: set privacy.epsilon to what is left instead")
     for flag in ("journal", "plot", "max_steps"):
         if getattr(args, flag) is not None:
-            raise BadInput(f"--{flag.replace('_', '-')}: would show runs that must stay secret")
+            raise ConfigError(f"--{flag.replace('_', '-')}: would show runs that must stay secret")
     if args.proxy is None:
-        raise Refused(
+        raise PrivacyRefusal(
             "runs must be scored on public data: a score on private data is a release of its own, "
             "and none is accounted for here",
             "name a public source or file of the same shape with --proxy",
         )
     if args.output is None:
-        raise BadInput("--output: say where to keep the chosen model and its guarantee")
+        raise ConfigError("--output: say where to keep the chosen model and its guarantee")
     if args.output.exists():
-        raise BadInput(f"--output {args.output}: exists already; choose another")
+        raise ConfigError(f"--output {args.output}: exists already; choose another")
 
 
 def _document(found: Tuned, output: Path) -> dict[str, Any]:

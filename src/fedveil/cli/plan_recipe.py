@@ -6,7 +6,6 @@ import argparse
 import math
 from typing import TYPE_CHECKING, Any
 
-from fedveil import recipe as recipes
 from fedveil.cli import console
 from fedveil.cli.plan_tables import (
     LOSS,
@@ -17,13 +16,14 @@ from fedveil.cli.plan_tables import (
     ways,
     write_recipe,
 )
-from fedveil.errors import BadInput
+from fedveil.config import recipe as recipes
+from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedveil.planning.constants import LossConstants
-    from fedveil.planning.feasible import Question
-    from fedveil.planning.from_recipe import Proposal, Situation
-    from fedveil.recipe import Recipe
+    from fedveil.advise.constants import LossConstants
+    from fedveil.advise.feasible import Question
+    from fedveil.advise.from_recipe import Proposal, Situation
+    from fedveil.config.recipe import Recipe
 
 _OWN = ("clients", "cohort", "dimension", "epsilon", "delta", "noise_constant", "growth", "noise")
 OWN_DATA = "the recipe's own data: a protected run with these settings will not be certified"
@@ -37,7 +37,9 @@ def recipe_of(args: argparse.Namespace) -> Recipe:
     """The recipe that was named, with its changes; what it says must not be said again."""
     for name in _OWN:
         if getattr(args, name) is not None:
-            raise BadInput(f"--{name.replace('_', '-')}: the recipe says it; change it with --set")
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: the recipe says it; change it with --set"
+            )
     table = recipes.DEFAULT_JOB if args.recipe is None else recipes.read(args.recipe)
     return recipes.with_defaults(recipes.parse(table, args.set))
 
@@ -46,11 +48,11 @@ def plan_recipe(args: argparse.Namespace) -> int:
     """Both questions unless one of --iterations and --feasible was asked for."""
     recipe = recipe_of(args)
 
-    from fedveil.planning.from_recipe import situation_of
+    from fedveil.advise.from_recipe import situation_of
 
     by_records = args.score == "hu"  # Hu protects records, and the feasible set is about clients
     if by_records and args.feasible:
-        raise BadInput("--score hu: goes with --iterations; the feasible set is about clients")
+        raise ConfigError("--score hu: goes with --iterations; the feasible set is about clients")
     both = args.iterations == args.feasible and not by_records
     args.feasible &= not both
     situation = situation_of(
@@ -75,8 +77,8 @@ def plan_recipe(args: argparse.Namespace) -> int:
 
 def _iterations(args: argparse.Namespace, situation: Situation, document: dict[str, Any]) -> None:
     """Add the advice to the document, or show it; draw and write what was asked for."""
-    from fedveil.planning.from_recipe import named_score, proposals, recipe_with, sizes_looked_at
-    from fedveil.planning.proxy import with_look
+    from fedveil.advise.from_recipe import named_score, proposals, recipe_with, sizes_looked_at
+    from fedveil.advise.proxy import with_look
 
     loss, looked_at = _loss(args, situation)
     looked_at += sizes_looked_at(situation.recipe, situation.plan, args.records)
@@ -116,7 +118,7 @@ def _may_measure(args: argparse.Namespace, recipe: Recipe) -> bool:
 
 
 def _question(args: argparse.Namespace, situation: Situation) -> Question:
-    from fedveil.planning.feasible import Question
+    from fedveil.advise.feasible import Question
 
     rounds = situation.rounds
     around = tuple(dict.fromkeys((max(1, rounds // 4), rounds, 4 * rounds)))
@@ -134,8 +136,8 @@ def _question(args: argparse.Namespace, situation: Situation) -> Question:
 
 def _loss(args: argparse.Namespace, situation: Situation) -> tuple[LossConstants, tuple[str, ...]]:
     """The user's constants if all are given, else an estimate on public data, never a mixture."""
-    from fedveil.planning.constants import LossConstants
-    from fedveil.planning.from_recipe import public_constants
+    from fedveil.advise.constants import LossConstants
+    from fedveil.advise.from_recipe import public_constants
 
     given = {name: getattr(args, name) for name in LOSS}
     missing = [flag(name) for name in LOSS if given[name] is None]
@@ -143,10 +145,12 @@ def _loss(args: argparse.Namespace, situation: Situation) -> tuple[LossConstants
         federation = situation.plan.federation
         return public_constants(situation.recipe, args.proxy, federation, args.records)
     if missing:
-        raise BadInput(f"the loss's constants: give all of them or none; missing {missing[0]}")
+        raise ConfigError(f"the loss's constants: give all of them or none; missing {missing[0]}")
     gap, variance = args.initial_gap, args.gradient_variance
     if args.score == "hu" and (gap is None or variance is None):
-        raise BadInput("--score hu needs --initial-gap and --gradient-variance beside the others")
+        raise ConfigError(
+            "--score hu needs --initial-gap and --gradient-variance beside the others"
+        )
     constants = LossConstants(
         **given,
         initial_gap=math.nan if gap is None else gap,

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil import recipe as recipes
 from fedveil.cli import console
 from fedveil.cli.checkout import claim_of
+from fedveil.config import recipe as recipes
 
 if TYPE_CHECKING:
-    from fedveil.planning.feasible import Question, Row
-    from fedveil.planning.iterations import Advice
-    from fedveil.recipe import Recipe
+    from fedveil.advise.feasible import Question, Row
+    from fedveil.advise.iterations import Advice
+    from fedveil.config.recipe import Recipe
 
 
 LOSS = (
@@ -33,7 +33,7 @@ def flag(name: str) -> str:
 
 def ways(args: argparse.Namespace) -> dict[str, Any]:
     """What a feasible set is asked about beside the budget."""
-    from fedveil.privacy.units import Trust
+    from fedveil.core.units import Trust
 
     trusts = tuple(Trust(name) for name in args.trust or TRUSTS)
     return {"trusts": trusts, "dropped": args.dropped, "colluders": args.colluders}
@@ -46,7 +46,7 @@ def answer_feasible(
 
     alone: nothing else is asked, so that the document and the plot are about this.
     """
-    from fedveil.planning.feasible import SIGNAL_TO_NOISE, feasible, warnings, without_proof
+    from fedveil.advise.feasible import SIGNAL_TO_NOISE, feasible, warnings, without_proof
 
     rows = feasible(question, claim_of())
     document = {
@@ -59,7 +59,7 @@ def answer_feasible(
     for name in ("cohorts", "rounds", "trusts"):  # every row says its own
         del document[name]
     if args.plot is not None and alone:
-        from fedveil.planning.figures import draw_feasible
+        from fedveil.report.plan_figures import draw_feasible
 
         draw_feasible(rows, args.plot)
     if not args.json:
@@ -111,14 +111,14 @@ def _feasible_row(row: Row) -> list[str]:
 
 def draw_advice(args: argparse.Namespace, advice: Advice) -> None:
     if args.plot is not None:
-        from fedveil.planning.figures import draw_iterations
+        from fedveil.report.plan_figures import draw_iterations
 
         draw_iterations(advice, args.plot)
 
 
 def show_advice(advice: Advice) -> None:
     """The best local steps and rounds beside what the rules would have cost."""
-    from fedveil.planning.iterations import every_divisor
+    from fedveil.advise.iterations import every_divisor
 
     marks = {
         advice.rule_of_thumb: "literal rule T^(z/(z+1))",

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fedveil.cli import console
-from fedveil.engine.evaluation import Metrics
-from fedveil.engine.run import RoundReport, Run
 from fedveil.privacy.shown import at_most
+from fedveil.run.evaluation import Metrics
+from fedveil.run.run import RoundReport, Run
 
 Show = Callable[[RoundReport], None]
 
@@ -48,7 +48,7 @@ def _live(run: Run) -> Iterator[Show]:
         )
 
         def show(report: RoundReport) -> None:
-            bar.update(task, completed=report.round, speed=speedometer(report))
+            bar.update(task, completed=report.round_number, speed=speedometer(report))
             if lost := _lost(report):
                 bar.console.print(lost)
             if report.metrics is not None:
@@ -68,8 +68,8 @@ def _lines(run: Run) -> Show:
         if report.metrics is not None:
             shown = _metrics(report.metrics, report.epsilon_so_far)
             if not run.plan.protected:
-                shown += f"  {speed}  {speedometer.seconds_left(report.round):.0f} s left"
-            print(f"round {report.round}/{total}  {shown}", file=sys.stderr, flush=True)
+                shown += f"  {speed}  {speedometer.seconds_left(report.round_number):.0f} s left"
+            print(f"round {report.round_number}/{total}  {shown}", file=sys.stderr, flush=True)
 
     return show
 
@@ -84,7 +84,7 @@ class _Speedometer:
         self._pace = 0.0
 
     def __call__(self, report: RoundReport) -> str:
-        self._pace = (time.perf_counter() - self._began) / (report.round - self._first)
+        self._pace = (time.perf_counter() - self._began) / (report.round_number - self._first)
         return f"{self._cohort / self._pace:,.0f} clients/s"
 
     def seconds_left(self, done: int) -> float:
@@ -93,10 +93,10 @@ class _Speedometer:
 
 def _lost(report: RoundReport) -> str:
     """A line on a round that gave no sum; empty if it did."""
-    came = report.attendance
+    came = report.dropouts
     if came is None or not came.not_released:
         return ""
-    return f"round {report.round} not released, weights kept: {came.not_released}"
+    return f"round {report.round_number} not released, weights kept: {came.not_released}"
 
 
 def _metrics(metrics: Metrics, epsilon: float | None) -> str:

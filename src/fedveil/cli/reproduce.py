@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from fedveil.cli.checkout import reproduction
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +21,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     if args.seeds is not None and args.seeds < 1:
-        raise BadInput(f"--seeds {args.seeds}: must be at least 1")
+        raise ConfigError(f"--seeds {args.seeds}: must be at least 1")
     code: int = reproduction("command").execute(args)
     return code

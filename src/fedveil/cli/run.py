@@ -11,14 +11,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from fedveil import recipe as recipes
 from fedveil.cli import console
-from fedveil.errors import BadInput, Refused
+from fedveil.config import recipe as recipes
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 
 if TYPE_CHECKING:
-    from fedveil.engine.run import Run
+    from fedveil.config.recipe import Recipe
     from fedveil.planning.plan import Plan
-    from fedveil.recipe import Recipe
+    from fedveil.run.run import Run
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -46,15 +46,18 @@ def execute(args: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     recipe = recipes.with_defaults(_recipe(args))
 
-    from fedveil.assemble import federation_of, plan_of  # torch and all: only once input is sane
-    from fedveil.engine.directory import RunDirectory
-    from fedveil.engine.reach import is_follower
-    from fedveil.engine.run import Run, Speed, follow_plan
-    from fedveil.engine.team import WorkerFailed
+    from fedveil.config.assemble import (  # torch and all: only once input is sane
+        federation_of,
+        plan_of,
+    )
+    from fedveil.engines.distributed_env import is_follower
+    from fedveil.engines.process_group import WorkerFailed
+    from fedveil.run.directory import RunDirectory
+    from fedveil.run.run import Run, Speed, follow_plan
 
     plan = plan_of(recipe, federation_of(recipe.data))
     if recipe.evaluation.baseline and plan.protected:
-        raise Refused(
+        raise PrivacyRefusal(
             "evaluation.baseline trains without noise, and its accuracy would leave unprotected",
             "give a --seed to simulate, or leave the baseline out",
         )
@@ -100,10 +103,12 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     if args.resume is not None:
         given = [args.recipe, args.output, args.seed, args.data, args.client_column, args.label]
         if args.set or any(value is not None for value in [*given, args.schema]):
-            raise BadInput("--resume: goes on with the run as it is; give no other recipe options")
+            raise ConfigError(
+                "--resume: goes on with the run as it is; give no other recipe options"
+            )
         return recipes.parse(recipes.read(args.resume / "recipe.toml"))
     if args.moved:
-        raise BadInput("--moved: goes with --resume")
+        raise ConfigError("--moved: goes with --resume")
     if args.recipe is not None:
         table = recipes.read(args.recipe)
     else:
@@ -142,7 +147,7 @@ def _train(run: Run, args: argparse.Namespace) -> int:
     with progress(run, quiet=args.quiet, json=args.json) as show:
         for report in run:
             show(report)
-            rejected += report.insight.rejected if report.insight else 0
+            rejected += report.unprotected_stats.rejected if report.unprotected_stats else 0
     return rejected
 
 
@@ -217,8 +222,8 @@ def _label_unit(plan: Plan) -> float:
 
 def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
     """The same training without clipping and noise, kept in memory only."""
-    from fedveil.assemble import plan_of
-    from fedveil.engine.run import Run
+    from fedveil.config.assemble import plan_of
+    from fedveil.run.run import Run
 
     plain = plan_of(recipes.without_privacy(recipe), private.federation)
     metrics = Run(plain, every=plain.method.rounds).finish()

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedveil.engine.run import Run
-    from fedveil.methods.aggregation import SecureSums
+    from fedveil.methods.parts.aggregation import SecureSums
+    from fedveil.run.run import Run
 
 
 def planned(sums: SecureSums) -> str:
     """One sentence before training."""
-    topology = sums.terms.topology(sums.cohort)
+    topology = sums.params.topology(sums.cohort)
     neighbours = "everybody" if topology.complete else f"{topology.degree} neighbours"
     text = (
         f"{sums.mode.value}; cohorts of {sums.cohort}, each device masked with {neighbours}; "
@@ -28,13 +28,13 @@ def secure_document(run: Run) -> dict[str, Any] | None:
     """What became of all rounds; None if the run took no secure sums."""
     if run.secure is None:
         return None
-    sums, rounds = run.secure.sums, run.attendance
-    topology = sums.terms.topology(sums.cohort)
+    sums, rounds = run.secure.sums, run.dropouts
+    topology = sums.params.topology(sums.cohort)
     lost = [one.cohort - one.survivors for one in rounds.values()]
     return {
         "mode": sums.mode.value,
         "cohort": sums.cohort,
-        "colluders": sums.terms.colluders,
+        "colluders": sums.params.colluders,
         "honest_shares": sums.honest_shares,
         "fewest_survivors": sums.fewest,
         "degree": topology.degree,

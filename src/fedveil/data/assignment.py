@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
-from fedveil.mixing import STRIDE, Words, mix
+from fedveil.core.errors import ConfigError
+from fedveil.core.mixing import STRIDE, Words, mix
 
 Rows = npt.NDArray[np.int64]
 
@@ -99,7 +99,7 @@ def group(owners: npt.ArrayLike | Owners) -> Assignment:
         return Assignment(coded.rows, coded.offsets, owners.names[coded.owners])
     column = _column(owners)
     if column.ndim != 1 or not len(column):
-        raise BadInput(f"owners: need one entry an example, got shape {column.shape}")
+        raise ConfigError(f"owners: need one entry an example, got shape {column.shape}")
     _need_owners(column)
     try:
         ordered = bool(np.all(column[:-1] <= column[1:]))
@@ -139,7 +139,7 @@ def _digest(text: str) -> bytes:
 
 def _public(seed: int) -> int:
     if seed < 0:
-        raise BadInput(f"seed={seed}: must not be negative")
+        raise ConfigError(f"seed={seed}: must not be negative")
     return int(seed)
 
 
@@ -157,9 +157,9 @@ def _column(owners: npt.ArrayLike) -> npt.NDArray[Any]:
     return column
 
 
-def _different(entries: Iterable[object]) -> BadInput:
+def _different(entries: Iterable[object]) -> ConfigError:
     kinds = sorted({type(entry).__name__ for entry in entries})
-    return BadInput(f"owners: entries of different kinds ({', '.join(kinds)})")
+    return ConfigError(f"owners: entries of different kinds ({', '.join(kinds)})")
 
 
 def _need_owners(column: npt.NDArray[np.generic]) -> None:
@@ -171,4 +171,4 @@ def _need_owners(column: npt.NDArray[np.generic]) -> None:
     else:
         return
     if missing.any():
-        raise BadInput(f"owners: example {int(missing.argmax())} names no owner")
+        raise ConfigError(f"owners: example {int(missing.argmax())} names no owner")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 Array = npt.NDArray[np.generic]
 
@@ -20,7 +20,7 @@ def input_column(inputs: npt.ArrayLike, name: str, tokens: bool = False) -> Arra
     column = _array(inputs, name)
     if tokens:
         if not np.issubdtype(column.dtype, np.integer):
-            raise BadInput(f"{name}: sequences need integer token ids, got {column.dtype}")
+            raise ConfigError(f"{name}: sequences need integer token ids, got {column.dtype}")
         return column
     if column.dtype in (np.uint8, np.float16, np.float32):
         return column
@@ -31,7 +31,7 @@ def input_column(inputs: npt.ArrayLike, name: str, tokens: bool = False) -> Arra
             over="ignore"
         ):  # what no float32 holds is reported as infinity, with its row
             return column.astype(np.float32)
-    raise BadInput(
+    raise ConfigError(
         f"{name}: need numbers, got {column.dtype}; a table with text is read by from_table"
     )
 
@@ -51,18 +51,18 @@ def label_column(
         whole = np.isfinite(column) & (column == np.floor(column))
         if not whole.all():
             row = int(np.argmin(whole))
-            raise BadInput(f"{name}: {column[row]} of example {row} is no class number")
+            raise ConfigError(f"{name}: {column[row]} of example {row} is no class number")
         return column.astype(np.int64), class_names
     missing = np.array([entry is None or entry != entry for entry in column.tolist()])
     if missing.any():
-        raise BadInput(f"{name}: example {int(missing.argmax())} has no label")
+        raise ConfigError(f"{name}: example {int(missing.argmax())} has no label")
     text = column.astype(str)
     known = np.unique(text) if not class_names else np.sort(np.array(class_names))
     codes = np.minimum(np.searchsorted(known, text), len(known) - 1)
     strange = known[codes] != text
     if strange.any():
         row = int(strange.argmax())
-        raise BadInput(
+        raise ConfigError(
             f"{name}: label {str(text[row])!r} of example {row} is not among the classes"
         )
     if class_names:  # in the order the caller gave
@@ -74,7 +74,7 @@ def label_column(
 def number_column(targets: npt.ArrayLike, name: str) -> npt.NDArray[np.float32]:
     column = _array(targets, name)
     if column.dtype.kind not in "fiub":
-        raise BadInput(f"{name}: regression needs numbers, got {column.dtype}")
+        raise ConfigError(f"{name}: regression needs numbers, got {column.dtype}")
     return column.astype(np.float32, copy=False)
 
 
@@ -104,7 +104,7 @@ def _array(values: npt.ArrayLike, name: str) -> Array:
     try:
         column = np.asarray(values)
     except ValueError:
-        raise BadInput(f"{name}: the examples have different shapes") from None
+        raise ConfigError(f"{name}: the examples have different shapes") from None
     if column.ndim == 0:
-        raise BadInput(f"{name}: need an array with one entry an example")
+        raise ConfigError(f"{name}: need an array with one entry an example")
     return column

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.partition import ByOwner, Dirichlet, Partition, SortedSlices
-from fedveil.errors import BadInput
 
 CLASSES = "the number of classes was taken from the labels"
 CLASS_NAMES = "the classes, their names and order were taken from the labels"
@@ -53,9 +53,9 @@ def count_classes(
     in use, which are the labels themselves if none were given.
     """
     if declared is not None and declared < 1:
-        raise BadInput(f"classes={declared}: must be at least 1")
+        raise ConfigError(f"classes={declared}: must be at least 1")
     if declared is not None and given and declared != len(given):
-        raise BadInput(f"classes={declared}, but class_names names {len(given)}")
+        raise ConfigError(f"classes={declared}, but class_names names {len(given)}")
     if given:
         return len(given), ()
     if names:

@@ -8,8 +8,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.columns import Array, input_column, label_column, number_column, take
-from fedveil.errors import BadInput
 
 
 class Task(StrEnum):
@@ -58,7 +58,7 @@ def task_of(task: Task | str | None, targets: npt.ArrayLike) -> Task:
         is_float = np.asarray(targets).dtype.kind == "f"
         return Task.REGRESSION if is_float else Task.CLASSIFICATION
     if task not in list(Task):
-        raise BadInput(f"task={task!r}: must be one of {', '.join(Task)}")
+        raise ConfigError(f"task={task!r}: must be one of {', '.join(Task)}")
     return Task(task)
 
 
@@ -86,7 +86,7 @@ def examples_of(
     else:
         wanted, class_names = label_column(targets, f"{part}targets", class_names)
     if len(stored) != len(wanted):
-        raise BadInput(f"{len(stored)} {part}inputs but {len(wanted)} {part}targets")
+        raise ConfigError(f"{len(stored)} {part}inputs but {len(wanted)} {part}targets")
     return Examples(stored, wanted), class_names
 
 

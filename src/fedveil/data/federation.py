@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Owners
 from fedveil.data.columns import Array, first_not_finite
 from fedveil.data.declared import VOCABULARY, count_classes, dealing, task_by_values, used_again
@@ -22,7 +23,6 @@ from fedveil.data.examples import (
 )
 from fedveil.data.holdout import Holdout, deal
 from fedveil.data.partition import ByOwner, Partition
-from fedveil.errors import BadInput
 
 __all__ = ["ARTIFICIAL_NOTE", "HELD_OUT_NOTE", "Examples", "Federation", "Scaling", "Task"]
 
@@ -68,14 +68,14 @@ class Federation:
             offsets.setflags(write=False)
             object.__setattr__(self, "offsets", offsets)
         if len(offsets) < 2 or len(self.train) == 0:
-            raise BadInput(f"federation {self.name!r} is empty: it needs clients with examples")
+            raise ConfigError(f"federation {self.name!r} is empty: it needs clients with examples")
         if offsets[0] != 0 or offsets[-1] != len(self.train):
-            raise BadInput(
+            raise ConfigError(
                 f"federation {self.name!r}: offsets must run from 0 to {len(self.train)}"
             )
         sizes = np.diff(offsets)
         if sizes.min() < 1:
-            raise BadInput(
+            raise ConfigError(
                 f"federation {self.name!r}: client {int(sizes.argmin())} has no examples; "
                 "leave it out or give it some"
             )
@@ -98,7 +98,7 @@ class Federation:
                 for own, length in zip(reversed(shape), reversed(whole), strict=False)
             )
             if not fits:
-                raise BadInput(
+                raise ConfigError(
                     f"federation {self.name!r}: a scaling of shape {shape} does not fit inputs of "
                     f"shape {whole}"
                 )
@@ -106,15 +106,15 @@ class Federation:
     def _check_shapes(self, part: str, examples: Examples) -> None:
         where = f"federation {self.name!r}, {part} part"
         if len(examples.inputs) != len(examples.targets):
-            raise BadInput(
+            raise ConfigError(
                 f"{where}: {len(examples.inputs)} inputs but {len(examples.targets)} targets"
             )
         if examples.inputs.shape[1:] != self.input_shape:
-            raise BadInput(
+            raise ConfigError(
                 f"{where}: inputs of shape {examples.inputs.shape[1:]}, not {self.input_shape}"
             )
         if self.task is Task.REGRESSION and examples.targets.ndim != 1:
-            raise BadInput(f"{where}: need one target an example, got {examples.targets.shape}")
+            raise ConfigError(f"{where}: need one target an example, got {examples.targets.shape}")
 
     def _check_values(self, part: str, examples: Examples) -> None:
         where = f"federation {self.name!r}, {part} part"
@@ -122,7 +122,7 @@ class Federation:
             if np.issubdtype(column.dtype, np.floating):
                 bad = first_not_finite(column)
                 if bad is not None:
-                    raise BadInput(f"{where}: {what} of example {bad} hold NaN or infinity")
+                    raise ConfigError(f"{where}: {what} of example {bad} hold NaN or infinity")
         if self.task is not Task.REGRESSION:
             self._check_codes(where, "label", examples.targets)
         if self.task is Task.SEQUENCE:
@@ -135,7 +135,7 @@ class Federation:
         if low < 0 or high >= self.classes:
             wrong = low if low < 0 else high
             row = int(np.argmax((codes == wrong).reshape(len(codes), -1).any(1)))
-            raise BadInput(
+            raise ConfigError(
                 f"{where}: {what} {wrong} of example {row} is outside 0..{self.classes - 1}"
             )
 
@@ -211,7 +211,7 @@ class Federation:
         given = class_names
         pool, class_names = examples_of(kind, inputs, targets, given, "")
         if not len(pool):
-            raise BadInput(f"federation {name!r} is empty: no examples were given")
+            raise ConfigError(f"federation {name!r} is empty: no examples were given")
         parts = {
             part: examples_of(kind, *as_pair(own), class_names, f"{part} ")[0]
             for part, own in (("test", test), ("validation", validation))
@@ -262,5 +262,5 @@ class Federation:
 
 def _holdout(holdout: Holdout | str) -> Holdout:
     if holdout not in list(Holdout):
-        raise BadInput(f"holdout={holdout!r}: must be one of {', '.join(Holdout)}")
+        raise ConfigError(f"holdout={holdout!r}: must be one of {', '.join(Holdout)}")
     return Holdout(holdout)

@@ -12,10 +12,10 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.errors import ConfigError
+from fedveil.core.mixing import Words, uniforms
 from fedveil.data.assignment import Assignment, Owners, Rows, generator
 from fedveil.data.partition import ByOwner, Partition
-from fedveil.errors import BadInput
-from fedveil.mixing import Words, uniforms
 
 TRAIN, VALIDATION, TEST = np.uint8(0), np.uint8(1), np.uint8(2)
 Parts = npt.NDArray[np.uint8]
@@ -113,7 +113,7 @@ def pooled(count: int, test: float, validation: float, draw: np.random.Generator
 
 def _need_parts(part: Parts, test: float, validation: float, whole_clients: bool = False) -> None:
     if not (part == TRAIN).any():
-        raise BadInput("holdout: every client was drawn; use smaller fractions or another seed")
+        raise ConfigError("holdout: every client was drawn; use smaller fractions or another seed")
     for name, fraction, code in (
         ("test_fraction", test, TEST),
         ("validation_fraction", validation, VALIDATION),
@@ -121,8 +121,8 @@ def _need_parts(part: Parts, test: float, validation: float, whole_clients: bool
         if fraction == 0 or (part == code).any():
             continue
         if whole_clients:
-            raise BadInput(f"{name}={fraction}: no client was drawn; use more or another seed")
-        raise BadInput(
+            raise ConfigError(f"{name}={fraction}: no client was drawn; use more or another seed")
+        raise ConfigError(
             f"{name}={fraction} holds out nothing of {len(part)} examples if every client "
             "keeps one; use a larger fraction, another seed, holdout='clients' or test data of "
             "their own"
@@ -132,9 +132,9 @@ def _need_parts(part: Parts, test: float, validation: float, whole_clients: bool
 def need_fractions(test: float, validation: float) -> None:
     for name, fraction in (("test_fraction", test), ("validation_fraction", validation)):
         if not 0 <= fraction < 1:
-            raise BadInput(f"{name}={fraction}: must be at least 0 and below 1")
+            raise ConfigError(f"{name}={fraction}: must be at least 0 and below 1")
     if test + validation >= 1:
-        raise BadInput(
+        raise ConfigError(
             f"test_fraction={test} and validation_fraction={validation} leave nothing to train on"
         )
 

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.declared import CLASS_NAMES, TASK
 from fedveil.data.encoding import as_text, category_codes, kind_of, numbers_of, scaled
 from fedveil.data.federation import Scaling, Task
 from fedveil.data.schema import Column, Kind
-from fedveil.errors import BadInput
 
 MOST_CLASSES = 20  # a numeric label with more different values is a quantity
 MOST_TEXT_CLASSES = 1000
@@ -40,7 +40,9 @@ def targets_of(
     """What the label column holds; `public` is what a schema says about it."""
     kind = kind_of(values)
     if kind in (Kind.IGNORE, Kind.DATE):
-        raise BadInput(f"{path}: label {label!r} holds {values.type}; it must be numbers or text")
+        raise ConfigError(
+            f"{path}: label {label!r} holds {values.type}; it must be numbers or text"
+        )
     unprotected: tuple[str, ...] = ()
     if task is None and public is not None:
         classify = public.kind in (Kind.CATEGORY, Kind.BOOLEAN)
@@ -51,7 +53,7 @@ def targets_of(
     elif task in (Task.CLASSIFICATION, Task.REGRESSION):
         classify, why = task == Task.CLASSIFICATION, "as asked"
     else:
-        raise BadInput(f"task={task!r}: a table makes classification or regression")
+        raise ConfigError(f"task={task!r}: a table makes classification or regression")
     if classify:
         codes, names, declared = _classes(path, label, values, public)
         said = f"Label {label!r} ({why}): classification into {len(names)} classes."
@@ -86,7 +88,7 @@ def _numbers(
     """The labels as numbers, and what standardises them."""
     if public is not None:
         if public.kind is not Kind.NUMBER:
-            raise BadInput(
+            raise ConfigError(
                 f"{path}: label {label!r} is a {public.kind} in the schema, regression needs "
                 "varying numbers"
             )
@@ -94,10 +96,10 @@ def _numbers(
         _need_all(path, label, values, np.isnan(numbers), "is no number")
         return numbers, public
     if kind is not Kind.NUMBER:
-        raise BadInput(f"{path}: label {label!r} holds {values.type}, regression needs numbers")
+        raise ConfigError(f"{path}: label {label!r} holds {values.type}, regression needs numbers")
     numbers = numbers_of(values, Column(Kind.NUMBER))
     if pc.count_distinct(values).as_py() < 2:
-        raise BadInput(
+        raise ConfigError(
             f"{path}: label {label!r} is the same everywhere, regression needs varying numbers"
         )
     return numbers, Column(Kind.NUMBER, mean=float(numbers.mean()), std=float(numbers.std()))
@@ -117,9 +119,9 @@ def _classes(
         return codes, public.categories, True
     names = as_text(pc.unique(values).sort()).to_pylist()
     if len(names) > max(MOST_CLASSES, min(MOST_TEXT_CLASSES, len(values) // 2)):
-        raise BadInput(f"{path}: label {label!r} has {len(names)} different values: no classes")
+        raise ConfigError(f"{path}: label {label!r} has {len(names)} different values: no classes")
     if len(names) < 2:
-        raise BadInput(f"{path}: label {label!r} has one value only, {names[0]!r}")
+        raise ConfigError(f"{path}: label {label!r} has one value only, {names[0]!r}")
     return category_codes(values, names), tuple(names), False
 
 
@@ -127,4 +129,4 @@ def _need_all(path: Path, label: str, values: Any, wrong: npt.NDArray[np.bool_],
     if wrong.any():
         row = int(np.argmax(wrong))
         strange = as_text(values)[row].as_py()
-        raise BadInput(f"{path}: label {strange!r} of row {row + 1} {what}")
+        raise ConfigError(f"{path}: label {strange!r} of row {row + 1} {what}")

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Assignment, Owners, Rows, generator, group, offsets_of
-from fedveil.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,9 @@ class _Limits:
         for field in fields(self):
             value = getattr(self, field.name)
             if type(value) is int and value < 1:
-                raise BadInput(f"{field.name}={value}: must be at least 1")
+                raise ConfigError(f"{field.name}={value}: must be at least 1")
         if self.cap is not None and self.examples_per_client is not None:
-            raise BadInput(
+            raise ConfigError(
                 f"cap={self.cap} and examples_per_client={self.examples_per_client}: give only one"
             )
 
@@ -64,12 +64,12 @@ class SortedSlices(_Limits):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.per_client is not None and self.examples_per_client is not None:
-            raise BadInput(
+            raise ConfigError(
                 f"per_client={self.per_client} and examples_per_client={self.examples_per_client} "
                 "mean the same: give one of them"
             )
         if self.clients is None and self._fixed is None:
-            raise BadInput("SortedSlices needs clients, per_client or both")
+            raise ConfigError("SortedSlices needs clients, per_client or both")
 
     @property
     def _fixed(self) -> int | None:
@@ -104,12 +104,12 @@ class Dirichlet(_Limits):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.alpha < float("inf"):
-            raise BadInput(f"alpha={self.alpha}: must be positive and finite")
+            raise ConfigError(f"alpha={self.alpha}: must be positive and finite")
 
     def assign(self, labels: npt.NDArray[np.generic], owners: object, seed: int) -> Assignment:
         _need_one_label_each(labels, "Dirichlet")
         if not np.issubdtype(labels.dtype, np.integer):
-            raise BadInput("Dirichlet deals by class, but targets are numbers: use SortedSlices")
+            raise ConfigError("Dirichlet deals by class, but targets are numbers: use SortedSlices")
         _need_examples(len(labels), self.clients, self.examples_per_client or 1, "Dirichlet")
         draw = generator(seed, "deal")
         classes, codes = np.unique(labels, return_inverse=True)
@@ -191,21 +191,23 @@ class ByOwner(_Limits):
         seed: int,
     ) -> Assignment:
         if owners is None:
-            raise BadInput("ByOwner: these data name no owners; use IID, Dirichlet or SortedSlices")
+            raise ConfigError(
+                "ByOwner: these data name no owners; use IID, Dirichlet or SortedSlices"
+            )
         everyone = group(owners)
         if everyone.sizes.sum() != len(labels):
-            raise BadInput(f"owners: {everyone.sizes.sum()} entries for {len(labels)} examples")
+            raise ConfigError(f"owners: {everyone.sizes.sum()} entries for {len(labels)} examples")
         least = max(self.at_least, self.examples_per_client or 1)
         enough = everyone.sizes >= least
         if not enough.any():
-            raise BadInput(
+            raise ConfigError(
                 f"no owner has {least} examples: the largest has {everyone.sizes.max()}; "
                 "lower at_least or examples_per_client"
             )
         if self.clients is not None:
             able = np.flatnonzero(enough)
             if self.clients > len(able):
-                raise BadInput(f"clients={self.clients}: only {len(able)} owners are usable")
+                raise ConfigError(f"clients={self.clients}: only {len(able)} owners are usable")
             # By their own words: one owner more takes the place of at most one other.
             words = everyone.client_words(seed, "choose owners")[able]
             enough[:] = False
@@ -229,27 +231,27 @@ def named(name: str, **settings: Any) -> Partition:
     if name not in PARTITIONS:
         near = get_close_matches(name, PARTITIONS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(PARTITIONS)}"
-        raise BadInput(f"partition {name!r} is unknown: {hint}")
+        raise ConfigError(f"partition {name!r} is unknown: {hint}")
     kind = PARTITIONS[name]
     known = [field.name for field in fields(kind)]
     for setting in settings:
         if setting not in known:
-            raise BadInput(f"partition {name!r} has no {setting!r}; it has {', '.join(known)}")
+            raise ConfigError(f"partition {name!r} has no {setting!r}; it has {', '.join(known)}")
     try:
         return kind(**settings)
     except TypeError:
         needed = {"iid": "clients", "dirichlet": "clients and alpha"}.get(name, "")
-        raise BadInput(f"partition {name!r} needs {needed}") from None
+        raise ConfigError(f"partition {name!r} needs {needed}") from None
 
 
 def _need_one_label_each(labels: npt.NDArray[np.generic], who: str) -> None:
     if labels.ndim != 1:
-        raise BadInput(f"{who} needs one label an example, not sequences: use IID or ByOwner")
+        raise ConfigError(f"{who} needs one label an example, not sequences: use IID or ByOwner")
 
 
 def _need_examples(examples: int, clients: int, each: int, who: str) -> None:
     if clients < 1 or examples < clients * each:
-        raise BadInput(
+        raise ConfigError(
             f"{who}: {clients} clients with {each} examples each need {clients * each} examples, "
             f"there are {examples}"
         )

@@ -29,7 +29,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 
 class Kind(StrEnum):
@@ -69,18 +69,18 @@ class Column:
 def read_schema(path: Path) -> dict[str, Column]:
     """The columns that a schema file describes."""
     if not path.is_file():
-        raise BadInput(f"schema {path}: no such file")
+        raise ConfigError(f"schema {path}: no such file")
     try:
         text = path.read_text(encoding="utf-8")
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, UnicodeDecodeError) as error:
-        raise BadInput(f"schema {path}: {error}") from None
+        raise ConfigError(f"schema {path}: {error}") from None
     return parse_schema(document, f"schema {path}")
 
 
 def parse_schema(document: Any, where: str = "schema") -> dict[str, Column]:
     if not isinstance(document, Mapping) or not isinstance(document.get("columns"), Mapping):
-        raise BadInput(f"{where}: needs a table [columns.NAME] for every column")
+        raise ConfigError(f"{where}: needs a table [columns.NAME] for every column")
     return {
         str(name): _column(entry, f"{where}, column {name!r}")
         for name, entry in document["columns"].items()
@@ -89,15 +89,15 @@ def parse_schema(document: Any, where: str = "schema") -> dict[str, Column]:
 
 def _column(entry: Any, where: str) -> Column:
     if not isinstance(entry, Mapping):
-        raise BadInput(f"{where}: must be a table")
+        raise ConfigError(f"{where}: must be a table")
     known = ["type", *(field.name for field in fields(Column) if field.name != "kind")]
     for key in entry:
         if key not in known:
             near = get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise BadInput(f"{where}: unknown key {key!r}; {hint}")
+            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
     if entry.get("type") not in list(Kind):
-        raise BadInput(f"{where}: type={entry.get('type')!r}; must be one of {', '.join(Kind)}")
+        raise ConfigError(f"{where}: type={entry.get('type')!r}; must be one of {', '.join(Kind)}")
     kind = Kind(entry["type"])
     numbers = {
         key: _number(entry[key], f"{where}: {key}")
@@ -106,7 +106,7 @@ def _column(entry: Any, where: str) -> Column:
     }
     categories = entry.get("categories", [])
     if not isinstance(categories, list) or len(set(map(str, categories))) != len(categories):
-        raise BadInput(f"{where}: categories must be a list without repetitions")
+        raise ConfigError(f"{where}: categories must be a list without repetitions")
     column = Column(
         kind,
         **numbers,
@@ -120,16 +120,16 @@ def _column(entry: Any, where: str) -> Column:
 
 def _check(column: Column, where: str) -> None:
     if column.decimal not in (None, ".", ","):
-        raise BadInput(f"{where}: decimal={column.decimal!r}; must be a point or a comma")
+        raise ConfigError(f"{where}: decimal={column.decimal!r}; must be a point or a comma")
     if column.kind is Kind.CATEGORY and not column.categories:
-        raise BadInput(f"{where}: a category needs its categories")
+        raise ConfigError(f"{where}: a category needs its categories")
     if column.kind in (Kind.NUMBER, Kind.DATE):
         ranged = column.min is not None and column.max is not None
         measured = column.mean is not None and column.std is not None
         if ranged == measured:
-            raise BadInput(f"{where}: needs min and max, or mean and std")
+            raise ConfigError(f"{where}: needs min and max, or mean and std")
         if not column.width > 0:
-            raise BadInput(f"{where}: min must be below max, and std positive")
+            raise ConfigError(f"{where}: min must be below max, and std positive")
 
 
 def _number(value: Any, where: str) -> float:
@@ -138,13 +138,13 @@ def _number(value: Any, where: str) -> float:
         try:
             value = datetime.date.fromisoformat(value)
         except ValueError:
-            raise BadInput(f"{where}={value!r}: neither a number nor a date") from None
+            raise ConfigError(f"{where}={value!r}: neither a number nor a date") from None
     if isinstance(value, datetime.datetime):
         value = value.date()
     if isinstance(value, datetime.date):
         return float((value - datetime.date(1970, 1, 1)).days)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise BadInput(f"{where}={value!r}: must be a finite number")
+        raise ConfigError(f"{where}={value!r}: must be a finite number")
     return float(value)
 
 

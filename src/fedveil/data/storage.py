@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Federation, Scaling, Task
-from fedveil.errors import BadInput
 
 FORMAT = "fedveil federation 2"
 MANIFEST = "federation.json"
@@ -22,7 +22,7 @@ MANIFEST = "federation.json"
 def save(federation: Federation, directory: Path) -> Path:
     """Write `directory`, which must not exist; it appears complete or not at all."""
     if directory.exists():
-        raise BadInput(f"{directory}: exists already; name a new directory")
+        raise ConfigError(f"{directory}: exists already; name a new directory")
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
@@ -81,7 +81,7 @@ def load(directory: Path) -> Federation:
             verified=True,
         )
     except (KeyError, ValueError) as error:
-        raise BadInput(f"{directory}: not a whole federation ({error})") from None
+        raise ConfigError(f"{directory}: not a whole federation ({error})") from None
 
 
 def _columns(federation: Federation) -> dict[str, Array]:
@@ -108,24 +108,26 @@ def _columns(federation: Federation) -> dict[str, Array]:
 def _manifest(directory: Path) -> dict[str, Any]:
     path = directory / MANIFEST
     if not path.is_file():
-        raise BadInput(f"{directory}: not a saved federation (no {MANIFEST})")
+        raise ConfigError(f"{directory}: not a saved federation (no {MANIFEST})")
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
-            raise BadInput(f"{path}: format {manifest['format']!r}, this version reads {FORMAT!r}")
+            raise ConfigError(
+                f"{path}: format {manifest['format']!r}, this version reads {FORMAT!r}"
+            )
     except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, BadInput):
+        if isinstance(error, ConfigError):
             raise
-        raise BadInput(f"{path}: cannot be read as a manifest") from None
+        raise ConfigError(f"{path}: cannot be read as a manifest") from None
     return manifest
 
 
 def _map(directory: Path, name: str, size: int) -> Array:
     path = directory / f"{name}.npy"
     if not path.is_file():
-        raise BadInput(f"{path}: missing; save the federation again")
+        raise ConfigError(f"{path}: missing; save the federation again")
     if path.stat().st_size != size:
-        raise BadInput(
+        raise ConfigError(
             f"{path}: {path.stat().st_size} bytes, not {size}; save the federation again"
         )
     try:
@@ -134,5 +136,5 @@ def _map(directory: Path, name: str, size: int) -> Array:
         try:
             column = np.load(path, allow_pickle=False)
         except ValueError:
-            raise BadInput(f"{path}: not a NumPy array; save the federation again") from None
+            raise ConfigError(f"{path}: not a NumPy array; save the federation again") from None
     return column

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Owners
 from fedveil.data.encoding import encode, feature_names, judge, kind_of
 from fedveil.data.federation import Federation, Task
@@ -19,7 +20,6 @@ from fedveil.data.labels import targets_of
 from fedveil.data.partition import Partition
 from fedveil.data.schema import Column, Kind, parse_schema, read_schema, template
 from fedveil.data.tablefile import DECIMAL, need_column, read_table
-from fedveil.errors import BadInput
 
 COLUMNS = "which columns are inputs, and of what kind, was decided from the data"
 FROM_DATA_NOTE = (
@@ -52,9 +52,9 @@ def from_table(
     """
     path = Path(path)
     if client_column is None and partition is None:
-        raise BadInput(f"{path}: name the column that says whose row it is (client_column)")
+        raise ConfigError(f"{path}: name the column that says whose row it is (client_column)")
     if client_column == label:
-        raise BadInput(f"{path}: label and client column are both {label!r}")
+        raise ConfigError(f"{path}: label and client column are both {label!r}")
     public = _public(schema)
     table = _read(path, public, label, client_column)
     table, notes = _with_labels_and_owners(path, table, label, client_column, public is None)
@@ -68,7 +68,7 @@ def from_table(
     notes += remarks
     if not columns:
         why = f" ({remarks[0].rstrip('.')})" if remarks else ""
-        raise BadInput(f"{path}: no column besides {label!r} can be used as an input{why}")
+        raise ConfigError(f"{path}: no column besides {label!r} can be used as an input{why}")
     declared = None if public is None else _columns_of(public, table).get(label)
     wanted = targets_of(path, label, table.column(label), task, declared)
     notes.append(wanted.remark)
@@ -169,7 +169,7 @@ def _with_labels_and_owners(
             continue
         gaps = table.column(name).null_count
         if gaps == table.num_rows:
-            raise BadInput(f"{path}: no row has a {what} (column {name!r})")
+            raise ConfigError(f"{path}: no row has a {what} (column {name!r})")
         if gaps:
             if count:
                 notes.append(f"{gaps} rows without a {what} ({name!r}) were left out.")
@@ -232,7 +232,9 @@ def _described(
             or number_like
             or (column.kind is Kind.DATE and stored is Kind.NUMBER)
         ):
-            raise BadInput(f"{path}: column {name!r} holds {stored}, the schema says {column.kind}")
+            raise ConfigError(
+                f"{path}: column {name!r} holds {stored}, the schema says {column.kind}"
+            )
     unused = [name for name in table.column_names if name not in public and name not in taken]
     said = f" Not in it and not used: {_some([repr(name) for name in unused])}." if unused else ""
     return columns, [f"Inputs are scaled by the public schema alone.{said}"]
@@ -256,7 +258,7 @@ def _matrix(path: Path, table: Any, columns: Mapping[str, Column]) -> npt.NDArra
         values = table.column(name)
         gaps = encode(values, column, matrix[:, start : start + width])
         if gaps.all() and values.null_count < len(values):
-            raise BadInput(f"{path}: column {name!r} holds no {column.kind}, against its schema")
+            raise ConfigError(f"{path}: column {name!r} holds no {column.kind}, against its schema")
         start += width
     return matrix
 

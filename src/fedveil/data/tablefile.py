@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from fedveil.core.errors import ConfigError
 from fedveil.data import cells
-from fedveil.errors import BadInput
 
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NULL", "null", "None")
 DECIMAL = b"decimal"  # key of the table's metadata: the decimal mark that its form suggests
@@ -38,23 +38,25 @@ def read_table(
     suggest. Columns besides `only` are left as they come.
     """
     if path.is_dir():
-        raise BadInput(f"{path}: is a directory; name a CSV or Parquet file")
+        raise ConfigError(f"{path}: is a directory; name a CSV or Parquet file")
     if not path.is_file():
         near = get_close_matches(path.name, _neighbours(path), n=1)
-        raise BadInput(f"{path}: no such file" + (f"; did you mean {near[0]!r}?" if near else ""))
+        raise ConfigError(
+            f"{path}: no such file" + (f"; did you mean {near[0]!r}?" if near else "")
+        )
     with path.open("rb") as file:
         start = file.read(4)
     if not start:
-        raise BadInput(f"{path}: is empty")
+        raise ConfigError(f"{path}: is empty")
     typed = start == b"PAR1"
     texts = {name for name in (exact, *by_cell) if name is not None}
     table = _parquet(path) if typed else _csv(path, start[:2] == b"\x1f\x8b", texts)
     names = [name.strip() for name in table.column_names]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise BadInput(f"{path}: column {twice[0]!r} occurs more than once; rename one")
+        raise ConfigError(f"{path}: column {twice[0]!r} occurs more than once; rename one")
     if not table.num_rows:
-        raise BadInput(f"{path}: has a header but no rows")
+        raise ConfigError(f"{path}: has a header but no rows")
     columns = [
         table.column(i)
         if only is not None and name not in only
@@ -74,7 +76,7 @@ def need_column(path: Path, names: Iterable[str], wanted: str, what: str) -> Non
     near = near or get_close_matches(wanted, names, n=1, cutoff=0.5)
     shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     hint = f"did you mean {near[0]!r}?" if near else f"its first line names {shown}"
-    raise BadInput(f"{path}: no column {wanted!r} ({what}); {hint}")
+    raise ConfigError(f"{path}: no column {wanted!r} ({what}); {hint}")
 
 
 def _neighbours(path: Path) -> list[str]:
@@ -90,7 +92,7 @@ def _parquet(path: Path) -> Any:
     try:
         return parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise BadInput(f"{path}: damaged Parquet file ({_first_line(error)})") from None
+        raise ConfigError(f"{path}: damaged Parquet file ({_first_line(error)})") from None
 
 
 def _csv(path: Path, zipped: bool, texts: Collection[str]) -> Any:
@@ -101,7 +103,7 @@ def _csv(path: Path, zipped: bool, texts: Collection[str]) -> Any:
     table = _typed(path, zipped, delimiter, types)
     for name, kind in zip(table.schema.names, table.schema.types, strict=True):
         if name.strip() in texts and not pa.types.is_string(kind):
-            raise BadInput(f"{path}: the first line is too odd to be read; simplify its names")
+            raise ConfigError(f"{path}: the first line is too odd to be read; simplify its names")
     # Semicolons separate fields where commas are decimal: known from the first line alone.
     return table.replace_schema_metadata({DECIMAL: "," if delimiter == ";" else "."})
 
@@ -112,11 +114,11 @@ def _typed(path: Path, zipped: bool, delimiter: str, types: Mapping[str, Any]) -
     except pa.ArrowInvalid:
         pass
     except OSError as error:
-        raise BadInput(f"{path}: damaged gzip file ({_first_line(error)})") from None
+        raise ConfigError(f"{path}: damaged gzip file ({_first_line(error)})") from None
     try:  # one thread knows the number of the bad row
         return _parse(path, zipped, delimiter, types, threads=False)
     except pa.ArrowInvalid as error:
-        raise BadInput(f"{path}: {_complaint(str(error))}") from None
+        raise ConfigError(f"{path}: {_complaint(str(error))}") from None
 
 
 def _parse(
@@ -148,13 +150,13 @@ def _header(path: Path, zipped: bool) -> str:
             stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
             line = re.split(rb"[\r\n]", stream.read(1 << 16))[0]
     except (pa.ArrowException, OSError) as error:
-        raise BadInput(f"{path}: damaged gzip file ({_first_line(error)})") from None
+        raise ConfigError(f"{path}: damaged gzip file ({_first_line(error)})") from None
     if b"\0" in line:
-        raise BadInput(f"{path}: neither text nor Parquet; save it as UTF-8 CSV")
+        raise ConfigError(f"{path}: neither text nor Parquet; save it as UTF-8 CSV")
     try:
         return str(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise BadInput(f"{path}: the first line is not UTF-8; save the file as UTF-8") from None
+        raise ConfigError(f"{path}: the first line is not UTF-8; save the file as UTF-8") from None
 
 
 def _complaint(message: str) -> str:
@@ -203,7 +205,7 @@ def _tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell:
         infinite = pc.fill_null(pc.is_inf(column), False)
         if not by_cell and pc.any(infinite).as_py():
             row = pc.index(infinite, True).as_py()
-            raise BadInput(f"{path}: column {name!r} holds infinity in row {row + 1}")
+            raise ConfigError(f"{path}: column {name!r} holds infinity in row {row + 1}")
         return pc.if_else(pc.is_nan(column), None, column)
     return column
 
@@ -237,7 +239,7 @@ def _need_utf8(path: Path, name: str, column: Any) -> None:
         try:
             (value.as_py() or b"").decode()
         except UnicodeDecodeError:
-            raise BadInput(
+            raise ConfigError(
                 f"{path}: column {name!r}, row {row + 1} is not UTF-8; save the file as UTF-8"
             ) from None
-    raise BadInput(f"{path}: column {name!r} holds raw bytes; leave it out")
+    raise ConfigError(f"{path}: column {name!r} holds raw bytes; leave it out")

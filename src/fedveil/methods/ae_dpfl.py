@@ -13,11 +13,11 @@ held out from the clients' own data are so only in a simulation.
 
 from __future__ import annotations
 
-from fedveil.local.rule import LocalRule
-from fedveil.methods.about import About
-from fedveil.methods.method import CohortRule, Method, Scheme, Voting
-from fedveil.methods.noisy_votes import VoteNoise
-from fedveil.methods.protection import Protection
+from fedveil.client.local_training import LocalTraining
+from fedveil.methods.parts.about import About
+from fedveil.methods.parts.method import CohortRule, Method, Scheme, Voting
+from fedveil.methods.parts.noise_placement import NoisePlacement
+from fedveil.methods.parts.noisy_votes import VoteNoise
 
 ABOUT = About(
     name="ae-dpfl",
@@ -30,9 +30,9 @@ ABOUT = About(
 
 def ae_dpfl(
     *,
-    local: LocalRule,
+    local: LocalTraining,
     voting: Voting | None = None,
-    protection: Protection | None = None,
+    placement: NoisePlacement | None = None,
 ) -> Method:
     """AE-DPFL: one round in which every client trains to the end of `local` and votes."""
     return Method(
@@ -40,6 +40,6 @@ def ae_dpfl(
         rounds=1,
         cohort=CohortRule(Scheme.EVERYONE),
         local=local,
-        protection=protection or VoteNoise(),
+        placement=placement or VoteNoise(),
         voting=voting or Voting(),
     )

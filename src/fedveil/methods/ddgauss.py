@@ -15,15 +15,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedveil.local.rotation import Rotation
-from fedveil.local.rule import LocalRule
-from fedveil.methods.about import About
-from fedveil.methods.clip_rules import ClipTracking
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.rotation import Rotation
+from fedveil.core.units import Adjacency
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.method import CohortRule, Method
-from fedveil.methods.shared_noise import SharedNoise
+from fedveil.methods.parts.about import About
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.distributed_noise import DistributedNoise
+from fedveil.methods.parts.method import CohortRule, Method
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.units import Adjacency
 from fedveil.server.optimizers import Optimizer
 from fedveil.server.smoothing import Smoothing
 
@@ -40,7 +40,7 @@ def ddgauss(
     *,
     rounds: int,
     cohort: CohortRule,
-    local: LocalRule,
+    local: LocalTraining,
     clip: Clip,
     bits: int | None = None,
     wrap_probability: float = 1e-6,
@@ -50,7 +50,7 @@ def ddgauss(
     sparsity: float = 0.0,
     by_examples: bool = False,
     weight_cap: int | None = None,
-    tracking: ClipTracking | None = None,
+    tracking: AdaptiveClipping | None = None,
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
@@ -60,7 +60,7 @@ def ddgauss(
         cohort=cohort,
         local=local,
         clip=clip,
-        protection=SharedNoise(
+        placement=DistributedNoise(
             Rotation(), bits, wrap_probability, adjacency, colluders, honest_shares
         ),
         sparsity=sparsity,

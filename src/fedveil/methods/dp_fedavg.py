@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedveil.local.rule import LocalRule
-from fedveil.local.shaping import Shaping
-from fedveil.methods.about import About
-from fedveil.methods.central_noise import CentralNoise
-from fedveil.methods.clip_rules import ClipTracking
-from fedveil.methods.method import CohortRule, Method
-from fedveil.methods.protection import Protection
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.methods.parts.about import About
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.method import CohortRule, Method
+from fedveil.methods.parts.noise_placement import NoisePlacement
 from fedveil.privacy.clipping import Clip
 from fedveil.server.optimizers import Optimizer, Sgd
 from fedveil.server.smoothing import Smoothing
@@ -40,13 +40,13 @@ def dp_fedavg(
     *,
     rounds: int,
     cohort: CohortRule,
-    local: LocalRule,
+    local: LocalTraining,
     clip: Clip,
-    protection: Protection | None = None,
+    placement: NoisePlacement | None = None,
     sparsity: float = 0.0,
     by_examples: bool = False,
     weight_cap: int | None = None,
-    tracking: ClipTracking | None = None,
+    tracking: AdaptiveClipping | None = None,
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
@@ -56,8 +56,8 @@ def dp_fedavg(
         rounds=rounds,
         cohort=cohort,
         local=local,
-        shaping=Shaping(clip=clip, sparsity=sparsity, weight_cap=weight_cap),
-        protection=protection or CentralNoise(),
+        pipeline=UpdatePipeline(clip=clip, sparsity=sparsity, weight_cap=weight_cap),
+        placement=placement or CentralNoise(),
         clip_rule=None if tracking is None else replace(tracking, initial=clip),
         optimizer=optimizer or Sgd(),
         smoothing=smoothing,

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedveil.errors import BadInput
-from fedveil.local.rule import LocalRule
-from fedveil.local.shaping import Shaping
-from fedveil.methods.about import About
-from fedveil.methods.method import CohortRule, Method
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.errors import ConfigError
+from fedveil.methods.parts.about import About
+from fedveil.methods.parts.method import CohortRule, Method
 from fedveil.server.optimizers import Optimizer, Sgd
 from fedveil.server.smoothing import Smoothing
 
@@ -27,7 +27,7 @@ def fedavg(
     *,
     rounds: int,
     cohort: CohortRule,
-    local: LocalRule,
+    local: LocalTraining,
     by_examples: bool = False,
     weight_cap: int | None = None,
     optimizer: Optimizer | None = None,
@@ -39,7 +39,7 @@ def fedavg(
         rounds=rounds,
         cohort=cohort,
         local=local,
-        shaping=Shaping(weight_cap=weight_cap),
+        pipeline=UpdatePipeline(weight_cap=weight_cap),
         optimizer=optimizer or Sgd(),
         smoothing=smoothing,
         by_examples=by_examples,
@@ -50,7 +50,7 @@ def fedsgd(
     *,
     rounds: int,
     cohort: CohortRule,
-    local: LocalRule,
+    local: LocalTraining,
     by_examples: bool = False,
     weight_cap: int | None = None,
     optimizer: Optimizer | None = None,
@@ -73,7 +73,7 @@ def fedprox(
     *,
     rounds: int,
     cohort: CohortRule,
-    local: LocalRule,
+    local: LocalTraining,
     penalty: float,
     by_examples: bool = False,
     weight_cap: int | None = None,
@@ -82,7 +82,7 @@ def fedprox(
 ) -> Method:
     """FedAvg with the gradient of penalty / 2 |w - w0|^2 added at every local step."""
     if not penalty > 0:
-        raise BadInput(f"training.penalty: fedprox needs a positive one, got {penalty}")
+        raise ConfigError(f"training.penalty: fedprox needs a positive one, got {penalty}")
     method = fedavg(
         rounds=rounds,
         cohort=cohort,

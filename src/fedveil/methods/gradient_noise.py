@@ -1,255 +1,121 @@
-"""Noise on every local gradient (Hu et al.): one record of one client is protected.
+"""Gradient perturbation with secure aggregation (Hu et al., Algorithm 1), and DP-SGD.
 
-Which proof applies is decided here, from the model, the number of local steps and the secure sum:
+    cohort   r of n devices, everybody equally often (balanced, public schedule)
+    client   tau steps on disjoint shuffled batches of gamma records              (eq. 5-6)
+                 g = (1 / gamma) sum of per-example gradients, each clipped to G
+                 theta <- theta - eta (g + b),   b ~ N(0, sigma^2 I)
+    server   secure sum of the uploads / r                                        (eq. 7-9)
 
-    alone     uploads seen one by one, or several steps of a model that may expand: undivided
-    one step  under a secure sum, all clients' noise covers the record
-    convex    several steps of a non-expansive linear model under a secure sum
+One record moves a mean gradient by at most 2 G / gamma (Corollary 1). What follows for a round
+depends on who sees what; the paper's division by r (Theorem 1) is false for tau > 1 and is only
+available as a claim in `reproduction.claims.hu`. What is certified, chosen by `GradientNoise.proof`
+(e = times that a record is touched in a round, h = r - colluders - losses planned for):
 
-The fourth way, clipping the whole update and adding noise once, protects clients and is
-`SharedNoise`.
+    1  alone     mu^2 = e (2 G / (gamma sigma))^2               any model, no trust at all
+    2  one step  mu   = 2 G / (gamma sigma sqrt(h))             tau = 1, secure sum
+    3  convex    mu   = 2 e G / (gamma sigma) min(1/sqrt(e), 1/sqrt(h))   non-expansive steps
+    4  client    the whole update clipped, noise in shares of z C / sqrt(r): `unit` client
 
-Exact arithmetic. Alone: each mean gradient is rounded to a grid and a Gaussian rounded to that grid
-is added. Under a secure sum: uploads are rounded to the nearest point of a grid, and the last
-step's noise is a discrete Gaussian share on it.
+DP-SGD, the baseline, takes one step a round; the noise of the r devices of that round counts, not
+that of all n.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 
-import torch
-from torch import Tensor, nn
-
-from fedveil.errors import BadInput, Refused
-from fedveil.local.rule import GradientClip, LocalRule
-from fedveil.local.shaping import Shaping
-from fedveil.methods.certificate import non_expansive
-from fedveil.methods.local_steps import least_noise, local_steps, longest_way, rates
-from fedveil.methods.modular_grid import Ints, ModularGrid, NoisyIntegers, power_of_two_below
-from fedveil.methods.protection import Occasion, Promise, Terms, certain_cohort, worst_case
-from fedveil.privacy.accounting import Release
+from fedveil.client.local_training import GradientClip, LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.units import Adjacency, Unit
+from fedveil.methods.parts.about import About
+from fedveil.methods.parts.distributed_noise import DistributedNoise
+from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.method import CohortRule, Method
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
-from fedveil.privacy.mechanisms import DiscreteGaussianSum, Mechanism
-from fedveil.privacy.units import Adjacency, Trust, Unit
-from fedveil.secagg.modulus import bits_for
+from fedveil.server.optimizers import Optimizer, Sgd
+from fedveil.server.smoothing import Smoothing
 
-_ROUNDING = 1e-3  # how much rounding an upload may add to what one record moves
-_ROOM = 4.0  # uploads may be this much longer than gradients and noise make them; then they are cut
-_LONGEST = 2.0**29  # of an upload, in steps of its grid: squares still add up in 64 bits
-_BELOW_NOISE = 2.0**-10  # the grid of uploads that are private already, beside their noise
-_WRAP = 1e-6  # probability that a round's sum leaves its words: costs accuracy, not privacy
+HU = About(
+    name="hu",
+    what="per-example clipping, noise on every local gradient, secure sum",
+    source="Hu et al., concentrated differential privacy",
+    protects="one record of one client (or, unit client, all of a client's data)",
+    towards="everybody; the server sees the sum of uploads alone",
+)
+DP_SGD = About(
+    name="dp-sgd",
+    what="one noisy gradient step of every client in a round, secure sum",
+    source="Abadi et al. 2016; baseline of Hu et al.",
+    protects="one record of one client",
+    towards="everybody; the server sees the sum of uploads alone",
+)
 
 
-class Proof(StrEnum):
-    """Why a record is protected, and by how much of the noise."""
-
-    ALONE = "alone"  # by its own client's noise
-    ONE_STEP = "one-step"  # by the noise of the whole sum
-    CONVEX = "convex"  # by the last noise of the whole sum; drift is bounded
-
-
-@dataclass(frozen=True)
-class GradientNoise:
-    """Gaussian noise of std z G / batch_size on every mean gradient, per-example clip G.
-
-    `secure_sum` hides single uploads from the server; whether that lowers epsilon is decided by
-    `proof`. `colluders` bring no noise.
-    """
-
-    secure_sum: bool = True
-    adjacency: Adjacency = Adjacency.REPLACE
-    colluders: int = 0
-    honest_shares: int | None = None
-
-    def proof(self, terms: Terms) -> Proof:
-        """The strongest statement that is proved for these terms."""
-        if not self.secure_sum:
-            return Proof.ALONE
-        if terms.local.projection_radius is not None:
-            return Proof.ALONE  # what follows a client's own noise keeps it from adding up
-        if local_steps(terms).most == 1:
-            return Proof.ONE_STEP
-        honest = certain_cohort(terms.sampling) - self.colluders
-        assumed = terms.honest_shares(self.honest_shares)
-        if assumed is not None:
-            honest = min(honest, assumed)
-        if honest <= local_steps(terms).uses or non_expansive(terms) is None:
-            return Proof.ALONE
-        return Proof.CONVEX
-
-    def promise(self, terms: Terms) -> Promise:
-        _check(terms, self.secure_sum)
-        if self.proof(terms) is Proof.ALONE:
-            return Promise(Unit.RECORD, self.adjacency, Trust.LOCAL)
-        honest = terms.honest_shares(self.honest_shares)
-        return Promise(Unit.RECORD, self.adjacency, Trust.DISTRIBUTED, self.colluders, honest)
-
-    def local(self, terms: Terms) -> LocalRule:
-        noisy = replace(terms.local, gradient_noise=self._std(terms))
-        if not terms.exact:
-            return noisy
-        if self.proof(terms) is Proof.ALONE:
-            return replace(noisy, gradient_grid=_gradient_grid(terms))
-        return replace(noisy, last_step_noise=False)
-
-    def shaping(self, terms: Terms, clip: Clip | None, round: int = 0) -> Shaping:
-        if self.proof(terms) is Proof.ALONE:
-            if terms.secure is None:
-                return terms.shaping
-            # Uploads are private as they are: bounding and rounding them costs no privacy.
-            grid = self._private_grid(terms, round)
-            room = min(self._reach(terms, round), _LONGEST * grid)
-        elif terms.exact:
-            # The clip never acts: one that did could bring two rounded uploads further apart.
-            grid, room = self._upload_grid(terms, round), self._reach(terms, round)
-        else:
-            return terms.shaping
-        return replace(terms.shaping, clip=Clip(room), granularity=grid)
-
-    def releases(self, terms: Terms, rounds: int) -> tuple[Release, ...]:
-        seen = worst_case(terms.sampling, rounds)
-        return (Release(self._mechanism(terms), terms.sampling, rounds, participations=seen),)
-
-    def protect(self, terms: Terms, total: Tensor, shaping: Shaping, occasion: Occasion) -> Tensor:
-        """The noise is in the updates already, but for the shares on a grid."""
-        integers = self.integers(terms, shaping, occasion.round)
-        if integers is None:
-            return total.float()
-        whole = integers.noisy_sum(total.numpy(), map(occasion.stream, occasion.cohort))
-        return self.decode(terms, whole, shaping, occasion.round)
-
-    def integers(self, terms: Terms, shaping: Shaping, round: int) -> NoisyIntegers | None:
-        grid, clip = shaping.granularity, shaping.clip
-        if grid is None or clip is None:
-            return None
-        std = self._share_std(terms, round)
-        clients, size = certain_cohort(terms.sampling), terms.layout.size
-        return NoisyIntegers(
-            ModularGrid(grid, bits_for(clients, clip.norm, grid, std, _WRAP, size).bits), std
+def hu(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalTraining,
+    clip_norm: float,
+    unit: Unit = Unit.RECORD,
+    secure_sum: bool = True,
+    adjacency: Adjacency | None = None,
+    colluders: int = 0,
+    honest_shares: int | None = None,
+    optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
+) -> Method:
+    """Hu's algorithm. `clip_norm` is G, the bound of one example's gradient; for unit client it
+    is C, the bound of a whole update, and local steps go without noise."""
+    if unit is Unit.CLIENT:
+        placement: DistributedNoise | GradientNoise = DistributedNoise(
+            adjacency=adjacency or Adjacency.ZERO_OUT,
+            colluders=colluders,
+            honest_shares=honest_shares,
         )
-
-    def decode(self, terms: Terms, whole: Ints, shaping: Shaping, round: int) -> Tensor:
-        integers = self.integers(terms, shaping, round)
-        if integers is None:
-            raise ValueError("no integers were summed")
-        return torch.from_numpy(integers.values(whole)).float()
-
-    def noise_steps(self, terms: Terms, shaping: Shaping, round: int) -> float | None:
-        if not terms.exact:
-            return None
-        if self.proof(terms) is Proof.ALONE:
-            return self._std(terms) / _gradient_grid(terms)
-        return self._share_std(terms, round) / self._upload_grid(terms, round)
-
-    def _reach(self, terms: Terms, round: int) -> float:
-        """A length that no upload has: clipped gradients, and more noise than ever comes."""
-        noise = self._std(terms) * (math.sqrt(terms.layout.size) + 6)
-        steps = longest_way(terms, round) / (1 - terms.local.momentum)
-        return _ROOM * steps * (_bound(terms) + noise)
-
-    def _private_grid(self, terms: Terms, round: int) -> float:
-        """Far below the noise of an upload."""
-        return power_of_two_below(_BELOW_NOISE * least_noise(terms, round) * self._std(terms))
-
-    def _upload_grid(self, terms: Terms, round: int) -> float:
-        return power_of_two_below(self._coarsest_grid(terms, round))
-
-    def _coarsest_grid(self, terms: Terms, round: int) -> float:
-        """What the grid of a round's uploads does not exceed.
-
-        Rounding adds at most a step in each coordinate to what one record moves, and no upload is
-        longer than `_LONGEST` steps. Beside the rate of the last step this is largest in the first
-        round: rates within a round become more alike as they fall.
-        """
-        reach = rates(terms, round)[-1] * _clip(terms).norm / _batch(terms)
-        fine = _ROUNDING * reach / math.sqrt(terms.layout.size)
-        return max(fine, 2 * self._reach(terms, round) / _LONGEST)
-
-    def _share_std(self, terms: Terms, round: int) -> float:
-        """The noise that comes with an upload: the last step's, if uploads are not private yet."""
-        alone = self.proof(terms) is Proof.ALONE
-        return 0.0 if alone else rates(terms, round)[-1] * self._std(terms)
-
-    def _std(self, terms: Terms) -> float:
-        return terms.noise_multiplier * _bound(terms) / _batch(terms)
-
-    def _mechanism(self, terms: Terms) -> Mechanism:
-        """What one participation releases, in any round.
-
-        Noise and sensitivity fall together with the rates, and grids are powers of two: beside the
-        rate no round's grid is coarser than the one that is accounted.
-        """
-        proof, steps, uses = self.proof(terms), local_steps(terms).most, local_steps(terms).uses
-        bound, batch, std = _bound(terms), _batch(terms), self._std(terms)
-        if proof is Proof.ALONE:
-            return NoisyGradients(bound, batch, std, steps, uses)
-        shares, rate = certain_cohort(terms.sampling), rates(terms, 0)[-1]
-        certificate = non_expansive(terms) if proof is Proof.CONVEX else None
-        if not terms.exact:
-            return NoisyGradients(bound, batch, std, steps, uses, shares, certificate)
-        grid, size = self._coarsest_grid(terms, 0) * (1 + 1e-12), terms.layout.size
-        if certificate is not None:
-            return GridGradients(bound, batch, std, steps, uses, shares, certificate, grid, size)
-        # One step: a record moves an upload by at most 2 rate G / batch before it is rounded.
-        return DiscreteGaussianSum(rate * bound / batch, grid, rate * std, shares, size, 0.0)
-
-
-def _bound(terms: Terms) -> float:
-    """What one example's gradient counts for: its clip, and in exact arithmetic a little more.
-
-    A sum of b clipped gradients in single precision is off by at most b * 2^-24 times the sum of
-    their lengths, and each mean is rounded to a grid. Neighbouring batches err differently, so
-    both errors widen what one record can do.
-    """
-    clip, batch = _clip(terms).norm, _batch(terms)
-    return clip * (1 + batch * (batch + 4) * 2.0**-24 + 2e-6) if terms.exact else clip
-
-
-def _gradient_grid(terms: Terms) -> float:
-    """Rounding moves a gradient by half a step in each coordinate: 1e-6 of what a record does."""
-    step = 2e-6 * _clip(terms).norm / (_batch(terms) * math.sqrt(terms.layout.size))
-    return power_of_two_below(step)
-
-
-def _check(terms: Terms, secure_sum: bool) -> None:
-    for name, layer in terms.module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            raise Refused(
-                f"per-example clipping with batch normalisation ({name or 'the model'}): it mixes "
-                "the examples of a batch, so one record moves every example's gradient",
-                "use group normalisation",
-            )
-    _clip(terms)
-    _batch(terms)
-    if terms.shaping.clip is not None or terms.shaping.sparsity or terms.shaping.weight_cap:
-        raise BadInput("gradient noise: updates are already private; shape them on the server")
-    if terms.exact and (terms.local.projection_radius is not None or terms.local.momentum):
-        raise BadInput("gradient noise: on integers it goes with plain steps, without momentum")
-    if terms.exact and secure_sum and terms.local.weight_decay and local_steps(terms).most == 1:
-        raise Refused(
-            "weight decay in the one step of a round: beside large weights a gradient is rounded, "
-            "and one record can move an upload by more than its clip",
-            "leave training.weight_decay out, or use privacy.trust local",
+        pipeline = UpdatePipeline(clip=Clip(clip_norm))
+    else:
+        local = replace(local, gradient_clip=GradientClip(clip_norm, per_example=True))
+        placement = GradientNoise(
+            secure_sum, adjacency or Adjacency.REPLACE, colluders, honest_shares
         )
+        pipeline = UpdatePipeline()
+    return Method(
+        name=HU.name,
+        rounds=rounds,
+        cohort=cohort,
+        local=local,
+        pipeline=pipeline,
+        placement=placement,
+        optimizer=optimizer or Sgd(),
+        smoothing=smoothing,
+    )
 
 
-def _clip(terms: Terms) -> GradientClip:
-    clip = terms.local.gradient_clip
-    if clip is None or not clip.per_example or clip.order != 2:
-        raise Refused(
-            "gradient noise protects a record only if each example's gradient is clipped in L2",
-            "use method hu or dp-sgd, which do",
-        )
-    return clip
-
-
-def _batch(terms: Terms) -> int:
-    if terms.local.batch_size is None:
-        raise BadInput(
-            "training.batch_size: set it; the sum of clipped gradients is divided by a fixed number"
-        )
-    return terms.local.batch_size
+def dp_sgd(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalTraining,
+    clip_norm: float,
+    secure_sum: bool = True,
+    adjacency: Adjacency | None = None,
+    colluders: int = 0,
+    honest_shares: int | None = None,
+    optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
+) -> Method:
+    """Hu's algorithm with tau = 1."""
+    method = hu(
+        rounds=rounds,
+        cohort=cohort,
+        local=replace(local, steps=1, epochs=None),
+        clip_norm=clip_norm,
+        secure_sum=secure_sum,
+        adjacency=adjacency,
+        colluders=colluders,
+        honest_shares=honest_shares,
+        optimizer=optimizer,
+        smoothing=smoothing,
+    )
+    return replace(method, name=DP_SGD.name)

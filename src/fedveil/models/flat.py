@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def layout_of(module: nn.Module) -> Layout:
     """
     for name, child in module.named_modules():
         if getattr(child, "running_mean", None) is not None:
-            raise BadInput(
+            raise ConfigError(
                 f"model: {name or type(child).__name__} keeps running statistics of the data, "
                 "which would be uploaded without noise; use group normalisation instead"
             )
@@ -62,7 +62,7 @@ def layout_of(module: nn.Module) -> Layout:
         slots.append(Slot(name, tuple(parameter.shape), start))
         start = slots[-1].stop
     if not slots:
-        raise BadInput("model: it has no trainable parameters")
+        raise ConfigError("model: it has no trainable parameters")
     return Layout(tuple(slots))
 
 
@@ -70,7 +70,7 @@ def flatten(module: nn.Module) -> Tensor:
     """A copy of the trainable parameters as one float32 vector, in the layout's order."""
     parts = [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
     if not parts:
-        raise BadInput("model: it has no trainable parameters")
+        raise ConfigError("model: it has no trainable parameters")
     return torch.cat(parts).float()
 
 
@@ -78,7 +78,7 @@ def load(module: nn.Module, vector: Tensor) -> None:
     """Copy a flat vector into a module's trainable parameters."""
     layout = layout_of(module)
     if vector.shape != (layout.size,):
-        raise BadInput(f"weights: a vector of {vector.numel()} for a model of {layout.size}")
+        raise ConfigError(f"weights: a vector of {vector.numel()} for a model of {layout.size}")
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 Shape = tuple[int, int, int]  # channels, height, width
 
@@ -54,7 +54,7 @@ class LeanCnn(nn.Sequential):
     def __init__(self, shape: Shape, outputs: int, filters: Sequence[int] = (16, 16)) -> None:
         channels, height, width = shape
         if len(filters) < 2 or min(filters) < 1:
-            raise BadInput(f"model.hidden: two or more numbers of filters, got {list(filters)}")
+            raise ConfigError(f"model.hidden: two or more numbers of filters, got {list(filters)}")
         layers: list[nn.Module] = []
         for place, (before, after) in enumerate(pairwise((channels, *filters))):
             kernel, stride = {0: (7, 4), 1: (3, 2)}.get(place, (3, 1))
@@ -146,5 +146,5 @@ def _block(channels: int, filters: int, kernel: int, padding: int = 0) -> tuple[
 def _area(height: int, width: int, shape: Shape) -> int:
     """Positions left after the convolutions."""
     if height < 1 or width < 1:
-        raise BadInput(f"model: images of {shape[1]}x{shape[2]} are too small for this network")
+        raise ConfigError(f"model: images of {shape[1]}x{shape[2]} are too small for this network")
     return height * width

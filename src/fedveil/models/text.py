@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 
 class CharacterLstm(nn.Module):
@@ -22,7 +22,7 @@ class CharacterLstm(nn.Module):
         super().__init__()
         width = hidden[0] if hidden else 0
         if width < 1 or any(other != width for other in hidden):
-            raise BadInput(f"model.hidden: LSTM layers of one width, got {list(hidden)}")
+            raise ConfigError(f"model.hidden: LSTM layers of one width, got {list(hidden)}")
         self.embedding = nn.Embedding(characters, 8)
         self.lstm = nn.LSTM(8, width, num_layers=len(hidden), batch_first=True)
         self.output = nn.Linear(width, characters)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation, Task
-from fedveil.errors import BadInput
 from fedveil.models.images import (
     ChannelsFirst,
     ChengCnn,
@@ -42,7 +42,7 @@ class BoundedInputs(nn.Module):
     def __init__(self, norm: float) -> None:
         super().__init__()
         if not (math.isfinite(norm) and norm > 0):
-            raise BadInput(f"model.input_norm: must be positive and finite, got {norm}")
+            raise ConfigError(f"model.input_norm: must be positive and finite, got {norm}")
         self.norm = norm
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def _image_shape(federation: Federation) -> Shape:
         return 1, *shape
     if len(shape) == 3:
         return shape[2], shape[0], shape[1]
-    raise BadInput(f"model: a convolutional network needs images, not inputs of shape {shape}")
+    raise ConfigError(f"model: a convolutional network needs images, not inputs of shape {shape}")
 
 
 def _outputs(federation: Federation) -> int:
@@ -94,13 +94,13 @@ def _outputs(federation: Federation) -> int:
 
 def _linear(federation: Federation, options: Options) -> nn.Module:
     if federation.task is not Task.REGRESSION:
-        raise BadInput("model: 'linear' predicts numbers; use 'logistic' for classes")
+        raise ConfigError("model: 'linear' predicts numbers; use 'logistic' for classes")
     return Linear(math.prod(federation.input_shape), 1, options.input_norm)
 
 
 def _logistic(federation: Federation, options: Options) -> nn.Module:
     if federation.task is Task.REGRESSION:
-        raise BadInput("model: 'logistic' predicts classes; use 'linear' for numbers")
+        raise ConfigError("model: 'logistic' predicts classes; use 'linear' for numbers")
     features = math.prod(federation.input_shape)
     return Linear(features, federation.classes, options.input_norm)
 
@@ -129,7 +129,7 @@ def _lean(federation: Federation, options: Options) -> nn.Module:
 
 def _lstm(federation: Federation, options: Options) -> nn.Module:
     if federation.task is Task.REGRESSION or len(federation.input_shape) != 1:
-        raise BadInput(
+        raise ConfigError(
             f"model: 'lstm' reads texts of token ids, not {federation.task} of inputs of shape "
             f"{federation.input_shape}"
         )
@@ -169,9 +169,9 @@ def build(
     if name == "auto":
         name = "linear" if federation.task is Task.REGRESSION else "logistic"
     if name not in MODELS:
-        raise BadInput(f"model.name: unknown model {name!r}; there are {', '.join(MODELS)}")
+        raise ConfigError(f"model.name: unknown model {name!r}; there are {', '.join(MODELS)}")
     if input_norm is not None and name not in ("linear", "logistic"):
-        raise BadInput(f"model.input_norm: for linear models only, and {name!r} is none")
+        raise ConfigError(f"model.input_norm: for linear models only, and {name!r} is none")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return MODELS[name](federation, Options(tuple(hidden), input_norm))

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from fedveil.client.ballot import Ballot
+from fedveil.client.records import as_tensor
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation, Task
-from fedveil.errors import BadInput
-from fedveil.local.ballot import Ballot
-from fedveil.local.records import as_tensor
-from fedveil.local.shaping import Shaping
-from fedveil.methods.method import Method, Voting
-from fedveil.methods.protection import Protection, Terms
+from fedveil.methods.parts.method import Method, Voting
+from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
 from fedveil.models.flat import layout_of
 from fedveil.planning.secure_sums import check_central, check_sums, on_integers, secure_sums
 from fedveil.privacy.sampling import Sampling
-from fedveil.privacy.units import Arithmetic
 from fedveil.server.distillation import Distillation
 
 
@@ -25,60 +25,60 @@ def sampling_of(method: Method, federation: Federation) -> Sampling:
     return method.cohort.resolve(federation.clients, method.rounds)
 
 
-def shaping_of(method: Method, federation: Federation, module: nn.Module) -> Shaping:
+def pipeline_of(method: Method, federation: Federation, module: nn.Module) -> UpdatePipeline:
     """What leaves a client, before anything is said about noise."""
-    shaping = method.shaping
+    pipeline = method.pipeline
     if method.voting is not None:
         inputs = _questions(method.voting, federation)
-        shaping = replace(shaping, ballot=Ballot(module, inputs, federation.classes))
-    if method.by_examples and shaping.weight_cap is None:
+        pipeline = replace(pipeline, ballot=Ballot(module, inputs, federation.classes))
+    if method.by_examples and pipeline.weight_cap is None:
         # Dividing by the sum of weights makes any common factor vanish.
-        shaping = replace(shaping, weight_cap=int(federation.sizes.max()))
-    return shaping
+        pipeline = replace(pipeline, weight_cap=int(federation.sizes.max()))
+    return pipeline
 
 
 def terms_of(
     method: Method,
     federation: Federation,
     module: nn.Module,
-    protection: Protection,
+    placement: NoisePlacement,
     seed: int | None,
     arithmetic: Arithmetic | None,
-) -> Terms:
+) -> NoiseContext:
     """What the noise will be fitted to; `arithmetic=None` as `plan` says."""
     usual = Arithmetic.EXACT if seed is None else Arithmetic.IDEALISED
-    terms = fitted(method, federation, module, protection, arithmetic or usual)
-    check_central(protection, terms)
-    if arithmetic is None and on_integers(protection, terms):
-        terms = replace(terms, arithmetic=Arithmetic.EXACT)
-    check_sums(protection, terms)
-    return terms
+    context = fitted(method, federation, module, placement, arithmetic or usual)
+    check_central(placement, context)
+    if arithmetic is None and on_integers(placement, context):
+        context = replace(context, arithmetic=Arithmetic.EXACT)
+    check_sums(placement, context)
+    return context
 
 
 def fitted(
     method: Method,
     federation: Federation,
     module: nn.Module,
-    protection: Protection,
+    placement: NoisePlacement,
     arithmetic: Arithmetic,
     noise_multiplier: float = 1.0,
     summed: bool = True,
-) -> Terms:
+) -> NoiseContext:
     """Terms with this noise; `summed=False` leaves secure sums out, which a simulation may."""
-    shaping, sampling = shaping_of(method, federation, module), sampling_of(method, federation)
+    pipeline, sampling = pipeline_of(method, federation, module), sampling_of(method, federation)
     if method.clip_rule is not None:
-        shaping = replace(shaping, clip=method.clip_rule.clip(method.local, 0, {}))
-    return Terms(
+        pipeline = replace(pipeline, clip=method.clip_rule.clip(method.local, 0, {}))
+    return NoiseContext(
         sampling,
         method.rounds,
         method.local,
-        shaping,
+        pipeline,
         federation,
         module,
         layout_of(module),
         arithmetic,
         noise_multiplier,
-        secure_sums(method, protection, sampling, federation.name) if summed else None,
+        secure_sums(method, placement, sampling, federation.name) if summed else None,
         method.cohort.clients,
     )
 
@@ -99,12 +99,12 @@ def distillation(voting: Voting, federation: Federation, module: nn.Module) -> D
 def _questions(voting: Voting, federation: Federation) -> Tensor:
     """The public inputs that are voted on, as the model sees them."""
     if federation.task is not Task.CLASSIFICATION:
-        raise BadInput(f"training.method: votes need classes, and this is {federation.task}")
+        raise ConfigError(f"training.method: votes need classes, and this is {federation.task}")
     if federation.validation is None or len(federation.validation) == 0:
-        raise BadInput(
+        raise ConfigError(
             "data.public_fraction: voting needs public inputs; set aside a share such as 0.2"
         )
     public = federation.validation.inputs[: voting.questions]
     if voting.questions is not None and len(public) < voting.questions:
-        raise BadInput(f"server.questions: there are only {len(public)} public inputs")
+        raise ConfigError(f"server.questions: there are only {len(public)} public inputs")
     return as_tensor(federation.model_inputs(public)).contiguous()

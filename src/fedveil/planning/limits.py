@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass, replace
 import numpy as np
 from torch import nn
 
+from fedveil.core.units import Trust
 from fedveil.data.declared import used_again
 from fedveil.data.federation import (
     ARTIFICIAL_NOTE,
@@ -20,10 +21,9 @@ from fedveil.data.federation import (
     Scaling,
     Task,
 )
-from fedveil.methods.method import Method
-from fedveil.methods.protection import Terms
+from fedveil.methods.parts.method import Method
+from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.models.structure import as_written
-from fedveil.privacy.units import Trust
 from fedveil.secagg.mode import Mode
 from fedveil.server.optimizers import Sgd
 
@@ -32,14 +32,14 @@ _OWN = "fedveil."
 _KNOWN_LAYERS = ("torch.nn.modules.", "fedveil.models.")
 
 
-def unprotected(method: Method, terms: Terms) -> tuple[str, ...]:
+def unprotected(method: Method, context: NoiseContext) -> tuple[str, ...]:
     """What came from private data without noise, or from code without a proof."""
-    federation = terms.federation
+    federation = context.federation
     parts = federation.test, federation.validation
     again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
     found = list(dict.fromkeys((*federation.unprotected, *again)))
     found += [_UNPROVED.format(name) for name in _foreign_data(federation)]
-    if terms.shaping.ballot is not None and HELD_OUT_NOTE in terms.federation.notes:
+    if context.pipeline.ballot is not None and HELD_OUT_NOTE in context.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
     # The server's optimiser and smoothing see released values alone: they may be anybody's.
     private = replace(method, optimizer=Sgd(), smoothing=None)
@@ -47,16 +47,18 @@ def unprotected(method: Method, terms: Terms) -> tuple[str, ...]:
     return tuple(found)
 
 
-def declared(terms: Terms) -> tuple[str, ...]:
+def declared(context: NoiseContext) -> tuple[str, ...]:
     """What has to be public, or made without the protected data, because nothing hides it."""
-    federation = terms.federation
+    federation = context.federation
     found = [
         f"The model's shape is public: {_shape(federation)}; so is how data are scaled.",
         "The initial weights were made without the protected data.",
     ]
-    if terms.shaping.ballot is not None:
-        found.append(f"The {len(terms.shaping.ballot.inputs)} inputs that are voted on are public.")
-    own = sorted({type(layer).__name__ for layer in terms.module.modules() if _foreign(layer)})
+    if context.pipeline.ballot is not None:
+        found.append(
+            f"The {len(context.pipeline.ballot.inputs)} inputs that are voted on are public."
+        )
+    own = sorted({type(layer).__name__ for layer in context.module.modules() if _foreign(layer)})
     if own:
         found.append(
             f"Layers that are not fedveil's ({', '.join(own)}) treat examples one by one and "
@@ -65,12 +67,12 @@ def declared(terms: Terms) -> tuple[str, ...]:
     return tuple(found)
 
 
-def not_covered(terms: Terms, trust: Trust) -> tuple[str, ...]:
+def not_covered(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
     """What a run shows or holds beyond its releases."""
-    found = list(test_examples(terms.federation))
-    if ARTIFICIAL_NOTE in terms.federation.notes:
+    found = list(test_examples(context.federation))
+    if ARTIFICIAL_NOTE in context.federation.notes:
         found.append("A person: rows were dealt to artificial clients, and one client is a share.")
-    if terms.secure is not None and terms.secure.mode is Mode.MODELLED:
+    if context.secure is not None and context.secure.mode is Mode.MODELLED:
         found.append(
             "Whoever runs this process: secure sums are modelled, without masks, and it sees what "
             "every client sends."

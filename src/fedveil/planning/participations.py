@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import Refused
-from fedveil.methods.gradient_noise import GradientNoise
-from fedveil.methods.local_steps import uses_by_client
+from fedveil.core.errors import PrivacyRefusal
+from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.local_steps import uses_by_client
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import account
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
@@ -32,10 +32,12 @@ class Participations:
 
 def participations(plan: Plan, rounds: int | None = None) -> Participations:
     """Every client's own cost of the first `rounds` rounds of a plan with a public schedule."""
-    if plan.setting is None or plan.guarantee is None or plan.terms is None:
-        raise Refused(f"method {plan.method.name!r} adds no noise", "choose a private method")
+    if plan.setting is None or plan.guarantee is None or plan.context is None:
+        raise PrivacyRefusal(
+            f"method {plan.method.name!r} adds no noise", "choose a private method"
+        )
     if plan.sampling.amplifies:
-        raise Refused(
+        raise PrivacyRefusal(
             "random cohorts: who took part must stay secret, or is not known before the run",
             "use sampling balanced, round-robin or everyone",
         )
@@ -44,8 +46,8 @@ def participations(plan: Plan, rounds: int | None = None) -> Participations:
     for number in range(rounds):
         counts[plan.sampling.draw(number, None, plan.federation.clients)] += 1  # type: ignore[arg-type]
     uses = np.zeros_like(counts)
-    if isinstance(plan.method.protection, GradientNoise):
-        uses = uses_by_client(plan.terms)
+    if isinstance(plan.method.placement, GradientNoise):
+        uses = uses_by_client(plan.context)
     # Clients that came equally often and touch their records equally often pay the same.
     groups, place = np.unique(np.stack([counts, uses]), axis=1, return_inverse=True)
     costs = [_cost(plan, int(count), int(use)) for count, use in groups.T]

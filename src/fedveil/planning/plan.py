@@ -14,19 +14,22 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.records import client_sizes
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.arguments import settle
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Arithmetic, Entropy, Trust, Unit
 from fedveil.data.federation import Federation
-from fedveil.errors import BadInput, Refused
-from fedveil.local.records import client_sizes
-from fedveil.local.rule import LocalRule
-from fedveil.local.shaping import Shaping
-from fedveil.methods.clip_rules import ClipTracking
-from fedveil.methods.every_round import check_every_round
-from fedveil.methods.isolation import check_isolation
-from fedveil.methods.method import Method
-from fedveil.methods.protection import Occasion, Protection, Terms
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.every_round import check_every_round
+from fedveil.methods.parts.isolation import check_isolation
+from fedveil.methods.parts.method import Method
+from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, RoundContext
 from fedveil.models.flat import Layout, flatten, layout_of
 from fedveil.planning import limits
-from fedveil.planning.fitting import distillation, fitted, sampling_of, shaping_of, terms_of
+from fedveil.planning.fitting import distillation, fitted, pipeline_of, sampling_of, terms_of
 from fedveil.planning.secure_sums import check_central, check_sums
 from fedveil.privacy.accounting import (
     Release,
@@ -35,13 +38,10 @@ from fedveil.privacy.accounting import (
     default_delta,
     fast_epsilon,
 )
-from fedveil.privacy.arguments import settle
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Laplace
 from fedveil.privacy.root import least_at_most
 from fedveil.privacy.sampling import Sampling
-from fedveil.privacy.units import Arithmetic, Entropy, Trust, Unit
-from fedveil.randomness import Randomness
 from fedveil.server.optimizers import Optimizer, State
 
 
@@ -58,11 +58,11 @@ class Budget:
 
     def __post_init__(self) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):
-            raise BadInput("privacy: set exactly one of epsilon and noise_multiplier")
+            raise ConfigError("privacy: set exactly one of epsilon and noise_multiplier")
         for name in ("epsilon", "noise_multiplier"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise BadInput(f"privacy.{name}: must be positive and finite, got {value}")
+                raise ConfigError(f"privacy.{name}: must be positive and finite, got {value}")
 
     def resolved_delta(self, units: int, *, pure: bool = False) -> float:
         """The delta to use for this many protected units; at or above 1/units it is refused.
@@ -74,7 +74,7 @@ class Budget:
         if self.delta == 0 and pure:
             return 0.0
         if not 0 < self.delta < 1 / units:
-            raise BadInput(
+            raise ConfigError(
                 f"privacy.delta: must be between 0 and 1/{units} (one over the number of "
                 f"protected units), got {self.delta}"
             )
@@ -109,7 +109,7 @@ class Plan:
     module: nn.Module = field(repr=False)
     start: Tensor = field(repr=False)  # initial weights [parameters]
     seed: int | None
-    terms: Terms | None = field(default=None, repr=False)  # what the noise is fitted to
+    context: NoiseContext | None = field(default=None, repr=False)  # what the noise is fitted to
     delta: float | None = None  # of the guarantee; None: a simulation that promises nothing
     declared: tuple[str, ...] = ()  # what else the guarantee takes to be public
     unprotected: tuple[str, ...] = ()  # what else was taken from the protected data
@@ -117,35 +117,37 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.start.shape != (self.layout.size,):
-            raise BadInput(f"start: need the module's {self.layout.size} weights")
-        protection, terms = self.method.protection, self.terms
-        if protection is None or terms is None:
-            if (protection is None) != (terms is None):
-                raise BadInput("terms: a plan has them if its method adds noise; make a new plan")
+            raise ConfigError(f"start: need the module's {self.layout.size} weights")
+        placement, context = self.method.placement, self.context
+        if placement is None or context is None:
+            if (placement is None) != (context is None):
+                raise ConfigError(
+                    "context: a plan has them if its method adds noise; make a new plan"
+                )
             return
         basis = (self.method, self.federation, self.module)
         tried = self.basis[3:]  # terms of which every round was tried
         if tried and all(map(operator.is_, self.basis, basis)):
-            for name in (each.name for each in fields(Terms) if each.name not in _CHOSEN):
-                if getattr(terms, name) is not getattr(self.basis[3], name):
-                    raise BadInput(f"terms.{name}: follows from the method; change it there")
+            for name in (each.name for each in fields(NoiseContext) if each.name not in _CHOSEN):
+                if getattr(context, name) is not getattr(self.basis[3], name):
+                    raise ConfigError(f"context.{name}: follows from the method; change it there")
         else:
             check_isolation(self.module, self.federation, self.method.local.per_example)
-            noise, summed = terms.noise_multiplier, terms.secure is not None
-            terms = fitted(*basis, protection, terms.arithmetic, noise, summed)
-            check_central(protection, terms)
-        if not tried or terms is not tried[0]:
-            check_every_round(self.method, protection, terms)
-        settle(self, terms=terms, basis=(*basis, terms))
+            noise, summed = context.noise_multiplier, context.secure is not None
+            context = fitted(*basis, placement, context.arithmetic, noise, summed)
+            check_central(placement, context)
+        if not tried or context is not tried[0]:
+            check_every_round(self.method, placement, context)
+        settle(self, context=context, basis=(*basis, context))
         if self.seed is None:
             if self.delta is None:
-                raise BadInput("delta: a protected plan promises something, and needs one")
-            check_sums(protection, terms)
+                raise ConfigError("delta: a protected plan promises something, and needs one")
+            check_sums(placement, context)
 
     def check_still(self) -> None:
         """Raise if a part, such as the module, was changed in place after the plan was made."""
         if replace(self, basis=()).guarantee != self.guarantee:  # fitted and tried anew
-            raise BadInput("plan: its parts were changed after it was made; make a new one")
+            raise ConfigError("plan: its parts were changed after it was made; make a new one")
 
     @cached_property
     def layout(self) -> Layout:
@@ -154,7 +156,7 @@ class Plan:
     @cached_property
     def sampling(self) -> Sampling:
         """Who takes part: drawn in the rounds, and accounted for."""
-        return self.terms.sampling if self.terms else sampling_of(self.method, self.federation)
+        return self.context.sampling if self.context else sampling_of(self.method, self.federation)
 
     @cached_property
     def optimizer(self) -> Optimizer:
@@ -163,20 +165,20 @@ class Plan:
         return distillation(self.method.voting, self.federation, self.module)
 
     @cached_property
-    def shaping(self) -> Shaping:
+    def pipeline(self) -> UpdatePipeline:
         """What leaves a client in the first round."""
-        if self.method.protection is None:
-            return shaping_of(self.method, self.federation, self.module)
-        return self.shaping_in(0, {})
+        if self.method.placement is None:
+            return pipeline_of(self.method, self.federation, self.module)
+        return self.pipeline_in(0, {})
 
     @cached_property
     def setting(self) -> Setting | None:
-        if self.method.protection is None or self.terms is None:
+        if self.method.placement is None or self.context is None:
             return None
         return _setting(
             self.method,
-            self.method.protection,
-            self.terms,
+            self.method.placement,
+            self.context,
             self.seed,
             self.declared,
             self.unprotected,
@@ -193,7 +195,7 @@ class Plan:
     @property
     def protected(self) -> bool:
         """No seed and some noise: only released values may be shown or kept."""
-        return self.seed is None and self.method.protection is not None
+        return self.seed is None and self.method.placement is not None
 
     @property
     def randomness(self) -> Randomness:
@@ -201,23 +203,23 @@ class Plan:
 
     @property
     def noise_multiplier(self) -> float | None:
-        return None if self.terms is None else self.terms.noise_multiplier
+        return None if self.context is None else self.context.noise_multiplier
 
     @property
-    def local(self) -> LocalRule:
+    def local(self) -> LocalTraining:
         """What clients do, with any noise that belongs into their steps."""
-        if self.method.protection is None or self.terms is None:
+        if self.method.placement is None or self.context is None:
             return self.method.local
-        return self.method.protection.local(self.terms)
+        return self.method.placement.local(self.context)
 
-    def shaping_in(self, round: int, state: State) -> Shaping:
+    def pipeline_in(self, round_number: int, state: State) -> UpdatePipeline:
         """What leaves a client in round `round` (from 0), after the rounds that left `state`."""
-        if self.method.protection is None or self.terms is None:
-            return self.shaping
-        clip = self.terms.shaping.clip
+        if self.method.placement is None or self.context is None:
+            return self.pipeline
+        clip = self.context.pipeline.clip
         if self.method.clip_rule is not None:
-            clip = self.method.clip_rule.clip(self.method.local, round, state)
-        return self.method.protection.shaping(self.terms, clip, round)
+            clip = self.method.clip_rule.clip(self.method.local, round_number, state)
+        return self.method.placement.pipeline(self.context, clip, round_number)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -226,11 +228,11 @@ class Plan:
         If all clients send the same update of full norm, their averages over the run add up to
         sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
         """
-        terms, setting = self.terms, self.setting
-        if terms is None or setting is None or setting.unit is not Unit.CLIENT:
+        context, setting = self.context, self.setting
+        if context is None or setting is None or setting.unit is not Unit.CLIENT:
             return ()
-        noise = terms.noise_multiplier
-        cohort, clients = self.sampling.expected_cohort, terms.clients
+        noise = context.noise_multiplier
+        cohort, clients = self.sampling.expected_cohort, context.clients
         seen = math.sqrt(cohort) if setting.trust is Trust.LOCAL else cohort
         ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise
         if ratio >= 1:
@@ -244,9 +246,9 @@ class Plan:
 
     def releases(self, rounds: int) -> tuple[Release, ...]:
         """What leaves in the first `rounds` rounds."""
-        if self.method.protection is None or self.terms is None or rounds == 0:
+        if self.method.placement is None or self.context is None or rounds == 0:
             return ()
-        return _releases(self.method, self.method.protection, self.terms, rounds)
+        return _releases(self.method, self.method.placement, self.context, rounds)
 
     def spent(self, rounds: int) -> float | None:
         """Epsilon after `rounds` rounds; None if the method gives no guarantee."""
@@ -261,40 +263,45 @@ class Plan:
         self,
         total: Tensor,
         norms: Tensor,
-        shaping: Shaping,
+        pipeline: UpdatePipeline,
         state: State,
-        occasion: Occasion,
+        this_round: RoundContext,
     ) -> Released:
         """What a round's sum of shaped updates and their norms `[cohort]` become when they leave.
 
         A private method divides by the public expected cohort, never by the realised one. Secure
         sums come in by `averaged` instead.
         """
-        protection, terms, rule = self.method.protection, self.terms, self.method.clip_rule
-        if protection is None or terms is None:
-            sizes = client_sizes(self.federation, occasion.cohort)
-            weight = float(shaping.weights(sizes).sum())
+        placement, context, rule = self.method.placement, self.context, self.method.clip_rule
+        if placement is None or context is None:
+            sizes = client_sizes(self.federation, this_round.cohort)
+            weight = float(pipeline.weights(sizes).sum())
             return Released((total / max(weight, 1e-30)).float(), {})
-        private = protection.protect(terms, total, shaping, occasion)
+        private = placement.protect(context, total, pipeline, this_round)
         count = None
-        if isinstance(rule, ClipTracking):
-            clip = shaping.clip or terms.clip
-            count = rule.count(protection, terms, norms, clip, occasion)
-        return self.averaged(private, count, self.sampling.expected_cohort, shaping, state)
+        if isinstance(rule, AdaptiveClipping):
+            clip = pipeline.clip or context.clip
+            count = rule.count(placement, context, norms, clip, this_round)
+        return self.averaged(private, count, self.sampling.expected_cohort, pipeline, state)
 
     def averaged(
-        self, total: Tensor, count: float | None, clients: float, shaping: Shaping, state: State
+        self,
+        total: Tensor,
+        count: float | None,
+        clients: float,
+        pipeline: UpdatePipeline,
+        state: State,
     ) -> Released:
         """What private sums, of updates and of a tracked clip's count, become when they leave.
 
         `clients` divides them: the expected cohort, or under a secure sum the survivors, whose
         number is no secret there.
         """
-        rule, terms = self.method.clip_rule, self.terms
+        rule, context = self.method.clip_rule, self.context
         average = total / clients
-        if count is None or terms is None or not isinstance(rule, ClipTracking):
+        if count is None or context is None or not isinstance(rule, AdaptiveClipping):
             return Released(average, {})
-        clip = shaping.clip or terms.clip
+        clip = pipeline.clip or context.clip
         moved, share = rule.follow(count, clients, clip, state)
         return Released(average, moved, {"clip_norm": clip.norm, "below_clip": share})
 
@@ -319,32 +326,32 @@ def plan(
     certified.
     """
     layout_of(model)  # refuses a model that cannot be trained this way
-    protection, start = method.protection, flatten(model)
-    if protection is None:
+    placement, start = method.placement, flatten(model)
+    if placement is None:
         if budget is not None:
-            raise Refused(
+            raise PrivacyRefusal(
                 f"method {method.name!r} adds no noise, so no epsilon can be promised",
                 "choose a private method such as dp-fedavg, or leave privacy.epsilon out",
             )
         if method.aggregation.asked:
-            raise BadInput(
+            raise ConfigError(
                 f"aggregation: secure sums carry noise shares, and method {method.name!r} has none"
             )
         return Plan(method, federation, model, start, seed)
     if budget is None:
-        raise BadInput(f"privacy.epsilon: method {method.name!r} needs a budget")
+        raise ConfigError(f"privacy.epsilon: method {method.name!r} needs a budget")
     check_isolation(model, federation, method.local.per_example)
-    terms = terms_of(method, federation, model, protection, seed, arithmetic)
-    setting = _setting(method, protection, terms, seed, declared, unprotected)
-    delta = _delta(method, protection, terms, setting, budget)
+    context = terms_of(method, federation, model, placement, seed, arithmetic)
+    setting = _setting(method, placement, context, seed, declared, unprotected)
+    delta = _delta(method, placement, context, setting, budget)
     if budget.noise_multiplier is not None:
         noise = budget.noise_multiplier
     else:
-        noise = _calibrated(method, protection, terms, setting, budget.epsilon or 0.0, delta)
-    terms = replace(terms, noise_multiplier=noise)
-    check_every_round(method, protection, terms)
-    said, basis = (tuple(declared), tuple(unprotected)), (method, federation, model, terms)
-    made = Plan(method, federation, model, start, seed, terms, delta, *said, basis=basis)
+        noise = _calibrated(method, placement, context, setting, budget.epsilon or 0.0, delta)
+    context = replace(context, noise_multiplier=noise)
+    check_every_round(method, placement, context)
+    said, basis = (tuple(declared), tuple(unprotected)), (method, federation, model, context)
+    made = Plan(method, federation, model, start, seed, context, delta, *said, basis=basis)
     if made.guarantee is None:  # worked out here, for what cannot be proved cannot be planned
         raise RuntimeError("a plan with noise has a guarantee")
     return made
@@ -356,62 +363,66 @@ def quick_noise(method: Method, like: Plan, budget: Budget) -> float:
     What `plan` would take, or a little more where only a slow accountant proves that less will do;
     nothing is promised, so nothing is accounted.
     """
-    protection = method.protection
-    if protection is None or like.terms is None or budget.epsilon is None:
-        raise BadInput(f"training.method: {method.name!r} adds no noise")
-    terms = terms_of(
-        method, like.federation, like.module, protection, like.seed, like.terms.arithmetic
+    placement = method.placement
+    if placement is None or like.context is None or budget.epsilon is None:
+        raise ConfigError(f"training.method: {method.name!r} adds no noise")
+    context = terms_of(
+        method, like.federation, like.module, placement, like.seed, like.context.arithmetic
     )
-    setting = _setting(method, protection, terms, like.seed)
-    delta = _delta(method, protection, terms, setting, budget)
-    return _calibrated(method, protection, terms, setting, budget.epsilon, delta, quickly=True)
+    setting = _setting(method, placement, context, like.seed)
+    delta = _delta(method, placement, context, setting, budget)
+    return _calibrated(method, placement, context, setting, budget.epsilon, delta, quickly=True)
 
 
 def _delta(
-    method: Method, protection: Protection, terms: Terms, setting: Setting, budget: Budget
+    method: Method,
+    placement: NoisePlacement,
+    context: NoiseContext,
+    setting: Setting,
+    budget: Budget,
 ) -> float:
-    releases = _releases(method, protection, terms, method.rounds)
+    releases = _releases(method, placement, context, method.rounds)
     pure = all(isinstance(release.mechanism, Laplace) for release in releases)
-    return budget.resolved_delta(setting.population or terms.federation.clients, pure=pure)
+    return budget.resolved_delta(setting.population or context.federation.clients, pure=pure)
 
 
 def _setting(
     method: Method,
-    protection: Protection,
-    terms: Terms,
+    placement: NoisePlacement,
+    context: NoiseContext,
     seed: int | None,
     declared: Sequence[str] = (),
     unprotected: Sequence[str] = (),
 ) -> Setting:
-    promise, federation = protection.promise(terms), terms.federation
+    promise, federation = placement.promise(context), context.federation
     by_client = promise.unit is Unit.CLIENT
     return Setting(
         unit=promise.unit,
         adjacency=promise.adjacency,
         trust=promise.trust,
-        population=terms.clients if by_client else len(federation.train),
-        arithmetic=terms.arithmetic,
+        population=context.clients if by_client else len(federation.train),
+        arithmetic=context.arithmetic,
         entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
         colluders=promise.colluders,
         honest_shares=promise.honest_shares,
-        unprotected=(*limits.unprotected(method, terms), *unprotected),
-        declared=(*limits.declared(terms), *declared),
-        not_covered=limits.not_covered(terms, promise.trust),
+        unprotected=(*limits.unprotected(method, context), *unprotected),
+        declared=(*limits.declared(context), *declared),
+        not_covered=limits.not_covered(context, promise.trust),
     )
 
 
 def _releases(
-    method: Method, protection: Protection, terms: Terms, rounds: int
+    method: Method, placement: NoisePlacement, context: NoiseContext, rounds: int
 ) -> tuple[Release, ...]:
-    if isinstance(method.clip_rule, ClipTracking):
-        return method.clip_rule.releases(protection, terms, rounds)
-    return protection.releases(terms, rounds)
+    if isinstance(method.clip_rule, AdaptiveClipping):
+        return method.clip_rule.releases(placement, context, rounds)
+    return placement.releases(context, rounds)
 
 
 def _calibrated(
     method: Method,
-    protection: Protection,
-    terms: Terms,
+    placement: NoisePlacement,
+    context: NoiseContext,
     setting: Setting,
     epsilon: float,
     delta: float,
@@ -420,8 +431,8 @@ def _calibrated(
     """The least noise multiplier with which all releases together keep to epsilon."""
 
     def releases(noise: float) -> tuple[Release, ...]:
-        fitted = replace(terms, noise_multiplier=noise)
-        return _releases(method, protection, fitted, terms.rounds)
+        fitted = replace(context, noise_multiplier=noise)
+        return _releases(method, placement, fitted, context.rounds)
 
     def quick(noise: float) -> float:
         return fast_epsilon(releases(noise), setting=setting, delta=delta)
@@ -430,10 +441,10 @@ def _calibrated(
         return account(releases(noise), setting=setting, delta=delta).epsilon
 
     # Noise as if every participation were charged alone: too much, but the right order.
-    guess = math.sqrt(max(1, terms.rounds)) / epsilon
+    guess = math.sqrt(max(1, context.rounds)) / epsilon
     noise = least_at_most(quick, epsilon, guess, least=1e-6, most=1e9)
     if noise is None:
-        raise Refused(
+        raise PrivacyRefusal(
             f"no amount of noise on the updates keeps to epsilon {epsilon}: other releases, such "
             "as a tracked clip, or missing noise shares cost more",
             "raise privacy.epsilon or privacy.clip_noise, or name fewer colluders",

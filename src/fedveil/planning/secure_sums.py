@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from fedveil.errors import BadInput, Refused
-from fedveil.methods.aggregation import Secure, SecureSums
-from fedveil.methods.method import Method
-from fedveil.methods.protection import InShares, Protection, Terms, certain_cohort
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Trust
+from fedveil.methods.parts.aggregation import Secure, SecureSums
+from fedveil.methods.parts.method import Method
+from fedveil.methods.parts.noise_placement import (
+    NoiseContext,
+    NoisePlacement,
+    SecureNoisePlacement,
+    certain_cohort,
+)
 from fedveil.privacy.sampling import Sampling
-from fedveil.privacy.units import Trust
 from fedveil.secagg.mode import Mode
 
 
 def secure_sums(
-    method: Method, protection: Protection, sampling: Sampling, federation: str
+    method: Method, placement: NoisePlacement, sampling: Sampling, federation: str
 ) -> SecureSums | None:
     """How sums are hidden from whoever takes them; None if they are not."""
     asked = method.aggregation
-    if not isinstance(protection, InShares) or not protection.secure_sum:
+    if not isinstance(placement, SecureNoisePlacement) or not placement.secure_sum:
         if asked.asked:
-            raise BadInput(
+            raise ConfigError(
                 f"aggregation: method {method.name!r} with this trust takes no secure sums; use "
                 "privacy.trust distributed, or leave the section out"
             )
@@ -28,34 +33,34 @@ def secure_sums(
     cohort = certain_cohort(sampling)
     if cohort < 2 and not asked.asked:
         return None  # a sum of one hides nothing, and there are promises that do not need it
-    return asked.resolve(federation, cohort, protection.colluders, protection.honest_shares)
+    return asked.resolve(federation, cohort, placement.colluders, placement.honest_shares)
 
 
-def on_integers(protection: Protection, terms: Terms) -> bool:
+def on_integers(placement: NoisePlacement, context: NoiseContext) -> bool:
     """Whether the promise rests on a secure sum, which adds integers."""
-    return terms.secure is not None and protection.promise(terms).trust is Trust.DISTRIBUTED
+    return context.secure is not None and placement.promise(context).trust is Trust.DISTRIBUTED
 
 
-def check_central(protection: Protection, terms: Terms) -> None:
+def check_central(placement: NoisePlacement, context: NoiseContext) -> None:
     """A declared number of clients hides who is there from those who do not see it."""
-    if terms.public_clients and protection.promise(terms).trust is not Trust.CENTRAL:
-        raise BadInput("privacy.public_clients: only for trust central; others see who is there")
+    if context.public_clients and placement.promise(context).trust is not Trust.CENTRAL:
+        raise ConfigError("privacy.public_clients: only for trust central; others see who is there")
 
 
-def check_sums(protection: Protection, terms: Terms) -> None:
+def check_sums(placement: NoisePlacement, context: NoiseContext) -> None:
     """A promise that rests on a secure sum needs one, and masks need integers."""
-    if terms.secure is None:
-        if protection.promise(terms).trust is Trust.DISTRIBUTED:
-            raise Refused(
+    if context.secure is None:
+        if placement.promise(context).trust is Trust.DISTRIBUTED:
+            raise PrivacyRefusal(
                 "distributed trust rests on secure sums over two clients or more, and this plan "
                 "has none",
                 "use aggregation.secure modelled or full, or privacy.trust local or central",
             )
         return
-    if terms.secure.mode is Mode.FULL and isinstance(protection, InShares):
-        shaping = protection.shaping(terms, terms.shaping.clip, 0)
-        if protection.integers(terms, shaping, 0) is None:
-            raise BadInput(
+    if context.secure.mode is Mode.FULL and isinstance(placement, SecureNoisePlacement):
+        pipeline = placement.pipeline(context, context.pipeline.clip, 0)
+        if placement.integers(context, pipeline, 0) is None:
+            raise ConfigError(
                 "privacy.arithmetic: masks hide integers, and 'idealised' updates are none; use "
                 "exact, or aggregation.secure modelled"
             )

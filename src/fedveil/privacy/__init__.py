@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import Any
 
 _PUBLIC = {
-    "units": ["Adjacency", "Arithmetic", "Entropy", "Trust", "Unit"],
     "mechanisms": [
         "DiscreteGaussian",
         "DiscreteGaussianSum",

@@ -15,8 +15,10 @@ from importlib import import_module
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
-from fedveil.loading import uncollected
+from fedveil.core.arguments import delta_value
+from fedveil.core.errors import ConfigError
+from fedveil.core.loading import uncollected
+from fedveil.core.units import Arithmetic, Entropy, Trust
 from fedveil.privacy.accountants.exact import (
     concentrated_epsilon,
     exact_epsilon,
@@ -26,7 +28,6 @@ from fedveil.privacy.accountants.exact import (
 from fedveil.privacy.accountants.pld import pld_epsilon
 from fedveil.privacy.accountants.rdp import rdp_epsilon, selected_epsilon
 from fedveil.privacy.accountants.steps import Step, merged
-from fedveil.privacy.arguments import delta_value
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.guarantee import _MAKER, Guarantee
 from fedveil.privacy.mechanisms import Gaussian, Mechanism, NoisyVotes
@@ -36,7 +37,6 @@ from fedveil.privacy.sampling import Everyone, Sampling, sampling_kind
 from fedveil.privacy.theorems import theorem_of
 from fedveil.privacy.translation import honest_shares, least_population, step_of
 from fedveil.privacy.tuning import AllRuns, RandomRuns, Tuning
-from fedveil.privacy.units import Arithmetic, Entropy, Trust
 
 _LARGEST_DELTA = 0.01  # where nothing is known about the population
 
@@ -53,10 +53,10 @@ def account(
     delta = 0 asks for pure differential privacy, which only Laplace noise has.
     """
     if not isinstance(setting, Setting):
-        raise BadInput(f"setting: need a Setting, got {setting!r}")
+        raise ConfigError(f"setting: need a Setting, got {setting!r}")
     listed = tuple(releases)
     if not listed or not all(isinstance(release, Release) for release in listed):
-        raise BadInput("releases: need one or more Release objects")
+        raise ConfigError("releases: need one or more Release objects")
     return _account(listed, setting, delta_value(delta), tuning)
 
 
@@ -90,7 +90,7 @@ def per_client_epsilons(
     """
     counts = np.asarray(participations)
     if counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer) or np.any(counts < 0):
-        raise BadInput("participations: need one whole number of at least 0 for each client")
+        raise ConfigError("participations: need one whole number of at least 0 for each client")
     distinct, position = np.unique(counts, return_inverse=True)
     cohorts = Everyone() if sampling is None else sampling
     releases = [Release(mechanism, cohorts, n, participations=n) for n in map(int, distinct)]

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from fedveil.errors import BadInput
+from fedveil.core.arguments import count, delta_value, positive
+from fedveil.core.errors import ConfigError
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import account, fast_epsilon
-from fedveil.privacy.arguments import count, delta_value, positive
 from fedveil.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.root import largest_at_most, least_at_most
@@ -111,7 +111,7 @@ def calibrate_mechanism(
     guess = _guess_noise(question, release(1.0))
     noise = least_at_most(lambda x: question.cost(release(x)), question.epsilon, guess)
     if noise is None:
-        raise BadInput(f"epsilon: no amount of noise gives {epsilon!r} at delta {delta!r} here")
+        raise ConfigError(f"epsilon: no amount of noise gives {epsilon!r} at delta {delta!r} here")
     # Where a slow accountant beats the quick ones, less noise will do: search again with it.
     if question.reported(release(noise)) < 0.999 * question.cost(release(noise)):
         better = least_at_most(lambda x: question.reported(release(x)), question.epsilon, noise)
@@ -145,7 +145,9 @@ def calibrate_rounds(
 
     rounds = largest_at_most(cost, question.epsilon, _MOST_ROUNDS)
     if rounds is None:
-        raise BadInput(f"epsilon: {epsilon!r} does not pay for a single round at delta {delta!r}")
+        raise ConfigError(
+            f"epsilon: {epsilon!r} does not pay for a single round at delta {delta!r}"
+        )
     return rounds
 
 
@@ -169,13 +171,13 @@ def calibrate_rate(
         return question.cost(Release(mechanism, cohorts, rounds, uses))
 
     if isinstance(sampling, Everyone):
-        raise BadInput("sampling: everyone has no rate to find; use poisson or fixed")
+        raise ConfigError("sampling: everyone has no rate to find; use poisson or fixed")
     if isinstance(sampling, (FixedSize, RoundRobin, Balanced)):
         cohort = largest_at_most(
             lambda n: cost(replace(sampling, cohort=n)), question.epsilon, sampling.clients
         )
         if cohort is None:
-            raise BadInput(f"epsilon: {epsilon!r} does not pay for a cohort of one client")
+            raise ConfigError(f"epsilon: {epsilon!r} does not pay for a cohort of one client")
         return replace(sampling, cohort=cohort)
     if isinstance(sampling, Poisson) and cost(replace(sampling, rate=1.0)) <= question.epsilon:
         return replace(sampling, rate=1.0)
@@ -188,7 +190,7 @@ def calibrate_rate(
         most=1 / _LEAST_RATE,
     )
     if inverse is None:
-        raise BadInput(f"epsilon: {epsilon!r} pays for no rate above {_LEAST_RATE:g}")
+        raise ConfigError(f"epsilon: {epsilon!r} pays for no rate above {_LEAST_RATE:g}")
     return replace(sampling, rate=min(1 / inverse, _below_one(sampling)))
 
 

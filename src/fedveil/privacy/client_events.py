@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput, FedveilError
+from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.privacy import witness
 from fedveil.privacy.client_head import NONE, Head, read_head, write_head
 
@@ -71,13 +71,13 @@ class Events:
         for count, digest in (kept, noted or NONE):
             row = self._database.execute("SELECT digest FROM events WHERE seq = ?", (count,))
             if count and row.fetchone() != (digest,):
-                raise BadInput(
+                raise ConfigError(
                     f"client ledger {self._path}: lacks its event {count}: its end was cut, or an "
                     "older copy was put back; it allows nothing any more"
                 )
         events = self.head()[0]
         if events > kept[0] + 1:
-            raise BadInput(
+            raise ConfigError(
                 f"client ledger {self._path}: has {events} events, its head knows {kept[0]}: the "
                 "head is missing, or an older copy of it was put back"
             )
@@ -89,7 +89,7 @@ class Events:
         before, expected, terms = "", 1, []
         for *event, digest in self._database.execute("SELECT * FROM events ORDER BY seq"):
             if event[0] != expected or digest != _digest(before, tuple(event)):
-                raise BadInput(f"client ledger {self._path}: event {expected} was altered")
+                raise ConfigError(f"client ledger {self._path}: event {expected} was altered")
             if event[1] in ("open", "lower"):
                 terms.append(json.loads(event[3]))
             before, expected = digest, expected + 1
@@ -135,7 +135,7 @@ def transaction(path: Path) -> Iterator[Events]:
     except sqlite3.OperationalError as error:
         raise FedveilError(f"client ledger {path}: {error}; nothing was written") from None
     except sqlite3.DatabaseError as error:
-        raise BadInput(f"client ledger {path}: not a ledger, or damaged: {error}") from None
+        raise ConfigError(f"client ledger {path}: not a ledger, or damaged: {error}") from None
     except OSError as error:
         raise FedveilError(f"client ledger {path}: its head cannot be kept: {error}") from None
     finally:
@@ -154,9 +154,9 @@ def _check_kind(database: sqlite3.Connection, path: Path) -> None:
         for statement in _SCHEMA:
             database.execute(statement)
     elif application != _APPLICATION:
-        raise BadInput(f"client ledger {path}: this is another program's database")
+        raise ConfigError(f"client ledger {path}: this is another program's database")
     elif version != VERSION:
-        raise BadInput(f"client ledger {path}: version {version}, not {VERSION}")
+        raise ConfigError(f"client ledger {path}: version {version}, not {VERSION}")
 
 
 def _digest(before: str, event: tuple[Any, ...]) -> str:

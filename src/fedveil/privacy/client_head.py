@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.privacy.witness import format_note, parse_note
 
 Head = tuple[int, str]  # number of events, digest of the last
@@ -30,7 +30,7 @@ def read_head(path: Path) -> Head:
         return NONE
     found = parse_note(data)
     if data and found is None:
-        raise BadInput(f"client ledger {path}: its head {_place(path)} is damaged")
+        raise ConfigError(f"client ledger {path}: its head {_place(path)} is damaged")
     return found or NONE
 
 

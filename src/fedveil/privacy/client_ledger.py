@@ -14,7 +14,9 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
-from fedveil.errors import BadInput, Refused
+from fedveil.core.arguments import delta_value, positive
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.exact import (
     concentrated_epsilon,
     exact_epsilon,
@@ -25,21 +27,19 @@ from fedveil.privacy.accountants.pld import pld_epsilon
 from fedveil.privacy.accountants.rdp import rdp_epsilon
 from fedveil.privacy.accountants.steps import Step, merged
 from fedveil.privacy.accounting import Release, Setting, account
-from fedveil.privacy.arguments import delta_value, positive
 from fedveil.privacy.client_events import Body, transaction
 from fedveil.privacy.mechanisms import Zcdp
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.translation import for_one_record, step_of
-from fedveil.privacy.units import Adjacency, Trust, Unit
 
 _TRUSTS = (Trust.LOCAL, Trust.DISTRIBUTED, Trust.CENTRAL)  # from trusting nobody to trusting most
 
 
-class LifetimeBudgetExceeded(Refused):
+class LifetimeBudgetExceeded(PrivacyRefusal):
     """Taking part once more would cost the client more than it ever agreed to."""
 
 
-class TermsRefused(Refused):
+class TermsRefused(PrivacyRefusal):
     """A release that does not fit what the client's guarantee is about, or whom it trusts."""
 
 
@@ -78,13 +78,13 @@ class ClientLedger:
                 return
             for name, value in terms.items():
                 if kept[0][name] != value:
-                    raise BadInput(
+                    raise ConfigError(
                         f"{name}: client ledger {self.path} was made for {kept[0][name]}, "
                         f"got {value}"
                     )
             allowed = events.budget()
             if budget > allowed:
-                raise BadInput(
+                raise ConfigError(
                     f"budget_epsilon: client ledger {self.path} allows {allowed:g} for a lifetime, "
                     f"which cannot be raised; got {budget:g}"
                 )
@@ -110,7 +110,7 @@ class ClientLedger:
         run, those without this client too, so it is reserved once, before the run, in full.
         """
         if release.counted_participations == 0:
-            raise BadInput(
+            raise ConfigError(
                 "release: it counts no participation, so there is nothing to take part in"
             )
         self._check(release, setting)
@@ -148,9 +148,9 @@ class ClientLedger:
         with transaction(self.path) as events:
             fate = events.fate(reservation)
             if fate is None:
-                raise BadInput(f"reservation: {reservation} is not in client ledger {self.path}")
+                raise ConfigError(f"reservation: {reservation} is not in client ledger {self.path}")
             if fate not in ("open", kind):
-                raise BadInput(f"reservation: cannot {kind} {reservation}, it has a {fate}")
+                raise ConfigError(f"reservation: cannot {kind} {reservation}, it has a {fate}")
             if fate == "open":
                 events.append(kind, {}, reservation)
 

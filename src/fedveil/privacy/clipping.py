@@ -19,9 +19,9 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency
 from fedveil.privacy.lanes import tree_sum
-from fedveil.privacy.units import Adjacency
 
 Array = TypeVar("Array")  # numpy.ndarray or torch.Tensor
 Floating = npt.NDArray[Any]
@@ -40,9 +40,9 @@ class Clip:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.norm < math.inf:
-            raise BadInput(f"clip_norm: need a finite number > 0, got {self.norm}")
+            raise ConfigError(f"clip_norm: need a finite number > 0, got {self.norm}")
         if self.order not in (1, 2):
-            raise BadInput(f"order: need 1 or 2, got {self.order}")
+            raise ConfigError(f"order: need 1 or 2, got {self.order}")
 
     def sensitivity(self, adjacency: Adjacency) -> float:
         """The most a sum of clipped contributions moves, in the same norm, when one unit does."""
@@ -109,7 +109,7 @@ def clip_factors(norms: Array, clip: Clip, *, relative_error: float = 0.0) -> Ar
     """
     values = as_numpy("norms", norms, 1, False)
     if not 0.0 <= relative_error < math.inf:
-        raise BadInput(f"relative_error: need a finite number >= 0, got {relative_error}")
+        raise ConfigError(f"relative_error: need a finite number >= 0, got {relative_error}")
     dtype = values.dtype.type
     wide = values.astype(np.float64)
     growth = (1.0 + relative_error) * (1.0 + 2.0**-50)
@@ -248,15 +248,15 @@ def as_numpy(name: str, array: Any, dimensions: int, in_place: bool) -> Floating
     values = array
     if not isinstance(array, np.ndarray):
         if not hasattr(array, "detach"):
-            raise BadInput(f"{name}: need a numpy array or a torch tensor, got {type(array)}")
+            raise ConfigError(f"{name}: need a numpy array or a torch tensor, got {type(array)}")
         if in_place and array.device.type != "cpu":
-            raise BadInput(f"in_place: need a tensor on the CPU, got one on {array.device}")
+            raise ConfigError(f"in_place: need a tensor on the CPU, got one on {array.device}")
         if str(array.dtype) in ("torch.float32", "torch.float64"):
             values = array.detach().cpu().numpy()
     if not isinstance(values, np.ndarray) or values.dtype not in (np.float32, np.float64):
-        raise BadInput(f"{name}: need float32 or float64, got {array.dtype}")
+        raise ConfigError(f"{name}: need float32 or float64, got {array.dtype}")
     if values.ndim != dimensions:
-        raise BadInput(f"{name}: need {dimensions} dimension(s), got shape {tuple(array.shape)}")
+        raise ConfigError(f"{name}: need {dimensions} dimension(s), got shape {tuple(array.shape)}")
     return values
 
 

@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fedveil.errors import BadInput
-from fedveil.privacy.arguments import built, count, not_negative, positive, settle
+from fedveil.core.arguments import built, count, not_negative, positive, settle
+from fedveil.core.errors import ConfigError
 from fedveil.privacy.refusals import GradientRefused
 
 
@@ -58,7 +58,7 @@ class NonExpansive:
                 "under local trust, or clip the whole update and add noise once",
             )
         if not isinstance(self.learning_rates, (tuple, list)) or not self.learning_rates:
-            raise BadInput(f"learning_rates: need one or more, got {self.learning_rates!r}")
+            raise ConfigError(f"learning_rates: need one or more, got {self.learning_rates!r}")
         settle(
             self,
             loss=Loss(self.loss),
@@ -215,7 +215,7 @@ def _check_gradients(mechanism: NoisyGradients | GridGradients) -> None:
     if mechanism.shares is not None:
         settle(mechanism, shares=count("shares", mechanism.shares))
     if mechanism.record_uses > mechanism.local_steps:
-        raise BadInput(
+        raise ConfigError(
             f"record_uses: need at most local_steps={mechanism.local_steps} (no batch holds a "
             f"record twice), got {mechanism.record_uses}"
         )
@@ -232,10 +232,10 @@ def _check_gradients(mechanism: NoisyGradients | GridGradients) -> None:
             )
         return
     if not isinstance(certificate, NonExpansive):
-        raise BadInput(f"certificate: need a NonExpansive, got {certificate!r}")
+        raise ConfigError(f"certificate: need a NonExpansive, got {certificate!r}")
     rates = certificate.learning_rates
     if len(rates) not in (1, mechanism.local_steps):
-        raise BadInput(
+        raise ConfigError(
             f"learning_rates: need one, or one for each of {mechanism.local_steps} local steps, "
             f"got {len(rates)}"
         )

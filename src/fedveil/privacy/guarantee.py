@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import InitVar, dataclass
 from typing import Any
 
-from fedveil.errors import BadInput
-from fedveil.privacy.arguments import delta_value
+from fedveil.core.arguments import delta_value
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.tuning import Tuning, tuning_from_dict, tuning_to_dict
-from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 
 VERSION = 2
 _MAKER = object()  # held by `accounting`, which is the only one to make guarantees
@@ -154,12 +154,12 @@ class Guarantee:
         from fedveil.privacy.accounting import account
 
         if not isinstance(document, Mapping):
-            raise BadInput(f"guarantee: need an object, got {document!r}")
+            raise ConfigError(f"guarantee: need an object, got {document!r}")
         if document.get("version") != VERSION:
-            raise BadInput(f"guarantee: version {document.get('version')!r} is not {VERSION}")
+            raise ConfigError(f"guarantee: version {document.get('version')!r} is not {VERSION}")
         missing = {"releases", "setting", "delta"} - set(document)
         if missing or not isinstance(document["releases"], (list, tuple)):
-            raise BadInput("guarantee: need a list of releases, a setting and a delta")
+            raise ConfigError("guarantee: need a list of releases, a setting and a delta")
         found = account(
             [Release.from_dict(release) for release in document["releases"]],
             setting=Setting.from_dict(document["setting"]),
@@ -170,7 +170,7 @@ class Guarantee:
         said, proved = (json.loads(json.dumps(one)) for one in (dict(document), found.to_dict()))
         for name in sorted(set(said) | set(proved)):
             if not _same(said.get(name), proved.get(name)):
-                raise BadInput(
+                raise ConfigError(
                     f"guarantee: {name} is {said.get(name)!r} in the document, but its releases "
                     f"prove {proved.get(name)!r}"
                 )

@@ -22,18 +22,18 @@ from typing import Any, TypeVar
 Terms = TypeVar("Terms", bound=Any)  # numpy.ndarray or torch.Tensor
 
 
-def tree_sum(terms: Terms) -> Terms:
+def tree_sum(context: Terms) -> Terms:
     """The sum over the first axis of `terms [n, ...]`, n >= 1, which are overwritten.
 
     Halves are added to each other until one term is left; with b terms, each sum is off by at most
     ceil(log2 b) roundings.
     """
-    count = len(terms)
+    count = len(context)
     while count > 1:
         half = count // 2
-        terms[:half] += terms[count - half : count]
+        context[:half] += context[count - half : count]
         count -= half
-    whole: Terms = terms[0]
+    whole: Terms = context[0]
     return whole
 
 

@@ -28,12 +28,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import BadInput, FedveilError, Refused
+from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
+from fedveil.core.units import Entropy
 from fedveil.privacy import witness
 from fedveil.privacy.accounting import Release, account
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.ledger_header import File, Header, file_of
-from fedveil.privacy.units import Entropy
 
 __all__ = ["BudgetSpent", "Header", "Inconsistent", "Ledger", "read"]
 
@@ -45,7 +45,7 @@ class BudgetSpent(FedveilError):
     """A release would go beyond what was planned and promised."""
 
 
-class Inconsistent(BadInput):
+class Inconsistent(ConfigError):
     """Records of a run that contradict each other: no guarantee follows from them."""
 
 
@@ -94,7 +94,7 @@ class Ledger:
         here = ledger._opened
         copied = not ledger.repeatable and ledger._last.file != here
         if copied and not moved:
-            raise Refused(
+            raise PrivacyRefusal(
                 f"{path}: a copy of another run's ledger; if both went on, more would be released "
                 "than was accounted for",
                 "go on with the original, or, if that is gone for good, say so with --moved",
@@ -162,24 +162,24 @@ class Ledger:
         if noted is not None:
             self.reserved_at(*noted)
 
-    def reserve(self, round: int) -> None:
+    def reserve(self, round_number: int) -> None:
         """Write down that round `round` (from 0) releases its part of the plan, before it does.
 
         A round is never reserved again, unless its noise is the same as before.
         """
-        if self.repeatable and 0 <= round < self.reserved:
+        if self.repeatable and 0 <= round_number < self.reserved:
             return
         if self.remaining < 1:
             raise BudgetSpent(
-                f"round {round + 1}: every planned release is spent; "
+                f"round {round_number + 1}: every planned release is spent; "
                 "one more would break the promised epsilon"
             )
-        if round != self.reserved:
+        if round_number != self.reserved:
             raise BudgetSpent(
-                f"round {round + 1}: the next to be released is round {self.reserved + 1}; "
+                f"round {round_number + 1}: the next to be released is round {self.reserved + 1}; "
                 "a round that may have left is not drawn again"
             )
-        self._append({"round": round}, reserved=round + 1)
+        self._append({"round": round_number}, reserved=round_number + 1)
 
     def _append(self, document: dict[str, Any], **changes: Any) -> None:
         """Write a line, after which `changes` hold."""

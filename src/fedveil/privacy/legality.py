@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.mechanisms import (
     DiscreteGaussian,
@@ -22,7 +23,6 @@ from fedveil.privacy.refusals import (
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.sampling import Balanced, CappedPoisson, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.sampling import sampling_kind as name_of
-from fedveil.privacy.units import Adjacency, Trust, Unit
 
 
 def check_legal(release: Release, setting: Setting) -> None:

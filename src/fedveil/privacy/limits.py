@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 from fedveil.privacy.mechanisms import Zcdp
 from fedveil.privacy.sampling import CappedPoisson, FixedSize, Poisson
 from fedveil.privacy.shown import at_least
 from fedveil.privacy.tuning import RandomRuns
-from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 
 if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee

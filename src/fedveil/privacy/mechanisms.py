@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedveil.errors import BadInput
-from fedveil.privacy.arguments import count, described, not_negative, positive, settle
+from fedveil.core.arguments import count, described, not_negative, positive, settle
+from fedveil.core.errors import ConfigError
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
 
 
@@ -86,7 +86,7 @@ class DiscreteGaussianSum:
         if self.rounding_beta is not None:
             beta = not_negative("rounding_beta", self.rounding_beta)
             if beta >= 1:
-                raise BadInput(f"rounding_beta: need a number below 1, got {beta!r}")
+                raise ConfigError(f"rounding_beta: need a number below 1, got {beta!r}")
             settle(self, rounding_beta=beta)
 
     @property
@@ -162,7 +162,7 @@ def joint_noise_multiplier(*multipliers: float) -> float:
     accounted together: as two separately sampled releases they would be undercharged.
     """
     if not multipliers:
-        raise BadInput("multipliers: need at least one")
+        raise ConfigError("multipliers: need at least one")
     total = math.fsum(positive("noise_multiplier", one) ** -2 for one in multipliers)
     return 1 / math.sqrt(total)
 
@@ -180,7 +180,7 @@ def kind_of(mechanism: Mechanism) -> str:
     for name, kind in _KINDS.items():
         if type(mechanism) is kind:
             return name
-    raise BadInput(f"mechanism: {mechanism!r} is none of {', '.join(_KINDS)}")
+    raise ConfigError(f"mechanism: {mechanism!r} is none of {', '.join(_KINDS)}")
 
 
 def mechanism_to_dict(mechanism: Mechanism) -> dict[str, Any]:

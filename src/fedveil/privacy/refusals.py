@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from fedveil.errors import Refused
+from fedveil.core.errors import PrivacyRefusal
 
 
-class AmplificationRefused(Refused):
+class AmplificationRefused(PrivacyRefusal):
     """Sampling credit towards somebody who learns the cohort."""
 
 
-class AdjacencyRefused(Refused):
+class AdjacencyRefused(PrivacyRefusal):
     """A neighbouring relation that the sampler's or the trust's proof does not cover."""
 
 
-class HonestSharesRefused(Refused):
+class HonestSharesRefused(PrivacyRefusal):
     """Not one honest noise share is sure to be in the sum."""
 
 
-class DeltaRefused(Refused):
+class DeltaRefused(PrivacyRefusal):
     """A delta that publishing one random unit would meet."""
 
 
-class MechanismRefused(Refused):
+class MechanismRefused(PrivacyRefusal):
     """A mechanism that cannot be run, or proved, under this trust or sampling."""
 
 
-class GradientRefused(Refused):
+class GradientRefused(PrivacyRefusal):
     """A certificate for noisy gradients that its conditions do not support."""
 
 
-class UnitRefused(Refused):
+class UnitRefused(PrivacyRefusal):
     """A promise for one unit that was proved for another."""
 
 
-class SensitivityRefused(Refused):
+class SensitivityRefused(PrivacyRefusal):
     """A sensitivity smaller than what one unit can do."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fedveil.errors import BadInput
-from fedveil.privacy.arguments import built, count, sentences, settle
+from fedveil.core.arguments import built, count, sentences, settle
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.mechanisms import (
     Mechanism,
     kind_of,
@@ -21,7 +22,6 @@ from fedveil.privacy.sampling import (
     sampling_kind,
     sampling_to_dict,
 )
-from fedveil.privacy.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Release:
         if self.participations is not None:
             settle(self, participations=count("participations", self.participations, least=0))
             if self.participations > self.rounds:
-                raise BadInput(
+                raise ConfigError(
                     f"participations: need at most rounds={self.rounds}, got {self.participations}"
                 )
 
@@ -75,7 +75,9 @@ class Release:
     @staticmethod
     def from_dict(document: Mapping[str, Any]) -> Release:
         if not (isinstance(document, Mapping) and {"mechanism", "sampling"} <= set(document)):
-            raise BadInput(f"release: need an object with mechanism and sampling, got {document!r}")
+            raise ConfigError(
+                f"release: need an object with mechanism and sampling, got {document!r}"
+            )
         parts = {
             "mechanism": mechanism_from_dict(document["mechanism"]),
             "sampling": sampling_from_dict(document["sampling"]),
@@ -147,4 +149,4 @@ def _choice(name: str, kind: type[StrEnum], value: Any) -> StrEnum:
     try:
         return kind(value)
     except ValueError:
-        raise BadInput(f"{name}: need one of {', '.join(kind)}, got {value!r}") from None
+        raise ConfigError(f"{name}: need one of {', '.join(kind)}, got {value!r}") from None

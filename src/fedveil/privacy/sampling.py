@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
-from fedveil.privacy.arguments import count, described, fraction, settle
-from fedveil.randomness import Stream, Words
+from fedveil.core.arguments import count, described, fraction, settle
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Stream, Words
 
 Ids = npt.NDArray[np.int64]
 
@@ -43,7 +43,7 @@ class Poisson:
         if self.clients is not None:
             settle(self, clients=count("clients", self.clients))
 
-    def draw(self, round: int, stream: Stream, present: int | None = None) -> Ids:
+    def draw(self, round_number: int, stream: Stream, present: int | None = None) -> Ids:
         """Sorted ids of this round's cohort; it may be empty, and then noise alone is released."""
         clients = _present(_needed(self.clients, "Poisson"), present)
         if self.rate == 1:
@@ -73,7 +73,7 @@ class FixedSize:
     def __post_init__(self) -> None:
         _check_cohort(self)
 
-    def draw(self, round: int, stream: Stream, present: int | None = None) -> Ids:
+    def draw(self, round_number: int, stream: Stream, present: int | None = None) -> Ids:
         """Sorted ids of this round's cohort."""
         _all_present(self.clients, present)
         return random_subset(self.clients, self.cohort, stream)
@@ -101,12 +101,12 @@ class CappedPoisson:
         settle(self, rate=fraction("rate", self.rate))
         settle(self, cap=count("cap", self.cap))
         if self.cap > self.clients:
-            raise BadInput(f"cap: need at most clients={self.clients}, got {self.cap}")
+            raise ConfigError(f"cap: need at most clients={self.clients}, got {self.cap}")
 
-    def draw(self, round: int, stream: Stream, present: int | None = None) -> Ids:
+    def draw(self, round_number: int, stream: Stream, present: int | None = None) -> Ids:
         """Sorted ids of this round's cohort."""
         _all_present(self.clients, present)
-        drawn = Poisson(self.rate, self.clients).draw(round, stream)
+        drawn = Poisson(self.rate, self.clients).draw(round_number, stream)
         if len(drawn) <= self.cap:
             return drawn
         return drawn[random_subset(len(drawn), self.cap, stream)]
@@ -136,10 +136,12 @@ class RoundRobin:
     def __post_init__(self) -> None:
         _check_cohort(self)
 
-    def draw(self, round: int, stream: Stream | None = None, present: int | None = None) -> Ids:
+    def draw(
+        self, round_number: int, stream: Stream | None = None, present: int | None = None
+    ) -> Ids:
         """Sorted ids of this round's cohort; no randomness is used."""
         _all_present(self.clients, present)
-        first = round * self.cohort % self.clients
+        first = round_number * self.cohort % self.clients
         return np.sort((first + np.arange(self.cohort, dtype=np.int64)) % self.clients)
 
     @property
@@ -162,7 +164,9 @@ class Everyone:
         if self.clients is not None:
             settle(self, clients=count("clients", self.clients))
 
-    def draw(self, round: int, stream: Stream | None = None, present: int | None = None) -> Ids:
+    def draw(
+        self, round_number: int, stream: Stream | None = None, present: int | None = None
+    ) -> Ids:
         """The ids 0 .. clients - 1, as far as they are there."""
         return np.arange(_present(_needed(self.clients, "Everyone"), present), dtype=np.int64)
 
@@ -193,12 +197,14 @@ class Balanced:
         settle(self, rounds=count("rounds", self.rounds))
         settle(self, key=count("key", self.key, least=0))
 
-    def draw(self, round: int, stream: Stream | None = None, present: int | None = None) -> Ids:
+    def draw(
+        self, round_number: int, stream: Stream | None = None, present: int | None = None
+    ) -> Ids:
         """Sorted ids of this round's cohort; the schedule is public and uses no stream."""
         _all_present(self.clients, present)
-        if not 0 <= round < self.rounds:
-            raise BadInput(f"round: the schedule has {self.rounds} rounds, got {round}")
-        cohort: Ids = _schedule(self)[round]
+        if not 0 <= round_number < self.rounds:
+            raise ConfigError(f"round: the schedule has {self.rounds} rounds, got {round_number}")
+        cohort: Ids = _schedule(self)[round_number]
         return cohort
 
     @property
@@ -208,7 +214,7 @@ class Balanced:
     def max_participations(self, rounds: int) -> int:
         """ceil(rounds * cohort / clients), for any prefix of the schedule."""
         if rounds > self.rounds:
-            raise BadInput(f"rounds: the schedule has {self.rounds} rounds, got {rounds}")
+            raise ConfigError(f"rounds: the schedule has {self.rounds} rounds, got {rounds}")
         return -(-rounds * self.cohort // self.clients)
 
 
@@ -229,7 +235,7 @@ def sampling_kind(sampling: Sampling) -> str:
     for name, kind in _KINDS.items():
         if type(sampling) is kind:
             return name
-    raise BadInput(f"sampling: {sampling!r} is none of {', '.join(_KINDS)}")
+    raise ConfigError(f"sampling: {sampling!r} is none of {', '.join(_KINDS)}")
 
 
 def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
@@ -307,23 +313,25 @@ def _check_cohort(sampling: FixedSize | RoundRobin | Balanced) -> None:
     settle(sampling, clients=count("clients", sampling.clients))
     settle(sampling, cohort=count("cohort", sampling.cohort))
     if sampling.cohort > sampling.clients:
-        raise BadInput(f"cohort: need at most clients={sampling.clients}, got {sampling.cohort}")
+        raise ConfigError(f"cohort: need at most clients={sampling.clients}, got {sampling.cohort}")
 
 
 def _needed(clients: int | None, who: str) -> int:
     if clients is None:
-        raise BadInput(f"clients: {who} sampling needs the number of clients here, got none")
+        raise ConfigError(f"clients: {who} sampling needs the number of clients here, got none")
     return clients
 
 
 def _present(clients: int, present: int | None) -> int:
     """How many clients a draw is among: those there, of at most `clients`."""
     if present is not None and present > clients:
-        raise BadInput(f"clients: there are more than the {clients} that were declared")
+        raise ConfigError(f"clients: there are more than the {clients} that were declared")
     return clients if present is None else present
 
 
 def _all_present(clients: int, present: int | None) -> None:
     """A missing client would change the chances of the others, or their turns."""
     if present is not None and present != clients:
-        raise BadInput(f"clients: this sampling is among all {clients} clients, no fewer or more")
+        raise ConfigError(
+            f"clients: this sampling is among all {clients} clients, no fewer or more"
+        )

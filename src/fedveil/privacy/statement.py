@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.mechanisms import kind_of
 from fedveil.privacy.sampling import (
     CappedPoisson,
@@ -14,7 +15,6 @@ from fedveil.privacy.sampling import (
 )
 from fedveil.privacy.shown import at_least, at_most
 from fedveil.privacy.tuning import AllRuns, RandomRuns
-from fedveil.privacy.units import Adjacency, Trust, Unit
 
 if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.steps import (
     CappedPoissonGaussianStep,
     DiscreteSumStep,
@@ -34,7 +35,6 @@ from fedveil.privacy.mechanisms import (
 from fedveil.privacy.refusals import HonestSharesRefused, UnitRefused
 from fedveil.privacy.releases import Release, Setting
 from fedveil.privacy.sampling import CappedPoisson, Everyone, FixedSize, Poisson, sampling_kind
-from fedveil.privacy.units import Adjacency, Trust, Unit
 
 _LEAST_RATE = 1e-12  # smaller ones are accounted as this: curves need the room
 
@@ -157,7 +157,9 @@ def _rate(release: Release, setting: Setting) -> float:
             )
         return min(1.0, sampling.cohort / others)
     if isinstance(sampling, CappedPoisson) and sampling.rate == 1:
-        raise BadInput("rate: a capped Poisson cohort at rate 1 is fixed-size sampling; use that")
+        raise ConfigError(
+            "rate: a capped Poisson cohort at rate 1 is fixed-size sampling; use that"
+        )
     if isinstance(sampling, (Poisson, CappedPoisson)):
         return max(sampling.rate, _LEAST_RATE)
     return 1.0
@@ -186,5 +188,5 @@ def _shares(release: Release, setting: Setting) -> int | None:
         return None
     shares = math.floor(sampling.expected_cohort)
     if shares < 1:
-        raise BadInput(f"cohort: an expected size of {sampling.expected_cohort:g} is below one")
+        raise ConfigError(f"cohort: an expected size of {sampling.expected_cohort:g} is below one")
     return shares

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from fedveil.errors import BadInput
-from fedveil.privacy.arguments import count, described, positive, settle
+from fedveil.core.arguments import count, described, positive, settle
+from fedveil.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class RandomRuns:
     def __post_init__(self) -> None:
         mean = positive("mean", self.mean)
         if mean < 1:
-            raise BadInput(f"mean: need at least one run, got {self.mean!r}")
+            raise ConfigError(f"mean: need at least one run, got {self.mean!r}")
         try:
             settle(self, mean=mean, repeats=Repeats(self.repeats))
         except ValueError:
             names = ", ".join(Repeats)
-            raise BadInput(f"repeats: need one of {names}, got {self.repeats!r}") from None
+            raise ConfigError(f"repeats: need one of {names}, got {self.repeats!r}") from None
 
 
 Tuning = AllRuns | RandomRuns
@@ -72,7 +72,7 @@ def tuning_to_dict(tuning: Tuning | None) -> dict[str, Any] | None:
         return None
     name = next((name for name, kind in _KINDS.items() if type(tuning) is kind), None)
     if name is None:
-        raise BadInput(f"tuning: {tuning!r} is none of {', '.join(_KINDS)}")
+        raise ConfigError(f"tuning: {tuning!r} is none of {', '.join(_KINDS)}")
     return {"kind": name, **asdict(tuning)}
 
 

@@ -16,14 +16,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fedveil import recipe as recipes
-from fedveil.assemble import federation_of, plan_of
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.recipe import NOT_PRIVATE, DataSection, Recipe
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
-from fedveil.engine.run import Run, Speed
-from fedveil.errors import BadInput
-from fedveil.recipe import NOT_PRIVATE, DataSection, Recipe
 from fedveil.report.spread import Spread, spread_of
 from fedveil.report.store import Outcome, Store
+from fedveil.run.run import Run, Speed
 
 _FORMAT = 2  # of an outcome; a change of what runs are made of starts afresh
 _PROMISE = (
@@ -94,7 +94,7 @@ def contenders(paths: Sequence[Path], assignments: Sequence[str] = ()) -> tuple[
     if len(set(names)) < len(names):
         names = [f"{path.parent.name}/{path.stem}" for path in paths]
     if len(set(names)) < len(names):
-        raise BadInput("recipes: one is named twice")
+        raise ConfigError("recipes: one is named twice")
     made = []
     for name, path in zip(names, paths, strict=True):
         recipe = recipes.parse(recipes.read(path), assignments)
@@ -107,7 +107,7 @@ def tasks(
 ) -> tuple[Task, ...]:
     """All runs, every contender once before any is repeated: a first answer comes early."""
     if seeds < 1:
-        raise BadInput(f"--seeds: must be at least 1, got {seeds}")
+        raise ConfigError(f"--seeds: must be at least 1, got {seeds}")
     return tuple(
         Task(contender, epsilon, delta, seed)
         for seed in range(seeds)
@@ -146,7 +146,7 @@ def run_task(task: Task, tick: Tick = lambda share: None) -> Outcome:
     run = Run(plan, speed=speed, every=plan.method.rounds)
     try:
         for report in run:
-            tick(report.round / plan.method.rounds)
+            tick(report.round_number / plan.method.rounds)
         metrics = run.evaluate()
     finally:
         run.close()

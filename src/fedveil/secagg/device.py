@@ -2,11 +2,11 @@
 
     shares, then take_sharers(frame), mask(vector), confirm(frame), unmask(frame)
 
-Every step checks the rules of the device's own `Terms` before anything leaves it; a frame that
-fails a check raises a typed error and changes nothing, one that was answered before gets the same
-answer, and a lock makes racing ones come one by one. Above all, for each neighbour a device gives
-away either the share of its own mask (it survived) or the share of its pair masks (it is lost),
-once, for one list of survivors that most of its neighbours act on as well.
+Every step checks the rules of the device's own `SecAggParams` before anything leaves it. A frame
+that fails a check raises a typed error and changes nothing, one that was answered before gets the
+same answer, and a lock makes racing ones come one by one. Above all, for each neighbour a device
+gives away either the share of its own mask (it survived) or the share of its pair masks (it is
+lost), once, for one list of survivors that most of its neighbours act on as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive, pairs, wire
 from fedveil.secagg.dealing import Held, deal, disclosure, fitting_shares
 from fedveil.secagg.derive import TAG_BYTES
@@ -37,10 +37,10 @@ from fedveil.secagg.messages import (
 )
 from fedveil.secagg.modulus import IntVector, encode
 from fedveil.secagg.pairs import MARK_BYTES, SEALED_BYTES, PairKeys
+from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.roster import Roster
 from fedveil.secagg.shares import draw_secret
 from fedveil.secagg.sizes import DEALT_BYTES, SLACK, STATEMENT_BYTES, from_server
-from fedveil.secagg.terms import Terms
 
 _FromServerT = TypeVar("_FromServerT", Sharers, Survivors, Confirmed)
 
@@ -62,7 +62,7 @@ class DeviceRound:
         self,
         layout: Layout,
         keys: DeviceKeys,
-        terms: Terms,
+        params: SecAggParams,
         server: Ed25519PublicKey,
         roster: Roster,
         pair_keys: dict[int, PairKeys],
@@ -72,7 +72,7 @@ class DeviceRound:
         self._lock = threading.Lock()
         self._id = keys.device
         self._identity = keys.identity
-        self._terms = terms
+        self._terms = params
         self._server = server
         self._roster = roster
         self._pairs = pair_keys
@@ -141,7 +141,7 @@ class DeviceRound:
                 raise OutOfTurn(f"a vector cannot be masked while waiting for {self.step.name}")
             words = encode(vector, plan.bits)
             if words.size != plan.dimension:
-                raise BadInput(f"vector: {words.size} entries, the plan has {plan.dimension}")
+                raise ConfigError(f"vector: {words.size} entries, the plan has {plan.dimension}")
             self.step = Step.SURVIVORS
             added = [pairs.self_mask_key(self._self_secret)]
             subtracted: list[bytes] = []

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive, wire
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn, RuleBroken
 from fedveil.secagg.messages import Commitment, Commitments, Draft, Invitation, Plan, Reveal
@@ -111,9 +111,9 @@ class Drawing:
     ) -> None:
         self.drawers = tuple(sorted(drawers))
         if len(set(self.drawers)) < len(self.drawers) or not self.drawers:
-            raise BadInput("drawers: need different devices, one or more")
+            raise ConfigError("drawers: need different devices, one or more")
         if not set(self.drawers) <= set(draft.members):
-            raise BadInput("drawers: need members of the cohort")
+            raise ConfigError("drawers: need members of the cohort")
         self._key = key
         self._draft = draft
         self._entries = {device: entries[device] for device in self.drawers}

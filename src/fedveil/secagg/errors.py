@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedveil.errors import FedveilError
+from fedveil.core.errors import FedveilError
 
 
 class SecureAggregationError(FedveilError):

@@ -24,7 +24,7 @@ class Claim:
     """A round that a device is about to answer; `cohort` is a digest of its members."""
 
     federation: str
-    round: int
+    round_number: int
     purpose: str
     cohort: bytes
     step: int  # how far above the last round this one may lie
@@ -43,23 +43,24 @@ class Journal(Protocol):
 class _Last:
     """The highest round so far: its cohort, and the purposes it has served."""
 
-    round: int
+    round_number: int
     cohort: bytes = b""
     purposes: frozenset[str] = frozenset()
 
     def check(self, wanted: Claim) -> None:
-        if wanted.round < self.round:
+        if wanted.round_number < self.round_number:
             raise RuleBroken(
-                f"round {wanted.round} comes after round {self.round}: numbers only rise"
+                f"round {wanted.round_number} comes after round {self.round_number}: "
+                "numbers only rise"
             )
-        if wanted.round == self.round and wanted.purpose in self.purposes:
-            raise RuleBroken(f"round {wanted.round} ({wanted.purpose}) was answered before")
-        if wanted.round == self.round and wanted.cohort != self.cohort:
-            raise RuleBroken(f"round {wanted.round} has another cohort already")
-        if wanted.round > self.round + wanted.step:
+        if wanted.round_number == self.round_number and wanted.purpose in self.purposes:
+            raise RuleBroken(f"round {wanted.round_number} ({wanted.purpose}) was answered before")
+        if wanted.round_number == self.round_number and wanted.cohort != self.cohort:
+            raise RuleBroken(f"round {wanted.round_number} has another cohort already")
+        if wanted.round_number > self.round_number + wanted.step:
             raise RuleBroken(
-                f"round {wanted.round} lies {wanted.round - self.round} above the last one, "
-                f"{self.round}; at most {wanted.step} are taken"
+                f"round {wanted.round_number} lies {wanted.round_number - self.round_number} above "
+                f"the last one, {self.round_number}; at most {wanted.step} are taken"
             )
 
 
@@ -79,13 +80,13 @@ class MemoryJournal:
         with self._lock:
             last = self._last.get(wanted.federation, self._start)
             last.check(wanted)
-            known = last.purposes if wanted.round == last.round else frozenset()
+            known = last.purposes if wanted.round_number == last.round_number else frozenset()
             self._last[wanted.federation] = _Last(
-                wanted.round, wanted.cohort, known | {wanted.purpose}
+                wanted.round_number, wanted.cohort, known | {wanted.purpose}
             )
 
     def draw(self, wanted: Claim, most: int) -> None:
-        key = (wanted.federation, wanted.round, wanted.purpose)
+        key = (wanted.federation, wanted.round_number, wanted.purpose)
         with self._lock:
             self._last.get(wanted.federation, self._start).check(wanted)
             _check_draws(wanted, self._draws.get(key, 0), most)
@@ -140,12 +141,12 @@ class FileJournal:
             self._last(connection, wanted.federation).check(wanted)
             connection.execute(
                 "INSERT INTO claims VALUES (?, ?, ?, ?)",
-                (wanted.federation, wanted.round, wanted.purpose, wanted.cohort),
+                (wanted.federation, wanted.round_number, wanted.purpose, wanted.cohort),
             )
             connection.execute("UPDATE owner SET claims = claims + 1")
 
     def draw(self, wanted: Claim, most: int) -> None:
-        key = (wanted.federation, wanted.round, wanted.purpose)
+        key = (wanted.federation, wanted.round_number, wanted.purpose)
         with store.transaction(self._path) as connection:
             self._last(connection, wanted.federation).check(wanted)
             row = connection.execute(
@@ -173,5 +174,6 @@ class FileJournal:
 def _check_draws(wanted: Claim, count: int, most: int) -> None:
     if count >= most:
         raise RuleBroken(
-            f"round {wanted.round} ({wanted.purpose}): this device has drawn {count} times for it"
+            f"round {wanted.round_number} ({wanted.purpose}): this device has drawn "
+            f"{count} times for it"
         )

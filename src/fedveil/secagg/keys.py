@@ -13,7 +13,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive, wire
 from fedveil.secagg.fields import MAX_ID
 from fedveil.secagg.messages import KeyCard, Leave
@@ -66,7 +66,7 @@ class DeviceKeys:
 def new_keys(federation: str, device: int) -> DeviceKeys:
     """Fresh keys from the operating system."""
     if not 0 <= device <= MAX_ID:
-        raise BadInput(f"device = {device}: need an id within 0..2^63 - 1")
+        raise ConfigError(f"device = {device}: need an id within 0..2^63 - 1")
     return DeviceKeys(federation, device, Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
 
 

@@ -19,8 +19,8 @@ from fedveil.secagg.fields import (
     int_field,
     text_field,
 )
+from fedveil.secagg.params import MAX_COHORT, MAX_DIMENSION
 from fedveil.secagg.ratchet import ROUNDS
-from fedveil.secagg.terms import MAX_COHORT, MAX_DIMENSION
 from fedveil.secagg.wire import Message
 
 
@@ -53,11 +53,11 @@ class Draft:
     """Everything about a round but who is joined to whom."""
 
     federation: str = text_field(128)
-    round: int = int_field(0, ROUNDS - 1)
+    round_number: int = int_field(0, ROUNDS - 1)
     purpose: str = text_field(64)
     members: tuple[int, ...] = ids_field(MAX_COHORT)
     roster: bytes = bytes_field(32)  # digest of the members' key cards
-    terms: bytes = bytes_field(32)  # digest of the terms that both sides have agreed on
+    params: bytes = bytes_field(32)  # digest of the terms that both sides have agreed on
     dimension: int = int_field(1, MAX_DIMENSION)
     bits: int = int_field(32, 64)
     degree: int = int_field(1, MAX_COHORT)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.secagg.masks import Words, word_type
 
 IntVector = npt.NDArray[np.int64]
@@ -46,13 +46,13 @@ def bits_for(
     """
     for name, value in (("clip", clip), ("share_std", share_std)):
         if not (math.isfinite(value) and value >= 0):
-            raise BadInput(f"{name} = {value}: need a finite number, zero or more")
+            raise ConfigError(f"{name} = {value}: need a finite number, zero or more")
     if not (math.isfinite(granularity) and granularity > 0):
-        raise BadInput(f"granularity = {granularity}: need a finite number above zero")
+        raise ConfigError(f"granularity = {granularity}: need a finite number above zero")
     if cohort < 1 or dimension < 1:
-        raise BadInput(f"cohort = {cohort}, dimension = {dimension}: need at least 1 of each")
+        raise ConfigError(f"cohort = {cohort}, dimension = {dimension}: need at least 1 of each")
     if share_std > 0 and not 0 < failure_probability < 1:
-        raise BadInput(
+        raise ConfigError(
             f"failure_probability = {failure_probability}: noise is unbounded, so a sum wraps "
             "with some probability; name one in (0, 1)"
         )
@@ -66,21 +66,21 @@ def bits_for(
     for bits in (32, 64):
         if bound < 2 ** (bits - 1):
             return Modulus(bits, bound, probability)
-    raise BadInput(f"granularity = {granularity}: a sum up to {bound:.3g} exceeds 64 bits")
+    raise ConfigError(f"granularity = {granularity}: a sum up to {bound:.3g} exceeds 64 bits")
 
 
 def check_bits(bits: int) -> None:
     if bits not in (32, 64):
-        raise BadInput(f"bits = {bits}: need 32 or 64")
+        raise ConfigError(f"bits = {bits}: need 32 or 64")
 
 
 def encode(vector: IntVector, bits: int) -> Words:
     """A fresh copy of int64 [dimension] as words modulo 2^bits."""
     check_bits(bits)
     if not isinstance(vector, np.ndarray) or vector.ndim != 1 or vector.dtype != np.int64:
-        raise BadInput("vector: need a one-dimensional int64 array; floats never enter the sum")
+        raise ConfigError("vector: need a one-dimensional int64 array; floats never enter the sum")
     if bits == 32 and vector.size and not (vector.min() >= -(2**31) and vector.max() < 2**31):
-        raise BadInput("vector: an entry does not fit 32 bits; use bits = 64 or a coarser grid")
+        raise ConfigError("vector: an entry does not fit 32 bits; use bits = 64 or a coarser grid")
     # On a little-endian machine both casts are plain C conversions modulo 2^bits.
     return vector.astype(word_type(bits))  # type: ignore[return-value]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive, draw, ratchet, sizes, wire
 from fedveil.secagg.device import DeviceRound
 from fedveil.secagg.errors import ForeignKey, Forged, Malformed, OutOfTurn, RuleBroken
@@ -18,9 +18,9 @@ from fedveil.secagg.keys import DeviceKeys
 from fedveil.secagg.layout import lay_out
 from fedveil.secagg.messages import Commitment, Commitments, Draft, Invitation, Plan, Reveal
 from fedveil.secagg.pairs import pair_keys, pair_seed
+from fedveil.secagg.params import Limits, SecAggParams
 from fedveil.secagg.ratchet import Ratchet
 from fedveil.secagg.roster import Roster
-from fedveil.secagg.terms import Limits, Terms
 
 
 class Participant:
@@ -35,21 +35,21 @@ class Participant:
         self,
         keys: DeviceKeys,
         roster: Roster,
-        terms: Terms,
+        params: SecAggParams,
         server: bytes,
         journal: Journal,
         remembered: int = 1 << 14,
         limits: Limits | None = None,
     ) -> None:
-        if not keys.federation == roster.federation == terms.federation:
-            raise BadInput(
+        if not keys.federation == roster.federation == params.federation:
+            raise ConfigError(
                 "federation: keys, roster and terms name different federations: "
-                f"{keys.federation!r}, {roster.federation!r}, {terms.federation!r}"
+                f"{keys.federation!r}, {roster.federation!r}, {params.federation!r}"
             )
         self.keys = keys
         self.roster = roster
-        self.terms = terms
-        self.limits = terms.limits if limits is None else limits
+        self.params = params
+        self.limits = params.limits if limits is None else limits
         self._lock = threading.RLock()
         self._server = Ed25519PublicKey.from_public_bytes(server)
         self._journal = journal
@@ -84,24 +84,24 @@ class Participant:
                     self._remember(device, *self._turned(device, max(0, self._round)))
             self.keys = replace(self.keys, agreement=None)
 
-    def agree(self, device: int, round: int) -> bytes:
+    def agree(self, device: int, round_number: int) -> bytes:
         """The key shared with an enrolled device in a round, agreed on first use."""
         with self._lock:
-            return self._turned(device, round)[1].key
+            return self._turned(device, round_number)[1].key
 
-    def _turned(self, device: int, round: int) -> tuple[bytes, Ratchet]:
+    def _turned(self, device: int, round_number: int) -> tuple[bytes, Ratchet]:
         """A neighbour's card and the ratchet at this round; nothing is remembered yet."""
         other = self.roster.get(device)
         known = self._ratchets.get(device)
         if known is not None and known[0] == other.fingerprint:
-            return other.fingerprint, ratchet.advance(known[1], round)
+            return other.fingerprint, ratchet.advance(known[1], round_number)
         if self.keys.agreement is None:
             raise RuleBroken(
                 f"device {self.keys.device} has forgotten its X25519 key and knows no seed with "
                 f"device {device}; renew the key"
             )
         seed = pair_seed(self.roster.get(self.keys.device), self.keys.agreement, other)
-        return other.fingerprint, ratchet.begin(seed, round)
+        return other.fingerprint, ratchet.begin(seed, round_number)
 
     def _remember(self, device: int, card: bytes, turned: Ratchet) -> None:
         self._ratchets.pop(device, None)
@@ -126,7 +126,7 @@ class Participant:
                 raise RuleBroken("a complete graph is not drawn")
             digest = draw.draft_digest(invitation)
             if digest not in self._offered:
-                self._journal.draw(self._claim(invitation), self.terms.limits.draws)
+                self._journal.draw(self._claim(invitation), self.params.limits.draws)
                 self._offered[digest] = os.urandom(draw.DRAWN_BYTES)
             hidden = draw.hide(digest, self.keys.device, self._offered[digest])
             return wire.seal(Commitment(digest, self.keys.device, hidden), self.keys.identity)
@@ -137,8 +137,8 @@ class Participant:
         own, draft = self.keys.device, message.draft
         if len(message.hidden) != 32 * len(message.devices) or own not in message.devices:
             raise Malformed("Commitments: need 32 bytes of each device, and this one's among them")
-        if len(message.devices) != self.terms.colluders + 1:
-            raise RuleBroken(f"{len(message.devices)} drawers, need {self.terms.colluders + 1}")
+        if len(message.devices) != self.params.colluders + 1:
+            raise RuleBroken(f"{len(message.devices)} drawers, need {self.params.colluders + 1}")
         hidden = [message.hidden[at : at + 32] for at in range(0, len(message.hidden), 32)]
         commitments = draw.list_digest(draft, message.devices, hidden)
         with self._lock:
@@ -167,45 +167,45 @@ class Participant:
                 return known
             self._check(plan)
             identities = {m: self.roster.get(m).identity_bytes for m in plan.drawers}
-            seed = draw.drawn_seed(plan, self.terms.colluders, identities)
+            seed = draw.drawn_seed(plan, self.params.colluders, identities)
             layout = lay_out(plan, digest, seed)
             turned = {
-                neighbour: self._turned(neighbour, plan.round)
+                neighbour: self._turned(neighbour, plan.round_number)
                 for neighbour in layout.graph.neighbours(self.keys.device)
             }
             self._journal.claim(self._claim(plan))
-            if plan.round > self._round:
-                self._round, self._open = plan.round, {}
+            if plan.round_number > self._round:
+                self._round, self._open = plan.round_number, {}
             for neighbour, (card, at) in turned.items():
                 self._remember(neighbour, card, at)
             keys = {n: pair_keys(at.key, digest) for n, (_, at) in turned.items()}
-            opened = DeviceRound(layout, self.keys, self.terms, self._server, self.roster, keys)
+            opened = DeviceRound(layout, self.keys, self.params, self._server, self.roster, keys)
             self._open[digest] = opened
             return opened
 
     def _limit(self, kind: type[wire.Message]) -> int:
-        members = min(self.limits.members, self.terms.limits.members)
-        return sizes.opening(kind, members, self.terms.colluders + 1)
+        members = min(self.limits.members, self.params.limits.members)
+        return sizes.opening(kind, members, self.params.colluders + 1)
 
     def _claim(self, plan: Draft) -> Claim:
         cohort = derive.digest(b"members", b"".join(map(derive.id_bytes, plan.members)))
-        step = min(self.limits.round_step, self.terms.limits.round_step)
-        return Claim(plan.federation, plan.round, plan.purpose, cohort, step)
+        step = min(self.limits.round_step, self.params.limits.round_step)
+        return Claim(plan.federation, plan.round_number, plan.purpose, cohort, step)
 
     def _check(self, plan: Draft) -> None:
-        if plan.federation != self.terms.federation:
+        if plan.federation != self.params.federation:
             raise RuleBroken(f"plan of federation {plan.federation!r}")
-        if plan.terms != self.terms.digest:
+        if plan.params != self.params.digest:
             raise RuleBroken("the plan was made under other terms than this device's")
-        if plan.purpose not in self.terms.purposes:
-            raise RuleBroken(f"purpose {plan.purpose!r} is none of {list(self.terms.purposes)}")
+        if plan.purpose not in self.params.purposes:
+            raise RuleBroken(f"purpose {plan.purpose!r} is none of {list(self.params.purposes)}")
         if plan.bits not in (32, 64):
             raise Malformed(f"Plan.bits: {plan.bits}, need 32 or 64")
         if self.keys.device not in plan.members:
             raise RuleBroken(f"device {self.keys.device} is not in the cohort")
-        for limits in (self.limits, self.terms.limits):
+        for limits in (self.limits, self.params.limits):
             limits.check(len(plan.members), plan.degree, plan.dimension)
-        self.terms.check(len(plan.members), plan.degree, plan.threshold, plan.min_survivors)
+        self.params.check(len(plan.members), plan.degree, plan.threshold, plan.min_survivors)
         if self.roster.digest(plan.members) != plan.roster:
             raise ForeignKey("the cohort's keys are not the ones this device knows")
         own = self.roster.get(self.keys.device)

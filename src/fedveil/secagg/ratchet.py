@@ -22,36 +22,40 @@ ROUNDS = 16**DIGITS
 class Ratchet:
     """The key of `round`, and for each digit the 32 bytes from which higher digits are reached."""
 
-    round: int
+    round_number: int
     key: bytes = field(repr=False)
     ahead: bytes = field(repr=False)
 
 
-def begin(seed: bytes, round: int) -> Ratchet:
+def begin(seed: bytes, round_number: int) -> Ratchet:
     """The ratchet of a fresh seed, already turned to a round."""
-    return _descend(round, seed, 0, b"")
+    return _descend(round_number, seed, 0, b"")
 
 
-def advance(ratchet: Ratchet, round: int) -> Ratchet:
+def advance(ratchet: Ratchet, round_number: int) -> Ratchet:
     """The ratchet turned to a later round; the old one must be forgotten."""
-    if round == ratchet.round:
+    if round_number == ratchet.round_number:
         return ratchet
-    if round < ratchet.round:
-        raise RuleBroken(f"round {round} comes after round {ratchet.round}: numbers only rise")
-    place = next(i for i in range(DIGITS) if _digit(round, i) != _digit(ratchet.round, i))
-    steps = _digit(round, place) - _digit(ratchet.round, place) - 1
+    if round_number < ratchet.round_number:
+        raise RuleBroken(
+            f"round {round_number} comes after round {ratchet.round_number}: numbers only rise"
+        )
+    place = next(
+        i for i in range(DIGITS) if _digit(round_number, i) != _digit(ratchet.round_number, i)
+    )
+    steps = _digit(round_number, place) - _digit(ratchet.round_number, place) - 1
     passed, start = ratchet.ahead[: KEY_BYTES * place], KEY_BYTES * place
     following, branch = _walk(ratchet.ahead[start : start + KEY_BYTES], steps)
-    return _descend(round, branch, place + 1, passed + following)
+    return _descend(round_number, branch, place + 1, passed + following)
 
 
-def _descend(round: int, chain: bytes, place: int, ahead: bytes) -> Ratchet:
+def _descend(round_number: int, chain: bytes, place: int, ahead: bytes) -> Ratchet:
     """From the start of the chain of one digit down to the key of the round."""
     kept = [ahead]
     for at in range(place, DIGITS):
-        following, chain = _walk(chain, _digit(round, at))
+        following, chain = _walk(chain, _digit(round_number, at))
         kept.append(following)
-    return Ratchet(round, chain, b"".join(kept))
+    return Ratchet(round_number, chain, b"".join(kept))
 
 
 def _walk(chain: bytes, steps: int) -> tuple[bytes, bytes]:
@@ -61,6 +65,6 @@ def _walk(chain: bytes, steps: int) -> tuple[bytes, bytes]:
     return derive.fork(chain, b"ratchet")
 
 
-def _digit(round: int, place: int) -> int:
+def _digit(round_number: int, place: int) -> int:
     """Digit number `place` of a round, the highest first."""
-    return round >> 4 * (DIGITS - 1 - place) & 15
+    return round_number >> 4 * (DIGITS - 1 - place) & 15

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive
 from fedveil.secagg.device import DeviceRound
+from fedveil.secagg.dropouts import Dropouts, sharing_course, unmasking_course
 from fedveil.secagg.errors import Doubted, NotReleased, RuleBroken
 from fedveil.secagg.graph import Graph, round_graph
-from fedveil.secagg.losses import Losses, sharing_course, unmasking_course
 from fedveil.secagg.masks import word_type
 from fedveil.secagg.mode import Mode
 from fedveil.secagg.modulus import IntVector, decode, encode
+from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.server import Server
 from fedveil.secagg.server_round import ServerRound
-from fedveil.secagg.terms import Terms
 from fedveil.secagg.topology import Topology
 
 
@@ -32,7 +32,7 @@ class RoundReport:
     """What happened in one round and what its secrecy assumed; `seconds` by phase."""
 
     mode: Mode
-    round: int
+    round_number: int
     purpose: str
     cohort: int
     survivors: int
@@ -76,19 +76,21 @@ class Stopwatch:
 class Setting:
     """What one simulated round is about."""
 
-    round: int
+    round_number: int
     members: tuple[int, ...]
     dimension: int
     bits: int
     purpose: str
-    losses: Losses
-    terms: Terms
+    losses: Dropouts
+    params: SecAggParams
     topology: Topology
 
     def model_seed(self) -> bytes:
         """A modelled round draws no graph; any order that no loss depends on will do."""
         ids = b"".join(derive.id_bytes(member) for member in self.members)
-        return derive.digest(b"model", self.round.to_bytes(8, "little"), self.purpose.encode(), ids)
+        return derive.digest(
+            b"model", self.round_number.to_bytes(8, "little"), self.purpose.encode(), ids
+        )
 
 
 class OpenRound(ABC):
@@ -105,9 +107,11 @@ class OpenRound(ABC):
     def add(self, device: int, vector: IntVector) -> None:
         """One device's vector, int64 [dimension]."""
         if device not in self.wanted or device in self._added:
-            raise BadInput(f"device = {device}: not wanted in round {self.setting.round}, or twice")
+            raise ConfigError(
+                f"device = {device}: not wanted in round {self.setting.round_number}, or twice"
+            )
         if vector.shape != (self.setting.dimension,):
-            raise BadInput(f"vector: shape {vector.shape}, need ({self.setting.dimension},)")
+            raise ConfigError(f"vector: shape {vector.shape}, need ({self.setting.dimension},)")
         self._upload(device, vector)
         self._added.add(device)
 
@@ -117,15 +121,15 @@ class OpenRound(ABC):
         setting = self.setting
         report = RoundReport(
             self.mode,
-            setting.round,
+            setting.round_number,
             setting.purpose,
             len(setting.members),
             len(self._added),
             setting.bits,
             setting.topology,
-            setting.terms.min_honest,
-            setting.terms.colluders,
-            setting.terms.group(setting.topology),
+            setting.params.min_honest,
+            setting.params.colluders,
+            setting.params.group(setting.topology),
             dict(self._watch.seconds),
         )
         return SecureSum(total, tuple(sorted(self._added)), report)
@@ -144,10 +148,10 @@ class ModelledRound(OpenRound):
 
     def __init__(self, setting: Setting, watch: Stopwatch) -> None:
         super().__init__(setting, watch)
-        self._fewest = setting.terms.fewest_survivors(len(setting.members))
+        self._fewest = setting.params.fewest_survivors(len(setting.members))
         self._sharers = frozenset(setting.members)
         self.wanted = setting.members
-        if setting.losses != Losses():  # else everybody answers everybody, in any graph
+        if setting.losses != Dropouts():  # else everybody answers everybody, in any graph
             with watch.phase("share"):
                 course = sharing_course(
                     self._graph, setting.topology.threshold, self._fewest, setting.losses
@@ -164,9 +168,9 @@ class ModelledRound(OpenRound):
     def add_sum(self, devices: Sequence[int], total: IntVector) -> None:
         """The sum, modulo 2^bits, of these devices' vectors: the model needs no single ones."""
         if not set(devices) <= set(self.wanted) or self._added & set(devices):
-            raise BadInput(f"devices: not wanted in round {self.setting.round}, or twice")
+            raise ConfigError(f"devices: not wanted in round {self.setting.round_number}, or twice")
         if total.shape != (self.setting.dimension,) or total.dtype != np.int64:
-            raise BadInput(f"total: need int64 ({self.setting.dimension},), got {total.shape}")
+            raise ConfigError(f"total: need int64 ({self.setting.dimension},), got {total.shape}")
         with self._watch.phase("add"):
             np.add(self._total, total.astype(self._total.dtype), out=self._total)
         self._added |= set(devices)
@@ -177,7 +181,7 @@ class ModelledRound(OpenRound):
 
     def _unmask(self) -> IntVector:
         with self._watch.phase("unmask"):
-            if len(self._added) < len(self.setting.members) or self.setting.losses != Losses():
+            if len(self._added) < len(self.setting.members) or self.setting.losses != Dropouts():
                 unmasking_course(
                     self._graph,
                     self.setting.topology.threshold,
@@ -216,11 +220,17 @@ class FullRound(OpenRound):
     def _opened(self, server: Server, devices: dict[int, Participant]) -> ServerRound:
         """The round, its graph drawn by devices if it is sparse."""
         setting = self.setting
-        details = (setting.round, setting.members, setting.dimension, setting.bits, setting.purpose)
+        details = (
+            setting.round_number,
+            setting.members,
+            setting.dimension,
+            setting.bits,
+            setting.purpose,
+        )
         if setting.topology.complete:
             return server.open(*details)
         present = [m for m in setting.members if m not in setting.losses.before_sharing]
-        count = setting.terms.colluders + 1
+        count = setting.params.colluders + 1
         if len(present) < count:
             raise NotReleased(f"{len(present)} devices are there, {count} must draw the graph")
         drawing = server.draw(*details, random.SystemRandom().sample(present, count))

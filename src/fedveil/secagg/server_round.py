@@ -34,11 +34,11 @@ from fedveil.secagg.messages import (
     Unmask,
 )
 from fedveil.secagg.modulus import IntVector, decode
+from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.recovery import Recovery
 from fedveil.secagg.relay import Kept
 from fedveil.secagg.roster import Roster
 from fedveil.secagg.sizes import SLACK, from_device
-from fedveil.secagg.terms import Terms
 
 _KINDS: dict[int, type[Shares | Masked | Confirm | Unmask]] = {
     kind.KIND: kind for kind in (Shares, Masked, Confirm, Unmask)
@@ -58,11 +58,13 @@ class Phase(IntEnum):
 class ServerRound:
     """One round: `receive` frames in each phase, then close the phase."""
 
-    def __init__(self, plan: Plan, key: Ed25519PrivateKey, roster: Roster, terms: Terms) -> None:
+    def __init__(
+        self, plan: Plan, key: Ed25519PrivateKey, roster: Roster, params: SecAggParams
+    ) -> None:
         self.plan = wire.seal(plan, key)
         entries = {member: roster.get(member) for member in plan.members}
         raw = {member: entry.identity_bytes for member, entry in entries.items()}
-        seed = drawn_seed(plan, terms.colluders, raw)
+        seed = drawn_seed(plan, params.colluders, raw)
         self.layout: Layout = lay_out(plan, wire.message_digest(self.plan), seed)
         self.identities: dict[int, Ed25519PublicKey] = {m: e.identity for m, e in entries.items()}
         self.phase = Phase.SHARES
@@ -70,8 +72,8 @@ class ServerRound:
         self.suspects: set[int] = set()  # at odds with more neighbours than an honest device is
         self._lock = threading.RLock()
         self._key = key
-        self._fewest = terms.fewest_survivors(len(plan.members))
-        self._droppable = terms.droppable(self.layout.graph.complete)
+        self._fewest = params.fewest_survivors(len(plan.members))
+        self._droppable = params.droppable(self.layout.graph.complete)
         self._seen: dict[tuple[int, int], bytes] = {}  # kind, device -> signature
         self._doubters: dict[int, set[int]] = {}
         total = np.zeros(plan.dimension, dtype=word_type(plan.bits))

@@ -17,13 +17,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.secagg.dropouts import Dropouts
 from fedveil.secagg.errors import NotReleased
 from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.keys import new_keys
-from fedveil.secagg.losses import Losses
 from fedveil.secagg.mode import Mode
 from fedveil.secagg.modulus import IntVector, check_bits
+from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.rounds import (
@@ -35,7 +36,6 @@ from fedveil.secagg.rounds import (
     Stopwatch,
 )
 from fedveil.secagg.server import Server
-from fedveil.secagg.terms import Terms
 
 _REMEMBERED_SEEDS = 256  # per simulated device
 
@@ -44,14 +44,14 @@ class Simulation:
     """Rounds over simulated devices. Keys and masks come from the operating system in any case:
     they cancel, so a seeded run stays repeatable."""
 
-    def __init__(self, terms: Terms, mode: Mode) -> None:
-        self.terms = terms
+    def __init__(self, params: SecAggParams, mode: Mode) -> None:
+        self.params = params
         self.mode = mode
         self._key = Ed25519PrivateKey.generate()
         self._pinned: dict[int, bytes] = {}
         # One roster for all: each card's signature is then checked once and not once per device.
-        self._roster = Roster(terms.federation, Admission(self._pinned))
-        self._server = Server(self._key, self._roster, terms)
+        self._roster = Roster(params.federation, Admission(self._pinned))
+        self._server = Server(self._key, self._roster, params)
         self._devices: dict[int, Participant] = {}
 
     def enrol(self, devices: Iterable[int]) -> None:
@@ -60,35 +60,42 @@ class Simulation:
         for device in devices:
             if device in self._devices:
                 continue
-            keys = new_keys(self.terms.federation, device)
+            keys = new_keys(self.params.federation, device)
             self._pinned[device] = keys.identity.public_key().public_bytes_raw()
             self._roster.admit(keys.card())
             self._devices[device] = Participant(
-                keys, self._roster, self.terms, public, MemoryJournal(), _REMEMBERED_SEEDS
+                keys, self._roster, self.params, public, MemoryJournal(), _REMEMBERED_SEEDS
             )
 
     def open(
         self,
-        round: int,
+        round_number: int,
         members: Sequence[int],
         dimension: int,
         bits: int,
-        losses: Losses | None = None,
+        losses: Dropouts | None = None,
         purpose: str = "update",
     ) -> OpenRound:
         """Start a round; raises `NotReleased` at once if too few devices are there."""
         check_bits(bits)
         cohort = tuple(sorted(int(member) for member in members))
         if len(set(cohort)) != len(cohort):
-            raise BadInput("members: a device is named twice")
-        if len(cohort) < max(2, self.terms.min_survivors):
+            raise ConfigError("members: a device is named twice")
+        if len(cohort) < max(2, self.params.min_survivors):
             raise NotReleased(
                 f"cohort of {len(cohort)} is below min_honest + colluders = "
-                f"{self.terms.min_survivors}, or below two"
+                f"{self.params.min_survivors}, or below two"
             )
-        topology = self.terms.topology(len(cohort))
+        topology = self.params.topology(len(cohort))
         setting = Setting(
-            round, cohort, dimension, bits, purpose, losses or Losses(), self.terms, topology
+            round_number,
+            cohort,
+            dimension,
+            bits,
+            purpose,
+            losses or Dropouts(),
+            self.params,
+            topology,
         )
         watch = Stopwatch()
         if self.mode is Mode.MODELLED:
@@ -105,12 +112,12 @@ def secure_sum(
     dimension: int,
     bits: int,
     simulation: Simulation,
-    round: int,
-    losses: Losses | None = None,
+    round_number: int,
+    losses: Dropouts | None = None,
     purpose: str = "update",
 ) -> SecureSum:
     """One whole round: `vectors(device)` is asked for the devices that get to send one."""
-    opened = simulation.open(round, members, dimension, bits, losses, purpose)
+    opened = simulation.open(round_number, members, dimension, bits, losses, purpose)
     for device in opened.wanted:
         opened.add(device, vectors(device))
     return opened.finish()

@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 # Up to here everybody is joined to everybody: a sparse graph would save little, and the complete
 # one needs no luck and withstands a server that lies about who survived.
@@ -80,7 +80,7 @@ def assess(
 ) -> Topology:
     """The failures of a given degree and threshold, if `security_failure` may go wrong at most."""
     if not possible_degree(cohort, degree) or not 1 <= threshold <= degree:
-        raise BadInput(
+        raise ConfigError(
             f"degree {degree} and threshold {threshold} make no graph of {cohort} devices: the "
             f"degree is even and below {cohort - 1}, or {cohort - 1}; the threshold within it"
         )
@@ -121,7 +121,9 @@ def choose(
     that many masks.
     """
     if cohort < 2:
-        raise BadInput(f"cohort = {cohort}: a sum hides its terms only among two or more devices")
+        raise ConfigError(
+            f"cohort = {cohort}: a sum hides its terms only among two or more devices"
+        )
     for degree in _sparse_degrees(cohort) if sparse else ():
         near = _colluding_neighbours(cohort, degree, colluders, security_failure)
         if near is None:
@@ -138,7 +140,7 @@ def choose(
             return found
     threshold = (cohort - 1 + colluders) // 2 + 1
     if threshold > cohort - 1 - losses:
-        raise BadInput(
+        raise ConfigError(
             f"cohort = {cohort}, colluders = {colluders}, losses = {losses}: no graph recovers; "
             f"colluders + 2 * losses must stay below {cohort - 1}"
         )

@@ -35,7 +35,7 @@ class Distillation:
         return {}
 
     def step(
-        self, weights: Tensor, update: Tensor, state: State, round: int
+        self, weights: Tensor, update: Tensor, state: State, round_number: int
     ) -> tuple[Tensor, State]:
         """New weights from the released histogram `update` `[questions * classes]`."""
         labels = update.view(len(self.inputs), self.classes).argmax(dim=1)

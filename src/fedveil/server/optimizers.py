@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 
 State = dict[str, Tensor]  # named vectors [parameters], never changed in place; in checkpoints
 
@@ -25,7 +25,7 @@ class Optimizer(Protocol):
         ...
 
     def step(
-        self, weights: Tensor, update: Tensor, state: State, round: int
+        self, weights: Tensor, update: Tensor, state: State, round_number: int
     ) -> tuple[Tensor, State]:
         """New weights and state; `round` counts from 0."""
         ...
@@ -33,10 +33,10 @@ class Optimizer(Protocol):
 
 def _check(learning_rate: float, **shares: float) -> None:
     if not (math.isfinite(learning_rate) and learning_rate > 0):
-        raise BadInput(f"server.learning_rate: must be positive, got {learning_rate}")
+        raise ConfigError(f"server.learning_rate: must be positive, got {learning_rate}")
     for name, value in shares.items():
         if not 0 <= value < 1:
-            raise BadInput(f"server.{name}: must be in [0, 1), got {value}")
+            raise ConfigError(f"server.{name}: must be in [0, 1), got {value}")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Sgd:
         return {"velocity": torch.zeros_like(weights)} if self.momentum else {}
 
     def step(
-        self, weights: Tensor, update: Tensor, state: State, round: int
+        self, weights: Tensor, update: Tensor, state: State, round_number: int
     ) -> tuple[Tensor, State]:
         """New weights and state; `round` counts from 0."""
         if self.momentum:
@@ -78,13 +78,13 @@ class Adam:
     def __post_init__(self) -> None:
         _check(self.learning_rate, momentum=self.momentum, second_momentum=self.second_momentum)
         if not (math.isfinite(self.stability) and self.stability > 0):
-            raise BadInput(f"server.stability: must be positive, got {self.stability}")
+            raise ConfigError(f"server.stability: must be positive, got {self.stability}")
 
     def start(self, weights: Tensor) -> State:
         return {"first": torch.zeros_like(weights), "second": torch.zeros_like(weights)}
 
     def step(
-        self, weights: Tensor, update: Tensor, state: State, round: int
+        self, weights: Tensor, update: Tensor, state: State, round_number: int
     ) -> tuple[Tensor, State]:
         """New weights and state; `round` counts from 0."""
         fresh, square = 1 - self.second_momentum, update.square()
@@ -93,7 +93,7 @@ class Adam:
             second = state["second"] + fresh * torch.sign(square - state["second"]) * square
         else:
             second = torch.lerp(state["second"], square, fresh)
-        mean = first / (1 - self.momentum ** (round + 1))
-        deviation = (second / (1 - self.second_momentum ** (round + 1))).sqrt()
+        mean = first / (1 - self.momentum ** (round_number + 1))
+        deviation = (second / (1 - self.second_momentum ** (round_number + 1))).sqrt()
         moved = weights + self.learning_rate * mean / (deviation + self.stability)
         return moved, {"first": first, "second": second}

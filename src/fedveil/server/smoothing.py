@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
 from fedveil.models.flat import Layout, Slot
 
 Floats = npt.NDArray[np.float32]
@@ -49,7 +49,7 @@ class Smoothing:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.strength) and self.strength >= 0):
-            raise BadInput(f"server.smoothing: must be zero or positive, got {self.strength}")
+            raise ConfigError(f"server.smoothing: must be zero or positive, got {self.strength}")
 
     def __call__(self, update: Tensor, layout: Layout) -> Tensor:
         """The smoothed update, float32 `[parameters]`."""

@@ -10,15 +10,15 @@ from unittest.mock import patch
 
 import numpy as np
 
+from fedveil.client.batches import step_counts
+from fedveil.client.local_training import LearningRate
 from fedveil.data import encoding, table
 from fedveil.data.assignment import Assignment
-from fedveil.engine import alone
-from fedveil.engine import run as run_module
-from fedveil.engine.rows import RowEngine
-from fedveil.engine.run import Run
-from fedveil.local.batches import step_counts
-from fedveil.local.rule import LearningRate
-from fedveil.methods.clip_rules import ClipTracking
+from fedveil.engines import isolated as alone
+from fedveil.engines.batched import RowEngine
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.run import run as run_module
+from fedveil.run.run import Run
 
 from .registry import dealt, plant, tracked
 
@@ -54,8 +54,8 @@ def rates_of_the_longest_client() -> Iterator[None]:
         finally:
             longest = 0
 
-    def of_round(self: LearningRate, round: int, steps: int) -> list[float]:
-        return rates(self, round, max(steps, longest))
+    def of_round(self: LearningRate, round_number: int, steps: int) -> list[float]:
+        return rates(self, round_number, max(steps, longest))
 
     with patch.object(Run, "_round", training), patch.object(LearningRate, "of_round", of_round):
         yield
@@ -64,12 +64,12 @@ def rates_of_the_longest_client() -> Iterator[None]:
 @plant(150, tracked)
 def bits_of_the_client_beside() -> Any:
     """A tracked clip's bits, each from another client's norm."""
-    real = ClipTracking.halves
+    real = AdaptiveClipping.halves
 
-    def halves(self: Any, protection: Any, terms: Any, norms: Any, *args: Any) -> Any:
-        return real(self, protection, terms, norms.roll(1), *args)
+    def halves(self: Any, placement: Any, context: Any, norms: Any, *args: Any) -> Any:
+        return real(self, placement, context, norms.roll(1), *args)
 
-    return patch.object(ClipTracking, "halves", halves)
+    return patch.object(AdaptiveClipping, "halves", halves)
 
 
 @plant(300, lambda case: case.module == "dropout")
@@ -77,8 +77,10 @@ def bits_of_the_client_beside() -> Any:
 def one_generator_for_all_modules() -> Iterator[None]:
     """Dropout from torch's own generator: what a client draws depends on who came before."""
 
-    def drawn_apart(job: Any, make: Any, weights: Any, client: int, round: int, *rest: Any) -> Any:
-        return alone.contribution(job, make, weights, client, round)
+    def drawn_apart(
+        job: Any, make: Any, weights: Any, client: int, round_number: int, *rest: Any
+    ) -> Any:
+        return alone.contribution(job, make, weights, client, round_number)
 
     @contextmanager
     def nothing(self: RowEngine, *args: Any) -> Iterator[None]:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from fedveil.engine.secure import SecureRounds
-from fedveil.methods import central_noise
-from fedveil.methods.gradient_noise import GradientNoise
-from fedveil.methods.local_noise import LocalNoise
-from fedveil.methods.noisy_votes import VoteNoise
-from fedveil.methods.protection import Terms
-from fedveil.methods.shared_noise import SharedNoise
+from fedveil.methods.parts import central_noise
+from fedveil.methods.parts.distributed_noise import DistributedNoise
+from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.noise_placement import NoiseContext
+from fedveil.methods.parts.noisy_votes import VoteNoise
+from fedveil.run.secure_rounds import SecureRounds
 
 from .registry import plant, tracked
 
@@ -22,8 +22,10 @@ def noise_of_the_first_clip() -> Any:
     """A tracked clip moves, and the noise stays."""
     real = central_noise.CentralNoise.protect
 
-    def protect(self: Any, terms: Terms, total: Any, shaping: Any, occasion: Any) -> Any:
-        return real(self, terms, total, replace(shaping, clip=terms.clip), occasion)
+    def protect(
+        self: Any, context: NoiseContext, total: Any, pipeline: Any, this_round: Any
+    ) -> Any:
+        return real(self, context, total, replace(pipeline, clip=context.clip), this_round)
 
     return patch.object(central_noise.CentralNoise, "protect", protect)
 
@@ -44,8 +46,10 @@ def _less(kind: type[Any], share: float) -> Any:
     """A protection that draws this share of the noise that it is accounted with."""
     real = kind.protect
 
-    def protect(self: Any, terms: Terms, *args: Any) -> Any:
-        return real(self, replace(terms, noise_multiplier=share * terms.noise_multiplier), *args)
+    def protect(self: Any, context: NoiseContext, *args: Any) -> Any:
+        return real(
+            self, replace(context, noise_multiplier=share * context.noise_multiplier), *args
+        )
 
     return patch.object(kind, "protect", protect)
 
@@ -62,21 +66,21 @@ def a_tenth_less_noise_in_uploads() -> Any:
 
 @plant(150, lambda case: case.table["privacy"].get("trust") == "distributed")
 def a_hundredth_less_noise_in_shares() -> Any:
-    real = SharedNoise.integers
+    real = DistributedNoise.integers
 
-    def integers(self: SharedNoise, *args: Any) -> Any:
+    def integers(self: DistributedNoise, *args: Any) -> Any:
         found = real(self, *args)
         return None if found is None else replace(found, share_std=0.99 * found.share_std)
 
-    return patch.object(SharedNoise, "integers", integers)
+    return patch.object(DistributedNoise, "integers", integers)
 
 
 @plant(200, lambda case: case.kind.by_record)
 def a_fifth_less_noise_in_gradients() -> Any:
     real = GradientNoise.local
 
-    def local(self: GradientNoise, terms: Terms) -> Any:
-        rule = real(self, terms)
+    def local(self: GradientNoise, context: NoiseContext) -> Any:
+        rule = real(self, context)
         return replace(rule, gradient_noise=0.8 * rule.gradient_noise)
 
     return patch.object(GradientNoise, "local", local)
@@ -87,7 +91,7 @@ def half_of_the_noise_on_votes() -> Any:
     protect, std = VoteNoise.protect, VoteNoise._std
 
     def halved(self: VoteNoise, *args: Any) -> Any:
-        with patch.object(VoteNoise, "_std", lambda self, terms: std(self, terms) / 2):
+        with patch.object(VoteNoise, "_std", lambda self, context: std(self, context) / 2):
             return protect(self, *args)
 
     return patch.object(VoteNoise, "protect", halved)

@@ -8,16 +8,16 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from fedveil import assemble
+from fedveil.config import assemble
 from fedveil.data import table
-from fedveil.engine import directory
-from fedveil.engine.checkpoint import fingerprint, load_checkpoint
-from fedveil.engine.directory import RunDirectory
-from fedveil.engine.run import Run
-from fedveil.methods.gradient_noise import GradientNoise
-from fedveil.methods.protection import Terms
+from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.planning.plan import Plan
 from fedveil.privacy.ledger import Ledger
+from fedveil.run import directory
+from fedveil.run.checkpoint import fingerprint, load_checkpoint
+from fedveil.run.directory import RunDirectory
+from fedveil.run.run import Run
 
 from ..cases import RESUMED
 from .registry import plant, scheduled
@@ -28,7 +28,7 @@ from .registry import plant, scheduled
 def a_killed_round_is_run_again() -> Iterator[None]:
     """After a crash the schedule goes back to the cohort whose round was not stored."""
 
-    def reserve(self: Ledger, round: int) -> None:
+    def reserve(self: Ledger, round_number: int) -> None:
         self._append({"round": self.reserved}, reserved=self.reserved + 1)
 
     def load(self: RunDirectory) -> Any:
@@ -65,8 +65,8 @@ def the_last_step_goes_without_noise() -> Any:
     """Noisy gradients but for the last, whose noise nothing brings later."""
     real = GradientNoise.local
 
-    def local(self: GradientNoise, terms: Terms) -> Any:
-        return replace(real(self, terms), last_step_noise=False)
+    def local(self: GradientNoise, context: NoiseContext) -> Any:
+        return replace(real(self, context), last_step_noise=False)
 
     return patch.object(GradientNoise, "local", local)
 

@@ -12,14 +12,14 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from fedveil.engine import contract
-from fedveil.engine.algebra import AlgebraEngine
-from fedveil.engine.mlp import MlpGradients, _factors, _sizes
-from fedveil.local import shaping as shaping_module
-from fedveil.methods.gradient_noise import GradientNoise
-from fedveil.methods.protection import Terms
+from fedveil.client import update_pipeline as shaping_module
+from fedveil.core.units import Adjacency
+from fedveil.engines import contract
+from fedveil.engines.algebra import AlgebraEngine
+from fedveil.engines.mlp import MlpGradients, _factors, _sizes
+from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
-from fedveil.privacy.units import Adjacency
 
 from .registry import by_record, plant
 
@@ -72,10 +72,10 @@ def grids_of_their_own() -> Any:
     """Accounted with the first round's grid, which later ones need not be in proportion to."""
     real = GradientNoise._mechanism
 
-    def mechanism(self: GradientNoise, terms: Terms) -> Any:
-        found = real(self, terms)
+    def mechanism(self: GradientNoise, context: NoiseContext) -> Any:
+        found = real(self, context)
         if isinstance(found, DiscreteGaussianSum):
-            return replace(found, granularity=self._upload_grid(terms, 0))
+            return replace(found, granularity=self._upload_grid(context, 0))
         return found
 
     return patch.object(GradientNoise, "_mechanism", mechanism)
@@ -118,11 +118,11 @@ def weights_without_a_cap() -> Any:
     """Clipped integers times a client's number of examples."""
     real = contract.shape_rows
 
-    def shape_rows(updates: Any, shaping: Any, layout: Any, senders: Any, *args: Any) -> Any:
-        shaped = real(updates, shaping, layout, senders, *args)
-        if shaping.weight_cap is None:
+    def shape_rows(updates: Any, pipeline: Any, layout: Any, senders: Any, *args: Any) -> Any:
+        shaped = real(updates, pipeline, layout, senders, *args)
+        if pipeline.weight_cap is None:
             return shaped
-        heavy = torch.from_numpy(np.maximum(1, senders.sizes // shaping.weight_cap))
+        heavy = torch.from_numpy(np.maximum(1, senders.sizes // pipeline.weight_cap))
         return replace(shaped, rows=shaped.rows * heavy[:, None])
 
     return patch.object(contract, "shape_rows", shape_rows)
@@ -139,8 +139,8 @@ def kept_entries_are_scaled_up() -> Any:
     """LUS makes up for the entries it drops, after the clip."""
     real = contract.shape_rows
 
-    def shape_rows(updates: Any, shaping: Any, *args: Any) -> Any:
-        shaped = real(updates, shaping, *args)
-        return replace(shaped, rows=shaped.rows * (2 if shaping.sparsity > 0.5 else 1))
+    def shape_rows(updates: Any, pipeline: Any, *args: Any) -> Any:
+        shaped = real(updates, pipeline, *args)
+        return replace(shaped, rows=shaped.rows * (2 if pipeline.sparsity > 0.5 else 1))
 
     return patch.object(contract, "shape_rows", shape_rows)

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.core.randomness import Stream
 from fedveil.privacy.noise.rounded import rounded_gaussian
 from fedveil.privacy.noise.slabs import Integers
-from fedveil.randomness import Stream
 
 _MOST = 1_000_000  # integers held at once
 

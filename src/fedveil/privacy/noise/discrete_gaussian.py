@@ -5,11 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Stream
 from fedveil.privacy.noise.curves import Bell
 from fedveil.privacy.noise.layout import lay_out
 from fedveil.privacy.noise.slabs import Integers, SlabSampler
-from fedveil.randomness import Stream
 
 SMALLEST_STD = 2.0**-16
 LARGEST_STD = 2.0**46
@@ -21,7 +21,7 @@ def discrete_gaussian(stream: Stream, count: int, std: float) -> Integers:
     Adding one to each coordinate of an integer vector of L2 sensitivity D is D^2 / (2 std^2)-zCDP.
     """
     if not SMALLEST_STD <= std <= LARGEST_STD:
-        raise BadInput(f"std: need 2^-16 <= std <= 2^46 grid units, got {std}")
+        raise ConfigError(f"std: need 2^-16 <= std <= 2^46 grid units, got {std}")
     return _sampler(float(std)).draw(stream, count)
 
 

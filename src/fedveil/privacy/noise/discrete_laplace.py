@@ -5,11 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Stream
 from fedveil.privacy.noise.curves import Tent
 from fedveil.privacy.noise.layout import lay_out
 from fedveil.privacy.noise.slabs import Integers, SlabSampler
-from fedveil.randomness import Stream
 
 SMALLEST_SCALE = 2.0**-16
 LARGEST_SCALE = 2.0**46
@@ -22,7 +22,7 @@ def discrete_laplace(stream: Stream, count: int, scale: float) -> Integers:
     (D / scale)-differentially private.
     """
     if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
-        raise BadInput(f"scale: need 2^-16 <= scale <= 2^46 grid units, got {scale}")
+        raise ConfigError(f"scale: need 2^-16 <= scale <= 2^46 grid units, got {scale}")
     return _sampler(float(scale)).draw(stream, count)
 
 

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Stream
 from fedveil.privacy.clipping import Array, Clip, as_numpy, clip_rows, like
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise.ahead import Ahead
 from fedveil.privacy.noise.discrete_gaussian import discrete_gaussian
 from fedveil.privacy.noise.rounded import rounded_gaussian, rounded_laplace
 from fedveil.privacy.noise.slabs import Integers
-from fedveil.randomness import Stream
 
 Floating = npt.NDArray[Any]
 
@@ -47,9 +47,9 @@ def choose_granularity(
     """
     clip = Clip(clip_norm, order)
     if not 0.0 < noise_std < math.inf:
-        raise BadInput(f"noise_std: need a finite number > 0, got {noise_std}")
+        raise ConfigError(f"noise_std: need a finite number > 0, got {noise_std}")
     if dimension < 1 or contributions < 1:
-        raise BadInput(
+        raise ConfigError(
             f"dimension, contributions: need at least 1 of each, got {dimension}, {contributions}"
         )
     # A rounding error has variance g^2 / 12, and lengthens in L1 by at most g / 4 on average.
@@ -63,7 +63,7 @@ def choose_granularity(
     wanted = min(invisible, clip.norm * min(lengthening, 2.0**-20))
     granularity = max(_power_of_two_below(wanted), 2.0 * _power_of_two_below(representable))
     if granularity > noise_std or granularity > clip.norm:
-        raise BadInput(
+        raise ConfigError(
             f"noise_std: {noise_std} beside clip_norm {clip_norm} is beyond 64-bit integers"
         )
     return granularity
@@ -98,7 +98,7 @@ def snap_conditional(rows: Array, mechanism: DiscreteGaussianSum, stream: Stream
         return snap_rows(rows, mechanism.granularity, clip)
     scaled = _scaled(rows, mechanism.granularity, clip)
     if scaled.shape[1] != mechanism.dimension:
-        raise BadInput(f"rows: need {mechanism.dimension} columns, got {scaled.shape[1]}")
+        raise ConfigError(f"rows: need {mechanism.dimension} columns, got {scaled.shape[1]}")
     limit = math.floor(Fraction(mechanism.grid_sensitivity()[0]) ** 2)
     snapped = np.zeros(scaled.shape, dtype=np.int64)
     open_rows = np.arange(len(scaled))
@@ -154,7 +154,7 @@ def share(count: int, share_std: float, granularity: float, stream: Stream) -> I
 
 def require_granularity(granularity: float) -> float:
     if not (0.0 < granularity < math.inf and math.frexp(granularity)[0] == 0.5):
-        raise BadInput(f"granularity: need a power of two, got {granularity}")
+        raise ConfigError(f"granularity: need a power of two, got {granularity}")
     return granularity
 
 
@@ -167,7 +167,9 @@ def _scaled(rows: Array, granularity: float, clip: Clip) -> Floating:
     require_granularity(granularity)
     finest = clip.norm / LARGEST_CLIP[clip.order]
     if granularity < finest:
-        raise BadInput(f"granularity: need at least {finest:.3g} for this clip, got {granularity}")
+        raise ConfigError(
+            f"granularity: need at least {finest:.3g} for this clip, got {granularity}"
+        )
     clipped = as_numpy("rows", clip_rows(rows, clip).values, 2, False)
     # What underflows here is far below half a grid unit, and stays there.
     return np.ldexp(clipped, 1 - math.frexp(granularity)[1])
@@ -212,7 +214,7 @@ def _power_sums(values: Integers, order: int) -> Integers:
 
 def _summable(total: Integers) -> Integers:
     if not isinstance(total, np.ndarray) or total.dtype != np.int64:
-        raise BadInput(f"total: need an int64 array of grid units, got {type(total)}")
+        raise ConfigError(f"total: need an int64 array of grid units, got {type(total)}")
     if total.size and not (total.min() >= -(2**62) and total.max() <= 2**62):
-        raise BadInput("total: exceeds 2^62 grid units; use a coarser grid")
+        raise ConfigError("total: exceeds 2^62 grid units; use a coarser grid")
     return total

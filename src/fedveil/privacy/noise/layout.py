@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
+from fedveil.core.randomness import Stream
 from fedveil.privacy.noise.curves import Curve, density_bounds
-from fedveil.randomness import Stream
 
 CELLS_PER_WIDTH = 64
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from fedveil.randomness import Stream
+from fedveil.core.randomness import Stream
 
 
 def discrete_gaussian_reference(stream: Stream, std: Fraction) -> int:

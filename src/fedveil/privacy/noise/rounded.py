@@ -11,11 +11,11 @@ from __future__ import annotations
 from fractions import Fraction
 from functools import lru_cache
 
-from fedveil.errors import BadInput
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Stream
 from fedveil.privacy.noise.curves import Bell, Curve, Tent
 from fedveil.privacy.noise.layout import lay_out
 from fedveil.privacy.noise.slabs import Integers, SlabSampler
-from fedveil.randomness import Stream
 
 SMALLEST_SPREAD = 0.25
 LARGEST_SPREAD = 2.0**46
@@ -39,7 +39,7 @@ def rounded_laplace(stream: Stream, count: int, scale: float) -> Integers:
 
 def _draw(curve: type[Curve], name: str, stream: Stream, count: int, spread: float) -> Integers:
     if not SMALLEST_SPREAD <= spread <= LARGEST_SPREAD:
-        raise BadInput(f"{name}: need 1/4 <= {name} <= 2^46 grid units, got {spread}")
+        raise ConfigError(f"{name}: need 1/4 <= {name} <= 2^46 grid units, got {spread}")
     return _sampler(curve(Fraction(spread))).draw(stream, count)
 
 

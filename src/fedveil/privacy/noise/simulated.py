@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.errors import BadInput
-from fedveil.randomness import Stream
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Stream
 
 Floats = npt.NDArray[np.float32]
 
@@ -113,12 +113,12 @@ def _log_uniform(bits: npt.NDArray[np.int32], out: Floats) -> None:
 
 def _require_scale(name: str, value: float) -> None:
     if not 0.0 <= value < math.inf:
-        raise BadInput(f"{name}: need a finite number >= 0, got {value}")
+        raise ConfigError(f"{name}: need a finite number >= 0, got {value}")
 
 
 def _target(out: Floats | None, count: int) -> Floats:
     if out is None:
         return np.empty(count, dtype=np.float32)
     if out.shape != (count,) or out.dtype != np.float32:
-        raise BadInput(f"out: need float32 of shape ({count},), got {out.dtype} {out.shape}")
+        raise ConfigError(f"out: need float32 of shape ({count},), got {out.dtype} {out.shape}")
     return out

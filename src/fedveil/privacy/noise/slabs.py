@@ -21,9 +21,9 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.randomness import Stream, Words
 from fedveil.privacy.noise.curves import density_bounds
 from fedveil.privacy.noise.layout import Layout, LazyUniform, distances, draw_tail, under_cell
-from fedveil.randomness import Stream, Words
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]

@@ -1,0 +1,266 @@
+"""Scores for a choice of local steps and rounds: convergence bounds with the papers' errors mended.
+
+A score looks at whole arrays of choices at once. Fu's is a bound for smooth, strongly convex
+losses, as sound as the constants given to it; Hu's and Cheng's are heuristics and say so. No
+constant may be measured on private data: they come from the user, or from public or proxy data.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedveil.advise.noise_constant import check_delta, gaussian_sigma
+from fedveil.core.arguments import count, not_negative, positive
+from fedveil.core.errors import ConfigError
+
+Numbers = NDArray[np.float64]
+
+
+class Score(Protocol):
+    """A number to make small; infinite where it does not apply."""
+
+    name: ClassVar[str]
+    heuristic: ClassVar[str]  # why it is only a heuristic; empty for a bound
+
+    def __call__(self, local_steps: Numbers, rounds: Numbers) -> Numbers: ...
+
+
+@dataclass(frozen=True)
+class FuBound:
+    """Theorem 3 of Fu et al.: a bound on the expected squared distance to the optimum.
+
+    strong_convexity, smoothness: mu and lambda (L) of the losses.
+    gradient_bound: G, on the norm of every client's gradient.
+    heterogeneity: Gamma, the optimum minus the mean of the clients' own optima.
+    initial_distance: squared distance to the optimum at the start.
+    noise_constant, growth: C_M and z; a round's averaged noise has variance of at most
+        eta^2 * C_M * local_steps^2 * rounds^z (z = 2 Laplace, 1 Gaussian).
+    whole_participations: charge ceil(cohort*rounds/clients) participations, which is what noise
+        calibrated to a budget pays, instead of the fraction.
+    noise_curve: pairs (rounds, C_M * rounds^z) from an accountant, in order; then the noise is read
+        off between them and `noise_constant`, `growth` serve the rules of thumb only.
+
+    The learning rate is 2/(mu*(k + max(8*lambda/mu, local_steps))) at step k.
+    """
+
+    strong_convexity: float
+    smoothness: float
+    gradient_bound: float
+    heterogeneity: float
+    initial_distance: float
+    clients: int
+    cohort: int
+    noise_constant: float
+    growth: float
+    whole_participations: bool = False
+    noise_curve: tuple[tuple[float, float], ...] = ()
+    name: ClassVar[str] = "fu"
+    heuristic: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for name in ("strong_convexity", "smoothness", "gradient_bound", "initial_distance"):
+            positive(name, getattr(self, name))
+        for name in ("heterogeneity", "noise_constant"):
+            not_negative(name, getattr(self, name))
+        if not_negative("growth", self.growth) > 2:
+            raise ConfigError(
+                f"growth: need at most 2 (Laplace; Gaussian is 1), got {self.growth:g}"
+            )
+        _check_cohort(self.clients, self.cohort)
+        if self.strong_convexity > self.smoothness:
+            raise ConfigError(
+                f"strong_convexity = {self.strong_convexity:g} is above smoothness = "
+                f"{self.smoothness:g}: a loss cannot be more strongly convex than it is smooth"
+            )
+
+    def __call__(self, local_steps: Numbers, rounds: Numbers) -> Numbers:
+        return self.after(local_steps * rounds, local_steps, rounds)
+
+    def after(self, steps: Numbers, local_steps: Numbers, rounds: Numbers) -> Numbers:
+        """The bound after `steps` steps of a run whose noise is made for `rounds` rounds."""
+        squared = self.gradient_bound**2
+        without_noise = (
+            6 * self.smoothness * self.heterogeneity
+            + 8 * (local_steps - 1) ** 2 * squared
+            + 4 * local_steps**2 * squared * self.sampling_error
+        )
+        noise = local_steps**2 * self._variance(rounds)
+        offset = np.maximum(8 * self.smoothness / self.strong_convexity, local_steps)
+        scale = 4 / self.strong_convexity**2
+        done = np.floor_divide(steps, local_steps)
+        settled = (scale * without_noise + offset * self.initial_distance) / (steps + offset)
+        result: Numbers = settled + scale * done * noise / (steps + offset - 1) ** 2
+        return result
+
+    def _variance(self, rounds: Numbers) -> Numbers:
+        """Variance of a round's averaged noise over (eta * local_steps)^2."""
+        if self.noise_curve:
+            known, values = np.log(np.array(self.noise_curve)).T
+            wanted = np.log(rounds)
+            # Beyond the last pair the curve goes on as steeply as it came.
+            slope = (values[-1] - values[-2]) / (known[-1] - known[-2]) if len(known) > 1 else 0.0
+            beyond = slope * np.maximum(0.0, wanted - known[-1])
+            between: Numbers = np.exp(np.interp(wanted, known, values) + beyond)
+            return between
+        charged = np.asarray(rounds, dtype=np.float64)
+        if self.whole_participations:
+            charged = np.ceil(charged * self.cohort / self.clients) * self.clients / self.cohort
+        variance: Numbers = self.noise_constant * charged**self.growth
+        return variance
+
+    @property
+    def sampling_error(self) -> float:
+        """(N-b)/((N-1)b): variance of a mean over a cohort; 0 if everybody takes part."""
+        if self.cohort == self.clients:
+            return 0.0
+        return (self.clients - self.cohort) / ((self.clients - 1) * self.cohort)
+
+    def with_noise(self, factor: float) -> FuBound:
+        """The same with `factor` times the variance of the noise."""
+        curve = tuple((rounds, factor * value) for rounds, value in self.noise_curve)
+        return replace(self, noise_constant=factor * self.noise_constant, noise_curve=curve)
+
+    def asymptotic_local_steps(self, total_steps: int) -> float:
+        """Theorem 5 with its constant: the best E for many steps, not rounded to a divisor."""
+        if self.growth <= 1:
+            return 1.0
+        drift = (8 + 4 * self.sampling_error) * self.gradient_bound**2
+        power = 1 / (self.growth + 1)
+        constant = math.pow((self.growth - 1) * self.noise_constant / (2 * drift), power)
+        return max(1.0, constant * math.pow(total_steps, self.growth * power))
+
+
+@dataclass(frozen=True)
+class HuScore:
+    """Theorem 2 of Hu et al. with its constants mended: a bound on the mean squared gradient norm.
+
+    Noise of std sigma is added to every mean gradient. With `epsilon` and `delta` it is calibrated
+    by what is proved for one record: `2*G/batch_size * e*min(1/sqrt(e), 1/sqrt(h))` a round, where
+    e counts the record's uses and h the honest shares that may be credited (1: no credit; more
+    only with the convex certificate or one local step).
+    """
+
+    initial_gap: float
+    learning_rate: float
+    smoothness: float
+    gradient_variance: float
+    gradient_bound: float
+    batch_size: int
+    records: int
+    dimension: int
+    clients: int
+    cohort: int
+    epsilon: float
+    delta: float
+    honest_shares: int = 1
+    name: ClassVar[str] = "hu"
+    heuristic: ClassVar[str] = (
+        "heuristic: Hu's theorem ignores that clients differ; with different clients it is false"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("initial_gap", "learning_rate", "smoothness", "gradient_bound", "epsilon"):
+            positive(name, getattr(self, name))
+        not_negative("gradient_variance", self.gradient_variance)
+        for name in ("batch_size", "records", "dimension", "honest_shares"):
+            count(name, getattr(self, name))
+        _check_cohort(self.clients, self.cohort)
+        check_delta(self.delta)
+        _at_most("batch_size", self.batch_size, "records", self.records)
+        _at_most("honest_shares", self.honest_shares, "cohort", self.cohort)
+
+    def __call__(self, local_steps: Numbers, rounds: Numbers) -> Numbers:
+        condition = self.learning_rate * self.smoothness
+        allowed = 5 * condition + 6 * (local_steps * condition) ** 2 <= 1
+        loss = self.smoothness, self.gradient_variance
+        run = self.initial_gap, self.learning_rate, local_steps * rounds
+        noise = self.noise_variance(local_steps, rounds)
+        batch, size, cohort = self.batch_size, self.dimension, self.cohort
+        bound = hu_bound(*run, *loss, batch, size, noise, cohort, local_steps)
+        return np.where(allowed, bound, np.inf)
+
+    def noise_variance(self, local_steps: Numbers, rounds: Numbers) -> Numbers:
+        """sigma^2 of the noise on every step's mean gradient that the budget asks for."""
+        uses = np.ceil(local_steps / (self.records // self.batch_size))
+        turns = np.ceil(rounds * self.cohort / self.clients)
+        credit = np.minimum(uses, uses**2 / self.honest_shares)
+        unit = 2 * self.gradient_bound / self.batch_size * gaussian_sigma(self.epsilon, self.delta)
+        variance: Numbers = unit**2 * credit * turns
+        return variance
+
+
+def hu_bound(
+    initial_gap: float,
+    learning_rate: float,
+    steps: Any,
+    smoothness: float,
+    gradient_variance: float,
+    batch_size: int,
+    dimension: int,
+    noise_variance: Any,
+    cohort: int,
+    local_steps: Any,
+) -> Any:
+    """Hu's Theorem 2, corrected constants; numbers or arrays. A heuristic, never a certificate.
+
+    Applies while 5*eta*L + 6*tau^2*eta^2*L^2 <= 1.
+    """
+    sampled = gradient_variance / batch_size
+    noisy = dimension * noise_variance
+    drift = (local_steps - 1) * (2 * local_steps - 1) * (learning_rate * smoothness) ** 2 / 3
+    return (
+        2 * initial_gap / (learning_rate * steps)
+        + learning_rate * smoothness * (sampled + noisy / cohort)
+        + drift * (2 * sampled + noisy * (cohort + 1) / cohort)
+    )
+
+
+@dataclass(frozen=True)
+class ChengScore:
+    """Corollary 1 of Cheng et al. with every constant it leaves open set to one."""
+
+    learning_rate: float
+    server_learning_rate: float
+    dimension: int
+    clients: int
+    cohort: int
+    epsilon: float
+    delta: float
+    name: ClassVar[str] = "cheng"
+    heuristic: ClassVar[str] = (
+        "heuristic: the corollary gives orders of growth only; its constants are set to one"
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "server_learning_rate", "epsilon"):
+            positive(name, getattr(self, name))
+        count("dimension", self.dimension)
+        _check_cohort(self.clients, self.cohort)
+        check_delta(self.delta)
+
+    def __call__(self, local_steps: Numbers, rounds: Numbers) -> Numbers:
+        speed = self.server_learning_rate * self.learning_rate
+        travelled = speed * local_steps * rounds
+        noise = self.dimension * math.log(1 / self.delta) / (self.clients * self.epsilon) ** 2
+        result: Numbers = (
+            1 / travelled
+            + (self.learning_rate * local_steps) ** 2
+            + speed / self.cohort
+            + travelled * noise
+        )
+        return result
+
+
+def _check_cohort(clients: int, cohort: int) -> None:
+    count("clients", clients)
+    _at_most("cohort", count("cohort", cohort), "clients", clients)
+
+
+def _at_most(name: str, value: int, limit: str, most: int) -> None:
+    if value > most:
+        raise ConfigError(f"{name}: need at most {limit}={most}, got {value}")

@@ -1,0 +1,246 @@
+"""The pilot: which settings of a recipe to choose, found by short runs on public data.
+
+1. Optuna proposes settings. Each is tried with a ninth of the cohort, with a third, with all of
+   it, and given up where others did better at the same stage.
+2. The best ones race under more seeds, the same for all.
+3. The chosen one runs under seeds that no choice has seen: what to expect of it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedveil.advise.candidate import Candidate
+from fedveil.advise.journal import Journal
+from fedveil.advise.proxy_trials import Outcome, OutOfTime, ProxyTrials, Trial
+from fedveil.advise.space import Space
+from fedveil.core.errors import ConfigError
+
+SETTINGS = 250  # to try at most
+_SHARES = (1 / 9, 1 / 3, 1.0)  # of the cohort, at each stage
+_OWN_SEEDS = 1000  # and on, one for each of Optuna's trials: common ones would suit their noise
+_DIVERGED = 1e300
+_FINALISTS = 9
+_FINAL_SEEDS = range(10, 26)  # to choose among the finalists
+_HALVED_AFTER = (2, 4, 8)  # of the final seeds
+_FEWEST = 3  # of them before a small change is given up
+FRESH_SEEDS = range(100, 105)  # to say what to expect
+_SEARCH, _CHOICE, _EXPECTATION = 0.5, 0.75, 0.83  # parts of the limits after which each ends
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a search is."""
+
+    stage: str
+    trials: int
+    seconds: float
+    error: float  # the least of a run with the whole cohort; infinite if there is none
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a candidate reached under several seeds: mean and standard deviation over them."""
+
+    loss: float
+    loss_spread: float
+    accuracy: float | None
+    accuracy_spread: float | None
+    runs: int
+    share: float  # of the cohort; below 1 it is a rough guess
+    fresh: bool  # under seeds that no choice has seen
+
+    @property
+    def error(self) -> float:
+        return self.loss if self.accuracy is None else 1 - self.accuracy
+
+    @property
+    def error_spread(self) -> float:
+        spread = self.loss_spread if self.accuracy is None else self.accuracy_spread
+        return spread or 0.0
+
+
+@dataclass
+class Search:
+    """A pilot in progress.
+
+    It ends after so many `seconds`, or once its trials have taken so much `work` (local steps of
+    all clients together), or with so many `settings` tried, whichever comes first.
+    """
+
+    trials: ProxyTrials
+    space: Space
+    epsilon: float
+    seconds: float = math.inf
+    work: float = math.inf
+    settings: int = field(default_factory=lambda: SETTINGS)
+    journal: Journal = field(default_factory=Journal)
+    show: Callable[[Progress], None] = lambda progress: None
+    interrupted: bool = False
+    _settled: Candidate | None = None  # the best under the final seeds
+    _began: float = field(default_factory=lambda: time.monotonic())
+    _stage: str = ""
+    _least: float = math.inf
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    def run(self) -> Candidate:
+        """Search and choose. Ctrl-C ends it with what there is."""
+        try:
+            with suppress(OutOfTime):
+                self._search()
+            with suppress(OutOfTime):
+                self._choose()
+        except KeyboardInterrupt:
+            self.interrupted = True
+        chosen = self.chosen()
+        if chosen is None:
+            how = "interrupted" if self.interrupted else f"--time {self.seconds:g}: stopped"
+            raise ConfigError(f"{how} before a single trial was finished; give it more time")
+        return chosen
+
+    def chosen(self) -> Candidate | None:
+        """The best under the final seeds; before there are any, the best of the search."""
+        return self._settled or next(iter(self.ranked()), None)
+
+    def ranked(self) -> list[Candidate]:
+        """Candidates that were tried with the whole cohort, by one run each; best first."""
+        done = [t for t in self.journal.study.get_trials(deepcopy=False) if t.value is not None]
+        done.sort(key=lambda asked: asked.value or 0.0)
+        return list(dict.fromkeys(self.space.candidate(asked.params) for asked in done))
+
+    def _search(self) -> None:
+        from optuna.distributions import BaseDistribution, FloatDistribution
+        from optuna.trial import TrialState
+
+        study = self.journal.study
+        box: dict[str, BaseDistribution] = {
+            name: FloatDistribution(*ends) for name, ends in self.space.box.items()
+        }
+        tried = len(study.get_trials(deepcopy=False))
+        if not tried:
+            study.enqueue_trial(self.space.point(self.space.base))
+        for _ in range(tried, self.settings):
+            asked = study.ask(box)
+            self._stage = f"settings {asked.number + 1}"
+            state, value = TrialState.FAIL, math.nan
+            try:
+                candidate = self.space.candidate(asked.params)
+                for share in dict.fromkeys(self.trials.share(candidate, s) for s in _SHARES):
+                    trial = Trial(candidate, self.epsilon, share, _OWN_SEEDS + asked.number)
+                    # Ranks alone count; what diverged is the last of all.
+                    value = min(self.outcome(trial, _SEARCH).error, _DIVERGED)
+                    asked.report(value, round(9 * share))
+                    if share < 1 and asked.should_prune():
+                        state = TrialState.PRUNED
+                        break
+                else:
+                    state = TrialState.COMPLETE
+            finally:
+                study.tell(asked, value if state is TrialState.COMPLETE else None, state)
+
+    def _choose(self) -> None:
+        """Under the same seeds luck is the same for all, and small differences show."""
+        self._stage = "the best ones again"
+        errors: dict[Candidate, list[float]] = {c: [] for c in self.ranked()[:_FINALISTS]}
+        left = list(errors)
+        for done, seed in enumerate(_FINAL_SEEDS, start=1):
+            for candidate in left:
+                errors[candidate].append(self._final(candidate, seed))
+            left.sort(key=lambda candidate: mean_error(errors[candidate]))
+            if left and done >= _HALVED_AFTER[0]:
+                self._settled = left[0]
+            if done in _HALVED_AFTER:
+                left = left[: max(2, (len(left) + 1) // 2)]
+        if self._settled is not None:
+            self._improve(self._settled, errors)
+
+    def _improve(self, best: Candidate, tried: dict[Candidate, list[float]]) -> None:
+        """Small changes of the best, each given up once it is behind."""
+        self._stage = "small changes"
+        changes = iter(self.space.neighbours(best))
+        while (candidate := next(changes, None)) is not None:
+            if candidate in tried:
+                continue
+            errors = tried[candidate] = []
+            for seed in _FINAL_SEEDS:
+                errors.append(self._final(candidate, seed))
+                ahead = mean_error(errors) < mean_error(tried[best][: len(errors)])
+                if len(errors) >= _FEWEST and not ahead:
+                    break
+            else:
+                best = self._settled = candidate
+                changes = iter(self.space.neighbours(best))
+
+    def _final(self, candidate: Candidate, seed: int) -> float:
+        return self.outcome(Trial(candidate, self.epsilon, 1.0, seed), _CHOICE).error
+
+    def expected(
+        self, candidate: Candidate, epsilon: float | None = None, part: float = _EXPECTATION
+    ) -> Expected | None:
+        """What to expect of a candidate: fresh seeds as far as time allows, else what is known."""
+        self._stage = "what to expect"
+        at = self.epsilon if epsilon is None else epsilon
+        outcomes = []
+        try:
+            for seed in FRESH_SEEDS:
+                outcomes.append(self.outcome(Trial(candidate, at, 1.0, seed), part))
+        except OutOfTime:
+            pass
+        except KeyboardInterrupt:
+            self.interrupted = True
+        if outcomes:
+            return _expected(outcomes, 1.0, fresh=True)
+        by_share: dict[float, list[Outcome]] = defaultdict(list)
+        for trial, outcome in self.journal.items():
+            if (trial.candidate, trial.epsilon, trial.noise) == (candidate, at, 1.0):
+                by_share[trial.share].append(outcome)
+        if not by_share:
+            return None
+        share = max(by_share)
+        return _expected(by_share[share], share, fresh=False)
+
+    def outcome(self, trial: Trial, part: float = 1.0) -> Outcome:
+        """The outcome of a trial, a known one or a new one; OutOfTime beyond this part of the
+        limits."""
+        known = self.journal.get(trial)
+        if known is None:
+            spent = self.elapsed > part * self.seconds or self.journal.work > part * self.work
+            if self.interrupted or spent:
+                raise OutOfTime
+            known = self.trials(trial, self._began + part * self.seconds)
+            self.journal.add(trial, known)
+            if trial.share == 1 and trial.epsilon == self.epsilon and trial.noise == 1:
+                self._least = min(self._least, known.error)
+            self.show(Progress(self._stage, len(self.journal), self.elapsed, self._least))
+        return known
+
+
+def mean_error(errors: Sequence[float]) -> float:
+    """The mean; infinite if nothing was tried or anything diverged."""
+    return math.inf if not errors else float(np.mean(errors))
+
+
+def _expected(outcomes: Sequence[Outcome], share: float, fresh: bool) -> Expected:
+    losses = [outcome.loss for outcome in outcomes]
+    accuracies = [outcome.accuracy for outcome in outcomes if outcome.accuracy is not None]
+    spread = _deviation(accuracies) if accuracies else None
+    accuracy = mean_error(accuracies) if accuracies else None
+    return Expected(
+        mean_error(losses), _deviation(losses), accuracy, spread, len(outcomes), share, fresh
+    )
+
+
+def _deviation(values: Sequence[float]) -> float:
+    if len(values) < 2 or not np.isfinite(values).all():
+        return math.nan
+    return float(np.std(values, ddof=1))

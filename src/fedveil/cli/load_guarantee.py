@@ -1,0 +1,85 @@
+"""Guarantees of things on disk: a run, from its ledger; a recipe, from its plan."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.core.errors import ConfigError
+from fedveil.privacy.shown import at_most
+
+if TYPE_CHECKING:
+    from fedveil.privacy.guarantee import Guarantee
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come, beside its guarantee, which is about all its rounds."""
+
+    reserved: int  # rounds that were begun
+    planned: int
+    epsilon: float  # of the rounds that were begun
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rounds_begun": self.reserved,
+            "rounds_planned": self.planned,
+            "not_certified_epsilon_of_rounds_begun": self.epsilon,
+        }
+
+    def __str__(self) -> str:
+        if self.reserved == self.planned:
+            return ""
+        return (
+            f"Unfinished: {self.reserved} of {self.planned} rounds were begun. The guarantee is "
+            f"about all {self.planned}, for a run that is stopped after somebody has looked at it "
+            f"costs its whole plan. Had it been fixed beforehand that it ends here, its rounds "
+            f"would cost epsilon {at_most(self.epsilon)}; that is not certified."
+        )
+
+
+def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, Progress | None]:
+    """What a run directory is worth, or a recipe would be (within `epsilon`, if given)."""
+    if not path.exists():
+        raise ConfigError(f"{path}: no such run directory or recipe")
+    return _of_run(path) if path.is_dir() else (_of_recipe(path, epsilon), None)
+
+
+def _of_run(path: Path) -> tuple[Guarantee, Progress]:
+    """Recomputed from the ledger alone, with which everything else in the directory must agree."""
+    from fedveil.privacy.accounting import account
+    from fedveil.privacy.guarantee import Guarantee
+    from fedveil.privacy.ledger import Inconsistent
+    from fedveil.run.evidence import LEDGER, examined
+
+    if not (path / "recipe.toml").exists():
+        raise ConfigError(f"{path}: not a run directory (no recipe.toml)")
+    if not (path / LEDGER).exists() and not (path / "guarantee.json").exists():
+        raise ConfigError(f"{path}: has no ledger, so nothing is guaranteed")
+    ledger = examined(path)
+    try:
+        document = json.loads((path / "guarantee.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}/guarantee.json: cannot be read ({error})") from None
+    header = ledger.header
+    promised = account(header.planned, setting=header.setting, delta=header.delta)
+    if Guarantee.from_dict(document) != promised:
+        raise Inconsistent(
+            f"{path}: the ledger's plan proves epsilon {promised.epsilon:.6g}, guarantee.json says "
+            f"something else; do not rely on this run"
+        )
+    return ledger.guarantee(), Progress(ledger.reserved, header.rounds, ledger.spent())
+
+
+def _of_recipe(path: Path, epsilon: float | None) -> Guarantee:
+    from fedveil.config import recipe as recipes
+    from fedveil.config.assemble import federation_of, plan_of
+
+    values = {} if epsilon is None else {"privacy.epsilon": epsilon}
+    recipe = recipes.with_defaults(recipes.parse(recipes.read(path), (), values))
+    guarantee = plan_of(recipe, federation_of(recipe.data)).guarantee
+    if guarantee is None:
+        raise ConfigError(f"{path}: method {recipe.training.method!r} adds no noise: no guarantee")
+    return guarantee

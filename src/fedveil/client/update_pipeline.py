@@ -1,0 +1,183 @@
+"""What happens to an update before it leaves the client: sparsify, clip, weigh, rotate, snap.
+
+Or, where clients vote instead of sending updates, how their trained weights become votes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedveil.client.ballot import Ballot
+from fedveil.client.rotation import Rotation
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Randomness
+from fedveil.models.flat import Layout
+from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
+from fedveil.privacy.mechanisms import DiscreteGaussianSum
+from fedveil.privacy.noise import snap_conditional, snap_rows
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class UpdatePipeline:
+    """How a client shapes what it sends.
+
+    `sparsity` is the share of each tensor's entries set to zero by LUS (those with the smallest
+    |gradient x update|). `weight_cap` weighs an update by `min(examples, cap) / cap`, so that no
+    weight exceeds one; None weighs all clients alike. `granularity` snaps the clipped update to a
+    grid of that step and makes the sum an integer one; the norm bound holds after snapping.
+    `rotation` rotates the clipped update before it is snapped; `rounding_beta` then rounds at
+    random until the norm is one that holds with probability 1 - beta, and the mechanism's own,
+    slightly larger, norm bound takes the clip's place. With a `ballot`, votes are sent instead of
+    the update.
+    """
+
+    clip: Clip | None = None
+    sparsity: float = 0.0
+    weight_cap: int | None = None
+    granularity: float | None = None
+    rotation: Rotation | None = None
+    rounding_beta: float | None = None
+    ballot: Ballot | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sparsity < 1:
+            raise ConfigError(f"sparsity: must be in [0, 1), got {self.sparsity}")
+        if self.weight_cap is not None and self.weight_cap < 1:
+            raise ConfigError(f"weight_cap: must be at least 1, got {self.weight_cap}")
+        if self.granularity is not None:
+            if not (math.isfinite(self.granularity) and self.granularity > 0):
+                raise ConfigError(f"granularity: must be positive, got {self.granularity}")
+            if self.clip is None:
+                raise ConfigError("granularity: an integer sum needs a clip, or it may overflow")
+        if self.granularity is None and (self.rotation or self.rounding_beta is not None):
+            raise ConfigError("rotation, rounding_beta: they belong to a grid, and none is set")
+
+    @property
+    def only_clips(self) -> bool:
+        """Whether what leaves is the update times one number: nothing looks at single entries."""
+        return self.sparsity == 0 and self.granularity is None and self.ballot is None
+
+    def width(self, layout: Layout) -> int:
+        """How many numbers a client sends."""
+        if self.ballot is not None:
+            return self.ballot.width
+        return layout.size if self.rotation is None else self.rotation.width(layout.size)
+
+    def weights(self, sizes: Ints) -> npt.NDArray[np.float32]:
+        """The weight of clients of these sizes, at most 1, `[clients]`."""
+        if self.weight_cap is None:
+            return np.ones(len(sizes), dtype=np.float32)
+        return (np.minimum(sizes, self.weight_cap) / self.weight_cap).astype(np.float32)
+
+    def factors(self, norms: Tensor, sizes: Ints) -> Tensor:
+        """What clients of these finite norms and sizes multiply their updates by, `[clients]`.
+
+        All that happens to an update if shaping `only_clips`.
+        """
+        factors = torch.ones_like(norms) if self.clip is None else clip_factors(norms, self.clip)
+        if self.weight_cap is not None:
+            factors = factors * torch.from_numpy(self.weights(sizes))
+        return factors
+
+
+@dataclass(frozen=True)
+class ShapedRows:
+    """Updates as they leave, and what shaping did to them."""
+
+    rows: Tensor  # [clients, width]; float32, or int64 on the grid
+    norms: Tensor  # [clients], before clipping
+    shaped_norms: Tensor  # [clients], of `rows`
+    rejected: int  # updates that were not finite: they are zero now
+
+
+@dataclass(frozen=True)
+class Senders:
+    """Whose updates are shaped, and when."""
+
+    clients: Ints  # [clients]
+    sizes: Ints  # [clients], examples of each
+    start: Tensor  # shared weights [parameters] from which they trained
+    round_number: int
+    randomness: Randomness
+
+
+def shape_rows(
+    updates: Tensor,
+    pipeline: UpdatePipeline,
+    layout: Layout,
+    senders: Senders,
+    gradient: Tensor | None = None,
+) -> ShapedRows:
+    """Shape updates `[clients, parameters]`, which may be overwritten.
+
+    `gradient` is each client's gradient at its final weights, needed by LUS alone. An update that
+    is not finite becomes zero: it must neither poison the sum nor say anything about the others.
+    What a client sends depends on its own row alone, bit for bit, unless it is `only_clips`.
+    """
+    order = pipeline.clip.order if pipeline.clip is not None else 2
+    finite = torch.isfinite(torch.linalg.vector_norm(updates, dim=1))  # quick, and may overflow
+    if not bool(finite.all()):
+        finite = torch.isfinite(updates).all(dim=1)
+        updates[~finite] = 0
+    rejected = int((~finite).sum())
+    if pipeline.ballot is not None:
+        norms = torch.linalg.vector_norm(updates, dim=1)
+        votes = pipeline.ballot(senders.start + updates, layout, pipeline.granularity)
+        return ShapedRows(votes, norms, norms, rejected)
+    if pipeline.sparsity and gradient is not None:
+        sparsify(updates, gradient, layout, pipeline.sparsity)
+    if pipeline.clip is not None:
+        own_norms = clip_rows(updates, pipeline.clip, in_place=True).norms
+    else:
+        own_norms = row_norms(updates, order)
+    norms = torch.from_numpy(own_norms).float()
+    if pipeline.weight_cap is not None:
+        updates *= torch.from_numpy(pipeline.weights(senders.sizes))[:, None]
+    if pipeline.granularity is None or pipeline.clip is None:
+        shaped = torch.linalg.vector_norm(updates, ord=order, dim=1)
+        return ShapedRows(updates, norms, shaped, rejected)
+    rows = _on_grid(updates, pipeline, pipeline.clip, pipeline.granularity, senders)
+    shaped = torch.linalg.vector_norm(rows.float(), ord=order, dim=1) * pipeline.granularity
+    return ShapedRows(rows, norms, shaped, rejected)
+
+
+def _on_grid(
+    updates: Tensor, pipeline: UpdatePipeline, clip: Clip, granularity: float, senders: Senders
+) -> Tensor:
+    """Clipped updates as integers `[clients, width]`."""
+    if pipeline.rotation is not None:
+        updates = pipeline.rotation.forward(updates, senders.round_number)
+    if pipeline.rounding_beta is None:
+        return snap_rows(updates, granularity, clip)
+    width, beta = updates.shape[1], pipeline.rounding_beta
+    # Only the way to the grid matters here; the noise comes later.
+    target = DiscreteGaussianSum(clip.norm, granularity, granularity, 1, width, beta)
+    rows = []
+    for place, client in enumerate(senders.clients):
+        stream = senders.randomness.stream("rounding", senders.round_number, int(client))
+        rows.append(snap_conditional(updates[place : place + 1], target, stream))
+    return torch.cat(rows) if rows else updates.long()
+
+
+def sparsify(updates: Tensor, gradient: Tensor, layout: Layout, sparsity: float) -> None:
+    """LUS (Cheng, eq. 11-13): in each tensor keep the entries with the largest
+    |gradient x update| and set the share `sparsity` of the others to zero, in place.
+
+    Ties may keep more. The mask depends on data, so it is applied before the clip and never sent.
+    """
+    for slot in layout:
+        part = updates[:, slot.start : slot.stop]
+        dropped = math.floor(sparsity * part.shape[1])
+        if dropped == 0:
+            continue
+        saliency = (gradient[:, slot.start : slot.stop] * part).abs()
+        threshold = saliency.kthvalue(dropped + 1, dim=1).values
+        part[saliency < threshold[:, None]] = 0

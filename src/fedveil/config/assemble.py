@@ -1,0 +1,112 @@
+"""From a recipe to a plan: the one place where names in recipes become parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedveil.config.methods import METHODS, method_of
+from fedveil.config.methods import named as named_value
+from fedveil.config.recipe import DataSection, Recipe
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Arithmetic
+from fedveil.data.federation import Federation
+from fedveil.data.partition import named
+from fedveil.data.table import from_table
+from fedveil.datasets import load
+from fedveil.models.zoo import build
+from fedveil.planning.plan import Budget, Plan, plan
+
+__all__ = ["METHODS", "federation_of", "method_of", "plan_of"]
+
+
+def federation_of(data: DataSection) -> Federation:
+    """The federation that a recipe's data section describes."""
+    if data.file is None:
+        return load(
+            data.source,
+            data.partition,
+            data_dir=data.directory,
+            test_fraction=data.test_fraction,
+            validation_fraction=data.public_fraction,
+            holdout=data.holdout,
+            seed=data.seed,
+            clients=data.clients,
+            alpha=data.alpha,
+            examples_per_client=data.examples_per_client,
+            cap=data.cap,
+        )
+    if data.client_column is None and data.partition is None:
+        raise ConfigError(f"--client-column: say which column of {data.file} names the client")
+    if data.label is None:
+        raise ConfigError(f"--label: say which column of {data.file} is to be predicted")
+    settings = {
+        "clients": data.clients,
+        "alpha": data.alpha,
+        "examples_per_client": data.examples_per_client,
+        "cap": data.cap,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    name = data.partition or ("owner" if given else None)
+    return from_table(
+        data.file,
+        client_column=data.client_column,
+        label=data.label,
+        schema=data.schema,
+        task=data.task,
+        partition=None if name is None else named(name, **given),
+        test_fraction=data.test_fraction,
+        validation_fraction=data.public_fraction or 0.0,
+        holdout=data.holdout or "within",
+        seed=data.seed,
+    )
+
+
+def plan_of(recipe: Recipe, federation: Federation) -> Plan:
+    """The plan of a recipe on its federation: noise calibrated, guarantee known."""
+    chosen = recipe.model
+    model = build(
+        chosen.name,
+        federation,
+        hidden=chosen.hidden,
+        input_norm=chosen.input_norm,
+        seed=chosen.seed,
+    )
+    method = method_of(recipe)
+    budget = None
+    if method.placement is not None:
+        privacy = recipe.privacy
+        budget = Budget(privacy.epsilon, privacy.delta, privacy.noise_multiplier)
+    arithmetic = recipe.privacy.arithmetic
+    declared, unprotected = _said(recipe)
+    return plan(
+        method,
+        federation,
+        model,
+        budget=budget,
+        seed=recipe.seed,
+        arithmetic=None
+        if arithmetic is None
+        else named_value(Arithmetic, "privacy.arithmetic", arithmetic),
+        declared=declared,
+        unprotected=unprotected,
+    )
+
+
+def _said(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """What the recipe declares to be public, and what it owns up to."""
+    declared, unprotected = [], []
+    if recipe.data.file is not None and recipe.data.schema is not None:
+        name = Path(recipe.data.schema).name
+        declared.append(f"The columns, ranges and categories of the schema {name} are public.")
+    for name in recipe.privacy.tuned_on:
+        if _protected(recipe.data, name):
+            unprotected.append(f"Settings were chosen by looking at {name}, the protected data.")
+        else:
+            declared.append(f"Settings were chosen by looking at {name}, declared to be public.")
+    return declared, unprotected
+
+
+def _protected(data: DataSection, name: str) -> bool:
+    if data.file is None:
+        return name == data.source
+    return Path(name).exists() and Path(name).samefile(data.file)

@@ -1,0 +1,115 @@
+"""Checks of single numbers: each returns the value as a plain Python number or raises BadInput.
+
+Also how checked values get into frozen dataclasses, and documents become them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from fedveil.core.errors import ConfigError
+
+Built = TypeVar("Built")
+
+LARGEST_COUNT = 10**12  # more rounds, clients or uses than this is a typing error
+
+
+def positive(name: str, value: Any) -> float:
+    """A finite float above zero, within 1e-100 and 1e100 so that its square stays finite."""
+    number = _real(name, value)
+    if not (math.isfinite(number) and number > 0):
+        raise ConfigError(f"{name}: need a finite number above 0, got {value!r}")
+    if not 1e-100 <= number <= 1e100:
+        raise ConfigError(f"{name}: need a number between 1e-100 and 1e100, got {value!r}")
+    return number
+
+
+def not_negative(name: str, value: Any) -> float:
+    """A finite float of at most 1e100, zero allowed."""
+    number = _real(name, value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ConfigError(f"{name}: need a finite number of at least 0, got {value!r}")
+    return number if number == 0 else positive(name, value)
+
+
+def fraction(name: str, value: Any) -> float:
+    """A float in (0, 1]."""
+    number = _real(name, value)
+    if not 0 < number <= 1:
+        raise ConfigError(f"{name}: need a number above 0 and at most 1, got {value!r}")
+    return number
+
+
+def delta_value(value: Any) -> float:
+    """A delta in [0, 1): zero asks for pure differential privacy."""
+    number = _real("delta", value)
+    if not 0 <= number < 1:
+        raise ConfigError(f"delta: need a number of at least 0 and below 1, got {value!r}")
+    return number
+
+
+def count(name: str, value: Any, least: int = 1) -> int:
+    """A whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"{name}: need a whole number of at least {least}, got {value!r}")
+    number = int(value)
+    if not least <= number <= LARGEST_COUNT:
+        raise ConfigError(
+            f"{name}: need a whole number of at least {least} and at most {LARGEST_COUNT:.0e}, "
+            f"got {value!r}"
+        )
+    return number
+
+
+def sentences(name: str, value: Any) -> tuple[str, ...]:
+    """Sentences of plain text, each said once, on one line, with a capital and a full stop.
+
+    They may quote names out of a file, so nothing that moves a cursor or starts a line stays.
+    """
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+        raise ConfigError(f"{name}: need a list of sentences, got {value!r}")
+    printable = ("".join(c if c.isprintable() else " " for c in one) for one in value)
+    trimmed = [" ".join(one.split()).rstrip(".") for one in printable]
+    if "" in trimmed:
+        raise ConfigError(f"{name}: an empty sentence says nothing")
+    return tuple(dict.fromkeys(f"{one[0].upper()}{one[1:]}." for one in trimmed))
+
+
+def _real(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(f"{name}: need a number, got {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{name}: {str(value)[:20]}... is too large") from None
+
+
+def settle(instance: object, **values: object) -> None:
+    """Store checked values on a frozen dataclass while it is being made."""
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
+
+
+def described(document: Any, kinds: Mapping[str, type[Any]], what: str) -> Any:
+    """The object that a document {"kind": name, field: value, ...} describes."""
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{what}: need an object with a kind, got {document!r}")
+    fields = dict(document)
+    kind = kinds.get(str(fields.pop("kind", None)))
+    if kind is None:
+        raise ConfigError(f"{what}: kind {document.get('kind')!r} is none of {', '.join(kinds)}")
+    return built(kind, fields, what)
+
+
+def built(kind: type[Built], fields: Any, what: str) -> Built:
+    """`kind(**fields)`, with a wrong set of fields reported as bad input."""
+    if not isinstance(fields, Mapping):
+        raise ConfigError(f"{what}: need an object, got {fields!r}")
+    try:
+        return kind(**fields)
+    except TypeError:
+        names = ", ".join(map(str, fields)) or "none"
+        raise ConfigError(f"{what}: fields {names} do not describe a {kind.__name__}") from None

@@ -1,0 +1,146 @@
+"""Linear and softmax regression by algebra: moments, the dual, or plain rows, client by client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from fedveil.client.batches import step_counts
+from fedveil.client.records import client_sizes
+from fedveil.client.steps import local_updates
+from fedveil.client.update_pipeline import Senders, UpdatePipeline
+from fedveil.data.federation import Task
+from fedveil.engines.affine import Affine, Stack
+from fedveil.engines.batched import RowEngine, noise_streams
+from fedveil.engines.contract import Cohort, Job, RoundSum, RunningSum, Take
+from fedveil.engines.dual_clients import DualClients, costs, dual_applies
+from fedveil.engines.moments import MomentGradients, Moments, MomentSupply
+from fedveil.engines.unrolled_affine_steps import UnrolledAffineSteps
+
+Train = Callable[[RunningSum, Tensor, Cohort, Cohort, Cohort, int], None]
+
+
+class AlgebraEngine:
+    """Runs a job whose model is one affine layer. `rows` trains the clients that neither the
+    moments nor the dual make faster."""
+
+    name = "algebra"
+
+    def __init__(self, job: Job, stack: Stack, rows: RowEngine) -> None:
+        self.job, self._rows = job, rows
+        (self._layer,) = stack
+        self._dual: DualClients | None = None
+        if dual_applies(job, stack):
+            self._dual = DualClients(job, stack, rows)
+        self._ways: dict[int, Train] = {}  # by the size of clients
+        self._moments: Moments | None = None
+        if moments_apply(job):
+            self._moments = Moments(
+                job.federation, self._layer, Moments.fit(job.federation, self._layer)
+            )
+        self._courses: UnrolledAffineSteps | None = None
+        if self._moments is not None and UnrolledAffineSteps.fit(job, self._moments):
+            self._courses = UnrolledAffineSteps(job, self._moments)
+
+    def round_sum(
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
+        take: Take | None = None,
+    ) -> RoundSum:
+        job = self.job.shaped_by(pipeline)
+        sizes = client_sizes(job.federation, cohort)
+        total = RunningSum(job, len(cohort), take)
+        for places, add in self._groups(sizes):
+            add(total, weights, cohort, sizes, places, round_number)
+        return total.result()
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
+        """The places of the clients that go each way, and the way."""
+        if not len(sizes):
+            return
+        alike = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
+        if alike is not None and alike in self._ways:  # the common case, once and for all
+            yield np.arange(len(sizes)), self._ways[alike]
+            return
+        by_moments, by_dual = self.divide(sizes)
+        for group, add in (
+            (by_moments, self._add_moments),
+            (by_dual, None if self._dual is None else self._dual.add_to),
+            (~(by_moments | by_dual), self._rows.add_to),
+        ):
+            places = np.flatnonzero(group)
+            if len(places) and add is not None:
+                if alike is not None:
+                    self._ways[alike] = add
+                yield places, add
+
+    def divide(self, sizes: Cohort) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Which clients are cheapest by moments, and which by the dual."""
+        rule, features = self.job.rule, self._layer.inputs
+        by_rows, by_dual = costs(rule, self._layer, sizes)
+        dual = (by_dual < by_rows) & (self._dual is not None)
+        if self._moments is None:
+            return np.zeros(len(sizes), dtype=np.bool_), dual
+        once = 0 if self._moments.kept else sizes * features * features
+        steps = step_counts(sizes, rule)
+        moments = once + steps * features * features < np.where(dual, by_dual, by_rows)
+        if rule.batch_size is not None:
+            moments &= sizes <= rule.batch_size
+        return moments, dual & ~moments
+
+    def _add_moments(
+        self,
+        total: RunningSum,
+        weights: Tensor,
+        cohort: Cohort,
+        sizes: Cohort,
+        places: Cohort,
+        round_number: int,
+    ) -> None:
+        job, rule = total.job, total.job.rule
+        if self._moments is None:
+            raise ValueError("no moments for this job")
+        for begin in range(0, len(places), most := max(1, 2_000_000 // self._moments.width)):
+            where, clients, held = places, cohort, sizes  # the usual case: all at once
+            if len(where) < len(cohort) or len(where) > most:
+                where = places[begin : begin + most]
+                clients, held = cohort[where], sizes[where]
+            senders = Senders(clients, held, weights, round_number, job.randomness)
+            if self._courses is not None:
+                updates, losses = self._courses(weights, clients, held)
+                total.add_updates(where, updates, losses, senders)
+                continue
+            supply = MomentSupply(self._moments.of(clients, held), step_counts(held, rule))
+            rates = rule.learning_rate.of_round(round_number, len(supply.active))
+            streams = noise_streams(job, clients, round_number)
+            gradients = MomentGradients()
+            updates, losses = local_updates(weights, supply, rule, rates, gradients, streams)
+            final = None
+            if job.pipeline.sparsity:
+                final = gradients(weights + updates, *supply.batch(0), None, 0.0)[0]
+            total.add_updates(where, updates, losses, senders, final)
+
+
+def moments_apply(job: Job) -> bool:
+    """Whether second moments can stand for the data: squared loss, no single examples needed."""
+    return job.federation.task is Task.REGRESSION and not job.rule.per_example
+
+
+def one_layer(stack: Stack | str) -> Affine | str:
+    """The only layer of a linear model, or one sentence on why it is none."""
+    if isinstance(stack, str):
+        return stack
+    if len(stack) > 1:
+        return f"it has {len(stack)} layers"
+    if stack[0].activation != "none":
+        return f"its output goes through {stack[0].activation}"
+    return stack[0]

@@ -1,0 +1,132 @@
+"""Engines that keep their clients' weights as rows: gather, train, shape and sum, chunk by chunk.
+
+They differ in how they compute gradients and in how many clients go into a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.client.batches import draw_batches, step_counts
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.records import Records, as_tensor, client_sizes
+from fedveil.client.steps import Gradients, local_updates
+from fedveil.client.update_pipeline import Senders, UpdatePipeline
+from fedveil.core.randomness import Stream
+from fedveil.engines.contract import Cohort, Job, RoundSum, RunningSum, Take
+
+__all__ = ["RowEngine", "as_tensor", "chunks_of", "client_sizes"]
+
+CPU = torch.device("cpu")
+
+_VALUES = 4_000_000  # input values in one chunk: 16 MB
+
+
+@dataclass(frozen=True)
+class RowEngine:
+    """Runs a job with the given gradients, at most `chunk` clients at a time, on a device."""
+
+    name: str
+    job: Job
+    gradients: Gradients
+    chunk: int
+    device: torch.device = CPU
+    draws: bool = False  # whether the module may draw random numbers of its own
+
+    def round_sum(
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
+        take: Take | None = None,
+    ) -> RoundSum:
+        job = self.job.shaped_by(pipeline)
+        sizes = client_sizes(job.federation, cohort)
+        total = RunningSum(job, len(cohort), take)
+        self.add_to(total, weights, cohort, sizes, np.arange(len(cohort)), round_number)
+        return total.result()
+
+    def add_to(
+        self,
+        total: RunningSum,
+        weights: Tensor,
+        cohort: Cohort,
+        sizes: Cohort,
+        places: Cohort,
+        round_number: int,
+    ) -> None:
+        """Train the clients at these places of the cohort and add their updates to the sum."""
+        job, start = total.job, weights.to(self.device)
+        values = job.federation.train.inputs[:1].size
+        for chunk in chunks_of(sizes[places], values, self.chunk, job.rule):
+            where = places[chunk]
+            clients, held = cohort[where], sizes[where]
+            batches = draw_batches(clients, held, job.rule, round_number, job.randomness)
+            records = Records(job.federation, clients, held, batches, self.device)
+            rates = job.rule.learning_rate.of_round(round_number, records.most_steps)
+            streams = noise_streams(job, clients, round_number)
+            with self._module_randomness(int(clients[0]), round_number):
+                updates, losses = local_updates(
+                    start, records, job.rule, rates, self.gradients, streams
+                )
+                gradient = None
+                if job.pipeline.sparsity:
+                    everything = records.everything()
+                    gradient = self.gradients(start + updates, *everything, None, 0.0)[0].cpu()
+            senders = Senders(clients, held, weights, round_number, job.randomness)
+            total.add_updates(where, updates.cpu(), losses, senders, gradient)
+
+    @contextmanager
+    def _module_randomness(self, client: int, round_number: int) -> Iterator[None]:
+        """What a module draws itself (dropout) follows the seed too, and the caller's generator
+        stays where it was."""
+        if not self.draws:
+            yield
+            return
+        word = self.job.randomness.stream("module", round_number, client).words(1)[0]
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(int(word >> np.uint64(1)))
+            yield
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+def chunks_of(
+    sizes: Cohort, values: int, most: int, rule: LocalTraining | None = None
+) -> Iterator[Cohort]:
+    """Cut clients into chunks of at most `most` and of bounded padded size, the largest first.
+
+    Equal sizes side by side waste no padding; falling sizes mean falling step counts. `values` is
+    how many numbers one record has. Under a rule whose rates count a client's own steps, those of
+    a chunk take the same number of steps.
+    """
+    order = np.argsort(-sizes, kind="stable")
+    steps = None
+    if rule is not None and rule.learning_rate.counts_steps:
+        steps = -step_counts(sizes, rule)[order]  # rising
+    begin = 0
+    while begin < len(order):
+        fits = _VALUES // max(1, int(sizes[order[begin]]) * values)
+        end = begin + max(1, min(most, fits))
+        if steps is not None:
+            end = min(end, int(np.searchsorted(steps, steps[begin], side="right")))
+        yield order[begin:end]
+        begin = end
+
+
+def noise_streams(job: Job, clients: Cohort, round_number: int) -> list[Stream]:
+    """The stream of each client's gradient noise; none if the rule adds no noise."""
+    if not job.rule.gradient_noise:
+        return []
+    return [
+        job.randomness.stream("gradient-noise", round_number, int(client)) for client in clients
+    ]

@@ -1,0 +1,195 @@
+"""What every engine does: a cohort's shaped updates, summed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import Senders, ShapedRows, UpdatePipeline, shape_rows
+from fedveil.core.randomness import Randomness
+from fedveil.data.federation import Federation
+from fedveil.models.flat import Layout
+
+Cohort = npt.NDArray[np.int64]
+
+# Places in the cohort, and what the clients there send: `[clients, width]`.
+Take = Callable[[Cohort, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything an engine needs to know besides the weights, the cohort and the round.
+
+    `isolated`, as protected runs are: what a client contributes depends on public settings, its own
+    records and its own randomness alone, bit for bit (`engine.alone`), and one record moves a mean
+    of clipped gradients by what is accounted for it, whatever the values. Simulations go without:
+    clients that train together are faster, and share rounding errors.
+    """
+
+    federation: Federation
+    module: nn.Module
+    layout: Layout
+    rule: LocalTraining
+    pipeline: UpdatePipeline
+    randomness: Randomness
+    isolated: bool = False
+
+    def shaped_by(self, pipeline: UpdatePipeline | None) -> Job:
+        """The same job with another shaping; None keeps its own."""
+        if pipeline is None or pipeline is self.pipeline:
+            return self
+        return replace(self, pipeline=pipeline)
+
+
+@dataclass(frozen=True)
+class RoundSum:
+    """What an engine gives back, on the CPU. Statistics follow the order of the cohort, `[cohort]`.
+
+    They describe single clients without noise: a protected run must not show or keep them.
+    """
+
+    total: Tensor  # [the shaping's width]; float64, or int64 in units of the grid
+    norms: Tensor  # norm of each update before clipping, in the clip's order (else L2)
+    shaped_norms: Tensor  # the same after shaping
+    losses: Tensor  # mean batch loss over the client's local steps, each before its step
+    rejected: int  # clients whose update was not finite and counted as zero
+
+
+class Engine(Protocol):
+    """Computes rounds. Implementations differ in speed only: one test suite holds them together."""
+
+    @property
+    def name(self) -> str: ...
+
+    def round_sum(
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
+        take: Take | None = None,
+    ) -> RoundSum:
+        """Train the clients of `cohort` (distinct ids) from `weights` `[parameters]`, float32,
+        in round `round`, and sum their shaped updates. An empty cohort gives zero.
+
+        `shaping` stands in for the job's in this round: the same but for another clip and grid,
+        where these change from round to round. `take` is shown every client's own shaped update,
+        a few at a time, where their sum is not enough (on a grid, that is: see `RunningSum`)."""
+        ...
+
+    def close(self) -> None:
+        """Release worker processes and memory. Safe to call twice."""
+        ...
+
+
+class RunningSum:
+    """A round's sum while its chunks come in.
+
+    `take` sees the rows of each chunk. Engines form them all on a grid; without one they may
+    know nothing but their sum.
+    """
+
+    def __init__(self, job: Job, cohort: int, take: Take | None = None) -> None:
+        integer = job.pipeline.granularity is not None
+        width = job.pipeline.width(job.layout)
+        if take is not None and not integer:
+            raise ValueError("single updates are formed on a grid only")
+        self.job, self._take = job, take
+        self._total = torch.zeros(width, dtype=torch.int64 if integer else torch.float64)
+        self._cohort, self._rejected = cohort, 0
+        self._places: list[Cohort] = []
+        # Norms, norms after shaping and losses of each chunk.
+        self._statistics: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def add_updates(
+        self,
+        where: Cohort,
+        updates: Tensor,
+        losses: Tensor,
+        senders: Senders,
+        gradient: Tensor | None = None,
+    ) -> None:
+        """Shape and add the updates `[clients, parameters]` of the clients at the places `where`.
+
+        The updates may be overwritten; `gradient` is as in `shape_rows`.
+        """
+        pipeline = self.job.pipeline
+        if (
+            pipeline.only_clips
+            and len(updates) > 1
+            and not self.job.isolated
+            and self._add_scaled(where, updates, losses, senders)
+        ):
+            return
+        shaped = shape_rows(updates, pipeline, self.job.layout, senders, gradient)
+        self._add_rows(where, shaped, losses)
+
+    def _add_scaled(self, where: Cohort, updates: Tensor, losses: Tensor, senders: Senders) -> bool:
+        """Updates times one number each, summed in one product; False if any is not finite."""
+        clip = self.job.pipeline.clip
+        norms = torch.linalg.vector_norm(updates, ord=2 if clip is None else clip.order, dim=1)
+        if not math.isfinite(float(norms.sum())):
+            return False
+        factors = self.job.pipeline.factors(norms, senders.sizes)
+        self.add(where, torch.mv(updates.t(), factors), norms, norms * factors, losses, 0)
+        return True
+
+    def _add_rows(self, where: Cohort, shaped: ShapedRows, losses: Tensor) -> None:
+        rows = shaped.rows
+        if self._take is not None:
+            self._take(where, rows)
+        # Integers add exactly in any order; floats are summed in double precision across chunks.
+        self.add(
+            where,
+            rows.sum(dim=0) if len(rows) > 1 else rows[0],
+            shaped.norms,
+            shaped.shaped_norms,
+            losses,
+            shaped.rejected,
+        )
+
+    def add_one(self, place: int, own: RoundSum) -> None:
+        """The client at this place of the cohort, from a round of its own."""
+        where = np.array([place])
+        if self._take is not None:
+            self._take(where, own.total[None])
+        self.add(where, own.total, own.norms, own.shaped_norms, own.losses, own.rejected)
+
+    def add(
+        self,
+        where: Cohort,
+        total: Tensor,
+        norms: Tensor,
+        shaped_norms: Tensor,
+        losses: Tensor,
+        rejected: int,
+    ) -> None:
+        """The sum of a chunk's shaped updates, and its statistics."""
+        self._total += total.cpu()
+        self._places.append(where)
+        self._statistics.append((norms.cpu(), shaped_norms.cpu(), losses.cpu()))
+        self._rejected += rejected
+
+    def result(self) -> RoundSum:
+        """The sum of all chunks; the statistics in the order of the cohort."""
+        if [len(part) for part in self._places] == [self._cohort] and _in_order(self._places[0]):
+            return RoundSum(self._total, *self._statistics[0], self._rejected)
+        ordered = [torch.zeros(self._cohort) for _ in range(3)]
+        if self._places:
+            places = torch.from_numpy(np.concatenate(self._places))
+            for into, parts in zip(ordered, zip(*self._statistics, strict=True), strict=True):
+                into[places] = torch.cat(parts)
+        return RoundSum(self._total, ordered[0], ordered[1], ordered[2], self._rejected)
+
+
+def _in_order(places: Cohort) -> bool:
+    """Whether distinct places come one after the other, all of them."""
+    return bool((places[1:] > places[:-1]).all())

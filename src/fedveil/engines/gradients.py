@@ -1,0 +1,210 @@
+"""Gradients of any module: one client through autograd, or a chunk of clients through `vmap`."""
+
+from __future__ import annotations
+
+import copy
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedveil.client.local_training import GradientClip
+from fedveil.client.records import as_tensor
+from fedveil.client.steps import shorten
+from fedveil.data.federation import Task
+from fedveil.engines.contract import Job
+from fedveil.engines.kernels import tuned
+from fedveil.models.flat import Layout, flatten
+from fedveil.models.losses import example_losses
+from fedveil.privacy.clipping import Clip
+
+_VALUES = 16_000_000  # numbers in gradients of single examples held at once: 64 MB
+
+
+class AutogradGradients:
+    """One client at a time, by the fastest kernels there are for its layers."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        task: Task,
+        device: torch.device,
+        careful: bool = False,
+    ) -> None:
+        self._module = tuned(module).train().to(device)
+        self._layout, self._task = layout, task
+        named = dict(self._module.named_parameters())
+        self._parameters = [named[slot.name] for slot in layout]
+        self._weights = [parameter.data for parameter in self._parameters]
+        recurrent = any(isinstance(child, nn.RNNBase) for child in module.modules())
+        self._per_example = (
+            ExampleLoop(self) if recurrent else VmapGradients(module, layout, task, device, careful)
+        )
+
+    def __call__(
+        self,
+        weights: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        clip: GradientClip | None,
+        denominator: float,
+    ) -> tuple[Tensor, Tensor]:
+        if clip is not None:
+            return self._per_example(weights, inputs, targets, mask, clip, denominator)
+        self.begin(weights[0], 1)
+        loss = self._backward(inputs, targets, mask)
+        gradient = torch.empty_like(weights)
+        views = self._layout.views(gradient[0]).values()
+        for view, parameter in zip(views, self._parameters, strict=True):
+            if parameter.grad is None:  # not used in this forward pass
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+        return gradient, loss
+
+    def begin(self, start: Tensor, clients: int) -> None:
+        views = self._layout.views(start).values()
+        for weight, view in zip(self._weights, views, strict=True):
+            weight.copy_(view)
+
+    def descend(
+        self, inputs: Tensor, targets: Tensor, mask: Tensor | None, rate: float, keep: float
+    ) -> Tensor:
+        loss = self._backward(inputs, targets, mask)
+        if keep != 1:
+            torch._foreach_mul_(self._weights, keep)
+        used = [i for i, parameter in enumerate(self._parameters) if parameter.grad is not None]
+        gradients = [cast(Tensor, self._parameters[i].grad) for i in used]
+        torch._foreach_add_([self._weights[i] for i in used], gradients, alpha=-rate)
+        return loss
+
+    def finish(self) -> Tensor:
+        return torch.cat([weight.flatten() for weight in self._weights])[None]
+
+    def _backward(self, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+        """Leave the gradient of one client's mean loss in the parameters; returns `[1]`."""
+        if len(inputs) != 1:
+            raise ValueError(f"one client at a time, not {len(inputs)}")
+        x, y = inputs[0], targets[0]
+        if mask is not None:
+            x, y = x[mask[0]], y[mask[0]]
+        for parameter in self._parameters:
+            parameter.grad = None  # autograd then hands over its own buffer instead of adding
+        loss = example_losses(self._task, self._module(x), y).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()[None]
+
+
+class VmapGradients:
+    """A chunk of clients at once, each with weights of its own, through `torch.func`.
+
+    Clipped gradients are added up in double precision if `careful`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        task: Task,
+        device: torch.device,
+        careful: bool = False,
+    ) -> None:
+        self._sums = torch.float64 if careful else torch.float32
+        self._module = copy.deepcopy(module).train().to(device)
+        self._layout, self._task = layout, task
+        for parameter in self._module.parameters():
+            parameter.requires_grad_(False)  # weights come as arguments, never from the module
+        self._of_clients = vmap(grad_and_value(self._mean_loss), randomness="different")
+        of_examples = vmap(
+            grad_and_value(self._example_loss), in_dims=(None, 0, 0), randomness="different"
+        )
+        self._of_examples = vmap(of_examples, randomness="different")
+
+    def _losses(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = functional_call(self._module, self._layout.views(weights), (inputs,))
+        return example_losses(self._task, outputs, targets)
+
+    def _mean_loss(self, weights: Tensor, inputs: Tensor, targets: Tensor, share: Tensor) -> Tensor:
+        return (self._losses(weights, inputs, targets) * share).sum()
+
+    def _example_loss(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        return self._losses(weights, inputs[None], targets[None])[0]
+
+    def __call__(
+        self,
+        weights: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        clip: GradientClip | None,
+        denominator: float,
+    ) -> tuple[Tensor, Tensor]:
+        real = weights.new_ones(targets.shape[:2]) if mask is None else mask.to(weights.dtype)
+        share = real / real.sum(dim=1, keepdim=True)
+        if clip is None:
+            gradients, losses = self._of_clients(weights, inputs, targets, share)
+            return gradients, losses
+        gradients = torch.zeros_like(weights, dtype=self._sums)
+        losses = weights.new_zeros(len(weights))
+        piece = max(1, _VALUES // weights.numel())
+        for begin in range(0, share.shape[1], piece):
+            part = slice(begin, begin + piece)
+            each, example = self._of_examples(weights, inputs[:, part], targets[:, part])
+            shorten(each.view(-1, each.shape[-1]), Clip(clip.norm, clip.order))
+            wide = each.to(self._sums)
+            gradients += torch.einsum("cb,cbd->cd", real[:, part].to(self._sums), wide)
+            losses += (example * share[:, part]).sum(dim=1)
+        return gradients.div_(denominator).to(weights.dtype), losses
+
+
+class ExampleLoop:
+    """Clipped gradients of one client, one example after the other: for what `vmap` cannot do."""
+
+    def __init__(self, gradients: AutogradGradients) -> None:
+        self._gradients = gradients
+
+    def __call__(
+        self,
+        weights: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        mask: Tensor | None,
+        clip: GradientClip,
+        denominator: float,
+    ) -> tuple[Tensor, Tensor]:
+        real = range(inputs.shape[1]) if mask is None else torch.nonzero(mask[0])[:, 0].tolist()
+        total, losses = torch.zeros_like(weights, dtype=torch.float64), weights.new_zeros(1)
+        for example in real:
+            one = slice(example, example + 1)
+            gradient, loss = self._gradients(
+                weights, inputs[:, one], targets[:, one], None, None, 0.0
+            )
+            shorten(gradient, Clip(clip.norm, clip.order))
+            total += gradient
+            losses += loss
+        return total.div_(denominator).to(weights.dtype), losses / max(1, len(real))
+
+
+def why_not_vmap(job: Job) -> str | None:
+    """Why `torch.func` cannot train several clients of this job at once; None if it can."""
+    for name, child in job.module.named_modules():
+        if isinstance(child, nn.RNNBase):
+            return f"torch cannot batch layer {name} ({type(child).__name__}) over clients"
+    federation, layout = job.federation, job.layout
+    # Zeros: nobody's record decides which engine trains the others.
+    example = federation.model_inputs(np.zeros_like(federation.train.inputs[:1]))
+    inputs = as_tensor(example)[None].repeat_interleave(2, 0)
+    target = as_tensor(np.zeros_like(federation.train.targets[:1]))
+    targets = target[None].repeat_interleave(2, 0)
+    gradients = VmapGradients(job.module, layout, federation.task, torch.device("cpu"))
+    try:
+        with torch.random.fork_rng(devices=[]):
+            gradients(flatten(job.module).repeat(2, 1), inputs, targets, None, None, 1.0)
+    except Exception as error:  # whatever a user's module may raise under vmap
+        first = str(error).strip().splitlines()
+        return f"torch.func cannot batch the model: {first[0] if first else type(error).__name__}"
+    return None

@@ -1,0 +1,124 @@
+"""Isolated clients: each trains alone, in its own shape, whoever else is in the federation.
+
+A client's contribution is a function of public settings, its own records in their order and its own
+randomness, bit for bit. It is what an engine makes of a federation that holds this client alone
+(`lone`), on one thread, with modules and buffers that nobody used before. Small linear models train
+side by side in arithmetic that keeps them apart (`lone_moments`, `lone_dual`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedveil.client.records import client_sizes
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.engines.contract import Cohort, Engine, Job, RoundSum, RunningSum, Take
+from fedveil.engines.one_client import lone_job
+from fedveil.engines.threads import threads_at
+
+Make = Callable[[Job], Engine]  # an engine of its own for a job of one client
+
+
+class Apart(Protocol):
+    """Trains clients side by side such that none shows in another."""
+
+    def takes(self, job: Job, sizes: Cohort) -> npt.NDArray[np.bool_]:
+        """Which clients of these sizes go this way, each by its own."""
+        ...
+
+    def add_to(
+        self,
+        total: RunningSum,
+        weights: Tensor,
+        cohort: Cohort,
+        sizes: Cohort,
+        places: Cohort,
+        round_number: int,
+    ) -> Cohort:
+        """Train the clients at these places of the cohort and add their updates to the sum; returns
+        the places of those that cannot go this way, each by its own records."""
+        ...
+
+
+_ONLY = np.zeros(1, dtype=np.int64)
+
+
+def contribution(job: Job, make: Make, weights: Tensor, client: int, round_number: int) -> RoundSum:
+    """What one client contributes: `total` is its shaped update.
+
+    `weights` lie in memory of torch's own, as everything else that a kernel reads.
+    """
+    return make(lone_job(job, client)).round_sum(weights, _ONLY, round_number)
+
+
+def drawn_apart(
+    job: Job, make: Make, weights: Tensor, client: int, round_number: int, device: torch.device
+) -> RoundSum:
+    """The same for a module that may draw: whatever it draws, and whenever (in a step, in its last
+    gradient, in a vote), comes from a generator that no other client has touched."""
+    word = job.randomness.stream("module draws", round_number, client).words(1)[0]
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(int(word >> np.uint64(1)))
+        return contribution(job, make, weights, client, round_number)
+
+
+class Isolated:
+    """An engine that trains isolated clients one after the other, or apart from each other."""
+
+    def __init__(
+        self,
+        job: Job,
+        name: str,
+        make: Make,
+        device: torch.device,
+        apart: Apart | None = None,
+    ) -> None:
+        self.job, self.name, self.device = job, name, device
+        self._make, self._apart = make, apart
+        # No autograd in these engines: a step is many small operations, which are quicker without.
+        self._by_hand = name in ("mlp", "algebra")
+
+    def round_sum(
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
+        take: Take | None = None,
+    ) -> RoundSum:
+        job, start = self.job.shaped_by(pipeline), weights.clone()
+        total = RunningSum(job, len(cohort), take)
+        with threads_at(1), torch.inference_mode(self._by_hand):
+            for place in self._side_by_side(total, start, cohort, round_number):
+                client = int(cohort[place])
+                if self._by_hand:
+                    own = contribution(job, self._make, start, client, round_number)
+                else:
+                    own = drawn_apart(job, self._make, start, client, round_number, self.device)
+                total.add_one(place, own)
+        return total.result()
+
+    def _side_by_side(
+        self, total: RunningSum, start: Tensor, cohort: Cohort, round_number: int
+    ) -> list[int]:
+        """Train the clients that can go side by side; returns the places of the others."""
+        if self._apart is None:
+            return list(range(len(cohort)))
+        sizes = client_sizes(total.job.federation, cohort)
+        together = self._apart.takes(total.job, sizes)
+        alone, places = np.flatnonzero(~together), np.flatnonzero(together)
+        if not len(places):
+            return list(range(len(cohort)))
+        left = self._apart.add_to(total, start, cohort, sizes, places, round_number)
+        others: list[int] = np.concatenate([alone, left]).tolist()
+        return others
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,110 @@
+"""Linear regressions of isolated clients: moments of each alone, then steps side by side.
+
+A client's moments are computed from its own records in its own shape, in double precision, and
+kept: the same bits whenever that happens. The steps then go through `privacy.lanes`, where no
+client's numbers depend on those beside them, so that thousands take a step together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedveil.client.batches import step_counts
+from fedveil.client.records import as_tensor
+from fedveil.client.steps import local_updates
+from fedveil.client.update_pipeline import Senders
+from fedveil.engines.affine import Affine
+from fedveil.engines.algebra import moments_apply
+from fedveil.engines.batched import noise_streams
+from fedveil.engines.contract import Cohort, Job, RunningSum
+from fedveil.engines.moments import LaneGradients, MomentSupply, columns_of
+from fedveil.engines.one_client import lone
+
+NARROW = 64  # weights above which products alone are faster; `rotation.SHORT` is no less
+_TOGETHER = 1_000_000  # numbers in the moments of clients that train together: 8 MB
+
+
+def lone_moments_apply(job: Job, layer: Affine) -> bool:
+    """Whether moments stand for a client's data and steps go element by element."""
+    return moments_apply(job) and layer.inputs < NARROW
+
+
+class LoneMoments:
+    """Trains isolated clients of a job whose model is this narrow layer, with the squared loss."""
+
+    def __init__(self, job: Job, layer: Affine) -> None:
+        self._layer = layer
+        self._size = size = layer.inputs + (layer.bias is not None)
+        self._kept: tuple[Tensor, Tensor] | None = None
+        clients = job.federation.clients
+        needed = 8 * clients * (size * size + size + 1)
+        self._known = np.zeros(clients, dtype=np.bool_)
+        if 2 * needed <= job.federation.train.inputs.nbytes:  # how fast, not what comes out
+            self._kept = _empty(size, clients)
+        self._everybody = np.arange(clients)
+
+    def takes(self, job: Job, sizes: Cohort) -> npt.NDArray[np.bool_]:
+        """Which clients of these sizes use all their records in every step."""
+        batch = job.rule.batch_size
+        return np.ones(len(sizes), np.bool_) if batch is None else sizes <= batch
+
+    def add_to(
+        self,
+        total: RunningSum,
+        weights: Tensor,
+        cohort: Cohort,
+        sizes: Cohort,
+        places: Cohort,
+        round_number: int,
+    ) -> Cohort:
+        """Train the clients at these places of the cohort and add their updates to the sum; nobody
+        is left over."""
+        job, rule, start = total.job, total.job.rule, weights.double()
+        most = max(1, _TOGETHER // (self._size * self._size))
+        for begin in range(0, len(places), most):
+            where = places[begin : begin + most]
+            clients, held = cohort[where], sizes[where]
+            supply = MomentSupply(self._moments(job, clients), step_counts(held, rule))
+            rates = rule.learning_rate.of_round(round_number, len(supply.active))
+            streams, gradients = noise_streams(job, clients, round_number), LaneGradients()
+            updates, losses = local_updates(start, supply, rule, rates, gradients, streams)
+            final = None
+            if job.pipeline.sparsity:
+                final = gradients(start + updates, *supply.batch(0), None, 0.0)[0].float()
+            senders = Senders(clients, held, weights, round_number, job.randomness)
+            total.add_updates(where, updates.float(), losses.float(), senders, final)
+        return places[:0]
+
+    def _moments(self, job: Job, clients: Cohort) -> tuple[Tensor, Tensor]:
+        """H as `[size, clients, size]`, and m with s, `[clients, size + 1]`."""
+        if self._kept is None:
+            second, rest = _empty(self._size, len(clients))
+            for place, client in enumerate(clients.tolist()):
+                second[:, place], rest[place] = self._of(job, client)
+            return second, rest
+        for client in clients[~self._known[clients]].tolist():
+            self._kept[0][:, client], self._kept[1][client] = self._of(job, client)
+            self._known[client] = True
+        if np.array_equal(clients, self._everybody):
+            return self._kept
+        where = torch.from_numpy(clients)
+        return self._kept[0].index_select(1, where), self._kept[1].index_select(0, where)
+
+    def _of(self, job: Job, client: int) -> tuple[Tensor, Tensor]:
+        """One client's moments, from its own records alone."""
+        own = lone(job.federation, client).train
+        columns = columns_of(self._layer, as_tensor(own.inputs).flatten(1))
+        targets = as_tensor(own.targets).double()
+        weighted = (columns / len(targets)).t()
+        rest = torch.cat([torch.mv(weighted, targets), targets.square().mean()[None]])
+        return torch.mm(weighted, columns), rest
+
+
+def _empty(size: int, clients: int) -> tuple[Tensor, Tensor]:
+    """Pages of clients that never come are never touched."""
+    shapes = (size, clients, size), (clients, size + 1)
+    second, rest = (torch.from_numpy(np.empty(shape)) for shape in shapes)
+    return second, rest

@@ -1,0 +1,43 @@
+"""A client alone: a federation that holds nobody else.
+
+Whatever a program does with such a federation, no other client can show in it: not in padding,
+chunks, step counts, rates, memory or rounding. An owner of data that takes part from its own
+machine has the same federation, and contributes the same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedveil.client.records import aligned
+from fedveil.data.federation import Examples, Federation
+from fedveil.engines.contract import Job
+
+
+def lone(federation: Federation, client: int) -> Federation:
+    """This client's records as its model sees them, copied into memory that starts where the
+    records of others do not decide."""
+    own = slice(int(federation.offsets[client]), int(federation.offsets[client + 1]))
+    inputs = aligned(federation.model_inputs(federation.train.inputs[own]))
+    targets = aligned(federation.train.targets[own])
+    return Federation(
+        Examples(inputs, targets),
+        np.array([0, len(targets)]),
+        Examples(inputs[:0], targets[:0]),
+        federation.task,
+        federation.classes,
+        name=federation.name,
+        verified=True,
+    )
+
+
+def lone_job(job: Job, client: int) -> Job:
+    """The same job for this client alone; it keeps its number in all that is drawn for it."""
+    return replace(
+        job,
+        federation=lone(job.federation, client),
+        randomness=job.randomness.of_client(client),
+        isolated=True,
+    )

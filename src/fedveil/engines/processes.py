@@ -1,0 +1,235 @@
+"""Several processes share a cohort: each trains its part with an engine of its own; sums add up."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedveil.client.batches import step_counts
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.records import client_sizes
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.randomness import Randomness
+from fedveil.engines.contract import Cohort, Engine, Job, RoundSum, Take
+from fedveil.engines.distributed_env import under_torchrun
+from fedveil.engines.process_group import Group, Workers, torchrun_group
+from fedveil.engines.shared_memory import SharedFederation, share
+from fedveil.engines.threads import threads_at
+from fedveil.models.flat import Layout
+
+_MANY = 2_000  # clients above which dealing in turn is as even as choosing the least loaded
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker needs once: a job whose columns are shared, and how to run it."""
+
+    federation: SharedFederation
+    module: nn.Module
+    layout: Layout
+    rule: LocalTraining
+    pipeline: UpdatePipeline
+    randomness: Randomness
+    isolated: bool
+    engine: str
+    chunk: int | None
+    threads: int
+
+    def build(self) -> Engine:
+        from fedveil.engines.choose import build_engine
+
+        job = Job(
+            self.federation.open(),
+            self.module,
+            self.layout,
+            self.rule,
+            self.pipeline,
+            self.randomness,
+            self.isolated,
+        )
+        return build_engine(job, self.engine, self.chunk)
+
+
+class ProcessEngine:
+    """Leads a team: `own` trains this process's part of every cohort.
+
+    If a round fails or is interrupted the team is dissolved, and the next round starts a new one.
+    """
+
+    name = "processes"
+
+    def __init__(
+        self, job: Job, own: Engine, count: int, chunk: int | None = None, threads: int = 1
+    ) -> None:
+        self.job, self.own, self.count = job, own, count
+        self._chunk, self._threads = chunk, threads
+        self._shared: SharedFederation | None = None
+        self._workers: Workers | None = None
+        self._group: Group | None = None
+        if not under_torchrun():
+            self._start()
+
+    @property
+    def worker_pids(self) -> list[int]:
+        """Process ids of the local workers."""
+        return [] if self._workers is None else self._workers.pids
+
+    def _start(self) -> None:
+        """Start local workers; they import what they need while this process goes on."""
+        self._shared = share(self.job.federation)
+        self._workers = Workers(self.count - 1, self._shared.descriptors)
+
+    def _team(self) -> Group:
+        if self._group is None and under_torchrun():
+            self._group = torchrun_group(_device_of(self.own))
+        elif self._group is None:
+            if self._workers is None:
+                self._start()
+            if self._workers is None or self._shared is None:
+                raise RuntimeError("no workers")
+            self._group = self._workers.join(self._setup(self._shared))
+        return self._group
+
+    def _setup(self, shared: SharedFederation) -> Setup:
+        job = self.job
+        return Setup(
+            shared,
+            job.module,
+            job.layout,
+            job.rule,
+            job.pipeline,
+            job.randomness,
+            job.isolated,
+            self.own.name,
+            self._chunk,
+            self._threads,
+        )
+
+    def round_sum(
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
+        take: Take | None = None,
+    ) -> RoundSum:
+        if take is not None:
+            return self._one_by_one(weights, cohort, round_number, pipeline, take)
+        try:
+            group = self._team()
+            owners = split(self.job, cohort, group.size)
+            group.tell((cohort, owners, round_number, pipeline), weights)
+            with threads_at(self._threads):
+                return _take_part(group, self.own, weights, cohort, owners, round_number, pipeline)
+        except BaseException:
+            self.close()  # the others may wait for a message that will never come
+            raise
+
+    def _one_by_one(
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round_number: int,
+        pipeline: UpdatePipeline | None,
+        take: Take,
+    ) -> RoundSum:
+        """Every part of the cohort in this process, which is where `take` wants the updates.
+
+        The parts are those of the team, so that each client's update is the same, bit for bit.
+        """
+        owners = split(self.job, cohort, self.count)
+        norms, shaped, losses = (torch.zeros(len(cohort)) for _ in range(3))
+        total, rejected = None, 0
+        for part in range(self.count):
+            mine = np.flatnonzero(owners == part)
+            with threads_at(self._threads):
+                found = self.own.round_sum(
+                    weights, cohort[mine], round_number, pipeline, _at_places(take, mine)
+                )
+            norms[mine], shaped[mine] = found.norms, found.shaped_norms
+            losses[mine] = found.losses
+            total = found.total if total is None else total + found.total
+            rejected += found.rejected
+        if total is None:
+            raise RuntimeError("no processes")
+        return RoundSum(total, norms, shaped, losses, rejected)
+
+    def close(self) -> None:
+        group, workers, shared = self._group, self._workers, self._shared
+        self._group = self._workers = self._shared = None
+        if workers is not None:
+            workers.close()
+        elif group is not None and under_torchrun():
+            group.dismiss()
+        if shared is not None:
+            shared.close()
+        self.own.close()
+
+
+def _at_places(take: Take, places: Cohort) -> Take:
+    """`take` for a part of the cohort, those at `places`."""
+    return lambda where, rows: take(places[where], rows)
+
+
+def follow(group: Group, engine: Engine) -> None:
+    """Do a follower's part of every round until the leader has no more work."""
+    while (heard := group.hear()) is not None:
+        (cohort, owners, round_number, pipeline), weights = heard
+        _take_part(group, engine, weights, cohort, owners, round_number, pipeline)
+
+
+def _take_part(
+    group: Group,
+    engine: Engine,
+    weights: Tensor,
+    cohort: Cohort,
+    owners: Cohort,
+    round_number: int,
+    pipeline: UpdatePipeline | None,
+) -> RoundSum:
+    mine = np.flatnonzero(owners == group.rank)
+    part = engine.round_sum(weights, cohort[mine], round_number, pipeline)
+    total = group.add(part.total)
+    # One row each for norms, norms after shaping, losses; the last column counts rejections.
+    statistics = torch.zeros(3, len(cohort) + 1, dtype=torch.float64)
+    rows = torch.stack([part.norms, part.shaped_norms, part.losses]).double()
+    statistics[:, torch.from_numpy(mine)] = rows
+    statistics[0, -1] = part.rejected
+    statistics = group.add(statistics)
+    norms, shaped, losses = statistics[:, :-1].float()
+    return RoundSum(total, norms, shaped, losses, int(statistics[0, -1]))
+
+
+def split(job: Job, cohort: Cohort, parts: int) -> Cohort:
+    """Which part trains each client: even by predicted cost, the same on every machine.
+
+    Depends on nothing but the cohort and the number of parts, so that a resumed run adds the same
+    numbers in the same order. Where clients are isolated, not even on the cohort: machines may
+    round differently, and nobody may decide by its size where another client is trained.
+    """
+    if job.isolated:
+        return cohort % parts
+    sizes = client_sizes(job.federation, cohort)
+    batch = sizes if job.rule.batch_size is None else np.minimum(sizes, job.rule.batch_size)
+    costs = step_counts(sizes, job.rule) * batch + 1
+    order = np.argsort(-costs, kind="stable")
+    owners = np.empty(len(cohort), dtype=np.int64)
+    if len(cohort) > _MANY:
+        turn = np.arange(len(cohort)) % (2 * parts)  # there and back again
+        owners[order] = np.where(turn < parts, turn, 2 * parts - 1 - turn)
+        return owners
+    loads = [(0, part) for part in range(parts)]
+    for place in order:
+        load, part = loads[0]
+        heapq.heapreplace(loads, (load + int(costs[place]), part))
+        owners[place] = part
+    return owners
+
+
+def _device_of(engine: Engine) -> torch.device:
+    device = getattr(engine, "device", None)
+    return device if isinstance(device, torch.device) else torch.device("cpu")

@@ -1,0 +1,176 @@
+"""Clips that change from round to round, by public counters or by released values only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Trust
+from fedveil.methods.parts.aggregation import COUNT
+from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, RoundContext
+from fedveil.models.flat import Layout, Slot
+from fedveil.privacy.accounting import Release
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.mechanisms import (
+    Gaussian,
+    joint_noise_multiplier,
+    quantile_noise_multiplier,
+)
+from fedveil.server.optimizers import State
+
+_WIDEST = 1e3  # a tracked clip stays within this factor of the first one
+_PER_OCTAVE = 8  # clips in use between C and 2 C: exact samplers are made once for each
+
+
+@dataclass(frozen=True)
+class StepBound:
+    """An update of clipped steps is as long as its steps allow: norm * (sum of the round's rates).
+
+    Every gradient is clipped to `norm`, so by the triangle inequality no update is longer; the
+    clip makes that hold in floating point too. Rates and steps are public.
+    """
+
+    norm: float
+    order: int = 2
+
+    def clip(self, local: LocalTraining, number: int, state: State) -> Clip:
+        if local.steps is None and local.batch_size is not None:
+            raise PrivacyRefusal(
+                "epochs over batches take as many steps as a client has data, and a bound on "
+                "the update must not depend on private sizes",
+                "set training.local_steps, or leave training.batch_size out",
+            )
+        if local.momentum or local.weight_decay or local.penalty:
+            raise PrivacyRefusal(
+                "momentum, weight decay and penalties lengthen an update beyond its clipped steps",
+                "leave them out, or clip the whole update (method dp-fedavg)",
+            )
+        rates = local.learning_rate.of_round(number, local.steps or local.epochs or 1)
+        return Clip(self.norm * math.fsum(rates), self.order)
+
+
+@dataclass(frozen=True)
+class AdaptiveClipping:
+    """The clip follows a quantile of the update norms (Andrew et al. 2021).
+
+    Every client adds one bit, whether its update was within the clip; the noisy count is released
+    beside the update:
+
+        share <- 1/2 + (sum of (bit - 1/2) + noise of std bit_noise * cohort) / cohort
+        C     <- C * exp(-rate * (share - quantile))
+
+    Each release adds (1/2)^2 / std^2 to the cost, accounted together with the update's. At rate 0
+    the clip stays and the share of unclipped updates is a private statistic.
+    """
+
+    initial: Clip
+    quantile: float = 0.5
+    rate: float = 0.2
+    bit_noise: float = 0.05  # std of the noise on the count, as a share of the expected cohort
+
+    def __post_init__(self) -> None:
+        if not 0 < self.quantile < 1:
+            raise ConfigError(f"privacy.clip_quantile: must be in (0, 1), got {self.quantile}")
+        if not (math.isfinite(self.rate) and self.rate >= 0):
+            raise ConfigError(f"privacy.clip_rate: must be zero or positive, got {self.rate}")
+        if not (math.isfinite(self.bit_noise) and self.bit_noise > 0):
+            raise PrivacyRefusal(
+                f"tracking a quantile with noise {self.bit_noise} would release it unprotected",
+                "set privacy.clip_noise to a positive share of the cohort, such as 0.05",
+            )
+
+    def clip(self, local: LocalTraining, number: int, state: State) -> Clip:
+        if "clip_norm" not in state:
+            return self.initial
+        octaves = math.log2(float(state["clip_norm"]) / self.initial.norm)
+        scale = 2.0 ** (round(octaves * _PER_OCTAVE) / _PER_OCTAVE)
+        return replace(self.initial, norm=self.initial.norm * scale)
+
+    def clips(self) -> Iterator[Clip]:
+        """All clips that may ever be in use."""
+        reach = math.ceil(math.log2(_WIDEST) * _PER_OCTAVE)
+        for octaves in range(-reach, reach + 1):
+            yield replace(self.initial, norm=self.initial.norm * 2.0 ** (octaves / _PER_OCTAVE))
+
+    def bit_terms(self, placement: NoisePlacement, context: NoiseContext) -> NoiseContext:
+        """The count as a sum of vectors of one coordinate, each of norm one half."""
+        cohort = context.sampling.expected_cohort
+        std = self.bit_noise * cohort
+        if placement.promise(context).trust is Trust.LOCAL:
+            std /= math.sqrt(cohort)  # every client adds as much
+        return replace(
+            context,
+            pipeline=UpdatePipeline(clip=Clip(0.5, self.initial.order)),
+            layout=Layout((Slot("below", (1,), 0),)),
+            noise_multiplier=quantile_noise_multiplier(std),
+        )
+
+    def releases(
+        self, placement: NoisePlacement, context: NoiseContext, rounds: int
+    ) -> tuple[Release, ...]:
+        """The releases of updates and counts together."""
+        updates = placement.releases(context, rounds)
+        counts = placement.releases(self.bit_terms(placement, context), rounds)
+        (update,), (count,) = updates, counts
+        if isinstance(update.mechanism, Gaussian) and isinstance(count.mechanism, Gaussian):
+            # Both see the same cohort: one Gaussian, sampled once.
+            joint = joint_noise_multiplier(
+                update.mechanism.noise_multiplier, count.mechanism.noise_multiplier
+            )
+            return (replace(update, mechanism=Gaussian(joint)),)
+        if update.amplified:
+            raise PrivacyRefusal(
+                "two kinds of noise on one secret cohort have no proved joint amplification",
+                "use Gaussian noise, or a fixed clip",
+            )
+        return updates + counts
+
+    def halves(
+        self,
+        placement: NoisePlacement,
+        context: NoiseContext,
+        norms: torch.Tensor,
+        clip: Clip,
+        round_number: int,
+    ) -> tuple[NoiseContext, UpdatePipeline, torch.Tensor]:
+        """What each client adds to the count, `[cohort, width]`, and how that is protected."""
+        own = self.bit_terms(placement, context)
+        pipeline = placement.pipeline(own, None, round_number)
+        halves = torch.where(norms <= clip.norm, 0.5, -0.5).double()[:, None]
+        if pipeline.rotation is not None:
+            halves = pipeline.rotation.forward(halves, round_number)
+        if pipeline.granularity is not None:
+            halves = (halves / pipeline.granularity).long()  # powers of two: exact
+        return own, pipeline, halves
+
+    def count(
+        self,
+        placement: NoisePlacement,
+        context: NoiseContext,
+        norms: torch.Tensor,
+        clip: Clip,
+        this_round: RoundContext,
+    ) -> float:
+        """The noisy sum over update norms `[cohort]` of (within the clip) - 1/2."""
+        own, pipeline, halves = self.halves(
+            placement, context, norms, clip, this_round.round_number
+        )
+        bits = replace(this_round, purpose=COUNT)
+        return float(placement.protect(own, halves.sum(dim=0), pipeline, bits))
+
+    def follow(self, count: float, clients: float, clip: Clip, state: State) -> tuple[State, float]:
+        """The clip's next state, and the released share of norms within the present one."""
+        share = 0.5 + count / clients
+        norm = float(state["clip_norm"]) if "clip_norm" in state else clip.norm
+        moved = norm * math.exp(-self.rate * (min(1.0, max(0.0, share)) - self.quantile))
+        low, high = self.initial.norm / _WIDEST, self.initial.norm * _WIDEST
+        return {"clip_norm": torch.tensor([min(high, max(low, moved))], dtype=torch.float64)}, share
+
+
+ClipRule = StepBound | AdaptiveClipping

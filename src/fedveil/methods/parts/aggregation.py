@@ -1,0 +1,147 @@
+"""How a cohort's vectors are summed: plainly, or behind masks that losses do not spoil.
+
+A sum that is released holds at least `honest_shares` noise shares of honest clients. That number is
+fixed before training; the noise is calibrated for it, and a round that falls short of it is not
+released.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from fedveil.core.errors import ConfigError
+from fedveil.secagg.dropouts import planned_dropouts
+from fedveil.secagg.mode import Mode
+from fedveil.secagg.params import MAX_COHORT, Limits, SecAggParams
+
+# What one round's number may be used for: the updates, and the count of a tracked clip.
+UPDATE, COUNT = "update", "bits"
+
+
+class Secure(StrEnum):
+    """What is done to hide single uploads from the server of a simulation."""
+
+    FULL = "full"  # every mask is made and removed
+    MODELLED = "modelled"  # the same integers, sums and refusals, without keys and masks
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """What a method asks of its sums; `resolve` makes it definite for a cohort.
+
+    `secure=None` is modelled where noise comes in shares and none elsewhere. `dropout` is the
+    probability with which each device is lost in a simulated round, after it has shared its keys
+    and before its vector arrives. Of a cohort, `max_dropout` may be lost; by default as many as
+    `dropout` exceeds with probability 2^-20 at most, or half of them in small cohorts. `min_honest`
+    honest noise shares must be in every released sum; by default all that losses and colluders
+    leave. With `sparse`, devices mask with some neighbours instead of everybody; a server that lies
+    about who survived can then single out smaller groups, and their noise is what counts unless
+    `honest_server` rules such lies out.
+    """
+
+    secure: Secure | None = None
+    dropout: float = 0.0
+    max_dropout: float | None = None
+    min_honest: int | None = None
+    sparse: bool = False
+    honest_server: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"aggregation.dropout: must be in [0, 1), got {self.dropout}")
+        if self.max_dropout is not None and not 0 <= self.max_dropout < 1:
+            raise ConfigError(f"aggregation.max_dropout: must be in [0, 1), got {self.max_dropout}")
+        if self.min_honest is not None and self.min_honest < 2:
+            raise ConfigError(f"aggregation.min_honest: must be at least 2, got {self.min_honest}")
+        if self.secure is Secure.NONE and replace(self, secure=None) != Aggregation():
+            raise ConfigError(
+                "aggregation.secure: 'none' leaves the section's other keys no meaning"
+            )
+        if self.honest_server and not self.sparse:
+            raise ConfigError(
+                "aggregation.honest_server: only a sparse graph needs it; set aggregation.sparse"
+            )
+
+    @property
+    def asked(self) -> bool:
+        """Whether a secure sum is asked for, by name or by one of its settings."""
+        return self != Aggregation() and self.secure is not Secure.NONE
+
+    def resolve(
+        self, federation: str, cohort: int, colluders: int, honest_shares: int | None = None
+    ) -> SecureSums:
+        """The sums of cohorts of this size. `honest_shares`, if given, are all that may count."""
+        most = (cohort - 2 - colluders) // 2  # losses that any graph survives
+        if cohort < 2 or most < 0 or cohort > MAX_COHORT:
+            raise ConfigError(
+                f"training.cohort: a secure sum of {cohort} clients with {colluders} colluders is "
+                f"impossible; it takes two honest clients, and at most {MAX_COHORT:,} in a round"
+            )
+        least = self.min_honest if self.min_honest is not None else honest_shares
+        if least is not None and least + colluders > cohort:
+            raise ConfigError(
+                f"aggregation.min_honest: {least} honest clients and {colluders} colluders are "
+                f"more than the cohort of {cohort}"
+            )
+        if self.max_dropout is not None:
+            losses = math.floor(self.max_dropout * cohort + 1e-9)
+        elif least is not None:
+            losses = min(most, cohort - colluders - least)
+        else:
+            losses = planned_dropouts(cohort, self.dropout, colluders)
+        if losses > most:
+            raise ConfigError(
+                f"aggregation.max_dropout: from a cohort of {cohort} with {colluders} colluders at "
+                f"most {most} losses ({most / cohort:.2g}) can be made good, not {losses}"
+            )
+        least = cohort - colluders - losses if least is None else max(2, least)
+        params = SecAggParams(
+            federation=_name(federation),
+            min_honest=least,
+            colluders=colluders,
+            max_dropout=losses / cohort,
+            sparse=self.sparse,
+            honest_server=self.honest_server,
+            purposes=(UPDATE, COUNT),
+            limits=Limits(members=cohort, degree=cohort),
+        )
+        counted = params.counted(cohort)
+        if counted < 2:
+            raise ConfigError(
+                f"aggregation.sparse: on the sparse graph of {cohort} clients with {colluders} "
+                "colluders a lying server can single out one client; leave it out"
+            )
+        # Devices hold the server to the number that the noise is calibrated for.
+        params = replace(params, honest_shares=counted)
+        if honest_shares is not None:
+            counted = min(counted, honest_shares)
+        mode = Mode.FULL if self.secure is Secure.FULL else Mode.MODELLED
+        return SecureSums(mode, params, cohort, losses, counted, self.dropout)
+
+
+@dataclass(frozen=True)
+class SecureSums:
+    """Secure sums of cohorts of one size, decided to the last number.
+
+    A round with fewer than `fewest` survivors is not released. The guarantee counts on
+    `honest_shares` noise shares in every sum that anybody can learn.
+    """
+
+    mode: Mode
+    params: SecAggParams
+    cohort: int
+    losses: int  # planned for; more, and the round is lost
+    honest_shares: int
+    dropout: float  # simulated
+
+    @property
+    def fewest(self) -> int:
+        return self.params.fewest_survivors(self.cohort)
+
+
+def _name(federation: str) -> str:
+    """Both sides of a round name their federation, in at most 128 bytes."""
+    return b"fedveil/".join((b"", federation.encode()))[:120].decode(errors="ignore")

@@ -1,0 +1,113 @@
+"""Noise that a trusted aggregator adds to the sum of clipped updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.methods.parts.noise_placement import (
+    Noise,
+    NoiseContext,
+    Promise,
+    RoundContext,
+    hidden_change,
+)
+from fedveil.privacy.accounting import Release
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.mechanisms import Gaussian, Laplace
+from fedveil.privacy.noise import (
+    choose_granularity,
+    gaussian,
+    laplace,
+    protect_sum,
+    protect_sum_laplace,
+    unsnap,
+)
+from fedveil.privacy.refusals import SensitivityRefused
+
+
+@dataclass(frozen=True)
+class CentralNoise:
+    """Noise z C on every coordinate of the sum, where C bounds one client's update.
+
+    Exact arithmetic: the updates are integers on a grid, the sum is exact, and Gaussian noise is a
+    continuous one rounded to the grid, which is post-processing of the continuous mechanism.
+    """
+
+    noise: Noise = Noise.GAUSSIAN
+    adjacency: Adjacency | None = None  # None: the one that the sampling's proof is about
+    colluders: int = 0
+
+    def promise(self, context: NoiseContext) -> Promise:
+        adjacency = hidden_change(context, self.adjacency)
+        return Promise(Unit.CLIENT, adjacency, Trust.CENTRAL, self.colluders)
+
+    def local(self, context: NoiseContext) -> LocalTraining:
+        return context.local
+
+    def pipeline(
+        self, context: NoiseContext, clip: Clip | None, round_number: int = 0
+    ) -> UpdatePipeline:
+        clip = clip or context.clip
+        if context.exact:
+            return replace(context.pipeline, clip=clip, granularity=fine_grid(context, clip))
+        return (
+            context.pipeline
+            if clip == context.pipeline.clip
+            else replace(context.pipeline, clip=clip)
+        )
+
+    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
+        return (Release(mechanism_of(self.noise, context), context.sampling, rounds),)
+
+    def noise_steps(
+        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
+    ) -> float | None:
+        return whole_noise(context, pipeline)
+
+    def protect(
+        self,
+        context: NoiseContext,
+        total: Tensor,
+        pipeline: UpdatePipeline,
+        this_round: RoundContext,
+    ) -> Tensor:
+        scale = context.noise_multiplier * (pipeline.clip or context.clip).norm
+        stream, gauss = this_round.stream(), self.noise is Noise.GAUSSIAN
+        if pipeline.granularity is None:
+            drawn = (gaussian if gauss else laplace)(stream, len(total), scale)
+            return (total + torch.from_numpy(drawn)).float()
+        add = protect_sum if gauss else protect_sum_laplace
+        noisy = add(total.numpy(), scale, pipeline.granularity, stream)
+        return torch.from_numpy(unsnap(noisy, pipeline.granularity)).float()
+
+
+def mechanism_of(noise: Noise, context: NoiseContext) -> Gaussian | Laplace:
+    """What one participation releases. Laplace noise needs a bound in L1, its own norm."""
+    if noise is Noise.LAPLACE:
+        if context.clip.order != 1:
+            raise SensitivityRefused(
+                "Laplace noise beside a clip in L2: in L1 such an update is longer, by up to the "
+                "root of the number of weights",
+                "clip in L1 (Clip(norm, order=1)), or use Gaussian noise",
+            )
+        return Laplace(context.noise_multiplier)
+    return Gaussian(context.noise_multiplier)
+
+
+def whole_noise(context: NoiseContext, pipeline: UpdatePipeline) -> float | None:
+    """Noise z C in steps of the grid."""
+    if pipeline.granularity is None:
+        return None
+    return context.noise_multiplier * (pipeline.clip or context.clip).norm / pipeline.granularity
+
+
+def fine_grid(context: NoiseContext, clip: Clip) -> float:
+    """A grid on which neither the updates nor the noise lose anything that could be noticed."""
+    noise, width = context.noise_multiplier * clip.norm, context.pipeline.width(context.layout)
+    return choose_granularity(clip.norm, noise, width, context.clients, order=clip.order)

@@ -1,0 +1,216 @@
+"""What a method says about its noise: where it is added, and which releases that makes.
+
+A protection ties two things that must never drift apart: the noise that is drawn, and the privacy
+event that is accounted for it. Both follow from the same `NoiseContext`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.errors import PrivacyRefusal
+from fedveil.core.randomness import Randomness, Stream
+from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
+from fedveil.data.federation import Federation
+from fedveil.methods.parts.aggregation import SecureSums
+from fedveil.methods.parts.modular_grid import Ints, NoisyIntegers
+from fedveil.models.flat import Layout
+from fedveil.privacy.accounting import Release
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.refusals import AdjacencyRefused
+from fedveil.privacy.sampling import CappedPoisson, FixedSize, Poisson, Sampling
+
+Cohort = npt.NDArray[np.int64]
+
+
+class Noise(StrEnum):
+    """The law of the noise: Gaussian beside an L2 clip, Laplace beside an L1 clip."""
+
+    GAUSSIAN = "gaussian"
+    LAPLACE = "laplace"
+
+
+@dataclass(frozen=True)
+class NoiseContext:
+    """What the plan has decided when it asks a protection to do its part.
+
+    `noise_multiplier` is the noise (std, or scale for Laplace) on the sum over the clip norm of one
+    protected unit. `shaping` holds the first round's clip. `secure` is how sums are hidden from
+    whoever takes them; None if they are not. `public_clients` is the number of clients if it was
+    declared in public; None if it was counted.
+    """
+
+    sampling: Sampling
+    rounds: int
+    local: LocalTraining
+    pipeline: UpdatePipeline
+    federation: Federation = field(repr=False)
+    module: nn.Module = field(repr=False)
+    layout: Layout = field(repr=False)
+    arithmetic: Arithmetic
+    noise_multiplier: float = 1.0
+    secure: SecureSums | None = None
+    public_clients: int | None = None
+
+    @property
+    def clients(self) -> int:
+        """The number of clients that the noise, the grid and the divisor are fitted to."""
+        return self.public_clients or self.federation.clients
+
+    @property
+    def exact(self) -> bool:
+        return self.arithmetic is Arithmetic.EXACT
+
+    @property
+    def clip(self) -> Clip:
+        """The bound on one contribution; without one there is no sensitivity and no epsilon."""
+        if self.pipeline.clip is None:
+            raise PrivacyRefusal(
+                "updates are not clipped, so one client may change the sum without bound",
+                "set privacy.clip_norm",
+            )
+        return self.pipeline.clip
+
+    def honest_shares(self, assumed: int | None) -> int | None:
+        """Noise shares that are sure to be in every sum; `assumed` where nobody sees to it."""
+        return assumed if self.secure is None else self.secure.honest_shares
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Who is protected, against which change, towards whom, and who may work against it."""
+
+    unit: Unit
+    adjacency: Adjacency
+    trust: Trust
+    colluders: int = 0
+    honest_shares: int | None = None
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """One use of noise: in which round, on whose sum, from which randomness, and what for."""
+
+    round_number: int
+    cohort: Cohort
+    randomness: Randomness
+    purpose: str = "noise"
+
+    def stream(self, client: int = -1) -> Stream:
+        """The stream of the server's noise, or of one client's."""
+        return self.randomness.stream(self.purpose, self.round_number, int(client))
+
+
+class NoisePlacement(Protocol):
+    """One way to make a method private."""
+
+    def promise(self, context: NoiseContext) -> Promise:
+        """What the guarantee is about; refuses what cannot be proved."""
+        ...
+
+    def local(self, context: NoiseContext) -> LocalTraining:
+        """What clients do, with any noise that belongs into their steps."""
+        ...
+
+    def pipeline(
+        self, context: NoiseContext, clip: Clip | None, round_number: int
+    ) -> UpdatePipeline:
+        """What leaves a client in this round, with this clip, on the grid that its noise needs."""
+        ...
+
+    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
+        """Everything that leaves in `rounds` rounds."""
+        ...
+
+    def protect(
+        self,
+        context: NoiseContext,
+        total: Tensor,
+        pipeline: UpdatePipeline,
+        this_round: RoundContext,
+    ) -> Tensor:
+        """The private sum, float32 `[parameters]`, from the engine's sum of shaped updates."""
+        ...
+
+    def noise_steps(
+        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
+    ) -> float | None:
+        """Std (Laplace: scale) of the noise that is drawn at once, in steps of its grid; None if
+        it is drawn as floating-point numbers."""
+        ...
+
+
+@runtime_checkable
+class SecureNoisePlacement(NoisePlacement, Protocol):
+    """A protection under which clients hide their vectors from whoever sums them."""
+
+    @property
+    def secure_sum(self) -> bool:
+        """Whether sums are taken securely."""
+        ...
+
+    @property
+    def colluders(self) -> int: ...
+
+    @property
+    def honest_shares(self) -> int | None: ...
+
+    def integers(
+        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
+    ) -> NoisyIntegers | None:
+        """What a client makes of its shaped update; None if that is no vector of integers."""
+        ...
+
+    def decode(
+        self, context: NoiseContext, whole: Ints, pipeline: UpdatePipeline, round_number: int
+    ) -> Tensor:
+        """The private sum, float32 `[parameters]`, from the sum of everybody's integers."""
+        ...
+
+
+def hidden_change(context: NoiseContext, chosen: Adjacency | None) -> Adjacency:
+    """The change that a trusted aggregator hides: `chosen`, or what is proved for the sampling.
+
+    Whether a client was there at all is hidden only if nothing is computed from the true number of
+    clients, so only if that was declared. A client that is absent also shifts everybody's turn in a
+    schedule and frees a place in a cohort of limited size: there its data is zeroed or replaced.
+    """
+    declared = context.public_clients is not None
+    if chosen is Adjacency.ADD_REMOVE and not declared:
+        raise AdjacencyRefused(
+            "add-remove hides whether a client was there at all, while rate, divisor and grid come "
+            "from the true number of clients",
+            "set privacy.public_clients to a public number that is not smaller, or use adjacency "
+            "zero-out, which costs the same",
+        )
+    if chosen is not None:
+        return chosen
+    if isinstance(context.sampling, FixedSize):
+        return Adjacency.REPLACE
+    return Adjacency.ADD_REMOVE if declared else Adjacency.ZERO_OUT
+
+
+def worst_case(sampling: Sampling, rounds: int) -> int | None:
+    """Participations to charge to somebody who sees the cohorts; None: as the sampler counts them.
+
+    A random cohort that is no secret gives no credit: its clients may be drawn every round.
+    """
+    return sampling.max_participations(rounds) if sampling.amplifies else None
+
+
+def certain_cohort(sampling: Sampling) -> int:
+    """How many noise shares are in every sum."""
+    if isinstance(sampling, Poisson | CappedPoisson):
+        raise PrivacyRefusal(
+            "Poisson cohorts vary in size, so the number of noise shares in a sum is not certain",
+            "use sampling balanced, round-robin, fixed or everyone under distributed trust",
+        )
+    return int(sampling.expected_cohort)

@@ -1,0 +1,164 @@
+"""Noise on a histogram of votes (AE-DPFL): by a trusted aggregator, or in shares."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedveil.client.ballot import Ballot
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.errors import PrivacyRefusal
+from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.methods.parts.modular_grid import Ints, ModularGrid, NoisyIntegers
+from fedveil.methods.parts.noise_placement import (
+    NoiseContext,
+    Promise,
+    RoundContext,
+    certain_cohort,
+    hidden_change,
+)
+from fedveil.privacy.accounting import Release
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisyVotes
+from fedveil.privacy.noise import gaussian, protect_sum, unsnap
+from fedveil.secagg.modulus import bits_for
+
+_STEPS = 64.0  # least std of a noise share in grid steps; votes stay whole numbers of steps
+_WRAP = 1e-6  # probability that a round's sum leaves its words: costs accuracy, not privacy
+
+
+@dataclass(frozen=True)
+class VoteNoise:
+    """Gaussian noise of std z sqrt(Q) on every count of Q public questions.
+
+    A ballot of Q one-hot votes has length sqrt(Q), so z is again noise over the length of one
+    contribution. The whole noisy histogram is covered, not just its argmax.
+    """
+
+    trust: Trust = Trust.DISTRIBUTED
+    adjacency: Adjacency | None = None
+    colluders: int = 0
+    honest_shares: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.trust is Trust.LOCAL:
+            raise PrivacyRefusal(
+                "votes protected one by one would need as much noise each as all of them together",
+                "use trust distributed (secure sum) or central",
+            )
+
+    @property
+    def secure_sum(self) -> bool:
+        return self.trust is Trust.DISTRIBUTED
+
+    def promise(self, context: NoiseContext) -> Promise:
+        if self.trust is Trust.CENTRAL:
+            adjacency = hidden_change(context, self.adjacency)
+            return Promise(Unit.CLIENT, adjacency, Trust.CENTRAL, self.colluders)
+        adjacency = self.adjacency or Adjacency.ZERO_OUT
+        honest = context.honest_shares(self.honest_shares)
+        return Promise(Unit.CLIENT, adjacency, Trust.DISTRIBUTED, self.colluders, honest)
+
+    def local(self, context: NoiseContext) -> LocalTraining:
+        return context.local
+
+    def pipeline(
+        self, context: NoiseContext, clip: Clip | None, round_number: int = 0
+    ) -> UpdatePipeline:
+        if not context.exact:
+            return context.pipeline
+        # The clip is the ballot's own length: nothing is cut, but integer sums need a bound.
+        length = Clip(math.sqrt(self._questions(context)))
+        return replace(context.pipeline, clip=length, granularity=self._grid(context))
+
+    def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
+        questions = self._questions(context)
+        if self.trust is Trust.DISTRIBUTED and context.exact:
+            ballots = DiscreteGaussianSum(
+                clip_norm=math.sqrt(questions),
+                granularity=self._grid(context),
+                share_std=self._share_std(context),
+                shares=certain_cohort(context.sampling),
+                dimension=self._ballot(context).width,
+                rounding_beta=None,
+            )
+            return (Release(ballots, context.sampling, rounds),)
+        votes = NoisyVotes(self._std(context))
+        return (Release(votes, context.sampling, rounds, uses=questions),)
+
+    def protect(
+        self,
+        context: NoiseContext,
+        total: Tensor,
+        pipeline: UpdatePipeline,
+        this_round: RoundContext,
+    ) -> Tensor:
+        """The noisy histogram `[questions * classes]`."""
+        grid, width = pipeline.granularity, len(total)
+        if self.trust is Trust.CENTRAL:
+            if grid is None:
+                noise = gaussian(this_round.stream(), width, self._std(context))
+                return (total + torch.from_numpy(noise)).float()
+            noisy = protect_sum(total.numpy(), self._std(context), grid, this_round.stream())
+            return torch.from_numpy(unsnap(noisy, grid)).float()
+        integers = self.integers(context, pipeline, this_round.round_number)
+        if integers is not None:
+            whole = integers.noisy_sum(total.numpy(), map(this_round.stream, this_round.cohort))
+            return self.decode(context, whole, pipeline, this_round.round_number)
+        std = self._share_std(context)
+        histogram = total.numpy().copy()
+        for client in this_round.cohort:
+            histogram += gaussian(this_round.stream(client), width, std)
+        return torch.from_numpy(histogram).float()
+
+    def noise_steps(
+        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
+    ) -> float | None:
+        if pipeline.granularity is None:
+            return None
+        central = self.trust is Trust.CENTRAL
+        return (self._std(context) if central else self._share_std(context)) / pipeline.granularity
+
+    def integers(
+        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
+    ) -> NoisyIntegers | None:
+        if pipeline.granularity is None or self.trust is Trust.CENTRAL:
+            return None
+        std, clients = self._share_std(context), certain_cohort(context.sampling)
+        width = self._ballot(context).width
+        bits = bits_for(clients, 1.0, pipeline.granularity, std, _WRAP, width).bits
+        return NoisyIntegers(ModularGrid(pipeline.granularity, bits), std)
+
+    def decode(
+        self, context: NoiseContext, whole: Ints, pipeline: UpdatePipeline, round_number: int
+    ) -> Tensor:
+        integers = self.integers(context, pipeline, round_number)
+        if integers is None:
+            raise ValueError("no integers were summed")
+        return torch.from_numpy(integers.values(whole)).float()
+
+    def _ballot(self, context: NoiseContext) -> Ballot:
+        if context.pipeline.ballot is None:
+            raise PrivacyRefusal(
+                "vote noise protects votes, and this method casts none", "use ae-dpfl"
+            )
+        return context.pipeline.ballot
+
+    def _questions(self, context: NoiseContext) -> int:
+        return len(self._ballot(context).inputs)
+
+    def _std(self, context: NoiseContext) -> float:
+        return context.noise_multiplier * math.sqrt(self._questions(context))
+
+    def _share_std(self, context: NoiseContext) -> float:
+        return self._std(context) / math.sqrt(certain_cohort(context.sampling))
+
+    def _grid(self, context: NoiseContext) -> float:
+        """One over a whole power of two: a vote is a whole number of steps."""
+        central = self.trust is Trust.CENTRAL
+        std = self._std(context) if central else self._share_std(context)
+        return 2.0 ** min(0, math.frexp(std / _STEPS)[1] - 1)

@@ -1,0 +1,125 @@
+"""Which devices vanish in a simulated round, and when; and what then becomes of the round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Stream
+from fedveil.secagg.errors import NotReleased
+from fedveil.secagg.graph import Graph
+
+
+@dataclass(frozen=True)
+class Dropouts:
+    """Devices by the last moment at which they still answered. Empty: nobody is lost."""
+
+    before_sharing: frozenset[int] = frozenset()
+    before_upload: frozenset[int] = frozenset()
+    before_confirming: frozenset[int] = frozenset()
+    before_unmasking: frozenset[int] = frozenset()
+
+
+def draw_dropouts(members: Sequence[int], rate: float, stream: Stream) -> Dropouts:
+    """Each device is lost with probability `rate`, with its vector computed but not sent."""
+    if not 0 <= rate <= 1:
+        raise ConfigError(f"dropout = {rate}: need a probability in [0, 1]")
+    words = stream.words(len(members))
+    lost = words < np.uint64(min(int(rate * 2.0**64), 2**64 - 1))
+    if rate == 1:
+        lost[:] = True
+    return Dropouts(
+        before_upload=frozenset(m for m, is_lost in zip(members, lost, strict=True) if is_lost)
+    )
+
+
+def planned_dropouts(
+    cohort: int, rate: float, colluders: int = 0, failure_probability: float = 2.0**-20
+) -> int:
+    """How many losses to plan for if each device is lost with probability `rate`.
+
+    The smallest number that is exceeded with at most `failure_probability`, but never more than
+    any graph can recover (colluders + 2 * losses < cohort - 1). In small cohorts that cap binds,
+    and a round beyond it ends in `NotReleased`. A plan may then count on
+    cohort - losses - colluders honest survivors.
+    """
+    if not 0 <= rate <= 1:
+        raise ConfigError(f"dropout = {rate}: need a probability in [0, 1]")
+    most = (cohort - 2 - colluders) // 2
+    if most < 0:
+        raise ConfigError(f"cohort = {cohort}: too small for {colluders} colluders")
+    chances = [_binomial(cohort, lost, rate) for lost in range(cohort + 1)]
+    for count in range(most + 1):
+        if math.fsum(chances[count + 1 :]) <= failure_probability:
+            return count
+    return most
+
+
+def _binomial(cohort: int, lost: int, rate: float) -> float:
+    """The probability that exactly `lost` of `cohort` devices are lost."""
+    if rate in (0.0, 1.0):
+        return float(lost == int(rate) * cohort)
+    ways = math.lgamma(cohort + 1) - math.lgamma(lost + 1) - math.lgamma(cohort - lost + 1)
+    return math.exp(ways + lost * math.log(rate) + (cohort - lost) * math.log1p(-rate))
+
+
+@dataclass(frozen=True)
+class Course:
+    """Who got how far in a round."""
+
+    sharers: frozenset[int]
+    ready: frozenset[int]  # hold enough of their neighbours' shares, and will send a vector
+
+
+def sharing_course(graph: Graph, threshold: int, fewest: int, losses: Dropouts) -> Course:
+    """Who shares and who then sends a vector; `NotReleased` if too few share."""
+    members = frozenset(graph.members)
+    sharers = members - losses.before_sharing
+    _enough(len(sharers), len(members), "shared", fewest)
+    ready = _connected(graph, sharers, sharers, threshold) - losses.before_upload
+    return Course(sharers, ready)
+
+
+def unmasking_course(
+    graph: Graph,
+    threshold: int,
+    fewest: int,
+    losses: Dropouts,
+    sharers: frozenset[int],
+    survivors: frozenset[int],
+) -> None:
+    """Whether the survivors' sum can be unmasked; `NotReleased` as the real protocol would."""
+    cohort = len(graph.members)
+    _enough(len(survivors), cohort, "survived", fewest)
+    confirmed = survivors - losses.before_confirming
+    _enough(len(confirmed), cohort, "confirmed", threshold)
+    answering = _connected(graph, confirmed, confirmed, threshold) - losses.before_unmasking
+    for device in sorted(sharers):
+        came = _neighbours_among(graph, device, answering)
+        if came < threshold:
+            raise NotReleased(f"device {device}: {came} shares came, need {threshold}")
+
+
+def _connected(
+    graph: Graph, devices: frozenset[int], among: frozenset[int], threshold: int
+) -> frozenset[int]:
+    """The devices with at least `threshold` neighbours among the given ones."""
+    return frozenset(
+        device for device in devices if _neighbours_among(graph, device, among) >= threshold
+    )
+
+
+def _neighbours_among(graph: Graph, device: int, among: frozenset[int]) -> int:
+    """How many of the given devices are neighbours of this one."""
+    if graph.degree == len(graph.members) - 1:  # everybody else is
+        return len(among) - (device in among)
+    return sum(neighbour in among for neighbour in graph.neighbours(device))
+
+
+def _enough(count: int, cohort: int, what: str, needed: int) -> None:
+    if count < needed:
+        raise NotReleased(f"{count} of {cohort} devices {what}, need {needed}")

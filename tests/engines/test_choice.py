@@ -1,0 +1,219 @@
+"""Which engine is chosen, why, and what is said when another one is forced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedveil.client.local_training import GradientClip, LearningRate, LocalTraining
+from fedveil.core.errors import ConfigError
+from fedveil.engines import choose as choosing
+from fedveil.engines.choose import ENGINES, build_engine, choose, device_of, supports
+from fedveil.engines.contract import Job
+from fedveil.engines.cost import Prediction, Workload, operations
+from fedveil.models.flat import layout_of
+from fedveil.models.images import WideCnn
+
+from .jobs import MODELS, RULES, SHAPINGS, SIZES, make_job, start_of
+
+FASTEST = {
+    "linear": "algebra",
+    "wide linear": "algebra",
+    "linear without bias": "algebra",
+    "softmax": "algebra",
+    "wide softmax": "algebra",
+    "softmax without bias": "algebra",
+    "mlp": "mlp",
+    "tanh mlp": "mlp",
+    "wide mlp": "mlp",
+    "wide tanh mlp": "mlp",
+    "own module": "generic",
+    "cnn": "sequential",
+    "colour cnn": "sequential",
+    "lstm": "sequential",
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_auto_picks_the_fastest_engine_and_says_why(model: str) -> None:
+    choice = choose(make_job(model, RULES["one epoch of batches"], SHAPINGS["clip"]))
+    assert choice.name == FASTEST[model]
+    assert choice.reason
+    assert choice.processes == 1
+
+
+def test_noise_takes_a_linear_model_out_of_the_span_of_its_data() -> None:
+    job = make_job("softmax", RULES["per example, noisy (Hu)"], SHAPINGS["clip"])
+    assert choose(job).name == "mlp"
+    with pytest.raises(ConfigError, match="gradient noise"):
+        build_engine(job, "algebra")
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "reason"),
+    [
+        ("algebra", "mlp", "3 layers"),
+        ("mlp", "own module", "Residual"),
+        ("mlp", "cnn", "ChannelsFirst"),
+        ("generic", "lstm", "LSTM"),
+    ],
+)
+def test_a_forced_engine_that_cannot_run_the_job_says_why(
+    engine: str, model: str, reason: str
+) -> None:
+    job = make_job(model, RULES["one epoch of batches"], SHAPINGS["clip"])
+    assert reason in (supports(job, engine) or "")
+    with pytest.raises(ConfigError, match=reason):
+        build_engine(job, engine)
+
+
+def test_unknown_names_and_impossible_settings_are_refused() -> None:
+    job = make_job("mlp", RULES["momentum"], SHAPINGS["clip"])
+    with pytest.raises(ConfigError, match="sequential"):
+        build_engine(job, "fastest")
+    with pytest.raises(ConfigError, match=r"engine\.processes"):
+        build_engine(job, processes=0)
+    with pytest.raises(ConfigError, match=r"engine\.chunk"):
+        build_engine(job, chunk=0)
+    with pytest.raises(ConfigError, match=r"engine\.threads"):
+        build_engine(job, threads=0)
+    with pytest.raises(ConfigError, match=r"engine\.device"):
+        device_of("abacus")
+
+
+def test_clipping_examples_without_a_batch_size_is_refused() -> None:
+    rule = LocalTraining(
+        LearningRate(0.1), steps=1, gradient_clip=GradientClip(1.0, per_example=True)
+    )
+    with pytest.raises(ConfigError, match=r"training\.batch_size"):
+        choose(make_job("mlp", rule, SHAPINGS["clip"]))
+
+
+class Stubborn(nn.Module):
+    """Decides by looking at a value, which `vmap` cannot do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.inner(x)
+        return scores * 2 if float(x.sum()) > 0 else scores
+
+
+def with_module(job: Job, module: nn.Module) -> Job:
+    return replace(job, module=module, layout=layout_of(module))
+
+
+def test_a_module_that_vmap_cannot_batch_is_trained_one_client_at_a_time() -> None:
+    job = make_job("own module", RULES["one epoch of batches"], SHAPINGS["clip"])
+    job = with_module(job, Stubborn())
+    assert choose(job).name == "sequential"
+    with pytest.raises(ConfigError, match=r"torch\.func cannot batch"):
+        build_engine(job, "generic")
+    result = build_engine(job).round_sum(start_of(job), np.arange(len(SIZES)), 0)
+    assert float(result.total.norm()) > 0
+
+
+def test_layers_with_hooks_tied_or_frozen_parameters_are_left_to_autograd() -> None:
+    job = make_job("mlp", RULES["one epoch of batches"], SHAPINGS["clip"])
+    hooked = nn.Sequential(nn.Linear(12, 3))
+    hooked[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    assert "hooks" in (supports(with_module(job, hooked), "mlp") or "")
+    frozen = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3))
+    frozen[0].weight.requires_grad_(False)
+    assert "frozen" in (supports(with_module(job, frozen), "mlp") or "")
+    tied = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12), nn.Linear(12, 3))
+    tied[2].weight = tied[0].weight
+    assert "shares" in (supports(with_module(job, tied), "mlp") or "")
+
+
+def test_long_rounds_take_as_many_processes_as_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choosing, "cores", lambda: 3)
+    job = make_job("cnn", RULES["one epoch of batches"], SHAPINGS["clip"])
+    assert choose(job, workload=Workload(10, 100)).processes == 1
+    long = choose(job, workload=Workload(1e6, 100))
+    assert long.processes == 3
+    assert "3 processes" in long.reason
+    assert long.threads == 1  # of each
+    assert choose(job, processes=1, workload=Workload(1e6, 100)).processes == 1
+    monkeypatch.setattr(choosing, "cores", lambda: 1)
+    assert choose(job, workload=Workload(1e6, 100)).processes == 1
+
+
+def test_steps_that_keep_a_few_cores_busy_need_no_second_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = make_job("cnn", RULES["one epoch of batches"], SHAPINGS["clip"])
+    for step, cores, processes in ((2.0, 2, 1), (0.2, 2, 2), (2.0, 16, 16)):
+        predicted = Prediction(seconds=10 * step, step_seconds=step, rounds=100)
+        monkeypatch.setattr(choosing, "cores", lambda cores=cores: cores)
+        monkeypatch.setattr(choosing, "predict", lambda *_, predicted=predicted: predicted)
+        choice = choose(job, workload=Workload(10, 100))
+        assert choice.processes == processes
+        assert (choice.threads is None) == (processes == 1)
+
+
+def test_short_operations_stay_on_one_thread_and_leave_torch_as_it_was() -> None:
+    before = torch.get_num_threads()
+    seen = []
+
+    class Spy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.get_num_threads())
+            scores: Tensor = super().forward(x)
+            return scores
+
+    job = with_module(make_job("softmax", RULES["momentum"], SHAPINGS["clip"]), Spy(5, 3))
+    choice = choose(job, "sequential", workload=Workload(10, 10))
+    assert choice.threads == 1
+    torch.set_num_threads(2)
+    seen.clear()
+    build_engine(job, choice).round_sum(start_of(job), np.arange(len(SIZES)), 0)
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == 2
+    build_engine(job, choice, threads=3).round_sum(start_of(job), np.arange(len(SIZES)), 0)
+    assert seen[-1] == 3
+    torch.set_num_threads(before)
+
+
+def test_a_model_of_the_main_program_cannot_be_sent_to_other_processes() -> None:
+    class Homemade(nn.Linear):
+        pass
+
+    Homemade.__module__ = "__main__"
+    job = with_module(make_job("softmax", RULES["momentum"], SHAPINGS["clip"]), Homemade(5, 3))
+    with pytest.raises(ConfigError, match="Homemade is defined in the main program"):
+        build_engine(job, "processes")
+
+
+def test_operations_of_a_forward_pass_are_those_of_its_matrices() -> None:
+    job = make_job("mlp", RULES["momentum"], SHAPINGS["clip"])
+    assert operations(job) == job.layout.size
+    wide = with_module(make_job("cnn", RULES["momentum"], SHAPINGS["clip"]), Upscaled())
+    # 28 * 28 * 32 * (25 + 1) + 14 * 14 * 64 * (800 + 1) + (3136 + 1) * 512 + (512 + 1) * 10
+    assert operations(wide) == 652_288 + 10_047_744 + 1_606_144 + 5_130
+
+
+class Upscaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = WideCnn((1, 28, 28), 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = torch.nn.functional.interpolate(x[:, None], (28, 28))
+        scores: Tensor = self.network(image)
+        return scores
+
+
+def test_every_name_is_either_an_engine_or_refused() -> None:
+    job = make_job("softmax", RULES["one epoch of batches"], SHAPINGS["clip"])
+    assert ENGINES[0] == "auto"
+    for name in ENGINES[1:-1]:
+        assert build_engine(job, name).name == name
