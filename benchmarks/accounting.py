@@ -44,15 +44,15 @@ def cold(command: str) -> float:
 
 def repeated() -> float:
     from fedveil.core.units import Adjacency, Trust, Unit
-    from fedveil.privacy.accounting import Release, Setting, account
+    from fedveil.privacy.accounting import PrivacyModel, Release, account
     from fedveil.privacy.mechanisms import Gaussian
     from fedveil.privacy.sampling import Poisson
 
-    setting = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
+    privacy_model = PrivacyModel(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
 
     def ask() -> object:
         release = Release(Gaussian(1.0), Poisson(0.01), 1000)
-        return account([release], setting=setting, delta=1e-5)
+        return account([release], privacy_model=privacy_model, delta=1e-5)
 
     ask()
     return best(ask, 100)

@@ -87,7 +87,7 @@ def lending_club(epsilon: float) -> Job:
             "data": {"source": "lending-club", "clients": 5000, "examples_per_client": 6},
             # Not round-robin: in sorted order the first cohorts would see the lowest rates only.
             "training": {
-                "method": "fu",
+                "method": "client-noise",
                 "sampling": "balanced",
                 "cohort": 500,
                 "rounds": 120,

@@ -31,7 +31,7 @@ JOBS: dict[str, tuple[int, dict[str, Any]]] = {  # seeds to judge by; recipe
             "seed": 1,
             "data": {"source": "lending-club", "clients": 5000, "examples_per_client": 6},
             "training": {
-                "method": "fu",
+                "method": "client-noise",
                 "sampling": "balanced",
                 "cohort": 500,
                 "rounds": 120,

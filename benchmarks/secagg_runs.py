@@ -23,14 +23,14 @@ from fedveil.config.assemble import federation_of, plan_of
 from fedveil.run.run import Run, Speed
 
 _HU = {
-    "training.method": "hu",
+    "training.method": "gradient-noise",
     "training.batch_size": 16,
     "training.local_steps": 1,
     "model.name": "logistic",
 }
 CASES: dict[str, dict[str, Any]] = {
-    "hu, 20 clients x 650": _HU | {"data.clients": 40, "training.cohort": 20},
-    "hu, 20 clients x 650, a tenth lost": _HU
+    "gradient-noise, 20 clients x 650": _HU | {"data.clients": 40, "training.cohort": 20},
+    "gradient-noise, 20 clients x 650, a tenth lost": _HU
     | {"data.clients": 40, "training.cohort": 20, "aggregation.dropout": 0.1},
     "ddgauss, 50 clients x 650": {
         "training.method": "ddgauss",

@@ -12,12 +12,21 @@ from fedveil.config import recipe as recipes
 
 HEAD = """# Recipes
 
-A recipe is a TOML file; every key can also be set on the command line (`--set training.rounds=50`).
-Unknown keys are refused with the nearest right one. Of `training.cohort` and `training.rate`, of
-`training.local_steps` and `training.local_epochs`, and of `privacy.epsilon` and
-`privacy.noise_multiplier`, set one; `--set` of the one takes the place of the other. What is left
-out is decided and written to the run directory's `recipe.toml`. At the top level stands `seed`:
-with one, the run is a repeatable simulation; without, it is protected.
+A recipe is a TOML file, and `fedveil run NAME` runs one that comes with the package (`fedveil methods
+NAME` says where its file is, to copy and change). Every key can also be set on the command line
+(`--set training.rounds=50`). Unknown keys are refused with the nearest right one. Of
+`training.cohort` and `training.rate`, of `training.local_steps` and `training.local_epochs`, and of
+`privacy.epsilon` and `privacy.noise_multiplier`, set one; `--set` of the one takes the place of the
+other. What is left out is decided and written to the run directory's `recipe.toml`. At the top level
+stands `seed`: with one, the run is a repeatable simulation; without, it is protected.
+"""
+
+OWN_KEYS = """
+## [method]
+
+Keys that one method alone understands, with the types and defaults that it declares; `fedveil methods
+NAME` lists them. Those that come with the package need none; [extending.md](extending.md) shows how a
+method brings its own.
 """
 
 
@@ -25,6 +34,8 @@ def page() -> str:
     """The whole page."""
     parts = [HEAD]
     for section, kind in typing.get_type_hints(recipes.Recipe).items():
+        if section == "method":
+            parts.append(OWN_KEYS)
         if not dataclasses.is_dataclass(kind):
             continue
         parts.append(f"\n## [{section}]\n")

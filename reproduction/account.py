@@ -216,9 +216,9 @@ def _row(
     """One guarantee, or why there is none."""
     from fedveil.core.units import Adjacency, Trust, Unit
     from fedveil.privacy.accounting import account
-    from fedveil.privacy.releases import Release, Setting
+    from fedveil.privacy.releases import PrivacyModel, Release
 
-    setting = Setting(
+    privacy_model = PrivacyModel(
         Unit(unit),
         Adjacency(adjacency),
         Trust(trust),
@@ -228,7 +228,7 @@ def _row(
     )
     release = Release(mechanism, sampling, args.rounds, participations=participations)
     try:
-        return what, account([release], setting=setting, delta=args.delta), ""
+        return what, account([release], privacy_model=privacy_model, delta=args.delta), ""
     except PrivacyRefusal as refusal:
         return what, None, str(refusal)
 

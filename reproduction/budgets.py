@@ -17,8 +17,8 @@ from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.method import Method
 from fedveil.planning.plan import Budget, Plan, plan
-from fedveil.privacy.accounting import Release, Setting, account, fast_epsilon
-from fedveil.privacy.root import least_at_most
+from fedveil.privacy.accounting import PrivacyModel, Release, account
+from fedveil.privacy.calibration import least_noise
 from reproduction.case import Certified, Claimed, Noise, Without
 
 _NOTHING = 1e-12  # times the clip: noise that no figure shows
@@ -67,22 +67,21 @@ def planned(
     if isinstance(noise, Certified):
         multiplier = _calibrated(made, noise)
         made = _plan(method, federation, model, replace(budget, noise_multiplier=multiplier), seed)
-    proved = account(made.releases(method.rounds), setting=_unnamed(made), delta=noise.delta)
+    proved = account(made.releases(method.rounds), privacy_model=_unnamed(made), delta=noise.delta)
     shown = f"{proved.theorem}; {proved.accountant}"
     claimed = noise.epsilon if isinstance(noise, Claimed) else None
     return made, Cost(claimed, proved.epsilon, noise.delta, shown, made.noise_multiplier)
 
 
-def _unnamed(made: Plan) -> Setting:
-    """The plan's setting without its population, which would forbid the papers' deltas."""
-    if made.setting is None:
-        raise ConfigError(f"method {made.method.name!r}: a plan with noise needs a setting")
-    return replace(made.setting, population=None)
+def _unnamed(made: Plan) -> PrivacyModel:
+    """The plan's privacy model without its population, which would forbid the papers' deltas."""
+    if made.privacy_model is None:
+        raise ConfigError(f"method {made.method.name!r}: a plan with noise needs a privacy model")
+    return replace(made.privacy_model, population=None)
 
 
 def _calibrated(made: Plan, noise: Certified) -> float:
     """The least noise multiplier that proves the wanted epsilon at the wanted delta."""
-    setting, delta = _unnamed(made), noise.delta
 
     def releases(multiplier: float) -> tuple[Release, ...]:
         context = (
@@ -90,16 +89,13 @@ def _calibrated(made: Plan, noise: Certified) -> float:
         )
         return replace(made, context=context).releases(made.method.rounds)
 
-    def quick(multiplier: float) -> float:
-        return fast_epsilon(releases(multiplier), setting=setting, delta=delta)
-
-    def reported(multiplier: float) -> float:
-        return account(releases(multiplier), setting=setting, delta=delta).epsilon
-
-    guess = math.sqrt(made.method.rounds) / noise.epsilon
-    found = least_at_most(quick, noise.epsilon, guess, least=1e-6, most=1e9)
+    found = least_noise(
+        releases,
+        epsilon=noise.epsilon,
+        delta=noise.delta,
+        privacy_model=_unnamed(made),
+        guess=math.sqrt(made.method.rounds) / noise.epsilon,
+    )
     if found is None:
         raise ConfigError(f"epsilon {noise.epsilon}: no amount of noise proves it")
-    if reported(found) < 0.999 * quick(found):
-        found = least_at_most(reported, noise.epsilon, found, least=1e-6, most=1e9) or found
     return found

@@ -14,6 +14,13 @@ Label = str | int | float
 Measure = Literal["train_loss", "gradient_norm", "update_norms"]
 
 _FORMAT = 1  # of what is stored; raised when older stored runs must not be read
+# Runs were stored under their methods' earlier names, and are still the same runs.
+_STORED_AS = {
+    "bounded-sparse": "cheng",
+    "client-noise": "fu",
+    "gradient-noise": "hu",
+    "laplacian-smoothing": "dp-fed-ls",
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,10 @@ class Case:
         decided = {
             "format": _FORMAT,
             "data": asdict(self.data),
-            "values": sorted(self.values),
+            "values": sorted(
+                (name, _STORED_AS.get(value, value) if name == "training.method" else value)
+                for name, value in self.values
+            ),
             "noise": None if self.noise is None else {"kind": kind, **asdict(self.noise)},
             "every": self.every,
             "measures": self.measures,

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from fedveil.config.methods import method_of
 from fedveil.config.recipe import Recipe, parse, with_defaults
 from fedveil.engines.batched import as_tensor
+from fedveil.methods.registry import method_of
 from fedveil.models.losses import example_losses
 from fedveil.models.zoo import build
 from fedveil.report.store import Outcome

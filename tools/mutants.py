@@ -3,11 +3,13 @@
     make mutants                                   # covers the suite once, then a seeded sample
     .venv/bin/python tools/mutants.py --sample 200 --seed 7 --only privacy/ledger.py
     .venv/bin/python tools/mutants.py --show 12ab34cd   # the change of one mutant, as a diff
+    .venv/bin/python tools/mutants.py --run 12ab34cd    # its tests alone
+    .venv/bin/python tools/mutants.py --cover tests/engine/test_run.py   # after writing a test
 
-A mutant is *killed* if a test fails on it. Only the tests that execute the changed line are run
-(by a coverage map of the whole suite), those of the nearest folder first. A mutant that behaves
-like the original is *equivalent*: `equivalent_mutants.txt` lists each with the reason, and they
-count neither way. Survivors are printed with the line, so that a test can be written.
+A mutant is *killed* if a test fails on it or takes far longer than usual. Only the tests that
+execute the changed statement are run (by a coverage map of the whole suite), the nearest first; no
+test, no kill. A mutant that behaves like the original is *equivalent*: `equivalent_mutants.txt`
+lists each with the reason, and they count neither way.
 """
 
 from __future__ import annotations
@@ -17,23 +19,25 @@ import ast
 import copy
 import difflib
 import hashlib
+import json
+import multiprocessing
 import os
-import random
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "src" / "fedveil"
+import pytest
+from covering import PACKAGE, ROOT, Covering, cover, environment
+
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
-COVERAGE = ROOT / ".mutants" / "coverage"
 PRIVACY_PATH = (
     "client",
     "core",
@@ -46,8 +50,9 @@ PRIVACY_PATH = (
     "secagg",
 )
 LEFT_OUT: tuple[str, ...] = ()
+WANTED = 0.95  # share of the mutants that must be killed
 
-_COMPARISONS = {
+_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
     ast.Gt: ast.GtE,
@@ -59,8 +64,27 @@ _COMPARISONS = {
     ast.In: ast.NotIn,
     ast.NotIn: ast.In,
 }
-_ARITHMETIC = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult}
+_ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+    ast.BitXor: ast.BitAnd,
+}
 _CALLS = {"min": "max", "max": "min", "any": "all", "all": "any", "ceil": "floor", "floor": "ceil"}
+
+# Processes that have imported what takes long, all but the package itself.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    ["torch.distributed", "scipy.stats", "sklearn.datasets", "pyarrow.parquet", "dp_accounting"]
+)
+
+_Change = tuple[str, int, Callable[[], None]]  # what, its line, and how to undo it
 
 
 @dataclass(frozen=True)
@@ -70,262 +94,344 @@ class Mutant:
     file: Path
     place: int
     line: int
+    statement: range  # its lines, without those of its body
+    function: str
     what: str
     original: str
-    copy: int = 0  # how often the same change of the same text came before in this file
+    copy: int  # how often the same change of the same text came before in the function
 
     @property
     def key(self) -> str:
-        """Stays the same while the text of the line does."""
-        text = f"{self.file.relative_to(PACKAGE)}|{self.original}|{self.what}|{self.copy}"
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        """Stays the same while function and line do, wherever the file is moved."""
+        text = f"{self.function}|{self.original}|{self.what}|{self.copy}"
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def __str__(self) -> str:
-        where = f"{self.file.relative_to(ROOT)}:{self.line}"
+        where = f"{self.file.relative_to(PACKAGE)}:{self.line}"
         return f"{self.key} {where}: {self.what}: {self.original}"
 
 
-def changes(tree: ast.Module) -> Iterator[tuple[int, str, ast.AST]]:
-    """Every change of one node: its line, what it is, and the changed tree's root."""
+def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, str, int]]:
+    """Every change of one node: the node, what it is, and its line. The tree is changed by it."""
+    passive = {id(inner) for node in ast.walk(tree) for inner in _passive(node)}
     for node in list(ast.walk(tree)):
-        for what, undo in _apply(node):
-            yield getattr(node, "lineno", 0), what, tree
+        if id(node) in passive:
+            continue
+        for what, line, undo in _apply(node):
+            yield node, what, line
             undo()
 
 
-def _apply(node: ast.AST) -> Iterator[tuple[str, object]]:
+def _passive(node: ast.AST) -> Iterator[ast.AST]:
+    """What changes nothing that runs: annotations, and how a dataclass is declared."""
+    parts: list[ast.AST | None] = []
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        parts = [node.returns]
+    elif isinstance(node, (ast.arg, ast.AnnAssign)):
+        parts = [node.annotation]
+    elif isinstance(node, ast.ClassDef):
+        parts = [*node.decorator_list]
+    for part in parts:
+        if part is not None:
+            yield from ast.walk(part)
+
+
+def _apply(node: ast.AST) -> Iterator[_Change]:
     """Change a node in place, one way after the other; the caller undoes each."""
 
-    def swap(owner: ast.AST, name: str, value: object) -> object:
+    def swap(what: str, owner: ast.AST, name: str, value: object, line: int = 0) -> _Change:
         old = getattr(owner, name)
         setattr(owner, name, value)
-        return lambda: setattr(owner, name, old)
+        return what, line or getattr(node, "lineno", 0), lambda: setattr(owner, name, old)
 
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in _COMPARISONS:
-        other = _COMPARISONS[type(node.ops[0])]
-        name = f"{type(node.ops[0]).__name__} -> {other.__name__}"
-        yield name, swap(node, "ops", [other(), *node.ops[1:]])
+    def renamed(old: object, new: type) -> str:
+        return f"{type(old).__name__} -> {new.__name__}"
+
+    if isinstance(node, ast.Compare):
+        for index, comparison in enumerate(node.ops):
+            other = _COMPARISONS[type(comparison)]
+            ops = [*node.ops[:index], other(), *node.ops[index + 1 :]]
+            yield swap(renamed(comparison, other), node, "ops", ops)
     if isinstance(node, ast.BoolOp):
-        other = ast.And if isinstance(node.op, ast.Or) else ast.Or
-        yield f"{type(node.op).__name__} -> {other.__name__}", swap(node, "op", other())
-    if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-        if isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
-            return
-        other = _ARITHMETIC[type(node.op)]
-        yield f"{type(node.op).__name__} -> {other.__name__}", swap(node, "op", other())
-    if isinstance(node, ast.AugAssign) and type(node.op) in _ARITHMETIC:
-        other = _ARITHMETIC[type(node.op)]
-        yield f"{type(node.op).__name__}= -> {other.__name__}=", swap(node, "op", other())
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
-        other = ast.UAdd() if isinstance(node.op, ast.USub) else ast.Not()
-        inner = node.operand
-        if isinstance(node.op, ast.Not):  # not x -> not not x
-            inner = ast.UnaryOp(ast.Not(), node.operand)
-            yield "without not", swap(node, "operand", inner)
-        else:
-            yield "without minus", swap(node, "op", other)
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        yield f"{node.value} -> {node.value + 1}", swap(node, "value", node.value + 1)
-    if isinstance(node, ast.Constant) and type(node.value) is bool:
-        yield f"{node.value} -> {not node.value}", swap(node, "value", not node.value)
+        joint = ast.And if isinstance(node.op, ast.Or) else ast.Or
+        yield swap(renamed(node.op, joint), node, "op", joint())
+    if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in _ARITHMETIC:
+        operator = _ARITHMETIC[type(node.op)]
+        yield swap(renamed(node.op, operator), node, "op", operator())
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield swap("without not", node, "operand", ast.UnaryOp(ast.Not(), node.operand))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        yield swap("without minus", node, "op", ast.UAdd())
+    if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
+        value = not node.value if isinstance(node.value, bool) else node.value + 1
+        yield swap(f"{node.value} -> {value}", node, "value", value)
     if isinstance(node, ast.Call):
-        name = node.func
-        if isinstance(name, ast.Name) and name.id in _CALLS:
-            yield f"{name.id} -> {_CALLS[name.id]}", swap(name, "id", _CALLS[name.id])
-        if isinstance(name, ast.Attribute) and name.attr in _CALLS:
-            yield f".{name.attr} -> .{_CALLS[name.attr]}", swap(name, "attr", _CALLS[name.attr])
+        function, name = node.func, "id" if isinstance(node.func, ast.Name) else "attr"
+        old = getattr(function, name, "")
+        if old in _CALLS:
+            yield swap(f"{old} -> {_CALLS[old]}", function, name, _CALLS[old])
     if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-        if isinstance(node, ast.If) and _type_checking(node):
+        if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             return
-        yield "condition -> False", swap(node, "test", ast.Constant(False))
+        yield swap("condition -> False", node, "test", ast.Constant(False))
         if not isinstance(node, ast.While):
-            yield "condition -> True", swap(node, "test", ast.Constant(True))
-    for body in ("body", "orelse"):
-        statements = getattr(node, body, None)
-        if not isinstance(statements, list):
+            yield swap("condition -> True", node, "test", ast.Constant(True))
+    for body in ("body", "orelse", "finalbody"):
+        statements = getattr(node, body, ())
+        if not isinstance(statements, list):  # that of a lambda is an expression
             continue
         for index, statement in enumerate(statements):
             call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
             if call or isinstance(statement, ast.Raise):
-                kind = "call" if call else "raise"
                 rest = [*statements[:index], ast.Pass(), *statements[index + 1 :]]
-                yield f"{kind} in line {statement.lineno} left out", swap(node, body, rest)
-
-
-def _type_checking(node: ast.If) -> bool:
-    return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+                what = f"{'call' if call else 'raise'} left out"
+                yield swap(what, node, body, rest, statement.lineno)
 
 
 def _parse(file: Path) -> ast.Module:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):  # annotations and docstrings change nothing that runs
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            node.returns = None
-            for argument in [*node.args.args, *node.args.kwonlyargs, *node.args.posonlyargs]:
-                argument.annotation = None
-    return tree
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def mutants(file: Path) -> list[Mutant]:
     lines = file.read_text(encoding="utf-8").splitlines()
-    found, seen = [], Counter[tuple[str, str]]()
-    for place, (line, what, _) in enumerate(changes(_parse(file))):
-        at = int(what.split()[3]) if "left out" in what else line
-        what = what.replace(f" in line {at}", "")
-        text = lines[at - 1].strip() if at else ""
-        found.append(Mutant(file, place, at, what, text, seen[text, what]))
-        seen[text, what] += 1
+    tree = _parse(file)
+    functions = _functions(tree)
+    statements = {line: span for span in _statements(tree) for line in span}
+    found, seen = [], Counter[tuple[str, str, str]]()
+    for place, (_, what, line) in enumerate(_changes(tree)):
+        text, function = lines[line - 1].strip(), functions.get(line, "")
+        span = statements.get(line, range(line, line + 1))
+        number = seen[function, text, what]
+        found.append(Mutant(file, place, line, span, function, what, text, number))
+        seen[function, text, what] += 1
     return found
 
 
+def _functions(tree: ast.AST, above: str = "") -> dict[int, str]:
+    """The qualified name of the innermost function or class of each line."""
+    names: dict[int, str] = {}
+    for node in ast.iter_child_nodes(tree):
+        name = above
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            name = f"{above}.{node.name}".lstrip(".")
+            names |= dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), name)
+        names |= _functions(node, name)
+    return names
+
+
+def _statements(tree: ast.Module) -> Iterator[range]:
+    """The lines of each statement without its body; inner ones after those around them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            last = node.end_lineno or node.lineno
+            end = max(node.lineno + 1, body[0].lineno) if body else last + 1
+            yield range(node.lineno, end)
+
+
 def source_of(mutant: Mutant) -> str:
-    for place, (_, _, tree) in enumerate(changes(_parse(mutant.file))):
+    tree = _parse(mutant.file)
+    for place, _ in enumerate(_changes(tree)):
         if place == mutant.place:
             return ast.unparse(ast.fix_missing_locations(copy.deepcopy(tree)))
     raise ValueError(f"no mutant {mutant}")
 
 
-def all_mutants(only: str | None) -> list[Mutant]:
-    files = []
+def all_mutants() -> list[Mutant]:
+    found: list[Mutant] = []
     for part in PRIVACY_PATH:
         path = PACKAGE / part
-        files += [path] if path.is_file() else sorted(path.rglob("*.py"))
-    found = []
-    for file in files:
-        name = str(file.relative_to(PACKAGE))
-        if name.startswith(LEFT_OUT) or (only and not name.startswith(only)):
-            continue
-        found += mutants(file)
+        if not path.exists():
+            sys.exit(f"{path}: no such part of the privacy path")
+        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
+            if not str(file.relative_to(PACKAGE)).startswith(LEFT_OUT):
+                found += mutants(file)
     return found
 
 
-def cover() -> None:
-    """Which test executes which line: the whole suite, once."""
-    COVERAGE.parent.mkdir(exist_ok=True)
-    settings = COVERAGE.parent / "coveragerc"
-    settings.write_text(
-        f"[run]\nsource = {PACKAGE}\ndata_file = {COVERAGE}\ndynamic_context = test_function\n"
-        "parallel = false\n",
-        encoding="utf-8",
-    )
-    collect = [f"--cov={PACKAGE}", "--cov-context=test", f"--cov-config={settings}"]
-    subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", *collect, "--cov-report="],
-        cwd=ROOT,
-        env=_environment(ROOT / "src"),
-        check=False,
-    )
+def chosen(found: list[Mutant], count: int, seed: int) -> list[Mutant]:
+    """A sample that stays mostly the same when some lines change."""
+
+    def rank(mutant: Mutant) -> bytes:
+        return hashlib.sha256(f"{seed}|{mutant.key}".encode()).digest()
+
+    return sorted(found, key=rank)[:count]
 
 
-def tests_of(mutant: Mutant, limit: int) -> list[str]:
-    """Tests that execute the line, those named like its folder or file first."""
-    from coverage import CoverageData
-
-    data = CoverageData(str(COVERAGE))
-    data.read()
-    names: set[str] = set()
-    for context in data.contexts_by_lineno(str(mutant.file)).get(mutant.line, []):
-        name = context.split("|")[0]
-        if name:
-            names.add(name)
-    near = mutant.file.parent.name, mutant.file.stem
-    ranked = sorted(names, key=lambda name: (-sum(part in name for part in near), name))
-    # One test of each function is enough at first; its other parameters follow.
-    seen: dict[str, int] = {}
-    order = []
-    for name in ranked:
-        function = name.split("[")[0]
-        seen[function] = seen.get(function, 0) + 1
-        order.append((seen[function] > 2, name))
-    return [name for _, name in sorted(order, key=lambda pair: pair[0])][:limit]
+@dataclass(frozen=True)
+class Result:
+    mutant: Mutant
+    status: str  # killed, survived, equivalent
+    how: str  # the test that failed, or why none could
+    seconds: float = 0.0
 
 
-def _environment(source: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-
-
-def killed(mutant: Mutant, limit: int, seconds: float) -> str:
-    """What killed the mutant, or an empty string."""
-    tests = tests_of(mutant, limit)
+def judge(mutant: Mutant, covering: Covering, budget: float) -> Result:
+    """Run the mutant's tests, up to `budget` seconds of their usual time, until one fails."""
+    tests: list[str] = []
+    usual = 0.0
+    for name in covering.tests(mutant.file, mutant.statement):
+        usual += covering.seconds[name]
+        if tests and usual > budget:
+            break
+        tests.append(name)
     if not tests:
-        return ""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-        changed = source / mutant.file.relative_to(ROOT / "src")
+        return Result(mutant, "survived", "no test runs this line")
+    began = time.monotonic()
+    how = _first_failure(mutant, tests, 60 + 5 * sum(covering.seconds[name] for name in tests))
+    status, how = ("killed", how) if how else ("survived", f"{len(tests)} tests pass")
+    return Result(mutant, status, how, time.monotonic() - began)
+
+
+def _first_failure(mutant: Mutant, tests: list[str], seconds: float) -> str:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        changed = folder / mutant.file.relative_to(ROOT)
         changed.write_text(source_of(mutant), encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-        try:
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=_environment(source),
-                capture_output=True,
-                text=True,
-                timeout=seconds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return "time limit"
-    if done.returncode == 0:
-        return ""
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return failed[0][:100] if failed else f"exit code {done.returncode}"
+        process = _FORKS.Process(target=_pytest, args=(folder, tests))
+        process.start()
+        process.join(seconds)
+        late = process.exitcode is None
+        with suppress(ProcessLookupError):  # also what the tests have started and not ended
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+        output = (folder / "output").read_text(encoding="utf-8", errors="replace")
+    if late or process.exitcode == 0:
+        return "time limit" if late else ""
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].partition(" - ")[0] if failed else f"exit code {process.exitcode}"
 
 
-def equivalent() -> dict[str, str]:
-    if not EQUIVALENT.exists():
-        return {}
+def _pytest(folder: Path, tests: list[str]) -> None:
+    """In a process of its own: the tests with the changed package, until one fails."""
+    os.setsid()
+    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ |= environment(folder / "src")
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "examples")
+    sys.path.insert(0, str(folder / "src"))
+    os.chdir(ROOT)
+    options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    sys.exit(pytest.main([*options, f"--basetemp={folder}/tests", *tests]))
+
+
+def equivalent(found: list[Mutant]) -> dict[str, str]:
+    """Reasons by key; each line is a key and a reason. A key stands for one mutant."""
     lines = EQUIVALENT.read_text(encoding="utf-8").splitlines()
-    pairs = [line.split(maxsplit=1) for line in lines if line.strip() and line[0] != "#"]
-    return {pair[0]: pair[1] for pair in pairs}
+    known = dict(line.split(maxsplit=1) for line in lines if line.strip() and line[0] != "#")
+    count = Counter(mutant.key for mutant in found)
+    for key in known:
+        if count[key] != 1:
+            sys.exit(f"{EQUIVALENT}: {key} stands for {count[key]} mutants; leave it out")
+    return known
+
+
+def table(results: list[Result]) -> str:
+    """Killed, survived and equivalent by folder."""
+    counts: dict[str, Counter[str]] = {}
+    for result in results:
+        folder = result.mutant.file.relative_to(PACKAGE).parts[0]
+        for name in (folder, "together"):
+            counts.setdefault(name, Counter())[result.status] += 1
+    lines = ["folder       killed  survived  equivalent  killed of those that differ"]
+    for folder in sorted(counts, key=lambda name: (name == "together", name)):
+        row = counts[folder]
+        counted = row["killed"] + row["survived"]
+        share = f"{row['killed'] / counted:.1%}" if counted else "-"
+        lines.append(
+            f"{folder:12} {row['killed']:6}  {row['survived']:8}  {row['equivalent']:10}  {share}"
+        )
+    return "\n".join(lines)
+
+
+def document(results: list[Result], options: argparse.Namespace, possible: int) -> str:
+    statuses = Counter(result.status for result in results)
+    rows = [
+        {
+            "key": result.mutant.key,
+            "file": str(result.mutant.file.relative_to(PACKAGE)),
+            "line": result.mutant.line,
+            "change": result.mutant.what,
+            "text": result.mutant.original,
+            "status": result.status,
+            "how": result.how,
+            "seconds": round(result.seconds, 1),
+        }
+        for result in results
+    ]
+    head = {"seed": options.seed, "sample": options.sample, "possible": possible, **statuses}
+    return json.dumps({**head, "mutants": rows}, indent=1) + "\n"
+
+
+def run(sample: list[Mutant], known: dict[str, str], options: argparse.Namespace) -> list[Result]:
+    covering = Covering()
+    os.environ["OMP_NUM_THREADS"] = "1"  # before the first process imports anything
+    results = [Result(one, "equivalent", known[one.key]) for one in sample if one.key in known]
+    with ThreadPoolExecutor(options.processes) as pool:
+        tasks = [
+            pool.submit(judge, one, covering, options.budget)
+            for one in sample
+            if one.key not in known
+        ]
+        for number, task in enumerate(as_completed(tasks), 1):
+            result = task.result()
+            results.append(result)
+            status = f"{result.status:8}" if result.status == "killed" else "SURVIVED"
+            print(
+                f"[{number}/{len(tasks)}] {status} {result.mutant}  ({result.how}, "
+                f"{result.seconds:.0f} s)",
+                flush=True,
+            )
+    return results
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--sample", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", help="files under src/fedveil that start with this")
-    parser.add_argument("--cover", action="store_true", help="make the coverage map again")
-    parser.add_argument("--tests", type=int, default=400, help="at most so many tests a mutant")
-    parser.add_argument("--seconds", type=float, default=900, help="time limit of a mutant")
+    parser.add_argument("--only", default="", help="files under src/fedveil that start with this")
+    parser.add_argument("--cover", nargs="*", help="map the whole suite again, or add these tests")
+    parser.add_argument("--budget", type=float, default=120, help="usual seconds of tests a mutant")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--show", help="print one mutant as a diff")
+    parser.add_argument("--json", type=Path, help="also write every result to this file")
+    parser.add_argument("--list", action="store_true", help="print the sample and stop")
+    parser.add_argument("--run", nargs="+", help="these mutants instead of a sample")
+    parser.add_argument("--show", nargs="+", help="print mutants as diffs")
     options = parser.parse_args()
-    found = all_mutants(options.only)
+    everything = all_mutants()
+    found = [
+        one for one in everything if str(one.file.relative_to(PACKAGE)).startswith(options.only)
+    ]
     if options.show:
-        for mutant in (one for one in found if one.key == options.show):
+        for mutant in (one for one in found if one.key in options.show):
             plain = ast.unparse(_parse(mutant.file)).splitlines()
-            print("\n".join(difflib.unified_diff(plain, source_of(mutant).splitlines(), n=2)))
+            diff = difflib.unified_diff(plain, source_of(mutant).splitlines(), n=2, lineterm="")
+            print(mutant, *list(diff)[2:], sep="\n")
         return 0
-    if options.cover or not COVERAGE.exists():
-        cover()
-    known = equivalent()
-    sample = random.Random(options.seed).sample(found, min(options.sample, len(found)))
-    began, survivors, count, skipped = time.monotonic(), [], 0, 0
-    with ThreadPoolExecutor(options.processes) as pool:
-        waiting = []
-        for mutant in sample:
-            if mutant.key in known:
-                skipped += 1
-                continue
-            task = pool.submit(killed, mutant, options.tests, options.seconds)
-            waiting.append((mutant, task))
-        for mutant, task in waiting:
-            how = task.result()
-            count += 1
-            if not how:
-                survivors.append(mutant)
-            print(f"{'killed  ' if how else 'SURVIVED'} {mutant}  {how}", flush=True)
-    killed_count = count - len(survivors)
+    sample = chosen(found, options.sample, options.seed)
+    if options.run:
+        sample = [one for one in found if one.key in options.run]
+    if options.list:
+        print(*sample, sep="\n")
+        return 0
+    if options.cover is not None:
+        cover(options.cover)
+    began = time.monotonic()
+    results = run(sample, equivalent(everything), options)
+    survivors = [result for result in results if result.status == "survived"]
+    killed = sum(result.status == "killed" for result in results)
+    print(f"\n{table(results)}\n")
     print(
-        f"\n{killed_count} of {count} killed ({100 * killed_count / max(1, count):.1f} %), "
-        f"{skipped} equivalent left out, {len(found)} possible, seed {options.seed}, "
-        f"{time.monotonic() - began:.0f} s"
+        f"{killed} of {killed + len(survivors)} killed, seed {options.seed}, "
+        f"{len(found)} possible, {time.monotonic() - began:.0f} s"
     )
-    for mutant in survivors:
-        print(f"  {mutant}")
-    return int(killed_count < 0.95 * count)
+    for result in survivors:
+        print(f"  {result.mutant}  ({result.how})")
+    if options.json:
+        options.json.write_text(document(results, options, len(found)), encoding="utf-8")
+    return int(killed < WANTED * (killed + len(survivors)))
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def plan(workload: Workload, data: fv.Federation, rounds: int, protected: bool) 
     if workload.per_example and protected:
         # The same noise in every step, by a method that promises something for it.
         local = replace(chosen.local, gradient_noise=0.0)
-        chosen = fv.hu(
+        chosen = fv.gradient_noise(
             rounds=rounds,
             cohort=chosen.cohort,
             local=local,

@@ -17,9 +17,21 @@ PENALTY, SPARSITY = 0.4, 0.7
 BASE, OURS = "DP-FedAvg", "BLUR + LUS"
 VARIANTS: dict[str, dict[str, Label]] = {
     BASE: {"training.method": "dp-fedavg"},
-    "BLUR": {"training.method": "cheng", "training.penalty": PENALTY, "training.sparsity": 0.0},
-    "LUS": {"training.method": "cheng", "training.penalty": 0.0, "training.sparsity": SPARSITY},
-    OURS: {"training.method": "cheng", "training.penalty": PENALTY, "training.sparsity": SPARSITY},
+    "BLUR": {
+        "training.method": "bounded-sparse",
+        "training.penalty": PENALTY,
+        "training.sparsity": 0.0,
+    },
+    "LUS": {
+        "training.method": "bounded-sparse",
+        "training.penalty": 0.0,
+        "training.sparsity": SPARSITY,
+    },
+    OURS: {
+        "training.method": "bounded-sparse",
+        "training.penalty": PENALTY,
+        "training.sparsity": SPARSITY,
+    },
 }
 # The paper's other rivals. DDGauss's server sees who takes part: a schedule, no credit for chance.
 # AE-DPFL: every writer trains alone, then all vote once on images set aside as public.

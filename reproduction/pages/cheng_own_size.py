@@ -24,7 +24,7 @@ _CHANGE = {"training.rate": COHORT / WRITERS, "training.rounds": ROUNDS}
 def _certified_noise() -> float:
     """The noise multiplier that the whole run needs; the shorter search takes the same."""
     from fedveil.core.units import Adjacency, Trust, Unit
-    from fedveil.privacy.accounting import Setting
+    from fedveil.privacy.accounting import PrivacyModel
     from fedveil.privacy.calibration import calibrate_noise
     from fedveil.privacy.sampling import Poisson
 
@@ -33,7 +33,7 @@ def _certified_noise() -> float:
         delta=WRITERS**-1.1,
         sampling=Poisson(COHORT / WRITERS, WRITERS),
         rounds=ROUNDS,
-        setting=Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.CENTRAL),
+        privacy_model=PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.CENTRAL),
     ).noise_multiplier
 
 

@@ -79,7 +79,7 @@ def case_of(
     rounds = max(1, round(steps / local))
     values: dict[str, Any] = {
         "model.name": "mlp" if quick else "fu-cnn",
-        "training.method": "fu",
+        "training.method": "client-noise",
         "training.rounds": rounds,
         "training.sampling": "round-robin",
         "training.cohort": cohort,

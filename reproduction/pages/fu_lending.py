@@ -130,7 +130,7 @@ def case_of(
     rounds = max(1, round(steps / local))
     values: dict[str, Any] = {
         "model.name": "linear",
-        "training.method": "fu",
+        "training.method": "client-noise",
         "training.rounds": rounds,
         "training.sampling": "round-robin",
         "training.cohort": cohort,

@@ -111,7 +111,7 @@ def case_of(
     """One run; `changes` are recipe keys that differ from the model's own, None for left out."""
     values: dict[str, Any] = {
         **MODELS[model],
-        "training.method": "dp-sgd" if method == "DP-SGD" else "hu",
+        "training.method": "dp-sgd" if method == "DP-SGD" else "gradient-noise",
         "training.rounds": rounds,
         "training.sampling": "balanced",
         "training.cohort": COHORT,

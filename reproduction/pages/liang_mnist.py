@@ -77,7 +77,7 @@ def case_of(
 ) -> Case:
     values: dict[str, Any] = {
         "model.name": "logistic",
-        "training.method": "dp-fed-ls" if smoothing else "dp-fed",
+        "training.method": "laplacian-smoothing" if smoothing else "dp-fed",
         "training.rounds": ROUNDS,
         "training.sampling": sampling,
         "training.rate": RATE,

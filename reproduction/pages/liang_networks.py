@@ -47,7 +47,7 @@ def case_of(
     """One run. A server `step` below 1 shrinks the noise as smoothing does, and nothing else."""
     values: dict[str, Any] = {
         "model.name": task.model,
-        "training.method": "dp-fed-ls" if smoothing else "dp-fed",
+        "training.method": "laplacian-smoothing" if smoothing else "dp-fed",
         "training.rounds": task.rounds,
         "training.sampling": sampling,
         "training.rate": task.rate,

@@ -28,30 +28,35 @@ from fedveil.core.loading import uncollected
 
 if TYPE_CHECKING:
     from fedveil.client.local_training import GradientClip, LearningRate, LocalTraining, Schedule
+    from fedveil.client.update_pipeline import UpdatePipeline
     from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
     from fedveil.data.federation import Examples, Federation, Task
+    from fedveil.data.partition import IID, ByOwner
     from fedveil.data.table import from_table
     from fedveil.datasets import load
+    from fedveil.datasets.source import Pool, Source
     from fedveil.methods.ae_dpfl import ae_dpfl
-    from fedveil.methods.bounded_sparse import cheng
-    from fedveil.methods.client_noise import fu
+    from fedveil.methods.bounded_sparse import bounded_sparse
+    from fedveil.methods.client_noise import client_noise
     from fedveil.methods.ddgauss import ddgauss
     from fedveil.methods.dp_fedavg import dp_fedavg
     from fedveil.methods.fedavg import fedavg, fedprox, fedsgd
-    from fedveil.methods.gradient_noise import dp_sgd, hu
-    from fedveil.methods.laplacian_smoothing import dp_fed
+    from fedveil.methods.gradient_noise import dp_sgd, gradient_noise
+    from fedveil.methods.laplacian_smoothing import dp_fed, laplacian_smoothing
     from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
     from fedveil.methods.parts.aggregation import Aggregation, Secure
     from fedveil.methods.parts.central_noise import CentralNoise
     from fedveil.methods.parts.distributed_noise import DistributedNoise
     from fedveil.methods.parts.local_noise import LocalNoise
     from fedveil.methods.parts.method import CohortRule, Method, Scheme, Voting
-    from fedveil.methods.parts.noise_placement import Noise
+    from fedveil.methods.parts.noise_placement import Noise, NoisePlacement
+    from fedveil.methods.registry import Key, method
     from fedveil.models.zoo import build
     from fedveil.planning.plan import Budget, Plan, plan
-    from fedveil.privacy.accounting import Release, Setting, account
+    from fedveil.privacy.accounting import PrivacyModel, Release, account
     from fedveil.privacy.clipping import Clip
     from fedveil.privacy.guarantee import Guarantee
+    from fedveil.recipes.sections import Recipe
     from fedveil.run.directory import RunDirectory
     from fedveil.run.run import Run, Speed
     from fedveil.server.optimizers import Adam, Sgd
@@ -59,42 +64,51 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "fedveil.data.federation": ("Examples", "Federation", "Task"),
+    "fedveil.data.partition": ("IID", "ByOwner"),
     "fedveil.datasets": ("load",),
+    "fedveil.datasets.source": ("Pool", "Source"),
     "fedveil.data.table": ("from_table",),
     "fedveil.run.directory": ("RunDirectory",),
     "fedveil.run.run": ("Run", "Speed"),
     "fedveil.core.errors": ("ConfigError", "FedveilError", "PrivacyRefusal"),
     "fedveil.client.local_training": ("GradientClip", "LearningRate", "LocalTraining", "Schedule"),
+    "fedveil.client.update_pipeline": ("UpdatePipeline",),
     "fedveil.methods.ae_dpfl": ("ae_dpfl",),
+    "fedveil.methods.registry": ("Key", "method"),
+    "fedveil.recipes.sections": ("Recipe",),
     "fedveil.methods.parts.aggregation": ("Aggregation", "Secure"),
     "fedveil.methods.parts.central_noise": ("CentralNoise",),
-    "fedveil.methods.bounded_sparse": ("cheng",),
+    "fedveil.methods.bounded_sparse": ("bounded_sparse",),
     "fedveil.methods.parts.adaptive_clipping": ("AdaptiveClipping",),
     "fedveil.methods.ddgauss": ("ddgauss",),
     "fedveil.methods.dp_fedavg": ("dp_fedavg",),
     "fedveil.methods.fedavg": ("fedavg", "fedprox", "fedsgd"),
-    "fedveil.methods.client_noise": ("fu",),
-    "fedveil.methods.gradient_noise": ("dp_sgd", "hu"),
-    "fedveil.methods.laplacian_smoothing": ("dp_fed",),
+    "fedveil.methods.client_noise": ("client_noise",),
+    "fedveil.methods.gradient_noise": ("dp_sgd", "gradient_noise"),
+    "fedveil.methods.laplacian_smoothing": ("dp_fed", "laplacian_smoothing"),
     "fedveil.methods.parts.local_noise": ("LocalNoise",),
     "fedveil.methods.parts.method": ("CohortRule", "Method", "Scheme", "Voting"),
-    "fedveil.methods.parts.noise_placement": ("Noise",),
+    "fedveil.methods.parts.noise_placement": ("Noise", "NoisePlacement"),
     "fedveil.methods.parts.distributed_noise": ("DistributedNoise",),
     "fedveil.models.zoo": ("build",),
     "fedveil.planning.plan": ("Budget", "Plan", "plan"),
-    "fedveil.privacy.accounting": ("Release", "Setting", "account"),
+    "fedveil.privacy.accounting": ("Release", "PrivacyModel", "account"),
     "fedveil.privacy.clipping": ("Clip",),
     "fedveil.privacy.guarantee": ("Guarantee",),
     "fedveil.server.optimizers": ("Adam", "Sgd"),
     "fedveil.server.smoothing": ("Smoothing",),
 }
+# Earlier names, by their papers' authors, and today's.
+_RENAMED = {"cheng": "bounded_sparse", "fu": "client_noise", "hu": "gradient_noise"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "IID",
     "Adam",
     "AdaptiveClipping",
     "Aggregation",
     "Budget",
+    "ByOwner",
     "CentralNoise",
     "Clip",
     "CohortRule",
@@ -105,29 +119,36 @@ __all__ = [
     "FedveilError",
     "GradientClip",
     "Guarantee",
+    "Key",
     "LearningRate",
     "LocalNoise",
     "LocalTraining",
     "Method",
     "Noise",
+    "NoisePlacement",
     "Plan",
+    "Pool",
+    "PrivacyModel",
     "PrivacyRefusal",
+    "Recipe",
     "Release",
     "Run",
     "RunDirectory",
     "Schedule",
     "Scheme",
     "Secure",
-    "Setting",
     "Sgd",
     "Smoothing",
+    "Source",
     "Speed",
     "Task",
+    "UpdatePipeline",
     "Voting",
     "account",
     "ae_dpfl",
+    "bounded_sparse",
     "build",
-    "cheng",
+    "client_noise",
     "ddgauss",
     "dp_fed",
     "dp_fedavg",
@@ -136,14 +157,20 @@ __all__ = [
     "fedprox",
     "fedsgd",
     "from_table",
-    "fu",
-    "hu",
+    "gradient_noise",
+    "laplacian_smoothing",
     "load",
+    "method",
     "plan",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        from warnings import warn
+
+        warn(f"fedveil.{name} is now {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        return __getattr__(_RENAMED[name])
     if name not in _HOME_OF:
         raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
     with uncollected():

@@ -429,7 +429,7 @@ def test_a_run_may_be_looked_at_while_it_goes_on(
 
 def test_a_file_put_in_the_ledgers_place_is_another_one(tmp_path: Path) -> None:
     """File systems give a freed inode to the next file; what they number, the ledger looks at."""
-    from fedveil.privacy.ledger_header import file_of
+    from fedveil.privacy.ledger import file_of
 
     found = set()
     for _ in range(20):

@@ -17,16 +17,17 @@ from fedveil.config.assemble import federation_of, plan_of
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import HELD_OUT_NOTE, Federation
 from fedveil.engines.cost import Prediction
+from fedveil.methods.registry import METHODS
 from fedveil.privacy.accounting import account
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
 
-RECIPES = Path(__file__).parents[2] / "recipes"
+RECIPES = Path(__file__).parents[2] / "src" / "fedveil" / "recipes"
 PRIVATE = sorted(
     path
     for path in RECIPES.glob("*.toml")
-    if recipes.read(path)["training"]["method"] not in recipes.NOT_PRIVATE
+    if METHODS[recipes.read(path)["training"]["method"]].private
 )
 LISTS = ("rests_on", "not_covered")
 PLANTED = "means and deviations of 3 columns were taken from the data [b]"
@@ -141,8 +142,8 @@ def test_a_file_from_which_the_caveats_were_taken_out_is_not_believed(
     out = tmp_path / "run"
     assert main(["run", *SMALL, "--output", str(out), "--quiet", "--json"]) == 0
     honest = Guarantee.from_dict(json.loads((out / "guarantee.json").read_text()))
-    clean = replace(honest.setting, unprotected=(), not_covered=())
-    forged = account(honest.releases, setting=clean, delta=honest.delta)
+    clean = replace(honest.privacy_model, unprotected=(), not_covered=())
+    forged = account(honest.releases, privacy_model=clean, delta=honest.delta)
     assert forged.certified
     (out / "guarantee.json").write_text(json.dumps(forged.to_dict()))
     capsys.readouterr()

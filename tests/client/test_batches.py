@@ -128,3 +128,20 @@ def test_positions_survive_the_packing_of_shuffle_words(largest: int) -> None:
             r for step in range(int(batches.steps[client])) for r in used(batches, client, step)
         ]
         assert sorted(records) == list(range(sizes[client]))
+
+
+@pytest.mark.parametrize(
+    ("batch", "drop", "full"),
+    [(5, False, False), (6, False, True), (6, True, False), (None, False, True)],
+)
+def test_a_batch_that_holds_the_largest_client_is_its_whole_data(
+    batch: int | None, drop: bool, full: bool
+) -> None:
+    """Then there is nothing to shuffle; but an epoch that drops a partial batch may be empty."""
+    rule = LocalTraining(LearningRate(0.1), steps=2, batch_size=batch, drop_last=drop)
+    sizes = np.array([6, 3])
+    batches = draw_batches(np.arange(2), sizes, rule, 0, Randomness(1))
+    assert batches.full is full
+    if full:
+        assert [used(batches, 0, step) for step in range(2)] == [[0, 1, 2, 3, 4, 5]] * 2
+        assert used(batches, 1, 0) == [0, 1, 2]

@@ -48,7 +48,7 @@ def test_defaults_of_a_source_can_be_changed_one_by_one():
     ("arguments", "settings", "says"),
     [
         (("digit",), {}, "did you mean 'digits'?"),
-        (("xyz",), {}, "there are digits, mnist"),
+        (("xyz",), {}, "digits, femnist"),
         (("digits", "owner"), {}, "no owners"),
         (("digits", "random"), {}, "partition 'random' is unknown"),
         (("digits",), {"alpha": 1.0}, "digits: 'alpha' is unknown; partition 'iid' has"),

@@ -20,7 +20,7 @@ from fedveil.client.local_training import LearningRate, LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.data.federation import Federation
 from fedveil.engines.choose import ENGINES, build_engine, supports
-from fedveil.engines.contract import Engine, Job
+from fedveil.engines.contract import Engine, Job, RunningSum
 from fedveil.models.flat import layout_of
 from fedveil.privacy.clipping import Clip
 
@@ -180,6 +180,19 @@ def test_a_client_whose_update_is_not_finite_counts_as_zero(engine: str, model: 
     assert result.rejected > 0
     assert torch.isfinite(result.total).all()
     assert float(result.total.norm()) <= 0.2 * (len(SIZES) - result.rejected) + 1e-6
+
+
+def test_single_updates_are_shown_on_a_grid_only() -> None:
+    """Without one, engines may know nothing but a sum, and who takes rows would miss some."""
+    job = make_job("softmax", RULES["one epoch of batches"], UpdatePipeline(Clip(0.2, 2)))
+    with pytest.raises(ValueError, match="grid"):
+        RunningSum(job, 3, lambda *_: None)
+    RunningSum(
+        replace(job, pipeline=UpdatePipeline(Clip(0.2, 2), granularity=2.0**-22)),
+        3,
+        lambda *_: None,
+    )
+    RunningSum(job, 3)
 
 
 @pytest.mark.parametrize("engine", EACH)

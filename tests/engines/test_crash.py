@@ -189,10 +189,12 @@ def test_epsilon_so_far_is_that_of_all_rounds_begun(
             broken.undo()
     assert run.directory is not None
     assert run.directory.ledger is not None
-    assert plan.setting is not None
+    assert plan.privacy_model is not None
     assert plan.delta is not None
     for report in run:
-        paid = account(plan.releases(report.round_number), setting=plan.setting, delta=plan.delta)
+        paid = account(
+            plan.releases(report.round_number), privacy_model=plan.privacy_model, delta=plan.delta
+        )
         assert report.epsilon_so_far == paid.epsilon
         assert run.directory.ledger.spent() == paid.epsilon
     assert run.guarantee == plan.guarantee

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from fedveil.client.local_training import LearningRate, LocalTraining, Schedule
 from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Trust
-from fedveil.methods.client_noise import fu
+from fedveil.methods.client_noise import client_noise
 from fedveil.methods.ddgauss import ddgauss
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.gradient_noise import dp_sgd, hu
+from fedveil.methods.gradient_noise import dp_sgd, gradient_noise
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping, StepBound
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
@@ -80,7 +80,7 @@ def used(made: Plan, number: int, state: dict[str, torch.Tensor]) -> tuple[float
 def test_no_round_of_one_step_costs_more_than_was_accounted(rate: LearningRate) -> None:
     """A falling rate takes clip and noise down alike, but grids come in powers of two."""
     local = LocalTraining(rate, steps=1, batch_size=3)
-    planned = made(hu(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP))
+    planned = made(gradient_noise(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP))
     assert planned.guarantee is not None
     assert planned.guarantee.certified
     assert planned.guarantee.trust is Trust.DISTRIBUTED
@@ -103,7 +103,9 @@ def test_no_round_of_convex_steps_costs_more_than_was_accounted(
     rate: LearningRate, adjacency: Adjacency
 ) -> None:
     local = LocalTraining(rate, steps=5, batch_size=3)
-    method = hu(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP, adjacency=adjacency)
+    method = gradient_noise(
+        rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP, adjacency=adjacency
+    )
     planned = made(method, input_norm=1.0)
     charged = accounted(planned)
     assert isinstance(charged, GridGradients)
@@ -127,7 +129,7 @@ def test_clients_with_rates_of_their_own_have_no_certificate(sizes: tuple[int, .
     """
     local = LocalTraining(FALLING["inverse"], epochs=2, batch_size=3)
     planned = made(
-        hu(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP),
+        gradient_noise(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP),
         sizes=sizes,
         input_norm=1.0,
     )
@@ -138,7 +140,7 @@ def test_clients_with_rates_of_their_own_have_no_certificate(sizes: tuple[int, .
     assert placement.proof(context) is (Proof.CONVEX if alike else Proof.ALONE)
     # At a constant rate all clients move alike, however many steps they take.
     steady = replace(local, learning_rate=LearningRate(0.3))
-    method = hu(rounds=ROUNDS, cohort=EVERYONE, local=steady, clip_norm=CLIP)
+    method = gradient_noise(rounds=ROUNDS, cohort=EVERYONE, local=steady, clip_norm=CLIP)
     constant = made(method, sizes=sizes, input_norm=1.0)
     assert constant.context is not None
     assert placement.proof(constant.context) is Proof.CONVEX
@@ -187,7 +189,7 @@ STEP = LocalTraining(LearningRate(0.1), steps=1)
 @pytest.mark.parametrize("rate", FALLING.values(), ids=FALLING.keys())
 def test_noise_follows_the_bound_of_every_round(rate: LearningRate, noise: Noise) -> None:
     local = LocalTraining(rate, steps=3)
-    method = fu(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP, noise=noise)
+    method = client_noise(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP, noise=noise)
     planned = made(method)
     placement, context = planned.method.placement, planned.context
     assert placement is not None
@@ -209,14 +211,14 @@ def falling_to_zero(name: str, decay: float) -> Method:
     local = LocalTraining(LearningRate(0.3, Schedule.COSINE, decay), steps=1, batch_size=3)
     common = {"rounds": 6, "cohort": EVERYONE, "local": local, "clip_norm": CLIP}
     makers = {
-        "fu": lambda: fu(**common),
+        "client-noise": lambda: client_noise(**common),
         "dp-sgd": lambda: dp_sgd(**common),
-        "hu alone": lambda: hu(**common, secure_sum=False),
+        "gradient-noise alone": lambda: gradient_noise(**common, secure_sum=False),
     }
     return makers[name]()
 
 
-@pytest.mark.parametrize("name", ["fu", "dp-sgd", "hu alone"])
+@pytest.mark.parametrize("name", ["client-noise", "dp-sgd", "gradient-noise alone"])
 def test_a_rate_that_reaches_zero_is_refused_before_anything_is_spent(name: str) -> None:
     """It used to die in the round itself, after that had been reserved."""
     for decay, first in ((1.0, 2), (5.0, 6)):
@@ -229,7 +231,7 @@ def test_a_rate_that_reaches_zero_is_refused_before_anything_is_spent(name: str)
 
 HOPELESS: dict[str, tuple[Method, float, str]] = {
     "a rate that underflows": (
-        fu(
+        client_noise(
             rounds=2000,
             cohort=EVERYONE,
             local=LocalTraining(LearningRate(0.3, Schedule.EXPONENTIAL, 1.0), steps=1),
@@ -251,7 +253,7 @@ HOPELESS: dict[str, tuple[Method, float, str]] = {
         "single precision",
     ),
     "noise that no sampler draws": (
-        hu(
+        gradient_noise(
             rounds=2,
             cohort=EVERYONE,
             local=LocalTraining(LearningRate(0.3), steps=3, batch_size=3),
@@ -299,7 +301,9 @@ def test_no_upload_of_one_step_is_ever_clipped(batch: int) -> None:
 def test_uploads_that_are_private_already_fit_their_words(batch: int) -> None:
     local = LocalTraining(LearningRate(0.3), steps=3, batch_size=batch)
     planned = made(
-        hu(rounds=2, cohort=EVERYONE, local=local, clip_norm=CLIP), model="mlp", classes=3
+        gradient_noise(rounds=2, cohort=EVERYONE, local=local, clip_norm=CLIP),
+        model="mlp",
+        classes=3,
     )
     assert planned.guarantee is not None
     assert planned.guarantee.trust is Trust.LOCAL

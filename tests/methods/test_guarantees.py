@@ -15,9 +15,9 @@ from fedveil.client.local_training import GradientClip, LearningRate, LocalTrain
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.client_noise import fu
+from fedveil.methods.client_noise import client_noise
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.gradient_noise import dp_sgd, hu
+from fedveil.methods.gradient_noise import dp_sgd, gradient_noise
 from fedveil.methods.parts.certificate import non_expansive
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
@@ -70,7 +70,7 @@ def made(
 def hu_method(steps: int, clip: float, rate: float = 0.05, **fields: object) -> Method:
     local = LocalTraining(LearningRate(rate), steps=steps, batch_size=5)  # four batches an epoch
     chosen = {"rounds": 3, "cohort": EVERYONE, "local": local, "clip_norm": clip} | fields
-    return hu(**chosen)  # type: ignore[arg-type]
+    return gradient_noise(**chosen)  # type: ignore[arg-type]
 
 
 def proof_of(planned: Plan) -> Proof:
@@ -119,7 +119,9 @@ def test_hu_variant_3_with_rates_that_fall_within_a_round() -> None:
     rate = LearningRate(0.05, Schedule.INVERSE, 10.0)
     local = LocalTraining(rate, steps=6, batch_size=5)
     planned = made(
-        hu(rounds=3, cohort=EVERYONE, local=local, clip_norm=0.5), classes=2, input_norm=2.0
+        gradient_noise(rounds=3, cohort=EVERYONE, local=local, clip_norm=0.5),
+        classes=2,
+        input_norm=2.0,
     )
     rates = rate.of_round(0, 6)
     drift = (rates[0] + rates[1]) / rates[-1]  # the two largest of e = 2 uses, over the last
@@ -245,10 +247,10 @@ def test_fu_pays_for_rounded_up_turns_and_for_the_adjacency(
 ) -> None:
     cohort = CohortRule(Scheme.ROUND_ROBIN, size=4)
     local = LocalTraining(LearningRate(0.3, Schedule.INVERSE, 5.0), steps=3)
-    method = fu(rounds=6, cohort=cohort, local=local, clip_norm=0.5, adjacency=adjacency)
+    method = client_noise(rounds=6, cohort=cohort, local=local, clip_norm=0.5, adjacency=adjacency)
     turns = 3  # ceil(4 * 6 / 10)
     check(made(method, noise=5.0), math.sqrt(turns) * factor / 5, Unit.CLIENT, Trust.LOCAL)
-    laplace = fu(
+    laplace = client_noise(
         rounds=6,
         cohort=cohort,
         local=local,

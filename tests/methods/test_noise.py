@@ -21,9 +21,9 @@ from fedveil.core.units import Arithmetic, Trust
 from fedveil.engines.choose import build_engine
 from fedveil.engines.contract import Job
 from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.client_noise import fu
+from fedveil.methods.client_noise import client_noise
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.gradient_noise import dp_sgd, hu
+from fedveil.methods.gradient_noise import dp_sgd, gradient_noise
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
@@ -107,7 +107,7 @@ def test_fus_noise_item_has_the_corrected_variance(law: Noise, arithmetic: Arith
     """
     zeta, steps, epsilon, delta = 0.6, 3, 3.0, 1e-3
     local = LocalTraining(LearningRate(0.5, decay=8.0), steps=steps)
-    method = fu(rounds=4, cohort=EVERYONE, local=local, clip_norm=zeta, noise=law)
+    method = client_noise(rounds=4, cohort=EVERYONE, local=local, clip_norm=zeta, noise=law)
     from fedveil.models.zoo import build
     from fedveil.planning.plan import Budget, plan
     from fedveil.privacy.accountants.exact import gaussian_noise
@@ -171,7 +171,9 @@ def test_noise_on_gradients(secure: bool, arithmetic: Arithmetic) -> None:
 def test_every_local_step_of_hu_draws_noise_of_its_own() -> None:
     gamma, bound, rate, steps = max(SIZES), 1e-3, 0.4, 4  # noise far above all gradients
     local = LocalTraining(LearningRate(rate), steps=steps, batch_size=gamma)
-    method = hu(rounds=2, cohort=EVERYONE, local=local, clip_norm=bound, secure_sum=False)
+    method = gradient_noise(
+        rounds=2, cohort=EVERYONE, local=local, clip_norm=bound, secure_sum=False
+    )
     rows = noisy_updates(planned(method, 400.0), 400)
     check_std(rows - rows.mean(axis=0), rate * 400 * bound / gamma * math.sqrt(N * steps))
 
@@ -244,6 +246,26 @@ def test_statistics_alone_leave_the_clip_where_it_is() -> None:
     assert tracking.clip(rule(), 1, state) == Clip(0.2)
 
 
+def test_a_tracked_clip_moves_by_its_formula_within_a_thousandfold_of_the_first() -> None:
+    """C exp(-rate (share - quantile)) with the share cut to [0, 1]; the clip in use is the nearest
+    of the 8 between C and 2 C, all of which were planned."""
+    tracking = AdaptiveClipping(Clip(0.25), quantile=0.3, rate=0.4)
+    planned_clips = list(tracking.clips())
+    for norm in (None, 0.25, 0.61, 240.0, 250.0, 0.26e-3, 0.25e-3):
+        for share in (-3.0, 0.0, 0.1, 0.3, 0.9, 1.0, 2.5):
+            state = {} if norm is None else {"clip_norm": torch.tensor([norm], dtype=torch.float64)}
+            state, shown = tracking.follow((share - 0.5) * 40, 40.0, Clip(0.25), state)
+            moved = (norm or 0.25) * math.exp(-0.4 * (float(np.clip(share, 0, 1)) - 0.3))
+            wanted = float(np.clip(moved, 0.25e-3, 250.0))
+            assert shown == pytest.approx(share, abs=1e-12)
+            assert float(state["clip_norm"]) == pytest.approx(wanted, rel=1e-12)
+            used = tracking.clip(rule(), 1, state)
+            assert abs(math.log2(used.norm / wanted)) <= 1 / 16 + 1e-9
+            assert used in planned_clips
+    steps = np.log2([clip.norm / 0.25 for clip in planned_clips]) * 8
+    np.testing.assert_allclose(steps, np.arange(-80, 81), atol=1e-9)  # 2^(80 / 8) > 1000
+
+
 def test_a_plans_releases_are_what_its_guarantee_accounts() -> None:
     for placement, _ in UPDATES.values():
         order = 1 if getattr(placement, "noise", None) is Noise.LAPLACE else 2
@@ -252,6 +274,8 @@ def test_a_plans_releases_are_what_its_guarantee_accounts() -> None:
         )
         made = planned(method, Z)
         assert made.guarantee is not None
-        assert made.setting is not None
-        again = account(made.releases(3), setting=made.setting, delta=made.guarantee.delta)
+        assert made.privacy_model is not None
+        again = account(
+            made.releases(3), privacy_model=made.privacy_model, delta=made.guarantee.delta
+        )
         assert again == made.guarantee

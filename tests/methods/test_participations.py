@@ -9,7 +9,7 @@ from dp_accounting import gaussian_mechanism
 from fedveil.client.local_training import LearningRate, LocalTraining
 from fedveil.core.errors import PrivacyRefusal
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.gradient_noise import hu
+from fedveil.methods.gradient_noise import gradient_noise
 from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.planning.participations import participations
 from fedveil.privacy.clipping import Clip
@@ -20,7 +20,9 @@ def test_hus_devices_pay_for_their_own_rounds_and_records() -> None:
     """mu_i^2 = C_i * e_i * (2 G / (gamma sigma))^2 (theory 4, variant 1)."""
     local = LocalTraining(LearningRate(0.1), steps=3, batch_size=3)
     cohort = CohortRule(Scheme.BALANCED, size=4)
-    made = planned(hu(rounds=5, cohort=cohort, local=local, clip_norm=0.8, secure_sum=False), 1.3)
+    made = planned(
+        gradient_noise(rounds=5, cohort=cohort, local=local, clip_norm=0.8, secure_sum=False), 1.3
+    )
     found = participations(made)
     assert found.counts.sum() == 5 * 4
     assert found.counts.max() - found.counts.min() <= 1

@@ -91,7 +91,12 @@ def test_add_remove_is_refused_where_clients_were_counted(sampling: str) -> None
     with pytest.raises(AdjacencyRefused, match=r"privacy\.public_clients"):
         planned(100, sampling, *cap, "privacy.adjacency=add-remove")
     with pytest.raises(AdjacencyRefused, match=r"privacy\.public_clients"):
-        planned(100, "privacy.adjacency=add-remove", "training.method=fu", "privacy.trust=central")
+        planned(
+            100,
+            "privacy.adjacency=add-remove",
+            "training.method=client-noise",
+            "privacy.trust=central",
+        )
     guarantee = planned(100, sampling, *cap).guarantee
     assert guarantee is not None
     assert guarantee.adjacency is Adjacency.ZERO_OUT

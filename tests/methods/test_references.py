@@ -14,12 +14,12 @@ from fedveil.client.rotation import Rotation
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Unit
 from fedveil.methods.ae_dpfl import ae_dpfl
-from fedveil.methods.bounded_sparse import cheng
-from fedveil.methods.client_noise import fu
+from fedveil.methods.bounded_sparse import bounded_sparse
+from fedveil.methods.client_noise import client_noise
 from fedveil.methods.ddgauss import ddgauss
 from fedveil.methods.dp_fedavg import dp_fedavg
 from fedveil.methods.fedavg import fedavg, fedprox, fedsgd
-from fedveil.methods.gradient_noise import dp_sgd, hu
+from fedveil.methods.gradient_noise import dp_sgd, gradient_noise
 from fedveil.methods.laplacian_smoothing import dp_fed
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
@@ -103,7 +103,9 @@ def test_fedprox_pulls_back_at_every_step() -> None:
 def test_fu(law: Noise, noise: float) -> None:
     zeta, steps, order = 0.6, 3, 1 if law is Noise.LAPLACE else 2
     local = LocalTraining(LearningRate(0.5, Schedule.INVERSE, 8.0), steps=steps)
-    made = planned(fu(rounds=ROUNDS, cohort=TURNS, local=local, clip_norm=zeta, noise=law), noise)
+    made = planned(
+        client_noise(rounds=ROUNDS, cohort=TURNS, local=local, clip_norm=zeta, noise=law), noise
+    )
 
     def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
         rates = [
@@ -128,11 +130,11 @@ def test_fu(law: Noise, noise: float) -> None:
 
 
 @SILENT_OR_NOT
-@pytest.mark.parametrize("one_step", [False, True], ids=["hu", "dp-sgd"])
+@pytest.mark.parametrize("one_step", [False, True], ids=["gradient-noise", "dp-sgd"])
 def test_hu_and_dp_sgd(one_step: bool, noise: float) -> None:
     bound, gamma = 0.8, 3
     local = rule(batch_size=gamma, steps=5)
-    build = dp_sgd if one_step else hu
+    build = dp_sgd if one_step else gradient_noise
     method = build(
         rounds=ROUNDS, cohort=BALANCED, local=local, clip_norm=bound, secure_sum=one_step
     )
@@ -163,7 +165,9 @@ def test_no_batch_of_hu_holds_a_record_twice_and_uses_are_counted_as_drawn() -> 
     from fedveil.methods.parts.local_steps import local_steps
 
     made = planned(
-        hu(rounds=ROUNDS, cohort=BALANCED, local=rule(batch_size=3, steps=5), clip_norm=1.0)
+        gradient_noise(
+            rounds=ROUNDS, cohort=BALANCED, local=rule(batch_size=3, steps=5), clip_norm=1.0
+        )
     )
     assert made.context is not None
     most = 0
@@ -180,7 +184,7 @@ def test_no_batch_of_hu_holds_a_record_twice_and_uses_are_counted_as_drawn() -> 
 
 @SILENT_OR_NOT
 @pytest.mark.parametrize("scheme", [Scheme.FIXED, Scheme.POISSON])
-@pytest.mark.parametrize("sigma", [None, 0.7], ids=["dp-fed", "dp-fed-ls"])
+@pytest.mark.parametrize("sigma", [None, 0.7], ids=["dp-fed", "laplacian-smoothing"])
 def test_liang(sigma: float | None, scheme: Scheme, noise: float) -> None:
     ball = 0.25
     local = LocalTraining(LearningRate(0.4), epochs=2, batch_size=2)
@@ -219,7 +223,7 @@ def test_cheng(penalty: float, sparsity: float, shares: bool, noise: float) -> N
     bound = 0.15
     cohort = BALANCED if shares else CohortRule(Scheme.POISSON, rate=0.6)
     made = planned(
-        cheng(
+        bounded_sparse(
             rounds=ROUNDS,
             cohort=cohort,
             local=rule(),
@@ -262,7 +266,9 @@ def test_cheng(penalty: float, sparsity: float, shares: bool, noise: float) -> N
 
 def test_hu_for_clients_is_the_clipped_update_with_shares() -> None:
     made = planned(
-        hu(rounds=ROUNDS, cohort=BALANCED, local=rule(), clip_norm=0.2, unit=Unit.CLIENT)
+        gradient_noise(
+            rounds=ROUNDS, cohort=BALANCED, local=rule(), clip_norm=0.2, unit=Unit.CLIENT
+        )
     )
 
     def step(weights: Vector, round_number: int, cohort: Vector) -> Vector:
@@ -360,14 +366,16 @@ def test_ae_dpfl(noise: float) -> None:
 WIDE = 1e6  # a clip that never acts
 
 
-@pytest.mark.parametrize("name", ["fu", "liang", "cheng", "dp-fedavg"])
+@pytest.mark.parametrize("name", ["client-noise", "liang", "bounded-sparse", "dp-fedavg"])
 def test_without_noise_and_active_clips_methods_are_fedavg(name: str) -> None:
     local = LocalTraining(LearningRate(0.3), steps=4)
     common = {"rounds": ROUNDS, "cohort": FOUR, "local": local}
     method = {
-        "fu": lambda: fu(**common, clip_norm=WIDE),
+        "client-noise": lambda: client_noise(**common, clip_norm=WIDE),
         "liang": lambda: dp_fed(**common, clip=Clip(WIDE)),
-        "cheng": lambda: cheng(**common, clip=Clip(WIDE), penalty=0.9, sparsity=0.0),
+        "bounded-sparse": lambda: bounded_sparse(
+            **common, clip=Clip(WIDE), penalty=0.9, sparsity=0.0
+        ),
         "dp-fedavg": lambda: dp_fedavg(**common, clip=Clip(WIDE)),
     }[name]()
     plain = trajectory(planned(fedavg(**common)))

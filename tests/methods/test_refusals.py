@@ -8,10 +8,10 @@ from torch import nn
 
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import plan_of
-from fedveil.config.methods import METHODS
 from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 from fedveil.methods.gradient_noise import dp_sgd
 from fedveil.methods.parts.method import CohortRule, Scheme
+from fedveil.methods.registry import METHODS
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.refusals import AdjacencyRefused, HonestSharesRefused
 from tests.methods.reference import federation, rule
@@ -29,12 +29,12 @@ def planned(*assignments: str) -> Plan:
 
 REFUSED: dict[str, tuple[tuple[str, ...], type[FedveilError], str]] = {
     "sparse upload": (
-        ("cheng", "training.upload=sparse"),
+        ("bounded-sparse", "training.upload=sparse"),
         PrivacyRefusal,
         "noise on those alone",
     ),
     "smoothing before noise": (
-        ("dp-fed-ls", "server.smoothing_place=before-noise"),
+        ("laplacian-smoothing", "server.smoothing_place=before-noise"),
         PrivacyRefusal,
         "after-noise",
     ),
@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[FedveilError], str]] = {
         "shares",
     ),
     "add-remove towards the server": (
-        ("fu", "privacy.adjacency=add-remove"),
+        ("client-noise", "privacy.adjacency=add-remove"),
         AdjacencyRefused,
         "zero-out",
     ),
@@ -69,7 +69,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[FedveilError], str]] = {
         "distributed",
     ),
     "momentum beyond clipped steps": (
-        ("fu", "training.momentum=0.5"),
+        ("client-noise", "training.momentum=0.5"),
         PrivacyRefusal,
         "momentum",
     ),
@@ -94,12 +94,12 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[FedveilError], str]] = {
         "1/12",
     ),
     "pure privacy from Gaussian noise": (
-        ("fu", "privacy.delta=0"),
+        ("client-noise", "privacy.delta=0"),
         ConfigError,
         "delta",
     ),
     "records without a batch size": (
-        ("hu",),
+        ("gradient-noise",),
         ConfigError,
         "batch_size",
     ),
@@ -111,20 +111,20 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[FedveilError], str]] = {
     "a part that the method has not": (
         ("fedavg", "training.sparsity=0.5"),
         ConfigError,
-        "cheng",
+        "bounded-sparse",
     ),
     "a key that the method has not": (
-        ("hu", "privacy.noise=laplace"),
+        ("gradient-noise", "privacy.noise=laplace"),
         ConfigError,
-        "fu",
+        "client-noise",
     ),
     "DP-Fed smoothed": (
         ("dp-fed", "server.smoothing=1"),
         ConfigError,
-        "dp-fed-ls",
+        "laplacian-smoothing",
     ),
     "BLUR and LUS both off": (
-        ("cheng", "training.penalty=0", "training.sparsity=0"),
+        ("bounded-sparse", "training.penalty=0", "training.sparsity=0"),
         ConfigError,
         "dp-fedavg",
     ),
@@ -134,13 +134,21 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[FedveilError], str]] = {
         "distributed",
     ),
     "unknown trust": (("dp-fedavg", "privacy.trust=blind"), ConfigError, "central"),
-    "unknown noise": (("fu", "privacy.noise=uniform"), ConfigError, "laplace"),
+    "unknown noise": (("client-noise", "privacy.noise=uniform"), ConfigError, "laplace"),
     "unknown weighting": (("fedavg", "training.weighting=loud"), ConfigError, "examples"),
-    "unknown order": (("dp-fed-ls", "server.smoothing_order=abc"), ConfigError, "out-in-kernel"),
+    "unknown order": (
+        ("laplacian-smoothing", "server.smoothing_order=abc"),
+        ConfigError,
+        "out-in-kernel",
+    ),
     "negative smoothing": (("dp-fedavg", "server.smoothing=-1"), ConfigError, "smoothing"),
-    "sparsity of everything": (("cheng", "training.sparsity=1.0"), ConfigError, "sparsity"),
+    "sparsity of everything": (
+        ("bounded-sparse", "training.sparsity=1.0"),
+        ConfigError,
+        "sparsity",
+    ),
     "central trust for hu": (
-        ("hu", "privacy.trust=central", "training.batch_size=2"),
+        ("gradient-noise", "privacy.trust=central", "training.batch_size=2"),
         ConfigError,
         "distributed",
     ),
@@ -222,9 +230,12 @@ def test_post_processing_cannot_change_the_guarantee() -> None:
 
 def test_every_method_promises_what_it_says() -> None:
     for name, entry in METHODS.items():
-        words = {"hu": ["training.batch_size=3"], "dp-sgd": ["training.batch_size=3"]}.get(name, [])
+        words = {
+            "gradient-noise": ["training.batch_size=3"],
+            "dp-sgd": ["training.batch_size=3"],
+        }.get(name, [])
         made = planned(name, *words)
         assert made.method.name == name
-        assert (made.guarantee is not None) == entry.about.private
+        assert (made.guarantee is not None) == entry.private
         if made.guarantee is not None:
-            assert str(made.guarantee.unit) in entry.about.protects.replace("data of one ", "")
+            assert str(made.guarantee.unit) in entry.protects.replace("data of one ", "")

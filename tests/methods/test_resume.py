@@ -17,7 +17,7 @@ from fedveil.run.run import Run
 MIXED = [
     "data.clients=20",
     "training.rounds=6",
-    "training.method=cheng",
+    "training.method=bounded-sparse",
     "privacy.clip_quantile=0.5",
     "privacy.clip_noise=0.5",
     "server.optimizer=adam",

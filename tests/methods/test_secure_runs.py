@@ -36,14 +36,14 @@ LINEAR = {"model.name": "logistic", "model.input_norm": 2.0}
 CASES: dict[str, dict[str, Any]] = {
     "one noisy step": {"training.method": "dp-sgd", "training.batch_size": 16},
     "convex steps": {
-        "training.method": "hu",
+        "training.method": "gradient-noise",
         "training.local_steps": 2,
         "training.batch_size": 16,
         "privacy.clip_norm": 3.17,
         **LINEAR,
     },
     "steps alone": {
-        "training.method": "hu",
+        "training.method": "gradient-noise",
         "training.local_steps": 2,
         "training.batch_size": 16,
         "model.name": "mlp",
@@ -188,7 +188,7 @@ def test_the_guarantee_counts_the_fewest_honest_shares_that_are_released() -> No
     plan = plan_for(UPDATES, dropout=0.2, min_honest=7)
     guarantee = plan.guarantee
     assert guarantee is not None
-    assert plan.setting is not None
+    assert plan.privacy_model is not None
     assert plan.noise_multiplier is not None
     assert guarantee.honest_shares == 7
     assert "7 honest noise shares" in guarantee.statement
@@ -203,7 +203,9 @@ def test_the_guarantee_counts_the_fewest_honest_shares_that_are_released() -> No
     )
     by_hand = account(
         [Release(alone, plan.sampling, 3)],
-        setting=type(plan.setting).from_dict(plan.setting.to_dict() | {"honest_shares": None}),
+        privacy_model=type(plan.privacy_model).from_dict(
+            plan.privacy_model.to_dict() | {"honest_shares": None}
+        ),
         delta=guarantee.delta,
     )
     assert guarantee.epsilon == pytest.approx(by_hand.epsilon, rel=1e-9)
@@ -245,6 +247,14 @@ def test_noise_counts_the_smallest_group_that_a_lying_server_can_single_out() ->
     trusting = Aggregation(max_dropout=0.1, sparse=True, honest_server=True).resolve("x", 100, 10)
     complete = Aggregation(max_dropout=0.1).resolve("x", 100, 10)
     assert trusting.honest_shares == complete.honest_shares == 80
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(1, 2), (2, 2), (3, 3), (7, 7)])
+def test_as_many_honest_clients_are_counted_on_as_were_named_but_at_least_two(
+    asked: int, taken: int
+) -> None:
+    """One honest client alone is hidden by nobody."""
+    assert Aggregation().resolve("x", 12, 2, honest_shares=asked).params.min_honest == taken
 
 
 @pytest.mark.parametrize("mode", ["full", "modelled"])
@@ -396,7 +406,7 @@ def test_what_no_sum_can_keep_is_refused(
 
 
 def test_secure_aggregation_in_one_word_chooses_distributed_trust() -> None:
-    table = {"aggregation": "secure", "training": {"method": "cheng"}}
+    table = {"aggregation": "secure", "training": {"method": "bounded-sparse"}}
     short = recipes.with_defaults(recipes.parse(table, ["aggregation.dropout=0.2"]))
     assert short.aggregation.secure == "modelled"
     assert short.aggregation.dropout == 0.2
@@ -413,8 +423,15 @@ def test_secure_aggregation_in_one_word_chooses_distributed_trust() -> None:
 def test_the_command_reports_what_was_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shipped = Path(__file__).parents[2] / "recipes" / "hu_dropout.toml"
-    words = ["run", str(shipped), "--seed", "1", "--output", str(tmp_path / "r"), "--json"]
+    words = [
+        "run",
+        "gradient-noise-dropout",
+        "--seed",
+        "1",
+        "--output",
+        str(tmp_path / "r"),
+        "--json",
+    ]
     assert main([*words, "--set", "training.rounds=4", "--set", "aggregation.dropout=0.3"]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)["secure_sums"]
@@ -426,9 +443,8 @@ def test_the_command_reports_what_was_lost(
     assert f"fewer than {found['fewest_survivors']} survivors" in captured.err.replace("\n", " ")
 
 
-@pytest.mark.parametrize("name", ["hu_adult", "hu_dropout"])
+@pytest.mark.parametrize("name", ["gradient-noise-adult", "gradient-noise-dropout"])
 def test_the_shipped_recipes_are_recipes(name: str) -> None:
-    path = Path(__file__).parents[2] / "recipes" / f"{name}.toml"
-    recipe = recipes.with_defaults(recipes.parse(recipes.read(path)))
-    assert recipe.training.method == "hu"
+    recipe = recipes.with_defaults(recipes.parse(recipes.read(Path(name))))
+    assert recipe.training.method == "gradient-noise"
     assert recipe.aggregation.secure in ("full", "modelled")

@@ -19,7 +19,7 @@ from fedveil.core.errors import FedveilError
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engines.affine import affine_stack
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.gradient_noise import hu
+from fedveil.methods.gradient_noise import gradient_noise
 from fedveil.methods.parts.certificate import input_norm
 from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
 from fedveil.methods.parts.isolation import check_isolation
@@ -133,7 +133,9 @@ def test_any_other_module_gets_no_certificate(make: Callable[[], nn.Module]) -> 
     model = make()
     assert input_norm(model, 2) is None
     local = LocalTraining(LearningRate(0.01), steps=4, batch_size=3)
-    method = hu(rounds=2, cohort=CohortRule(Scheme.EVERYONE), local=local, clip_norm=0.5)
+    method = gradient_noise(
+        rounds=2, cohort=CohortRule(Scheme.EVERYONE), local=local, clip_norm=0.5
+    )
     try:
         planned = plan(method, DATA, model, budget=Budget(noise_multiplier=1.0), seed=1)
     except (FedveilError, RuntimeError):  # of a module that cannot be trained at all
@@ -156,7 +158,9 @@ def test_global_hooks_void_the_certificate() -> None:
 
 def test_sequences_have_no_certificate() -> None:
     local = LocalTraining(LearningRate(0.01), steps=4, batch_size=3)
-    method = hu(rounds=2, cohort=CohortRule(Scheme.EVERYONE), local=local, clip_norm=0.5)
+    method = gradient_noise(
+        rounds=2, cohort=CohortRule(Scheme.EVERYONE), local=local, clip_norm=0.5
+    )
     planned = plan(
         method, DATA, Linear(FEATURES, 2, 1.0), budget=Budget(noise_multiplier=1.0), seed=1
     )
@@ -426,7 +430,9 @@ def test_nothing_is_certified_of_somebodys_own_way_from_the_records_to_the_model
     data: Federation,
 ) -> None:
     local = LocalTraining(LearningRate(0.1), steps=1, batch_size=3)
-    method = hu(rounds=1, cohort=CohortRule(Scheme.EVERYONE), local=local, clip_norm=1.0)
+    method = gradient_noise(
+        rounds=1, cohort=CohortRule(Scheme.EVERYONE), local=local, clip_norm=1.0
+    )
     own = plan(method, DATA, Linear(FEATURES, 2), budget=Budget(noise_multiplier=1.0))
     assert own.guarantee is not None
     assert own.guarantee.certified

@@ -16,11 +16,11 @@ from .values import Client, Draw, Kind, client
 # By how often they come. Every private method is here.
 METHODS = {
     "dp-fedavg": 6,
-    "cheng": 3,
+    "bounded-sparse": 3,
     "dp-fed": 1,
-    "dp-fed-ls": 1,
-    "fu": 2,
-    "hu": 5,
+    "laplacian-smoothing": 1,
+    "client-noise": 2,
+    "gradient-noise": 5,
     "dp-sgd": 3,
     "ddgauss": 2,
     "ae-dpfl": 1,
@@ -116,7 +116,7 @@ def _engine(draw: Draw, method: str, module: str, model: dict[str, Any]) -> str:
     names = ["auto", "auto", "sequential"] + (["generic"] if module != "lstm" else [])
     if not module:
         names += ["mlp"] * 4 if "input_norm" not in model else []
-        if method not in ("hu", "dp-sgd") and not model:
+        if method not in ("gradient-noise", "dp-sgd") and not model:
             names += ["algebra"] * 4
         names += ["auto"] * 8
     return str(draw.choice(names))
@@ -139,7 +139,7 @@ def _kind(draw: Draw, method: str) -> tuple[Kind, str, str]:
             task, shape, path = "sequence", (4,), "direct"
     if task == "regression":
         classes = 0
-    tame, by_record = bool(draw.random() < 0.3), method in ("hu", "dp-sgd")
+    tame, by_record = bool(draw.random() < 0.3), method in ("gradient-noise", "dp-sgd")
     return Kind(task, shape, classes, path != "direct", tame, by_record), path, module
 
 
@@ -173,7 +173,7 @@ def _model(draw: Draw, method: str) -> dict[str, Any]:
     way = draw.random()
     if way < 0.4:
         return {"name": "mlp", "hidden": [int(w) for w in draw.integers(1, 5, draw.integers(1, 3))]}
-    if method in ("hu", "dp-sgd") and way < 0.5:
+    if method in ("gradient-noise", "dp-sgd") and way < 0.5:
         return {"input_norm": float(draw.choice((0.5, 1.0, 4.0)))}
     return {}
 

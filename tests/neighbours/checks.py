@@ -16,7 +16,7 @@ import numpy as np
 from fedveil.core.units import Adjacency, Unit
 from fedveil.privacy.accountants.steps import DiscreteSumStep, LaplaceStep, Step
 from fedveil.privacy.gradient_perturbation import NoisyGradients
-from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.releases import PrivacyModel, Release
 
 from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints
 from .worlds import World
@@ -56,10 +56,10 @@ def compare(one: World, two: World, change: Change) -> list[Violation]:
         if one.failure == two.failure:
             return []
         return [Violation("c", f"only one world fails: {one.failure or two.failure}")]
-    setting = one.plan.setting
-    if setting is None or not claimed(one):
+    privacy_model = one.plan.privacy_model
+    if privacy_model is None or not claimed(one):
         return []
-    if set(one.names) != set(two.names) and setting.adjacency is not Adjacency.ADD_REMOVE:
+    if set(one.names) != set(two.names) and privacy_model.adjacency is not Adjacency.ADD_REMOVE:
         # Who is there is public: grids and turns may follow it, but nobody's training.
         return list(_isolation(one, two, change, rounds=1, floats_only=True))
     return [
@@ -100,7 +100,7 @@ def _as_bytes(rows: dict[tuple[int, str], Ints]) -> dict[tuple[int, str], bytes]
 
 def _public(one: World, two: World) -> Iterator[Violation]:
     """(c): everything that is decided before the first round, and each round's clip and grid."""
-    for what in ("sampling", "setting", "layout"):
+    for what in ("sampling", "privacy_model", "layout"):
         first, second = getattr(one.plan, what), getattr(two.plan, what)
         if first != second:
             yield Violation("c", f"{what} differs: {first} and {second}")
@@ -133,7 +133,7 @@ def _afterwards(one: World, two: World, change: Change) -> Iterator[Violation]:
 
 def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
     """(b): how far each round's sums moved, in units of the noise that was drawn."""
-    setting = one.plan.setting
+    privacy_model = one.plan.privacy_model
     releases, steps = one.releases, one.steps
     for round_number in range(one.plan.method.rounds):
         where = f"round {round_number + 1}"
@@ -144,8 +144,8 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
         if isinstance(steps[0], (LaplaceStep, DiscreteSumStep)):
             for step, distance in zip(steps, moved, strict=False):
                 if distance is not None:
-                    times = _times(setting, change)
-                    yield from _by_itself(distance, step, times, setting.colluders, where)
+                    times = _times(privacy_model, change)
+                    yield from _by_itself(distance, step, times, privacy_model.colluders, where)
         else:  # one Gaussian for updates and count together
             spent = math.hypot(*(distance.l2 for distance in moved if distance is not None))
             yield from _within(spent, _allowed(releases[0], steps[0]), where)
@@ -170,8 +170,8 @@ def _moved(
     one: World, two: World, change: Change, purpose: str, round_number: int
 ) -> _Moved | None:
     """The move of a sum, or of the only upload that may move; None if there was no such noise."""
-    setting = one.plan.setting
-    zeroed = setting.adjacency is Adjacency.ZERO_OUT and setting.unit is Unit.CLIENT
+    privacy_model = one.plan.privacy_model
+    zeroed = privacy_model.adjacency is Adjacency.ZERO_OUT and privacy_model.unit is Unit.CLIENT
     for key in ((purpose, round_number, None, 0), (purpose, round_number, change.name, 0)):
         worlds = [world for world in (one, two) if key in world.notes.draws]
         draws = [world.notes.draws[key] for world in worlds]
@@ -211,7 +211,7 @@ def _gradients(
     one: World, two: World, change: Change, round_number: int, release: Release, step: Step
 ) -> Iterator[Violation]:
     """Noisy local steps: each one's mean gradient, and all of the round's together."""
-    allowed = _times(one.plan.setting, change) / step.noise
+    allowed = _times(one.plan.privacy_model, change) / step.noise
     each = allowed / math.sqrt(release.mechanism.record_uses)
     total = 0.0
     for key, draw in one.notes.draws.items():
@@ -228,9 +228,9 @@ def _gradients(
     yield from _within(math.sqrt(total), allowed, f"round {round_number + 1}, all steps")
 
 
-def _times(setting: Setting, change: Change) -> int:
+def _times(privacy_model: PrivacyModel, change: Change) -> int:
     """Where a record is zeroed, another one in its place is two such changes away."""
-    zeroed = setting.adjacency is Adjacency.ZERO_OUT and change.kind == "record"
+    zeroed = privacy_model.adjacency is Adjacency.ZERO_OUT and change.kind == "record"
     return 2 if zeroed else 1
 
 

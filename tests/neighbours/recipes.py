@@ -10,13 +10,13 @@ from .values import Draw
 _TRUSTED = (*("poisson",) * 4, "fixed", "everyone", "round-robin", "balanced", "capped-poisson")
 _SEEN = ("balanced", "round-robin", "everyone", "fixed")
 _SCHEDULES = ("constant", "constant", *("inverse",) * 3, "inverse-sqrt", "exponential", "cosine")
-_SHARES = ("hu", "dp-sgd", "ddgauss", "ae-dpfl")
+_SHARES = ("gradient-noise", "dp-sgd", "ddgauss", "ae-dpfl")
 
 
 def draw_recipe(
     draw: Draw, method: str, clients: int, scheduled: bool
 ) -> dict[str, dict[str, Any]]:
-    record = method in ("hu", "dp-sgd")
+    record = method in ("gradient-noise", "dp-sgd")
     training = {"method": method, **_local(draw, method, scheduled)}
     privacy: dict[str, Any] = {
         "noise_multiplier": float(10 ** draw.uniform(-1, 1.5)),
@@ -28,10 +28,10 @@ def draw_recipe(
     trust = _trust(draw, method)
     if trust is not None:
         privacy["trust"] = trust
-    if method == "hu" and draw.random() < 0.25:
+    if method == "gradient-noise" and draw.random() < 0.25:
         privacy.pop("trust", None)
         privacy["unit"] = "client"
-    trusted = trust == "central" or (trust is None and method not in (*_SHARES, "fu"))
+    trusted = trust == "central" or (trust is None and method not in (*_SHARES, "client-noise"))
     if method != "ae-dpfl":
         schemes = ("round-robin", "balanced") if scheduled else _TRUSTED if trusted else _SEEN
         _cohort(draw, training, str(draw.choice(schemes)), clients, scheduled)
@@ -42,9 +42,9 @@ def draw_recipe(
     elif draw.random() < 0.25:
         usual = ("replace", "zero-out") if not trusted else ("replace", "zero-out", "add-remove")
         privacy["adjacency"] = str(draw.choice(usual))
-    if trust in ("central", "local") and method not in (*_SHARES, "dp-fed", "dp-fed-ls"):
+    if trust in ("central", "local") and method not in (*_SHARES, "dp-fed", "laplacian-smoothing"):
         privacy["noise"] = str(draw.choice(("gaussian", "gaussian", "laplace")))
-    if not record and method not in ("fu", "ae-dpfl"):
+    if not record and method not in ("client-noise", "ae-dpfl"):
         _shaping(draw, method, training, privacy, trust)
     if (trust == "distributed" or method == "ddgauss") and draw.random() < 0.3:
         secure: dict[str, Any] = {"secure": str(draw.choice(("full", "modelled", "modelled")))}
@@ -62,13 +62,13 @@ def draw_recipe(
 
 def _trust(draw: Draw, method: str) -> str | None:
     """None: the method's own."""
-    if method in ("hu", "dp-sgd"):
+    if method in ("gradient-noise", "dp-sgd"):
         return str(draw.choice(("local", "distributed")))
     if method == "ddgauss":
         return None
     if method == "ae-dpfl":
         return str(draw.choice(("central", "distributed")))
-    if method == "fu" and draw.random() < 0.6:
+    if method == "client-noise" and draw.random() < 0.6:
         return None
     return str(draw.choice(("central", "central", "central", "local", "distributed")))
 
@@ -85,10 +85,12 @@ def _local(draw: Draw, method: str, scheduled: bool) -> dict[str, Any]:
         rounds = int(draw.integers(3, 6))
     if method != "ae-dpfl":
         training["rounds"] = rounds
-    batched = method in ("hu", "dp-sgd") or (method != "fu" and draw.random() < 0.65)
+    batched = method in ("gradient-noise", "dp-sgd") or (
+        method != "client-noise" and draw.random() < 0.65
+    )
     if batched:
         training["batch_size"] = int(draw.choice((1, 2, 3, 4, 4, 5, 6, 16)))
-    if method == "hu" and draw.random() < 0.4:
+    if method == "gradient-noise" and draw.random() < 0.4:
         training["local_steps"] = 1
     elif draw.random() < 0.4:
         training["local_steps"] = int(draw.choice((1, 2, 2, 3, 5)))
@@ -97,7 +99,7 @@ def _local(draw: Draw, method: str, scheduled: bool) -> dict[str, Any]:
         if not batched and not scheduled and draw.random() < 0.04:
             # Long enough to blow up the least difference.
             training |= {"local_epochs": 80, **({"rounds": 1} if "rounds" in training else {})}
-    if method not in ("hu", "dp-sgd", "fu"):
+    if method not in ("gradient-noise", "dp-sgd", "client-noise"):
         if draw.random() < 0.3:
             training["momentum"] = float(draw.choice((0.5, 0.9)))
         if draw.random() < 0.3:
@@ -129,9 +131,9 @@ def _shaping(
         training |= {"weighting": "examples", "weight_cap": int(draw.choice((1, 4, 20)))}
     if draw.random() < 0.25:
         training["sparsity"] = float(draw.choice((0.3, 0.8)))
-    if method in ("dp-fedavg", "cheng") and draw.random() < 0.25:
+    if method in ("dp-fedavg", "bounded-sparse") and draw.random() < 0.25:
         training["penalty"] = float(draw.choice((0.1, 2.0)))
-    if method in ("dp-fedavg", "cheng", "ddgauss") and draw.random() < 0.25:
+    if method in ("dp-fedavg", "bounded-sparse", "ddgauss") and draw.random() < 0.25:
         privacy |= {"clip_quantile": 0.5, "clip_noise": 0.5, "clip_rate": 0.7}
     if trust == "distributed" and draw.random() < 0.4:
         privacy["rotate"] = True

@@ -220,7 +220,7 @@ def recording(recorder: Recorder, foreign: bool, room: int | None = None) -> Ite
         # For speed alone. What epsilon comes out is not looked at here, and numerical accountants
         # take seconds; nothing is evaluated; seeding looks for GPUs at length.
         (accounting, "_account", _QUICK_ACCOUNT),
-        (accounting, "_bounds", lambda *args, **kwargs: (("exact", 1.0),)),
+        (accounting, "bounds", lambda *args, **kwargs: (("exact", 1.0),)),
         (run_module, "Evaluator", lambda *args: lambda *args: Metrics(0.0, None)),
         (torch, "manual_seed", torch.default_generator.manual_seed),
     )

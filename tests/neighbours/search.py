@@ -119,7 +119,8 @@ def _tags(case: Case, world: World) -> Iterator[str]:
     yield f"engine {world.engine}"
     yield f"rounds {plan.method.rounds}"
     yield f"mechanism {type(world.releases[0].mechanism).__name__}"
-    yield f"claim {plan.setting.unit} {plan.setting.adjacency} {plan.setting.trust}"
+    claim = plan.privacy_model
+    yield f"claim {claim.unit} {claim.adjacency} {claim.trust}"
     yield f"sampling {type(plan.sampling).__name__}"
     yield f"model {case.module or case.table['model'].get('name', 'linear')}"
     yield f"task {case.kind.task}"

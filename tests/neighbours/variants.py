@@ -97,27 +97,27 @@ class Variants:
 def variants(case: Case, world: World) -> Variants:
     """Worlds around one, which differ in what its guarantee is about and in who took part."""
     draw = np.random.default_rng([case.seed, 5])
-    setting = world.plan.setting
+    privacy_model = world.plan.privacy_model
     notes = world.notes
     present = sorted({name for _, name in notes.rows} | {k[2] for k in notes.draws if k[2]})
     places: dict[tuple[str, int | None], Place] = {}
     names = draw.permutation(present)
     for number, values in enumerate(_VALUES if present else ()):
         name = str(names[number % len(names)])
-        if setting.unit is Unit.RECORD:
-            place = _record(draw, case, name, values, setting.adjacency)
-        elif setting.adjacency is Adjacency.ADD_REMOVE and draw.random() < 0.3:
+        if privacy_model.unit is Unit.RECORD:
+            place = _record(draw, case, name, values, privacy_model.adjacency)
+        elif privacy_model.adjacency is Adjacency.ADD_REMOVE and draw.random() < 0.3:
             place = _newcomer(draw, case, values)
         else:
-            place = _client(draw, case, name, values, setting.adjacency)
+            place = _client(draw, case, name, values, privacy_model.adjacency)
         places.setdefault((place.name, place.row), place)
-    return Variants(case, tuple(places.values()), setting.adjacency)
+    return Variants(case, tuple(places.values()), privacy_model.adjacency)
 
 
 def coming_or_going(case: Case, world: World) -> tuple[Change, Clients] | None:
     """Where who is there is public: somebody less, or more, for every other case."""
     draw = np.random.default_rng([case.seed, 6])
-    if world.plan.setting.adjacency is Adjacency.ADD_REMOVE or draw.random() < 0.5:
+    if world.plan.privacy_model.adjacency is Adjacency.ADD_REMOVE or draw.random() < 0.5:
         return None
     if draw.random() < 0.7:
         name = case.clients[int(draw.integers(len(case.clients)))].name

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
-from fedveil.config.methods import method_of
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import FedveilError
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.data.partition import ByOwner
+from fedveil.methods.registry import method_of
 from fedveil.models.images import ChannelsFirst
 from fedveil.models.text import CharacterLstm
 from fedveil.planning.plan import Budget, Plan, plan
@@ -59,7 +59,7 @@ class World:
     @cached_property
     def steps(self) -> list[Step]:
         """The same as sensitivity over noise."""
-        return [step_of(release, self.plan.setting) for release in self.releases]
+        return [step_of(release, self.plan.privacy_model) for release in self.releases]
 
     @cached_property
     def promise(self) -> dict[str, Any]:

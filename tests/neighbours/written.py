@@ -37,7 +37,7 @@ def files_differ(case: Case, clients: Sequence[Client], first: World) -> list[Vi
             for name in ("one", "again"):
                 play(case, case.clients, first, folder / name)
             neighbour = play(case, clients, first, folder / "two")
-        by_presence = first.plan.setting.adjacency is Adjacency.ADD_REMOVE
+        by_presence = first.plan.privacy_model.adjacency is Adjacency.ADD_REMOVE
         if neighbour.failure or (set(neighbour.names) != set(first.names) and not by_presence):
             return []
         one, again, two = (dict(_leaves(folder / name)) for name in ("one", "again", "two"))

@@ -73,8 +73,8 @@ def test_another_federation_is_planned_for_as_it_is() -> None:
     larger = fv.load("digits", clients=60)
     moved = replace(plan, federation=larger)
     assert moved.sampling.expected_cohort == 30
-    assert moved.setting is not None
-    assert moved.setting.population == 60
+    assert moved.privacy_model is not None
+    assert moved.privacy_model.population == 60
     assert moved.context is not None
     assert moved.context.federation is larger
 
@@ -111,7 +111,7 @@ def test_every_round_of_another_method_or_noise_is_tried() -> None:
     with pytest.raises(ConfigError, match="noise"):
         replace(plan, context=replace(plan.context, noise_multiplier=1e-12))
     rate = fv.LearningRate(0.5, fv.Schedule.COSINE, 2.0)
-    ends = fv.fu(
+    ends = fv.client_noise(
         rounds=4,
         cohort=fv.CohortRule(fv.Scheme.EVERYONE),
         local=fv.LocalTraining(rate, steps=2),
@@ -150,7 +150,7 @@ def test_terms_do_not_change_what_the_method_decides(changes: dict[str, object])
         replace(plan, context=replace(plan.context, **changes))
 
 
-@pytest.mark.parametrize("name", ["guarantee", "setting", "sampling", "pipeline", "layout"])
+@pytest.mark.parametrize("name", ["guarantee", "privacy_model", "sampling", "pipeline", "layout"])
 def test_what_is_derived_cannot_be_set(name: str) -> None:
     plan = planned(method())
     with pytest.raises(TypeError, match=name):
@@ -182,8 +182,8 @@ def test_a_protected_promise_on_secure_sums_keeps_them() -> None:
         placement=fv.DistributedNoise(),
     )
     plan = planned(shares)
-    assert plan.setting is not None
-    assert plan.setting.trust is Trust.DISTRIBUTED
+    assert plan.privacy_model is not None
+    assert plan.privacy_model.trust is Trust.DISTRIBUTED
     bare = replace(plan.context, secure=None)
     with pytest.raises(PrivacyRefusal, match="secure sums"):
         replace(plan, context=bare)

@@ -144,7 +144,7 @@ def test_steps_can_be_said_beside_a_recipe(capsys: pytest.CaptureFixture[str], r
 def test_laplace_recipes_are_planned_with_laplace_noise(
     capsys: pytest.CaptureFixture[str], recipe: str
 ) -> None:
-    changes = ("training.method=fu", "training.sampling=round-robin", "training.rate=1.0",
+    changes = ("training.method=client-noise", "training.sampling=round-robin", "training.rate=1.0",
                "privacy.noise=laplace", "privacy.delta=0.0")  # fmt: skip
     said = answer(capsys, recipe, *(part for change in changes for part in ("--set", change)))
     (row,) = (r for r in said["rows"] if r["trust"] == "local" and r["rounds"] == 12)

@@ -119,7 +119,11 @@ def test_the_number_of_runs_is_geometric() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"training__method": "fu", "training__sampling": "round-robin", "training__rate": 0.5},
+        {
+            "training__method": "client-noise",
+            "training__sampling": "round-robin",
+            "training__rate": 0.5,
+        },
         {"privacy__trust": "distributed", "training__sampling": "balanced", "training__rate": 0.5},
     ],
     ids=["local", "distributed"],

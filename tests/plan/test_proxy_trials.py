@@ -24,7 +24,7 @@ from fedveil.run.run import Run
 from tests.plan.pilots import small_recipe, trials_of
 
 SOME = {"training__rate": 0.5}
-LOCAL = {"training__method": "fu", "training__sampling": "balanced", **SOME}
+LOCAL = {"training__method": "client-noise", "training__sampling": "balanced", **SOME}
 
 
 def on_the_real_data(recipe: Any) -> ProxyTrials:

@@ -103,7 +103,7 @@ def test_only_what_a_method_has_is_searched() -> None:
 
 def test_a_candidate_becomes_a_recipe_and_nothing_else_changes() -> None:
     recipe = small_recipe(
-        training__method="cheng", training__sampling="poisson", training__rate=0.5
+        training__method="bounded-sparse", training__sampling="poisson", training__rate=0.5
     )
     changed = recipe_with_settings(recipe, FULL)
     assert (changed.training.local_steps, changed.training.rounds) == (3, 40)

@@ -9,11 +9,12 @@ import pytest
 
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.curves import symmetrised
-from fedveil.privacy.accountants.discrete import discrete_sum_curve, sum_defect
+from fedveil.privacy.accountants.discrete import sum_defect
 from fedveil.privacy.accountants.exact import gaussian_epsilon, gaussian_noise, zcdp_epsilon
 from fedveil.privacy.accountants.pld import pld_epsilon
-from fedveil.privacy.accountants.rdp import WHOLE, composed_curve, rdp_epsilon
+from fedveil.privacy.accountants.rdp import composed_curve, rdp_epsilon
 from fedveil.privacy.accountants.steps import (
+    WHOLE,
     CappedPoissonGaussianStep,
     DiscreteSumStep,
     FixedSizeGaussianStep,
@@ -24,15 +25,15 @@ from fedveil.privacy.accountants.steps import (
 from fedveil.privacy.accounting import account
 from fedveil.privacy.calibration import calibrate_mechanism, calibrate_noise
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, Gaussian, Laplace, NoisyVotes
-from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 from fedveil.privacy.tuning import AllRuns, RandomRuns, Repeats
 
 CLOSE = 0.005
 SVHN = 2000**-1.1
 SHAKESPEARE = 975**-1.1
-CENTRAL = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
-REPLACED = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
+CENTRAL = PrivacyModel(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
+REPLACED = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
 
 
 @pytest.mark.parametrize(
@@ -92,15 +93,17 @@ def test_tables_of_liang(
     clients, cohort, rounds = (2000, 100, 200) if task == "svhn" else (975, 195, 100)
     delta = float(clients) ** -1.1
     fixed = FixedSize(clients, cohort)
-    doubled = account([Release(Gaussian(2 * z), fixed, rounds)], setting=REPLACED, delta=delta)
+    doubled = account(
+        [Release(Gaussian(2 * z), fixed, rounds)], privacy_model=REPLACED, delta=delta
+    )
     assert doubled.alternatives["rdp"] == pytest.approx(wr, rel=CLOSE)
     assert doubled.alternatives["pld"] == pytest.approx(w, rel=CLOSE)
-    plain = account([Release(Gaussian(z), fixed, rounds)], setting=REPLACED, delta=delta)
+    plain = account([Release(Gaussian(z), fixed, rounds)], privacy_model=REPLACED, delta=delta)
     assert plain.epsilon == pytest.approx(high, rel=CLOSE)
     attained = pld_epsilon([PoissonGaussianStep(z / 2, cohort / clients, rounds)], delta)
     assert attained == pytest.approx(low, rel=CLOSE)
     poisson = Poisson(cohort / clients, clients)
-    sampled = account([Release(Gaussian(z), poisson, rounds)], setting=CENTRAL, delta=delta)
+    sampled = account([Release(Gaussian(z), poisson, rounds)], privacy_model=CENTRAL, delta=delta)
     assert sampled.alternatives["rdp"] == pytest.approx(r, rel=CLOSE)
     assert sampled.epsilon == pytest.approx(p, rel=CLOSE)
 
@@ -135,8 +138,8 @@ def test_old_conversion_reproduces_the_published_table() -> None:
 def test_pure_laplace_is_exact() -> None:
     release = Release(Laplace(10), RoundRobin(100, 10), 100)
     for adjacency, epsilon in ((Adjacency.ZERO_OUT, 1.0), (Adjacency.REPLACE, 2.0)):
-        setting = Setting(Unit.CLIENT, adjacency, Trust.LOCAL)
-        found = account([release], setting=setting, delta=0)
+        privacy_model = PrivacyModel(Unit.CLIENT, adjacency, Trust.LOCAL)
+        found = account([release], privacy_model=privacy_model, delta=0)
         assert found.epsilon == pytest.approx(epsilon, rel=1e-12)
         assert found.accountant == "pure"
 
@@ -148,9 +151,14 @@ def test_many_laplace_releases_cost_less_with_a_delta(noise: float, epsilon: flo
 
 @pytest.mark.parametrize(("rounds", "ratio"), [(10, 9.90), (100, 36.75)])
 def test_laplace_scale_for_a_budget_with_delta(rounds: int, ratio: float) -> None:
-    setting = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL)
+    privacy_model = PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL)
     found = calibrate_mechanism(
-        Laplace, epsilon=1, delta=1e-5, sampling=Everyone(), rounds=rounds, setting=setting
+        Laplace,
+        epsilon=1,
+        delta=1e-5,
+        sampling=Everyone(),
+        rounds=rounds,
+        privacy_model=privacy_model,
     )
     assert found.scale_multiplier == pytest.approx(ratio, rel=CLOSE)
 
@@ -158,7 +166,7 @@ def test_laplace_scale_for_a_budget_with_delta(rounds: int, ratio: float) -> Non
 @pytest.mark.parametrize(("epsilon", "noise"), [(2, 2.178), (4, 1.348), (6, 1.068), (8, 0.924)])
 def test_noise_for_the_budgets_of_cheng(epsilon: float, noise: float) -> None:
     found = calibrate_noise(
-        epsilon=epsilon, delta=1 / 3400, sampling=Poisson(0.04), rounds=1000, setting=CENTRAL
+        epsilon=epsilon, delta=1 / 3400, sampling=Poisson(0.04), rounds=1000, privacy_model=CENTRAL
     )
     assert found.noise_multiplier == pytest.approx(noise, rel=CLOSE)
 
@@ -166,7 +174,7 @@ def test_noise_for_the_budgets_of_cheng(epsilon: float, noise: float) -> None:
 @pytest.mark.parametrize(("delta", "noise"), [(3400**-1.1, 2.302), (1e-6, 2.965)])
 def test_a_smaller_delta_asks_for_more_noise(delta: float, noise: float) -> None:
     found = calibrate_noise(
-        epsilon=2, delta=delta, sampling=Poisson(0.04, 3400), rounds=1000, setting=CENTRAL
+        epsilon=2, delta=delta, sampling=Poisson(0.04, 3400), rounds=1000, privacy_model=CENTRAL
     )
     assert found.noise_multiplier == pytest.approx(noise, rel=CLOSE)
 
@@ -192,8 +200,8 @@ def test_sums_of_discrete_gaussians(
     mechanism = DiscreteGaussianSum(1, granularity, share_std, 100, 4096)
     if reach is not None:
         assert mechanism.grid_sensitivity()[0] * granularity == pytest.approx(reach, abs=1e-6)
-    setting = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
-    found = account([Release(mechanism, Everyone(), 10)], setting=setting, delta=1e-5)
+    privacy_model = PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
+    found = account([Release(mechanism, Everyone(), 10)], privacy_model=privacy_model, delta=1e-5)
     assert found.epsilon == pytest.approx(epsilon, rel=1e-4)
     assert found.certified
 
@@ -201,7 +209,7 @@ def test_sums_of_discrete_gaussians(
 def test_discrete_gaussian_sum_curve_and_defect() -> None:
     l2, l1 = DiscreteGaussianSum(1, 1 / 64, 0.1, 100, 4096).grid_sensitivity()
     step = DiscreteSumStep(l2, l1, 6.4, 100, 4096, 1, 1.0, 1)
-    assert discrete_sum_curve(step, np.array([2.0]))[0] == pytest.approx(1.273438, abs=1e-6)
+    assert step.renyi((2.0,))[0] == pytest.approx(1.273438, abs=1e-6)
     assert sum_defect(0.64, 100) == pytest.approx(0.648, abs=5e-4)
     assert sum_defect(2, 3400) < 1e-16
     assert sum_defect(0.43, 3400) == pytest.approx(893, rel=0.005)
@@ -211,8 +219,10 @@ def test_discrete_gaussian_sum_curve_and_defect() -> None:
     ("adjacency", "epsilon"), [(Adjacency.ZERO_OUT, 1.7601), (Adjacency.REPLACE, 2.5944)]
 )
 def test_noisy_votes(adjacency: Adjacency, epsilon: float) -> None:
-    setting = Setting(Unit.CLIENT, adjacency, Trust.DISTRIBUTED)
-    found = account([Release(NoisyVotes(50), Everyone(), 500)], setting=setting, delta=1e-5)
+    privacy_model = PrivacyModel(Unit.CLIENT, adjacency, Trust.DISTRIBUTED)
+    found = account(
+        [Release(NoisyVotes(50), Everyone(), 500)], privacy_model=privacy_model, delta=1e-5
+    )
     assert found.epsilon == pytest.approx(epsilon, abs=6e-5)
 
 
@@ -222,16 +232,24 @@ def test_noisy_votes(adjacency: Adjacency, epsilon: float) -> None:
 def test_distributed_noise_for_a_budget(
     epsilon: float, delta: float, rounds: int, noise: float
 ) -> None:
-    setting = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
+    privacy_model = PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
     found = calibrate_noise(
-        epsilon=epsilon, delta=delta, sampling=Everyone(), rounds=rounds, setting=setting
+        epsilon=epsilon,
+        delta=delta,
+        sampling=Everyone(),
+        rounds=rounds,
+        privacy_model=privacy_model,
     )
     assert found.noise_multiplier == pytest.approx(noise, rel=CLOSE)
 
 
 def test_half_of_the_shares_missing() -> None:
-    setting = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED, honest_shares=5)
-    found = account([Release(Gaussian(1.8981), Everyone(10), 10)], setting=setting, delta=1e-5)
+    privacy_model = PrivacyModel(
+        Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED, honest_shares=5
+    )
+    found = account(
+        [Release(Gaussian(1.8981), Everyone(10), 10)], privacy_model=privacy_model, delta=1e-5
+    )
     assert found.epsilon == pytest.approx(12.256, abs=5e-4)
     assert found.honest_shares == 5
 
@@ -240,9 +258,11 @@ def test_half_of_the_shares_missing() -> None:
     ("noise", "participated"), [(2.178, 13.5), (1.348, 26.4), (1.068, 37.1), (0.924, 46.1)]
 )
 def test_no_amplification_against_the_server(noise: float, participated: float) -> None:
-    setting = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED, honest_shares=136)
+    privacy_model = PrivacyModel(
+        Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED, honest_shares=136
+    )
     release = Release(Gaussian(noise), Poisson(0.04, 3400), 1000, participations=40)
-    found = account([release], setting=setting, delta=0.999 / 3400)
+    found = account([release], privacy_model=privacy_model, delta=0.999 / 3400)
     assert found.epsilon == pytest.approx(participated, rel=CLOSE)
 
 
@@ -274,12 +294,14 @@ def test_tuning_charges() -> None:
     release = Release(Gaussian(1), Poisson(0.05), 200)
 
     def cost(tuning: AllRuns | RandomRuns | None) -> float:
-        return account([release], setting=CENTRAL, delta=SVHN, tuning=tuning).alternatives["rdp"]
+        return account([release], privacy_model=CENTRAL, delta=SVHN, tuning=tuning).alternatives[
+            "rdp"
+        ]
 
     assert cost(None) == pytest.approx(4.294, rel=CLOSE)
     assert cost(RandomRuns(10)) == pytest.approx(8.238, rel=CLOSE)
     assert cost(RandomRuns(10, Repeats.LOGARITHMIC)) == pytest.approx(7.220, rel=CLOSE)
-    all_runs = account([release], setting=CENTRAL, delta=SVHN, tuning=AllRuns(25))
+    all_runs = account([release], privacy_model=CENTRAL, delta=SVHN, tuning=AllRuns(25))
     assert all_runs.epsilon == pytest.approx(25.59, rel=CLOSE)
 
 
@@ -312,10 +334,14 @@ def test_noise_that_suffices_today(epsilon: float, fixed: float, poisson: float)
     """MNIST again, noise std on the sum with clip 0.3."""
     delta = 1000**-1.1
     replaced = calibrate_noise(
-        epsilon=epsilon, delta=delta, sampling=FixedSize(1000, 50), rounds=30, setting=REPLACED
+        epsilon=epsilon,
+        delta=delta,
+        sampling=FixedSize(1000, 50),
+        rounds=30,
+        privacy_model=REPLACED,
     )
     assert 0.3 * replaced.noise_multiplier == pytest.approx(fixed, rel=CLOSE)
     added = calibrate_noise(
-        epsilon=epsilon, delta=delta, sampling=Poisson(0.05, 1000), rounds=30, setting=CENTRAL
+        epsilon=epsilon, delta=delta, sampling=Poisson(0.05, 1000), rounds=30, privacy_model=CENTRAL
     )
     assert 0.3 * added.noise_multiplier == pytest.approx(poisson, rel=CLOSE)

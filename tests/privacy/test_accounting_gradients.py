@@ -21,19 +21,24 @@ from fedveil.privacy.gradient_perturbation import (
     record_uses,
 )
 from fedveil.privacy.refusals import GradientRefused
-from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import Everyone
 from reproduction.claims.hu import bit_attack_epsilon, bit_probability, paper_hu_epsilon
 
-SHARED = Setting(Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED)
-LOCAL = Setting(Unit.RECORD, Adjacency.REPLACE, Trust.LOCAL)
+SHARED = PrivacyModel(Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED)
+LOCAL = PrivacyModel(Unit.RECORD, Adjacency.REPLACE, Trust.LOCAL)
 LOGISTIC = NonExpansive(Loss.LOGISTIC, 1.0, (0.5,))
 
 
 def epsilon(
-    mechanism: NoisyGradients | GridGradients, rounds: int, setting: Setting, delta: float = 1e-4
+    mechanism: NoisyGradients | GridGradients,
+    rounds: int,
+    privacy_model: PrivacyModel,
+    delta: float = 1e-4,
 ) -> float:
-    return account([Release(mechanism, Everyone(), rounds)], setting=setting, delta=delta).epsilon
+    return account(
+        [Release(mechanism, Everyone(), rounds)], privacy_model=privacy_model, delta=delta
+    ).epsilon
 
 
 @pytest.mark.parametrize(
@@ -64,9 +69,9 @@ def test_any_model_pays_for_every_use_undivided() -> None:
 def test_one_step_is_divided_by_the_honest_shares() -> None:
     mechanism = NoisyGradients(1.0, 100, 0.01, local_steps=1, record_uses=1, shares=20)
     for colluders in (0, 5, 19):
-        setting = replace(SHARED, colluders=colluders)
+        privacy_model = replace(SHARED, colluders=colluders)
         mu = math.sqrt(7) * 2 / (100 * 0.01 * math.sqrt(20 - colluders))
-        assert epsilon(mechanism, 7, setting) == pytest.approx(
+        assert epsilon(mechanism, 7, privacy_model) == pytest.approx(
             gaussian_epsilon(1 / mu, 1e-4), rel=1e-9
         )
     with pytest.raises(ConfigError):
@@ -217,6 +222,10 @@ def test_certificates_that_do_not_hold_cannot_be_made(fields: dict[str, object])
 def test_fields_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ConfigError, match="record_uses"):
         NoisyGradients(1.0, 10, 1.0, local_steps=2, record_uses=3)
+    assert NoisyGradients(1.0, 10, 1.0, local_steps=2, record_uses=2).record_uses == 2
+    for shares in (0, -1, 2.5, True):
+        with pytest.raises(ConfigError, match="shares"):
+            NoisyGradients(1.0, 10, 1.0, 1, 1, shares=shares)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="learning_rates"):
         NoisyGradients(1.0, 10, 1.0, 3, 1, 5, NonExpansive(Loss.LOGISTIC, 1.0, (0.5, 0.4)))
     with pytest.raises(ConfigError, match="learning_rates"):
@@ -234,18 +243,18 @@ def test_grid_gradients_converge_to_the_continuous_bound() -> None:
     floating point are not what was proved, so they are not certified."""
     fields = (1.0, 100, 0.05, 6, 2, 50, LOGISTIC)
     continuous = account(
-        [Release(NoisyGradients(*fields), Everyone(), 5)], setting=SHARED, delta=1e-4
+        [Release(NoisyGradients(*fields), Everyone(), 5)], privacy_model=SHARED, delta=1e-4
     )
     assert not continuous.certified
     limit = account(
         [Release(replace(NoisyGradients(*fields), record_uses=2), Everyone(), 5)],
-        setting=SHARED,
+        privacy_model=SHARED,
         delta=1e-4,
     ).alternatives["rdp"]
     costs = []
     for granularity in (1e-3, 1e-4, 1e-5, 1e-6):
         mechanism = GridGradients(*fields, granularity, 32)  # type: ignore[arg-type]
-        found = account([Release(mechanism, Everyone(), 5)], setting=SHARED, delta=1e-4)
+        found = account([Release(mechanism, Everyone(), 5)], privacy_model=SHARED, delta=1e-4)
         assert not found.certified
         assert "floating point" in found.reason
         costs.append(found.epsilon)

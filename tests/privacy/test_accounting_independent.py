@@ -20,8 +20,10 @@ from fedveil.privacy.accountants.curves import capped, poisson, symmetrised
 from fedveil.privacy.accountants.discrete import poisson_sampled_curve
 from fedveil.privacy.accountants.exact import gaussian_epsilon, unamplified_epsilon
 from fedveil.privacy.accountants.pld import interval, pld_epsilon
-from fedveil.privacy.accountants.rdp import MIXED, WHOLE, composed_curve, rdp_epsilon
+from fedveil.privacy.accountants.rdp import composed_curve, rdp_epsilon
 from fedveil.privacy.accountants.steps import (
+    MIXED,
+    WHOLE,
     CappedPoissonGaussianStep,
     FixedSizeGaussianStep,
     GaussianStep,

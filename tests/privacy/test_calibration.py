@@ -28,7 +28,7 @@ from fedveil.privacy.mechanisms import (
     NoisyVotes,
 )
 from fedveil.privacy.refusals import AmplificationRefused, DeltaRefused
-from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.root import largest_at_most, least_at_most
 from fedveil.privacy.sampling import (
     Balanced,
@@ -41,20 +41,22 @@ from fedveil.privacy.sampling import (
 )
 from fedveil.privacy.tuning import AllRuns, RandomRuns
 
-ADDED = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
-REPLACED = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
-SHARED = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
-LOCAL = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.LOCAL)
+ADDED = PrivacyModel(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
+REPLACED = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
+SHARED = PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
+LOCAL = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.LOCAL)
 SUM = DiscreteGaussianSum(1.0, 1 / 1024, 1.0, 100, 4096)
 
 
 def epsilon_of(
-    mechanism: Mechanism, sampling: Sampling, rounds: int, setting: Setting, delta: float
+    mechanism: Mechanism, sampling: Sampling, rounds: int, privacy_model: PrivacyModel, delta: float
 ) -> float:
-    return account([Release(mechanism, sampling, rounds)], setting=setting, delta=delta).epsilon
+    return account(
+        [Release(mechanism, sampling, rounds)], privacy_model=privacy_model, delta=delta
+    ).epsilon
 
 
-CASES: list[tuple[float, float, Sampling, int, Setting]] = [
+CASES: list[tuple[float, float, Sampling, int, PrivacyModel]] = [
     (4.0, 1e-5, Poisson(0.01), 1000, ADDED),
     (0.5, 1e-6, Poisson(0.05), 100, ADDED),
     (30.0, 1e-5, Poisson(0.5), 200, ADDED),
@@ -69,16 +71,16 @@ CASES: list[tuple[float, float, Sampling, int, Setting]] = [
 ]
 
 
-@pytest.mark.parametrize(("epsilon", "delta", "sampling", "rounds", "setting"), CASES)
+@pytest.mark.parametrize(("epsilon", "delta", "sampling", "rounds", "privacy_model"), CASES)
 def test_noise_is_within_a_thousandth_of_the_least(
-    epsilon: float, delta: float, sampling: Sampling, rounds: int, setting: Setting
+    epsilon: float, delta: float, sampling: Sampling, rounds: int, privacy_model: PrivacyModel
 ) -> None:
     found = calibrate_noise(
-        epsilon=epsilon, delta=delta, sampling=sampling, rounds=rounds, setting=setting
+        epsilon=epsilon, delta=delta, sampling=sampling, rounds=rounds, privacy_model=privacy_model
     )
-    assert epsilon_of(found, sampling, rounds, setting, delta) <= epsilon
+    assert epsilon_of(found, sampling, rounds, privacy_model, delta) <= epsilon
     less = Gaussian(found.noise_multiplier * 0.999)
-    assert epsilon_of(less, sampling, rounds, setting, delta) > epsilon
+    assert epsilon_of(less, sampling, rounds, privacy_model, delta) > epsilon
 
 
 @settings(deadline=None, derandomize=True, max_examples=8)
@@ -91,7 +93,7 @@ def test_noise_is_within_a_thousandth_of_the_least(
 def test_any_poisson_budget_is_met_and_nearly_used(
     epsilon: float, delta: float, rate: float, rounds: int
 ) -> None:
-    question = {"sampling": Poisson(rate), "rounds": rounds, "setting": ADDED, "delta": delta}
+    question = {"sampling": Poisson(rate), "rounds": rounds, "privacy_model": ADDED, "delta": delta}
     found = calibrate_noise(epsilon=epsilon, **question)  # type: ignore[arg-type]
     assert epsilon_of(found, **question) <= epsilon  # type: ignore[arg-type]
     less = Gaussian(found.noise_multiplier * 0.999)
@@ -102,7 +104,7 @@ def test_any_poisson_budget_is_met_and_nearly_used(
 @pytest.mark.parametrize("delta", [1e-3, 1e-12])
 def test_unsampled_noise_is_the_closed_form(epsilon: float, delta: float) -> None:
     found = calibrate_noise(
-        epsilon=epsilon, delta=delta, sampling=Everyone(), rounds=9, setting=LOCAL
+        epsilon=epsilon, delta=delta, sampling=Everyone(), rounds=9, privacy_model=LOCAL
     )
     truth = 2 * 3 * gaussian_noise(epsilon, delta)
     assert truth <= found.noise_multiplier * (1 + 1e-9)
@@ -111,24 +113,29 @@ def test_unsampled_noise_is_the_closed_form(epsilon: float, delta: float) -> Non
 
 def test_other_mechanisms() -> None:
     question = {"epsilon": 2.0, "sampling": Everyone(100), "rounds": 10}
-    pure = calibrate_mechanism(Laplace, delta=0, setting=LOCAL, **question)  # type: ignore[arg-type]
+    pure = calibrate_mechanism(Laplace, delta=0, privacy_model=LOCAL, **question)  # type: ignore[arg-type]
     assert pure.scale_multiplier == pytest.approx(10, rel=1e-3)
     assert epsilon_of(pure, Everyone(100), 10, LOCAL, 0) <= 2.0
     single = calibrate_mechanism(
-        DiscreteGaussian, delta=1e-5, setting=LOCAL, **question  # type: ignore[arg-type]
+        DiscreteGaussian, delta=1e-5, privacy_model=LOCAL, **question  # type: ignore[arg-type]
     )  # fmt: skip
     assert 1.999 <= epsilon_of(single, Everyone(100), 10, LOCAL, 1e-5) <= 2.0
     shares = calibrate_mechanism(
         lambda std: replace(SUM, share_std=std),
         delta=1e-5,
-        setting=SHARED,
+        privacy_model=SHARED,
         **question,  # type: ignore[arg-type]
     )
     assert 1.999 <= epsilon_of(shares, Everyone(100), 10, SHARED, 1e-5) <= 2.0
-    votes = calibrate_mechanism(NoisyVotes, delta=1e-5, setting=SHARED, **question)  # type: ignore[arg-type]
+    votes = calibrate_mechanism(NoisyVotes, delta=1e-5, privacy_model=SHARED, **question)  # type: ignore[arg-type]
     assert 1.999 <= epsilon_of(votes, Everyone(100), 10, SHARED, 1e-5) <= 2.0
     amplified = calibrate_mechanism(
-        DiscreteGaussian, epsilon=2.0, delta=1e-5, sampling=Poisson(0.01), rounds=100, setting=ADDED
+        DiscreteGaussian,
+        epsilon=2.0,
+        delta=1e-5,
+        sampling=Poisson(0.01),
+        rounds=100,
+        privacy_model=ADDED,
     )
     assert 1.99 <= epsilon_of(amplified, Poisson(0.01), 100, ADDED, 1e-5) <= 2.0
 
@@ -136,23 +143,23 @@ def test_other_mechanisms() -> None:
 def test_other_releases_and_tuning_are_part_of_the_budget() -> None:
     metric = Release(Gaussian(20.0), Everyone(), 50)
     question = {"epsilon": 3.0, "delta": 1e-5, "sampling": Poisson(0.02), "rounds": 50}
-    plain = calibrate_noise(setting=ADDED, **question)  # type: ignore[arg-type]
-    beside = calibrate_noise(setting=ADDED, also=[metric], **question)  # type: ignore[arg-type]
+    plain = calibrate_noise(privacy_model=ADDED, **question)  # type: ignore[arg-type]
+    beside = calibrate_noise(privacy_model=ADDED, also=[metric], **question)  # type: ignore[arg-type]
     model = Release(beside, Poisson(0.02), 50)
-    both = account([model, metric], setting=ADDED, delta=1e-5).epsilon
+    both = account([model, metric], privacy_model=ADDED, delta=1e-5).epsilon
     assert 2.99 <= both <= 3.0
     assert beside.noise_multiplier > plain.noise_multiplier
-    tuned = calibrate_noise(setting=ADDED, tuning=AllRuns(5), **question)  # type: ignore[arg-type]
-    lucky = calibrate_noise(setting=ADDED, tuning=RandomRuns(5), **question)  # type: ignore[arg-type]
+    tuned = calibrate_noise(privacy_model=ADDED, tuning=AllRuns(5), **question)  # type: ignore[arg-type]
+    lucky = calibrate_noise(privacy_model=ADDED, tuning=RandomRuns(5), **question)  # type: ignore[arg-type]
     for found, tuning in ((tuned, AllRuns(5)), (lucky, RandomRuns(5))):
         release = [Release(found, Poisson(0.02), 50)]
-        cost = account(release, setting=ADDED, delta=1e-5, tuning=tuning).epsilon
+        cost = account(release, privacy_model=ADDED, delta=1e-5, tuning=tuning).epsilon
         assert 2.99 <= cost <= 3.0
         assert found.noise_multiplier > plain.noise_multiplier
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "mechanism", "sampling", "setting"),
+    ("epsilon", "mechanism", "sampling", "privacy_model"),
     [
         (4.0, Gaussian(1.1), Poisson(0.01), ADDED),
         (4.0, Gaussian(2.2), FixedSize(10_000, 100), REPLACED),
@@ -163,28 +170,32 @@ def test_other_releases_and_tuning_are_part_of_the_budget() -> None:
     ],
 )
 def test_rounds_are_the_most_that_fit(
-    epsilon: float, mechanism: Mechanism, sampling: Sampling, setting: Setting
+    epsilon: float, mechanism: Mechanism, sampling: Sampling, privacy_model: PrivacyModel
 ) -> None:
     rounds = calibrate_rounds(
-        epsilon=epsilon, delta=1e-5, sampling=sampling, mechanism=mechanism, setting=setting
+        epsilon=epsilon,
+        delta=1e-5,
+        sampling=sampling,
+        mechanism=mechanism,
+        privacy_model=privacy_model,
     )
 
     def cost(n: int) -> float:
         cohorts = replace(sampling, rounds=n) if isinstance(sampling, Balanced) else sampling
-        return epsilon_of(mechanism, cohorts, n, setting, 1e-5)
+        return epsilon_of(mechanism, cohorts, n, privacy_model, 1e-5)
 
     assert cost(rounds) <= epsilon < cost(rounds + 1)
 
 
 def test_rates_are_the_largest_that_fit() -> None:
     question = {"epsilon": 2.0, "delta": 1e-5, "rounds": 200, "mechanism": Gaussian(1.2)}
-    poisson = calibrate_rate(sampling=Poisson(0.5), setting=ADDED, **question)  # type: ignore[arg-type]
+    poisson = calibrate_rate(sampling=Poisson(0.5), privacy_model=ADDED, **question)  # type: ignore[arg-type]
     assert isinstance(poisson, Poisson)
     assert epsilon_of(Gaussian(1.2), poisson, 200, ADDED, 1e-5) <= 2.0
     more = Poisson(poisson.rate * 1.001)
     assert epsilon_of(Gaussian(1.2), more, 200, ADDED, 1e-5) > 2.0
     fixed = calibrate_rate(
-        sampling=FixedSize(10_000, 1), setting=REPLACED, **question  # type: ignore[arg-type]
+        sampling=FixedSize(10_000, 1), privacy_model=REPLACED, **question  # type: ignore[arg-type]
     )  # fmt: skip
     assert isinstance(fixed, FixedSize)
     assert epsilon_of(Gaussian(1.2), fixed, 200, REPLACED, 1e-5) <= 2.0
@@ -196,7 +207,7 @@ def test_rates_are_the_largest_that_fit() -> None:
         rounds=200,
         sampling=RoundRobin(100, 1),
         mechanism=Gaussian(5.0),
-        setting=SHARED,
+        privacy_model=SHARED,
     )
     assert isinstance(robin, RoundRobin)
     assert epsilon_of(Gaussian(5.0), robin, 200, SHARED, 1e-3) <= 2.0
@@ -206,17 +217,17 @@ def test_rates_are_the_largest_that_fit() -> None:
         rounds=2,
         sampling=Poisson(0.1),
         mechanism=Gaussian(5),
-        setting=ADDED,
+        privacy_model=ADDED,
     )
     assert plenty == Poisson(1.0)
 
 
 def test_budgets_that_buy_nothing_are_refused() -> None:
-    question = {"delta": 1e-5, "sampling": Poisson(0.9), "setting": ADDED}
+    question = {"delta": 1e-5, "sampling": Poisson(0.9), "privacy_model": ADDED}
     with pytest.raises(ConfigError, match="single round"):
         calibrate_rounds(epsilon=0.1, mechanism=Gaussian(0.5), **question)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no amount of noise"):
-        calibrate_noise(epsilon=1, delta=0, sampling=Everyone(), rounds=3, setting=LOCAL)
+        calibrate_noise(epsilon=1, delta=0, sampling=Everyone(), rounds=3, privacy_model=LOCAL)
     with pytest.raises(ConfigError, match="cohort of one"):
         calibrate_rate(
             epsilon=0.01,
@@ -224,7 +235,7 @@ def test_budgets_that_buy_nothing_are_refused() -> None:
             sampling=FixedSize(20, 1),
             rounds=900,
             mechanism=Gaussian(0.3),
-            setting=REPLACED,
+            privacy_model=REPLACED,
         )
     with pytest.raises(ConfigError, match="everyone"):
         calibrate_rate(
@@ -233,15 +244,19 @@ def test_budgets_that_buy_nothing_are_refused() -> None:
             sampling=Everyone(),
             rounds=9,
             mechanism=Gaussian(0.3),
-            setting=LOCAL,
+            privacy_model=LOCAL,
         )
     for bad in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match="epsilon"):
             calibrate_noise(epsilon=bad, rounds=3, **question)  # type: ignore[arg-type]
     with pytest.raises(AmplificationRefused):
-        calibrate_noise(epsilon=1, delta=1e-5, sampling=Poisson(0.1), rounds=3, setting=SHARED)
+        calibrate_noise(
+            epsilon=1, delta=1e-5, sampling=Poisson(0.1), rounds=3, privacy_model=SHARED
+        )
     with pytest.raises(DeltaRefused):
-        calibrate_noise(epsilon=1, delta=0.1, sampling=Poisson(0.1, 50), rounds=3, setting=ADDED)
+        calibrate_noise(
+            epsilon=1, delta=0.1, sampling=Poisson(0.1, 50), rounds=3, privacy_model=ADDED
+        )
 
 
 def test_root_is_approached_from_the_safe_side() -> None:

@@ -19,7 +19,7 @@ from scipy import optimize, stats
 
 from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
-from fedveil.privacy.accounting import Release, Setting, account
+from fedveil.privacy.accounting import PrivacyModel, Release, account
 from fedveil.privacy.client_ledger import ClientLedger, LifetimeBudgetExceeded, TermsRefused
 from fedveil.privacy.mechanisms import (
     DiscreteGaussian,
@@ -31,8 +31,8 @@ from fedveil.privacy.mechanisms import (
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 
 DELTA = 1e-6
-LOCAL = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL)
-CENTRAL = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
+LOCAL = PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL)
+CENTRAL = PrivacyModel(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
 ONCE = Release(Gaussian(4.0), Everyone(), 1)
 
 
@@ -149,7 +149,7 @@ def test_every_release_is_accounted_under_the_ledgers_adjacency(path: Path) -> N
 def test_a_rho_known_for_one_adjacency_is_not_used_for_another(tmp_path: Path) -> None:
     rho = Release(Zcdp(0.01), Everyone(), 1)
     strict = ClientLedger(tmp_path / "replace", 5.0, DELTA, adjacency=Adjacency.REPLACE)
-    with pytest.raises(TermsRefused, match="rho"):
+    with pytest.raises(TermsRefused, match="known for zero-out"):
         strict.reserve(rho, LOCAL)
     covered = ClientLedger(tmp_path / "zero", 5.0, DELTA)
     covered.reserve(rho, replace(LOCAL, adjacency=Adjacency.REPLACE))
@@ -172,11 +172,11 @@ def test_one_record_can_turn_a_whole_update_round(
 ) -> None:
     """A client-level release costs a record at 2 C: 4.377 at z = 2 and delta 1e-5, not 1.993."""
     added = released is Adjacency.ADD_REMOVE
-    setting = Setting(Unit.CLIENT, released, Trust.CENTRAL if added else Trust.LOCAL)
+    privacy_model = PrivacyModel(Unit.CLIENT, released, Trust.CENTRAL if added else Trust.LOCAL)
     ledger = ClientLedger(
         path, 50.0, 1e-5, unit=Unit.RECORD, adjacency=ledgers, trust=Trust.CENTRAL
     )
-    ledger.reserve(Release(Gaussian(2.0), Everyone(), 1), setting)
+    ledger.reserve(Release(Gaussian(2.0), Everyone(), 1), privacy_model)
     assert ledger.spent() == pytest.approx(4.3772, rel=1e-4)
 
 
@@ -208,13 +208,13 @@ def test_amplified_releases_need_central_trust_and_are_charged_once_in_full(tmp_
         ClientLedger(tmp_path / "distributed", 9.0, DELTA).reserve(poisson, CENTRAL, run="a")
     ledger = ClientLedger(tmp_path / "central", 9.0, DELTA, trust=Trust.CENTRAL)
     ledger.reserve(poisson, CENTRAL, run="a")
-    alone = account([poisson], setting=CENTRAL, delta=DELTA).epsilon
+    alone = account([poisson], privacy_model=CENTRAL, delta=DELTA).epsilon
     assert ledger.spent() == pytest.approx(alone, rel=1e-6)
     # Charging it round by round, when drawn, would claim credit for the draw twice.
     with pytest.raises(TermsRefused, match="once"):
         ledger.reserve(replace(poisson, rounds=1), CENTRAL, run="a")
     ledger.reserve(poisson, CENTRAL, run="b")
-    both = account([replace(poisson, rounds=200)], setting=CENTRAL, delta=DELTA).epsilon
+    both = account([replace(poisson, rounds=200)], privacy_model=CENTRAL, delta=DELTA).epsilon
     assert ledger.spent() == pytest.approx(both, rel=1e-6)
     with pytest.raises(PrivacyRefusal):  # the theory's own refusals come through
         ledger.reserve(poisson, replace(CENTRAL, trust=Trust.LOCAL), run="c")
@@ -223,9 +223,9 @@ def test_amplified_releases_need_central_trust_and_are_charged_once_in_full(tmp_
 def test_fixed_size_releases_are_proved_for_replace_which_covers_zero_out(path: Path) -> None:
     ledger = ClientLedger(path, 20.0, DELTA, trust=Trust.CENTRAL)
     release = Release(Gaussian(4.0), FixedSize(1000, 50), 20)
-    setting = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
-    ledger.reserve(release, setting, run="a")
-    expected = account([release], setting=setting, delta=DELTA).epsilon
+    privacy_model = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
+    ledger.reserve(release, privacy_model, run="a")
+    expected = account([release], privacy_model=privacy_model, delta=DELTA).epsilon
     assert ledger.spent() == pytest.approx(expected, rel=1e-6)
 
 
@@ -239,25 +239,27 @@ def test_unlike_mechanisms_of_unlike_settings_compose(path: Path) -> None:
         (Release(DiscreteGaussian(3.0), Everyone(), 2), LOCAL),
         (Release(shares, Everyone(100), 1), distributed),
     ]
-    for release, setting in parts:
-        ledger.reserve(release, setting)
-    alone = [account([r], setting=s, delta=DELTA).epsilon for r, s in parts]
-    thirds = [account([r], setting=s, delta=DELTA / 3).epsilon for r, s in parts]
+    for release, privacy_model in parts:
+        ledger.reserve(release, privacy_model)
+    alone = [account([r], privacy_model=s, delta=DELTA).epsilon for r, s in parts]
+    thirds = [account([r], privacy_model=s, delta=DELTA / 3).epsilon for r, s in parts]
     assert max(alone) < ledger.spent() <= sum(thirds)
 
 
 @pytest.mark.parametrize(
-    "setting",
+    "privacy_model",
     [
         replace(LOCAL, entropy=Entropy.SEEDED),
         replace(LOCAL, arithmetic=Arithmetic.IDEALISED),
         replace(LOCAL, trust=Trust.DISTRIBUTED),  # continuous shares
     ],
 )
-def test_releases_that_nothing_certifies_are_refused(path: Path, setting: Setting) -> None:
+def test_releases_that_nothing_certifies_are_refused(
+    path: Path, privacy_model: PrivacyModel
+) -> None:
     ledger = ClientLedger(path, 5.0, DELTA)
     with pytest.raises(TermsRefused, match="nothing protects"):
-        ledger.reserve(ONCE, setting)
+        ledger.reserve(ONCE, privacy_model)
     assert ledger.spent() == 0.0
 
 
@@ -557,4 +559,4 @@ def test_hundreds_of_participations_are_charged_as_one_step(path: Path) -> None:
 def test_taking_part_is_never_free(path: Path, release: Release) -> None:
     ledger = ClientLedger(path, 8.0, 1e-5, trust=Trust.LOCAL)
     with pytest.raises(ConfigError, match="no participation"):
-        ledger.reserve(release, Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL))
+        ledger.reserve(release, PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL))

@@ -26,7 +26,7 @@ from fedveil.privacy.mechanisms import (
     NoisyVotes,
     Zcdp,
 )
-from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import (
     Balanced,
     CappedPoisson,
@@ -37,45 +37,49 @@ from fedveil.privacy.sampling import (
 )
 from fedveil.privacy.tuning import AllRuns, RandomRuns
 
-ADDED = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
-REPLACED = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
-SHARED = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
-LOCAL = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.LOCAL)
-RECORD = Setting(Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED)
+ADDED = PrivacyModel(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
+REPLACED = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
+SHARED = PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
+LOCAL = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.LOCAL)
+RECORD = PrivacyModel(Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED)
 
 CERTIFICATE = NonExpansive("logistic", 1.0, (0.5,))  # type: ignore[arg-type]
 ONE_OF_EACH = [
-    account([Release(Gaussian(1.1), Poisson(0.01, 5000), 100)], setting=ADDED, delta=1e-5),
-    account([Release(Gaussian(2.0), FixedSize(2000, 100), 20)], setting=REPLACED, delta=1e-4),
-    account([Release(Gaussian(2.0), CappedPoisson(900, 0.1, 120), 9)], setting=ADDED, delta=1e-4),
-    account([Release(Gaussian(3.0), RoundRobin(10, 3), 7)], setting=SHARED, delta=1e-3),
-    account([Release(Gaussian(3.0), Balanced(10, 3, 7), 7)], setting=SHARED, delta=1e-3),
-    account([Release(Laplace(10.0), Everyone(), 5)], setting=LOCAL, delta=0),
-    account([Release(DiscreteGaussian(4.0), Everyone(), 5)], setting=LOCAL, delta=1e-6),
+    account([Release(Gaussian(1.1), Poisson(0.01, 5000), 100)], privacy_model=ADDED, delta=1e-5),
+    account([Release(Gaussian(2.0), FixedSize(2000, 100), 20)], privacy_model=REPLACED, delta=1e-4),
+    account(
+        [Release(Gaussian(2.0), CappedPoisson(900, 0.1, 120), 9)], privacy_model=ADDED, delta=1e-4
+    ),
+    account([Release(Gaussian(3.0), RoundRobin(10, 3), 7)], privacy_model=SHARED, delta=1e-3),
+    account([Release(Gaussian(3.0), Balanced(10, 3, 7), 7)], privacy_model=SHARED, delta=1e-3),
+    account([Release(Laplace(10.0), Everyone(), 5)], privacy_model=LOCAL, delta=0),
+    account([Release(DiscreteGaussian(4.0), Everyone(), 5)], privacy_model=LOCAL, delta=1e-6),
     account(
         [Release(DiscreteGaussianSum(1, 1 / 64, 0.1, 100, 4096), Everyone(), 3)],
-        setting=SHARED,
+        privacy_model=SHARED,
         delta=1e-5,
     ),
-    account([Release(NoisyVotes(50.0), Everyone(), 500)], setting=SHARED, delta=1e-5),
-    account([Release(Zcdp(0.1), Everyone(), 3)], setting=LOCAL, delta=1e-5, tuning=AllRuns(2)),
+    account([Release(NoisyVotes(50.0), Everyone(), 500)], privacy_model=SHARED, delta=1e-5),
+    account(
+        [Release(Zcdp(0.1), Everyone(), 3)], privacy_model=LOCAL, delta=1e-5, tuning=AllRuns(2)
+    ),
     account(
         [Release(Gaussian(1.1), Poisson(0.01), 100)],
-        setting=ADDED,
+        privacy_model=ADDED,
         delta=1e-5,
         tuning=RandomRuns(10),
     ),
     account(
         [Release(NoisyGradients(1, 100, 0.1, 5, 2, 20, CERTIFICATE), Everyone(20), 10)],
-        setting=RECORD,
+        privacy_model=RECORD,
         delta=1e-5,
     ),
     account(
         [Release(GridGradients(1, 100, 1, 5, 2, 20, CERTIFICATE, 1 / 512, 64), Everyone(20), 10)],
-        setting=RECORD,
+        privacy_model=RECORD,
         delta=1e-5,
     ),
-    account([Release(Gaussian(1.0), Everyone(), 1)], setting=LOCAL, delta=0),  # infinite
+    account([Release(Gaussian(1.0), Everyone(), 1)], privacy_model=LOCAL, delta=0),  # infinite
 ]
 
 
@@ -114,8 +118,10 @@ def test_a_copy_or_a_pickle_cannot_say_anything_else() -> None:
 @pytest.mark.parametrize("made", ONE_OF_EACH, ids=lambda g: g.sampling + "/" + g.accountant)
 def test_what_was_taken_without_noise_certifies_nothing(made: Guarantee) -> None:
     said = ("means were taken from the data", "the classes were counted")
-    setting = dataclasses.replace(made.setting, unprotected=said)
-    found = account(made.releases, setting=setting, delta=made.delta, tuning=made.tuning)
+    privacy_model = dataclasses.replace(made.privacy_model, unprotected=said)
+    found = account(
+        made.releases, privacy_model=privacy_model, delta=made.delta, tuning=made.tuning
+    )
     assert (found.certified, found.epsilon) == (False, made.epsilon)
     if math.isfinite(made.epsilon):
         assert "Means were taken from the data; The classes were counted" in found.reason
@@ -131,9 +137,9 @@ def test_what_was_taken_without_noise_certifies_nothing(made: Guarantee) -> None
 def test_a_list_holds_plain_lines_whatever_names_are_in_it() -> None:
     """Names come out of files: they must not write over the screen or start lines of their own."""
     said = ["column 'a\x1b[2J\nCertified: yes' was  counted.", "twice", "Twice."]
-    setting = dataclasses.replace(ADDED, unprotected=said)
-    assert setting.unprotected == ("Column 'a [2J Certified: yes' was counted.", "Twice.")
-    made = account(ONE_OF_EACH[0].releases, setting=setting, delta=1e-5)
+    privacy_model = dataclasses.replace(ADDED, unprotected=said)
+    assert privacy_model.unprotected == ("Column 'a [2J Certified: yes' was counted.", "Twice.")
+    made = account(ONE_OF_EACH[0].releases, privacy_model=privacy_model, delta=1e-5)
     assert not [line for line in made.statement.splitlines() if line.startswith("Certified")]
 
 
@@ -163,10 +169,10 @@ def test_it_rests_on_what_its_proof_needs_and_on_nothing_else() -> None:
         assert needs(made, "do not follow the number of clients") is absent
         assert any("its presence is not" in one for one in made.not_covered) is not absent
     colluding = dataclasses.replace(REPLACED, colluders=3)
-    made = account(ONE_OF_EACH[1].releases, setting=colluding, delta=1e-4)
+    made = account(ONE_OF_EACH[1].releases, privacy_model=colluding, delta=1e-4)
     assert needs(made, "At most 3 clients tell anybody whether they were drawn.")
     seeded = dataclasses.replace(ADDED, entropy=Entropy.SEEDED, arithmetic=Arithmetic.IDEALISED)
-    made = account(ONE_OF_EACH[0].releases, setting=seeded, delta=1e-5)
+    made = account(ONE_OF_EACH[0].releases, privacy_model=seeded, delta=1e-5)
     assert not needs(made, "operating system")
     assert not needs(made, "drawn exactly")
 
@@ -209,7 +215,7 @@ def test_json_there_and_back(made: Guarantee) -> None:
         ("version", 99),
         ("releases", []),
         ("releases", "none"),
-        ("setting", {}),
+        ("privacy_model", {}),
         ("extra", 1),
     ],
 )
@@ -226,14 +232,14 @@ def test_inner_parts_of_a_document_are_checked_too() -> None:
         (("releases", 0, "mechanism", "noise_multiplier"), 5.0),
         (("releases", 0, "mechanism", "kind"), "magic"),
         (("releases", 0, "sampling", "rate"), 2.0),
-        (("setting", "colluders"), -1),
-        (("setting", "trust"), "blind"),
-        (("setting", "unprotected"), ["Means were taken from the data."]),
-        (("setting", "declared"), ["The schema is public."]),
-        (("setting", "not_covered"), ["Test examples."]),
-        (("setting", "not_covered"), "Test examples."),
-        (("setting", "not_covered"), [""]),
-        (("setting", "not_covered"), [7]),
+        (("privacy_model", "colluders"), -1),
+        (("privacy_model", "trust"), "blind"),
+        (("privacy_model", "unprotected"), ["Means were taken from the data."]),
+        (("privacy_model", "declared"), ["The schema is public."]),
+        (("privacy_model", "not_covered"), ["Test examples."]),
+        (("privacy_model", "not_covered"), "Test examples."),
+        (("privacy_model", "not_covered"), [""]),
+        (("privacy_model", "not_covered"), [7]),
     ):
         document = through_json(ONE_OF_EACH[0])
         inner: Any = document
@@ -242,7 +248,7 @@ def test_inner_parts_of_a_document_are_checked_too() -> None:
         inner[path[-1]] = value
         with pytest.raises(ConfigError):
             Guarantee.from_dict(document)
-    for missing in ("releases", "setting", "delta", "epsilon", "statement"):
+    for missing in ("releases", "privacy_model", "delta", "epsilon", "statement"):
         document = through_json(ONE_OF_EACH[0])
         del document[missing]
         with pytest.raises(ConfigError):
@@ -269,8 +275,8 @@ def test_certified_needs_exact_arithmetic_and_system_entropy() -> None:
     release = [Release(Gaussian(1.1), Poisson(0.01), 100)]
     for arithmetic in Arithmetic:
         for entropy in Entropy:
-            setting = dataclasses.replace(ADDED, arithmetic=arithmetic, entropy=entropy)
-            made = account(release, setting=setting, delta=1e-5)
+            privacy_model = dataclasses.replace(ADDED, arithmetic=arithmetic, entropy=entropy)
+            made = account(release, privacy_model=privacy_model, delta=1e-5)
             exact = arithmetic is Arithmetic.EXACT and entropy is Entropy.SYSTEM
             assert made.certified is exact
             assert made.epsilon == ONE_OF_EACH[0].epsilon
@@ -284,11 +290,13 @@ def test_certified_needs_exact_arithmetic_and_system_entropy() -> None:
 
 
 def test_continuous_shares_in_a_secure_sum_are_idealised_only() -> None:
-    continuous = account([Release(Gaussian(3.0), Everyone(100), 3)], setting=SHARED, delta=1e-5)
+    continuous = account(
+        [Release(Gaussian(3.0), Everyone(100), 3)], privacy_model=SHARED, delta=1e-5
+    )
     assert not continuous.certified
     assert "discrete Gaussian" in continuous.reason
     mechanism = DiscreteGaussianSum(1, 1 / 1024, 0.3, 100, 4096, None)
-    discrete = account([Release(mechanism, Everyone(100), 3)], setting=SHARED, delta=1e-5)
+    discrete = account([Release(mechanism, Everyone(100), 3)], privacy_model=SHARED, delta=1e-5)
     assert discrete.certified
     assert discrete.honest_shares == 100
     assert discrete.noise_multiplier == pytest.approx(3.0)
@@ -310,22 +318,22 @@ def test_statement_names_who_is_protected_from_whom() -> None:
     assert "10 on average" in made[10].statement
     assert "no finite epsilon" in made[13].statement
     assert made[13].to_dict()["epsilon"] is None
-    weak = account([Release(Gaussian(0.2), Everyone(), 5)], setting=LOCAL, delta=1e-5)
+    weak = account([Release(Gaussian(0.2), Everyone(), 5)], privacy_model=LOCAL, delta=1e-5)
     assert "promises little" in weak.statement
 
 
 def test_rounds_and_participations_are_both_told() -> None:
-    made = account([Release(Gaussian(3.0), RoundRobin(10, 3), 7)], setting=SHARED, delta=1e-3)
+    made = account([Release(Gaussian(3.0), RoundRobin(10, 3), 7)], privacy_model=SHARED, delta=1e-3)
     assert (made.rounds, made.participations) == (7, 3)
     counted = Release(Gaussian(3.0), FixedSize(3400, 136), 1000, participations=84)
-    capped = account([counted], setting=SHARED, delta=1e-5)
+    capped = account([counted], privacy_model=SHARED, delta=1e-5)
     assert (capped.rounds, capped.participations) == (1000, 84)
     assert "no credit for sampling" in capped.statement
 
 
 def test_releases_and_settings_round_trip_and_refuse_nonsense() -> None:
     for made in ONE_OF_EACH:
-        assert Setting.from_dict(made.setting.to_dict()) == made.setting
+        assert PrivacyModel.from_dict(made.privacy_model.to_dict()) == made.privacy_model
         for release in made.releases:
             assert Release.from_dict(json.loads(json.dumps(release.to_dict()))) == release
     good = ONE_OF_EACH[0].releases[0].to_dict()
@@ -343,16 +351,16 @@ def test_releases_and_settings_round_trip_and_refuse_nonsense() -> None:
         with pytest.raises(ConfigError):
             Release.from_dict(bad)
     with pytest.raises(ConfigError):
-        Setting("planet", "replace", "local")  # type: ignore[arg-type]
+        PrivacyModel("planet", "replace", "local")  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
-        account([], setting=ADDED, delta=1e-5)
+        account([], privacy_model=ADDED, delta=1e-5)
     with pytest.raises(ConfigError):
-        account(["release"], setting=ADDED, delta=1e-5)  # type: ignore[list-item]
+        account(["release"], privacy_model=ADDED, delta=1e-5)  # type: ignore[list-item]
     with pytest.raises(ConfigError):
-        account(ONE_OF_EACH[0].releases, setting="central", delta=1e-5)  # type: ignore[arg-type]
+        account(ONE_OF_EACH[0].releases, privacy_model="central", delta=1e-5)  # type: ignore[arg-type]
     for delta in (-1.0, 1.0, 2.0, float("nan"), float("inf")):
         with pytest.raises(ConfigError, match="delta"):
-            account(ONE_OF_EACH[0].releases, setting=ADDED, delta=delta)
+            account(ONE_OF_EACH[0].releases, privacy_model=ADDED, delta=delta)
 
 
 def test_neither_a_subclass_nor_its_own_dictionary_makes_another() -> None:
@@ -365,7 +373,9 @@ def test_neither_a_subclass_nor_its_own_dictionary_makes_another() -> None:
 
 @pytest.mark.parametrize("rounds", range(1, 60))
 def test_no_printed_bound_is_below_the_proved_one(rounds: int) -> None:
-    made = account([Release(Gaussian(3.1), Everyone(), rounds)], setting=LOCAL, delta=1.23456e-5)
+    made = account(
+        [Release(Gaussian(3.1), Everyone(), rounds)], privacy_model=LOCAL, delta=1.23456e-5
+    )
     said = made.statement
     for text, proved in (("epsilon", made.epsilon), ("delta", made.delta)):
         shown = [float(one) for one in re.findall(rf"{text} ([\d.]+(?:e-\d+)?)", said)]
@@ -380,7 +390,7 @@ def test_no_printed_bound_is_below_the_proved_one(rounds: int) -> None:
 
 def test_shares_that_a_trusted_aggregator_needs_are_told() -> None:
     shares = DiscreteGaussianSum(1, 1 / 64, 0.5, 100, 64)
-    made = account([Release(shares, Poisson(0.01, 1000), 10)], setting=ADDED, delta=1e-5)
+    made = account([Release(shares, Poisson(0.01, 1000), 10)], privacy_model=ADDED, delta=1e-5)
     assert made.honest_shares == 100
     assert any("100 noise shares" in sentence for sentence in made.rests_on)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
-from fedveil.privacy.accounting import Release, Setting, account
+from fedveil.privacy.accounting import PrivacyModel, Release, account
 from fedveil.privacy.ledger import BudgetSpent, Header, Inconsistent, Ledger, read
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.sampling import Poisson
@@ -26,7 +26,7 @@ PLANNED = Release(Gaussian(2.0), Poisson(0.1, 1000), 5)
 
 
 def header(entropy: Entropy = Entropy.SYSTEM) -> Header:
-    setting = Setting(
+    privacy_model = PrivacyModel(
         Unit.CLIENT,
         Adjacency.ADD_REMOVE,
         Trust.CENTRAL,
@@ -34,7 +34,7 @@ def header(entropy: Entropy = Entropy.SYSTEM) -> Header:
         arithmetic=Arithmetic.EXACT,
         entropy=entropy,
     )
-    return Header(setting, 1e-5, (PLANNED,), PLANNED.rounds)
+    return Header(privacy_model, 1e-5, (PLANNED,), PLANNED.rounds)
 
 
 def begun(path: Path, rounds: int, entropy: Entropy = Entropy.SYSTEM) -> Ledger:
@@ -46,8 +46,8 @@ def begun(path: Path, rounds: int, entropy: Entropy = Entropy.SYSTEM) -> Ledger:
 
 def test_an_unfinished_run_is_worth_its_whole_plan(tmp_path: Path) -> None:
     """How many rounds there were may depend on what they showed, unless all were run."""
-    whole = account([PLANNED], setting=header().setting, delta=1e-5)
-    first = account([replace(PLANNED, rounds=3)], setting=header().setting, delta=1e-5)
+    whole = account([PLANNED], privacy_model=header().privacy_model, delta=1e-5)
+    first = account([replace(PLANNED, rounds=3)], privacy_model=header().privacy_model, delta=1e-5)
     ledger = begun(tmp_path / "l", 3)
     for opened in (ledger, Ledger.open(tmp_path / "l"), read(tmp_path / "l")):
         assert opened.guarantee() == whole
@@ -66,7 +66,9 @@ def test_worst_case_participations_are_those_of_the_rounds_begun(tmp_path: Path)
     for round_number in range(3):
         ledger.reserve(round_number)
     begun = account(
-        [replace(seen, rounds=3, participations=3)], setting=header().setting, delta=1e-5
+        [replace(seen, rounds=3, participations=3)],
+        privacy_model=header().privacy_model,
+        delta=1e-5,
     )
     assert ledger.spent() == begun.epsilon
 

@@ -17,6 +17,10 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from noise_reference import (
+    discrete_gaussian_reference,
+    discrete_laplace_reference,
+)
 from scipy import stats
 
 from fedveil.core.errors import ConfigError
@@ -27,13 +31,8 @@ from fedveil.privacy.noise import (
     rounded_gaussian,
     rounded_laplace,
 )
-from fedveil.privacy.noise.curves import Bell, Curve, Tent
-from fedveil.privacy.noise.exponential import exp_bounds
+from fedveil.privacy.noise.curves import Bell, Curve, Tent, exp_bounds
 from fedveil.privacy.noise.layout import LazyUniform, draw_tail, lay_out, under_cell
-from fedveil.privacy.noise.reference import (
-    discrete_gaussian_reference,
-    discrete_laplace_reference,
-)
 from fedveil.privacy.noise.slabs import MARGIN, SlabSampler
 
 FALSE_ALARM = 1e-6
@@ -492,3 +491,10 @@ def test_any_spread_gives_the_requested_count_of_plausible_values(spread: float,
 def test_vanishing_spread_is_zero_noise() -> None:
     assert not discrete_gaussian(Stream(bytes(32)), 1000, 2.0**-16).any()
     assert not discrete_laplace(Stream(bytes(32)), 1000, 2.0**-16).any()
+
+
+@pytest.mark.parametrize(("edge", "beyond"), [(2.0**-16, 0.0), (2.0**46, math.inf)])
+def test_discrete_laplace_noise_is_drawn_up_to_its_very_edges(edge: float, beyond: float) -> None:
+    assert len(discrete_laplace(Stream(bytes(32)), 3, edge)) == 3
+    with pytest.raises(ConfigError, match="scale"):
+        discrete_laplace(Stream(bytes(32)), 3, math.nextafter(edge, beyond))

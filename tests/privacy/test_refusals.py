@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil.core.errors import PrivacyRefusal
+from fedveil.core.arguments import built, not_negative
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy import refusals as r
 from fedveil.privacy.accounting import account
@@ -23,7 +24,7 @@ from fedveil.privacy.mechanisms import (
     NoisyVotes,
     Zcdp,
 )
-from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import (
     Balanced,
     CappedPoisson,
@@ -35,25 +36,25 @@ from fedveil.privacy.sampling import (
 )
 from reproduction.claims.cheng import paper_cheng_epsilon
 
-ADDED = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
-REPLACED = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
-ZEROED = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.CENTRAL)
-SHARED = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
-LOCAL = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.LOCAL)
+ADDED = PrivacyModel(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
+REPLACED = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
+ZEROED = PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.CENTRAL)
+SHARED = PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
+LOCAL = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.LOCAL)
 SUM = DiscreteGaussianSum(1, 1 / 64, 0.1, 10, 64)
 
 
 def ask(
     mechanism: Mechanism,
     sampling: Sampling,
-    setting: Setting,
+    privacy_model: PrivacyModel,
     *,
     uses: int = 1,
     delta: float = 1e-6,
     participations: int | None = None,
 ) -> Guarantee:
     release = Release(mechanism, sampling, 20, uses, participations)
-    return account([release], setting=setting, delta=delta)
+    return account([release], privacy_model=privacy_model, delta=delta)
 
 
 def refused(kind: type[PrivacyRefusal], question: Callable[[], object]) -> PrivacyRefusal:
@@ -76,15 +77,15 @@ def test_no_amplification_towards_somebody_who_sees_the_cohort(
     sampling: Sampling, trust: Trust
 ) -> None:
     for adjacency in (Adjacency.REPLACE, Adjacency.ZERO_OUT):
-        setting = Setting(Unit.CLIENT, adjacency, trust)
-        refused(r.AmplificationRefused, lambda s=setting: ask(Gaussian(3), sampling, s))
+        privacy_model = PrivacyModel(Unit.CLIENT, adjacency, trust)
+        refused(r.AmplificationRefused, lambda s=privacy_model: ask(Gaussian(3), sampling, s))
         if trust is Trust.DISTRIBUTED:
-            setting = replace(setting, honest_shares=6)
-        counted = ask(Gaussian(3), sampling, setting, participations=5)
+            privacy_model = replace(privacy_model, honest_shares=6)
+        counted = ask(Gaussian(3), sampling, privacy_model, participations=5)
         everyone, noise = Everyone(int(sampling.expected_cohort)), 3.0
         if trust is Trust.DISTRIBUTED:  # as much in each of its shares
             noise *= math.sqrt(int(sampling.expected_cohort) / sampling.expected_cohort)
-        plain = ask(Gaussian(noise), everyone, setting, participations=5)
+        plain = ask(Gaussian(noise), everyone, privacy_model, participations=5)
         assert counted.epsilon == pytest.approx(plain.epsilon)
 
 
@@ -98,14 +99,14 @@ def test_round_robin_and_balanced_get_no_credit() -> None:
 
 @pytest.mark.parametrize("trust", [Trust.LOCAL, Trust.DISTRIBUTED])
 def test_add_remove_needs_somebody_who_does_not_see_who_is_there(trust: Trust) -> None:
-    setting = replace(ADDED, trust=trust)
-    refused(r.AdjacencyRefused, lambda: ask(Gaussian(3), Everyone(), setting))
+    privacy_model = replace(ADDED, trust=trust)
+    refused(r.AdjacencyRefused, lambda: ask(Gaussian(3), Everyone(), privacy_model))
 
 
 def test_adjacencies_that_the_sampling_proofs_do_not_cover() -> None:
     fixed, poisson, capped = FixedSize(100, 10), Poisson(0.1), CappedPoisson(100, 0.1, 20)
-    for setting in (ADDED, ZEROED):
-        refused(r.AdjacencyRefused, lambda s=setting: ask(Gaussian(3), fixed, s))
+    for privacy_model in (ADDED, ZEROED):
+        refused(r.AdjacencyRefused, lambda s=privacy_model: ask(Gaussian(3), fixed, s))
     refused(r.AdjacencyRefused, lambda: ask(Gaussian(3), poisson, REPLACED))
     refused(r.AdjacencyRefused, lambda: ask(Gaussian(3), capped, REPLACED))
     for schedule in (RoundRobin(100, 10), Balanced(100, 10, 20)):
@@ -136,9 +137,12 @@ def test_capped_cohorts_with_colluders_are_refused(adjacency: Adjacency) -> None
         for came in range(4)
     )
     assert there - math.exp(epsilon) * away > 5e-3
-    capped, setting = CappedPoisson(4, rate, 1), replace(ADDED, adjacency=adjacency, colluders=3)
-    refused(r.AmplificationRefused, lambda: ask(Gaussian(100), capped, setting))
-    assert ask(Gaussian(100), capped, replace(setting, colluders=0)).epsilon > 0
+    capped, privacy_model = (
+        CappedPoisson(4, rate, 1),
+        replace(ADDED, adjacency=adjacency, colluders=3),
+    )
+    refused(r.AmplificationRefused, lambda: ask(Gaussian(100), capped, privacy_model))
+    assert ask(Gaussian(100), capped, replace(privacy_model, colluders=0)).epsilon > 0
     # Without credit for the sample, the draws may be known.
     counted = ask(Gaussian(100), capped, replace(ZEROED, colluders=3), participations=20)
     assert counted.epsilon > 0
@@ -171,9 +175,9 @@ def test_mechanisms_that_do_not_fit_the_trust_or_the_sampling() -> None:
 
 @pytest.mark.parametrize("colluders", [10, 11, 1000])
 def test_no_certificate_without_an_honest_share(colluders: int) -> None:
-    setting = replace(SHARED, colluders=colluders)
-    refused(r.HonestSharesRefused, lambda: ask(Gaussian(3), Everyone(10), setting))
-    refused(r.HonestSharesRefused, lambda: ask(SUM, Everyone(10), setting))
+    privacy_model = replace(SHARED, colluders=colluders)
+    refused(r.HonestSharesRefused, lambda: ask(Gaussian(3), Everyone(10), privacy_model))
+    refused(r.HonestSharesRefused, lambda: ask(SUM, Everyone(10), privacy_model))
     none = replace(SHARED, honest_shares=0)
     refused(r.HonestSharesRefused, lambda: ask(Gaussian(3), Everyone(10), none))
     all_others = replace(REPLACED, colluders=100)
@@ -193,16 +197,18 @@ def test_colluders_are_taken_off_the_noise() -> None:
 
 
 def test_delta_must_stay_below_one_over_the_population() -> None:
-    for setting, sampling in (
+    for privacy_model, sampling in (
         (replace(ADDED, population=1000), Poisson(0.1)),
         (ADDED, Poisson(0.1, 1000)),
         (replace(ADDED, unit=Unit.RECORD, population=1000), Poisson(0.1, 10)),
     ):
-        refused(r.DeltaRefused, lambda q=(sampling, setting): ask(Gaussian(3), *q, delta=1e-3))
-        assert ask(Gaussian(3), sampling, setting, delta=0.99e-3).delta == 0.99e-3
+        refused(
+            r.DeltaRefused, lambda q=(sampling, privacy_model): ask(Gaussian(3), *q, delta=1e-3)
+        )
+        assert ask(Gaussian(3), sampling, privacy_model, delta=0.99e-3).delta == 0.99e-3
 
 
-UNDERSTATED: dict[str, tuple[Mechanism, Sampling, Setting]] = {
+UNDERSTATED: dict[str, tuple[Mechanism, Sampling, PrivacyModel]] = {
     "one client among a million": (
         Gaussian(3),
         Poisson(0.1, 10**6),
@@ -228,13 +234,13 @@ UNDERSTATED: dict[str, tuple[Mechanism, Sampling, Setting]] = {
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "sampling", "setting"), UNDERSTATED.values(), ids=UNDERSTATED.keys()
+    ("mechanism", "sampling", "privacy_model"), UNDERSTATED.values(), ids=UNDERSTATED.keys()
 )
 def test_a_population_cannot_be_understated_to_make_delta_large(
-    mechanism: Mechanism, sampling: Sampling, setting: Setting
+    mechanism: Mechanism, sampling: Sampling, privacy_model: PrivacyModel
 ) -> None:
     """delta 0.5 gave epsilon 0, certified, for a population of 1 beside a million clients."""
-    refused(r.DeltaRefused, lambda: ask(mechanism, sampling, setting, delta=0.5))
+    refused(r.DeltaRefused, lambda: ask(mechanism, sampling, privacy_model, delta=0.5))
 
 
 def test_replace_is_always_charged_twice_the_clip() -> None:
@@ -259,7 +265,7 @@ def test_a_paper_s_constants_make_no_guarantee() -> None:
 
 
 def test_dividing_by_the_cohort_needs_one_step_or_a_certificate() -> None:
-    record = Setting(Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED)
+    record = PrivacyModel(Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED)
     steps = NoisyGradients(1, 100, 0.1, local_steps=5, record_uses=1, shares=10)
     refused(r.GradientRefused, lambda: ask(steps, Everyone(10), record))
     one = NoisyGradients(1, 100, 0.1, local_steps=1, record_uses=1, shares=10)
@@ -281,3 +287,16 @@ def test_every_kind_of_refusal_is_told_apart_and_exits_with_two() -> None:
     }
     assert len(kinds) >= 8
     assert all(kind.__doc__ and kind.exit_code == 2 for kind in kinds)
+
+
+@pytest.mark.parametrize("bad", [-1e-300, -1.0, math.inf, math.nan])
+def test_numbers_that_may_be_zero_say_so(bad: float) -> None:
+    with pytest.raises(ConfigError, match="at least 0"):
+        not_negative("x", bad)
+    assert not_negative("x", 0) == 0.0
+
+
+@pytest.mark.parametrize("fields", [{}, {"noise_multiplier": 1.0, "more": 2}])
+def test_fields_that_describe_nothing_are_named(fields: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=f"fields {', '.join(fields) or 'none'} do not describe"):
+        built(Gaussian, fields, "mechanism")

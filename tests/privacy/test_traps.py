@@ -20,8 +20,10 @@ from fedveil.privacy.accountants.composition import epsilon_at, self_composed
 from fedveil.privacy.accountants.curves import symmetrised
 from fedveil.privacy.accountants.exact import gaussian_epsilon
 from fedveil.privacy.accountants.pld import LEAST_DELTA_PER_ROUND, interval, pld_epsilon
-from fedveil.privacy.accountants.rdp import MIXED, WHOLE, composed_curve, rdp_epsilon
+from fedveil.privacy.accountants.rdp import composed_curve, rdp_epsilon
 from fedveil.privacy.accountants.steps import (
+    MIXED,
+    WHOLE,
     FixedSizeGaussianStep,
     GaussianStep,
     LaplaceStep,
@@ -30,13 +32,13 @@ from fedveil.privacy.accountants.steps import (
 from fedveil.privacy.accountants.without_replacement import fixed_size_curve, log_differences
 from fedveil.privacy.accounting import account
 from fedveil.privacy.mechanisms import Gaussian, Laplace
-from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
-LOCAL = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.LOCAL)
-ADDED = Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
-REPLACED = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
+LOCAL = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.LOCAL)
+ADDED = PrivacyModel(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
+REPLACED = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
 
 
 def test_replacing_doubles_the_sensitivity_in_one_library_accountant_only() -> None:
@@ -45,7 +47,7 @@ def test_replacing_doubles_the_sensitivity_in_one_library_accountant_only() -> N
     renyi = RdpAccountant(neighboring_relation=REPLACE_ONE).compose(event).get_epsilon(1e-5)
     assert numeric == pytest.approx(9.9973, abs=5e-3)
     assert renyi == pytest.approx(4.7285, abs=5e-3)
-    ours = account([Release(Gaussian(1.0), Everyone(), 1)], setting=LOCAL, delta=1e-5)
+    ours = account([Release(Gaussian(1.0), Everyone(), 1)], privacy_model=LOCAL, delta=1e-5)
     assert ours.epsilon == pytest.approx(9.9973, abs=1e-4)
     assert ours.alternatives["rdp"] > 9.9973
 
@@ -57,7 +59,7 @@ def test_laplace_under_replace_is_halved_by_hand() -> None:
     one = RdpAccountant(neighboring_relation=REPLACE_ONE).compose(event).get_epsilon(1e-5)
     two = RdpAccountant().compose(event).get_epsilon(1e-5)
     assert one == two  # the library does not notice
-    ours = account([Release(Laplace(1.0), Everyone(), 1)], setting=LOCAL, delta=1e-5)
+    ours = account([Release(Laplace(1.0), Everyone(), 1)], privacy_model=LOCAL, delta=1e-5)
     assert ours.alternatives["pure"] == pytest.approx(2.0)
     assert ours.alternatives["rdp"] > 1.9
 
@@ -105,7 +107,7 @@ def test_forward_differences_of_the_library_drown_in_rounding() -> None:
 def test_noise_relative_to_the_clip_is_not_noise_relative_to_a_replacement() -> None:
     """Fixed size with std/C instead of std/(2C) would report 4.3 where 19.8 is attained."""
     release = Release(Gaussian(1.0), FixedSize(2000, 100), 200)
-    found = account([release], setting=REPLACED, delta=2000**-1.1).epsilon
+    found = account([release], privacy_model=REPLACED, delta=2000**-1.1).epsilon
     wrong = pld_epsilon([FixedSizeGaussianStep(1.0, 0.05, 200)], 2000**-1.1)
     attained = pld_epsilon([PoissonGaussianStep(0.5, 0.05, 200)], 2000**-1.1)
     assert wrong is not None
@@ -154,7 +156,7 @@ def test_round_off_of_the_transform_is_guarded(rounds: int) -> None:
 
 def test_a_tiny_delta_falls_back_to_accountants_without_a_transform() -> None:
     release = Release(Gaussian(1.1), Poisson(0.01), 90_000)
-    found = account([release], setting=ADDED, delta=1e-12)
+    found = account([release], privacy_model=ADDED, delta=1e-12)
     assert "pld" not in found.alternatives
     assert found.accountant == "rdp"
     assert math.isfinite(found.epsilon)
@@ -162,9 +164,9 @@ def test_a_tiny_delta_falls_back_to_accountants_without_a_transform() -> None:
 
 def test_little_noise_gives_infinity_or_a_bound_but_never_a_clamp() -> None:
     for noise in (0.15, 0.05, 0.02, 1e-3, 1e-6):
-        setting = Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
+        privacy_model = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
         release = Release(Gaussian(2 * noise), FixedSize(2000, 100), 20)
-        found = account([release], setting=setting, delta=1e-5).epsilon
+        found = account([release], privacy_model=privacy_model, delta=1e-5).epsilon
         least = 0.5 / noise**2  # one round's mean loss, given that the target was drawn
         assert found > least
 
@@ -197,9 +199,9 @@ def test_rates_are_above_zero_and_at_most_one(bad: float) -> None:
 
 def test_colluders_shrink_the_crowd_for_fixed_size_but_not_for_poisson() -> None:
     def epsilon(sampling: Poisson | FixedSize, adjacency: Adjacency, colluders: int) -> float:
-        setting = Setting(Unit.CLIENT, adjacency, Trust.CENTRAL, colluders=colluders)
+        privacy_model = PrivacyModel(Unit.CLIENT, adjacency, Trust.CENTRAL, colluders=colluders)
         release = Release(Gaussian(2.0), sampling, 100)
-        return account([release], setting=setting, delta=1e-5).epsilon
+        return account([release], privacy_model=privacy_model, delta=1e-5).epsilon
 
     fixed = FixedSize(2000, 100)
     half = epsilon(fixed, Adjacency.REPLACE, 1000)
@@ -213,8 +215,8 @@ def test_all_releases_of_a_run_share_one_delta() -> None:
     """The model and a metric at 1e-5 together cost more than the model at 1e-5 alone."""
     model = Release(Gaussian(1.0), Poisson(0.01), 100)
     metric = Release(Gaussian(10.0), Everyone(), 100)
-    both = account([model, metric], setting=ADDED, delta=1e-5)
-    assert both.epsilon > account([model], setting=ADDED, delta=1e-5).epsilon
+    both = account([model, metric], privacy_model=ADDED, delta=1e-5)
+    assert both.epsilon > account([model], privacy_model=ADDED, delta=1e-5).epsilon
     assert both.delta == 1e-5
     assert set(both.alternatives) >= {"pld", "rdp"}
 

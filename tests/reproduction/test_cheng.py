@@ -111,7 +111,7 @@ def test_recorded_norms_are_those_of_the_cohort() -> None:
         Data("digits", (("clients", 30),), "iid"),
         (
             ("model.name", "logistic"),
-            ("training.method", "cheng"),
+            ("training.method", "bounded-sparse"),
             ("training.sampling", "everyone"),
             ("training.rounds", 3),
             ("training.local_steps", 2),

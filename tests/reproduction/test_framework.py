@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil.config.methods import method_of
 from fedveil.core.errors import ConfigError
+from fedveil.methods.registry import method_of
 from fedveil.models.zoo import build
 from fedveil.privacy.accounting import account
 from fedveil.report.spread import spread_of
@@ -171,8 +171,8 @@ def test_the_same_noise_costs_what_the_accountant_says() -> None:
     recipe = recipe_of(noisy, 0)
     plan, cost = planned(method_of(recipe), federation, build("logistic", federation),
                          noisy.noise, 0)  # fmt: skip
-    assert plan.setting is not None
-    proved = account(plan.releases(3), setting=plan.setting, delta=DELTA)
+    assert plan.privacy_model is not None
+    proved = account(plan.releases(3), privacy_model=plan.privacy_model, delta=DELTA)
     assert cost.certified == proved.epsilon
     assert cost.noise_multiplier == 2.0
 

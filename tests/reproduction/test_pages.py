@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedveil.cli import main
-from fedveil.config.methods import method_of
 from fedveil.datasets import SOURCES
+from fedveil.methods.registry import method_of
 from fedveil.models.zoo import MODELS
 from reproduction.case import Certified, Claimed
 from reproduction.experiment import Experiment, Scale

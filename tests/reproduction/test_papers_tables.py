@@ -8,7 +8,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.privacy.accounting import Release, Setting, account
+from fedveil.privacy.accounting import PrivacyModel, Release, account
 from fedveil.privacy.calibration import calibrate_noise
 from fedveil.privacy.mechanisms import Gaussian
 from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampling
@@ -18,10 +18,10 @@ near = pytest.approx
 DELTA = (1 - 1e-6) / 3400  # the paper takes 1/N itself, which is refused
 RADIUS = 0.3  # clip norm of the MNIST rows
 CENTRAL = {
-    "fixed": Setting(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL),
-    "poisson": Setting(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL),
+    "fixed": PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL),
+    "poisson": PrivacyModel(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL),
 }
-SHARED = Setting(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
+SHARED = PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
 
 
 def slow(*row: float) -> ParameterSet:
@@ -34,7 +34,7 @@ def sampler(kind: str, clients: int, cohort: int) -> Sampling:
 
 def epsilon(kind: str, noise: float, clients: int, cohort: int, rounds: int, delta: float) -> float:
     release = Release(Gaussian(noise), sampler(kind, clients, cohort), rounds)
-    return account([release], setting=CENTRAL[kind], delta=delta).epsilon
+    return account([release], privacy_model=CENTRAL[kind], delta=delta).epsilon
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_noise_sufficient_today(claimed: float, fixed: float, poisson: float) ->
             delta=1000**-1.1,
             sampling=sampler(kind, 1000, 50),
             rounds=30,
-            setting=CENTRAL[kind],
+            privacy_model=CENTRAL[kind],
         )
         assert found.noise_multiplier * RADIUS == near(std, rel=5e-3)
 
@@ -129,7 +129,7 @@ def test_cheng_with_a_visible_cohort_size_and_without_amplification(
     assert epsilon("poisson", sigma / 2, *run) == near(low, rel=1e-2)
     assert epsilon("fixed", sigma, *run) == near(high, rel=1e-2)
     release = Release(Gaussian(sigma), RoundRobin(3400, 136), 1000)
-    shared = account([release], setting=SHARED, delta=DELTA)
+    shared = account([release], privacy_model=SHARED, delta=DELTA)
     assert shared.participations == 40
     assert shared.epsilon == near(turns, rel=5e-3)
 
@@ -141,7 +141,7 @@ def test_a_smaller_delta_asks_for_more_noise(delta: float, sigma: float) -> None
         delta=delta,
         sampling=Poisson(0.04, 3400),
         rounds=1000,
-        setting=CENTRAL["poisson"],
+        privacy_model=CENTRAL["poisson"],
     )
     assert found.noise_multiplier == near(sigma, rel=5e-3)
 

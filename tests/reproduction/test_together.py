@@ -13,7 +13,7 @@ from fedveil.client.local_training import LearningRate, LocalTraining
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Arithmetic
 from fedveil.datasets import load
-from fedveil.methods.client_noise import fu
+from fedveil.methods.client_noise import client_noise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.methods.parts.noise_placement import Noise, RoundContext
@@ -26,7 +26,7 @@ from reproduction.together import TogetherNoise, drawn_together
 def test_sums_of_noise_have_one_law_however_they_are_drawn(noise: Noise) -> None:
     """Kolmogorov-Smirnov on 3,000 against 3,000 sums of 7 clients; false alarm 1e-4."""
     federation = load("synthetic-linear", clients=7)
-    method = fu(
+    method = client_noise(
         rounds=2,
         cohort=CohortRule(Scheme.EVERYONE),
         local=LocalTraining(LearningRate(0.1), steps=1),
@@ -59,7 +59,7 @@ def test_sums_of_noise_have_one_law_however_they_are_drawn(noise: Noise) -> None
 
 
 def test_other_methods_are_left_alone() -> None:
-    federation_free = fu(
+    federation_free = client_noise(
         rounds=1,
         cohort=CohortRule(Scheme.EVERYONE),
         local=LocalTraining(LearningRate(0.1), steps=1),

@@ -6,6 +6,7 @@ import copy
 import itertools
 import random
 from dataclasses import replace
+from functools import partial
 
 import networkx as nx
 import numpy as np
@@ -219,6 +220,19 @@ def test_a_vector_that_comes_after_its_device_was_declared_lost_stays_hidden():
     recovered(play, 60, False)
     with pytest.raises(NotReleased):
         recovered(play, 60, True)
+
+
+def test_a_sum_is_unmasked_once_and_in_its_turn():
+    """A second unmasking would take the masks off twice, and an early one takes none off."""
+    play = assemble(4).play()
+    for step in (play.share, partial(play.upload, VECTORS), play.confirm):
+        with pytest.raises(OutOfTurn, match="UNMASKING"):
+            play.server.finish()
+        step()
+    total = play.unmask()
+    assert np.array_equal(total, plain_sum(VECTORS, play.cast.ids))
+    with pytest.raises(OutOfTurn, match="OVER"):
+        play.server.finish()
 
 
 def test_replayed_frames_change_nothing():

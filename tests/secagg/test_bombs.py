@@ -10,8 +10,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.secagg import wire
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn, SecureAggregationError
-from fedveil.secagg.messages import KeyCard, Masked, Plan, Shares, Survivors
+from fedveil.secagg.messages import Confirm, KeyCard, Masked, Plan, Shares, Survivors, Unmask
 from fedveil.secagg.roster import CARD_LIMIT
+from fedveil.secagg.sizes import from_device
 from tests.secagg.play import assemble, small_vectors
 from tests.secagg.test_wire import KINDS, frame_of
 
@@ -28,6 +29,12 @@ def allocated(act: Callable[[], object]) -> int:
         return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", [Shares, Confirm, Unmask])
+def test_only_a_masked_vector_may_be_as_long_as_one(kind):
+    assert from_device(kind, 10, 8 * MEGABYTE) == from_device(kind, 10, 0) < MEGABYTE
+    assert from_device(Masked, 10, 8 * MEGABYTE) == from_device(Masked, 10, 0) + 8 * MEGABYTE
 
 
 BOMBS = {

@@ -22,11 +22,12 @@ from fedveil.advise.spending import about, remaining
 from fedveil.core.arguments import count, not_negative
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
-from fedveil.privacy.accounting import Release, Setting, account, default_delta
+from fedveil.privacy.accounting import PrivacyModel, Release, account, default_delta
 from fedveil.privacy.calibration import calibrate_mechanism
 from fedveil.privacy.mechanisms import Gaussian, Laplace
 from fedveil.privacy.refusals import MechanismRefused
 from fedveil.privacy.sampling import FixedSize, Poisson, RoundRobin, Sampling, sampling_kind
+from fedveil.privacy.translation import usual_adjacency
 
 ROUNDS = (10, 100, 1000)
 NOISES = ("gaussian", "laplace")
@@ -38,11 +39,14 @@ SIGNAL_TO_NOISE = (
 
 @dataclass(frozen=True)
 class Way:
-    """A trust with a sampler and the adjacency that its proof covers."""
+    """A trust with a sampler."""
 
     trust: Trust
     sampling: Callable[[int, int], Sampling]  # from (clients, cohort)
-    adjacency: Adjacency
+
+    @property
+    def adjacency(self) -> Adjacency:
+        return usual_adjacency(self.trust, self.sampling(1, 1))
 
 
 class Claim(Protocol):
@@ -61,10 +65,10 @@ class Claim(Protocol):
 ClaimOf = Callable[["Way", "Question", int, int, float], Claim | None]
 
 WAYS = (
-    Way(Trust.CENTRAL, lambda n, b: Poisson(b / n, n), Adjacency.ZERO_OUT),
-    Way(Trust.CENTRAL, FixedSize, Adjacency.REPLACE),
-    Way(Trust.DISTRIBUTED, RoundRobin, Adjacency.ZERO_OUT),
-    Way(Trust.LOCAL, RoundRobin, Adjacency.REPLACE),
+    Way(Trust.CENTRAL, lambda n, b: Poisson(b / n, n)),
+    Way(Trust.CENTRAL, FixedSize),
+    Way(Trust.DISTRIBUTED, RoundRobin),
+    Way(Trust.LOCAL, RoundRobin),
 )
 
 
@@ -206,31 +210,31 @@ def warnings(rows: Sequence[Row]) -> list[str]:
 def _row(question: Question, way: Way, cohort: int, rounds: int, claim_of: ClaimOf | None) -> Row:
     sampling = way.sampling(question.clients, cohort)
     ideal: dict[str, Any] = {"population": question.clients, "arithmetic": Arithmetic.IDEALISED}
-    setting = Setting(Unit.CLIENT, way.adjacency, way.trust, **ideal)
+    privacy_model = PrivacyModel(Unit.CLIENT, way.adjacency, way.trust, **ideal)
     laplace = question.noise == "laplace"
     make: Callable[[float], Laplace | Gaussian] = Laplace if laplace else Gaussian
     budget: dict[str, Any] = {"epsilon": question.epsilon, "delta": question.delta}
     mechanism = calibrate_mechanism(
-        make, **budget, sampling=sampling, rounds=rounds, setting=setting
+        make, **budget, sampling=sampling, rounds=rounds, privacy_model=privacy_model
     )
     noise = (
         mechanism.scale_multiplier if isinstance(mechanism, Laplace) else mechanism.noise_multiplier
     )
     release = Release(mechanism, sampling, rounds)
 
-    def cost(changed: Setting) -> float:
+    def cost(changed: PrivacyModel) -> float:
         try:
-            return account([release], setting=changed, delta=question.delta).epsilon
+            return account([release], privacy_model=changed, delta=question.delta).epsilon
         except PrivacyRefusal:
             return math.inf  # not one honest share is sure to be left
 
-    guarantee = account([release], setting=setting, delta=question.delta)
+    guarantee = account([release], privacy_model=privacy_model, delta=question.delta)
     alone = way.trust is Trust.LOCAL
     spread = math.sqrt(2) * question.dimension if laplace else math.sqrt(question.dimension)
     ratio = (math.sqrt(cohort) if alone else cohort) / (noise * spread)
     over_run = ratio * math.sqrt(rounds)
     arriving = cohort - math.ceil(question.dropped * cohort)
-    left = arriving if way.trust is Trust.DISTRIBUTED else setting.honest_shares
+    left = arriving if way.trust is Trust.DISTRIBUTED else privacy_model.honest_shares
     return Row(
         trust=way.trust,
         sampling=sampling_kind(sampling),
@@ -243,7 +247,7 @@ def _row(question: Question, way: Way, cohort: int, rounds: int, claim_of: Claim
         signal_to_noise=ratio,
         run_signal_to_noise=over_run,
         clients_needed=math.ceil(question.clients * max(1.0, over_run ** (-2 if alone else -1))),
-        epsilon_if_dropped=cost(replace(setting, honest_shares=left)),
-        epsilon_if_colluding=cost(replace(setting, colluders=question.colluders)),
+        epsilon_if_dropped=cost(replace(privacy_model, honest_shares=left)),
+        epsilon_if_colluding=cost(replace(privacy_model, colluders=question.colluders)),
         claim=None if claim_of is None else claim_of(way, question, cohort, rounds, noise),
     )

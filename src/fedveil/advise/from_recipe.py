@@ -72,11 +72,11 @@ def situation_of(
     if recipe.privacy.epsilon is None:
         raise ConfigError("privacy.epsilon: a plan needs a budget")
     plan = plan_of(recipe, federation_of(recipe.data))
-    if plan.setting is None or plan.guarantee is None:
+    if plan.privacy_model is None or plan.guarantee is None:
         raise ConfigError(
             f"training.method: {plan.method.name!r} adds no noise, so nothing to plan"
         )
-    if whole_clients and plan.setting.unit is not Unit.CLIENT:
+    if whole_clients and plan.privacy_model.unit is not Unit.CLIENT:
         raise ConfigError(
             f"training.method: {plan.method.name!r} protects records, and this bound is about "
             "methods that protect whole clients; --score hu is about records, and --pilot "
@@ -231,7 +231,7 @@ def _variance(
     noise = plan_of(changed, plan.federation).noise_multiplier or 0.0
     reach = recipe.privacy.clip_norm if clips_gradients(plan.method) else loss.gradient_bound
     law = 2 if recipe.privacy.noise == Noise.LAPLACE else 1  # variance over the squared scale
-    alone = plan.setting is not None and plan.setting.trust is Trust.LOCAL
+    alone = plan.privacy_model is not None and plan.privacy_model.trust is Trust.LOCAL
     averaging = situation.cohort if alone else situation.cohort**2
     return 4 * law * situation.dimension * (reach * noise) ** 2 / averaging
 

@@ -20,9 +20,9 @@ from fedveil.core.errors import PrivacyRefusal
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import Noise, NoiseContext, Promise, RoundContext
-from fedveil.privacy.accounting import Release
+from fedveil.methods.parts.noise_placement import Noise, NoiseContext, RoundContext
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.releases import PrivacyModel, Release
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class OneDrawNoise:
 
     original: LocalNoise | DistributedNoise
 
-    def promise(self, context: NoiseContext) -> Promise:
+    def privacy_model(self, context: NoiseContext) -> PrivacyModel:
         if context.exact:
             raise PrivacyRefusal(
                 "noise in one draw protects nobody", "use it for trials on public data"
             )
-        return self.original.promise(context)
+        return self.original.privacy_model(context)
 
     def local(self, context: NoiseContext) -> LocalTraining:
         return self.original.local(context)

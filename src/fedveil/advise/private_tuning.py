@@ -21,6 +21,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 from fedveil.advise.candidate import Candidate, recipe_with_settings
 from fedveil.advise.overlap import check_federations
@@ -34,8 +35,8 @@ from fedveil.data.federation import Federation
 from fedveil.planning.limits import test_examples
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import Release, account
+from fedveil.privacy.calibration import least_noise
 from fedveil.privacy.guarantee import Guarantee
-from fedveil.privacy.root import least_at_most
 from fedveil.privacy.tuning import RandomRuns, Repeats
 from fedveil.run.run import Run
 
@@ -101,12 +102,12 @@ def settings_to_draw(space: Space, number: int = SETTINGS) -> list[Candidate]:
 
 
 def _check(recipe: Recipe, real: Plan, plans: Sequence[Plan]) -> None:
-    if real.guarantee is None or real.setting is None or recipe.privacy.epsilon is None:
+    if real.guarantee is None or real.privacy_model is None or recipe.privacy.epsilon is None:
         raise ConfigError("--tune-on-private-data: needs a private method and privacy.epsilon")
-    if real.setting.trust is not Trust.CENTRAL:
+    if real.privacy_model.trust is not Trust.CENTRAL:
         raise PrivacyRefusal(
-            f"under {real.setting.trust} trust the server sees something of every run, so all of "
-            "them would have to be paid for, not only the best",
+            f"under {real.privacy_model.trust} trust the server sees something of every run, so "
+            "all of them would have to be paid for, not only the best",
             "tune on public data (--pilot --proxy), or use a method with a trusted aggregator",
         )
     rounds = real.method.rounds
@@ -122,30 +123,38 @@ def _check(recipe: Recipe, real: Plan, plans: Sequence[Plan]) -> None:
 
 def _paid(recipe: Recipe, real: Plan, tuning: RandomRuns, scored: Proxy) -> tuple[float, Guarantee]:
     """The least noise with which everything keeps to the budget, and the guarantee of it all."""
-    setting, given, epsilon = real.setting, real.guarantee, recipe.privacy.epsilon or 0.0
-    if setting is None or given is None:
+    privacy_model, given, epsilon = (
+        real.privacy_model,
+        real.guarantee,
+        recipe.privacy.epsilon or 0.0,
+    )
+    if privacy_model is None or given is None:
         raise ConfigError("--tune-on-private-data: needs a private method")
 
-    def guarantee(noise: float) -> Guarantee:
-        releases: tuple[Release, ...] = _noisier(real, noise).releases(real.method.rounds)
-        return account(releases, setting=scored_publicly, delta=given.delta, tuning=tuning)
+    def releases(noise: float) -> tuple[Release, ...]:
+        return _noisier(real, noise).releases(real.method.rounds)
 
     scores = f"Runs were scored on {scored.source}, declared to be public."
     unseen = test_examples(real.federation)  # no run is scored on them
     scored_publicly = replace(
-        setting,
-        declared=(*setting.declared, scores),
-        not_covered=tuple(one for one in setting.not_covered if one not in unseen),
+        privacy_model,
+        declared=(*privacy_model.declared, scores),
+        not_covered=tuple(one for one in privacy_model.not_covered if one not in unseen),
     )
+    cost: dict[str, Any] = {
+        "privacy_model": scored_publicly,
+        "delta": given.delta,
+        "tuning": tuning,
+    }
     start = 2 * (real.noise_multiplier or 1.0)
-    noise = least_at_most(lambda z: guarantee(z).epsilon, epsilon, start, least=1e-6, most=1e9)
+    noise = least_noise(releases, epsilon=epsilon, guess=start, **cost)
     if noise is None:
         raise PrivacyRefusal(
             f"no noise is known to keep the best of {tuning.mean:g} runs within epsilon "
             f"{epsilon:g}: this sampling or noise has no Rényi curve, or delta is zero",
             "use Gaussian noise with Poisson or fixed-size sampling, or tune on public data",
         )
-    return noise, guarantee(noise)
+    return noise, account(releases(noise), **cost)
 
 
 def _noisier(plan: Plan, noise: float) -> Plan:

@@ -83,7 +83,7 @@ class ProxyTrials:
     """
 
     def __init__(self, recipe: Recipe, real: Plan, proxy: Proxy) -> None:
-        if real.method.placement is None or real.setting is None:
+        if real.method.placement is None or real.privacy_model is None:
             raise ConfigError(f"training.method: {real.method.name!r} adds no noise to plan for")
         here, there = proxy.federation.task, real.federation.task
         if here is not there:
@@ -152,8 +152,8 @@ class ProxyTrials:
         Where sampling amplifies, an accountant takes its time: there it is read off a line between
         powers of `step` of the rounds. Powers of 2 are within 1 %, powers of 4 within 3 %.
         """
-        setting, rounds = self.real.setting, recipe.training.rounds
-        if setting is None or setting.unit is not Unit.CLIENT:
+        privacy_model, rounds = self.real.privacy_model, recipe.training.rounds
+        if privacy_model is None or privacy_model.unit is not Unit.CLIENT:
             return self._noise(recipe)  # every setting may count for a record
         # What the noise does not depend on is set alike, so that it is calibrated once.
         fixed = replace(recipe.training, local_steps=1, local_epochs=None, learning_rate=1.0)

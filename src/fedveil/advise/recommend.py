@@ -75,11 +75,11 @@ def check_hope(trials: ProxyTrials, base: Candidate, most_steps: int) -> None:
     noise on each weight has std sqrt(rounds) * z * C / cohort (LOCAL: over sqrt(cohort)). If that
     is more, for a single round and for as many as there may be, nothing can be learnt.
     """
-    setting = trials.real.setting
-    if setting is None or setting.unit is not Unit.CLIENT or trials.real.method.voting:
+    privacy_model = trials.real.privacy_model
+    if privacy_model is None or privacy_model.unit is not Unit.CLIENT or trials.real.method.voting:
         return
     cohort = trials.real.sampling.expected_cohort
-    alone = setting.trust is Trust.LOCAL
+    alone = privacy_model.trust is Trust.LOCAL
     best = 0.0
     for rounds in sorted({1, base.rounds, most_steps}):
         recipe = recipe_with_settings(trials.recipe, replace(base, rounds=rounds))
@@ -251,7 +251,7 @@ def _warnings(search: Search, recommended: Option, trivial: float) -> Iterable[s
 
 def _clients_needed(search: Search, recommended: Option, trivial: float) -> str:
     """More clients at the same rate divide the noise on the average: try it."""
-    trust = getattr(search.trials.real.setting, "trust", None)
+    trust = getattr(search.trials.real.privacy_model, "trust", None)
     with suppress(OutOfTime, KeyboardInterrupt):
         for times in _QUIETER:
             quiet = 1 / math.sqrt(times) if trust is Trust.LOCAL else 1 / times

@@ -172,12 +172,12 @@ def space_of(trials: ProxyTrials, local_steps: int, most_steps: int | None = Non
     recipe, real = trials.recipe, trials.real
     training, server, method = recipe.training, recipe.server, recipe.training.method
     usual: dict[str, Any] = {}
-    if method == "cheng":
+    if method == "bounded-sparse":
         usual = {"penalty": _CHENG_PENALTY, "sparsity": _CHENG_SPARSITY}
     for name in ("penalty", "sparsity"):
         if getattr(training, name) is not None:
             usual[name] = getattr(training, name)
-    if server.smoothing or method == "dp-fed-ls":
+    if server.smoothing or method == "laplacian-smoothing":
         usual["smoothing"] = server.smoothing or _LIANG_SMOOTHING
     everyone = isinstance(real.sampling, Everyone)
     base = Candidate(

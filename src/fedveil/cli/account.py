@@ -52,10 +52,10 @@ def guarantee_of(args: argparse.Namespace) -> Guarantee:
     sampling = described.sampling_of(args, args.rounds)
     mechanism = described.mechanism_of(args)
     release = Release(mechanism, sampling, args.rounds, args.uses, args.participations)
-    setting = described.setting_of(args, sampling)
-    delta = described.delta_of(args, release, setting)
+    privacy_model = described.privacy_model_of(args, sampling)
+    delta = described.delta_of(args, release, privacy_model)
     tuning = described.tuning_of(args)
-    return account([release], setting=setting, delta=delta, tuning=tuning)
+    return account([release], privacy_model=privacy_model, delta=delta, tuning=tuning)
 
 
 def report(guarantee: Guarantee, progress: Progress | None, args: argparse.Namespace) -> int:

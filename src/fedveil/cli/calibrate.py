@@ -12,9 +12,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.privacy.shown import at_least, at_most
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fedveil.privacy.releases import Release, Setting
+    from fedveil.privacy.releases import PrivacyModel, Release
     from fedveil.privacy.tuning import Tuning
 
 
@@ -44,8 +42,8 @@ def execute(args: argparse.Namespace) -> int:
         return 0
     if args.epsilon is None:
         raise ConfigError("--epsilon: needed")
-    found, release, setting, delta, tuning = _FINDERS[args.find](args)
-    guarantee = account([release], setting=setting, delta=delta, tuning=tuning)
+    found, release, privacy_model, delta, tuning = _FINDERS[args.find](args)
+    guarantee = account([release], privacy_model=privacy_model, delta=delta, tuning=tuning)
     if args.json:
         console.emit({"target_epsilon": args.epsilon, "found": found, **guarantee.to_dict()})
         return 0
@@ -63,47 +61,40 @@ def _shown(name: str, value: float) -> str:
     return (at_least if name == "rate" else at_most)(value, 6)
 
 
-Answer = tuple[dict[str, Any], "Release", "Setting", float, "Tuning | None"]
+Answer = tuple[dict[str, Any], "Release", "PrivacyModel", float, "Tuning | None"]
 
 
 def _noise(args: argparse.Namespace) -> Answer:
-    from fedveil.privacy import mechanisms as m
     from fedveil.privacy.calibration import calibrate_mechanism
+    from fedveil.privacy.contract import mechanism_class
     from fedveil.privacy.releases import Release
 
     rounds = _rounds(args)
-    for name in ("noise_multiplier", "scale_multiplier", "rho", "share_std"):
+    for name in described.LEVELS:
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')}: given, so there is no noise to find")
     kind = described.mechanism_kind(args)
-    makers: dict[str, Callable[[float], m.Mechanism]] = {
-        "gaussian": m.Gaussian,
-        "laplace": m.Laplace,
-        "discrete-gaussian": m.DiscreteGaussian,
-        "discrete-gaussian-sum": lambda std: described.discrete_sum_of(args, std),
-    }
-    if kind == "zcdp":
-        raise ConfigError("--mechanism: zcdp has no noise to find; name the mechanism itself")
-    make = makers[kind]
+    level = mechanism_class(kind).level
+    if level is None:
+        raise ConfigError(f"--mechanism: {kind} has no noise to find; name the mechanism itself")
     sampling = described.sampling_of(args, rounds)
-    setting = described.setting_of(args, sampling)
-    probe = Release(m.Gaussian(1.0), sampling, rounds, args.uses, args.participations)
-    delta, tuning = described.delta_of(args, probe, setting), described.tuning_of(args)
+    privacy_model = described.privacy_model_of(args, sampling)
+    often = rounds, args.uses, args.participations
+    probe = Release(described.mechanism_of(args, 1.0), sampling, *often)
+    delta, tuning = described.delta_of(args, probe, privacy_model), described.tuning_of(args)
     mechanism = calibrate_mechanism(
-        make,
+        lambda noise: described.mechanism_of(args, noise),
         epsilon=args.epsilon,
         delta=delta,
         sampling=sampling,
         rounds=rounds,
-        setting=setting,
+        privacy_model=privacy_model,
         uses=args.uses,
         participations=args.participations,
         tuning=tuning,
     )
-    field = {"laplace": "scale_multiplier", "discrete-gaussian-sum": "share_std"}
-    name = field.get(kind, "noise_multiplier")
-    release = Release(mechanism, sampling, rounds, args.uses, args.participations)
-    return {name: getattr(mechanism, name)}, release, setting, delta, tuning
+    release = Release(mechanism, sampling, *often)
+    return {level: getattr(mechanism, level)}, release, privacy_model, delta, tuning
 
 
 def _find_rounds(args: argparse.Namespace) -> Answer:
@@ -115,21 +106,21 @@ def _find_rounds(args: argparse.Namespace) -> Answer:
 
     _not_given(args, "rounds", "participations")
     mechanism, sampling = described.mechanism_of(args), described.sampling_of(args, 1)
-    setting, tuning = described.setting_of(args, sampling), described.tuning_of(args)
-    delta = described.delta_of(args, Release(mechanism, sampling, 1, args.uses), setting)
+    privacy_model, tuning = described.privacy_model_of(args, sampling), described.tuning_of(args)
+    delta = described.delta_of(args, Release(mechanism, sampling, 1, args.uses), privacy_model)
     rounds = calibrate_rounds(
         epsilon=args.epsilon,
         delta=delta,
         sampling=sampling,
         mechanism=mechanism,
-        setting=setting,
+        privacy_model=privacy_model,
         uses=args.uses,
         tuning=tuning,
     )
     if isinstance(sampling, Balanced):
         sampling = replace(sampling, rounds=rounds)
     release = Release(mechanism, sampling, rounds, args.uses)
-    return {"rounds": rounds}, release, setting, delta, tuning
+    return {"rounds": rounds}, release, privacy_model, delta, tuning
 
 
 def _find_rate(args: argparse.Namespace) -> Answer:
@@ -145,15 +136,15 @@ def _find_rate(args: argparse.Namespace) -> Answer:
         args.sampling = args.sampling or "poisson"
         args.rate = 0.5 if args.sampling != "everyone" else None
     mechanism, sampling = described.mechanism_of(args), described.sampling_of(args, rounds)
-    setting, tuning = described.setting_of(args, sampling), described.tuning_of(args)
-    delta = described.delta_of(args, Release(mechanism, sampling, rounds, args.uses), setting)
+    privacy_model, tuning = described.privacy_model_of(args, sampling), described.tuning_of(args)
+    delta = described.delta_of(args, Release(mechanism, sampling, rounds, args.uses), privacy_model)
     sampling = calibrate_rate(
         epsilon=args.epsilon,
         delta=delta,
         sampling=sampling,
         rounds=rounds,
         mechanism=mechanism,
-        setting=setting,
+        privacy_model=privacy_model,
         uses=args.uses,
         tuning=tuning,
     )
@@ -162,7 +153,7 @@ def _find_rate(args: argparse.Namespace) -> Answer:
     else:
         found = {"cohort": int(sampling.expected_cohort)}
     release = Release(mechanism, sampling, rounds, args.uses)
-    return found, release, setting, delta, tuning
+    return found, release, privacy_model, delta, tuning
 
 
 _FINDERS = {"noise": _noise, "rounds": _find_rounds, "rate": _find_rate}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedveil.config import recipe as recipes
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.shown import at_most
 
@@ -42,6 +43,7 @@ class Progress:
 
 def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, Progress | None]:
     """What a run directory is worth, or a recipe would be (within `epsilon`, if given)."""
+    path = recipes.found(path)
     if not path.exists():
         raise ConfigError(f"{path}: no such run directory or recipe")
     return _of_run(path) if path.is_dir() else (_of_recipe(path, epsilon), None)
@@ -64,7 +66,7 @@ def _of_run(path: Path) -> tuple[Guarantee, Progress]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}/guarantee.json: cannot be read ({error})") from None
     header = ledger.header
-    promised = account(header.planned, setting=header.setting, delta=header.delta)
+    promised = account(header.planned, privacy_model=header.privacy_model, delta=header.delta)
     if Guarantee.from_dict(document) != promised:
         raise Inconsistent(
             f"{path}: the ledger's plan proves epsilon {promised.epsilon:.6g}, guarantee.json says "
@@ -74,7 +76,6 @@ def _of_run(path: Path) -> tuple[Guarantee, Progress]:
 
 
 def _of_recipe(path: Path, epsilon: float | None) -> Guarantee:
-    from fedveil.config import recipe as recipes
     from fedveil.config.assemble import federation_of, plan_of
 
     values = {} if epsilon is None else {"privacy.epsilon": epsilon}

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.core.errors import ConfigError
-from fedveil.core.units import Adjacency
+from fedveil.core.units import Trust
 from fedveil.privacy.shown import at_least, at_most
 
 if TYPE_CHECKING:
+    from fedveil.privacy.contract import Mechanism
     from fedveil.privacy.guarantee import Guarantee
-    from fedveil.privacy.mechanisms import Mechanism
-    from fedveil.privacy.releases import Release, Setting
+    from fedveil.privacy.releases import PrivacyModel, Release
     from fedveil.privacy.sampling import Sampling
     from fedveil.privacy.tuning import Tuning
 
-MECHANISMS = ("gaussian", "laplace", "discrete-gaussian", "discrete-gaussian-sum", "zcdp")
+LEVELS = ("noise_multiplier", "scale_multiplier", "rho", "share_std")
+_PARAMETERS = (*LEVELS, "clip_norm", "granularity", "shares", "dimension", "rounding_beta")
 SAMPLINGS = ("poisson", "fixed", "capped-poisson", "round-robin", "everyone", "balanced")
 
 _SHOWN = (
@@ -29,7 +30,14 @@ _SHOWN = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments that `account` and `calibrate` share."""
     noise = parser.add_argument_group("the mechanism")
-    noise.add_argument("--mechanism", choices=MECHANISMS, help="what adds the noise (gaussian)")
+    noise.add_argument(
+        "--mechanism",
+        help="what adds the noise: gaussian (default), laplace, discrete-gaussian, "
+        "discrete-gaussian-sum, noisy-votes, zcdp, or one of an installed package",
+    )
+    noise.add_argument(
+        "--parameter", action="append", metavar="NAME=NUMBER", help="any other of its parameters"
+    )
     noise.add_argument(
         "--noise-multiplier", type=float, help="noise std on the sum / L2 clip of one unit"
     )
@@ -107,23 +115,30 @@ def sampling_of(args: argparse.Namespace, rounds: int | None) -> Sampling:
     return s.Balanced(clients, cohort, _needed(args, kind, "rounds") if rounds is None else rounds)
 
 
-def mechanism_of(args: argparse.Namespace) -> Mechanism:
-    """The mechanism of the arguments."""
-    from fedveil.privacy import mechanisms as m
+def mechanism_of(args: argparse.Namespace, level: float | None = None) -> Mechanism:
+    """The mechanism of the arguments; `level` stands in for its noise where that is looked for."""
+    from dataclasses import MISSING, fields
+
+    from fedveil.privacy.contract import mechanism_class
 
     kind = mechanism_kind(args)
-    if kind == "laplace":
-        _unused(args, kind, "noise_multiplier", "rho", "share_std")
-        return m.Laplace(_needed(args, kind, "scale_multiplier"))
-    if kind == "zcdp":
-        _unused(args, kind, "noise_multiplier", "scale_multiplier", "share_std")
-        return m.Zcdp(_needed(args, kind, "rho"))
-    if kind == "discrete-gaussian-sum":
-        _unused(args, kind, "noise_multiplier", "scale_multiplier", "rho")
-        return discrete_sum_of(args, _needed(args, kind, "share_std"))
-    _unused(args, kind, "scale_multiplier", "rho", "share_std")
-    noise = _needed(args, kind, "noise_multiplier")
-    return m.Gaussian(noise) if kind == "gaussian" else m.DiscreteGaussian(noise)
+    found = mechanism_class(kind)
+    known = {field.name: field for field in fields(found)}  # type: ignore[arg-type]
+    given = {name: getattr(args, name) for name in _PARAMETERS if getattr(args, name) is not None}
+    _unused(args, kind, *(name for name in LEVELS if name not in known))
+    named = dict(_parameter(text) for text in args.parameter or ())
+    for name in named:
+        if name not in known:
+            raise ConfigError(f"--parameter: {kind} has no {name!r}, but {', '.join(known)}")
+    values = {name: value for name, value in (given | named).items() if name in known}
+    if level is not None and found.level is not None:
+        values[found.level] = level
+    for name, field in known.items():
+        if name not in values and field.default is MISSING:
+            option = name.replace("_", "-")
+            option = f"--{option}" if name in _PARAMETERS else f"--parameter {name}=NUMBER"
+            raise ConfigError(f"{option}: {kind} needs it")
+    return found(**values)
 
 
 def mechanism_kind(args: argparse.Namespace) -> str:
@@ -135,26 +150,16 @@ def mechanism_kind(args: argparse.Namespace) -> str:
     return "zcdp" if args.rho is not None else "gaussian"
 
 
-def discrete_sum_of(args: argparse.Namespace, share_std: float) -> Mechanism:
-    """The sum of discrete Gaussian shares of the arguments."""
-    from fedveil.privacy.mechanisms import DiscreteGaussianSum
+def privacy_model_of(args: argparse.Namespace, sampling: Sampling) -> PrivacyModel:
+    """The privacy model of the arguments; by default the usual adjacency of trust and sampling."""
+    from fedveil.privacy.contract import mechanism_class
+    from fedveil.privacy.releases import PrivacyModel
+    from fedveil.privacy.translation import usual_adjacency
 
-    kind = "discrete-gaussian-sum"
-    names = ("clip_norm", "granularity", "shares", "dimension")
-    fields = {name: _needed(args, kind, name) for name in names}
-    if args.rounding_beta is not None:
-        fields["rounding_beta"] = args.rounding_beta
-    return DiscreteGaussianSum(share_std=share_std, **fields)
-
-
-def setting_of(args: argparse.Namespace, sampling: Sampling) -> Setting:
-    """The setting of the arguments; the usual adjacency of the trust and sampling by default."""
-    from fedveil.privacy.releases import Setting
-
-    usual = _usual_adjacency(args, sampling)
-    return Setting(
+    kind = mechanism_class(mechanism_kind(args))
+    return PrivacyModel(
         unit=args.unit,
-        adjacency=usual if args.adjacency is None else args.adjacency,
+        adjacency=args.adjacency or usual_adjacency(Trust(args.trust), sampling, mechanism=kind),
         trust=args.trust,
         population=args.population,
         arithmetic=args.arithmetic,
@@ -164,14 +169,14 @@ def setting_of(args: argparse.Namespace, sampling: Sampling) -> Setting:
     )
 
 
-def delta_of(args: argparse.Namespace, release: Release, setting: Setting) -> float:
+def delta_of(args: argparse.Namespace, release: Release, privacy_model: PrivacyModel) -> float:
     """--delta, or the default for a known population."""
     from fedveil.privacy.accounting import default_delta
     from fedveil.privacy.translation import population_of
 
     if args.delta is not None:
         return float(args.delta)
-    population = population_of((release,), setting)
+    population = population_of((release,), privacy_model)
     if population is None:
         raise ConfigError("--delta: needed, as the population is not known (--population)")
     return default_delta(population)
@@ -208,23 +213,6 @@ def _shown(name: str, value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _usual_adjacency(args: argparse.Namespace, sampling: Sampling) -> Adjacency:
-    """What is proved without further assumptions.
-
-    Add-remove costs the same as zero-out, but it is true only if the rate and whatever the noisy
-    sum is divided by are constants that do not follow the number of clients: the user must say so.
-    """
-    from fedveil.privacy.sampling import FixedSize
-
-    if args.trust == "local":
-        return Adjacency.REPLACE
-    if args.trust == "central" and isinstance(sampling, FixedSize):
-        return Adjacency.REPLACE
-    if args.trust == "central" and sampling.amplifies and mechanism_kind(args) == "zcdp":
-        return Adjacency.ADD_REMOVE  # the only one with a proof of amplification
-    return Adjacency.ZERO_OUT
-
-
 def _rate(args: argparse.Namespace, kind: str) -> float:
     if args.rate is not None:
         if args.cohort is not None:
@@ -248,3 +236,11 @@ def _unused(args: argparse.Namespace, kind: str, *names: str) -> None:
     for name in names:
         if getattr(args, name) is not None:
             raise ConfigError(f"--{name.replace('_', '-')}: {kind} takes no such thing")
+
+
+def _parameter(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value) if any(c in value for c in ".eE") else int(value)
+    except ValueError:
+        raise ConfigError(f"--parameter: need NAME=NUMBER, got {text!r}") from None

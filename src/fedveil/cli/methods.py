@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 
 from fedveil.cli import console
-from fedveil.core.errors import ConfigError
+from fedveil.config.recipe import shipped
+from fedveil.methods.registry import METHODS, Entry
+from fedveil.recipes.values import kind_name
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -13,37 +15,51 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from fedveil.config.methods import METHODS
-
-    if args.name is not None and args.name not in METHODS:
-        raise ConfigError(f"method {args.name!r} is unknown; there are {', '.join(METHODS)}")
-    chosen = METHODS if args.name is None else {args.name: METHODS[args.name]}
+    chosen = list(METHODS.values()) if args.name is None else [METHODS.find(args.name, "methods")]
     if args.json:
-        documents = [
-            {
-                "name": name,
-                "what": entry.about.what,
-                "source": entry.about.source,
-                "private": entry.about.private,
-                "protects": entry.about.protects,
-                "towards": entry.about.towards,
-                "recipe": f"recipes/{name}.toml",
-                "own_keys": list(entry.keys),
-            }
-            for name, entry in chosen.items()
-        ]
-        console.emit({"methods": documents})
+        console.emit({"methods": [_document(entry) for entry in chosen]})
         return 0
     from rich.table import Table
 
     table = Table(show_lines=True)
-    for column in ("method", "what it does", "protects", "towards", "from"):
+    table.add_column("method", no_wrap=True)
+    for column in ("what it does", "protects", "towards", "from"):
         table.add_column(column, overflow="fold")
-    for name, entry in chosen.items():
-        about = entry.about
-        table.add_row(name, about.what, about.protects, about.towards, about.source)
-    console.stdout().print(table)
-    if args.name is not None and chosen[args.name].keys:
-        console.stdout().print(f"recipe keys of its own: {', '.join(chosen[args.name].keys)}")
-    console.stdout().print("A recipe for each is in recipes/, named as the method.")
+    for entry in chosen:
+        table.add_row(entry.name, entry.what, entry.protects, entry.towards, entry.source)
+    screen = console.stdout()
+    screen.print(table)
+    if args.name is None:
+        screen.print("fedveil run NAME trains the recipe of that name; fedveil methods NAME says")
+        screen.print("more. A recipe's file can be copied and changed: fedveil methods NAME --json")
+        return 0
+    (entry,) = chosen
+    screen.print(entry.page, markup=False, highlight=False, soft_wrap=True)
+    if entry.keys:
+        screen.print(f"\noptional recipe keys: {', '.join(entry.keys)}", soft_wrap=True)
+    for key in entry.own:
+        kind = kind_name(key.kind)
+        said = f"method.{key.name}: {kind}, {key.default} by default; {key.what}"
+        screen.print(said, markup=False, soft_wrap=True)
+    if entry.name in shipped():
+        screen.print(f"\nits recipe: {shipped()[entry.name]}", soft_wrap=True)
     return 0
+
+
+def _document(entry: Entry) -> dict[str, object]:
+    recipe = shipped().get(entry.name)
+    return {
+        "name": entry.name,
+        "earlier_names": list(entry.aliases),
+        "what": entry.what,
+        "source": entry.source,
+        "private": entry.private,
+        "protects": entry.protects,
+        "towards": entry.towards,
+        "recipe": None if recipe is None else str(recipe),
+        "keys": list(entry.keys),
+        "own_keys": [
+            {"name": f"method.{key.name}", "default": key.default, "what": key.what}
+            for key in entry.own
+        ],
+    }

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedveil.config.methods import METHODS, method_of
-from fedveil.config.methods import named as named_value
-from fedveil.config.recipe import DataSection, Recipe
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation
 from fedveil.data.partition import named
 from fedveil.data.table import from_table
 from fedveil.datasets import load
+from fedveil.methods.parts.from_recipe import choice
+from fedveil.methods.registry import method_of
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.recipes.sections import DataSection, Recipe
 
-__all__ = ["METHODS", "federation_of", "method_of", "plan_of"]
+__all__ = ["federation_of", "method_of", "plan_of"]
 
 
 def federation_of(data: DataSection) -> Federation:
@@ -86,7 +86,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         seed=recipe.seed,
         arithmetic=None
         if arithmetic is None
-        else named_value(Arithmetic, "privacy.arithmetic", arithmetic),
+        else choice(Arithmetic, "privacy.arithmetic", arithmetic),
         declared=declared,
         unprotected=unprotected,
     )

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.registry import Registry
 from fedveil.data.federation import Federation
 from fedveil.data.holdout import Holdout
 from fedveil.data.partition import Partition
-from fedveil.datasets.adult import ADULT
-from fedveil.datasets.cifar10 import CIFAR10
-from fedveil.datasets.digits import DIGITS
-from fedveil.datasets.femnist import FEMNIST
-from fedveil.datasets.lending_club import LENDING_CLUB
-from fedveil.datasets.mnist import MNIST, MNIST_WRITERS
-from fedveil.datasets.shakespeare import SHAKESPEARE
 from fedveil.datasets.source import Source
-from fedveil.datasets.svhn import SVHN, SVHN_EXTRA
 from fedveil.datasets.synthetic import NAMES as SYNTHETIC
 from fedveil.datasets.synthetic import Synthetic
 
-_ALL = (
-    *(DIGITS, MNIST, MNIST_WRITERS, FEMNIST, CIFAR10, SVHN, SVHN_EXTRA),
-    *(SHAKESPEARE, ADULT, LENDING_CLUB),
-)
-SOURCES: dict[str, Source] = {source.name: source for source in _ALL}
+# Every `Source` in a file of this folder, and those of other packages' entry points.
+SOURCES: Registry[Source] = Registry("data set", "fedveil.datasets", "fedveil.datasets", Source)
 
 
 def load(
@@ -63,12 +52,7 @@ def load(
 
 
 def find(name: str) -> Source:
-    if name not in SOURCES:
-        names = [*SOURCES, *SYNTHETIC.values()]
-        near = get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-        raise ConfigError(f"data source {name!r} is unknown: {hint}")
-    return SOURCES[name]
+    return SOURCES.find(name, "data.source", also=tuple(SYNTHETIC.values()))
 
 
 def _made_up(

@@ -22,8 +22,8 @@ class Pool:
     """What a source's files hold, before anything is dealt to clients."""
 
     train: Examples
-    task: Task
-    classes: int
+    task: Task | None = None  # None: the source's
+    classes: int | None = None
     test: Examples | None = None
     validation: Examples | None = None
     owners: Array | None = None  # of the train examples
@@ -88,8 +88,8 @@ class Source:
                 self.validation_fraction if validation_fraction is None else validation_fraction
             ),
             holdout=self.holdout if holdout is None else holdout,
-            task=pool.task,
-            classes=pool.classes,
+            task=pool.task or self.task,
+            classes=self.classes if pool.classes is None else pool.classes,
             class_names=pool.class_names,
             features=pool.features,
             scaling=pool.scaling,

@@ -14,18 +14,13 @@ held out from the clients' own data are so only in a simulation.
 from __future__ import annotations
 
 from fedveil.client.local_training import LocalTraining
-from fedveil.methods.parts.about import About
+from fedveil.core.units import Trust
+from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.method import CohortRule, Method, Scheme, Voting
 from fedveil.methods.parts.noise_placement import NoisePlacement
 from fedveil.methods.parts.noisy_votes import VoteNoise
-
-ABOUT = About(
-    name="ae-dpfl",
-    what="agents vote on public inputs, noise on the counts, a model from the labels",
-    source="Zhu et al. 2020; baseline of Cheng et al.",
-    protects="all data of one client",
-    towards="everybody, the server included: it sees noisy counts alone",
-)
+from fedveil.methods.registry import CHANGE, COLLUSION, method
+from fedveil.recipes.sections import Recipe
 
 
 def ae_dpfl(
@@ -36,10 +31,34 @@ def ae_dpfl(
 ) -> Method:
     """AE-DPFL: one round in which every client trains to the end of `local` and votes."""
     return Method(
-        name=ABOUT.name,
+        name="ae-dpfl",
         rounds=1,
         cohort=CohortRule(Scheme.EVERYONE),
         local=local,
         placement=placement or VoteNoise(),
         voting=voting or Voting(),
+    )
+
+
+@method(
+    "ae-dpfl",
+    what="agents vote on public inputs, noise on the counts, a model from the labels",
+    source="Zhu et al. 2020; baseline of Cheng et al.",
+    protects="all data of one client",
+    towards="everybody, the server included: it sees noisy counts alone",
+    keys=(*CHANGE, *COLLUSION),
+    trust=Trust.DISTRIBUTED,
+    sampling="everyone",
+)
+def from_recipe(recipe: Recipe) -> Method:
+    privacy, voting = recipe.privacy, recipe.voting
+    return ae_dpfl(
+        local=parts.local(recipe),
+        voting=Voting(voting.questions, voting.epochs, voting.batch_size, voting.learning_rate),
+        placement=VoteNoise(
+            parts.trust(recipe, Trust.DISTRIBUTED),
+            parts.adjacency(recipe),
+            privacy.colluders,
+            privacy.honest_shares,
+        ),
     )

@@ -23,24 +23,18 @@ from dataclasses import replace
 from fedveil.client.local_training import LocalTraining
 from fedveil.core.errors import ConfigError
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.parts.about import About
+from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.method import CohortRule, Method
 from fedveil.methods.parts.noise_placement import NoisePlacement
+from fedveil.methods.registry import BLUR, CLIP, LUS, UPDATES, method
 from fedveil.privacy.clipping import Clip
+from fedveil.recipes.sections import Recipe
 from fedveil.server.optimizers import Optimizer
 from fedveil.server.smoothing import Smoothing
 
-ABOUT = About(
-    name="cheng",
-    what="DP-FedAvg with bounded local updates (BLUR) and sparse ones (LUS)",
-    source="Cheng et al., local regularization and sparsification",
-    protects="all data of one client",
-    towards="everybody who sees the released models (trusted aggregator, or a secure sum)",
-)
 
-
-def cheng(
+def bounded_sparse(
     *,
     rounds: int,
     cohort: CohortRule,
@@ -58,12 +52,13 @@ def cheng(
     """BLUR (`penalty` lambda) and LUS (`sparsity` c); zero switches one of them off."""
     if penalty == 0 and sparsity == 0:
         raise ConfigError("training.penalty, training.sparsity: with neither, use method dp-fedavg")
-    method = dp_fedavg(
+    made = dp_fedavg(
         rounds=rounds,
         cohort=cohort,
-        local=replace(local, penalty=penalty, penalty_radius=clip.norm),
+        local=local,
         clip=clip,
         placement=placement,
+        penalty=penalty,
         sparsity=sparsity,
         by_examples=by_examples,
         weight_cap=weight_cap,
@@ -71,4 +66,26 @@ def cheng(
         optimizer=optimizer,
         smoothing=smoothing,
     )
-    return replace(method, name=ABOUT.name)
+    return replace(made, name="bounded-sparse")
+
+
+@method(
+    "bounded-sparse",
+    aliases=("cheng",),
+    what="DP-FedAvg with bounded local updates (BLUR) and sparse ones (LUS)",
+    source="Cheng et al., local regularization and sparsification",
+    protects="all data of one client",
+    towards="everybody who sees the released models (trusted aggregator, or a secure sum)",
+    keys=(BLUR, LUS, *CLIP, *UPDATES),
+)
+def from_recipe(recipe: Recipe) -> Method:
+    training = recipe.training
+    return bounded_sparse(
+        **parts.common(recipe),
+        **parts.weights(recipe),
+        clip=parts.clip(recipe),
+        penalty=0.4 if training.penalty is None else training.penalty,
+        sparsity=0.7 if training.sparsity is None else training.sparsity,
+        placement=parts.placement(recipe),
+        tracking=parts.tracking(recipe),
+    )

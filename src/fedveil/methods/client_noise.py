@@ -18,25 +18,19 @@ from dataclasses import replace
 
 from fedveil.client.local_training import GradientClip, LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.core.units import Adjacency
-from fedveil.methods.parts.about import About
+from fedveil.core.units import Adjacency, Trust
+from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.adaptive_clipping import StepBound
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Method
 from fedveil.methods.parts.noise_placement import Noise, NoisePlacement
+from fedveil.methods.registry import UPDATES, method
+from fedveil.recipes.sections import Recipe
 from fedveil.server.optimizers import Optimizer, Sgd
 from fedveil.server.smoothing import Smoothing
 
-ABOUT = About(
-    name="fu",
-    what="clipped full-batch steps, Laplace or Gaussian noise on every upload",
-    source="Fu et al., tuning iteration times",
-    protects="all data of one client",
-    towards="everybody, the server included (local noise)",
-)
 
-
-def fu(
+def client_noise(
     *,
     rounds: int,
     cohort: CohortRule,
@@ -48,10 +42,10 @@ def fu(
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """Fu's algorithm; `clip_norm` is zeta, `local.steps` is E. Another protection may take over."""
+    """Fu's algorithm; `clip_norm` is zeta, `local.steps` is E. Another placement may take over."""
     order = 1 if noise is Noise.LAPLACE else 2
     return Method(
-        name=ABOUT.name,
+        name="client-noise",
         rounds=rounds,
         cohort=cohort,
         local=replace(local, batch_size=None, gradient_clip=GradientClip(clip_norm, order)),
@@ -60,4 +54,26 @@ def fu(
         clip_rule=StepBound(clip_norm, order),
         optimizer=optimizer or Sgd(),
         smoothing=smoothing,
+    )
+
+
+@method(
+    "client-noise",
+    aliases=("fu",),
+    what="clipped full-batch steps, Laplace or Gaussian noise on every upload",
+    source="Fu et al., tuning iteration times",
+    protects="all data of one client",
+    towards="everybody, the server included (local noise)",
+    keys=UPDATES,
+    trust=Trust.LOCAL,
+    sampling="round-robin",
+)
+def from_recipe(recipe: Recipe) -> Method:
+    trust = parts.trust(recipe, Trust.LOCAL)
+    return client_noise(
+        **parts.common(recipe),
+        clip_norm=recipe.privacy.clip_norm,
+        noise=parts.noise(recipe),
+        adjacency=parts.adjacency(recipe) or Adjacency.REPLACE,
+        placement=None if trust is Trust.LOCAL else parts.placement(recipe, trust),
     )

@@ -17,23 +17,17 @@ from dataclasses import replace
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.rotation import Rotation
-from fedveil.core.units import Adjacency
+from fedveil.core.units import Adjacency, Trust
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.parts.about import About
+from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.method import CohortRule, Method
+from fedveil.methods.registry import CLIP, COLLUSION, LUS, method
 from fedveil.privacy.clipping import Clip
+from fedveil.recipes.sections import Recipe
 from fedveil.server.optimizers import Optimizer
 from fedveil.server.smoothing import Smoothing
-
-ABOUT = About(
-    name="ddgauss",
-    what="rotated, rounded updates with discrete Gaussian shares in a modular secure sum",
-    source="Kairouz, Liu, Steinke 2021; baseline of Cheng et al.",
-    protects="all data of one client",
-    towards="everybody, the server included: it sees noisy sums alone",
-)
 
 
 def ddgauss(
@@ -55,7 +49,7 @@ def ddgauss(
     smoothing: Smoothing | None = None,
 ) -> Method:
     """DDGauss; `clip.norm` is c. `bits` fixes the modulus and lets the grid follow."""
-    method = dp_fedavg(
+    made = dp_fedavg(
         rounds=rounds,
         cohort=cohort,
         local=local,
@@ -70,4 +64,29 @@ def ddgauss(
         optimizer=optimizer,
         smoothing=smoothing,
     )
-    return replace(method, name=ABOUT.name)
+    return replace(made, name="ddgauss")
+
+
+@method(
+    "ddgauss",
+    what="rotated, rounded updates with discrete Gaussian shares in a modular secure sum",
+    source="Kairouz, Liu, Steinke 2021; baseline of Cheng et al.",
+    protects="all data of one client",
+    towards="everybody, the server included: it sees noisy sums alone",
+    keys=(LUS, *CLIP, "privacy.adjacency", *COLLUSION, "privacy.bits"),
+    trust=Trust.DISTRIBUTED,
+    sampling="balanced",
+)
+def from_recipe(recipe: Recipe) -> Method:
+    privacy = recipe.privacy
+    return ddgauss(
+        **parts.common(recipe),
+        **parts.weights(recipe),
+        clip=parts.clip(recipe),
+        bits=privacy.bits,
+        adjacency=parts.adjacency(recipe) or Adjacency.ZERO_OUT,
+        colluders=privacy.colluders,
+        honest_shares=privacy.honest_shares,
+        sparsity=recipe.training.sparsity or 0.0,
+        tracking=parts.tracking(recipe),
+    )

@@ -18,22 +18,16 @@ from dataclasses import replace
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.methods.parts.about import About
+from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.method import CohortRule, Method
 from fedveil.methods.parts.noise_placement import NoisePlacement
+from fedveil.methods.registry import BLUR, CLIP, LUS, UPDATES, method
 from fedveil.privacy.clipping import Clip
+from fedveil.recipes.sections import Recipe
 from fedveil.server.optimizers import Optimizer, Sgd
 from fedveil.server.smoothing import Smoothing
-
-ABOUT = About(
-    name="dp-fedavg",
-    what="clipped updates, noise on their sum",
-    source="McMahan et al. 2018; baseline of Cheng et al.",
-    protects="all data of one client",
-    towards="everybody who sees the released models (trusted aggregator)",
-)
 
 
 def dp_fedavg(
@@ -43,6 +37,7 @@ def dp_fedavg(
     local: LocalTraining,
     clip: Clip,
     placement: NoisePlacement | None = None,
+    penalty: float = 0.0,
     sparsity: float = 0.0,
     by_examples: bool = False,
     weight_cap: int | None = None,
@@ -50,9 +45,14 @@ def dp_fedavg(
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """DP-FedAvg with central Gaussian noise unless another protection is given."""
+    """DP-FedAvg with central Gaussian noise unless another placement is given.
+
+    `penalty` is BLUR's lambda and `sparsity` LUS's c, see `bounded_sparse`; zero switches them off.
+    """
+    if penalty:
+        local = replace(local, penalty=penalty, penalty_radius=clip.norm)
     return Method(
-        name=ABOUT.name,
+        name="dp-fedavg",
         rounds=rounds,
         cohort=cohort,
         local=local,
@@ -62,4 +62,24 @@ def dp_fedavg(
         optimizer=optimizer or Sgd(),
         smoothing=smoothing,
         by_examples=by_examples,
+    )
+
+
+@method(
+    "dp-fedavg",
+    what="clipped updates, noise on their sum",
+    source="McMahan et al. 2018; baseline of Cheng et al.",
+    protects="all data of one client",
+    towards="everybody who sees the released models (trusted aggregator)",
+    keys=(BLUR, LUS, *CLIP, *UPDATES),
+)
+def from_recipe(recipe: Recipe) -> Method:
+    return dp_fedavg(
+        **parts.common(recipe),
+        **parts.weights(recipe),
+        clip=parts.clip(recipe),
+        placement=parts.placement(recipe),
+        penalty=recipe.training.penalty or 0.0,
+        sparsity=recipe.training.sparsity or 0.0,
+        tracking=parts.tracking(recipe),
     )

@@ -13,14 +13,12 @@ from dataclasses import replace
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import ConfigError
-from fedveil.methods.parts.about import About
+from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.method import CohortRule, Method
+from fedveil.methods.registry import BLUR, method
+from fedveil.recipes.sections import Recipe
 from fedveil.server.optimizers import Optimizer, Sgd
 from fedveil.server.smoothing import Smoothing
-
-FEDAVG = About("fedavg", "averages what clients learned", "McMahan et al. 2017")
-FEDSGD = About("fedsgd", "averages one gradient of each client", "McMahan et al. 2017")
-FEDPROX = About("fedprox", "FedAvg with a pull back to the shared weights", "Li et al. 2020")
 
 
 def fedavg(
@@ -57,7 +55,7 @@ def fedsgd(
     smoothing: Smoothing | None = None,
 ) -> Method:
     """FedAvg with a single full-batch step."""
-    method = fedavg(
+    made = fedavg(
         rounds=rounds,
         cohort=cohort,
         local=replace(local, steps=1, epochs=None, batch_size=None),
@@ -66,7 +64,7 @@ def fedsgd(
         optimizer=optimizer,
         smoothing=smoothing,
     )
-    return replace(method, name="fedsgd")
+    return replace(made, name="fedsgd")
 
 
 def fedprox(
@@ -83,7 +81,7 @@ def fedprox(
     """FedAvg with the gradient of penalty / 2 |w - w0|^2 added at every local step."""
     if not penalty > 0:
         raise ConfigError(f"training.penalty: fedprox needs a positive one, got {penalty}")
-    method = fedavg(
+    made = fedavg(
         rounds=rounds,
         cohort=cohort,
         local=replace(local, penalty=penalty, penalty_radius=0.0),
@@ -92,4 +90,26 @@ def fedprox(
         optimizer=optimizer,
         smoothing=smoothing,
     )
-    return replace(method, name="fedprox")
+    return replace(made, name="fedprox")
+
+
+@method("fedavg", what="averages what clients learned", source="McMahan et al. 2017")
+def fedavg_recipe(recipe: Recipe) -> Method:
+    return fedavg(**parts.common(recipe), **parts.weights(recipe))
+
+
+@method("fedsgd", what="averages one gradient of each client", source="McMahan et al. 2017")
+def fedsgd_recipe(recipe: Recipe) -> Method:
+    return fedsgd(**parts.common(recipe), **parts.weights(recipe))
+
+
+@method(
+    "fedprox",
+    what="FedAvg with a pull back to the shared weights",
+    source="Li et al. 2020",
+    keys=(BLUR,),
+)
+def fedprox_recipe(recipe: Recipe) -> Method:
+    penalty = recipe.training.penalty
+    penalty = 0.1 if penalty is None else penalty
+    return fedprox(**parts.common(recipe), **parts.weights(recipe), penalty=penalty)

@@ -26,32 +26,20 @@ from dataclasses import replace
 
 from fedveil.client.local_training import GradientClip, LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.core.units import Adjacency, Unit
-from fedveil.methods.parts.about import About
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.method import CohortRule, Method
+from fedveil.methods.registry import CHANGE, COLLUSION, method
 from fedveil.privacy.clipping import Clip
+from fedveil.recipes.sections import Recipe
 from fedveil.server.optimizers import Optimizer, Sgd
 from fedveil.server.smoothing import Smoothing
 
-HU = About(
-    name="hu",
-    what="per-example clipping, noise on every local gradient, secure sum",
-    source="Hu et al., concentrated differential privacy",
-    protects="one record of one client (or, unit client, all of a client's data)",
-    towards="everybody; the server sees the sum of uploads alone",
-)
-DP_SGD = About(
-    name="dp-sgd",
-    what="one noisy gradient step of every client in a round, secure sum",
-    source="Abadi et al. 2016; baseline of Hu et al.",
-    protects="one record of one client",
-    towards="everybody; the server sees the sum of uploads alone",
-)
 
-
-def hu(
+def gradient_noise(
     *,
     rounds: int,
     cohort: CohortRule,
@@ -81,7 +69,7 @@ def hu(
         )
         pipeline = UpdatePipeline()
     return Method(
-        name=HU.name,
+        name="gradient-noise",
         rounds=rounds,
         cohort=cohort,
         local=local,
@@ -106,7 +94,7 @@ def dp_sgd(
     smoothing: Smoothing | None = None,
 ) -> Method:
     """Hu's algorithm with tau = 1."""
-    method = hu(
+    made = gradient_noise(
         rounds=rounds,
         cohort=cohort,
         local=replace(local, steps=1, epochs=None),
@@ -118,4 +106,60 @@ def dp_sgd(
         optimizer=optimizer,
         smoothing=smoothing,
     )
-    return replace(method, name=DP_SGD.name)
+    return replace(made, name="dp-sgd")
+
+
+@method(
+    "gradient-noise",
+    aliases=("hu",),
+    what="per-example clipping, noise on every local gradient, secure sum",
+    source="Hu et al., concentrated differential privacy",
+    protects="one record of one client (or, unit client, all of a client's data)",
+    towards="everybody; the server sees the sum of uploads alone",
+    keys=("privacy.unit", *CHANGE, *COLLUSION),
+    trust=Trust.DISTRIBUTED,
+    sampling="balanced",
+)
+def from_recipe(recipe: Recipe) -> Method:
+    privacy = recipe.privacy
+    trust = parts.trust(recipe, Trust.DISTRIBUTED)
+    unit = Unit.RECORD if privacy.unit is None else parts.choice(Unit, "privacy.unit", privacy.unit)
+    if trust is Trust.CENTRAL or (unit is Unit.CLIENT and trust is Trust.LOCAL):
+        raise ConfigError(
+            f"privacy.trust: gradient-noise has no {trust} trust; use distributed (secure sum)"
+            + ("" if unit is Unit.CLIENT else " or local (without)")
+        )
+    return gradient_noise(
+        **parts.common(recipe),
+        clip_norm=privacy.clip_norm,
+        unit=unit,
+        secure_sum=trust is Trust.DISTRIBUTED,
+        adjacency=parts.adjacency(recipe),
+        colluders=privacy.colluders,
+        honest_shares=privacy.honest_shares,
+    )
+
+
+@method(
+    "dp-sgd",
+    what="one noisy gradient step of every client in a round, secure sum",
+    source="Abadi et al. 2016; baseline of Hu et al.",
+    protects="one record of one client",
+    towards="everybody; the server sees the sum of uploads alone",
+    keys=(*CHANGE, *COLLUSION),
+    trust=Trust.DISTRIBUTED,
+    sampling="balanced",
+)
+def dp_sgd_recipe(recipe: Recipe) -> Method:
+    privacy = recipe.privacy
+    trust = parts.trust(recipe, Trust.DISTRIBUTED)
+    if trust is Trust.CENTRAL:
+        raise ConfigError("privacy.trust: dp-sgd has no trusted party; use distributed or local")
+    return dp_sgd(
+        **parts.common(recipe),
+        clip_norm=privacy.clip_norm,
+        secure_sum=trust is Trust.DISTRIBUTED,
+        adjacency=parts.adjacency(recipe),
+        colluders=privacy.colluders,
+        honest_shares=privacy.honest_shares,
+    )

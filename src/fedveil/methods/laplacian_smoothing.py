@@ -18,24 +18,15 @@ from dataclasses import replace
 from fedveil.client.local_training import LocalTraining
 from fedveil.core.errors import ConfigError
 from fedveil.methods.dp_fedavg import dp_fedavg
-from fedveil.methods.parts.about import About
+from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.method import CohortRule, Method
 from fedveil.methods.parts.noise_placement import NoisePlacement
+from fedveil.methods.registry import LUS, UPDATES, method
 from fedveil.privacy.clipping import Clip
+from fedveil.recipes.sections import Recipe
 from fedveil.server.optimizers import Optimizer
 from fedveil.server.smoothing import Smoothing
-
-DP_FED = About(
-    name="dp-fed",
-    what="local models projected to a ball after every step, noise on their sum",
-    source="Liang et al., Laplacian smoothing",
-    protects="all data of one client",
-    towards="everybody who sees the released models (trusted aggregator)",
-)
-DP_FED_LS = replace(
-    DP_FED, name="dp-fed-ls", what="DP-Fed whose noisy sum is smoothed by a ring's Laplacian"
-)
 
 
 def dp_fed(
@@ -52,10 +43,10 @@ def dp_fed(
     tracking: AdaptiveClipping | None = None,
     optimizer: Optimizer | None = None,
 ) -> Method:
-    """DP-Fed; with a smoothing, DP-Fed-LS. `clip.norm` is G."""
+    """DP-Fed; `clip.norm` is G. With a smoothing it is `laplacian_smoothing`."""
     if clip.order != 2 or tracking is not None:
         raise ConfigError("training.method: dp-fed projects to a Euclidean ball of fixed radius")
-    method = dp_fedavg(
+    made = dp_fedavg(
         rounds=rounds,
         cohort=cohort,
         local=replace(local, projection_radius=clip.norm),
@@ -67,4 +58,72 @@ def dp_fed(
         optimizer=optimizer,
         smoothing=smoothing,
     )
-    return replace(method, name=DP_FED.name if smoothing is None else DP_FED_LS.name)
+    return replace(made, name="dp-fed" if smoothing is None else "laplacian-smoothing")
+
+
+def laplacian_smoothing(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalTraining,
+    clip: Clip,
+    smoothing: Smoothing | None = None,
+    placement: NoisePlacement | None = None,
+    sparsity: float = 0.0,
+    by_examples: bool = False,
+    weight_cap: int | None = None,
+    optimizer: Optimizer | None = None,
+) -> Method:
+    """DP-Fed-LS; `clip.norm` is G, the strength of `smoothing` is sigma (1 by default)."""
+    return dp_fed(
+        rounds=rounds,
+        cohort=cohort,
+        local=local,
+        clip=clip,
+        smoothing=smoothing or Smoothing(1.0),
+        placement=placement,
+        sparsity=sparsity,
+        by_examples=by_examples,
+        weight_cap=weight_cap,
+        optimizer=optimizer,
+    )
+
+
+@method(
+    "dp-fed",
+    what="local models projected to a ball after every step, noise on their sum",
+    source="Liang et al., Laplacian smoothing",
+    protects="all data of one client",
+    towards="everybody who sees the released models (trusted aggregator)",
+    keys=(LUS, *UPDATES),
+)
+def dp_fed_recipe(recipe: Recipe) -> Method:
+    if recipe.server.smoothing:
+        raise ConfigError("server.smoothing: dp-fed goes without; use method laplacian-smoothing")
+    return dp_fed(
+        **parts.common(recipe),
+        **parts.weights(recipe),
+        clip=parts.clip(recipe),
+        placement=parts.placement(recipe),
+        sparsity=recipe.training.sparsity or 0.0,
+    )
+
+
+@method(
+    "laplacian-smoothing",
+    aliases=("dp-fed-ls",),
+    what="DP-Fed whose noisy sum is smoothed by a ring's Laplacian",
+    source="Liang et al., Laplacian smoothing (there: DP-Fed-LS)",
+    protects="all data of one client",
+    towards="everybody who sees the released models (trusted aggregator)",
+    keys=(LUS, *UPDATES),
+)
+def from_recipe(recipe: Recipe) -> Method:
+    server = replace(recipe.server, smoothing=recipe.server.smoothing or 1.0)
+    return laplacian_smoothing(
+        **parts.common(replace(recipe, server=server)),
+        **parts.weights(recipe),
+        clip=parts.clip(recipe),
+        placement=parts.placement(recipe),
+        sparsity=recipe.training.sparsity or 0.0,
+    )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.registry import Registry
 from fedveil.data.federation import Federation, Task
 from fedveil.models.images import (
     ChannelsFirst,
@@ -138,7 +139,7 @@ def _lstm(federation: Federation, options: Options) -> nn.Module:
     return CharacterLstm(federation.classes, every_position=every, hidden=hidden)
 
 
-MODELS: dict[str, Builder] = {
+_OWN: dict[str, Builder] = {
     "linear": _linear,
     "logistic": _logistic,
     "mlp": _mlp,
@@ -152,6 +153,10 @@ MODELS: dict[str, Builder] = {
     "resnet18": _images(ResNet18),
     "lstm": _lstm,
 }
+# Builders of other packages are found through the entry-point group.
+MODELS: Registry[Builder] = Registry("model", "fedveil.models", None, Callable)
+for _name, _builder in _OWN.items():
+    MODELS.add(_name, _builder, __name__)
 
 
 def build(
@@ -168,10 +173,9 @@ def build(
     """
     if name == "auto":
         name = "linear" if federation.task is Task.REGRESSION else "logistic"
-    if name not in MODELS:
-        raise ConfigError(f"model.name: unknown model {name!r}; there are {', '.join(MODELS)}")
+    builder = MODELS.find(name, "model.name")
     if input_norm is not None and name not in ("linear", "logistic"):
         raise ConfigError(f"model.input_norm: for linear models only, and {name!r} is none")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[name](federation, Options(tuple(hidden), input_norm))
+        return builder(federation, Options(tuple(hidden), input_norm))

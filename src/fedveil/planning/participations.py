@@ -32,7 +32,7 @@ class Participations:
 
 def participations(plan: Plan, rounds: int | None = None) -> Participations:
     """Every client's own cost of the first `rounds` rounds of a plan with a public schedule."""
-    if plan.setting is None or plan.guarantee is None or plan.context is None:
+    if plan.privacy_model is None or plan.guarantee is None or plan.context is None:
         raise PrivacyRefusal(
             f"method {plan.method.name!r} adds no noise", "choose a private method"
         )
@@ -55,7 +55,7 @@ def participations(plan: Plan, rounds: int | None = None) -> Participations:
 
 
 def _cost(plan: Plan, count: int, uses: int) -> float:
-    if count == 0 or plan.setting is None or plan.guarantee is None:
+    if count == 0 or plan.privacy_model is None or plan.guarantee is None:
         return 0.0
     releases = []
     for release in plan.releases(plan.method.rounds):
@@ -63,4 +63,4 @@ def _cost(plan: Plan, count: int, uses: int) -> float:
         if isinstance(mechanism, NoisyGradients | GridGradients):
             mechanism = replace(mechanism, record_uses=uses)
         releases.append(Release(mechanism, Everyone(), count, release.uses))
-    return account(releases, setting=plan.setting, delta=plan.guarantee.delta).epsilon
+    return account(releases, privacy_model=plan.privacy_model, delta=plan.guarantee.delta).epsilon

@@ -32,15 +32,14 @@ from fedveil.planning import limits
 from fedveil.planning.fitting import distillation, fitted, pipeline_of, sampling_of, terms_of
 from fedveil.planning.secure_sums import check_central, check_sums
 from fedveil.privacy.accounting import (
+    PrivacyModel,
     Release,
-    Setting,
     account,
     default_delta,
-    fast_epsilon,
 )
+from fedveil.privacy.calibration import least_noise
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Laplace
-from fedveil.privacy.root import least_at_most
 from fedveil.privacy.sampling import Sampling
 from fedveil.server.optimizers import Optimizer, State
 
@@ -98,10 +97,10 @@ _CHOSEN = ("noise_multiplier", "arithmetic", "secure")
 class Plan:
     """What will run, decided to the last number. Build one with `plan`.
 
-    Only choices are kept. Sampling, shaping, setting and guarantee are derived from them, so that
-    `dataclasses.replace` yields a plan that does what its guarantee says, and says what it does:
-    with another method, federation or module the terms are fitted again; other terms may bring
-    another noise multiplier, arithmetic or secure sums.
+    Only choices are kept. Sampling, pipeline, privacy model and guarantee are derived from them, so
+    that `dataclasses.replace` yields a plan that does what its guarantee says, and says what it
+    does: with another method, federation or module the terms are fitted again; other terms may
+    bring another noise multiplier, arithmetic or secure sums.
     """
 
     method: Method
@@ -172,10 +171,10 @@ class Plan:
         return self.pipeline_in(0, {})
 
     @cached_property
-    def setting(self) -> Setting | None:
+    def privacy_model(self) -> PrivacyModel | None:
         if self.method.placement is None or self.context is None:
             return None
-        return _setting(
+        return _privacy_model(
             self.method,
             self.method.placement,
             self.context,
@@ -187,10 +186,10 @@ class Plan:
     @cached_property
     def guarantee(self) -> Guarantee | None:
         """What all rounds together guarantee; None if the method adds no noise."""
-        if self.setting is None or self.delta is None:
+        if self.privacy_model is None or self.delta is None:
             return None
         releases = self.releases(self.method.rounds)
-        return account(releases, setting=self.setting, delta=self.delta)
+        return account(releases, privacy_model=self.privacy_model, delta=self.delta)
 
     @property
     def protected(self) -> bool:
@@ -228,16 +227,16 @@ class Plan:
         If all clients send the same update of full norm, their averages over the run add up to
         sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
         """
-        context, setting = self.context, self.setting
-        if context is None or setting is None or setting.unit is not Unit.CLIENT:
+        context, privacy_model = self.context, self.privacy_model
+        if context is None or privacy_model is None or privacy_model.unit is not Unit.CLIENT:
             return ()
         noise = context.noise_multiplier
         cohort, clients = self.sampling.expected_cohort, context.clients
-        seen = math.sqrt(cohort) if setting.trust is Trust.LOCAL else cohort
+        seen = math.sqrt(cohort) if privacy_model.trust is Trust.LOCAL else cohort
         ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise
         if ratio >= 1:
             return ()
-        needed = math.ceil(clients * ratio ** (-2 if setting.trust is Trust.LOCAL else -1))
+        needed = math.ceil(clients * ratio ** (-2 if privacy_model.trust is Trust.LOCAL else -1))
         return (
             f"cohorts of {cohort:g} drown in this noise (signal-to-noise {ratio:.2g} over the "
             f"run): do not expect the model to learn. It takes about {needed:,} clients at the "
@@ -252,12 +251,14 @@ class Plan:
 
     def spent(self, rounds: int) -> float | None:
         """Epsilon after `rounds` rounds; None if the method gives no guarantee."""
-        if self.guarantee is None or self.setting is None:
+        if self.guarantee is None or self.privacy_model is None:
             return None
         if rounds == 0:
             return 0.0
         releases = self.releases(rounds)
-        return account(releases, setting=self.setting, delta=self.guarantee.delta).epsilon
+        return account(
+            releases, privacy_model=self.privacy_model, delta=self.guarantee.delta
+        ).epsilon
 
     def release(
         self,
@@ -342,12 +343,12 @@ def plan(
         raise ConfigError(f"privacy.epsilon: method {method.name!r} needs a budget")
     check_isolation(model, federation, method.local.per_example)
     context = terms_of(method, federation, model, placement, seed, arithmetic)
-    setting = _setting(method, placement, context, seed, declared, unprotected)
-    delta = _delta(method, placement, context, setting, budget)
+    privacy_model = _privacy_model(method, placement, context, seed, declared, unprotected)
+    delta = _delta(method, placement, context, privacy_model, budget)
     if budget.noise_multiplier is not None:
         noise = budget.noise_multiplier
     else:
-        noise = _calibrated(method, placement, context, setting, budget.epsilon or 0.0, delta)
+        noise = _calibrated(method, placement, context, privacy_model, budget.epsilon or 0.0, delta)
     context = replace(context, noise_multiplier=noise)
     check_every_round(method, placement, context)
     said, basis = (tuple(declared), tuple(unprotected)), (method, federation, model, context)
@@ -369,45 +370,43 @@ def quick_noise(method: Method, like: Plan, budget: Budget) -> float:
     context = terms_of(
         method, like.federation, like.module, placement, like.seed, like.context.arithmetic
     )
-    setting = _setting(method, placement, context, like.seed)
-    delta = _delta(method, placement, context, setting, budget)
-    return _calibrated(method, placement, context, setting, budget.epsilon, delta, quickly=True)
+    privacy_model = _privacy_model(method, placement, context, like.seed)
+    delta = _delta(method, placement, context, privacy_model, budget)
+    return _calibrated(
+        method, placement, context, privacy_model, budget.epsilon, delta, quickly=True
+    )
 
 
 def _delta(
     method: Method,
     placement: NoisePlacement,
     context: NoiseContext,
-    setting: Setting,
+    privacy_model: PrivacyModel,
     budget: Budget,
 ) -> float:
     releases = _releases(method, placement, context, method.rounds)
     pure = all(isinstance(release.mechanism, Laplace) for release in releases)
-    return budget.resolved_delta(setting.population or context.federation.clients, pure=pure)
+    return budget.resolved_delta(privacy_model.population or context.federation.clients, pure=pure)
 
 
-def _setting(
+def _privacy_model(
     method: Method,
     placement: NoisePlacement,
     context: NoiseContext,
     seed: int | None,
     declared: Sequence[str] = (),
     unprotected: Sequence[str] = (),
-) -> Setting:
-    promise, federation = placement.promise(context), context.federation
-    by_client = promise.unit is Unit.CLIENT
-    return Setting(
-        unit=promise.unit,
-        adjacency=promise.adjacency,
-        trust=promise.trust,
-        population=context.clients if by_client else len(federation.train),
+) -> PrivacyModel:
+    """Who is protected from whom, as the noise's place has it, with all that the plan knows."""
+    model, federation = placement.privacy_model(context), context.federation
+    return replace(
+        model,
+        population=context.clients if model.unit is Unit.CLIENT else len(federation.train),
         arithmetic=context.arithmetic,
         entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
-        colluders=promise.colluders,
-        honest_shares=promise.honest_shares,
         unprotected=(*limits.unprotected(method, context), *unprotected),
         declared=(*limits.declared(context), *declared),
-        not_covered=limits.not_covered(context, promise.trust),
+        not_covered=limits.not_covered(context, model.trust),
     )
 
 
@@ -423,33 +422,28 @@ def _calibrated(
     method: Method,
     placement: NoisePlacement,
     context: NoiseContext,
-    setting: Setting,
+    privacy_model: PrivacyModel,
     epsilon: float,
     delta: float,
     quickly: bool = False,
 ) -> float:
     """The least noise multiplier with which all releases together keep to epsilon."""
 
-    def releases(noise: float) -> tuple[Release, ...]:
-        fitted = replace(context, noise_multiplier=noise)
-        return _releases(method, placement, fitted, context.rounds)
-
-    def quick(noise: float) -> float:
-        return fast_epsilon(releases(noise), setting=setting, delta=delta)
-
-    def reported(noise: float) -> float:
-        return account(releases(noise), setting=setting, delta=delta).epsilon
-
-    # Noise as if every participation were charged alone: too much, but the right order.
-    guess = math.sqrt(max(1, context.rounds)) / epsilon
-    noise = least_at_most(quick, epsilon, guess, least=1e-6, most=1e9)
+    noise = least_noise(
+        lambda level: _releases(
+            method, placement, replace(context, noise_multiplier=level), context.rounds
+        ),
+        epsilon=epsilon,
+        delta=delta,
+        privacy_model=privacy_model,
+        # As if every participation were charged alone: too much, but the right order.
+        guess=math.sqrt(max(1, context.rounds)) / epsilon,
+        quickly=quickly,
+    )
     if noise is None:
         raise PrivacyRefusal(
             f"no amount of noise on the updates keeps to epsilon {epsilon}: other releases, such "
             "as a tracked clip, or missing noise shares cost more",
             "raise privacy.epsilon or privacy.clip_noise, or name fewer colluders",
         )
-    # Where a slow accountant beats the quick ones, less noise will do: search again with it.
-    if not quickly and reported(noise) < 0.999 * quick(noise):
-        noise = least_at_most(reported, epsilon, noise, least=1e-6, most=1e9) or noise
     return noise

@@ -38,19 +38,21 @@ def secure_sums(
 
 def on_integers(placement: NoisePlacement, context: NoiseContext) -> bool:
     """Whether the promise rests on a secure sum, which adds integers."""
-    return context.secure is not None and placement.promise(context).trust is Trust.DISTRIBUTED
+    return (
+        context.secure is not None and placement.privacy_model(context).trust is Trust.DISTRIBUTED
+    )
 
 
 def check_central(placement: NoisePlacement, context: NoiseContext) -> None:
     """A declared number of clients hides who is there from those who do not see it."""
-    if context.public_clients and placement.promise(context).trust is not Trust.CENTRAL:
+    if context.public_clients and placement.privacy_model(context).trust is not Trust.CENTRAL:
         raise ConfigError("privacy.public_clients: only for trust central; others see who is there")
 
 
 def check_sums(placement: NoisePlacement, context: NoiseContext) -> None:
     """A promise that rests on a secure sum needs one, and masks need integers."""
     if context.secure is None:
-        if placement.promise(context).trust is Trust.DISTRIBUTED:
+        if placement.privacy_model(context).trust is Trust.DISTRIBUTED:
             raise PrivacyRefusal(
                 "distributed trust rests on secure sums over two clients or more, and this plan "
                 "has none",

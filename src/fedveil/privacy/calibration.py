@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from fedveil.core.arguments import count, delta_value, positive
+from fedveil.core.arguments import count, delta_value, positive, settle
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import account, fast_epsilon
-from fedveil.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.contract import Mechanism
+from fedveil.privacy.mechanisms import Gaussian, Laplace
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.root import largest_at_most, least_at_most
 from fedveil.privacy.sampling import (
     Balanced,
@@ -41,20 +42,55 @@ class _Question:
 
     epsilon: float
     delta: float
-    setting: Setting
-    also: tuple[Release, ...]
-    tuning: Tuning | None
+    privacy_model: PrivacyModel
+    also: tuple[Release, ...] = ()
+    tuning: Tuning | None = None
 
-    def cost(self, release: Release) -> float:
-        """Epsilon of the release by the quick accountants: an upper bound on what is reported."""
-        return fast_epsilon(
-            (release, *self.also), setting=self.setting, delta=self.delta, tuning=self.tuning
-        )
+    def __post_init__(self) -> None:
+        settle(self, epsilon=positive("epsilon", self.epsilon), delta=delta_value(self.delta))
 
-    def reported(self, release: Release) -> float:
-        return account(
-            (release, *self.also), setting=self.setting, delta=self.delta, tuning=self.tuning
-        ).epsilon
+    def cost(self, *releases: Release) -> float:
+        """Epsilon by the quick accountants: an upper bound on what is reported."""
+        return fast_epsilon((*releases, *self.also), **self._how)
+
+    def reported(self, *releases: Release) -> float:
+        return account((*releases, *self.also), **self._how).epsilon
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"privacy_model": self.privacy_model, "delta": self.delta, "tuning": self.tuning}
+
+
+def least_noise(
+    releases: Callable[[float], Sequence[Release]],
+    *,
+    epsilon: float,
+    delta: float,
+    privacy_model: PrivacyModel,
+    guess: float,
+    tuning: Tuning | None = None,
+    quickly: bool = False,
+    least: float = 1e-6,
+    most: float = 1e9,
+) -> float | None:
+    """The least noise with which `releases(noise)` keep to the budget; None if none does.
+
+    `releases` must cost less the higher their noise. `quickly` stops at a little more noise where
+    only a slow accountant proves that less will do.
+    """
+    question = _Question(epsilon, delta, privacy_model, (), tuning)
+
+    def quick(noise: float) -> float:
+        return question.cost(*releases(noise))
+
+    def reported(noise: float) -> float:
+        return question.reported(*releases(noise))
+
+    noise = least_at_most(quick, epsilon, guess, least=least, most=most)
+    if noise is None or quickly or reported(noise) >= 0.999 * quick(noise):
+        return noise
+    # A slow accountant beats the quick ones: search again with it.
+    return least_at_most(reported, epsilon, noise, least=least, most=most) or noise
 
 
 def calibrate_noise(
@@ -63,7 +99,7 @@ def calibrate_noise(
     delta: float,
     sampling: Sampling,
     rounds: int,
-    setting: Setting,
+    privacy_model: PrivacyModel,
     uses: int = 1,
     participations: int | None = None,
     also: Sequence[Release] = (),
@@ -76,7 +112,7 @@ def calibrate_noise(
         delta=delta,
         sampling=sampling,
         rounds=rounds,
-        setting=setting,
+        privacy_model=privacy_model,
         uses=uses,
         participations=participations,
         also=also,
@@ -91,7 +127,7 @@ def calibrate_mechanism(
     delta: float,
     sampling: Sampling,
     rounds: int,
-    setting: Setting,
+    privacy_model: PrivacyModel,
     uses: int = 1,
     participations: int | None = None,
     also: Sequence[Release] = (),
@@ -102,20 +138,24 @@ def calibrate_mechanism(
     make: Gaussian, Laplace, DiscreteGaussian, or any function whose mechanism costs less the
         higher its argument, such as `lambda std: replace(discrete_sum, share_std=std)`.
     """
-    question = _question(epsilon, delta, setting, also, tuning)
+    question = _Question(epsilon, delta, privacy_model, tuple(also), tuning)
     rounds = count("rounds", rounds)
 
     def release(noise: float) -> Release:
         return Release(make(noise), sampling, rounds, uses, participations)
 
-    guess = _guess_noise(question, release(1.0))
-    noise = least_at_most(lambda x: question.cost(release(x)), question.epsilon, guess)
+    noise = least_noise(
+        lambda level: (release(level), *question.also),
+        epsilon=question.epsilon,
+        delta=question.delta,
+        privacy_model=privacy_model,
+        guess=_guess_noise(question, release(1.0)),
+        tuning=tuning,
+        least=1e-9,
+        most=1e15,
+    )
     if noise is None:
         raise ConfigError(f"epsilon: no amount of noise gives {epsilon!r} at delta {delta!r} here")
-    # Where a slow accountant beats the quick ones, less noise will do: search again with it.
-    if question.reported(release(noise)) < 0.999 * question.cost(release(noise)):
-        better = least_at_most(lambda x: question.reported(release(x)), question.epsilon, noise)
-        noise = better or noise
     return make(noise)
 
 
@@ -125,13 +165,13 @@ def calibrate_rounds(
     delta: float,
     sampling: Sampling,
     mechanism: Mechanism,
-    setting: Setting,
+    privacy_model: PrivacyModel,
     uses: int = 1,
     also: Sequence[Release] = (),
     tuning: Tuning | None = None,
 ) -> int:
     """The most rounds that keep to the budget."""
-    question = _question(epsilon, delta, setting, also, tuning)
+    question = _Question(epsilon, delta, privacy_model, tuple(also), tuning)
 
     def cost(rounds: int) -> float:
         cohorts = sampling
@@ -158,13 +198,13 @@ def calibrate_rate(
     sampling: Sampling,
     rounds: int,
     mechanism: Mechanism,
-    setting: Setting,
+    privacy_model: PrivacyModel,
     uses: int = 1,
     also: Sequence[Release] = (),
     tuning: Tuning | None = None,
 ) -> Sampling:
     """The sampling of the same kind with the largest rate (or cohort) that keeps to the budget."""
-    question = _question(epsilon, delta, setting, also, tuning)
+    question = _Question(epsilon, delta, privacy_model, tuple(also), tuning)
     rounds = count("rounds", rounds)
 
     def cost(cohorts: Sampling) -> float:
@@ -194,15 +234,9 @@ def calibrate_rate(
     return replace(sampling, rate=min(1 / inverse, _below_one(sampling)))
 
 
-def _question(
-    epsilon: float, delta: float, setting: Setting, also: Sequence[Release], tuning: Tuning | None
-) -> _Question:
-    return _Question(positive("epsilon", epsilon), delta_value(delta), setting, tuple(also), tuning)
-
-
 def _guess_noise(question: _Question, release: Release) -> float:
     """Where to start: the noise for which all rounds together look like one Gaussian."""
-    factor = question.setting.adjacency.sensitivity_factor
+    factor = question.privacy_model.adjacency.sensitivity_factor
     times = release.rounds if release.amplified else release.counted_participations
     times = max(1, times) * release.uses
     if isinstance(release.mechanism, Laplace) or question.delta == 0:

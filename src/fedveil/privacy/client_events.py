@@ -2,28 +2,36 @@
 
 Each event carries a digest over itself and the one before it, so an edited or cut-out event is
 noticed on opening. That the last ones were cut, or the file deleted or put back, is noticed by its
-head, which is kept apart (`client_head`) and compared whenever the file is used.
+*head*: how many events there are, and the last one's digest. It is kept apart, beside the ledger
+(`NAME.head`) and as a note with the user's state (`privacy.witness`), and compared whenever the
+file is used. An event is committed first and then noted, before anything leaves the client. So the
+ledger may be ahead of its head by the one event whose noting a crash prevented, and is never
+behind. Putting ledger, head and note back together is not noticed: they belong where only their
+owner can write.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.privacy import witness
-from fedveil.privacy.client_head import NONE, Head, read_head, write_head
 
 VERSION = 2
 _APPLICATION = 0x66766C31  # marks the file as ours
 _LOCK_SECONDS = 60.0
 
 Body = dict[str, Any]
+Head = tuple[int, str]  # number of events, digest of the last
+NONE: Head = (0, "")
 
 # A commit or a cancel names the seq of its reservation; no reservation has two of them.
 _SCHEMA = (
@@ -161,3 +169,45 @@ def _check_kind(database: sqlite3.Connection, path: Path) -> None:
 
 def _digest(before: str, event: tuple[Any, ...]) -> str:
     return hashlib.sha256(json.dumps([before, *event]).encode()).hexdigest()
+
+
+def read_head(path: Path) -> Head:
+    """What was noted of the ledger at `path`; `NONE` if nothing was."""
+    try:
+        data = _place(path).read_bytes()
+    except FileNotFoundError:
+        return NONE
+    found = witness.parse_note(data)
+    if data and found is None:
+        raise ConfigError(f"client ledger {path}: its head {_place(path)} is damaged")
+    return found or NONE
+
+
+def write_head(path: Path, head: Head) -> None:
+    """Note an event that was committed, unless another process has noted a later one."""
+    with _open(path) as descriptor:
+        found = witness.parse_note(os.pread(descriptor, 1000, 0)) or NONE
+        if head[0] > found[0]:
+            os.pwrite(descriptor, witness.format_note(*head), 0)
+            os.fsync(descriptor)
+    if found == NONE:  # a new file: let its name survive a power cut too
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # not every file system knows this
+                os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[int]:
+    descriptor = os.open(_place(path), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # held for two small calls, whoever waits
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _place(path: Path) -> Path:
+    return path.with_name(path.name + ".head")

@@ -17,18 +17,10 @@ from pathlib import Path
 from fedveil.core.arguments import delta_value, positive
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.privacy.accountants.exact import (
-    concentrated_epsilon,
-    exact_epsilon,
-    pure_epsilon,
-    unamplified_epsilon,
-)
-from fedveil.privacy.accountants.pld import pld_epsilon
-from fedveil.privacy.accountants.rdp import rdp_epsilon
-from fedveil.privacy.accountants.steps import Step, merged
-from fedveil.privacy.accounting import Release, Setting, account
+from fedveil.privacy.accountants import bounds
+from fedveil.privacy.accountants.steps import merged, with_count
+from fedveil.privacy.accounting import PrivacyModel, Release, account
 from fedveil.privacy.client_events import Body, transaction
-from fedveil.privacy.mechanisms import Zcdp
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.translation import for_one_record, step_of
 
@@ -102,7 +94,7 @@ class ClientLedger:
         with transaction(self.path) as events:
             return self._epsilon(events.charged())
 
-    def reserve(self, release: Release, setting: Setting, *, run: str = "") -> int:
+    def reserve(self, release: Release, privacy_model: PrivacyModel, *, run: str = "") -> int:
         """Write down that the client is about to take part, or refuse; the reservation's number.
 
         `release` is what taking part now may show: normally one round, reserved before every
@@ -113,8 +105,8 @@ class ClientLedger:
             raise ConfigError(
                 "release: it counts no participation, so there is nothing to take part in"
             )
-        self._check(release, setting)
-        body = {"run": run, "release": release.to_dict(), "setting": setting.to_dict()}
+        self._check(release, privacy_model)
+        body = {"run": run, "release": release.to_dict(), "privacy_model": privacy_model.to_dict()}
         with transaction(self.path) as events:
             charged = events.charged()
             if release.amplified and any(
@@ -154,73 +146,70 @@ class ClientLedger:
             if fate == "open":
                 events.append(kind, {}, reservation)
 
-    def _check(self, release: Release, setting: Setting) -> None:
+    def _check(self, release: Release, privacy_model: PrivacyModel) -> None:
         """Refuse what the client's terms or the theory do not cover."""
-        if _TRUSTS.index(setting.trust) > _TRUSTS.index(self.trust):
+        if _TRUSTS.index(privacy_model.trust) > _TRUSTS.index(self.trust):
             raise TermsRefused(
-                f"the release relies on {setting.trust} trust, this client agreed to {self.trust}",
+                f"the release relies on {privacy_model.trust} trust, this client agreed to "
+                f"{self.trust}",
                 f"use a run under {self.trust} trust",
             )
-        if setting.unit is Unit.RECORD and self.unit is Unit.CLIENT:
+        if privacy_model.unit is Unit.RECORD and self.unit is Unit.CLIENT:
             raise TermsRefused(
                 "the release protects single records, this ledger a whole client",
                 "use a client-level run, or keep a record-level ledger",
             )
-        guarantee = account([release], setting=self._terms(release, setting), delta=self.delta)
+        guarantee = account(
+            [release], privacy_model=self._terms(release, privacy_model), delta=self.delta
+        )
         if not guarantee.certified and math.isfinite(guarantee.epsilon):  # else: over any budget
             raise TermsRefused(
                 f"nothing protects this client: {guarantee.reason}", "use a protected run"
             )
 
-    def _terms(self, release: Release, setting: Setting) -> Setting:
-        """The release's setting under the ledger's unit and adjacency."""
-        if setting.unit is not self.unit:
-            return for_one_record(release, setting)
-        if setting.adjacency is self.adjacency:
-            return setting
+    def _terms(self, release: Release, privacy_model: PrivacyModel) -> PrivacyModel:
+        """The release's privacy model under the ledger's unit and adjacency."""
+        if privacy_model.unit is not self.unit:
+            return for_one_record(release, privacy_model)
+        if privacy_model.adjacency is self.adjacency:
+            return privacy_model
         if self.adjacency is Adjacency.ADD_REMOVE:
             raise TermsRefused(
-                f"the release hides what a client sends ({setting.adjacency}), this ledger that it "
-                "is there at all",
+                f"the release hides what a client sends ({privacy_model.adjacency}), this ledger "
+                "that it is there at all",
                 "use a run whose number of clients is a declared constant (add-remove)",
             )
-        replaced = setting.adjacency is Adjacency.REPLACE and self.adjacency is Adjacency.ZERO_OUT
-        if isinstance(release.mechanism, Zcdp):  # its rho is for one adjacency only
+        replaced = (
+            privacy_model.adjacency is Adjacency.REPLACE and self.adjacency is Adjacency.ZERO_OUT
+        )
+        if release.mechanism.one_adjacency:
             if replaced:
-                return setting
+                return privacy_model
             raise TermsRefused(
-                f"rho is known for {setting.adjacency}, this ledger is about {self.adjacency}",
+                f"the cost is known for {privacy_model.adjacency}, this ledger is about "
+                f"{self.adjacency}",
                 f"describe the release for {self.adjacency}",
             )
-        own = replace(setting, adjacency=self.adjacency)
+        own = replace(privacy_model, adjacency=self.adjacency)
         try:
             step_of(release, own)
         except AdjacencyRefused:
             # Zeroing a contribution is one way of replacing it, so a proof for replace will do.
             if replaced:
-                return setting
+                return privacy_model
             raise
         return own
 
     def _epsilon(self, charged: list[tuple[Body, int]]) -> float:
-        """Lifetime epsilon: all steps of all runs composed, each in its own run's setting."""
+        """Lifetime epsilon: all steps of all runs composed, each as its own run has it."""
         steps = []
         for body, times in charged:
             release = Release.from_dict(body["release"])
-            step = step_of(release, self._terms(release, Setting.from_dict(body["setting"])))
-            steps.append(replace(step, count=step.count * times))
-        return _composed(merged(steps), self.delta)
+            step = step_of(release, self._terms(release, _privacy_model(body)))
+            steps.append(with_count(step, step.count * times))
+        return min(epsilon for _, epsilon in bounds(merged(steps), self.delta))
 
 
-def _composed(steps: tuple[Step, ...], delta: float) -> float:
-    """The smallest valid bound on epsilon."""
-    if not steps:
-        return 0.0
-    exact = exact_epsilon(steps, delta)
-    if exact is not None:
-        return exact
-    bounds = [pure_epsilon(steps)]
-    if delta > 0:
-        for accountant in (pld_epsilon, rdp_epsilon, concentrated_epsilon, unamplified_epsilon):
-            bounds.append(accountant(steps, delta))
-    return min((bound for bound in bounds if bound is not None), default=math.inf)
+def _privacy_model(body: Body) -> PrivacyModel:
+    """What a reservation was made under; older ledgers called it the setting."""
+    return PrivacyModel.from_dict(body["privacy_model" if "privacy_model" in body else "setting"])

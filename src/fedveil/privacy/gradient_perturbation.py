@@ -16,10 +16,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from fedveil.core.arguments import built, count, not_negative, positive, settle
 from fedveil.core.errors import ConfigError
-from fedveil.privacy.refusals import GradientRefused
+from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.privacy.accountants.steps import DiscreteSumStep, GaussianStep, Step
+from fedveil.privacy.contract import CONTINUOUS_SHARES, Mechanism, Use, mechanism
+from fedveil.privacy.mechanisms import EVERY_ADJACENCY, EVERY_TRUST
+from fedveil.privacy.refusals import AdjacencyRefused, AmplificationRefused, GradientRefused
+from fedveil.privacy.shown import at_least
+
+if TYPE_CHECKING:
+    from fedveil.privacy.releases import PrivacyModel, Release
 
 
 class Loss(StrEnum):
@@ -109,8 +118,60 @@ class NonExpansive:
         return math.fsum(sorted(rates, reverse=True)[:uses]) / rates[-1]
 
 
+class _Gradients(Mechanism):
+    """What both mechanisms on gradients share; the fields are those of `NoisyGradients`."""
+
+    adjacencies = EVERY_ADJACENCY
+    level = "gradient_std"
+    clip_norm: float
+    batch_size: int
+    gradient_std: float
+    local_steps: int
+    record_uses: int
+    shares: int | None
+    certificate: NonExpansive | None
+
+    def __post_init__(self) -> None:
+        _check_gradients(self)
+
+    def noise_shares(self) -> int | None:
+        return self.shares
+
+    def check(self, release: Release, model: PrivacyModel) -> None:
+        if release.amplified:
+            raise AmplificationRefused(
+                "noisy gradients on a secret sample of clients have no proved amplification here",
+                "count participations, or clip the whole update and add noise once",
+            )
+        if model.unit is not Unit.RECORD:
+            raise GradientRefused(
+                "per-example clipping bounds one record, not a whole client",
+                "use unit record, or clip the whole update and add noise once",
+            )
+        if model.adjacency is Adjacency.ADD_REMOVE:
+            raise AdjacencyRefused(
+                "add-remove of a record changes the batches of all others",
+                "use adjacency replace or zero-out",
+            )
+        if model.trust is not Trust.LOCAL and self.shares is None:
+            raise GradientRefused(
+                f"{model.trust} trust needs the number of noise shares in a sum",
+                "give shares, or account under local trust",
+            )
+
+    def rests_on(self) -> tuple[str, ...]:
+        proof = self.certificate
+        if proof is None:
+            return ()
+        return (
+            f"Local steps bring no two models further apart: {proof.loss} loss of a linear model, "
+            f"inputs of length {at_least(proof.input_norm, 6)} at most, bias included.",
+        )
+
+
+@mechanism("noisy-gradients")
 @dataclass(frozen=True)
-class NoisyGradients:
+class NoisyGradients(_Gradients):
     """Continuous Gaussian noise on every mean gradient of a client.
 
     record_uses: most times that one record is touched in a round (`record_uses` counts them).
@@ -125,9 +186,14 @@ class NoisyGradients:
     record_uses: int
     shares: int | None = None
     certificate: NonExpansive | None = None
+    law = "Gaussian noise on gradients"
+    trusts = EVERY_TRUST
 
-    def __post_init__(self) -> None:
-        _check_gradients(self)
+    def step(self, use: Use) -> Step:
+        return GaussianStep(1 / self.sensitivity(use.factor, use.honest_shares))
+
+    def not_certified(self, model: PrivacyModel) -> str:
+        return "" if model.trust is Trust.LOCAL else CONTINUOUS_SHARES
 
     def sensitivity(self, factor: int, honest_shares: int | None) -> float:
         """Gaussian-DP parameter mu of one round; `factor` is 2 for replace, 1 for zero-out."""
@@ -150,8 +216,9 @@ class NoisyGradients:
         return min(undivided, divided)
 
 
+@mechanism("grid-gradients")
 @dataclass(frozen=True)
-class GridGradients:
+class GridGradients(_Gradients):
     """The same on integers: weights are rounded to nearest before the last, discrete, noise.
 
     Each client's last step adds discrete Gaussian noise of std learning_rate * gradient_std on a
@@ -168,9 +235,11 @@ class GridGradients:
     certificate: NonExpansive
     granularity: float
     dimension: int
+    law = "discrete Gaussian noise on gradients in shares"
+    trusts = EVERY_TRUST - {Trust.LOCAL}
 
     def __post_init__(self) -> None:
-        _check_gradients(self)
+        super().__post_init__()
         settle(
             self,
             granularity=positive("granularity", self.granularity),
@@ -190,6 +259,19 @@ class GridGradients:
         l2 = apart / self.granularity + root
         return l2, min(root * l2, l2**2)
 
+    def step(self, use: Use) -> Step:
+        l2, l1 = self.grid_sensitivity(use.factor)
+        shares = use.honest_shares or self.shares
+        return DiscreteSumStep(l2, l1, self.share_std, shares, self.dimension)
+
+    def not_certified(self, model: PrivacyModel) -> str:
+        if self.local_steps == 1:
+            return ""
+        return (
+            "that several local steps keep two runs together is proved for real numbers; here they "
+            "are taken in floating point, whose rounding may bring the runs further apart"
+        )
+
 
 def record_uses(*, local_steps: int, records: int, batch_size: int) -> int:
     """How often one record is touched in a round: a new shuffle each round, last batch dropped.
@@ -203,7 +285,7 @@ def record_uses(*, local_steps: int, records: int, batch_size: int) -> int:
     return -(-local_steps // batches)
 
 
-def _check_gradients(mechanism: NoisyGradients | GridGradients) -> None:
+def _check_gradients(mechanism: _Gradients) -> None:
     settle(
         mechanism,
         clip_norm=positive("clip_norm", mechanism.clip_norm),

@@ -11,10 +11,10 @@ from typing import Any
 from fedveil.core.arguments import delta_value
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
-from fedveil.privacy.releases import Release, Setting
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.tuning import Tuning, tuning_from_dict, tuning_to_dict
 
-VERSION = 2
+VERSION = 3
 _MAKER = object()  # held by `accounting`, which is the only one to make guarantees
 _TOLERANCE = 1e-6  # by which epsilons of two machines may differ
 
@@ -45,7 +45,7 @@ class Guarantee:
     certified: bool
     reason: str
     releases: tuple[Release, ...]
-    setting: Setting
+    privacy_model: PrivacyModel
     tuning: Tuning | None = None
     maker: InitVar[object] = None
 
@@ -64,7 +64,7 @@ class Guarantee:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle holds no numbers to be changed: they are computed again from the releases."""
-        return _again, (self.releases, self.setting, self.delta, self.tuning)
+        return _again, (self.releases, self.privacy_model, self.delta, self.tuning)
 
     def __setstate__(self, state: object) -> None:
         raise TypeError("a Guarantee is made by fedveil.privacy.account and nothing else")
@@ -76,35 +76,35 @@ class Guarantee:
 
     @property
     def unit(self) -> Unit:
-        return self.setting.unit
+        return self.privacy_model.unit
 
     @property
     def adjacency(self) -> Adjacency:
-        return self.setting.adjacency
+        return self.privacy_model.adjacency
 
     @property
     def trust(self) -> Trust:
-        return self.setting.trust
+        return self.privacy_model.trust
 
     @property
     def arithmetic(self) -> Arithmetic:
-        return self.setting.arithmetic
+        return self.privacy_model.arithmetic
 
     @property
     def entropy(self) -> Entropy:
-        return self.setting.entropy
+        return self.privacy_model.entropy
 
     @property
     def rests_on(self) -> tuple[str, ...]:
         """What must be true for the guarantee to hold, one plain sentence each."""
-        from fedveil.privacy.limits import rests_on
+        from fedveil.privacy.statement import rests_on
 
         return rests_on(self)
 
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What the guarantee is not about, one plain sentence each."""
-        from fedveil.privacy.limits import not_covered
+        from fedveil.privacy.statement import not_covered
 
         return not_covered(self)
 
@@ -140,7 +140,7 @@ class Guarantee:
             "not_covered": list(self.not_covered),
             "statement": self.statement,
             "releases": [release.to_dict() for release in self.releases],
-            "setting": self.setting.to_dict(),
+            "privacy_model": self.privacy_model.to_dict(),
             "tuning": tuning_to_dict(self.tuning),
         }
 
@@ -149,7 +149,7 @@ class Guarantee:
         """The guarantee of a document, computed again from its releases.
 
         Nothing in the document is believed: one that says anything else than what its own
-        releases, setting and delta prove is refused.
+        releases, privacy model and delta prove is refused.
         """
         from fedveil.privacy.accounting import account
 
@@ -157,12 +157,12 @@ class Guarantee:
             raise ConfigError(f"guarantee: need an object, got {document!r}")
         if document.get("version") != VERSION:
             raise ConfigError(f"guarantee: version {document.get('version')!r} is not {VERSION}")
-        missing = {"releases", "setting", "delta"} - set(document)
+        missing = {"releases", "privacy_model", "delta"} - set(document)
         if missing or not isinstance(document["releases"], (list, tuple)):
-            raise ConfigError("guarantee: need a list of releases, a setting and a delta")
+            raise ConfigError("guarantee: need a list of releases, a privacy_model and a delta")
         found = account(
             [Release.from_dict(release) for release in document["releases"]],
-            setting=Setting.from_dict(document["setting"]),
+            privacy_model=PrivacyModel.from_dict(document["privacy_model"]),
             delta=delta_value(document["delta"]),
             tuning=tuning_from_dict(document.get("tuning")),
         )
@@ -178,11 +178,11 @@ class Guarantee:
 
 
 def _again(
-    releases: tuple[Release, ...], setting: Setting, delta: float, tuning: Tuning | None
+    releases: tuple[Release, ...], privacy_model: PrivacyModel, delta: float, tuning: Tuning | None
 ) -> Guarantee:
     from fedveil.privacy.accounting import account
 
-    return account(releases, setting=setting, delta=delta, tuning=tuning)
+    return account(releases, privacy_model=privacy_model, delta=delta, tuning=tuning)
 
 
 def _number(value: float) -> float | None:

@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import secrets
+import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,14 +32,14 @@ from typing import Any
 from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 from fedveil.core.units import Entropy
 from fedveil.privacy import witness
-from fedveil.privacy.accounting import Release, account
+from fedveil.privacy.accounting import PrivacyModel, Release, account
 from fedveil.privacy.guarantee import Guarantee
-from fedveil.privacy.ledger_header import File, Header, file_of
 
-__all__ = ["BudgetSpent", "Header", "Inconsistent", "Ledger", "read"]
-
-VERSION = 3
+VERSION = 4
+_GENERATION = 0x80087601  # FS_IOC_GETVERSION
 MOVED = "The run was copied, and the user declared that this copy alone goes on."
+
+File = tuple[int, int, int]  # device, inode, and which file of those that had the inode
 
 
 class BudgetSpent(FedveilError):
@@ -47,6 +48,44 @@ class BudgetSpent(FedveilError):
 
 class Inconsistent(ConfigError):
     """Records of a run that contradict each other: no guarantee follows from them."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a run promises: the releases of all its rounds, under which model, at what delta.
+
+    `recipe` is a digest of the recipe that the plan was made from. `clients` is one of the clients'
+    names in their order, where a schedule counts how often each takes part: were they others after
+    an interruption, somebody would take part more often than the schedule says.
+    """
+
+    privacy_model: PrivacyModel
+    delta: float
+    planned: tuple[Release, ...]
+    rounds: int
+    recipe: str = ""
+    clients: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "privacy_model": self.privacy_model.to_dict(),
+            "delta": self.delta,
+            "planned": [release.to_dict() for release in self.planned],
+            "rounds": self.rounds,
+            "recipe": self.recipe,
+            "clients": self.clients,
+        }
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Header:
+        return cls(
+            PrivacyModel.from_dict(document["privacy_model"]),
+            float(document["delta"]),
+            tuple(Release.from_dict(release) for release in document["planned"]),
+            int(document["rounds"]),
+            str(document["recipe"]),
+            str(document["clients"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -109,7 +148,7 @@ class Ledger:
     @property
     def repeatable(self) -> bool:
         """With a seed, redoing a round draws the same noise and releases nothing new."""
-        return self.header.setting.entropy is Entropy.SEEDED
+        return self.header.privacy_model.entropy is Entropy.SEEDED
 
     @property
     def _last(self) -> Line:
@@ -213,10 +252,10 @@ class Ledger:
         A run that was stopped after somebody had looked at its outputs costs what its whole plan
         costs, for the number of rounds is then an output as well.
         """
-        header, setting = self.header, self.header.setting
+        header, privacy_model = self.header, self.header.privacy_model
         if self.moves:
-            setting = replace(setting, declared=(*setting.declared, MOVED))
-        return account(header.planned, setting=setting, delta=header.delta)
+            privacy_model = replace(privacy_model, declared=(*privacy_model.declared, MOVED))
+        return account(header.planned, privacy_model=privacy_model, delta=header.delta)
 
     def spent(self) -> float:
         """What the reserved rounds alone cost: an epsilon only if their number was fixed before
@@ -225,12 +264,20 @@ class Ledger:
             return 0.0
         header = self.header
         begun = [_first(release, self.reserved) for release in header.planned]
-        return account(begun, setting=header.setting, delta=header.delta).epsilon
+        return account(begun, privacy_model=header.privacy_model, delta=header.delta).epsilon
 
 
 def read(path: Path) -> Ledger:
     """A ledger to look at, without touching the file."""
     return _replay(path)[0]
+
+
+def file_of(descriptor: int) -> File:
+    """Which file this is: a rename keeps it, a copy is another one."""
+    found, generation = os.fstat(descriptor), bytearray(8)
+    with suppress(OSError):  # not every file system numbers the uses of an inode
+        fcntl.ioctl(descriptor, _GENERATION, generation)
+    return found.st_dev, found.st_ino, struct.unpack("=I4x", generation)[0]
 
 
 def _first(release: Release, rounds: int) -> Release:

@@ -1,50 +1,78 @@
-"""What one participation releases about one unit, in units of that unit's clip norm.
+"""The mechanisms: what one participation releases about one unit.
 
-A mechanism knows nothing of sampling, rounds or trust: `accounting` puts them together. Noise is
-always described on the *sum* and relative to the clip of *one* unit; a replaced unit can move the
-sum twice as far, and the accountants, never the caller, take care of that.
+Noise is always described on the *sum* and relative to the clip of *one* unit; a replaced unit can
+move the sum twice as far, and the step, never the caller, takes care of that.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from fedveil.core.arguments import count, described, not_negative, positive, settle
+from fedveil.core.arguments import count, not_negative, positive, settle
 from fedveil.core.errors import ConfigError
-from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
+from fedveil.core.units import Adjacency, Trust
+from fedveil.privacy.accountants.steps import DiscreteSumStep, LaplaceStep, Step, ZcdpStep
+from fedveil.privacy.contract import Mechanism, Use, mechanism
+from fedveil.privacy.refusals import AdjacencyRefused
+from fedveil.privacy.sampling import CappedPoisson, FixedSize, Poisson
+from fedveil.privacy.shown import at_least
+
+if TYPE_CHECKING:
+    from fedveil.privacy.releases import PrivacyModel, Release
+
+EVERY_TRUST, EVERY_ADJACENCY = frozenset(Trust), frozenset(Adjacency)
 
 
+@mechanism("gaussian")
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Mechanism):
     """Continuous Gaussian noise, possibly rounded to the grid on which the data already lies.
 
     noise_multiplier: std of the noise on the sum / L2 clip of one unit.
     """
 
     noise_multiplier: float
+    law = "Gaussian noise"
+    level = "noise_multiplier"
+    trusts = EVERY_TRUST
+    adjacencies = EVERY_ADJACENCY
+    amplified_by = (Poisson, CappedPoisson, FixedSize)
+    joint_uses = True
 
     def __post_init__(self) -> None:
         settle(self, noise_multiplier=positive("noise_multiplier", self.noise_multiplier))
 
+    def step(self, use: Use) -> Step:
+        return use.gaussian(self.noise_multiplier / use.factor)
 
+
+@mechanism("laplace")
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Mechanism):
     """Laplace noise on every coordinate.
 
     scale_multiplier: scale of the noise on the sum / L1 clip of one unit.
     """
 
     scale_multiplier: float
+    law = "Laplace noise"
+    level = "scale_multiplier"
+    trusts = EVERY_TRUST - {Trust.DISTRIBUTED}
+    adjacencies = EVERY_ADJACENCY
+    amplified_by = (Poisson,)
 
     def __post_init__(self) -> None:
         settle(self, scale_multiplier=positive("scale_multiplier", self.scale_multiplier))
 
+    def step(self, use: Use) -> Step:
+        return LaplaceStep(self.scale_multiplier / use.factor, use.rate)
 
+
+@mechanism("discrete-gaussian")
 @dataclass(frozen=True)
-class DiscreteGaussian:
+class DiscreteGaussian(Mechanism):
     """One exact discrete Gaussian per coordinate, on the grid of the data.
 
     It satisfies concentrated differential privacy with the rho of the continuous Gaussian of the
@@ -52,19 +80,29 @@ class DiscreteGaussian:
     """
 
     noise_multiplier: float
+    law = "discrete Gaussian noise"
+    level = "noise_multiplier"
+    trusts = EVERY_TRUST - {Trust.DISTRIBUTED}
+    adjacencies = EVERY_ADJACENCY
+    amplified_by = (Poisson,)
+    joint_uses = True
 
     def __post_init__(self) -> None:
         settle(self, noise_multiplier=positive("noise_multiplier", self.noise_multiplier))
 
+    def step(self, use: Use) -> Step:
+        return ZcdpStep(use.uses * use.factor**2 / (2 * self.noise_multiplier**2), use.rate)
 
+
+@mechanism("discrete-gaussian-sum")
 @dataclass(frozen=True)
-class DiscreteGaussianSum:
+class DiscreteGaussianSum(Mechanism):
     """A secure sum of discrete Gaussian shares on rounded vectors (Kairouz, Liu, Steinke 2021).
 
     clip_norm: L2 clip of one unit before rounding.
     granularity: grid spacing.
     share_std: std of one client's noise, in the units of clip_norm.
-    shares: noise shares in the sum, those of colluders included (the setting takes them out).
+    shares: noise shares in the sum, those of colluders included (the privacy model takes them out).
     dimension: coordinates after padding.
     rounding_beta: how the clipped vector gets to the grid. Above 0: stochastic rounding, repeated
         until the norm bound that holds with probability 1 - beta is met. 0: any rounding to a
@@ -77,6 +115,12 @@ class DiscreteGaussianSum:
     shares: int
     dimension: int
     rounding_beta: float | None = math.exp(-0.5)
+    law = "discrete Gaussian noise in shares"
+    level = "share_std"
+    trusts = EVERY_TRUST - {Trust.LOCAL}
+    adjacencies = EVERY_ADJACENCY
+    amplified_by = (Poisson,)
+    joint_uses = True
 
     def __post_init__(self) -> None:
         for name in ("clip_norm", "granularity", "share_std"):
@@ -107,9 +151,23 @@ class DiscreteGaussianSum:
                 l2 = min(l2, math.sqrt(inside))
         return l2, min(root * l2, l2**2)  # whole numbers: |x| <= x^2
 
+    def step(self, use: Use) -> Step:
+        l2, l1 = self.grid_sensitivity()
+        std, shares = self.share_std / self.granularity, use.honest_shares or self.shares
+        return DiscreteSumStep(
+            l2 * use.factor, l1 * use.factor, std, shares, self.dimension, use.uses, use.rate
+        )
 
+    def noise_shares(self) -> int:
+        return self.shares
+
+    def not_certified(self, model: PrivacyModel) -> str:
+        return ""
+
+
+@mechanism("noisy-votes")
 @dataclass(frozen=True)
-class NoisyVotes:
+class NoisyVotes(Mechanism):
     """A noisy histogram of one-hot votes, one vote of each unit (AE-DPFL).
 
     noise_std: std of the noise on every count. A changed vote moves two counts by one: sqrt(2),
@@ -117,42 +175,53 @@ class NoisyVotes:
     """
 
     noise_std: float
+    law = "Gaussian noise on votes"
+    level = "noise_std"
+    trusts = EVERY_TRUST
+    adjacencies = EVERY_ADJACENCY
+    amplified_by = (Poisson, CappedPoisson, FixedSize)
+    joint_uses = True
 
     def __post_init__(self) -> None:
         settle(self, noise_std=positive("noise_std", self.noise_std))
 
+    def step(self, use: Use) -> Step:
+        return use.gaussian(self.noise_std / math.sqrt(use.factor))
 
+
+@mechanism("zcdp")
 @dataclass(frozen=True)
-class Zcdp:
+class Zcdp(Mechanism):
     """A mechanism known only to be rho-zCDP per participation, for the adjacency in use."""
 
     rho: float
+    law = "zero-concentrated noise"
+    trusts = EVERY_TRUST
+    adjacencies = EVERY_ADJACENCY
+    amplified_by = (Poisson,)
+    joint_uses = True
+    one_adjacency = True
 
     def __post_init__(self) -> None:
         settle(self, rho=positive("rho", self.rho))
 
+    def step(self, use: Use) -> Step:
+        return ZcdpStep(use.uses * self.rho, use.rate)
 
-Mechanism = (
-    Gaussian
-    | Laplace
-    | DiscreteGaussian
-    | DiscreteGaussianSum
-    | NoisyVotes
-    | Zcdp
-    | NoisyGradients
-    | GridGradients
-)
+    def check(self, release: Release, model: PrivacyModel) -> None:
+        sampled = release.amplified and isinstance(release.sampling, Poisson)
+        if sampled and model.adjacency is not Adjacency.ADD_REMOVE:
+            raise AdjacencyRefused(
+                f"zcdp with Poisson sampling under {model.adjacency}: amplification is proved for "
+                "add-remove",
+                "use adjacency add-remove",
+            )
 
-_KINDS: dict[str, type[Mechanism]] = {
-    "gaussian": Gaussian,
-    "laplace": Laplace,
-    "discrete-gaussian": DiscreteGaussian,
-    "discrete-gaussian-sum": DiscreteGaussianSum,
-    "noisy-votes": NoisyVotes,
-    "zcdp": Zcdp,
-    "noisy-gradients": NoisyGradients,
-    "grid-gradients": GridGradients,
-}
+    def not_certified(self, model: PrivacyModel) -> str:
+        return ""
+
+    def rests_on(self) -> tuple[str, ...]:
+        return (f"One participation is {at_least(self.rho, 6)}-zCDP, as was said.",)
 
 
 def joint_noise_multiplier(*multipliers: float) -> float:
@@ -173,22 +242,3 @@ def quantile_noise_multiplier(bit_std: float) -> float:
     One unit contributes a half at most, so the release adds (0.5 / bit_std)**2 to mu squared.
     """
     return 2 * positive("bit_std", bit_std)
-
-
-def kind_of(mechanism: Mechanism) -> str:
-    """The name of a mechanism's kind in documents."""
-    for name, kind in _KINDS.items():
-        if type(mechanism) is kind:
-            return name
-    raise ConfigError(f"mechanism: {mechanism!r} is none of {', '.join(_KINDS)}")
-
-
-def mechanism_to_dict(mechanism: Mechanism) -> dict[str, Any]:
-    """A plain document from which `mechanism_from_dict` rebuilds the mechanism."""
-    return {"kind": kind_of(mechanism), **asdict(mechanism)}
-
-
-def mechanism_from_dict(document: Mapping[str, Any]) -> Mechanism:
-    """The mechanism that `mechanism_to_dict` described."""
-    mechanism: Mechanism = described(document, _KINDS, "mechanism")
-    return mechanism

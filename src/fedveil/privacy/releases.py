@@ -1,4 +1,4 @@
-"""What is to be accounted: releases, and the setting in which they are made."""
+"""What is to be accounted: releases, and the privacy model that they are made under."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from typing import Any
 from fedveil.core.arguments import built, count, sentences, settle
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
-from fedveil.privacy.mechanisms import (
-    Mechanism,
-    kind_of,
-    mechanism_from_dict,
-    mechanism_to_dict,
-)
+from fedveil.privacy.contract import Mechanism, kind_of, mechanism_from_dict
 from fedveil.privacy.sampling import (
     Sampling,
     sampling_from_dict,
@@ -65,7 +60,7 @@ class Release:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "mechanism": mechanism_to_dict(self.mechanism),
+            "mechanism": self.mechanism.to_dict(),
             "sampling": sampling_to_dict(self.sampling),
             "rounds": self.rounds,
             "uses": self.uses,
@@ -86,7 +81,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Setting:
+class PrivacyModel:
     """Who is protected from whom, and how the noise is made.
 
     population: number of protected units, if known; delta must stay below 1 / population.
@@ -131,8 +126,8 @@ class Setting:
         return document | {name: list(getattr(self, name)) for name in _LISTS}
 
     @staticmethod
-    def from_dict(document: Mapping[str, Any]) -> Setting:
-        return built(Setting, document, "setting")
+    def from_dict(document: Mapping[str, Any]) -> PrivacyModel:
+        return built(PrivacyModel, document, "privacy_model")
 
 
 _ENUMS: dict[str, type[StrEnum]] = {

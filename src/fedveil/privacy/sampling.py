@@ -27,8 +27,33 @@ from fedveil.core.randomness import Stream, Words
 Ids = npt.NDArray[np.int64]
 
 
+class _Sampler:
+    amplifies: ClassVar[bool] = False
+
+    def max_participations(self, rounds: int) -> int:
+        """Rounds in which one client may take part: in the worst case it is drawn every time."""
+        return rounds
+
+
 @dataclass(frozen=True)
-class Poisson:
+class _OfCohorts(_Sampler):
+    """Cohorts of one size."""
+
+    clients: int
+    cohort: int
+
+    def __post_init__(self) -> None:
+        settle(self, clients=count("clients", self.clients), cohort=count("cohort", self.cohort))
+        if self.cohort > self.clients:
+            raise ConfigError(f"cohort: need at most clients={self.clients}, got {self.cohort}")
+
+    @property
+    def expected_cohort(self) -> float:
+        return float(self.cohort)
+
+
+@dataclass(frozen=True)
+class Poisson(_Sampler):
     """Every client independently with probability `rate`.
 
     `clients` is needed to draw, not to account.
@@ -36,7 +61,7 @@ class Poisson:
 
     rate: float
     clients: int | None = None
-    amplifies: ClassVar[bool] = True
+    amplifies = True
 
     def __post_init__(self) -> None:
         settle(self, rate=fraction("rate", self.rate))
@@ -57,44 +82,27 @@ class Poisson:
     def expected_cohort(self) -> float:
         return self.rate * _needed(self.clients, "Poisson")
 
-    def max_participations(self, rounds: int) -> int:
-        """In the worst case a client is drawn every round."""
-        return rounds
-
 
 @dataclass(frozen=True)
-class FixedSize:
+class FixedSize(_OfCohorts):
     """A uniformly random set of exactly `cohort` clients, drawn anew every round."""
 
-    clients: int
-    cohort: int
-    amplifies: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _check_cohort(self)
+    amplifies = True
 
     def draw(self, round_number: int, stream: Stream, present: int | None = None) -> Ids:
         """Sorted ids of this round's cohort."""
         _all_present(self.clients, present)
         return random_subset(self.clients, self.cohort, stream)
 
-    @property
-    def expected_cohort(self) -> float:
-        return float(self.cohort)
-
-    def max_participations(self, rounds: int) -> int:
-        """In the worst case a client is drawn every round."""
-        return rounds
-
 
 @dataclass(frozen=True)
-class CappedPoisson:
+class CappedPoisson(_Sampler):
     """Poisson sampling; a cohort above `cap` is cut to a uniformly random subset of `cap`."""
 
     clients: int
     rate: float
     cap: int
-    amplifies: ClassVar[bool] = True
+    amplifies = True
 
     def __post_init__(self) -> None:
         settle(self, clients=count("clients", self.clients))
@@ -120,21 +128,10 @@ class CappedPoisson:
             return float(self.cap)
         return float(np.sum(bdtrc(np.arange(self.cap), self.clients, self.rate)))
 
-    def max_participations(self, rounds: int) -> int:
-        """In the worst case a client is drawn every round."""
-        return rounds
-
 
 @dataclass(frozen=True)
-class RoundRobin:
+class RoundRobin(_OfCohorts):
     """The next `cohort` clients in order, for ever. Public: never amplifies."""
-
-    clients: int
-    cohort: int
-    amplifies: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _check_cohort(self)
 
     def draw(
         self, round_number: int, stream: Stream | None = None, present: int | None = None
@@ -144,21 +141,16 @@ class RoundRobin:
         first = round_number * self.cohort % self.clients
         return np.sort((first + np.arange(self.cohort, dtype=np.int64)) % self.clients)
 
-    @property
-    def expected_cohort(self) -> float:
-        return float(self.cohort)
-
     def max_participations(self, rounds: int) -> int:
         """ceil(rounds * cohort / clients): some client has already had its extra turn."""
         return -(-rounds * self.cohort // self.clients)
 
 
 @dataclass(frozen=True)
-class Everyone:
+class Everyone(_Sampler):
     """All clients in every round."""
 
     clients: int | None = None
-    amplifies: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.clients is not None:
@@ -174,26 +166,20 @@ class Everyone:
     def expected_cohort(self) -> float:
         return float(_needed(self.clients, "Everyone"))
 
-    def max_participations(self, rounds: int) -> int:
-        return rounds
-
 
 @dataclass(frozen=True)
-class Balanced:
+class Balanced(_OfCohorts):
     """A shuffled schedule in which participation counts never differ by more than one.
 
     The schedule is made from the public number `key`, independently of any data; since everybody
     may know it, it never amplifies.
     """
 
-    clients: int
-    cohort: int
     rounds: int
     key: int = 0
-    amplifies: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _check_cohort(self)
+        super().__post_init__()
         settle(self, rounds=count("rounds", self.rounds))
         settle(self, key=count("key", self.key, least=0))
 
@@ -206,10 +192,6 @@ class Balanced:
             raise ConfigError(f"round: the schedule has {self.rounds} rounds, got {round_number}")
         cohort: Ids = _schedule(self)[round_number]
         return cohort
-
-    @property
-    def expected_cohort(self) -> float:
-        return float(self.cohort)
 
     def max_participations(self, rounds: int) -> int:
         """ceil(rounds * cohort / clients), for any prefix of the schedule."""
@@ -307,13 +289,6 @@ def _schedule(plan: Balanced) -> Ids:
     schedule = np.sort(slots.reshape(plan.rounds, plan.cohort), axis=1)
     schedule.setflags(write=False)
     return schedule
-
-
-def _check_cohort(sampling: FixedSize | RoundRobin | Balanced) -> None:
-    settle(sampling, clients=count("clients", sampling.clients))
-    settle(sampling, cohort=count("cohort", sampling.cohort))
-    if sampling.cohort > sampling.clients:
-        raise ConfigError(f"cohort: need at most clients={sampling.clients}, got {sampling.cohort}")
 
 
 def _needed(clients: int | None, who: str) -> int:

@@ -1,25 +1,32 @@
-"""A guarantee in words that a privacy officer can read, check and sign."""
+"""A guarantee in words that a privacy officer can read, check and sign.
+
+`rests_on` and `not_covered` are the one list that everything shows: statement, files, terminal and
+Python. What the mechanism itself needs follows from the releases; what one run adds to it (data
+that were declared public, figures on test examples) stands in the privacy model, and so in the
+ledger.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.privacy.mechanisms import kind_of
+from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.sampling import (
     CappedPoisson,
     FixedSize,
     Poisson,
     sampling_kind,
 )
-from fedveil.privacy.shown import at_least, at_most
+from fedveil.privacy.shown import at_most
 from fedveil.privacy.tuning import AllRuns, RandomRuns
 
 if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee
-    from fedveil.privacy.mechanisms import Mechanism
     from fedveil.privacy.releases import Release
+
+OTHERS = "Other runs, models and figures from the same data: what they cost comes on top."
+ELSE = "Anything that leaves beside the counted releases: timings, logs, what clients publish."
 
 _SHOWN_RELEASES = 3
 _WEAK = 10.0
@@ -28,17 +35,6 @@ _OBSERVER = {
     Trust.LOCAL: "Whoever sees every noisy upload, as a server does,",
     Trust.DISTRIBUTED: "Whoever sees the secure sum of every round, as a server does,",
     Trust.CENTRAL: "Whoever sees every released model, but not what the trusted aggregator sees,",
-}
-
-_NOISE = {
-    "gaussian": "Gaussian noise",
-    "laplace": "Laplace noise",
-    "discrete-gaussian": "discrete Gaussian noise",
-    "discrete-gaussian-sum": "discrete Gaussian noise in shares",
-    "noisy-votes": "Gaussian noise on votes",
-    "zcdp": "zero-concentrated noise",
-    "noisy-gradients": "Gaussian noise on gradients",
-    "grid-gradients": "discrete Gaussian noise on gradients in shares",
 }
 
 _CHANGE = {
@@ -130,15 +126,108 @@ def _release_text(release: Release) -> str:
     else:
         how = rounds
     uses = f", {release.uses} releases each" if release.uses > 1 else ""
-    return f"{how}{uses}, {_noise_text(release.mechanism)}"
-
-
-def _noise_text(mechanism: Mechanism) -> str:
-    """The law of the noise, and its size beside the bound of one unit where that is one number."""
-    kind = _NOISE[kind_of(mechanism)]
-    size = getattr(mechanism, "noise_multiplier", getattr(mechanism, "scale_multiplier", None))
-    return kind if size is None else f"{kind}, multiplier {at_least(size, 6)}"
+    return f"{how}{uses}, {release.mechanism.describe()}"
 
 
 def _many(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def rests_on(guarantee: Guarantee) -> tuple[str, ...]:
+    """Sentences that must all be true for the epsilon to hold."""
+    return (
+        *_trusted(guarantee),
+        *_secret(guarantee),
+        *_bounded(guarantee),
+        *_public(guarantee),
+        *guarantee.privacy_model.declared,
+    )
+
+
+def not_covered(guarantee: Guarantee) -> tuple[str, ...]:
+    """Sentences about what the epsilon does not cover; private data without noise come first."""
+    model = guarantee.privacy_model
+    found = [*model.unprotected, *model.not_covered]
+    if model.unit is Unit.RECORD:
+        found.append("A client's data as a whole: it is about one record at a time.")
+    if model.adjacency is not Adjacency.ADD_REMOVE:
+        whose = "client" if model.unit is Unit.CLIENT else "record"
+        found.append(f"That a {whose} is there: what it brings is hidden, its presence is not.")
+    return (*found, OTHERS, ELSE)
+
+
+def _trusted(guarantee: Guarantee) -> list[str]:
+    model, shares = guarantee.privacy_model, guarantee.honest_shares
+    if model.trust is Trust.LOCAL:
+        return ["Those it protects from see nothing of a client before its noise."]
+    if model.trust is Trust.CENTRAL:
+        found = [
+            "Those it protects from see releases alone; the aggregator sees more, and is trusted."
+        ]
+        if shares is not None:
+            found.append(f"At least {shares} noise shares are in every sum, whoever came.")
+        return found
+    found = ["Those it protects from see secure sums alone, never what a single client sends."]
+    if shares is None:
+        return [*found, "All noise shares are honest and arrive."]
+    colluders = f"{model.colluders} colluders" if model.colluders else "no colluders"
+    return [*found, f"At least {shares} honest noise shares are in every sum ({colluders})."]
+
+
+def _secret(guarantee: Guarantee) -> list[str]:
+    model, found = guarantee.privacy_model, []
+    drawn = [release.sampling for release in guarantee.releases if release.amplified]
+    if any(isinstance(sampling, (Poisson, CappedPoisson)) for sampling in drawn):
+        found.append(
+            "Cohorts and their sizes stay secret, and noise is released even for an empty cohort."
+        )
+    elif drawn:
+        found.append("Cohorts stay secret.")
+    if any(isinstance(sampling, (FixedSize, CappedPoisson)) for sampling in drawn):
+        found.append(
+            f"At most {model.colluders} clients tell anybody whether they were drawn."
+            if model.colluders
+            else "No client tells anybody whether it was drawn."
+        )
+    if isinstance(guarantee.tuning, RandomRuns):
+        found.append("Only the chosen run is ever seen; how many there were stays secret.")
+        found.append("Runs were scored on public data alone.")
+    if model.entropy is Entropy.SYSTEM:
+        found.append("The operating system's random numbers cannot be guessed.")
+    return found
+
+
+def _bounded(guarantee: Guarantee) -> list[str]:
+    model = guarantee.privacy_model
+    what = "client moves a sum"
+    if model.unit is Unit.RECORD:
+        what = "record moves what its client sends"
+    found = [f"One {what} by no more than its bound (the clip), and moves nothing else."]
+    for release in guarantee.releases:
+        counted, rounds = release.counted_participations, release.rounds
+        if counted < rounds:
+            found.append(f"No client takes part in more than {counted} of {rounds} rounds.")
+    if model.arithmetic is Arithmetic.EXACT:
+        found.append("Noise is drawn exactly from its law, and added to integers.")
+    for mechanism in (release.mechanism for release in guarantee.releases):
+        found += mechanism.rests_on()
+        if mechanism.foreign:
+            found.append(
+                f"What {mechanism.kind} noise costs is proved by its author, in "
+                f"{type(mechanism).__module__}, and not by fedveil."
+            )
+    return list(dict.fromkeys(found))
+
+
+def _public(guarantee: Guarantee) -> list[str]:
+    model = guarantee.privacy_model
+    found = ["Every setting (clip, noise, rates, rounds) was chosen without the protected data."]
+    if guarantee.tuning is not None:
+        found = ["Every setting was chosen without the protected data, but for the counted runs."]
+    if model.unit is Unit.RECORD:
+        found.append("How many clients there are, and how many records each has, is public.")
+    elif model.adjacency is Adjacency.ADD_REMOVE:
+        found.append("Rate, divisor and grid are public: they do not follow the number of clients.")
+    else:
+        found.append("How many clients there are is public.")
+    return found

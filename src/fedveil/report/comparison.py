@@ -18,9 +18,10 @@ from typing import Any
 
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
-from fedveil.config.recipe import NOT_PRIVATE, DataSection, Recipe
+from fedveil.config.recipe import DataSection, Recipe
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
+from fedveil.methods.registry import METHODS
 from fedveil.report.spread import Spread, spread_of
 from fedveil.report.store import Outcome, Store
 from fedveil.run.run import Run, Speed
@@ -43,7 +44,7 @@ class Contender:
 
     @property
     def private(self) -> bool:
-        return self.recipe.training.method not in NOT_PRIVATE
+        return METHODS[self.recipe.training.method].private
 
     def at(self, epsilon: float | None, delta: float | None, seed: int) -> Recipe:
         """The recipe of one run: this budget, this seed."""

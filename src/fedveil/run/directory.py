@@ -168,13 +168,13 @@ class RunDirectory:
 
 def _header(plan: Plan, recipe: bytes) -> Header | None:
     """What the ledger of a plan begins with; None if the plan promises nothing."""
-    if plan.setting is None or plan.delta is None:
+    if plan.privacy_model is None or plan.delta is None:
         return None
     rounds = plan.method.rounds
     releases = plan.releases(rounds)
     counted = any(release.counted_participations < release.rounds for release in releases)
     clients = clients_digest(plan.federation) if counted else ""
-    return Header(plan.setting, plan.delta, releases, rounds, recipe_digest(recipe), clients)
+    return Header(plan.privacy_model, plan.delta, releases, rounds, recipe_digest(recipe), clients)
 
 
 def _fingerprint(plan: Plan, recipe: bytes) -> str:

@@ -102,7 +102,7 @@ class AdaptiveClipping:
         """The count as a sum of vectors of one coordinate, each of norm one half."""
         cohort = context.sampling.expected_cohort
         std = self.bit_noise * cohort
-        if placement.promise(context).trust is Trust.LOCAL:
+        if placement.privacy_model(context).trust is Trust.LOCAL:
             std /= math.sqrt(cohort)  # every client adds as much
         return replace(
             context,

@@ -13,11 +13,9 @@ from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.noise_placement import (
     Noise,
     NoiseContext,
-    Promise,
     RoundContext,
     hidden_change,
 )
-from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import Gaussian, Laplace
 from fedveil.privacy.noise import (
@@ -29,6 +27,7 @@ from fedveil.privacy.noise import (
     unsnap,
 )
 from fedveil.privacy.refusals import SensitivityRefused
+from fedveil.privacy.releases import PrivacyModel, Release
 
 
 @dataclass(frozen=True)
@@ -43,9 +42,9 @@ class CentralNoise:
     adjacency: Adjacency | None = None  # None: the one that the sampling's proof is about
     colluders: int = 0
 
-    def promise(self, context: NoiseContext) -> Promise:
+    def privacy_model(self, context: NoiseContext) -> PrivacyModel:
         adjacency = hidden_change(context, self.adjacency)
-        return Promise(Unit.CLIENT, adjacency, Trust.CENTRAL, self.colluders)
+        return PrivacyModel(Unit.CLIENT, adjacency, Trust.CENTRAL, colluders=self.colluders)
 
     def local(self, context: NoiseContext) -> LocalTraining:
         return context.local

@@ -21,15 +21,14 @@ from fedveil.methods.parts.modular_grid import (
 )
 from fedveil.methods.parts.noise_placement import (
     NoiseContext,
-    Promise,
     RoundContext,
     certain_cohort,
     worst_case,
 )
-from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, Gaussian
 from fedveil.privacy.noise import gaussian, unsnap
+from fedveil.privacy.releases import PrivacyModel, Release
 
 _BETA = math.exp(-0.5)
 
@@ -55,9 +54,15 @@ class DistributedNoise:
     def secure_sum(self) -> bool:
         return True
 
-    def promise(self, context: NoiseContext) -> Promise:
+    def privacy_model(self, context: NoiseContext) -> PrivacyModel:
         honest = context.honest_shares(self.honest_shares)
-        return Promise(Unit.CLIENT, self.adjacency, Trust.DISTRIBUTED, self.colluders, honest)
+        return PrivacyModel(
+            Unit.CLIENT,
+            self.adjacency,
+            Trust.DISTRIBUTED,
+            colluders=self.colluders,
+            honest_shares=honest,
+        )
 
     def local(self, context: NoiseContext) -> LocalTraining:
         return context.local

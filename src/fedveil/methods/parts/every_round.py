@@ -15,7 +15,7 @@ from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, SecureNoisePlacement
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.noise.rounded import LARGEST_SPREAD, SMALLEST_SPREAD
+from fedveil.privacy.noise.integers import LARGEST, SMALLEST_ROUNDED
 
 _FINEST = 2.0**-126  # below it single-precision numbers lose digits
 
@@ -59,7 +59,7 @@ def _check(
     if isinstance(placement, SecureNoisePlacement):
         placement.integers(context, pipeline, number)
     steps = placement.noise_steps(context, pipeline, number)
-    if steps is not None and not SMALLEST_SPREAD <= steps <= LARGEST_SPREAD:
+    if steps is not None and not SMALLEST_ROUNDED <= steps <= LARGEST:
         raise ConfigError(
             f"privacy.noise_multiplier: noise of {steps:.3g} grid steps cannot be drawn exactly "
             f"({where}); use a number nearer to one"

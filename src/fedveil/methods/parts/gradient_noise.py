@@ -32,15 +32,15 @@ from fedveil.methods.parts.local_steps import least_noise, local_steps, longest_
 from fedveil.methods.parts.modular_grid import Ints, ModularGrid, NoisyIntegers, power_of_two_below
 from fedveil.methods.parts.noise_placement import (
     NoiseContext,
-    Promise,
     RoundContext,
     certain_cohort,
     worst_case,
 )
-from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.gradient_perturbation import GridGradients, NoisyGradients
-from fedveil.privacy.mechanisms import DiscreteGaussianSum, Mechanism
+from fedveil.privacy.mechanisms import DiscreteGaussianSum
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.secagg.modulus import bits_for
 
 _ROUNDING = 1e-3  # how much rounding an upload may add to what one record moves
@@ -87,12 +87,18 @@ class GradientNoise:
             return Proof.ALONE
         return Proof.CONVEX
 
-    def promise(self, context: NoiseContext) -> Promise:
+    def privacy_model(self, context: NoiseContext) -> PrivacyModel:
         _check(context, self.secure_sum)
         if self.proof(context) is Proof.ALONE:
-            return Promise(Unit.RECORD, self.adjacency, Trust.LOCAL)
+            return PrivacyModel(Unit.RECORD, self.adjacency, Trust.LOCAL)
         honest = context.honest_shares(self.honest_shares)
-        return Promise(Unit.RECORD, self.adjacency, Trust.DISTRIBUTED, self.colluders, honest)
+        return PrivacyModel(
+            Unit.RECORD,
+            self.adjacency,
+            Trust.DISTRIBUTED,
+            colluders=self.colluders,
+            honest_shares=honest,
+        )
 
     def local(self, context: NoiseContext) -> LocalTraining:
         noisy = replace(context.local, gradient_noise=self._std(context))
@@ -280,7 +286,7 @@ def _clip(context: NoiseContext) -> GradientClip:
     if clip is None or not clip.per_example or clip.order != 2:
         raise PrivacyRefusal(
             "gradient noise protects a record only if each example's gradient is clipped in L2",
-            "use method hu or dp-sgd, which do",
+            "use method gradient-noise or dp-sgd, which do",
         )
     return clip
 

@@ -15,13 +15,12 @@ from fedveil.methods.parts.central_noise import fine_grid, mechanism_of, whole_n
 from fedveil.methods.parts.noise_placement import (
     Noise,
     NoiseContext,
-    Promise,
     RoundContext,
     worst_case,
 )
-from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.noise import gaussian, laplace, protect_sum, protect_sum_laplace, unsnap
+from fedveil.privacy.releases import PrivacyModel, Release
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class LocalNoise:
     noise: Noise = Noise.GAUSSIAN
     adjacency: Adjacency = Adjacency.REPLACE
 
-    def promise(self, context: NoiseContext) -> Promise:
-        return Promise(Unit.CLIENT, self.adjacency, Trust.LOCAL)
+    def privacy_model(self, context: NoiseContext) -> PrivacyModel:
+        return PrivacyModel(Unit.CLIENT, self.adjacency, Trust.LOCAL)
 
     def local(self, context: NoiseContext) -> LocalTraining:
         return context.local

@@ -153,7 +153,7 @@ class Method:
                 "protect votes with VoteNoise",
             )
         if pipeline.granularity is not None or pipeline.ballot is not None:
-            raise ConfigError("pipeline: grids and ballots are the plan's to choose; leave them out")
+            raise ConfigError("pipeline: the plan chooses grids and ballots; leave them out")
         if self.by_examples and pipeline.weight_cap is None:
             raise PrivacyRefusal(
                 "updates weighted by a client's number of examples, without a cap: one client "

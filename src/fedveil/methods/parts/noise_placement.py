@@ -18,15 +18,16 @@ from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import PrivacyRefusal
 from fedveil.core.randomness import Randomness, Stream
-from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
+from fedveil.core.units import Adjacency, Arithmetic, Trust
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.aggregation import SecureSums
 from fedveil.methods.parts.modular_grid import Ints, NoisyIntegers
 from fedveil.models.flat import Layout
-from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.refusals import AdjacencyRefused
-from fedveil.privacy.sampling import CappedPoisson, FixedSize, Poisson, Sampling
+from fedveil.privacy.releases import PrivacyModel, Release
+from fedveil.privacy.sampling import CappedPoisson, Poisson, Sampling
+from fedveil.privacy.translation import usual_adjacency
 
 Cohort = npt.NDArray[np.int64]
 
@@ -85,17 +86,6 @@ class NoiseContext:
 
 
 @dataclass(frozen=True)
-class Promise:
-    """Who is protected, against which change, towards whom, and who may work against it."""
-
-    unit: Unit
-    adjacency: Adjacency
-    trust: Trust
-    colluders: int = 0
-    honest_shares: int | None = None
-
-
-@dataclass(frozen=True)
 class RoundContext:
     """One use of noise: in which round, on whose sum, from which randomness, and what for."""
 
@@ -112,8 +102,8 @@ class RoundContext:
 class NoisePlacement(Protocol):
     """One way to make a method private."""
 
-    def promise(self, context: NoiseContext) -> Promise:
-        """What the guarantee is about; refuses what cannot be proved."""
+    def privacy_model(self, context: NoiseContext) -> PrivacyModel:
+        """Who is protected from whom; refuses what cannot be proved. The plan adds the rest."""
         ...
 
     def local(self, context: NoiseContext) -> LocalTraining:
@@ -193,9 +183,7 @@ def hidden_change(context: NoiseContext, chosen: Adjacency | None) -> Adjacency:
         )
     if chosen is not None:
         return chosen
-    if isinstance(context.sampling, FixedSize):
-        return Adjacency.REPLACE
-    return Adjacency.ADD_REMOVE if declared else Adjacency.ZERO_OUT
+    return usual_adjacency(Trust.CENTRAL, context.sampling, public_clients=declared)
 
 
 def worst_case(sampling: Sampling, rounds: int) -> int | None:

@@ -16,15 +16,14 @@ from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.modular_grid import Ints, ModularGrid, NoisyIntegers
 from fedveil.methods.parts.noise_placement import (
     NoiseContext,
-    Promise,
     RoundContext,
     certain_cohort,
     hidden_change,
 )
-from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisyVotes
 from fedveil.privacy.noise import gaussian, protect_sum, unsnap
+from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.secagg.modulus import bits_for
 
 _STEPS = 64.0  # least std of a noise share in grid steps; votes stay whole numbers of steps
@@ -55,13 +54,19 @@ class VoteNoise:
     def secure_sum(self) -> bool:
         return self.trust is Trust.DISTRIBUTED
 
-    def promise(self, context: NoiseContext) -> Promise:
+    def privacy_model(self, context: NoiseContext) -> PrivacyModel:
         if self.trust is Trust.CENTRAL:
             adjacency = hidden_change(context, self.adjacency)
-            return Promise(Unit.CLIENT, adjacency, Trust.CENTRAL, self.colluders)
+            return PrivacyModel(Unit.CLIENT, adjacency, Trust.CENTRAL, colluders=self.colluders)
         adjacency = self.adjacency or Adjacency.ZERO_OUT
         honest = context.honest_shares(self.honest_shares)
-        return Promise(Unit.CLIENT, adjacency, Trust.DISTRIBUTED, self.colluders, honest)
+        return PrivacyModel(
+            Unit.CLIENT,
+            adjacency,
+            Trust.DISTRIBUTED,
+            colluders=self.colluders,
+            honest_shares=honest,
+        )
 
     def local(self, context: NoiseContext) -> LocalTraining:
         return context.local

@@ -1,7 +1,6 @@
-"""One step as a pair of discretised privacy loss distributions, rounded upwards.
+"""Sampled Gaussians as pairs of discretised privacy loss distributions, rounded upwards.
 
-Unsampled Gaussians and Laplace come from dp-accounting; sampled Gaussians are built here, all
-points of a curve in one array operation. Fixed-size sampling needs care: under *replace* the
+All points of a curve are one array operation. Fixed-size sampling needs care: under *replace* the
 adversary may meet the add curve in one region of losses and the remove curve in another, so the
 larger of both hockey-stick curves is taken at every point before anything is composed (Zhu, Dong,
 Wang 2022, theorem on sampling without replacement).
@@ -15,16 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.privacy.accountants.steps import (
-    CappedPoissonGaussianStep,
-    FixedSizeGaussianStep,
-    GaussianStep,
-    LaplaceStep,
-    PoissonGaussianStep,
-    Step,
-    ZeroedCappedPoissonGaussianStep,
-)
-
 Floats = npt.NDArray[np.float64]
 
 # Beyond this loss exp() would leave the range of floats; such noise protects nobody anyway.
@@ -32,58 +21,9 @@ LARGEST_LOSS = 600.0
 _TAIL_STDS = 9.0  # the tail beyond holds 2e-19, a millionth of what `pld` asks of delta a round
 
 
-def spread(step: Step) -> float | None:
-    """Size of one privacy loss, roughly its standard deviation; None if no curve is known.
-
-    It grows with the rate and falls with the noise, which `pld.interval` relies on.
-    """
-    if isinstance(step, GaussianStep):
-        return math.sqrt(step.count) / step.noise
-    if isinstance(step, LaplaceStep):
-        return math.sqrt(math.log1p((step.rate * math.expm1(min(1 / step.noise, 30.0))) ** 2))
-    if isinstance(step, (PoissonGaussianStep, FixedSizeGaussianStep, CappedPoissonGaussianStep)):
-        squared = min(step.noise**-2, 600.0)
-        return math.sqrt(math.log1p(step.rate**2 * math.expm1(squared)))
-    return None
-
-
-def largest_loss(step: Step) -> float:
-    """A bound on the losses that matter in one step."""
-    if isinstance(step, LaplaceStep):
-        return 1 / step.noise
-    if isinstance(step, GaussianStep):
-        return _gaussian_loss(step.noise / math.sqrt(step.count))
-    if isinstance(step, CappedPoissonGaussianStep):
-        return _gaussian_loss(step.noise / 4)  # a displaced client doubles the step, twice over
-    if isinstance(step, (PoissonGaussianStep, FixedSizeGaussianStep)):
-        return _gaussian_loss(step.noise)
-    return math.inf
-
-
-def _gaussian_loss(noise: float) -> float:
+def gaussian_loss(noise: float) -> float:
+    """A bound on the losses that matter in one Gaussian."""
     return 1 / (2 * noise**2) + _TAIL_STDS / noise
-
-
-def single_step(step: Step, interval: float) -> tuple[Any, int]:
-    """The distribution of one step on multiples of `interval`, and how often it is composed."""
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    if isinstance(step, GaussianStep):  # unsampled Gaussians compose exactly
-        noise = step.noise / math.sqrt(step.count)
-        return pld.from_gaussian_mechanism(noise, value_discretization_interval=interval), 1
-    if isinstance(step, PoissonGaussianStep):
-        return poisson(step.noise, step.rate, interval), step.count
-    if isinstance(step, LaplaceStep):
-        return pld.from_laplace_mechanism(
-            step.noise, sampling_prob=step.rate, value_discretization_interval=interval
-        ), step.count
-    if isinstance(step, ZeroedCappedPoissonGaussianStep):
-        return zeroed_capped(step.noise, step.clients, step.rate, step.cap, interval), step.count
-    if isinstance(step, CappedPoissonGaussianStep):
-        return capped(step.noise, step.clients, step.rate, step.cap, interval), step.count
-    if isinstance(step, FixedSizeGaussianStep):
-        return symmetrised(step.noise, step.rate, interval), step.count
-    raise TypeError(f"no privacy loss distribution for {step!r}")
 
 
 def poisson(noise: float, rate: float, interval: float) -> Any:
@@ -163,7 +103,7 @@ def _replaced(noise: float, rate: float, interval: float) -> Any:
 
 def _reach(noise: float, rate: float, interval: float) -> int:
     """Cells up to the largest loss that matters."""
-    loss = min(LARGEST_LOSS, _gaussian_loss(noise))
+    loss = min(LARGEST_LOSS, gaussian_loss(noise))
     return max(1, math.ceil(math.log1p(rate * math.expm1(loss)) / interval))
 
 

@@ -7,8 +7,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.privacy.accountants.steps import DiscreteSumStep
-
 Curve = npt.NDArray[np.float64]
 
 _EXACT_TERMS = 1_000_000
@@ -29,17 +27,22 @@ def sum_defect(share_std: float, shares: int) -> float:
     return 10 * (float(np.sum(values)) + (shares - 1 - terms) * float(values[-1]))
 
 
-def discrete_sum_curve(step: DiscreteSumStep, orders: Curve) -> Curve:
-    """Rényi divergence of one secure sum at each order: the smallest of three valid bounds."""
-    tau, dimension = sum_defect(step.share_std, step.shares), step.dimension
-    total_std = math.sqrt(step.shares) * step.share_std
-    l2, l1 = step.l2 / total_std, step.l1 / total_std
+def discrete_sum_curve(
+    l2: float, l1: float, share_std: float, shares: int, dimension: int, orders: Curve
+) -> Curve:
+    """Rényi divergence of one secure sum at each order: the smallest of three valid bounds.
+
+    l2, l1: sensitivity in grid units, as share_std is.
+    """
+    tau, total_std = sum_defect(share_std, shares), math.sqrt(shares) * share_std
+    l2, l1 = l2 / total_std, l1 / total_std
     bounds = (
         orders / 2 * l2**2 + tau * dimension,
         orders / 2 * (l2**2 + 2 * l1 * tau + tau**2 * dimension),
         orders / 2 * (l2 + math.sqrt(dimension) * tau) ** 2,
     )
-    return step.uses * np.minimum(np.minimum(bounds[0], bounds[1]), bounds[2])
+    smallest: Curve = np.minimum(np.minimum(bounds[0], bounds[1]), bounds[2])
+    return smallest
 
 
 def poisson_sampled_curve(curve: Curve, orders: Curve, rate: float) -> Curve:

@@ -7,15 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedveil.privacy.accountants.steps import (
-    CappedPoissonGaussianStep,
-    FixedSizeGaussianStep,
-    GaussianStep,
-    LaplaceStep,
-    PoissonGaussianStep,
-    Step,
-    ZcdpStep,
-)
+from fedveil.privacy.accountants.steps import Step
 
 _LITTLE_NOISE = 1e-3  # below, the exact curve needs more than double precision
 _MUCH_NOISE = 1e9  # more noise is accounted as this much: beyond, differences cancel
@@ -51,57 +43,44 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     return math.inf if delta == 0 else rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
-def composed_noise(steps: Sequence[GaussianStep]) -> float:
-    """The std / sensitivity of the single Gaussian that all `steps` together amount to."""
-    total = math.fsum(step.count * (1 / step.noise) ** 2 for step in steps)
-    return math.inf if total == 0 else 1 / math.sqrt(total)
-
-
 def exact_epsilon(steps: Sequence[Step], delta: float) -> float | None:
     """Exact epsilon if every step is an unsampled Gaussian."""
-    gaussians = [step for step in steps if isinstance(step, GaussianStep)]
-    if len(gaussians) < len(steps):
-        return None
-    return gaussian_epsilon(composed_noise(gaussians), delta)
+    return _composed_gaussians(steps, [step.gaussian() for step in steps], delta)
 
 
 def unamplified_epsilon(steps: Sequence[Step], delta: float) -> float | None:
-    """Exact epsilon of the same Gaussians on everybody: an upper bound, as sampling only helps.
-
-    A client that enters a capped cohort may push another one out: twice the sensitivity.
-    """
-    gaussians = []
-    for step in steps:
-        if isinstance(step, CappedPoissonGaussianStep):
-            gaussians.append(GaussianStep(step.noise / 2, step.count))
-        elif isinstance(step, (GaussianStep, PoissonGaussianStep, FixedSizeGaussianStep)):
-            gaussians.append(GaussianStep(step.noise, step.count))
-        else:
-            return None
-    return gaussian_epsilon(composed_noise(gaussians), delta)
+    """Exact epsilon of Gaussians without sampling that reveal no less: an upper bound."""
+    return _composed_gaussians(steps, [step.worst_gaussian() for step in steps], delta)
 
 
 def concentrated_epsilon(steps: Sequence[Step], delta: float) -> float | None:
     """The closed zCDP bound if every step is an unsampled rho-zCDP mechanism."""
-    total = 0.0
-    for step in steps:
-        if not (isinstance(step, ZcdpStep) and step.rate == 1):
-            return None
-        total += step.count * step.rho
-    return zcdp_epsilon(total, delta)
+    rho = _added_up(steps, [step.zcdp() for step in steps])
+    return None if rho is None else zcdp_epsilon(rho, delta)
 
 
-def pure_epsilon(steps: Sequence[Step]) -> float | None:
-    """Pure epsilon if every step is Laplace: log(1 + rate (e^(1/noise) - 1)), added up."""
-    total = 0.0
-    for step in steps:
-        if not isinstance(step, LaplaceStep):
+def pure_epsilon(steps: Sequence[Step], delta: float = 0.0) -> float | None:
+    """The sum of pure epsilons if every step has one; it holds at any delta."""
+    return _added_up(steps, [step.pure() for step in steps])
+
+
+def _composed_gaussians(
+    steps: Sequence[Step], noises: Sequence[float | None], delta: float
+) -> float | None:
+    """The exact curve of the one Gaussian that all together amount to."""
+    terms = []
+    for step, noise in zip(steps, noises, strict=True):
+        if noise is None or not noise > 0:
             return None
-        total += step.count * _sampled(1 / step.noise, step.rate)
+        terms.append(step.count * (1 / noise) ** 2)
+    total = math.fsum(terms)
+    return gaussian_epsilon(math.inf if total == 0 else 1 / math.sqrt(total), delta)
+
+
+def _added_up(steps: Sequence[Step], values: Sequence[float | None]) -> float | None:
+    total = 0.0
+    for step, value in zip(steps, values, strict=True):
+        if value is None or not value >= 0:
+            return None
+        total += step.count * value
     return total
-
-
-def _sampled(epsilon: float, rate: float) -> float:
-    if rate == 1 or epsilon > 700:  # the exponential would overflow: claim no credit
-        return epsilon
-    return math.log1p(rate * math.expm1(epsilon))

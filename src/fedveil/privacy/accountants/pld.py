@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from fedveil.privacy.accountants.composition import epsilon_at, self_composed
-from fedveil.privacy.accountants.curves import LARGEST_LOSS, largest_loss, single_step, spread
-from fedveil.privacy.accountants.steps import GaussianStep, Step
+from fedveil.privacy.accountants.curves import LARGEST_LOSS
+from fedveil.privacy.accountants.steps import Step
 
 LEAST_DELTA_PER_ROUND = 1e-13
 _DELTA_SHARE = 0.999
@@ -37,7 +37,7 @@ def pld_epsilon(steps: Sequence[Step], delta: float) -> float | None:
     rounds = sum(step.count for step in steps)
     if delta < LEAST_DELTA_PER_ROUND * rounds or len(steps) > _LARGEST_NUMBER_OF_BLOCKS:
         return None
-    if any(spread(step) is None or largest_loss(step) > LARGEST_LOSS for step in steps):
+    if any(step.spread() is None or step.largest_loss() > LARGEST_LOSS for step in steps):
         return None
     total: Any = None
     for step in steps:
@@ -54,7 +54,7 @@ def pld_epsilon(steps: Sequence[Step], delta: float) -> float | None:
 
 def interval(step: Step) -> float:
     """Grid for one step: a sixteenth of one loss, from 1.6e-5 to 1e-3 (coarser for huge losses)."""
-    size = spread(step) or 0.0
+    size = step.spread() or 0.0
     return _grid_below(min(size / _LOSS_CELLS, _GRID * max(1.0, size**2)))
 
 
@@ -63,8 +63,7 @@ def _common_interval(steps: Sequence[Step]) -> float:
 
     The spread of an unsampled Gaussian step is that of all its rounds already.
     """
-    rounds = [1 if isinstance(step, GaussianStep) else step.count for step in steps]
-    sizes = [(spread(step) or 0.0) * math.sqrt(n) for step, n in zip(steps, rounds, strict=True)]
+    sizes = [(step.spread() or 0.0) * math.sqrt(step.composed) for step in steps]
     return max(*(interval(step) for step in steps), _grid_below(max(sizes) / _TOTAL_CELLS))
 
 
@@ -79,9 +78,9 @@ def _block(step: Step) -> Any | None:
     """All rounds of one step, composed on the step's own grid; None if it would not fit."""
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-    one, times = single_step(step, interval(step))
+    one = step.losses(interval(step))
     pmfs = [one._pmf_remove] if one._symmetric else [one._pmf_remove, one._pmf_add]
-    composed = [self_composed(pmf, times, _LARGEST_SIZE) for pmf in pmfs]
+    composed = [self_composed(pmf, step.composed, _LARGEST_SIZE) for pmf in pmfs]
     if any(pmf is None for pmf in composed):
         return None
     return PrivacyLossDistribution(*composed)

@@ -21,9 +21,12 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
 from fedveil.privacy.clipping import Array, Clip, as_numpy, clip_rows, like
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
-from fedveil.privacy.noise.ahead import Ahead
-from fedveil.privacy.noise.discrete_gaussian import discrete_gaussian
-from fedveil.privacy.noise.rounded import rounded_gaussian, rounded_laplace
+from fedveil.privacy.noise.integers import (
+    Ahead,
+    discrete_gaussian,
+    rounded_gaussian,
+    rounded_laplace,
+)
 from fedveil.privacy.noise.slabs import Integers
 
 Floating = npt.NDArray[Any]

@@ -1,0 +1,208 @@
+"""What a mechanism is to the accountants, and the registry that others can join.
+
+A mechanism is a frozen dataclass: its fields are its parameters, and what is written to files. It
+says what one participation releases about one unit, in units of that unit's clip. It knows nothing
+of rounds; sampling, adjacency and honest shares reach it as a `Use`, from which it makes its step.
+Whatever a class does not declare (a trust, an adjacency, amplification) is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from fedveil.core.arguments import described
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency, Trust
+from fedveil.privacy.accountants.steps import (
+    CappedPoissonGaussianStep,
+    FixedSizeGaussianStep,
+    GaussianStep,
+    PoissonGaussianStep,
+    Step,
+    ZeroedCappedPoissonGaussianStep,
+)
+from fedveil.privacy.sampling import CappedPoisson, FixedSize, Sampling
+from fedveil.privacy.shown import at_least
+
+if TYPE_CHECKING:
+    from fedveil.privacy.releases import PrivacyModel, Release
+
+ENTRY_POINTS = "fedveil.mechanisms"
+CONTINUOUS_SHARES = (
+    "continuous noise shares do not survive the integers of a secure sum; discrete Gaussian shares "
+    "would be certified"
+)
+
+
+@dataclass(frozen=True)
+class Use:
+    """All that the step of one release depends on beside its mechanism.
+
+    sampling: the secret sample that gives credit; None: no credit.
+    rate: probability of being in that sample; 1 without one.
+    uses: releases from one and the same secret sample, to be composed inside it; 1 without one.
+    honest_shares: noise shares in a sum that the adversary does not know; None: nobody splits it.
+    honest_std: what they leave of the noise's standard deviation.
+    """
+
+    adjacency: Adjacency
+    sampling: Sampling | None = None
+    rate: float = 1.0
+    uses: int = 1
+    honest_shares: int | None = None
+    honest_std: float = 1.0
+
+    @property
+    def factor(self) -> int:
+        """How many clips one unit may move the sum: 2 under replace, 1 otherwise."""
+        return self.adjacency.sensitivity_factor
+
+    def gaussian(self, noise: float) -> Step:
+        """The step of Gaussian noise with std / sensitivity = `noise`, under any sampling."""
+        noise = noise * self.honest_std / math.sqrt(self.uses)
+        if self.sampling is None or self.rate == 1:
+            return GaussianStep(noise)
+        if isinstance(self.sampling, CappedPoisson):
+            zeroed = self.adjacency is Adjacency.ZERO_OUT
+            kind = ZeroedCappedPoissonGaussianStep if zeroed else CappedPoissonGaussianStep
+            return kind(noise, self.sampling.clients, self.rate, self.sampling.cap)
+        if isinstance(self.sampling, FixedSize):
+            return FixedSizeGaussianStep(noise, self.rate)
+        return PoissonGaussianStep(noise, self.rate)
+
+
+class Mechanism(ABC):
+    """Base of all mechanisms; register a class with `@mechanism("name")`.
+
+    law: the noise in words, for the statement.
+    level: the field that calibration turns up; None if there is nothing to turn.
+    trusts, adjacencies, amplified_by: what the proof behind `step` covers.
+    joint_uses: `step` charges `use.uses` releases from one secret sample.
+    one_adjacency: its parameters were found for one adjacency and say nothing of another.
+    """
+
+    kind: ClassVar[str]
+    law: ClassVar[str] = ""
+    level: ClassVar[str | None] = None
+    trusts: ClassVar[frozenset[Trust]] = frozenset({Trust.CENTRAL})
+    adjacencies: ClassVar[frozenset[Adjacency]] = frozenset({Adjacency.ZERO_OUT})
+    amplified_by: ClassVar[tuple[type[Sampling], ...]] = ()
+    joint_uses: ClassVar[bool] = False
+    one_adjacency: ClassVar[bool] = False
+
+    @abstractmethod
+    def step(self, use: Use) -> Step:
+        """One participation (one round, if amplified) as a step that accountants understand."""
+
+    def check(self, release: Release, model: PrivacyModel) -> None:
+        """Raise a PrivacyRefusal for what else the proof does not cover."""
+        return
+
+    def noise_shares(self) -> int | None:
+        """Equal independent shares that the noise on a sum consists of, if that is fixed."""
+        return None
+
+    def not_certified(self, model: PrivacyModel) -> str:
+        """Why the proof does not cover what runs under this model; empty if it does."""
+        return CONTINUOUS_SHARES if model.trust is Trust.DISTRIBUTED else ""
+
+    def rests_on(self) -> tuple[str, ...]:
+        """What must be true of the mechanism for its step to be right, one sentence each."""
+        return ()
+
+    def describe(self) -> str:
+        """The law of the noise, and its size beside the bound of one unit if that is a number."""
+        law = self.law or f"{self.kind} noise"
+        size = getattr(self, "noise_multiplier", getattr(self, "scale_multiplier", None))
+        return law if size is None else f"{law}, multiplier {at_least(size, 6)}"
+
+    @property
+    def foreign(self) -> bool:
+        """Whether somebody else wrote it, and vouches for its step."""
+        return not type(self).__module__.startswith("fedveil.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain document from which `mechanism_from_dict` rebuilds the mechanism."""
+        return {"kind": kind_of(self), **asdict(self)}  # type: ignore[call-overload]
+
+
+_KINDS: dict[str, type[Mechanism]] = {}
+_BUILT_IN = ("fedveil.privacy.mechanisms", "fedveil.privacy.gradient_perturbation")
+
+Kind = TypeVar("Kind", bound=type[Mechanism])
+
+
+def mechanism(kind: str) -> Callable[[Kind], Kind]:
+    """Class decorator: register a frozen dataclass as the mechanism called `kind` in files."""
+
+    def register(found: Kind) -> Kind:
+        if not (isinstance(found, type) and issubclass(found, Mechanism)):
+            raise ConfigError(f"mechanism {kind!r}: {found!r} is no subclass of Mechanism")
+        if not (is_dataclass(found) and found.__dataclass_params__.frozen):
+            raise ConfigError(f"mechanism {kind!r}: decorate it with @dataclass(frozen=True) first")
+        known = _KINDS.get(kind)
+        if known is not None and _name(known) != _name(found):  # running a cell again is fine
+            raise ConfigError(f"mechanism {kind!r}: the name is taken by {_name(known)}")
+        found.kind = kind
+        _KINDS[kind] = found
+        return found
+
+    return register
+
+
+def mechanism_kinds() -> tuple[str, ...]:
+    """The names of all mechanisms, those of installed packages included."""
+    _load_built_in()
+    return tuple(dict.fromkeys([*_KINDS, *entry_points(group=ENTRY_POINTS).names]))
+
+
+def mechanism_class(kind: str) -> type[Mechanism]:
+    """The class registered as `kind`, loaded by its entry point if need be."""
+    _load_built_in()
+    if kind not in _KINDS:
+        for entry in entry_points(group=ENTRY_POINTS, name=kind):
+            try:
+                entry.load()
+            except Exception as error:
+                raise ConfigError(
+                    f"mechanism {kind!r}: cannot load {entry.value}: {error}"
+                ) from error
+    if kind not in _KINDS:
+        raise ConfigError(f"mechanism: kind {kind!r} is none of {', '.join(mechanism_kinds())}")
+    return _KINDS[kind]
+
+
+def kind_of(found: object) -> str:
+    """The name of a mechanism's kind in documents; refuses what was never registered."""
+    if not isinstance(found, Mechanism) or _KINDS.get(getattr(found, "kind", "")) is not type(
+        found
+    ):
+        raise ConfigError(
+            f"mechanism: {found!r} is none of {', '.join(mechanism_kinds())}; a class of your own "
+            'is registered with @mechanism("name")'
+        )
+    return found.kind
+
+
+def mechanism_from_dict(document: Mapping[str, Any]) -> Mechanism:
+    """The mechanism that `Mechanism.to_dict` described."""
+    kind = str(document.get("kind")) if isinstance(document, Mapping) else ""
+    made: Mechanism = described(
+        document, {kind: mechanism_class(kind)} if kind else {}, "mechanism"
+    )
+    return made
+
+
+def _load_built_in() -> None:
+    for module in _BUILT_IN:
+        import_module(module)
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,150 @@
+"""What a recipe may say: one dataclass for every section of the TOML file.
+
+The comment behind a key is its description in docs/recipes.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DataSection:
+    source: str = "digits"  # a name from `fedveil data list`; not used when `file` is set
+    file: str | None = None  # a CSV or Parquet file
+    client_column: str | None = None
+    label: str | None = None
+    schema: str | None = None  # public statistics of the file's columns
+    task: str | None = None  # classification or regression; by default decided from the label
+    partition: str | None = None  # iid, dirichlet, sorted or owner; None: the source's own
+    clients: int | None = None
+    alpha: float | None = None  # concentration of the Dirichlet partition
+    examples_per_client: int | None = None
+    cap: int | None = None  # most examples a client keeps
+    test_fraction: float | None = None  # None: the source's own test part, or a fifth
+    holdout: str | None = None  # within, latest, pooled or clients; None: the source's, or within
+    public_fraction: float | None = None  # set aside as public, unlabelled inputs to vote on
+    directory: str | None = None  # where local copies of the data sets are
+    seed: int = 0  # of the partition; public
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    name: str = "auto"  # auto: linear or logistic regression, by task
+    hidden: tuple[int, ...] = ()  # widths of the hidden layers of an MLP
+    input_norm: float | None = None  # of a linear model: longer inputs are shortened to it
+    seed: int = 0  # of the initial weights; public
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    method: str = "dp-fedavg"
+    rounds: int = 50
+    sampling: str | None = None  # None: the method's own
+    cohort: int | None = None  # (expected) clients in a round
+    rate: float | None = None  # or their share of the population
+    cohort_cap: int | None = None
+    local_steps: int | None = None
+    local_epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float = 0.1
+    schedule: str = "constant"
+    decay: float = 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    weighting: str = "uniform"  # or examples: by each client's number of them
+    weight_cap: int | None = None  # examples that count at most; a private weighting needs it
+    penalty: float | None = None  # BLUR's lambda outside the clip; FedProx's everywhere
+    sparsity: float | None = None  # LUS: share of each tensor's update set to zero
+    upload: str = "dense"  # sparse uploads are refused where noise must cover all coordinates
+
+
+@dataclass(frozen=True)
+class PrivacySection:
+    epsilon: float | None = None
+    delta: float | None = None  # None: min(1e-5, units^-1.1)
+    noise_multiplier: float | None = None  # instead of epsilon
+    clip_norm: float = 1.0
+    noise: str = "gaussian"  # or laplace, beside a clip in L1
+    trust: str | None = None  # central, local or distributed; None: the method's own
+    unit: str | None = None  # record or client, where a method can protect either
+    adjacency: str | None = None  # add-remove, replace or zero-out; None: the proof's own
+    public_clients: int | None = None  # declared, not counted: hides that a client is there at all
+    colluders: int = 0  # clients that work with the adversary and bring no noise
+    honest_shares: int | None = None  # noise shares sure to arrive, if fewer than the cohort
+    rotate: bool = False  # rotate and round updates before a secure sum, as ddgauss does
+    bits: int | None = None  # of the modulus of a rotated sum; None: as few as it takes
+    clip_quantile: float | None = None  # the clip follows this quantile of the update norms
+    clip_rate: float = 0.2  # how fast; 0 only releases the share within the clip
+    clip_noise: float = 0.05  # std on the released count, as a share of the cohort
+    arithmetic: str | None = None  # exact or idealised; None: exact without a seed
+    tuned_on: tuple[str, ...] = ()  # what settings were tried out on: public, or not certified
+
+
+@dataclass(frozen=True)
+class AggregationSection:
+    """Secure sums. `aggregation = "secure"` is short for `secure = "modelled"`, and `"full"` for
+    `secure = "full"`. A method whose `privacy.trust` is left open is then under distributed trust.
+    """
+
+    secure: str | None = None  # full, modelled or none; None: modelled under distributed trust
+    dropout: float = 0.0  # probability with which each device is lost in a round; simulated
+    max_dropout: float | None = None  # share of a cohort that may be lost; None: as dropout needs
+    min_honest: int | None = None  # honest noise shares in every sum; None: all that must arrive
+    sparse: bool = False  # mask with some neighbours, not with everybody
+    honest_server: bool = False  # on a sparse graph: the server does not lie about who was lost
+
+
+@dataclass(frozen=True)
+class ServerSection:
+    optimizer: str = "sgd"  # sgd, adam or yogi
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+    smoothing: float = 0.0  # strength of Laplacian smoothing; 0: none
+    smoothing_flat: bool = False  # the whole update as one ring, instead of tensor by tensor
+    smoothing_order: str = "out-in-kernel"  # which weights of a convolution are neighbours
+    smoothing_place: str = "after-noise"
+
+
+@dataclass(frozen=True)
+class VotingSection:
+    """How the server of ae-dpfl learns from votes."""
+
+    questions: int | None = None  # public inputs to label; None: all
+    epochs: int = 100
+    batch_size: int = 64
+    learning_rate: float = 0.01
+
+
+@dataclass(frozen=True)
+class EvaluationSection:
+    every: int | None = None  # rounds; None: about twenty times a run
+    baseline: bool = False  # also train without privacy and compare
+
+
+@dataclass(frozen=True)
+class EngineSection:
+    """Speed only: nothing here can change what is guaranteed."""
+
+    name: str = "auto"
+    chunk: int | None = None  # clients trained together
+    processes: int | None = None  # None: several if rounds are long enough
+    threads: int | None = None  # of each process
+    device: str | None = None  # cpu or cuda; None: cpu
+
+
+@dataclass(frozen=True)
+class Recipe:
+    seed: int | None = None  # None: a protected run, noise from the operating system
+    data: DataSection = field(default_factory=DataSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    training: TrainingSection = field(default_factory=TrainingSection)
+    method: Mapping[str, Any] = field(default_factory=dict, hash=False)  # the method's own keys
+    privacy: PrivacySection = field(default_factory=PrivacySection)
+    aggregation: AggregationSection = field(default_factory=AggregationSection)
+    server: ServerSection = field(default_factory=ServerSection)
+    voting: VotingSection = field(default_factory=VotingSection)
+    evaluation: EvaluationSection = field(default_factory=EvaluationSection)
+    engine: EngineSection = field(default_factory=EngineSection)
