@@ -19,10 +19,9 @@ test-slow: .venv/tested
 mutants: .venv/tested
 	$(BIN)/python tools/mutants.py --cover --sample 100 --seed 1
 
-# A million pairs of neighbours (tests/neighbours): about 3 hours of CPU time (9 ms a pair on a
-# quiet core, 11 on a busy one). A
-# violation stops it at once and says how to run its case again. `FUZZ="--minutes 10"` stops earlier;
-# with `FUZZ="--state FILE"` it can be interrupted, and the same command goes on.
+# A million pairs of neighbours (tests/neighbours): about 3 hours of CPU time, half as long on two
+# cores. A violation stops it at once and says how to run its case again. `FUZZ="--minutes 10"` stops
+# earlier; with `FUZZ="--state FILE"` it can be interrupted, and the same command goes on.
 fuzz: .venv/tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.neighbours --pairs 1000000 --processes 2 $(FUZZ)
 
