@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedveil.cli import main
+from fedveil.core.errors import ConfigError
 from fedveil.report.attack import RATES
 
 Capture = pytest.CaptureFixture[str]
@@ -160,6 +161,35 @@ def test_bad_runs_are_one_line(tmp_path: Path, capsys: Capture, run: Path) -> No
         assert main(["report", str(run)]) == 2
         assert "audit.json" in capsys.readouterr().err
     finally:
+        (run / "audit.json").unlink()
+
+
+def test_an_audit_and_the_constant_answer_are_shown_where_there_are_any(run: Path) -> None:
+    from fedveil.cli.report import document_of
+    from fedveil.report.page import page
+
+    (facts,) = embedded(run / "report.html")["runs"]
+    kept = (run / "result.json").read_text()
+    of = {
+        name: facts["guarantee"][name]
+        for name in ["epsilon", "delta", "unit", "adjacency", "trust"]
+    }
+    scores = {"constant": {"answer": "canary", "accuracy": 0.125}}
+    try:
+        (run / "result.json").write_text(json.dumps(json.loads(kept) | {"scores": scores}))
+        for shown, refuted in ((0.75, False), (of["epsilon"] + 1, True)):
+            audit = {"certified": of, "epsilon_at_least": shown}
+            (run / "audit.json").write_text(json.dumps(audit))
+            document = document_of(run)
+            assert document["epsilons"]["audited"] == shown
+            assert ("Refuted" in page([document])) is refuted
+        assert "accuracy 12.5 %" in page([document])
+        assert "canary" not in page([document])
+        (run / "audit.json").write_text(json.dumps(audit | {"certified": of | {"delta": 1e-6}}))
+        with pytest.raises(ConfigError, match="another guarantee"):
+            document_of(run)
+    finally:
+        (run / "result.json").write_text(kept)
         (run / "audit.json").unlink()
 
 

@@ -72,7 +72,11 @@ def _result(last: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any
     """What the run ended with; of an unfinished one, its last evaluation."""
     found = {name: (result or last).get(name) for name in ("accuracy", "rmse", "loss")}
     known = {name: value for name, value in found.items() if value is not None}
-    return known | {"without_privacy": result.get("baseline")}
+    constant = (result.get("scores") or {}).get("constant", {})
+    return known | {
+        "constant_answer": {name: constant[name] for name in known if name in constant},
+        "without_privacy": result.get("baseline"),
+    }
 
 
 def _epsilons(
@@ -84,17 +88,25 @@ def _epsilons(
         "promised": recipe.get("privacy", {}).get("epsilon")
         or (guarantee.epsilon if guarantee else None),
         "certified": guarantee.epsilon if guarantee is not None and certified else None,
-        "audited": _audited(path / AUDIT),
+        "audited": None if guarantee is None else _audited(path / AUDIT, guarantee),
     }
 
 
-def _audited(path: Path) -> float | None:
+def _audited(path: Path, guarantee: Guarantee) -> float | None:
+    """The epsilon that attacks have shown, from an audit of this very guarantee."""
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["epsilon"])
+        document = json.loads(path.read_text(encoding="utf-8"))
+        of, shown = document["certified"], float(document["epsilon_at_least"])
+        same = math.isclose(float(of["epsilon"]), guarantee.epsilon, rel_tol=1e-6)
+        for name in ("delta", "unit", "adjacency", "trust"):
+            same = same and of[name] == getattr(guarantee, name)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: damaged ({error}); audit the run again") from None
+        raise ConfigError(f"{path}: damaged ({error!r}); audit the run again") from None
+    if not same:
+        raise ConfigError(f"{path}: an audit of another guarantee; audit this run's recipe.toml")
+    return shown
 
 
 def _attack(attack: Attack) -> dict[str, Any]:

@@ -107,6 +107,9 @@ def _result(facts: Facts) -> str:
             tiles.append(
                 (title, _share(result[name]) if name == "accuracy" else f"{result[name]:.4g}")
             )
+        if result["constant_answer"].get(name) is not None:
+            known = result["constant_answer"][name]
+            tiles.append(("best constant answer", _score({name: known})))
     if result.get("loss") is not None:
         tiles.append(("loss", f"{result['loss']:.4g}"))
     plain = result["without_privacy"]
@@ -160,7 +163,11 @@ def _three(facts: Facts) -> str:
         "Promised: what was asked for. Certified: what is proved, from the ledger. Audited: what "
         "attacks have shown, a lower bound that must not exceed the certified one."
     )
-    return _tiles(tiles) + f"<p class='note'>{note}</p>"
+    refuted = ""
+    certified, audited = epsilons["certified"], epsilons["audited"]
+    if certified is not None and audited is not None and audited > certified:
+        refuted = "<p class='badge bad'>Refuted: an attack did better than what is certified.</p>"
+    return refuted + _tiles(tiles) + f"<p class='note'>{note}</p>"
 
 
 def _again(facts: Facts) -> str:

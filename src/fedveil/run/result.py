@@ -13,7 +13,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.run.checkpoint import write_atomically
 
 RESULT = "result.json"
-_KEPT = ("accuracy", "rmse", "loss", "baseline", "rounds", "planned_rounds", "engine")
+_KEPT = ("accuracy", "rmse", "loss", "baseline", "scores", "rounds", "planned_rounds", "engine")
 _PACKAGES = ("fedveil", "torch", "numpy", "scipy", "dp-accounting", "cryptography")
 
 
