@@ -11,8 +11,9 @@ from typing import Any
 
 import tomli_w
 
-from fedveil.core.units import Trust
+from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.shown import at_most
+from fedveil.privacy.statement import CHANGE
 from fedveil.report.charts import line_chart, trust_diagram
 
 Facts = Mapping[str, Any]
@@ -125,12 +126,12 @@ def _plain_words(facts: Facts) -> str:
     guarantee, attack = facts["guarantee"], facts["attack"]
     promise, counted = guarantee["statement"].split("\n")[1:3]
     rate, found = attack["false_positives"], attack["true_positives"]
-    whose = guarantee["unit"]
+    change = CHANGE[Unit(guarantee["unit"]), Adjacency(guarantee["adjacency"])]
     words = (
-        f"Somebody who knows all else, and tries to tell from everything released whether the data "
-        f"of one {whose} were used, is right in at most {_share(attack['right_guesses'])} of cases "
-        f"at even odds (50 % by guessing). If they may be wrong about {_share(rate)} of those who "
-        f"were not there, they find at most {_share(found)} of those who were."
+        f"Somebody who knows all else, sees whatever is released, and says whether {change} is "
+        f"right in at most {_share(attack['right_guesses'])} of cases at even odds (50 % by mere "
+        f"guessing). With false alarms in {_share(rate)} of cases, they notice it in at most "
+        f"{_share(found)}."
     )
     mu = (
         f"It is exactly Gaussian differential privacy with mu {_number(attack['mu'])}."
@@ -138,9 +139,11 @@ def _plain_words(facts: Facts) -> str:
         else "No mu of Gaussian differential privacy is stated: it would be exact only for "
         "unsampled Gaussian noise."
     )
-    if not guarantee["certified"]:
-        words = f"Not certified: {guarantee['reason']}. Were it not for that: {words}"
-    return "".join(f"<p>{escape(text)}</p>" for text in (words, promise, counted, mu))
+    paragraphs = [words, promise, counted, mu]
+    if not guarantee["certified"]:  # as the statement itself has it
+        paragraphs[0] = f"But for the reason at the end, this would hold. {words}"
+        paragraphs.append(f"Not certified: {guarantee['reason']}.")
+    return "".join(f"<p>{escape(text)}</p>" for text in paragraphs)
 
 
 def _whom(facts: Facts) -> str:
