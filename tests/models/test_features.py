@@ -30,7 +30,7 @@ def images(sizes: list[int], seed: int = 0) -> list[np.ndarray]:
 def federation_with(clients: list[np.ndarray], scaling: Scaling | None = None) -> Federation:
     inputs = np.concatenate(clients)
     offsets = np.cumsum([0, *map(len, clients)])
-    targets = np.arange(len(inputs)) % 3
+    targets = np.concatenate([np.arange(len(each)) % 3 for each in clients])
     test = Examples(inputs[:2], targets[:2])
     examples = Examples(inputs, targets)
     return Federation(
@@ -191,6 +191,30 @@ def test_a_run_with_features_has_the_guarantee_of_one_without(seed: int | None):
     assert plans[1].federation.input_shape == (4, 4, 5)
     metrics = Run(plans[1]).finish()
     assert metrics.accuracy is not None
+
+
+def test_neighbours_of_a_protected_run_leave_a_client_s_integers_as_they_are():
+    """From stored pixels to what enters the sum, through the features."""
+    clients = images([3, 2, 4])
+    poisoned = np.resize(NASTY, (6, *clients[0].shape[1:])).astype(np.float32)
+    seen = []
+    for others in (clients, [clients[0], poisoned, clients[2]]):
+        recipe = recipes.with_defaults(recipes.parse(RECIPE, ["training.rate=1.0"]))
+        planned = plan_of(recipe, with_features(federation_with(others), MAP))
+        run = Run(planned)
+        assert planned.protected
+        rows: dict[int, Tensor] = {}
+
+        def take(where, found, rows=rows):
+            rows.update(zip(where.tolist(), found.clone(), strict=True))
+
+        run.engine.round_sum(planned.start, np.arange(3), 0, planned.pipeline, take)
+        seen.append(rows)
+    first, second = seen
+    assert all(torch.equal(first[one], second[one]) for one in (0, 2))
+    assert not torch.equal(first[1], second[1])
+    assert first[0].dtype == torch.int64
+    assert first[0].any()
 
 
 def test_what_a_recipe_cannot_mean_is_refused():
