@@ -65,7 +65,7 @@ def facts_of(
         "versions": (result or {}).get("versions", {}),
         "recompute": f"fedveil account {path}",
     }
-    return document | {"checklists": checklists(document, guarantee)}
+    return document | {"checklists": checklists(document["result"], guarantee)}
 
 
 def _result(last: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
