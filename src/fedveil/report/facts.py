@@ -205,7 +205,7 @@ def _model_card(
         card["file"] = MODEL
         card["sha256"] = hashlib.sha256(data).hexdigest()
     card |= {"trained by": training["method"], "rounds": training.get("rounds")}
-    card["not measured"] = "how good it is for single groups, on other data, or next year"
+    card["not measured"] = "how good it is for single groups, on other data, or later"
     if guarantee is None or not guarantee.certified:
         card["not for"] = "publication as a private model: nothing is certified"
     return card

@@ -151,7 +151,9 @@ def _three(facts: Facts) -> str:
     ]
     note = (
         "Promised: what was asked for. Certified: what is proved, from the ledger. Audited: what "
-        "attacks have shown, a lower bound that must not exceed the certified one."
+        "attacks have shown, a lower bound that must not exceed the certified one. "
+        "Epsilon of the rounds so far would hold had it been fixed beforehand that the run ends "
+        "there; a run that is stopped later costs its whole plan."
     )
     refuted, proved = "", facts["guarantee"]["epsilon"]
     if None not in (audited, proved) and audited > proved:
