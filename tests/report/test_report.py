@@ -183,7 +183,7 @@ def test_an_audit_and_the_constant_answer_are_shown_where_there_are_any(run: Pat
             document = document_of(run)
             assert document["epsilons"]["audited"] == shown
             assert ("Refuted" in page([document])) is refuted
-        assert "accuracy 12.5 %" in page([document])
+        assert "accuracy of the best constant answer</dt><dd>12.5 %" in page([document])
         assert "canary" not in page([document])
         (run / "audit.json").write_text(json.dumps(audit | {"certified": of | {"delta": 1e-6}}))
         with pytest.raises(ConfigError, match="another guarantee"):

@@ -65,7 +65,7 @@ def facts_of(
         "versions": (result or {}).get("versions", {}),
         "recompute": f"fedveil account {path}",
     }
-    return document | {"checklists": checklists(document, guarantee)}
+    return document | {"checklists": checklists(document["result"], guarantee)}
 
 
 def _result(last: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _model_card(
         card["file"] = MODEL
         card["sha256"] = hashlib.sha256(data).hexdigest()
     card |= {"trained by": training["method"], "rounds": training.get("rounds")}
-    card["not measured"] = "how good it is for single groups, on other data, or next year"
+    card["not measured"] = "how good it is for single groups, on other data, or later"
     if guarantee is None or not guarantee.certified:
         card["not for"] = "publication as a private model: nothing is certified"
     return card

@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.privacy.shown import at_most
+from fedveil.privacy.shown import at_least, at_most
 from fedveil.privacy.statement import CHANGE
 from fedveil.report.charts import line_chart, trust_diagram
 
@@ -39,7 +39,8 @@ def _side_by_side(documents: Sequence[Facts]) -> str:
         certified = guarantee is not None and guarantee["certified"]
         whom = "nobody" if guarantee is None else f"one {guarantee['unit']}"
         link = f'<a href="#run-{number}">{escape(facts["run"])}</a>'
-        cells = (facts["title"], _score(facts["result"]), epsilon, whom, _yes(certified))
+        cells = [facts["title"], _score(facts["result"]), epsilon, whom]
+        cells.append("yes" if certified else "no")
         cells_html = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         rows.append(f'<tr><th scope="row">{link}</th>{cells_html}</tr>')
     head = ("run", "what", "result", "epsilon", "protects", "certified")
@@ -55,8 +56,7 @@ def _run(facts: Facts, number: int) -> str:
     guarantee = facts["guarantee"]
     parts = [
         f'<h2 class="run" id="run-{number}">{escape(facts["title"])}</h2>',
-        f'<p class="badge {_state(guarantee)}">{escape(_verdict(guarantee))}</p>',
-        _unfinished(facts),
+        _badges(facts),
         _section("Result", _result(facts) + charts.get("learning", "")),
     ]
     if guarantee is None:
@@ -84,40 +84,30 @@ def _section(title: str, inside: str) -> str:
     return f"<section><h3>{escape(title)}</h3>{inside}</section>"
 
 
-def _state(guarantee: Facts | None) -> str:
-    return "good" if guarantee is not None and guarantee["certified"] else "bad"
-
-
-def _verdict(guarantee: Facts | None) -> str:
-    return "No guarantee" if guarantee is None else str(guarantee["statement"]).split("\n")[0]
-
-
-def _unfinished(facts: Facts) -> str:
-    if facts["finished"]:
-        return ""
-    return (
-        f'<p class="badge bad">Unfinished: {facts["rounds"]} rounds are stored. The guarantee is '
-        "about the whole plan.</p>"
-    )
+def _badges(facts: Facts) -> str:
+    guarantee = facts["guarantee"] or {"statement": "No guarantee", "certified": False}
+    kind, verdict = "good" if guarantee["certified"] else "bad", guarantee["statement"]
+    badges = f'<p class="badge {kind}">{escape(verdict.partition(chr(10))[0])}</p>'
+    if not facts["finished"]:
+        badges += (
+            f'<p class="badge bad">Unfinished: {facts["rounds"]} rounds are stored. What is said '
+            "of privacy is about the whole plan.</p>"
+        )
+    return badges
 
 
 def _result(facts: Facts) -> str:
     result, tiles = facts["result"], []
-    for name, title in {"accuracy": "accuracy", "rmse": "root mean squared error"}.items():
-        if result.get(name) is not None:
-            tiles.append(
-                (title, _share(result[name]) if name == "accuracy" else f"{result[name]:.4g}")
-            )
+    titles = {"accuracy": "accuracy", "rmse": "root mean squared error", "loss": "loss"}
+    for name, title in titles.items():
+        if name in result:
+            tiles.append((title, _figure(name, result[name])))
         if result["constant_answer"].get(name) is not None:
-            known = result["constant_answer"][name]
-            tiles.append(("best constant answer", _score({name: known})))
-    if result.get("loss") is not None:
-        tiles.append(("loss", f"{result['loss']:.4g}"))
+            known = _figure(name, result["constant_answer"][name])
+            tiles.append((f"{name} of the best constant answer", known))
     plain = result["without_privacy"]
     if plain is not None:
-        known = plain.get("accuracy")
-        shown = _share(known) if known is not None else f"loss {plain['loss']:.4g}"
-        tiles.append(("the same without privacy", shown))
+        tiles.append(("without privacy", _score(plain)))
     tiles.append(("rounds", str(facts["rounds"])))
     return _tiles(tiles) + "<p class='note'>Measured on test examples, without noise.</p>"
 
@@ -153,23 +143,21 @@ def _whom(facts: Facts) -> str:
 
 def _three(facts: Facts) -> str:
     epsilons = facts["epsilons"]
-    absent = {
-        "promised": "none",
-        "certified": "not certified",
-        "audited": "absent: not audited yet",
-    }
+    certified, audited = epsilons["certified"], epsilons["audited"]
     tiles = [
-        (name, absent[name] if epsilons[name] is None else _number(epsilons[name]))
-        for name in absent
+        ("promised", _number(epsilons["promised"])),
+        ("certified", "not certified" if certified is None else _number(certified)),
+        ("audited", "absent: not audited yet" if audited is None else at_least(audited)),
     ]
     note = (
         "Promised: what was asked for. Certified: what is proved, from the ledger. Audited: what "
-        "attacks have shown, a lower bound that must not exceed the certified one."
+        "attacks have shown, a lower bound that must not exceed the certified one. "
+        "Epsilon of the rounds so far would hold had it been fixed beforehand that the run ends "
+        "there; a run that is stopped later costs its whole plan."
     )
-    refuted = ""
-    certified, audited = epsilons["certified"], epsilons["audited"]
-    if certified is not None and audited is not None and audited > certified:
-        refuted = "<p class='badge bad'>Refuted: an attack did better than what is certified.</p>"
+    refuted, proved = "", facts["guarantee"]["epsilon"]
+    if None not in (audited, proved) and audited > proved:
+        refuted = "<p class='badge bad'>Refuted: an attack did better than what is proved.</p>"
     return refuted + _tiles(tiles) + f"<p class='note'>{note}</p>"
 
 
@@ -220,10 +208,12 @@ def _wide(table: str, name: str) -> str:
 
 
 def _score(result: Facts) -> str:
-    if result.get("accuracy") is not None:
-        return f"accuracy {_share(result['accuracy'])}"
-    known = [name for name in ("rmse", "loss") if result.get(name) is not None]
-    return f"{known[0]} {result[known[0]]:.4g}" if known else "not evaluated"
+    known = [name for name in ("accuracy", "rmse", "loss") if result.get(name) is not None]
+    return f"{known[0]} {_figure(known[0], result[known[0]])}" if known else "not evaluated"
+
+
+def _figure(name: str, value: float) -> str:
+    return _share(value) if name == "accuracy" else f"{value:.4g}"
 
 
 def _share(value: float) -> str:
@@ -232,7 +222,3 @@ def _share(value: float) -> str:
 
 def _number(value: float | None) -> str:
     return "none" if value is None else at_most(value)
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
