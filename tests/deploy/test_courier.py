@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.deploy.courier import Courier, MemoryCourier
 from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
-from tests.deploy.courier_suite import CourierSuite
+from fedveil.deploy.sockets import SocketCourier, relay, request
+from tests.deploy.courier_suite import LONG, CourierSuite
 
 
 class TestMemoryCourier(CourierSuite):
     def make(self) -> Courier:
         return MemoryCourier()
+
+
+class TestSocketCourier(CourierSuite):
+    """Through Unix sockets, with a relay that forwards within this machine."""
+
+    @pytest.fixture(autouse=True)
+    def relayed(self, tmp_path: Path) -> Iterator[None]:
+        self.folder = tmp_path
+
+        def site(name: str) -> Path:
+            return tmp_path / "guards" / f"{name}.sock"
+
+        def names() -> tuple[str, ...]:
+            return tuple(sorted(path.stem for path in site("x").parent.glob("*.sock")))
+
+        listening = relay(
+            tmp_path / "hub.sock", lambda name, frame, s: request(site(name), frame, s), names
+        )
+        yield
+        listening.close()
+
+    def make(self) -> Courier:
+        return SocketCourier(self.folder / "hub.sock", self.folder / "guards")
+
+    def test_nobody_else_may_open_a_socket(self, courier: Courier) -> None:
+        courier.attach("a", lambda frame: frame)
+        for path in (self.folder / "hub.sock", self.folder / "guards" / "a.sock"):
+            assert path.stat().st_mode & 0o777 == 0o600
+
+    def test_nonsense_at_a_socket_ends_that_connection_alone(self, courier: Courier) -> None:
+        courier.attach("a", lambda frame: frame)
+        for nonsense in (b"", b"\xff" * 8, b"\x05" + bytes(7) + b"ab"):
+            with socket.socket(socket.AF_UNIX) as asking:
+                asking.connect(str(self.folder / "hub.sock"))
+                asking.sendall(nonsense)
+        assert courier.ask({"a": b"x"}, LONG) == {"a": b"x"}
 
 
 KEY = Ed25519PrivateKey.generate()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedveil.deploy.courier import MemoryCourier
 from fedveil.deploy.envelope import unseal
 from fedveil.deploy.guard import Guard
 from fedveil.run.directory import RunDirectory
@@ -49,7 +50,7 @@ class Dying:
     def restart(self) -> None:
         """What is in memory is lost, what is in the store stays."""
         self.made.guards[self.site].close()
-        fresh = World(**{**vars(self.made), "courier": type(self.made.courier)(), "guards": {}})
+        fresh = World(**{**vars(self.made), "courier": MemoryCourier(), "guards": {}})
         self.made.guards[self.site] = fresh.guard(self.site)
         fresh.courier.close()
 

@@ -14,7 +14,7 @@ from fedveil.config.recipe import Recipe
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.data.federation import Examples, Federation
-from fedveil.deploy.courier import MemoryCourier
+from fedveil.deploy.courier import Courier, MemoryCourier
 from fedveil.deploy.guard import Guard
 from fedveil.deploy.hub import Hub
 from fedveil.deploy.members import Members
@@ -94,7 +94,7 @@ class World:
     key: Ed25519PrivateKey
     policy: Policy
     seed: int | None = None
-    courier: MemoryCourier = field(default_factory=MemoryCourier)
+    courier: Courier = field(default_factory=MemoryCourier)
     guards: dict[str, Guard] = field(default_factory=dict)
 
     def guard(self, site: str) -> Guard:
@@ -132,6 +132,7 @@ def world(
     lifetime: float = 1e3,
     policy: dict[str, Any] | None = None,
     seed: int | None = None,
+    courier: Courier | None = None,
 ) -> World:
     """A federation whose guards are running."""
     key = Ed25519PrivateKey.generate()
@@ -150,7 +151,8 @@ def world(
         keys = store.enrol(f"fedveil/{NAME}", number)
         identities[f"site-{number}"] = keys.identity.public_key().public_bytes_raw()
     members = Members(NAME, key.public_key().public_bytes_raw(), identities)
-    made = World(folder, rows(sites), members, key, Policy.of(policy or POLICY), seed)
+    rules = Policy.of(policy or POLICY)
+    made = World(folder, rows(sites), members, key, rules, seed, courier or MemoryCourier())
     for site in members.names:
         made.guard(site)
     return made
