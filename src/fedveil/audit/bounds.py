@@ -36,7 +36,8 @@ def at_least(hits: npt.ArrayLike, tries: int, alpha: float) -> Floats:
 def refuted_epsilon(tpr: npt.ArrayLike, fpr: npt.ArrayLike, delta: float) -> Floats:
     """The largest epsilon that these probabilities refute at `delta`; 0 if none."""
     gain = np.maximum(np.asarray(tpr) - delta, 1e-300)
-    return np.maximum(0.0, np.log(gain / np.maximum(np.asarray(fpr), 1e-300)))
+    epsilon: Floats = np.maximum(0.0, np.log(gain / np.maximum(np.asarray(fpr), 1e-300)))
+    return epsilon
 
 
 def gaussian_separation(tpr: npt.ArrayLike, fpr: npt.ArrayLike) -> Floats:
@@ -70,10 +71,8 @@ class Rates:
     def separation(self, alpha: float) -> tuple[float, float]:
         """An interval for mu, if the two are Gaussians; infinite above where nothing was missed."""
         low = float(gaussian_separation(*self.bounds(alpha)))
-        most, least = (
-            at_most(self.hits, self.present, alpha),
-            at_least(self.false_alarms, self.absent, alpha),
-        )
+        most = at_most(self.hits, self.present, alpha)
+        least = at_least(self.false_alarms, self.absent, alpha)
         high = float(ndtri(most) - ndtri(least))
         return max(0.0, low), high if high > low else math.inf
 

@@ -35,16 +35,11 @@ _LEAST = 200  # games without which nothing is said
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A guarantee as a curve: the least proved epsilon at any delta."""
-
-    guarantee: Guarantee
-
-    def epsilon(self, delta: float) -> float:
-        releases, model = self.guarantee.releases, self.guarantee.privacy_model
-        steps = merged([step_of(release, model) for release in releases])
-        return min(value for _, value in bounds(steps, delta, None, quick=True))
+def claimed_epsilon(guarantee: Guarantee, delta: float) -> float:
+    """What is proved at another delta: a guarantee is a point of a curve."""
+    model = guarantee.privacy_model
+    steps = merged([step_of(release, model) for release in guarantee.releases])
+    return min(value for _, value in bounds(steps, delta, None, quick=True))
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,7 @@ def many_runs(
         epsilon,
         (low, high),
         (gaussian_dp_epsilon(low, delta), gaussian_dp_epsilon(high, delta)),
-        _refutation(Claim(guarantee), epsilon, [one.bounds(each) for one in found]),
+        _refutation(guarantee, epsilon, [one.bounds(each) for one in found]),
         game.not_tried,
         done >= games,
     )
@@ -159,18 +154,16 @@ def _above(scores: Floats, thresholds: Floats) -> Floats:
 
 
 def _refutation(
-    claim: Claim, epsilon: float, rates: list[tuple[float, float]]
+    certified: Guarantee, epsilon: float, rates: list[tuple[float, float]]
 ) -> Refutation | None:
     """Where the proved curve is contradicted most; None if nowhere.
 
     All points come from the same few bounds on rates, so looking at many costs no confidence.
     """
-    certified = claim.guarantee
-    found = []
-    if epsilon > certified.epsilon:
-        found.append(Refutation(certified.delta, certified.epsilon, epsilon))
+    found = [Refutation(certified.delta, certified.epsilon, epsilon)]
     for delta in _DELTAS:
         shown = max(float(refuted_epsilon(*pair, delta)) for pair in rates)
-        if shown > 0 and shown > (claimed := claim.epsilon(delta)):
-            found.append(Refutation(delta, claimed, shown))
-    return max(found, key=lambda it: it.at_least - it.claimed, default=None)
+        if shown > 0:
+            found.append(Refutation(delta, claimed_epsilon(certified, delta), shown))
+    worst = max(found, key=lambda it: it.at_least - it.claimed)
+    return worst if worst.at_least > worst.claimed else None

@@ -15,6 +15,8 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -118,21 +120,19 @@ class _Canaries:
         run.engine = self
         opened = run.aggregator.open
 
-        def noting(*args: object) -> object:
+        def noting(*args: Any) -> Any:
             """Keep what leaves the noise: the sum that the round works with."""
-            one = opened(*args)  # type: ignore[arg-type]
-            release = one.release
-
-            def release_and_note(total: Tensor) -> Tensor:
-                private = release(total)
-                if private.shape == self.released.shape:  # not the count of a tracked clip
-                    self.released = private.double()
-                return private
-
-            one.release = release_and_note  # type: ignore[method-assign]
+            one: Any = opened(*args)
+            one.release = partial(self._note, one.release)
             return one
 
         run.aggregator.open = noting  # type: ignore[method-assign, assignment]
+
+    def _note(self, release: Callable[[Tensor], Tensor], total: Tensor) -> Tensor:
+        private = release(total)
+        if private.shape == self.released.shape:  # not the count of a tracked clip
+            self.released = private.double()
+        return private
 
     @property
     def name(self) -> str:
@@ -170,13 +170,11 @@ class _Canaries:
         shaped = shape_rows(updates.float(), shape, self._plan.layout, senders)
         if take is not None and len(places):
             take(places, shaped.rows)
-        parts = {"norms": shaped.norms, "shaped_norms": shaped.shaped_norms}
-        joined = {}
-        for name in ("norms", "shaped_norms", "losses"):
-            joined[name] = torch.zeros(len(cohort))
-            joined[name][real] = getattr(found, name).float()
-            if name in parts:
-                joined[name][places] = parts[name].float()
+        ours = {"norms": shaped.norms, "shaped_norms": shaped.shaped_norms}
+        joined = {name: torch.zeros(len(cohort)) for name in (*ours, "losses")}
+        for name, values in joined.items():
+            values[real] = getattr(found, name).float()
+            values[places] = ours[name].float() if name in ours else 0.0
         total = found.total + shaped.rows.sum(dim=0).to(found.total.dtype)
         return RoundSum(total, rejected=found.rejected, **joined)
 
