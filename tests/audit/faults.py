@@ -174,12 +174,14 @@ class Fault:
 FAULTS: Mapping[str, Fault] = {
     "noise halved": Fault("central", lambda: (_halved(central_noise, "protect_sum"),)),
     "Laplace noise halved": Fault(
-        "central, Laplace", lambda: (_halved(central_noise, "protect_sum_laplace"),)
+        "central, Laplace", lambda: (_halved(central_noise, "protect_sum_laplace"),), 8000
     ),
     "noise of uploads halved": Fault("local", lambda: (_halved(local_noise, "protect_sum"),)),
     "noise of gradients halved": Fault("record, alone", lambda: (_halved(steps, "protect_sum"),)),
-    "two of three shares lost": Fault("distributed", lambda: (_lost_shares(),)),
-    "replace accounted as zero-out": Fault("central, replace", lambda: (_half_sensitivity(),)),
+    "two of three shares lost": Fault("distributed", lambda: (_lost_shares(),), 8000),
+    "replace accounted as zero-out": Fault(
+        "central, replace", lambda: (_half_sensitivity(),), 8000
+    ),
     "noise reused between rounds": Fault("central", lambda: (_reused(),)),
     "clip skipped": Fault("central", _not_clipped),
     "fixed size accounted as Poisson": Fault("central, Poisson", lambda: (_fixed_size(),), 8000),
