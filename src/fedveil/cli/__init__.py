@@ -14,6 +14,7 @@ from fedveil.engines.memory import keep_freed_memory
 
 COMMANDS = {
     "run": "train a model from a recipe; with no argument, the default job",
+    "report": "one page about runs: result, guarantee, what it rests on; no network needed",
     "account": "what a described mechanism, a recipe or a run costs in privacy",
     "calibrate": "the noise, rounds or rate that a privacy budget buys",
     "plan": "how to spend a budget: rounds, local steps, cohort, and what to expect",

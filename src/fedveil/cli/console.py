@@ -74,7 +74,7 @@ def emit(document: Mapping[str, Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold: keys are text, infinities null."""
+    """A value as JSON can have it: infinity and what is no number become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
