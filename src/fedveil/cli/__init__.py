@@ -20,6 +20,7 @@ COMMANDS = {
     "plan": "how to spend a budget: rounds, local steps, cohort, and what to expect",
     "reproduce": "the papers' tables and figures, run again on real data",
     "compare": "recipes side by side at equal epsilon, over several seeds",
+    "audit": "attack what a recipe promises: lower bounds on epsilon",
     "methods": "which methods there are, whose data they protect, and from whom",
     "data": "which data sets there are; a schema file for a table",
 }

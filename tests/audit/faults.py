@@ -1,0 +1,241 @@
+"""Faults planted in the program, and honest plans to plant them in.
+
+`python -m tests.audit.faults` measures how often audits notice each, and how often they accuse the
+honest program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from fedveil.audit.many_runs import many_runs
+from fedveil.client import steps, update_pipeline
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Adjacency
+from fedveil.methods.parts import central_noise, local_noise
+from fedveil.planning.plan import Plan
+from fedveil.privacy import accounting
+from fedveil.privacy.clipping import row_norms
+from fedveil.privacy.noise.modular_grid import NoisyIntegers
+from fedveil.privacy.sampling import FixedSize, Poisson
+
+CLIENTS = 20
+_BASE: dict[str, Any] = {
+    "data": {"source": "digits", "clients": CLIENTS},
+    "training": {"method": "dp-fedavg", "rounds": 4, "sampling": "everyone", "local_steps": 1},
+    "privacy": {"noise_multiplier": 2.0, "clip_norm": 1.0, "delta": 1e-5},
+}
+
+# Honest plans, small and quick: whose data, where the noise is, which noise, which cohorts.
+CASES: dict[str, dict[str, Any]] = {
+    "central": {},
+    "central, replace": {"privacy.adjacency": "replace", "privacy.noise_multiplier": 4.0},
+    "central, Poisson": {
+        "training.sampling": "poisson",
+        "training.rate": 0.2,
+        "training.rounds": 2,
+        "privacy.noise_multiplier": 1.0,
+    },
+    "central, fixed": {
+        "training.sampling": "fixed",
+        "training.cohort": 6,
+        "privacy.noise_multiplier": 4.0,
+    },
+    "central, idealised": {"privacy.arithmetic": "idealised"},
+    "central, Laplace": {
+        "privacy.noise": "laplace",
+        "privacy.noise_multiplier": 4.0,
+        "privacy.delta": 0.0,
+    },
+    "local": {"privacy.trust": "local", "privacy.noise_multiplier": 4.0},
+    "local, Laplace": {
+        "training.method": "client-noise",
+        "training.sampling": "round-robin",
+        "training.rate": 1.0,
+        "privacy.noise": "laplace",
+        "privacy.noise_multiplier": 8.0,
+        "privacy.delta": 0.0,
+    },
+    "distributed": {"privacy.trust": "distributed", "privacy.colluders": 2},
+    "rotated": {
+        "training.method": "ddgauss",
+        "training.sampling": "balanced",
+        "training.rate": 1.0,
+    },
+    "record, summed": {
+        "training.method": "dp-sgd",
+        "training.sampling": "balanced",
+        "training.rate": 1.0,
+        "training.local_steps": None,
+        "training.batch_size": 16,
+    },
+    "record, alone": {
+        "training.method": "gradient-noise",
+        "training.sampling": "balanced",
+        "training.rate": 1.0,
+        "training.local_steps": 2,
+        "training.batch_size": 16,
+        "privacy.trust": "local",
+        "privacy.noise_multiplier": 4.0,
+    },
+}
+
+
+def plan_for(case: str) -> Plan:
+    table = {name: dict(section) for name, section in _BASE.items()}
+    changes = {name: value for name, value in CASES[case].items() if value is not None}
+    for name, value in CASES[case].items():
+        if value is None:
+            section, key = name.split(".")
+            del table[section][key]
+    recipe = recipes.with_defaults(recipes.parse(table, (), changes))
+    return plan_of(recipe, _federation(recipe.data))
+
+
+@cache
+def _federation(data: Any) -> Any:
+    return federation_of(data)
+
+
+Patch = tuple[Any, str, Any]
+
+
+def _halved(module: Any, name: str) -> Patch:
+    real = getattr(module, name)
+
+    def less(total: Any, std: float, *rest: Any) -> Any:
+        return real(total, std / 2, *rest)
+
+    return module, name, less
+
+
+def _reused() -> Patch:
+    real = Randomness.stream
+
+    def same(self: Randomness, purpose: str, round_number: int = 0, client: int = -1) -> Any:
+        return real(self, purpose, 0 if purpose == "noise" else round_number, client)
+
+    return Randomness, "stream", same
+
+
+def _not_clipped() -> tuple[Patch, ...]:
+    @dataclass
+    class Clipped:
+        norms: Any
+
+    def leave(rows: Any, clip: Any, in_place: bool = False) -> Clipped:
+        return Clipped(row_norms(rows, clip.order))
+
+    def snap(rows: torch.Tensor, granularity: float, clip: Any) -> torch.Tensor:
+        return (rows.double() / granularity).round().long()
+
+    return (update_pipeline, "clip_rows", leave), (update_pipeline, "snap_rows", snap)
+
+
+def _fixed_size() -> Patch:
+    def draw(self: Poisson, round_number: int, stream: Any, present: int | None = None) -> Any:
+        assert self.clients is not None
+        fixed = FixedSize(self.clients, round(self.rate * self.clients))
+        return fixed.draw(round_number, stream, present)
+
+    return Poisson, "draw", draw
+
+
+def _lost_shares() -> Patch:
+    real = NoisyIntegers.noisy_sum
+
+    def some(self: NoisyIntegers, total: Any, streams: Any) -> Any:
+        return real(self, total, list(streams)[::3])
+
+    return NoisyIntegers, "noisy_sum", some
+
+
+def _half_sensitivity() -> Patch:
+    return Adjacency, "sensitivity_factor", property(lambda self: 1)
+
+
+@dataclass(frozen=True)
+class Fault:
+    case: str
+    patches: Callable[[], tuple[Patch, ...]]
+    games: int = 2000  # with which nearly every audit notices it
+
+
+FAULTS: Mapping[str, Fault] = {
+    "noise halved": Fault("central", lambda: (_halved(central_noise, "protect_sum"),)),
+    "Laplace noise halved": Fault(
+        "central, Laplace", lambda: (_halved(central_noise, "protect_sum_laplace"),), 8000
+    ),
+    "noise of uploads halved": Fault("local", lambda: (_halved(local_noise, "protect_sum"),)),
+    "noise of gradients halved": Fault("record, alone", lambda: (_halved(steps, "protect_sum"),)),
+    "two of three shares lost": Fault("distributed", lambda: (_lost_shares(),), 8000),
+    "replace accounted as zero-out": Fault(
+        "central, replace", lambda: (_half_sensitivity(),), 8000
+    ),
+    "noise reused between rounds": Fault("central", lambda: (_reused(),)),
+    "clip skipped": Fault("central", _not_clipped),
+    "fixed size accounted as Poisson": Fault("central, Poisson", lambda: (_fixed_size(),), 8000),
+}
+
+
+@contextmanager
+def planted(fault: str) -> Iterator[str]:
+    """Run the faulty program inside; the case to plan with. Nothing it accounted is remembered."""
+    patches = FAULTS[fault].patches()
+    before = [vars(place)[name] for place, name, _ in patches]
+    accounting._account.cache_clear()
+    try:
+        for place, name, value in patches:
+            setattr(place, name, value)
+        yield FAULTS[fault].case
+    finally:
+        for (place, name, _), value in zip(patches, before, strict=True):
+            setattr(place, name, value)
+        accounting._account.cache_clear()
+
+
+def noticed(fault: str, seed: int) -> bool:
+    with planted(fault) as case:
+        found = many_runs(plan_for(case), games=FAULTS[fault].games, seed=seed)
+    return found.refuted is not None
+
+
+def accused(case: str, seeds: range, games: int) -> int:
+    """Audits of the honest program that say it breaks its promise."""
+    plan = plan_for(case)
+    return sum(many_runs(plan, games=games, seed=s).refuted is not None for s in seeds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--games", type=int, default=2000, help="of honest audits")
+    given = parser.parse_args()
+    seeds = range(given.seeds)
+    for fault in FAULTS:
+        began = time.perf_counter()
+        found = sum(noticed(fault, seed) for seed in seeds)
+        each = (time.perf_counter() - began) / len(seeds)
+        fault = f"{fault} ({FAULTS[fault].games} games)"
+        print(f"{fault:46} noticed {found:3} of {len(seeds)}   {each:.2f} s each", flush=True)
+    for case in CASES:
+        began = time.perf_counter()
+        found = accused(case, seeds, given.games)
+        each = (time.perf_counter() - began) / len(seeds)
+        print(
+            f"honest: {case:38} accused {found:3} of {len(seeds)}   {each:.2f} s each", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

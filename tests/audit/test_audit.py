@@ -1,0 +1,108 @@
+"""Audits come close to what is certified, accuse the faulty program, and not the honest one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from scipy.stats import binom
+
+from fedveil.audit.audit import audit
+from fedveil.audit.many_runs import many_runs
+from fedveil.audit.one_run import one_run
+from fedveil.cli import main
+
+from .faults import CASES, FAULTS, accused, noticed, plan_for, planted
+
+# Seeds are fixed: nothing here fails by chance. Where it says so, other seeds might.
+
+
+@pytest.mark.parametrize("case", ["central", "central, replace", "local"])
+def test_audits_of_plain_gaussians_come_within_a_fifth(case: str) -> None:
+    plan = plan_for(case)
+    assert plan.guarantee is not None
+    found = many_runs(plan, games=40_000)
+    low, high = found.gaussian
+    assert 0.8 * plan.guarantee.epsilon < low < plan.guarantee.epsilon < high
+    assert found.refuted is None
+
+
+def test_audits_of_laplace_noise_assume_nothing_and_come_near() -> None:
+    plan = plan_for("central, Laplace")
+    assert plan.guarantee is not None
+    found = audit(plan, games=40_000, canaries=0)
+    assert 0.7 * plan.guarantee.epsilon < found.epsilon < plan.guarantee.epsilon
+    assert found.gaussian is None
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_honest_program_is_not_accused(case: str) -> None:
+    assert accused(case, range(2), games=1000) == 0
+
+
+def test_false_alarms_stay_below_the_stated_rate() -> None:
+    """200 audits at 5 % each; more than 22 of them have probability 1e-4 at most."""
+    few = int(binom.isf(1e-4, 200, 0.05))
+    assert accused("central", range(200), games=400) <= few
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_noticed(fault: str) -> None:
+    assert noticed(fault, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_noticed_nearly_always(fault: str) -> None:
+    assert sum(noticed(fault, seed) for seed in range(20)) >= 18
+
+
+def test_one_run_bounds_epsilon_and_hears_a_clip_that_is_skipped() -> None:
+    plan = plan_for("central")
+    assert plan.guarantee is not None
+    honest = one_run(plan, canaries=20)
+    assert honest.epsilon <= plan.guarantee.epsilon
+    assert honest.cosines[0].epsilon[0] < plan.guarantee.epsilon
+    with planted("clip skipped"):
+        loud = one_run(plan, canaries=20)
+    assert loud.right == loud.guesses
+    assert loud.cosines[0].epsilon[0] > plan.guarantee.epsilon
+
+
+def test_a_refuted_guarantee_ends_with_1_and_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, report = tmp_path / "small.toml", tmp_path / "report.json"
+    recipe.write_text(
+        '[data]\nsource = "digits"\nclients = 20\n'
+        '[training]\nmethod = "dp-fedavg"\nrounds = 2\nsampling = "everyone"\n'
+        "[privacy]\nnoise_multiplier = 2.0\nclip_norm = 1.0\n"
+    )
+    call = ["audit", str(recipe), "--games", "2000", "--report", str(report), "--json"]
+    assert main(call) == 0
+    honest = json.loads(capsys.readouterr().out)
+    assert honest["refuted"] == ""
+    assert not report.exists()
+    assert honest["epsilon_at_least"] < honest["certified"]["epsilon"]
+    assert honest["one_run"]["canaries"] == 10
+    assert honest["not_tried"]
+    with planted("noise halved"):
+        assert main(call) == 1
+    printed = capsys.readouterr()
+    assert json.loads(report.read_text())["refuted"] in printed.err
+    assert json.loads(printed.out)["many_runs"]["refuted"]["at_least"] > 0
+
+
+def test_the_same_seed_gives_the_same_audit_and_time_limits_are_kept() -> None:
+    plan = plan_for("distributed")
+    assert many_runs(plan, games=600, seed=3) == many_runs(plan, games=600, seed=3)
+    cut = many_runs(plan, games=10**9, seconds=0.0)
+    assert not cut.complete
+    assert cut.games == 1000
+
+
+def test_what_cannot_be_audited_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "fedavg"]) == 2
+    assert "promises nothing" in capsys.readouterr().err
+    assert main(["audit", "dp-fedavg", "--games", "10"]) == 2

@@ -1,0 +1,75 @@
+"""Bounds beside closed forms, other libraries and exact enumeration."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom, binomtest, norm
+
+from fedveil.audit.bounds import (
+    Rates,
+    at_least,
+    at_most,
+    gaussian_dp_epsilon,
+    guessed_epsilon,
+    guessing_p_value,
+    refuted_epsilon,
+)
+
+
+@pytest.mark.parametrize("hits", [0, 1, 7, 49, 50])
+def test_intervals_are_those_of_scipy(hits: int) -> None:
+    expected = binomtest(hits, 50).proportion_ci(0.95, method="exact")
+    assert float(at_most(hits, 50, 0.025)) == pytest.approx(expected.high, abs=1e-12)
+    assert float(at_least(hits, 50, 0.025)) == pytest.approx(expected.low, abs=1e-12)
+
+
+def test_intervals_cover_as_often_as_they_say() -> None:
+    tries, truth = 40, 0.3
+    hits = np.arange(tries + 1)
+    chances = binom.pmf(hits, tries, truth)
+    assert chances[at_most(hits, tries, 0.05) < truth].sum() <= 0.05
+    assert chances[at_least(hits, tries, 0.05) > truth].sum() <= 0.05
+
+
+def test_a_perfect_attack_refutes_what_its_games_can_show() -> None:
+    tpr, fpr = Rates(1000, 1000, 0, 1000).bounds(0.025)
+    expected = math.log((0.025**0.001 - 1e-5) / (1 - 0.025**0.001))
+    assert float(refuted_epsilon(tpr, fpr, 1e-5)) == pytest.approx(expected, rel=1e-9)
+    assert float(refuted_epsilon(0.5, 0.5, 1e-5)) == 0.0
+
+
+def test_gaussian_epsilon_solves_the_gaussian_curve() -> None:
+    mu, delta = 1.3, 1e-5
+    e = gaussian_dp_epsilon(mu, delta)
+    curve = norm.cdf(mu / 2 - e / mu) - math.exp(e) * norm.cdf(-mu / 2 - e / mu)
+    assert curve == pytest.approx(delta, rel=1e-4)
+
+
+def test_guesses_of_randomised_response_are_bounded_exactly() -> None:
+    """Randomised response meets the pure bound: all outcomes of 10 coins, enumerated."""
+    epsilon, coins = 1.0, 10
+    q = 1 / (1 + math.exp(-epsilon))
+    tail = sum(
+        math.prod(q if right else 1 - q for right in outcome)
+        for outcome in itertools.product((True, False), repeat=coins)
+        if sum(outcome) >= 8
+    )
+    assert guessing_p_value(coins, 8, coins, epsilon, 0.0) == pytest.approx(tail, rel=1e-9)
+
+
+def test_delta_costs_confidence_and_an_epsilon_is_a_root() -> None:
+    pure, approximate = (guessing_p_value(100, 80, 200, 0.8, delta) for delta in (0.0, 1e-3))
+    assert pure < approximate <= 1
+    # By hand: the largest average of the binomial's mass just below the count.
+    accuracy = 1 / (1 + math.exp(-0.8))
+    masses = [
+        sum(binom.pmf(80 - j, 100, accuracy) for j in range(1, i + 1)) / i for i in range(1, 81)
+    ]
+    assert approximate == pytest.approx(pure + 2 * 200 * 1e-3 * max(masses), rel=1e-9)
+    found = guessed_epsilon(100, 80, 200, 1e-5, 0.05)
+    assert guessing_p_value(100, 80, 200, found, 1e-5) == pytest.approx(0.05, rel=1e-6)
+    assert guessed_epsilon(100, 52, 200, 1e-5, 0.05) == 0.0
