@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,9 @@ from fedveil.data.examples import (
 )
 from fedveil.data.holdout import Holdout, deal
 from fedveil.data.partition import ByOwner, Partition
+
+if TYPE_CHECKING:
+    from fedveil.data.encoder import TableEncoder
 
 __all__ = ["ARTIFICIAL_NOTE", "HELD_OUT_NOTE", "Examples", "Federation", "Scaling", "Task"]
 
@@ -60,6 +64,7 @@ class Federation(Displayed):
     class_names: tuple[str, ...] = ()
     features: tuple[str, ...] = ()  # names of flat inputs' columns
     target_scaling: Scaling | None = None  # how regression targets were
+    encoder: TableEncoder | None = None  # how rows of a table became examples
     verified: bool = False  # values were checked when they were saved
 
     def __post_init__(self) -> None:
