@@ -19,8 +19,9 @@ test-slow: .venv/tested
 mutants: .venv/tested
 	$(BIN)/python tools/mutants.py --cover --sample 100 --seed 1
 
-# A million pairs of neighbours (tests/neighbours): some hours on two cores. `FUZZ="--minutes 10"`
-# stops earlier; a violation stops it at once and says how to run its case again.
+# A million pairs of neighbours (tests/neighbours): about 3 hours of CPU time, half as long on two
+# cores. A violation stops it at once and says how to run its case again. `FUZZ="--minutes 10"` stops
+# earlier; with `FUZZ="--state FILE"` it can be interrupted, and the same command goes on.
 fuzz: .venv/tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.neighbours --pairs 1000000 --processes 2 $(FUZZ)
 

@@ -3,8 +3,8 @@
 A guarantee says: take two data sets that differ in one unit (a client, or a record); what leaves
 is hard to tell apart, because the noise was fitted to the most that one unit can move. This
 package tests that sentence without any formula of its own. It draws a random federation, recipe,
-engine and neighbour, runs the *real program* on both and looks at the integers that enter the
-noise (`make fuzz`; `make test` runs a few thousand pairs):
+engine and neighbours, runs the *real program* on all of them and looks at the integers that enter
+the noise (`make fuzz`; `make test` runs a few thousand pairs):
 
 (a) every other client's integers are the same, bit for bit, and so are the floats they come from;
 (b) the sum that meets a draw of noise moves by no more, measured in the noise that is really
@@ -21,6 +21,9 @@ says add-remove; a record replaced, or made one that counts as zero. Who is ther
 the other statements; then a client that comes or goes must leave the others' training as it was.
 Only certified guarantees are claims; what the program refuses is skipped.
 
+A case is up to eighteen runs: three places, each with two or three units that can stand there. Any
+two runs that differ in one place are a pair, unless other pairs imply all that it could show.
+
 How the two runs are coupled. A protected run draws from the operating system. Here its streams are
 keyed by (case, purpose, round, name of the client) instead; names, unlike positions, do not shift
 when a client comes or goes. And where the first run has drawn noise, the second gets the *same*
@@ -31,7 +34,8 @@ local steps within a round, are compared one after the other, each with what it 
     values           ordinary and nasty numbers        checks      (a), (b), (c), (e)
     worlds           a case through the program        resuming    (d)
     coupling         streams by name                   written     (f)
-    search           a case and its neighbours         planted     bugs that must be found
+    variants         a case's runs and their pairs     planted     bugs that must be found
+    search           all of it for one case
 
 A failure prints the case's number; `python -m tests.neighbours --seed N` runs it again.
 """

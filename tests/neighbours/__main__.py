@@ -1,8 +1,12 @@
-"""The long run: `python -m tests.neighbours --pairs 1000000 --processes 2`."""
+"""The long run: `python -m tests.neighbours --pairs 1000000 --processes 2`.
+
+With `--state FILE` it can be stopped at any moment; the same command goes on from there.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import sys
@@ -10,10 +14,53 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing import get_context
+from pathlib import Path
 
-from .search import Found, examine
+from .planted.search import examine_with
+from .search import Found
+
+
+@dataclass
+class Progress:
+    """What a search has done so far, over all its sittings."""
+
+    first: int
+    next: int  # case
+    pairs: int = 0
+    runs: int = 0
+    refused: int = 0
+    wrong: int = 0
+    seconds: float = 0.0
+    kinds: Counter[str] = field(default_factory=Counter)  # pairs by what changed
+    cases: Counter[str] = field(default_factory=Counter)  # by tag
+    by_tag: Counter[str] = field(default_factory=Counter)  # pairs
+
+    def add(self, found: Found) -> None:
+        self.next = found.seed + 1
+        self.pairs += found.pairs
+        self.runs += found.runs
+        self.refused += bool(found.refused)
+        self.wrong += bool(found.violations)
+        self.kinds.update(found.kinds)
+        for tag in [f"refused: {found.refused[:60]}"] if found.refused else found.tags:
+            self.cases[tag] += 1
+            self.by_tag[tag] += found.pairs
+
+    def __str__(self) -> str:
+        return (
+            f"{self.pairs:,} pairs from {self.runs:,} runs of {self.next - self.first:,} cases "
+            f"({self.refused:,} refused) in {self.seconds:,.0f} s, {self.wrong:,} with violations"
+        )
+
+    def coverage(self) -> str:
+        lines = [f"{'pairs':>9} by change"]
+        lines += [f"{number:9,} {kind}" for kind, number in sorted(self.kinds.items())]
+        lines += [f"{'pairs':>9} {'cases':>7} by case"]
+        lines += [f"{self.by_tag[tag]:9,} {self.cases[tag]:7,} {tag}" for tag in sorted(self.cases)]
+        return "\n".join(lines)
 
 
 def main() -> int:
@@ -23,71 +70,78 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=1000, help="stop after so many")
     parser.add_argument("--minutes", type=float, help="or after so long")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--plant", help="with this bug in the program (see planted.py)")
+    parser.add_argument("--plant", help="with this bug in the program (see planted)")
     parser.add_argument("--go-on", action="store_true", help="do not stop at a violation")
-    parser.add_argument("--coverage", action="store_true", help="say what was tried")
+    parser.add_argument("--state", type=Path, help="keep what was done here, and go on from it")
     args = parser.parse_args()
     if args.seed is not None:
-        found = _examine((args.seed, args.plant))
-        print(found, found.refused and f"refused: {found.refused}", dict(found.tags), sep="\n")
+        found = examine_with((args.seed, args.plant))
+        print(found, found.refused and f"refused: {found.refused}", *found.tags, sep="\n")
+        print(f"{found.pairs} pairs from {found.runs} runs: {dict(found.kinds)}")
         return bool(found.violations)
-    first = secrets.randbits(40) if args.first is None else args.first
-    print(f"cases from {first} on (--first {first} repeats this search)", flush=True)
-    return _search(args, first)
-
-
-def _search(args: argparse.Namespace, first: int) -> int:
-    began, told = time.monotonic(), time.monotonic()
-    pairs = cases = refused = wrong = 0
-    tags: Counter[str] = Counter()
-    with ExitStack() as stack:
-        for found in _founds(stack, first, args):
-            cases, pairs, refused = cases + 1, pairs + found.pairs, refused + bool(found.refused)
-            tags += found.tags
-            if found.refused:
-                tags[f"refused: {found.refused[:70]}"] += 1
-            if found.violations:
-                wrong += 1
-                print(f"\nafter {pairs:,} pairs, {found}", flush=True)
-            seconds = time.monotonic() - began
-            if time.monotonic() - told > 60:
-                told = time.monotonic()
-                print(f"{pairs:,} pairs, {cases:,} cases, {seconds / 60:.0f} min", flush=True)
-            late = args.minutes is not None and seconds > 60 * args.minutes
-            if late or pairs >= args.pairs or (wrong and not args.go_on):
-                break
-    seconds = time.monotonic() - began
-    print(
-        f"{pairs:,} pairs of {cases:,} cases ({refused:,} refused) in {seconds:,.0f} s, "
-        f"{wrong:,} with violations"
-    )
-    if args.coverage:
-        print(*(f"{number:8} {tag}" for tag, number in sorted(tags.items())), sep="\n")
+    progress = _begun(args)
+    print(f"cases from {progress.next} on (--first {progress.next} repeats this)", flush=True)
+    try:
+        wrong = _search(args, progress)
+    finally:
+        _keep(args.state, progress)
+        print(progress, progress.coverage(), sep="\n", flush=True)
     return bool(wrong)
+
+
+def _begun(args: argparse.Namespace) -> Progress:
+    """From the state file, or from a case's number."""
+    if args.state is None or not args.state.exists():
+        first = secrets.randbits(40) if args.first is None else args.first
+        return Progress(first, first)
+    if args.first is not None:
+        sys.exit(f"--first: {args.state} says where to go on; leave out one of the two")
+    kept = json.loads(args.state.read_text())
+    counts = ("kinds", "cases", "by_tag")
+    return Progress(**{k: Counter(v) if k in counts else v for k, v in kept.items()})
+
+
+def _keep(path: Path | None, progress: Progress) -> None:
+    if path is not None:
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(vars(progress)))
+        new.replace(path)
+
+
+def _search(args: argparse.Namespace, progress: Progress) -> int:
+    """How many cases of this sitting have violations."""
+    before, wrong = progress.seconds, progress.wrong
+    began = told = time.monotonic()
+    with ExitStack() as stack:
+        for found in _founds(stack, progress.next, args):
+            progress.add(found)
+            if found.violations:
+                print(f"\nafter {progress.pairs:,} pairs, {found}", flush=True)
+            now = time.monotonic()
+            progress.seconds = before + now - began
+            if now - told > 60:
+                told = now
+                print(progress, flush=True)
+                _keep(args.state, progress)
+            late = args.minutes is not None and now - began > 60 * args.minutes
+            stopped = progress.wrong > wrong and not args.go_on
+            if late or progress.pairs >= args.pairs or stopped:
+                break
+    return progress.wrong - wrong
 
 
 def _founds(stack: ExitStack, first: int, args: argparse.Namespace) -> Iterator[Found]:
     work = ((seed, args.plant) for seed in count(first))
     if args.processes == 1:
-        return map(_examine, work)
+        return map(examine_with, work)
     os.environ["OMP_NUM_THREADS"] = "1"
     pool = stack.enter_context(get_context("spawn").Pool(args.processes))
-    return pool.imap(_examine, _bounded(work), chunksize=20)
+    return pool.imap(examine_with, _bounded(work), chunksize=4)
 
 
 def _bounded(work: Iterator[tuple[int, str | None]]) -> Iterator[tuple[int, str | None]]:
     """The pool reads ahead: not for ever."""
     return (item for item, _ in zip(work, range(10_000_000), strict=False))
-
-
-def _examine(work: tuple[int, str | None]) -> Found:
-    from .planted import PLANTED
-
-    seed, plant = work
-    with ExitStack() as stack:
-        if plant is not None:
-            stack.enter_context(PLANTED[plant]())
-        return examine(seed)
 
 
 if __name__ == "__main__":

@@ -74,8 +74,8 @@ def draw_case(seed: int) -> Case:
     engine = _engine(draw, method, module, model)
     # Automatic differentiation takes a millisecond a step and client: fewer of them.
     slow = bool(module) or engine in ("generic", "sequential") or "input_norm" in model
-    most = 3 if module == "lstm" else 6 if slow else None
-    numbers = range(0, 3 * int(draw.integers(3, 7)), 3)
+    most = 3 if module == "lstm" else 5 if slow else None
+    numbers = range(0, 3 * int(draw.choice((3, 3, 4) if slow else (3, 3, 4, 4, 5, 6))), 3)
     plain = path == "csv" and draw.random() < 0.4  # names that a file's reader takes for numbers
     names = [str(number) if plain else f"c{number:02d}" for number in numbers]
     size = None
@@ -96,7 +96,7 @@ def draw_case(seed: int) -> Case:
         clients,
         module,
         float(draw.choice((0.0, 0.0, 0.0, 0.1, 1.0, 30.0, 1e15))),
-        bool(draw.random() < 0.15),
+        bool(draw.random() < 0.1),
         engine,
         None if draw.random() < 0.5 else int(draw.integers(1, 5)),
         pixels=path == "direct" and kind.task != "sequence" and bool(draw.random() < 0.08),
@@ -105,7 +105,7 @@ def draw_case(seed: int) -> Case:
 
 
 def _shorten(training: dict[str, Any]) -> None:
-    limits = {"rounds": 3, "local_steps": 3, "local_epochs": 1}
+    limits = {"rounds": 2, "local_steps": 2, "local_epochs": 1}
     training |= {key: min(training[key], most) for key, most in limits.items() if key in training}
     if "batch_size" in training:
         training["batch_size"] = max(2, training["batch_size"])
@@ -115,23 +115,23 @@ def _engine(draw: Draw, method: str, module: str, model: dict[str, Any]) -> str:
     """One that can run the case; those through automatic differentiation are slow, and rarer."""
     names = ["auto", "auto", "sequential"] + (["generic"] if module != "lstm" else [])
     if not module:
-        names += ["mlp", "mlp"] if "input_norm" not in model else []
+        names += ["mlp"] * 4 if "input_norm" not in model else []
         if method not in ("gradient-noise", "dp-sgd") and not model:
-            names += ["algebra", "algebra"]
-        names += ["auto"] * 3
+            names += ["algebra"] * 4
+        names += ["auto"] * 8
     return str(draw.choice(names))
 
 
 def _kind(draw: Draw, method: str) -> tuple[Kind, str, str]:
     """What records look like, how they come in, and the model if it is one of ours."""
-    path = str(draw.choice(("direct", "arrays", "stored", "csv"), p=(0.5, 0.22, 0.03, 0.25)))
+    path = str(draw.choice(("direct", "arrays", "stored", "csv"), p=(0.54, 0.22, 0.03, 0.21)))
     regression = method != "ae-dpfl" and draw.random() < 0.4
     task = "regression" if regression else "classification"
     shape: tuple[int, ...] = (
         int(draw.choice((1, 2, 3, 5, 9, 40), p=(0.1, 0.3, 0.2, 0.2, 0.1, 0.1))),
     )
     module, classes = "", int(draw.integers(2, 5))
-    if path != "csv" and draw.random() < 0.12:
+    if path != "csv" and draw.random() < 0.08:
         module = str(draw.choice(("dropout", "residual", "batchnorm", "convolution", "lstm")))
         if module == "convolution":
             shape = (5, 5)
@@ -173,7 +173,7 @@ def _model(draw: Draw, method: str) -> dict[str, Any]:
     way = draw.random()
     if way < 0.4:
         return {"name": "mlp", "hidden": [int(w) for w in draw.integers(1, 5, draw.integers(1, 3))]}
-    if method in ("gradient-noise", "dp-sgd") and way < 0.6:
+    if method in ("gradient-noise", "dp-sgd") and way < 0.5:
         return {"input_norm": float(draw.choice((0.5, 1.0, 4.0)))}
     return {}
 

@@ -17,7 +17,6 @@ from fedveil.core.units import Adjacency, Unit
 from fedveil.privacy.accountants.steps import DiscreteSumStep, LaplaceStep, Step
 from fedveil.privacy.gradient_perturbation import NoisyGradients
 from fedveil.privacy.releases import PrivacyModel, Release
-from fedveil.privacy.translation import step_of
 
 from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints
 from .worlds import World
@@ -111,10 +110,9 @@ def _public(one: World, two: World) -> Iterator[Violation]:
             yield Violation("c", f"{what} of the data differ: {first} and {second}")
     if one.plan.warnings != two.plan.warnings:
         yield Violation("c", f"warnings differ: {one.plan.warnings} and {two.plan.warnings}")
-    rounds = one.plan.method.rounds
-    if one.plan.releases(rounds) != two.plan.releases(rounds):
+    if one.releases != two.releases:
         yield Violation("c", "accounted releases differ")
-    if one.plan.guarantee.to_dict() != two.plan.guarantee.to_dict():
+    if one.promise != two.promise:
         yield Violation("c", "guarantees differ")
     if one.shapings != two.shapings:
         yield Violation("c", f"clips or grids differ: {one.shapings} and {two.shapings}")
@@ -128,7 +126,7 @@ def _afterwards(one: World, two: World, change: Change) -> Iterator[Violation]:
     """(e): from the same noisy values follow the same weights, and private uploads too."""
     if one.states != two.states:
         yield Violation("e", "weights differ although all noisy values are the same")
-    alone = [isinstance(item.mechanism, NoisyGradients) for item in one.plan.releases(1)]
+    alone = [isinstance(item.mechanism, NoisyGradients) for item in one.releases]
     if all(alone) and one.notes.updates != two.notes.updates:
         yield Violation("e", f"upload of {change.name} depends on more than noisy gradients")
 
@@ -136,8 +134,7 @@ def _afterwards(one: World, two: World, change: Change) -> Iterator[Violation]:
 def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
     """(b): how far each round's sums moved, in units of the noise that was drawn."""
     privacy_model = one.plan.privacy_model
-    releases = one.plan.releases(one.plan.method.rounds)
-    steps = [step_of(release, privacy_model) for release in releases]
+    releases, steps = one.releases, one.steps
     for round_number in range(one.plan.method.rounds):
         where = f"round {round_number + 1}"
         if isinstance(releases[0].mechanism, NoisyGradients):

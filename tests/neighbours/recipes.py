@@ -80,7 +80,7 @@ def _local(draw: Draw, method: str, scheduled: bool) -> dict[str, Any]:
         "schedule": schedule,
         "decay": float(draw.choice((0.5, 1.0, 2.5, 10.0))),
     }
-    rounds = int(draw.choice((1, 1, 1, 2, 3) if schedule == "constant" else (1, 2, 2, 3)))
+    rounds = int(draw.choice((1, 1, 1, 1, 2) if schedule == "constant" else (1, 1, 2, 2, 2, 3)))
     if scheduled:
         rounds = int(draw.integers(3, 6))
     if method != "ae-dpfl":
@@ -93,11 +93,12 @@ def _local(draw: Draw, method: str, scheduled: bool) -> dict[str, Any]:
     if method == "gradient-noise" and draw.random() < 0.4:
         training["local_steps"] = 1
     elif draw.random() < 0.4:
-        training["local_steps"] = int(draw.integers(1, 6))
+        training["local_steps"] = int(draw.choice((1, 2, 2, 3, 5)))
     else:
-        training["local_epochs"] = int(draw.integers(1, 4))
-        if not batched and draw.random() < 0.05:
-            training["local_epochs"] = 100  # long enough to blow up the least difference
+        training["local_epochs"] = int(draw.choice((1, 1, 2, 3)))
+        if not batched and not scheduled and draw.random() < 0.04:
+            # Long enough to blow up the least difference.
+            training |= {"local_epochs": 80, **({"rounds": 1} if "rounds" in training else {})}
     if method not in ("gradient-noise", "dp-sgd", "client-noise"):
         if draw.random() < 0.3:
             training["momentum"] = float(draw.choice((0.5, 0.9)))

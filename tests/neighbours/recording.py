@@ -1,8 +1,8 @@
 """Notes what meets the noise, in place of the noise's own functions.
 
 While `recording(...)` is open, the program's few entry points of noise note what they were given
-and return a noisy value quickly (exact samplers are tested elsewhere): in the first world a fresh
-one, in its neighbour the one that the first world got.
+and return a noisy value quickly (exact samplers are tested elsewhere): a fresh one where no world
+of this case drew it before, else the one that was drawn then.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Notes:
     rows: dict[tuple[int, str], Ints] = field(default_factory=dict)  # what leaves a client
     halves: dict[tuple[int, str], Ints] = field(default_factory=dict)  # its part of a count
     draws: dict[Key, Draw] = field(default_factory=dict)
-    noisy: dict[Key, Ints] = field(default_factory=dict)  # what came out
+    noisy: dict[tuple[Key, tuple[int, ...]], Ints] = field(default_factory=dict)  # what came out
     taken: Counter[str] = field(default_factory=Counter)  # rounds that clients took part in
 
 
@@ -98,12 +98,14 @@ class Recorder:
     def noisy(self, key: Key, draw: Draw, spread: float) -> Ints:
         """A noisy value of what entered."""
         self.notes.draws[key] = draw
-        given = None if self.first is None else self.first.noisy.get(key)
-        if given is None or given.shape != draw.entered.shape:
+        # Whichever world draws something first, the later ones of the case get its value.
+        drawn = self.notes.noisy if self.first is None else self.first.noisy
+        given = None if self.first is None else drawn.get((key, draw.entered.shape))
+        if given is None:
             seed = int.from_bytes(self.streams.key("draw", 0, repr(key))[:8], "little")
             noise = np.random.default_rng(seed).standard_normal(draw.entered.shape) * spread
             given = draw.entered + np.rint(noise / draw.granularity).astype(np.int64)
-        self.notes.noisy[key] = given
+            drawn[key, draw.entered.shape] = given
         return given
 
     def add_noise(self, total: Ints, std: float, granularity: float, stream: Tagged, laplace: bool):

@@ -37,9 +37,9 @@ class Killed(BaseException):
     """The end of the process, as far as the program can see."""
 
 
-def killed_and_resumed(case: Case) -> list[Violation]:
+def killed_and_resumed(case: Case, number: int) -> list[Violation]:
     """Run a case to its end with a few kills, and count how often each client took part."""
-    draw = np.random.default_rng([case.seed, 4])
+    draw = np.random.default_rng([case.seed, 4, number])
     streams = Streams(case.seed)
     recorder = Recorder(streams)
     folder = Path(tempfile.mkdtemp(prefix="neighbours-", dir=scratch())) / "run"

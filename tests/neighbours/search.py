@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from fedveil.core.errors import FedveilError
-from fedveil.core.units import Adjacency, Unit
 
 from .cases import RESUMED, Case, draw_case
 from .checks import Change, Violation, claimed, compare
 from .resuming import killed_and_resumed
-from .values import Client, Draw, client, with_other_record
+from .values import Client
+from .variants import coming_or_going, variants
 from .worlds import World, play
 from .written import files_differ
 
-_NEIGHBOURS = 4  # of each world
+_KILLED = 3  # runs of a case with a public schedule
+_WRITTEN = 2  # neighbours whose files are compared
 
 
 @dataclass
@@ -28,9 +28,11 @@ class Found:
 
     seed: int
     pairs: int = 0
+    runs: int = 0  # of the program
     refused: str = ""
     violations: list[tuple[str, Violation]] = field(default_factory=list)  # with the neighbour
-    tags: Counter[str] = field(default_factory=Counter)  # what was covered
+    tags: list[str] = field(default_factory=list)  # what the case is
+    kinds: Counter[str] = field(default_factory=Counter)  # its pairs
     case: Case | None = None
 
     def __str__(self) -> str:
@@ -51,96 +53,90 @@ def examine(seed: int) -> Found:
 
 
 def _examine(found: Found, case: Case) -> None:
-    seed = case.seed
-    try:
-        first = play(case, case.clients)
-    except FedveilError as error:
-        found.refused = f"{type(error).__name__}: {error}"
+    first = _play(found, case, case.clients)
+    if isinstance(first, str):
+        found.refused = re.sub(r"[\d.]+", "N", first)
         return
-    _tag(found, case, first)
+    found.tags = [*_tags(case, first)]
     if not claimed(first):
         return
-    for change, clients in _neighbours(case, first):
-        try:
-            second = play(case, clients, first)
-        except FedveilError:
-            found.tags["neighbour refused"] += 1
-            continue
-        found.pairs += 1
-        found.tags[change.kind] += 1
-        found.violations += [(f"{change}", law) for law in compare(first, second, change)]
-    if seed % RESUMED == 0 and not first.failure:
-        found.pairs += 1
-        found.tags["resumed"] += 1
-        found.violations += [("killed and resumed", law) for law in killed_and_resumed(case)]
-    if seed % RESUMED == RESUMED // 2 and not first.failure:
-        found.pairs += 1
-        found.tags["written"] += 1
-        neighbours = list(_neighbours(case, first))[:1]
-        for change, clients in neighbours:
-            found.violations += [(f"{change}", law) for law in files_differ(case, clients, first)]
+    around = variants(case, first)
+    worlds = {
+        pick: _play(found, case, clients, first) if any(pick) else first
+        for pick, clients in around.worlds()
+    }
+    for one, two, change in around.pairs():
+        if one in worlds and two in worlds:
+            _compare(found, worlds[one], worlds[two], change)
+    public = coming_or_going(case, first)
+    if public is not None:
+        _compare(found, first, _play(found, case, public[1], first), public[0])
+    if first.failure:
+        return
+    if case.seed % RESUMED == 0:
+        for number in range(_KILLED):
+            laws = killed_and_resumed(case, number)
+            _count(found, "killed and resumed", "killed and resumed", laws)
+    if case.seed % RESUMED == RESUMED // 2:
+        changes = {two: change for one, two, change in around.pairs() if not any(one)}
+        others = [(changes[pick], clients) for pick, clients in around.worlds() if pick in changes]
+        for change, clients in others[:: max(1, len(others) // _WRITTEN)][:_WRITTEN]:
+            _count(found, "files", f"{change}", files_differ(case, clients, first))
 
 
-def _tag(found: Found, case: Case, world: World) -> None:
-    plan = world.plan
-    found.tags[f"method {plan.method.name}"] += 1
-    found.tags[f"path {case.path}"] += 1
-    found.tags[f"failed: {world.failure[:60]}" if world.failure else "ran"] += 1
-    found.tags["claimed" if claimed(world) else "not claimed"] += 1
-    if plan.privacy_model is not None and claimed(world):
-        release = plan.releases(1)[0]
-        found.tags[f"{type(release.mechanism).__name__}"] += 1
-        found.tags[
-            f"{plan.privacy_model.unit} {plan.privacy_model.adjacency} {plan.privacy_model.trust}"
-        ] += 1
-        found.tags[f"sampling {type(plan.sampling).__name__}"] += 1
+def _play(
+    found: Found, case: Case, clients: tuple[Client, ...], first: World | None = None
+) -> World | str:
+    """A world, or why it is refused."""
+    found.runs += 1
+    try:
+        return play(case, clients, first)
+    except FedveilError as error:
+        return f"{type(error).__name__}: {error}"
 
 
-def _neighbours(case: Case, world: World) -> Iterator[tuple[Change, tuple[Client, ...]]]:
-    """Neighbours of the kind that the guarantee is about, of clients that took part."""
-    draw = np.random.default_rng([case.seed, 5])
-    privacy_model = world.plan.privacy_model
-    by_presence = privacy_model is not None and privacy_model.adjacency is Adjacency.ADD_REMOVE
-    present = sorted(
-        {name for _, name in world.notes.rows} | {k[2] for k in world.notes.draws if k[2]}
-    )
-    by_name = {one.name: one for one in case.clients}
-    for _ in range(_NEIGHBOURS):
-        if not present:
-            return
-        name = str(draw.choice(present))
-        one = by_name[name]
-        if privacy_model is not None and privacy_model.unit is Unit.RECORD:
-            zeroed = privacy_model.adjacency is Adjacency.ZERO_OUT and not case.kind.finite
-            numbers = case.kind.task != "sequence" and not case.pixels
-            zeroed = zeroed and numbers and draw.random() < 0.7
-            other = with_other_record(draw, case.kind, one, zeroed)
-            yield Change("zeroed" if zeroed else "record", name), _with(case, other)
-            continue
-        if by_presence or draw.random() < 0.15:
-            if draw.random() < 0.7:
-                yield Change("removed", name), tuple(c for c in case.clients if c.name != name)
-            else:
-                yield _added(draw, case)
-            continue
-        yield Change("replaced", name), _with(case, client(draw, case.kind, name, most=_most(case)))
+def _compare(found: Found, one: World | str, two: World | str, change: Change) -> None:
+    if isinstance(one, str) or isinstance(two, str):
+        found.kinds["refused"] += 1
+    else:
+        _count(found, change.kind, f"{change}", compare(one, two, change))
 
 
-def _most(case: Case) -> int:
-    """New clients may be twice as large as the largest: with the sizes move chunks and ways."""
-    return 2 * max(len(one) for one in case.clients)
+def _count(found: Found, kind: str, which: str, laws: list[Violation]) -> None:
+    found.pairs += 1
+    found.kinds[kind] += 1
+    found.violations += [(which, law) for law in laws]
 
 
-def _with(case: Case, other: Client) -> tuple[Client, ...]:
-    return tuple(other if one.name == other.name else one for one in case.clients)
-
-
-def _added(draw: Draw, case: Case) -> tuple[Change, tuple[Client, ...]]:
-    """A client somewhere in the order of names, so that positions shift; its name may make text
-    of names that were numbers."""
-    number = 3 * int(draw.integers(len(case.clients))) + int(draw.integers(1, 3))
-    name = f"c{number:02d}"
-    if case.clients[0].name == "0":
-        name = str(draw.choice((f"{number}", f"x{number}", f"{number}.5")))
-    new = client(draw, case.kind, name, most=_most(case))
-    return Change("added", new.name), tuple(sorted((*case.clients, new), key=lambda one: one.name))
+def _tags(case: Case, world: World) -> Iterator[str]:
+    plan, privacy, training = world.plan, case.table["privacy"], case.table["training"]
+    yield "claimed" if claimed(world) else "not claimed"
+    yield f"failed: {world.failure[:60]}" if world.failure else "ran"
+    if not claimed(world):
+        return
+    yield f"method {plan.method.name}"
+    yield f"path {case.path}"
+    yield f"engine {world.engine}"
+    yield f"rounds {plan.method.rounds}"
+    yield f"mechanism {type(world.releases[0].mechanism).__name__}"
+    claim = plan.privacy_model
+    yield f"claim {claim.unit} {claim.adjacency} {claim.trust}"
+    yield f"sampling {type(plan.sampling).__name__}"
+    yield f"model {case.module or case.table['model'].get('name', 'linear')}"
+    yield f"task {case.kind.task}"
+    if "aggregation" in case.table:
+        yield f"secure {case.table['aggregation']['secure']}"
+    chosen = {
+        "tracked clip": "clip_quantile" in privacy,
+        "colluders": "colluders" in privacy,
+        "rotated": "rotate" in privacy,
+        "weights by examples": "weight_cap" in training,
+        "sparse": "sparsity" in training,
+        "server optimizer": "server" in case.table,
+        "inputs of bounded norm": "input_norm" in case.table["model"],
+        "little room": case.room is not None,
+        "bytes": case.pixels,
+        "last batch dropped": case.drop_last,
+        "tame values": case.kind.tame,
+    }
+    yield from (f"with {what}" for what, so in chosen.items() if so)

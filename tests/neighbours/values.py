@@ -106,21 +106,38 @@ def _nasty(draw: Draw, kind: Kind) -> tuple[npt.NDArray[np.float32], np.float32]
     return inputs, np.float32(target)
 
 
-def with_other_record(draw: Draw, kind: Kind, one: Client, zeroed: bool) -> Client:
-    """The same client with one record replaced, or made into one whose gradient is not finite,
-    which counts as zero."""
-    row = int(draw.integers(len(one)))
-    inputs, targets = one.inputs.copy(), one.targets.copy()
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One record that can stand in the place of another."""
+
+    inputs: npt.NDArray[np.float32]
+    target: np.generic
+    cell: tuple[float, tuple[int, str]] | None  # odd text in one of its columns
+    zeroed: bool = False
+
+
+def other_record(draw: Draw, kind: Kind, one: Client, row: int, zeroed: bool) -> Record:
+    """Another record for this row, or one whose gradient is not finite, which counts as zero."""
+    inputs, target = one.inputs[row].copy(), one.targets[row]
     if zeroed:
-        inputs[row] = np.nan
+        inputs[...] = np.nan
     elif draw.random() < 0.7 and kind.task != "sequence" and not kind.tame:
-        inputs[row], number = _nasty(draw, kind)
+        inputs, number = _nasty(draw, kind)
         if kind.task == "regression":
-            targets[row] = number
+            target = number
     else:
         fresh = records(draw, kind, 1)
-        inputs[row], targets[row] = fresh[0][0], fresh[1][0]
+        inputs, target = fresh[0][0], fresh[1][0]
+    odd = not kind.tame and draw.random() < 0.5
+    cell = _odd_cell(draw, one.places[row : row + 1]) if odd else None
+    return Record(inputs, target, cell, zeroed)
+
+
+def with_record(one: Client, row: int, record: Record) -> Client:
+    """The same client with another record in this row."""
+    inputs, targets = one.inputs.copy(), one.targets.copy()
+    inputs[row], targets[row] = record.inputs, record.target
     odd = tuple(cell for cell in one.cells if cell[0] != one.places[row])
-    if not kind.tame and draw.random() < 0.5:
-        odd = (*odd, _odd_cell(draw, one.places[row : row + 1]))
+    if record.cell is not None:
+        odd = (*odd, record.cell)
     return replace(one, inputs=inputs, targets=targets, cells=odd)

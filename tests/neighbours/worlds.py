@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,9 @@ from fedveil.methods.registry import method_of
 from fedveil.models.images import ChannelsFirst
 from fedveil.models.text import CharacterLstm
 from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.privacy.accountants.steps import Step
+from fedveil.privacy.releases import Release
+from fedveil.privacy.translation import step_of
 from fedveil.run.directory import RunDirectory
 from fedveil.run.round import play_round
 from fedveil.run.run import Run, Speed
@@ -48,6 +51,21 @@ class World:
     states: list[bytes] = field(default_factory=list)  # weights and all, after each round
     shapings: list[Any] = field(default_factory=list)  # clip and grid of each round
     failure: str = ""  # why a round ended early
+    engine: str = ""  # which trained the clients
+
+    @cached_property
+    def releases(self) -> tuple[Release, ...]:
+        """What the guarantee was computed from."""
+        return tuple(self.plan.releases(self.plan.method.rounds))
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """The same as sensitivity over noise."""
+        return [step_of(release, self.plan.privacy_model) for release in self.releases]
+
+    @cached_property
+    def promise(self) -> dict[str, Any]:
+        return self.plan.guarantee.to_dict()
 
 
 def play(
@@ -65,6 +83,7 @@ def play(
         planned = plan_for(case, chosen, federation)
         world = World(names, planned, notes)
         run = Run(planned, speed=speed_of(case), every=NEVER)
+        world.engine = run.choice.name
         if keep is not None:
             run.keep_in(RunDirectory.create(keep, planned, recipes.to_table(chosen)))
         try:

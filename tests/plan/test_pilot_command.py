@@ -163,7 +163,7 @@ def test_a_budget_that_cannot_work_is_said_so_before_any_trial(
         (["--iterations"], "choose one of --pilot"),
         (["--spent-epsilon", "8"], "already spent"),
         (["--set", "training.method=fedavg"], "adds no noise"),
-        (["--set", "privacy.noise_multiplier=2"], "needs a budget"),
+        (["--set", "privacy.noise_multiplier=2"], "set the budget to plan for"),
         (["--proxy", "nowhere"], "nowhere"),
         (["--proxy", "nowhere.csv"], "no such file"),
         (["--plot", "picture.txt"], "use .png"),

@@ -13,7 +13,7 @@ from fedveil.advise.recommend import check_hope, findings, recipe_of_option
 from fedveil.advise.trials import Candidate
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.core.errors import ConfigError
-from fedveil.run import run as engine
+from fedveil.run import run as runs
 from tests.plan.pilots import search_of, small_recipe, trials_of
 
 BASE = Candidate(2, 8, 1.0, 1.0)
@@ -61,7 +61,7 @@ def test_a_hopeless_budget_is_refused_before_any_training(monkeypatch: pytest.Mo
 
     recipe = small_recipe(privacy__epsilon=1e-3)
     trials = trials_of(recipe)
-    monkeypatch.setattr(engine.Run, "_round", never)
+    monkeypatch.setattr(runs, "play_round", never)
     with pytest.raises(ConfigError, match="cannot work") as refusal:
         check_hope(trials, BASE, 100)
     assert "clients" in str(refusal.value)

@@ -68,16 +68,17 @@ def prepare_training() -> None:
 
 def emit(document: Mapping[str, Any]) -> None:
     """Print one JSON document on stdout. JSON knows no infinity: such numbers become null."""
-    json.dump(_plain(document), sys.stdout, indent=2, allow_nan=False)
+    json.dump(plain(document), sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value as JSON can have it: infinity and what is no number become null."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

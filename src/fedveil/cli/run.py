@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.config import recipe as recipes
-from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 
 if TYPE_CHECKING:
     from fedveil.config.recipe import Recipe
@@ -30,6 +30,7 @@ _OPTIONS: console.Options = {
     "--moved": (bool, "with --resume: I declare that only this copy of the run will go on"),
     "--explain": (bool, "say which engine runs, and why"),
     "--quiet": (bool, "no progress, only the result"),
+    "--no-report": (bool, "write no report.html into the run directory"),
 }
 
 
@@ -92,6 +93,7 @@ def execute(args: argparse.Namespace) -> int:
     result = _result(run, recipe, time.perf_counter() - began)
     if not plan.protected:  # a protected run must not tell: the count has no noise
         result["rejected_updates"] = rejected
+    result["report"] = None if args.no_report else _report(directory.path)
     return console.answer(args, result, lambda: _show(result, run))
 
 
@@ -178,6 +180,7 @@ def _warn(run: Run, *, quiet: bool) -> None:
 def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     """The document that `--json` prints; also what the final table is made from."""
     from fedveil.cli.secure_sums import secure_document
+    from fedveil.run.result import write_result
 
     directory = run.directory
     metrics = run.evaluate()
@@ -213,8 +216,22 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
         architecture: dict[str, Any] = {"name": chosen.name, "hidden": list(chosen.hidden)}
         architecture["input_norm"] = chosen.input_norm
         directory.write_model(run.bundle_file(architecture))
+        write_result(directory.path, result)
         directory.close()
     return result
+
+
+def _report(path: Path) -> str | None:
+    """Write report.html. The run is done and kept, so it does not fail with its report."""
+    from fedveil.cli.report import document_of, write
+
+    file = path / "report.html"
+    try:
+        write([document_of(path)], file)
+    except (FedveilError, OSError) as error:
+        console.complain(f"no report was written ({error}); try again: fedveil report {path}")
+        return None
+    return str(file)
 
 
 def _label_unit(plan: Plan) -> float:
@@ -262,6 +279,8 @@ def _show(result: dict[str, Any], run: Run) -> None:
     if result["secure_sums"] is not None:
         rows += secure_rows(result["secure_sums"])
     rows.append(["files", result["directory"]])
+    if result["report"] is not None:
+        rows.append(["report", result["report"]])
     console.table(f"{plan.method.name} on {plan.federation.name}", ["result", ""], rows)
     for warning in result["warnings"][len(plan.warnings) :]:
         console.say(warning, heading="warning:", colour="red", to=console.stderr())

@@ -104,6 +104,14 @@ class ClientLedger:
         with transaction(self.path) as events:
             return self._epsilon(events.charged())
 
+    def runs(self) -> dict[str, int]:
+        """How often the client took part in each run, open reservations included."""
+        found: dict[str, int] = {}
+        with transaction(self.path) as events:
+            for body, times in events.charged():
+                found[body["run"]] = found.get(body["run"], 0) + times
+        return found
+
     def reserve(self, release: Release, privacy_model: PrivacyModel, *, run: str = "") -> int:
         """Write down that the client is about to take part, or refuse; the reservation's number.
 
@@ -116,7 +124,7 @@ class ClientLedger:
                 "release: it counts no participation, so there is nothing to take part in"
             )
         self._check(release, privacy_model)
-        body = {"run": run, "release": release.to_dict(), "privacy_model": privacy_model.to_dict()}
+        body = _body(release, privacy_model, run)
         with transaction(self.path) as events:
             charged = events.charged()
             if release.amplified and any(
@@ -128,15 +136,24 @@ class ClientLedger:
                     "number of rounds, drawn or not",
                     "reserve once with all rounds, and name another run differently",
                 )
-            epsilon = self._epsilon([*charged, (body, 1)])
-            allowed = events.budget()
-            if not epsilon <= allowed:
-                raise LifetimeBudgetExceeded(
-                    f"run {run!r}: lifetime epsilon would be {epsilon:.4g}, above this client's "
-                    f"budget of {allowed:g} at delta {self.delta:g}",
-                    "stay out of this run, or ask for more noise",
-                )
+            self._fits(charged, body, events.budget())
             return events.append("reserve", body)
+
+    def afford(self, release: Release, privacy_model: PrivacyModel) -> None:
+        """Refuse what `reserve` would refuse, and write nothing down."""
+        self._check(release, privacy_model)
+        with transaction(self.path) as events:
+            body = _body(release, privacy_model, "")
+            self._fits(events.charged(), body, events.budget())
+
+    def _fits(self, charged: list[tuple[Body, int]], body: Body, allowed: float) -> None:
+        epsilon = self._epsilon([*charged, (body, 1)])
+        if not epsilon <= allowed:
+            raise LifetimeBudgetExceeded(
+                f"run {body['run']!r}: lifetime epsilon would be {epsilon:.4g}, above this "
+                f"client's budget of {allowed:g} at delta {self.delta:g}",
+                "stay out of this run, or ask for more noise",
+            )
 
     def commit(self, reservation: int) -> None:
         """Confirm that what was reserved has left. It counts either way; now for good."""
@@ -218,6 +235,10 @@ class ClientLedger:
             step = step_of(release, self._terms(release, _privacy_model(body)))
             steps.append(with_count(step, step.count * times))
         return min(epsilon for _, epsilon in bounds(merged(steps), self.delta))
+
+
+def _body(release: Release, privacy_model: PrivacyModel, run: str) -> Body:
+    return {"run": run, "release": release.to_dict(), "privacy_model": privacy_model.to_dict()}
 
 
 def _privacy_model(body: Body) -> PrivacyModel:

@@ -37,7 +37,7 @@ _OBSERVER = {
     Trust.CENTRAL: "Whoever sees every released model, but not what the trusted aggregator sees,",
 }
 
-_CHANGE = {
+CHANGE = {
     (Unit.CLIENT, Adjacency.ADD_REMOVE): "one client with all its data was there at all",
     (Unit.CLIENT, Adjacency.REPLACE): "all data of one client were replaced by any other data",
     (Unit.CLIENT, Adjacency.ZERO_OUT): "the contributions of one client were replaced by zero",
@@ -71,7 +71,7 @@ def _verdict(guarantee: Guarantee) -> str:
 
 def _promise(guarantee: Guarantee) -> str:
     who = _OBSERVER[guarantee.trust]
-    what = _CHANGE[guarantee.unit, guarantee.adjacency]
+    what = CHANGE[guarantee.unit, guarantee.adjacency]
     if not guarantee.certified and math.isfinite(guarantee.epsilon):
         who = f"But for the reason at the end, this would hold: {who[0].lower()}{who[1:]}"
     if math.isinf(guarantee.epsilon):

@@ -42,12 +42,12 @@ def play_round(run: Run, last: bool) -> RoundReport:
     dropouts = run.aggregator.dropouts(cohort, run.randomness, number)
     try:
         opened = run.aggregator.open(updates, cohort, dropouts)
-        clients = opened.clients
         with run.aggregator.watch.phase("train"):
             result = run.engine.round_sum(
-                state.weights, clients, number, updates.pipeline, opened.take
+                state.weights, opened.clients, number, updates.pipeline, opened.take
             )
         private = opened.release(result.total)
+        clients = opened.clients  # who is in the sum: across machines some are lost on the way
         clip_state, figures = next_clip(
             plan, updates, result.norms, run.aggregator, dropouts, clients, state.optimizer
         )

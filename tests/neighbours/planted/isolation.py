@@ -24,7 +24,7 @@ from .. import worlds
 from .registry import dealt, plant, tracked
 
 
-@plant(40, dealt)
+@plant(150, dealt)
 def one_lottery_for_all_rows() -> Any:
     """Hold-outs and caps drawn by one generator over all rows, not by each owner's name."""
 
@@ -34,14 +34,14 @@ def one_lottery_for_all_rows() -> Any:
     return patch.object(Assignment, "row_words", words)
 
 
-@plant(60)
+@plant(450)
 def clients_train_together() -> Any:
     """Chunks and padding as in simulations: others show in the low-order bits."""
     real = run_module._job
     return patch.object(run_module, "_job", lambda *args: replace(real(*args), isolated=False))
 
 
-@plant(200, lambda case: case.table["training"]["schedule"] == "inverse")
+@plant(150, lambda case: case.table["training"]["schedule"] == "inverse")
 @contextmanager
 def rates_of_the_longest_client() -> Iterator[None]:
     """A decaying rate that counts the steps of the client that takes the most."""
@@ -65,7 +65,7 @@ def rates_of_the_longest_client() -> Iterator[None]:
         yield
 
 
-@plant(60, tracked)
+@plant(150, tracked)
 def bits_of_the_client_beside() -> Any:
     """A tracked clip's bits, each from another client's norm."""
     real = AdaptiveClipping.halves
@@ -76,7 +76,7 @@ def bits_of_the_client_beside() -> Any:
     return patch.object(AdaptiveClipping, "halves", halves)
 
 
-@plant(60, lambda case: case.module == "dropout")
+@plant(300, lambda case: case.module == "dropout")
 @contextmanager
 def one_generator_for_all_modules() -> Iterator[None]:
     """Dropout from torch's own generator: what a client draws depends on who came before."""
@@ -97,7 +97,7 @@ def one_generator_for_all_modules() -> Iterator[None]:
         yield
 
 
-@plant(40, lambda case: case.path == "csv")
+@plant(150, lambda case: case.path == "csv")
 def columns_centred_by_the_data() -> Any:
     """A schema is given, and yet the mean of all rows is taken off."""
     real = encoding.scaled
@@ -109,7 +109,7 @@ def columns_centred_by_the_data() -> Any:
     return patch.object(encoding, "scaled", scaled)
 
 
-@plant(40, lambda case: case.path == "csv")
+@plant(150, lambda case: case.path == "csv")
 def a_column_is_read_as_a_whole() -> Any:
     """One cell that is no number makes the numbers of its column missing."""
     real = encoding.encode

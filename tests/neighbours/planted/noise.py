@@ -17,7 +17,7 @@ from fedveil.run.sums import PrivateSum
 from .registry import plant, tracked
 
 
-@plant(120, tracked)
+@plant(700, tracked)
 def noise_of_the_first_clip() -> Any:
     """A tracked clip moves, and the noise stays."""
     real = central_noise.CentralNoise.protect
@@ -30,7 +30,7 @@ def noise_of_the_first_clip() -> Any:
     return patch.object(central_noise.CentralNoise, "protect", protect)
 
 
-@plant(40)
+@plant(150)
 def half_of_the_shares() -> Any:
     """Only every other client of a secure sum adds its noise share."""
     real = PrivateSum.protect
@@ -53,17 +53,17 @@ def _less(kind: type[Any], share: float) -> Any:
     return patch.object(kind, "protect", protect)
 
 
-@plant(60, lambda case: case.table["privacy"].get("trust") == "central")
+@plant(150, lambda case: case.table["privacy"].get("trust") == "central")
 def a_thousandth_less_noise_in_sums() -> Any:
     return _less(central_noise.CentralNoise, 0.999)
 
 
-@plant(80, lambda case: case.table["privacy"].get("trust") == "local" and not case.kind.by_record)
+@plant(400, lambda case: case.table["privacy"].get("trust") == "local" and not case.kind.by_record)
 def a_tenth_less_noise_in_uploads() -> Any:
     return _less(LocalNoise, 0.9)
 
 
-@plant(60, lambda case: case.table["privacy"].get("trust") == "distributed")
+@plant(150, lambda case: case.table["privacy"].get("trust") == "distributed")
 def a_hundredth_less_noise_in_shares() -> Any:
     real = DistributedNoise.integers
 
@@ -74,7 +74,7 @@ def a_hundredth_less_noise_in_shares() -> Any:
     return patch.object(DistributedNoise, "integers", integers)
 
 
-@plant(60, lambda case: case.kind.by_record)
+@plant(200, lambda case: case.kind.by_record)
 def a_fifth_less_noise_in_gradients() -> Any:
     real = GradientNoise.local
 
@@ -85,7 +85,7 @@ def a_fifth_less_noise_in_gradients() -> Any:
     return patch.object(GradientNoise, "local", local)
 
 
-@plant(100, lambda case: case.table["training"]["method"] == "ae-dpfl")
+@plant(150, lambda case: case.table["training"]["method"] == "ae-dpfl")
 def half_of_the_noise_on_votes() -> Any:
     protect, std = VoteNoise.protect, VoteNoise._std
 

@@ -24,7 +24,7 @@ from ..cases import RESUMED
 from .registry import plant, scheduled
 
 
-@plant(60, scheduled)
+@plant(600, scheduled)
 @contextmanager
 def a_killed_round_is_run_again() -> Iterator[None]:
     """After a crash the schedule goes back to the cohort whose round was not stored."""
@@ -48,13 +48,13 @@ def a_killed_round_is_run_again() -> Iterator[None]:
         yield
 
 
-@plant(40, lambda case: "public_clients" in case.table["privacy"])
+@plant(150, lambda case: "public_clients" in case.table["privacy"])
 def the_divisor_counts_clients() -> Any:
     """Add-remove, while sums are divided by those that came."""
     return patch.object(round_module, "divisor", lambda plan, pipeline, clients: len(clients) or 1)
 
 
-@plant(40, lambda case: case.kind.by_record)
+@plant(200, lambda case: case.kind.by_record)
 def the_last_step_goes_without_noise() -> Any:
     """Noisy gradients but for the last, whose noise nothing brings later."""
     real = GradientNoise.local
@@ -65,7 +65,7 @@ def the_last_step_goes_without_noise() -> Any:
     return patch.object(GradientNoise, "local", local)
 
 
-@plant(100, lambda case: case.seed % RESUMED == RESUMED // 2)
+@plant(150, lambda case: case.seed % RESUMED == RESUMED // 2)
 def a_fingerprint_of_the_data() -> Any:
     """A checkpoint that knows its run by a hash of sizes, labels and inputs."""
 
@@ -75,7 +75,7 @@ def a_fingerprint_of_the_data() -> Any:
     return patch.object(directory, "_fingerprint", fingerprint_of)
 
 
-@plant(40, lambda case: case.path == "csv")
+@plant(150, lambda case: case.path == "csv")
 def notes_that_count() -> Any:
     """A remark on the data with a number of rows in it."""
     real = table.from_table

@@ -25,7 +25,7 @@ from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from .registry import by_record, plant
 
 
-@plant(100, by_record)
+@plant(400, by_record)
 def one_record_poisons_its_batch() -> Any:
     """An example that is not finite gets the factor zero: zero times infinity is no zero."""
 
@@ -35,7 +35,7 @@ def one_record_poisons_its_batch() -> Any:
     return patch.object(DoubleSums, "clipped_sums", sums)
 
 
-@plant(400, lambda case: by_record(case) and not case.kind.classes)
+@plant(9000, lambda case: by_record(case) and not case.kind.classes)
 def norms_underflow() -> Any:
     """Squares of single precision, which may be zero where the gradient is not."""
 
@@ -57,7 +57,7 @@ def _ghostly(self: DoubleSums, errors: Any, states: Any, clip: Any, denominator:
     return [torch.bmm(error * factors[:, None], state.mT) for error, state in pairs]
 
 
-@plant(250, lambda case: case.kind.by_record)
+@plant(3150, lambda case: case.kind.by_record)
 def grids_of_their_own() -> Any:
     """Accounted with the first round's grid, which later ones need not be in proportion to."""
     real = GradientNoise._mechanism
@@ -71,7 +71,7 @@ def grids_of_their_own() -> Any:
     return patch.object(GradientNoise, "_mechanism", mechanism)
 
 
-@plant(150, lambda case: case.engine in ("auto", "algebra"))
+@plant(450, lambda case: case.engine in ("auto", "algebra"))
 @contextmanager
 def one_engine_forgets_to_clip() -> Iterator[None]:
     """Updates of the algebraic engine go to the grid as they are."""
@@ -103,7 +103,7 @@ def one_engine_forgets_to_clip() -> Iterator[None]:
         yield
 
 
-@plant(40, lambda case: "weight_cap" in case.table["training"])
+@plant(450, lambda case: "weight_cap" in case.table["training"])
 def weights_without_a_cap() -> Any:
     """Clipped integers times a client's number of examples."""
     real = contract.shape_rows
@@ -118,13 +118,13 @@ def weights_without_a_cap() -> Any:
     return patch.object(contract, "shape_rows", shape_rows)
 
 
-@plant(100)
+@plant(900)
 def replaced_accounted_as_zeroed() -> Any:
     """A replaced client moves a sum by two clips, not by one."""
     return patch.object(Adjacency, "sensitivity_factor", property(lambda self: 1))
 
 
-@plant(60, lambda case: case.table["training"].get("sparsity", 0.7) > 0.5)
+@plant(300, lambda case: case.table["training"].get("sparsity", 0.7) > 0.5)
 def kept_entries_are_scaled_up() -> Any:
     """LUS makes up for the entries it drops, after the clip."""
     real = contract.shape_rows

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.randomness import Stream
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.central_noise import fine_grid, mechanism_of, whole_noise
 from fedveil.methods.parts.noise_placement import (
@@ -20,6 +21,7 @@ from fedveil.methods.parts.noise_placement import (
 )
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.noise import gaussian, laplace, protect_sum, protect_sum_laplace, unsnap
+from fedveil.privacy.noise.modular_grid import Ints
 from fedveil.privacy.releases import PrivacyModel, Release
 
 
@@ -63,19 +65,29 @@ class LocalNoise:
         this_round: RoundContext,
     ) -> Tensor:
         """The sum of noisy uploads: each client's noise is drawn by itself, from its own stream."""
-        scale = context.noise_multiplier * (pipeline.clip or context.clip).norm
-        gauss, grid = self.noise is Noise.GAUSSIAN, pipeline.granularity
+        grid = pipeline.granularity
         if grid is None:
-            noisy = total.double().numpy().copy()
+            noisy, scale = total.double().numpy().copy(), self._scale(context, pipeline)
+            draw = gaussian if self.noise is Noise.GAUSSIAN else laplace
             for client in this_round.cohort:
-                noisy += (gaussian if gauss else laplace)(
-                    this_round.stream(client), len(total), scale
-                )
+                noisy += draw(this_round.stream(client), len(total), scale)
             return torch.from_numpy(noisy).float()
-        add = protect_sum if gauss else protect_sum_laplace
         whole = total.numpy().copy()
         nothing = np.zeros(len(whole), dtype=np.int64)
         for client in this_round.cohort:
             # Integers add exactly: the noisy uploads' sum is the sum plus everybody's noise.
-            whole += add(nothing, scale, grid, this_round.stream(client))
+            whole += self.upload(context, nothing, pipeline, this_round.stream(client))
         return torch.from_numpy(unsnap(whole, grid)).float()
+
+    def upload(
+        self, context: NoiseContext, row: Ints, pipeline: UpdatePipeline, stream: Stream
+    ) -> Ints:
+        """What a client sends: its integers with its own noise."""
+        if pipeline.granularity is None:
+            raise ValueError("only uploads on a grid have integers")
+        add = protect_sum if self.noise is Noise.GAUSSIAN else protect_sum_laplace
+        return add(row, self._scale(context, pipeline), pipeline.granularity, stream)
+
+    @staticmethod
+    def _scale(context: NoiseContext, pipeline: UpdatePipeline) -> float:
+        return context.noise_multiplier * (pipeline.clip or context.clip).norm

@@ -1,0 +1,62 @@
+"""`fedveil report`: how good runs are and what they guarantee, on one page."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedveil.cli import console
+from fedveil.core.errors import ConfigError
+
+_OPTIONS: console.Options = {
+    "--format": (("html", "json"), "a page to read, or the same as a document (html)", "html"),
+    "--output FILE": (Path, "where to (report.html in the run; here, if there are several)"),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run directory")
+    console.add_options(parser, _OPTIONS)
+
+
+def execute(args: argparse.Namespace) -> int:
+    documents = [document_of(path) for path in args.runs]
+    file = args.output or _place(args.runs, args.format)
+    write(documents, file, args.format)
+    answer = {"file": str(file), "runs": documents}
+    return console.answer(args, answer, lambda: console.say(str(file), heading="Report:"))
+
+
+def document_of(path: Path) -> dict[str, Any]:
+    """A run's report as plain values; its guarantee is recomputed from the ledger first."""
+    from fedveil.cli.load_guarantee import guarantee_of
+    from fedveil.report.facts import facts_of
+    from fedveil.run.evidence import LEDGER
+
+    if not (path / "recipe.toml").exists():
+        raise ConfigError(f"{path}: not a run directory (no recipe.toml)")
+    if not any((path / name).exists() for name in (LEDGER, "guarantee.json")):
+        document = facts_of(path, None, None)
+    else:
+        guarantee, progress = guarantee_of(path)
+        document = facts_of(path, guarantee, progress.to_dict() if progress else None)
+    plain: dict[str, Any] = console.plain(document)
+    return plain
+
+
+def write(documents: Sequence[dict[str, Any]], file: Path, kind: str = "html") -> None:
+    from fedveil.report.page import page
+    from fedveil.run.checkpoint import write_atomically
+
+    if kind == "json":
+        text = json.dumps({"runs": list(documents)}, indent=2, allow_nan=False) + "\n"
+    else:
+        text = page(documents)
+    write_atomically(file, text.encode(), durable=False)
+
+
+def _place(runs: Sequence[Path], kind: str) -> Path:
+    return (runs[0] if len(runs) == 1 else Path()) / f"report.{kind}"

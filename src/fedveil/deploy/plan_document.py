@@ -1,0 +1,199 @@
+"""A plan as data: all that a site needs to work out, by itself, what it is asked to do.
+
+It holds a resolved recipe, public facts about the federation and everybody's key cards; no code and
+no weights. Hub and guards make the same `Plan` of it, each with its own accountant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import plan_of
+from fedveil.config.recipe import DataSection, Recipe
+from fedveil.core.errors import ConfigError
+from fedveil.data.federation import Examples, Federation, Task
+from fedveil.deploy.envelope import canonical
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.models.zoo import build
+from fedveil.planning.plan import Plan
+from fedveil.recipes.sections import EngineSection, EvaluationSection
+from fedveil.secagg.mode import SecureMode
+from fedveil.secagg.privacy_terms import PrivacyTerms
+
+MAX_BYTES = 1 << 24
+_TASKS = (Task.CLASSIFICATION, Task.REGRESSION)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What everybody may know about the data.
+
+    `sizes`: records of each site, where single records are protected and their number is public;
+    elsewhere ones, for then nobody is told.
+    """
+
+    name: str
+    task: str
+    classes: int
+    input_shape: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.task not in _TASKS:
+            raise ConfigError(f"task = {self.task!r}: sites can train {' or '.join(_TASKS)}")
+        numbers = (*self.input_shape, *self.sizes)
+        if not self.sizes or any(type(one) is not int or not 1 <= one < 2**40 for one in numbers):
+            raise ConfigError("facts: input_shape and sizes need whole numbers above zero")
+        if type(self.classes) is not int or not 0 <= self.classes < 2**20:
+            raise ConfigError(f"classes = {self.classes}: need a whole number")
+
+    def federation(self, test: Examples | None = None) -> Federation:
+        """A stand-in for the federation: its public numbers, and rows of zeros that take no room.
+
+        `test`: public examples, at the hub.
+        """
+        kind = np.float32 if self.task == Task.REGRESSION else np.int64
+        rows = sum(self.sizes)
+        inputs = np.broadcast_to(np.zeros((), np.float32), (rows, *self.input_shape))
+        targets = np.broadcast_to(np.zeros((), kind), (rows,))
+        none = Examples(np.zeros((0, *self.input_shape), np.float32), np.zeros(0, kind))
+        return Federation(
+            Examples(inputs, targets),
+            np.concatenate([[0], np.cumsum(self.sizes)]),
+            none if test is None else test,
+            Task(self.task),
+            self.classes,
+            name=self.name,
+            verified=True,
+        )
+
+
+@dataclass(frozen=True)
+class PlanDocument:
+    """What the hub proposes. Rounds of its secure sums are numbered from `first_round`: in one
+    federation no number is used twice. `epsilon`, `delta`: what the hub says it comes to."""
+
+    version: str
+    run: str
+    recipe: Mapping[str, Any]
+    facts: Facts
+    cards: tuple[bytes, ...]
+    first_round: int
+    epsilon: float
+    delta: float
+
+    def to_bytes(self) -> bytes:
+        cards = [card.hex() for card in self.cards]
+        return canonical({**asdict(self), "cards": cards})
+
+    @property
+    def digest(self) -> str:
+        """What names the run, in every ledger and under every round."""
+        return hashlib.sha256(b"fedveil plan" + self.to_bytes()).hexdigest()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> PlanDocument:
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"plan: {len(data)} bytes, at most {MAX_BYTES} are taken")
+        try:
+            document = json.loads(data)
+            facts = document["facts"]
+            for name in ("input_shape", "sizes"):
+                facts[name] = tuple(facts[name])
+            document["facts"] = Facts(**facts)
+            document["cards"] = tuple(bytes.fromhex(card) for card in document["cards"])
+            found = PlanDocument(**document)
+            numbers = (found.epsilon, found.delta)
+            if type(found.first_round) is not int or not 0 <= found.first_round < 2**32:
+                raise ValueError("first_round")
+            if not all(type(one) is float and math.isfinite(one) for one in numbers):
+                raise ValueError("epsilon, delta")
+            if found.to_bytes() != data:
+                raise ValueError("there is another way to write it")
+        except ConfigError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"plan: cannot be read: {str(error)[:200]}") from None
+        return found
+
+    def parsed(self) -> Recipe:
+        """The recipe, with defaults where it is silent."""
+        return recipes.with_defaults(recipes.parse(self.recipe))
+
+    def terms(self, plan: Plan) -> PrivacyTerms:
+        """What one participation costs."""
+        return round_terms(plan, self.digest)
+
+
+def resolved(recipe: Recipe, plan: Plan) -> dict[str, Any]:
+    """The recipe as sites get it: noise decided, and nothing about the hub's data or speed."""
+    privacy = replace(
+        recipe.privacy, epsilon=None, noise_multiplier=plan.noise_multiplier, delta=plan.delta
+    )
+    name = recipe.model.name
+    if name == "auto":
+        name = "linear" if plan.federation.task is Task.REGRESSION else "logistic"
+    plain = replace(
+        recipe,
+        model=replace(recipe.model, name=name),
+        privacy=privacy,
+        data=DataSection(),
+        engine=EngineSection(),
+        evaluation=EvaluationSection(),
+    )
+    return recipes.to_table(plain)
+
+
+def parameters(recipe: Recipe, federation: Federation) -> int:
+    """How large the model would be, found without making it."""
+    chosen = recipe.model
+    try:
+        with torch.device("meta"):
+            module = build(
+                chosen.name, federation, hidden=chosen.hidden, input_norm=chosen.input_norm
+            )
+    except (RuntimeError, OverflowError):
+        raise ConfigError("model: its size is beyond all bounds") from None
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def planned(recipe: Recipe, federation: Federation) -> Plan:
+    """The plan of a recipe, if it is one that sites can carry out today."""
+    plan = plan_of(recipe, federation)
+    placement, sums = plan.method.placement, plan.secure_sums
+    if plan.seed is not None:
+        raise ConfigError("seed: a simulation protects nobody; leave it out across machines")
+    if placement is None:
+        raise ConfigError(f"training.method: {plan.method.name!r} adds no noise: nobody is safe")
+    if isinstance(plan.method.clip_rule, AdaptiveClipping):
+        raise ConfigError("privacy.clip_quantile: sites cannot follow a tracked clip yet")
+    if plan.method.voting is not None:
+        raise ConfigError(f"training.method: sites cannot vote yet ({plan.method.name})")
+    if sums is None and not isinstance(placement, LocalNoise):
+        raise ConfigError(
+            "aggregation: sites add noise shares under a masked sum, or (client-noise) all noise "
+            "of their own; no other trust is carried yet"
+        )
+    if sums is not None and sums.mode is not SecureMode.MASKED:
+        raise ConfigError("aggregation.secure: across machines sums are 'masked'")
+    if sums is not None and not sums.params.topology(sums.cohort).complete:
+        raise ConfigError("aggregation.sparse: sites mask with everybody; leave it out")
+    return plan
+
+
+def round_terms(plan: Plan, run: str) -> PrivacyTerms:
+    """One participation in a plan, without what only people read."""
+    (release,) = plan.releases(1)
+    if plan.privacy_model is None:
+        raise ConfigError("plan: it promises nothing")
+    return PrivacyTerms(release, replace(plan.privacy_model, declared=(), not_covered=()), run)

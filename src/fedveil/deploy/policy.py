@@ -1,0 +1,159 @@
+"""What an owner of data allows: a file at the site that no hub can change.
+
+[budget]            # of one run; the lifetime's is set once, when the site joins
+epsilon = 2.0
+delta = 1e-5
+
+[allow]
+methods = ["dp-fedavg", "gradient-noise"]
+models = ["logistic", "mlp"]
+units = ["client", "record"]
+trust = ["local", "distributed"]
+parameters = 1_000_000
+rounds = 200
+
+[cohort]
+minimum = 3         # sites in a round
+honest_shares = 2   # noise shares that the guarantee may count on, at least
+colluders = 0       # sites that it must allow for, at least
+
+[ask]
+hubs = ["..."]      # public keys; none: the hub of the members' list
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from fedveil.config.recipe import Recipe
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Trust, Unit
+from fedveil.planning.plan import Plan
+from fedveil.privacy.shown import at_most
+from fedveil.recipes.values import build
+
+
+@dataclass(frozen=True)
+class BudgetPolicy:
+    epsilon: float
+    delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0 and 0 <= self.delta < 1):
+            raise ConfigError("policy: budget.epsilon must be above 0, budget.delta in [0, 1)")
+
+
+@dataclass(frozen=True)
+class AllowPolicy:
+    methods: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    units: tuple[str, ...] = (Unit.CLIENT,)
+    trust: tuple[str, ...] = (Trust.LOCAL, Trust.DISTRIBUTED)
+    parameters: int = 1_000_000
+    rounds: int = 1_000
+
+
+@dataclass(frozen=True)
+class CohortPolicy:
+    minimum: int = 3
+    honest_shares: int = 2
+    colluders: int = 0
+
+
+@dataclass(frozen=True)
+class AskPolicy:
+    hubs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Policy:
+    """An owner's rules. Every reason for a refusal is given, not the first alone."""
+
+    budget: BudgetPolicy
+    allow: AllowPolicy = AllowPolicy()
+    cohort: CohortPolicy = CohortPolicy()
+    ask: AskPolicy = AskPolicy()
+
+    @staticmethod
+    def read(path: Path) -> Policy:
+        try:
+            return Policy.of(tomllib.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise ConfigError(f"policy {path}: {error.strerror}") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"policy {path}: not valid TOML: {error}") from None
+
+    @staticmethod
+    def of(table: dict[str, Any]) -> Policy:
+        """The policy in a table; what it does not name is not allowed."""
+        if "epsilon" not in table.get("budget", {}):
+            raise ConfigError("policy: say what a run may cost: [budget], epsilon = ...")
+        try:
+            return cast(Policy, build(Policy, table, "policy"))
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("recipe: ", "", 1)) from None
+
+    def check_recipe(self, recipe: Recipe, model: str, parameters: int) -> None:
+        """What can be seen before anything is computed; `model` is its name, resolved."""
+        allow, training = self.allow, recipe.training
+        reasons = []
+        if training.method not in allow.methods:
+            reasons.append(f"method {training.method!r} is none of {_listed(allow.methods)}")
+        if model not in allow.models:
+            reasons.append(f"model {model!r} is none of {_listed(allow.models)}")
+        if parameters > allow.parameters:
+            reasons.append(f"a model of {parameters:,} weights, at most {allow.parameters:,}")
+        if training.rounds > allow.rounds:
+            reasons.append(f"{training.rounds:,} rounds, at most {allow.rounds:,}")
+        _refuse(reasons)
+
+    def check_plan(self, plan: Plan) -> None:
+        """What a plan guarantees, as this site has computed it, and what that rests on."""
+        guarantee, model = plan.guarantee, plan.privacy_model
+        if guarantee is None or model is None:
+            raise PrivacyRefusal("the plan guarantees nothing", "ask with a private method")
+        reasons = []
+        if not guarantee.certified:
+            reasons.append(f"its guarantee is not certified: {guarantee.reason}")
+        if not guarantee.epsilon <= self.budget.epsilon:
+            reasons.append(
+                f"epsilon {at_most(guarantee.epsilon)}, at most {self.budget.epsilon:g} a run"
+            )
+        if not guarantee.delta <= self.budget.delta:
+            reasons.append(f"delta {at_most(guarantee.delta)}, at most {self.budget.delta:g}")
+        if model.unit not in self.allow.units:
+            reasons.append(f"it protects a {model.unit}, not {_listed(self.allow.units)}")
+        if model.trust not in self.allow.trust:
+            reasons.append(f"it asks for {model.trust} trust, not {_listed(self.allow.trust)}")
+        if plan.secure_sums is not None:
+            reasons += self._about_sums(plan)
+        _refuse(reasons)
+
+    def _about_sums(self, plan: Plan) -> list[str]:
+        rules, sums, reasons = self.cohort, plan.secure_sums, []
+        if sums is None:
+            return []
+        if sums.cohort < rules.minimum:
+            reasons.append(f"a cohort of {sums.cohort}, need {rules.minimum}")
+        if sums.honest_shares < rules.honest_shares:
+            reasons.append(f"sums of {sums.honest_shares} honest sites, need {rules.honest_shares}")
+        if sums.params.colluders < rules.colluders:
+            reasons.append(
+                f"it allows for {sums.params.colluders} colluding sites, need {rules.colluders}"
+            )
+        return reasons
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names)
+
+
+def _refuse(reasons: list[str]) -> None:
+    if reasons:
+        raise PrivacyRefusal(
+            "this site's policy refuses: " + "; ".join(reasons), "change the plan or the policy"
+        )

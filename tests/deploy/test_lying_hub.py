@@ -1,0 +1,314 @@
+"""A hub that lies gets refusals with reasons, one lie after the other.
+
+The liar has the hub's own signing key, so nothing here is refused for a missing signature alone,
+but for the lies about that.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.deploy.envelope import Message, seal, unseal
+from fedveil.deploy.plan_document import Facts, PlanDocument, planned, resolved
+from fedveil.secagg.keys import new_keys
+from fedveil.secagg.roster import Admission, Roster
+from fedveil.secagg.server import Server
+from tests.deploy.world import POLICY, World, facts_of, recipe_of, world
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[World]:
+    found = world(tmp_path)
+    yield found
+    found.close()
+
+
+def ask(made: World, site: int, message: Message, key: Ed25519PrivateKey | None = None) -> Message:
+    """One request, as the liar sends it."""
+    name = made.members.names[site]
+    frame = seal(message, key or made.key)
+    return unseal(made.guards[name].answer(frame), [made.members.sites[name]], frame)
+
+
+def document_of(made: World, **changed: Any) -> PlanDocument:
+    recipe = recipe_of(**changed)
+    facts = facts_of(made.data)
+    plan = planned(recipe, facts.federation())
+    assert plan.guarantee is not None
+    cards = tuple(guard.keys.card() for guard in made.guards.values())
+    epsilon, delta = float(plan.guarantee.epsilon), float(plan.guarantee.delta)
+    table = resolved(recipe, plan)
+    return PlanDocument(version("fedveil"), "run", table, facts, cards, 0, epsilon, delta)
+
+
+def propose(made: World, document: PlanDocument, site: int = 0) -> Message:
+    return ask(made, site, Message({"kind": "plan"}, (document.to_bytes(),)))
+
+
+def set_in(document: PlanDocument, section: str, **values: Any) -> PlanDocument:
+    table = {**document.recipe, section: {**document.recipe.get(section, {}), **values}}
+    return replace(document, recipe=table)
+
+
+def forged_roster(document: PlanDocument) -> PlanDocument:
+    """The last site is the hub itself, with keys of its own."""
+    stranger = new_keys(f"fedveil/{document.facts.name}", 2).card()
+    return replace(document, cards=(*document.cards[:2], stranger))
+
+
+def central(document: PlanDocument) -> PlanDocument:
+    """The hub would add the noise, and see every update before."""
+    changed = set_in(set_in(document, "training", method="dp-fedavg"), "privacy", trust="central")
+    kept = {name: part for name, part in changed.recipe.items() if name != "aggregation"}
+    return replace(changed, recipe=kept)
+
+
+LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
+    "a model too large": (
+        lambda d: set_in(d, "model", name="mlp", hidden=[100_000, 100_000]),
+        r"10,001,000,002 weights, at most 5,000",
+    ),
+    "a model beyond all bounds": (
+        lambda d: set_in(d, "model", name="mlp", hidden=[2**62, 2**62]),
+        "beyond all bounds",
+    ),
+    "a model that is not allowed": (
+        lambda d: set_in(d, "model", name="cnn"),
+        "needs images|none of logistic, mlp",
+    ),
+    "a method that is not allowed": (
+        lambda d: set_in(d, "training", method="laplacian-smoothing"),
+        "method 'laplacian-smoothing' is none of",
+    ),
+    "no noise": (lambda d: set_in(d, "training", method="fedavg"), "none of|no noise"),
+    "rounds without end": (
+        lambda d: set_in(d, "training", rounds=1_000_000),
+        "1,000,000 rounds, at most 10",
+    ),
+    "less noise than the budget allows": (
+        lambda d: replace(set_in(d, "privacy", noise_multiplier=0.05), epsilon=1e9),
+        "policy refuses: epsilon .* at most 60 a run",
+    ),
+    "a delta that hides nothing": (
+        lambda d: replace(set_in(d, "privacy", delta=0.3), delta=1.0),
+        "delta .* at most 1e-05",
+    ),
+    "an understated epsilon": (
+        lambda d: replace(d, epsilon=0.1),
+        r"the hub states epsilon 0\.1 .* this site computes",
+    ),
+    "a simulation": (lambda d: replace(d, recipe={**d.recipe, "seed": 1}), "simulation"),
+    "a sum without masks": (
+        lambda d: set_in(d, "aggregation", secure="ideal"),
+        "aggregation.secure: across machines sums are 'masked'",
+    ),
+    "central trust": (
+        central,
+        "no other trust is carried yet",
+    ),
+    "more honest shares than there are sites": (
+        lambda d: set_in(d, "aggregation", min_honest=9),
+        "min_honest",
+    ),
+    "a forged roster": (forged_roster, "device 2: identity neither pinned nor certified"),
+    "a roster with a site missing": (
+        lambda d: replace(d, cards=d.cards[:2]),
+        "key cards of 2 sites, need all",
+    ),
+    "a site made up": (
+        lambda d: replace(d, facts=replace(d.facts, sizes=(1, 1, 1, 1))),
+        "4 sites, the members' list has 3",
+    ),
+    "another federation": (
+        lambda d: replace(d, facts=replace(d.facts, name="others")),
+        "federation 'others'",
+    ),
+    "another schema": (
+        lambda d: replace(d, facts=replace(d.facts, input_shape=(7,))),
+        "schema does not fit",
+    ),
+    "records counted where clients are protected": (
+        lambda d: replace(d, facts=replace(d.facts, sizes=(20, 27, 34))),
+        "another number of records",
+    ),
+    "another version": (lambda d: replace(d, version="0.0.1"), "made by fedveil 0.0.1"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_in_the_plan_is_refused_with_its_reason(lie: str, made: World) -> None:
+    change, reason = LIES[lie]
+    honest = document_of(made)
+    reply = propose(made, change(honest))
+    assert reply.header["status"] == "refused", lie
+    assert re.search(reason, reply.header["reason"]), reply.header["reason"]
+    assert propose(made, honest).header["status"] == "done"  # the truth is accepted
+    assert made.guards["site-0"].store.ledger.spent() == 0
+
+
+def test_an_unsigned_plan_is_refused(made: World) -> None:
+    plan = Message({"kind": "plan"}, (document_of(made).to_bytes(),))
+    reply = ask(made, 0, plan, Ed25519PrivateKey.generate())
+    assert reply.header == {
+        "status": "refused",
+        "reason": "message: not signed by anybody who may send it",
+    }
+
+
+def test_fewer_colluders_than_the_owner_insists_on_are_refused(tmp_path: Path) -> None:
+    made = world(tmp_path, sites=4, policy={**POLICY, "cohort": {"colluders": 1, "minimum": 4}})
+    try:
+        lie = document_of(made, privacy__colluders=0)
+        reply = propose(made, lie)
+        assert "allows for 0 colluding sites, need 1" in reply.header["reason"]
+        assert propose(made, document_of(made, privacy__colluders=1)).header["status"] == "done"
+    finally:
+        made.close()
+
+
+def test_a_cohort_smaller_than_the_owner_insists_on_is_refused(tmp_path: Path) -> None:
+    made = world(tmp_path, policy={**POLICY, "cohort": {"minimum": 4, "honest_shares": 4}})
+    try:
+        reason = propose(made, document_of(made)).header["reason"]
+        assert "a cohort of 3, need 4" in reason
+        assert "sums of 3 honest sites, need 4" in reason
+    finally:
+        made.close()
+
+
+def test_a_run_beyond_the_lifetime_budget_is_refused(tmp_path: Path) -> None:
+    made = world(tmp_path, lifetime=10.0)
+    try:
+        reply = propose(made, document_of(made))
+        assert "above this client's budget of 10" in reply.header["reason"]
+    finally:
+        made.close()
+
+
+def accepted(made: World, document: PlanDocument) -> list[bytes]:
+    return [propose(made, document, site).part() for site in range(3)]
+
+
+def begin(made: World, document: PlanDocument, signatures: list[bytes], site: int = 0) -> Message:
+    header = {"kind": "begin", "run": document.digest}
+    return ask(made, site, Message(header, tuple(signatures)))
+
+
+def test_other_plans_for_other_sites_are_refused(made: World) -> None:
+    one, other = document_of(made), document_of(made, training__rounds=3)
+    signatures = [propose(made, one, 0).part(), *(propose(made, other, n).part() for n in (1, 2))]
+    for document in (one, other):
+        site = 0 if document is one else 1
+        reply = begin(made, document, signatures, site)
+        assert "has not accepted this plan: it was shown another" in reply.header["reason"]
+    opened = ask(made, 0, Message({"kind": "open", "run": one.digest, "round": 0}, (b"",)))
+    assert "not begun" in opened.header["reason"]
+
+
+def server_of(made: World, document: PlanDocument) -> Server:
+    sums = planned(document.parsed(), document.facts.federation()).secure_sums
+    assert sums is not None
+    roster = Roster(made.members.secagg_name, Admission(made.members.pinned))
+    roster.admit_all(document.cards)
+    return Server(made.key, roster, sums.params)
+
+
+def test_inflated_honest_shares_in_a_round_are_refused(made: World) -> None:
+    document = document_of(made)
+    signatures = accepted(made, document)
+    assert begin(made, document, signatures).header["status"] == "done"
+    plan = planned(document.parsed(), document.facts.federation())
+    terms = document.terms(plan)
+    mechanism: Any = terms.release.mechanism
+    inflated = replace(mechanism, share_std=mechanism.share_std * 2)
+    lies = {
+        "more noise than is added": replace(
+            terms, release=replace(terms.release, mechanism=inflated)
+        ),
+        "another run": replace(terms, run="elsewhere"),
+        "no cost at all": None,
+    }
+    for lie in lies.values():
+        width, bits = mechanism.dimension, 32
+        opened = server_of(made, document).open(0, range(3), width, bits, privacy=lie)
+        reply = ask(
+            made, 0, Message({"kind": "open", "run": document.digest, "round": 0}, (opened.plan,))
+        )
+        assert "other noise or honest shares than the plan" in reply.header["reason"]
+    assert made.guards["site-0"].store.ledger.spent() == 0
+
+
+def test_a_replayed_round_is_refused_even_after_a_restart(made: World, tmp_path: Path) -> None:
+    """Every frame of a finished run is shown again: nothing new leaves, nothing is paid twice."""
+    heard: list[bytes] = []
+    guard = made.guards["site-0"]
+    made.courier.detach("site-0")
+
+    def listen(frame: bytes) -> bytes:
+        heard.append(frame)
+        return guard.answer(frame)
+
+    made.courier.attach("site-0", listen)
+    run = made.hub().start(recipe_of(), facts_of(made.data), tmp_path / "run")
+    run.finish()
+    spent = guard.store.ledger.spent()
+    said = {frame: guard.answer(frame) for frame in heard}
+
+    identity = [made.members.sites["site-0"]]
+    first = [f for f in heard if unseal(f, [made.members.hub]).header.get("round") == 0]
+    for frame in first:  # of a round that is over
+        assert unseal(said[frame], identity, frame).header["status"] == "refused"
+
+    again = made.guard("site-0")
+    for frame in heard:
+        reply = unseal(again.answer(frame), identity, frame)
+        kind = unseal(frame, [made.members.hub]).header["kind"]
+        done = kind in ("hello", "plan", "begin")
+        assert (reply.header["status"] == "done") is done, (kind, reply.header)
+    assert again.store.ledger.spent() == spent > 0
+
+
+def test_a_round_beyond_the_plan_is_refused(made: World) -> None:
+    document = document_of(made)
+    assert begin(made, document, accepted(made, document)).header["status"] == "done"
+    plan = planned(document.parsed(), document.facts.federation())
+    terms: Any = document.terms(plan)
+    width = terms.release.mechanism.dimension
+    opened = server_of(made, document).open(2, range(3), width, 32, privacy=terms)
+    header = {"kind": "open", "run": document.digest, "round": 2}
+    reply = ask(made, 0, Message(header, (opened.plan,)))
+    assert reply.header["status"] == "refused"
+    assert "the plan has 2" in reply.header["reason"]
+
+
+def test_the_hub_is_told_why_and_no_run_is_made(tmp_path: Path) -> None:
+    policy = {**POLICY, "budget": {"epsilon": 1.0}}
+    made = world(tmp_path, policy=policy)
+    try:
+        with pytest.raises(PrivacyRefusal, match=r"site-2: .*policy refuses: epsilon .* at most 1"):
+            made.hub().start(recipe_of(), facts_of(made.data), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+    finally:
+        made.close()
+
+
+def test_facts_hold_whole_numbers() -> None:
+    for wrong in ({"sizes": ()}, {"input_shape": (-1,)}, {"task": "sequence"}, {"classes": -1}):
+        good: dict[str, Any] = {
+            "name": "f",
+            "task": "classification",
+            "classes": 2,
+            "input_shape": (3,),
+            "sizes": (1, 1, 1),
+        }
+        with pytest.raises(ConfigError):
+            Facts(**{**good, **wrong})

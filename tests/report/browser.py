@@ -1,0 +1,136 @@
+"""A headless Chromium, driven over a pipe by its DevTools protocol; needs no Python package."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PATIENCE = 300.0  # seconds for one answer: only a browser that hangs takes so long
+
+
+def installed() -> str | None:
+    return next((path for path in map(shutil.which, NAMES) if path), None)
+
+
+class Page:
+    """One tab. `problems` has every console error, exception and failed or attempted request."""
+
+    def __init__(self, program: str) -> None:
+        self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+        to_read, self._write = os.pipe()
+        self._read, to_write = os.pipe()
+
+        def wire() -> None:  # the browser reads from 3 and writes to 4
+            reader, writer = os.dup(to_read), os.dup(to_write)
+            os.dup2(reader, 3)
+            os.dup2(writer, 4)
+
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run"]
+        flags += ["--disable-dev-shm-usage", "--disable-background-networking"]
+        flags += ["--remote-debugging-pipe", f"--user-data-dir={self._profile.name}"]
+        self._process = subprocess.Popen(
+            [program, *flags],
+            close_fds=False,
+            preexec_fn=wire,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_read)
+        os.close(to_write)
+        self._buffer, self._number, self._session = b"", 0, ""
+        self._events: list[dict[str, Any]] = []
+        self.problems: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
+        for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self._number:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']}")
+                result: dict[str, Any] = answer["result"]
+                return result
+
+    def open(self, path: Path) -> None:
+        self._events.clear()
+        self.call("Page.navigate", url=path.resolve().as_uri())
+        while not any(event["method"] == "Page.loadEventFired" for event in self._events):
+            self._receive()
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        if "exceptionDetails" in answer:
+            raise RuntimeError(str(answer["exceptionDetails"]))
+        return answer["result"].get("value")
+
+    def look(self, width: int = 1000, height: int = 800, **media: str) -> None:
+        """Set the size of the window, and media such as prefers-color-scheme."""
+        features = [{"name": k.replace("_", "-"), "value": v} for k, v in media.items()]
+        self.call("Emulation.setEmulatedMedia", features=features)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+
+    def screenshot(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+        os.close(self._write)
+        os.close(self._read)
+        self._profile.cleanup()
+
+    def _receive(self) -> dict[str, Any]:
+        until = time.monotonic() + PATIENCE
+        while b"\0" not in self._buffer:
+            if not select.select([self._read], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise TimeoutError("the browser does not answer")
+            chunk = os.read(self._read, 1 << 16)
+            if not chunk:
+                raise RuntimeError("the browser has ended")
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\0")
+        message: dict[str, Any] = json.loads(line)
+        if "method" in message:
+            self._note(message)
+        return message
+
+    def _note(self, event: dict[str, Any]) -> None:
+        self._events.append(event)
+        method, details = event["method"], event["params"]
+        if method == "Runtime.exceptionThrown":
+            self.problems.append(json.dumps(details["exceptionDetails"]))
+        if method == "Runtime.consoleAPICalled" and details["type"] in ("error", "warning"):
+            self.problems.append(json.dumps(details["args"]))
+        if method == "Log.entryAdded" and details["entry"]["level"] in ("error", "warning"):
+            self.problems.append(details["entry"]["text"])
+        if method == "Network.requestWillBeSent":
+            url = details["request"]["url"]
+            if not url.startswith(("file:", "data:", "about:")):
+                self.problems.append(f"asked for {url}")
