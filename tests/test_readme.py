@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import runpy
 import shlex
@@ -54,6 +55,31 @@ def test_the_recipe_example_can_be_planned() -> None:
 def test_the_commands_answer(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(shlex.split(line)[1:]) == 0
     assert "epsilon" in capsys.readouterr().out
+
+
+def test_the_commands_for_your_own_data_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trained, used and measured, with the very commands of the section, in its order."""
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(1)
+    for name, rows in (("loans", 900), ("new", 50), ("test", 300)):
+        lines = ["state,income,purpose,grade"]
+        for _ in range(rows):
+            income, purpose = draw.gauss(50, 10), draw.choice(["car", "house"])
+            grade = "A" if income + 10 * (purpose == "car") > 55 else "B"
+            lines.append(f"S{draw.randrange(30)},{income:.1f},{purpose},{grade}")
+        Path(f"{name}.csv").write_text("\n".join(lines) + "\n")
+    section = README.split("## Your own data")[1].split("\n## ")[0]
+    commands = re.findall(r"^    \.venv/bin/fedveil (.*)$", section, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["run", "predict", "evaluate"]
+    for command in commands:
+        assert main(shlex.split(command)) == 0, command
+    assert len(Path("predictions.csv").read_text().splitlines()) == 51
+    assert "balanced accuracy" in capsys.readouterr().out
+    model = fv.load_run("loans")
+    frame = {"income": [80.0, 20.0], "purpose": ["car", "house"]}
+    assert model.predict(frame).tolist() == ["A", "B"]
 
 
 def test_every_document_that_is_linked_exists() -> None:

@@ -81,6 +81,9 @@ from fedveil.run.evaluation import Metrics as Metrics
 from fedveil.run.round_report import RoundReport as RoundReport
 from fedveil.run.run import Run as Run
 from fedveil.run.run import Speed as Speed
+from fedveil.run.scores import Scores as Scores
+from fedveil.run.trained import TrainedModel as TrainedModel
+from fedveil.run.trained import load_run as load_run
 from fedveil.secagg.aggregation import Aggregation as Aggregation
 from fedveil.secagg.mode import SecureMode as SecureMode
 from fedveil.server.optimizers import Adam as Adam

@@ -14,6 +14,8 @@ from fedveil.engines.memory import keep_freed_memory
 
 COMMANDS = {
     "run": "train a model from a recipe; with no argument, the default job",
+    "predict": "what the model of a run says about new rows",
+    "evaluate": "how good the model of a run is on rows whose label is known",
     "report": "one page about runs: result, guarantee, what it rests on; no network needed",
     "account": "what a described mechanism, a recipe or a run costs in privacy",
     "calibrate": "the noise, rounds or rate that a privacy budget buys",

@@ -190,6 +190,9 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     result["loss"] = metrics.loss
     if metrics.accuracy is None:
         result["rmse"] = metrics.rmse * _label_unit(run.plan)
+    scores = run.scores()
+    if scores is not None:
+        result["scores"] = scores.to_dict()
     if recipe.evaluation.baseline:
         result["baseline"] = _baseline(recipe, run.plan)
     result |= {
@@ -206,10 +209,13 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
         "guarantee": None if run.guarantee is None else run.guarantee.to_dict(),
         "secure_sums": secure_document(run),
         "notes": list(run.plan.federation.notes),
-        "warnings": list(run.plan.warnings),
+        "warnings": [*run.plan.warnings, *([scores.warning] if scores and scores.warning else [])],
     }
     if directory is not None:
-        directory.write_model(run.model_file())
+        chosen = recipe.model
+        architecture: dict[str, Any] = {"name": chosen.name, "hidden": list(chosen.hidden)}
+        architecture["input_norm"] = chosen.input_norm
+        directory.write_model(run.bundle_file(architecture))
         write_result(directory.path, result)
         directory.close()
     return result
@@ -245,21 +251,23 @@ def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any], run: Run) -> None:
+    from fedveil.cli.scores import score_rows
     from fedveil.cli.secure_sums import secure_rows
     from fedveil.privacy.shown import at_most
 
     plan, guarantee, rows = run.plan, run.guarantee, []
-    if "accuracy" in result:
+    if "scores" in result:
+        rows += score_rows(result["scores"])
+    elif "accuracy" in result:
         rows.append(["accuracy", f"{result['accuracy']:.1%}"])
-    else:
-        rows.append(["root mean squared error (label's unit)", f"{result['rmse']:.4g}"])
     if "baseline" in result:
         plain = result["baseline"]
         shown = (
             f"{plain['accuracy']:.1%}" if plain["accuracy"] is not None else f"{plain['loss']:.4g}"
         )
         rows.append(["  without privacy", shown])
-    rows.append(["loss", f"{result['loss']:.4g}"])
+    if "scores" not in result:
+        rows.append(["loss", f"{result['loss']:.4g}"])
     rows.append(["rounds", f"{result['rounds']} of {result['planned_rounds']}"])
     if result["seconds"] is not None:
         rows.append(["time", f"{result['seconds']:.1f} s"])
@@ -274,6 +282,8 @@ def _show(result: dict[str, Any], run: Run) -> None:
     if result["report"] is not None:
         rows.append(["report", result["report"]])
     console.table(f"{plan.method.name} on {plan.federation.name}", ["result", ""], rows)
+    for warning in result["warnings"][len(plan.warnings) :]:
+        console.say(warning, heading="warning:", colour="red", to=console.stderr())
     if guarantee is not None:
         console.say(guarantee.statement)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,9 @@ from fedveil.data.examples import (
 )
 from fedveil.data.holdout import Holdout, deal
 from fedveil.data.partition import ByOwner, Partition
+
+if TYPE_CHECKING:
+    from fedveil.data.encoder import TableEncoder
 
 __all__ = ["ARTIFICIAL_NOTE", "HELD_OUT_NOTE", "Examples", "Federation", "Scaling", "Task"]
 
@@ -62,6 +66,7 @@ class Federation(Displayed):
     features: tuple[str, ...] = ()  # names of flat inputs' columns
     target_scaling: Scaling | None = None  # how regression targets were
     featurizer: Callable[[Array], Array] | None = None  # made the inputs of stored examples
+    encoder: TableEncoder | None = None  # how rows of a table became examples
     verified: bool = False  # values were checked when they were saved
 
     def __post_init__(self) -> None:

@@ -23,11 +23,12 @@ STANDARDISED = "mean and deviation of the label were taken from the data"
 
 @dataclass(frozen=True)
 class Targets:
-    """Targets, the task they make, class names, how numbers were scaled, a sentence on it, and
-    what was taken from the labels themselves."""
+    """Targets, the task they make, the column they are (with class names, or how numbers are
+    scaled), a sentence on it, and what was taken from the labels themselves."""
 
     values: npt.NDArray[Any]
     task: Task
+    column: Column
     names: tuple[str, ...]
     scaling: Scaling | None
     remark: str
@@ -58,7 +59,9 @@ def targets_of(
         codes, names, declared = _classes(path, label, values, public)
         said = f"Label {label!r} ({why}): classification into {len(names)} classes."
         unprotected += () if declared else (CLASS_NAMES,)
-        return Targets(codes, Task.CLASSIFICATION, names, None, said, unprotected)
+        boolean = public is not None and public.kind is Kind.BOOLEAN
+        named = Column(Kind.BOOLEAN) if boolean else Column(Kind.CATEGORY, categories=names)
+        return Targets(codes, Task.CLASSIFICATION, named, names, None, said, unprotected)
     numbers, column = _numbers(path, label, values, kind, public)
     unprotected += () if public is not None else (STANDARDISED,)
     said = (
@@ -70,7 +73,7 @@ def targets_of(
     )
     with np.errstate(over="ignore"):  # what no float32 holds is reported as infinity, with its row
         stored = scaled(numbers, column).astype(np.float32)
-    return Targets(stored, Task.REGRESSION, (), scaling, said, unprotected)
+    return Targets(stored, Task.REGRESSION, column, (), scaling, said, unprotected)
 
 
 def _guess(values: Any, kind: Kind) -> tuple[bool, str]:

@@ -8,13 +8,16 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Federation, Scaling, Task
+
+if TYPE_CHECKING:
+    from fedveil.data.encoder import TableEncoder
 
 FORMAT = "fedveil federation 2"
 MANIFEST = "federation.json"
@@ -33,6 +36,7 @@ def save(federation: Federation, directory: Path) -> Path:
         "features": list(federation.features),
         "notes": list(federation.notes),
         "unprotected": list(federation.unprotected),
+        "encoder": None if federation.encoder is None else federation.encoder.to_dict(),
     }
     write_columns(directory, _columns(federation), MANIFEST, about)
     return directory
@@ -86,10 +90,19 @@ def load(directory: Path) -> Federation:
             owners=columns.get("owners"),
             class_names=tuple(manifest["class_names"]),
             features=tuple(manifest["features"]),
+            encoder=_encoder(manifest.get("encoder")),
             verified=True,
         )
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{directory}: incomplete federation ({error}); save it again") from None
+
+
+def _encoder(document: Mapping[str, Any] | None) -> TableEncoder | None:
+    if document is None:
+        return None
+    from fedveil.data.encoder import TableEncoder  # brings pyarrow
+
+    return TableEncoder.from_dict(document)
 
 
 def _columns(federation: Federation) -> dict[str, Array]:

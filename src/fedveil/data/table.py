@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Owners
-from fedveil.data.encoding import encode, feature_names, judge, kind_of
+from fedveil.data.encoder import TableEncoder, check_stored
+from fedveil.data.encoding import judge, kind_of
 from fedveil.data.federation import Federation, Task
 from fedveil.data.holdout import Holdout
 from fedveil.data.labels import targets_of
@@ -74,9 +74,9 @@ def from_table(
     notes.append(wanted.remark)
     if public is None:
         notes.append(FROM_DATA_NOTE)
-    features = [feature for name in columns for feature in feature_names(name, columns[name])]
+    encoder = TableEncoder(columns, label, _as_read(table, label, wanted.column))
     federation = Federation.from_arrays(
-        _matrix(path, table, columns),
+        _inputs(path, table, encoder),
         wanted.values,
         None if client_column is None else _owners(table.column(client_column)),
         partition=partition,
@@ -86,7 +86,7 @@ def from_table(
         task=wanted.task,
         classes=len(wanted.names) or None,
         class_names=wanted.names,
-        features=tuple(features),
+        features=encoder.features,
         name=path.name,
         notes=tuple(notes),
         seed=seed,
@@ -94,6 +94,7 @@ def from_table(
     return replace(
         federation,
         target_scaling=wanted.scaling,
+        encoder=encoder,
         unprotected=unprotected + wanted.unprotected + federation.unprotected,
         verified=True,
     )
@@ -189,7 +190,7 @@ def _judged(table: Any, taken: tuple[str | None, ...]) -> tuple[dict[str, Column
         if found.column is None:
             dropped.append(f"{name!r} ({found.why_not})")
             continue
-        columns[name] = found.column
+        columns[name] = _as_read(table, name, found.column)
         if values.null_count:
             gaps.append(f"{name!r} ({values.null_count})")
         if found.column.kind is Kind.DATE:
@@ -223,18 +224,7 @@ def _described(
     described = _columns_of(public, table)
     columns = {name: column for name, column in described.items() if name not in taken}
     for name, column in columns.items():
-        stored = kind_of(table.column(name))
-        if stored is Kind.CATEGORY:
-            continue  # text: each cell is read by itself
-        number_like = column.kind is Kind.NUMBER and stored in (Kind.DATE, Kind.BOOLEAN)
-        if (
-            stored is Kind.IGNORE
-            or number_like
-            or (column.kind is Kind.DATE and stored is Kind.NUMBER)
-        ):
-            raise ConfigError(
-                f"{path}: column {name!r} holds {stored}, the schema says {column.kind}"
-            )
+        check_stored(path, name, table.column(name), column, "the schema says")
     unused = [name for name in table.column_names if name not in public and name not in taken]
     said = f" Not in it and not used: {_some([repr(name) for name in unused])}." if unused else ""
     return columns, [f"Inputs are scaled by the public schema alone.{said}"]
@@ -250,20 +240,23 @@ def _columns_of(public: Mapping[str, Column], table: Any) -> dict[str, Column]:
     }
 
 
-def _matrix(path: Path, table: Any, columns: Mapping[str, Column]) -> npt.NDArray[np.float32]:
-    widths = [len(feature_names(name, column)) for name, column in columns.items()]
-    matrix = np.empty((table.num_rows, sum(widths)), dtype=np.float32)
-    start = 0
-    for (name, column), width in zip(columns.items(), widths, strict=True):
-        values = table.column(name)
-        gaps = encode(values, column, matrix[:, start : start + width])
-        if gaps.all() and values.null_count < len(values):
+def _as_read(table: Any, name: str, column: Column) -> Column:
+    """The column with the decimal mark by which its text was read, to read further rows alike."""
+    if column.kind is not Kind.NUMBER or column.decimal is not None:
+        return column
+    mark = (table.field(name).metadata or {}).get(DECIMAL, b".").decode()
+    return replace(column, decimal=mark)
+
+
+def _inputs(path: Path, table: Any, encoder: TableEncoder) -> Any:
+    encoded = encoder.encode(table)
+    for name, found in encoded.gaps.items():
+        if found.all() and table.column(name).null_count < table.num_rows:
+            kind = encoder.columns[name].kind
             raise ConfigError(
-                f"{path}: column {name!r} has no value that is a {column.kind}, as the schema "
-                "says it is"
+                f"{path}: column {name!r} has no value that is a {kind}, as the schema says it is"
             )
-        start += width
-    return matrix
+    return encoded.inputs
 
 
 def _owners(column: Any) -> Owners:

@@ -18,7 +18,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.data import cells
 
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NULL", "null", "None")
-DECIMAL = b"decimal"  # key of the table's metadata: the decimal mark that its form suggests
+DECIMAL = b"decimal"  # key of metadata: the mark a table's form suggests, or a column was read by
 _DELIMITERS = ",;\t|"
 _WHOLE = r"^(0|-?[1-9]\d{0,17})$"  # a whole number in its one spelling
 
@@ -37,6 +37,27 @@ def read_table(
     `by_cell` stay text, to be read cell by cell; all others get the type that all their cells
     suggest. Columns besides `only` are left as they come.
     """
+    typed, zipped = form_of(path)
+    texts = {name for name in (exact, *by_cell) if name is not None}
+    table = _parquet(path) if typed else _csv(path, zipped, texts)
+    names = unique_names(path, table.column_names)
+    if not table.num_rows:
+        raise ConfigError(f"{path}: has a header but no rows")
+    columns, fields = [], []
+    for name, column in zip(names, table.columns, strict=True):
+        mark = None
+        if only is None or name in only:
+            written = column
+            column = tidy(path, name, written, typed, name == exact, name in by_cell)
+            if pa.types.is_string(written.type) and not pa.types.is_string(column.type):
+                mark = {DECIMAL: b","} if _comma_is_decimal(written) else None
+        columns.append(column)
+        fields.append(pa.field(name, column.type, metadata=mark))
+    return pa.table(columns, schema=pa.schema(fields, table.schema.metadata))
+
+
+def form_of(path: Path) -> tuple[bool, bool]:
+    """Whether a file is Parquet, and whether it is zipped; refuses what is no file."""
     if path.is_dir():
         raise ConfigError(f"{path}: is a directory; name a CSV or Parquet file")
     if not path.is_file():
@@ -48,22 +69,16 @@ def read_table(
         start = file.read(4)
     if not start:
         raise ConfigError(f"{path}: is empty")
-    typed = start == b"PAR1"
-    texts = {name for name in (exact, *by_cell) if name is not None}
-    table = _parquet(path) if typed else _csv(path, start[:2] == b"\x1f\x8b", texts)
-    names = [name.strip() for name in table.column_names]
+    return start == b"PAR1", start[:2] == b"\x1f\x8b"
+
+
+def unique_names(path: Path, written: Iterable[str]) -> list[str]:
+    """The columns' names without blanks around them; no two may be the same."""
+    names = [name.strip() for name in written]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ConfigError(f"{path}: column {twice[0]!r} occurs more than once; rename one")
-    if not table.num_rows:
-        raise ConfigError(f"{path}: has a header but no rows")
-    columns = [
-        table.column(i)
-        if only is not None and name not in only
-        else _tidy(path, name, table.column(i), typed, name == exact, name in by_cell)
-        for i, name in enumerate(names)
-    ]
-    return pa.table(columns, names=names).replace_schema_metadata(table.schema.metadata)
+    return names
 
 
 def need_column(path: Path, names: Iterable[str], wanted: str, what: str) -> None:
@@ -92,13 +107,11 @@ def _parquet(path: Path) -> Any:
     try:
         return parquet.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{path}: damaged Parquet file ({_first_line(error)})") from None
+        raise ConfigError(f"{path}: damaged Parquet file ({first_line(error)})") from None
 
 
 def _csv(path: Path, zipped: bool, texts: Collection[str]) -> Any:
-    header = _header(path, zipped)
-    delimiter = max(_DELIMITERS, key=header.count)
-    found = next(lines.reader([header], delimiter=delimiter), [])
+    found, delimiter = header_of(path, zipped)
     types = {name: pa.string() for name in found if name.strip() in texts}
     table = _typed(path, zipped, delimiter, types)
     for name, kind in zip(table.schema.names, table.schema.types, strict=True):
@@ -116,11 +129,11 @@ def _typed(path: Path, zipped: bool, delimiter: str, types: Mapping[str, Any]) -
     except pa.ArrowInvalid:
         pass
     except OSError as error:
-        raise ConfigError(f"{path}: damaged gzip file ({_first_line(error)})") from None
+        raise ConfigError(f"{path}: damaged gzip file ({first_line(error)})") from None
     try:  # one thread knows the number of the bad row
         return _parse(path, zipped, delimiter, types, threads=False)
     except pa.ArrowInvalid as error:
-        raise ConfigError(f"{path}: {_complaint(str(error))}") from None
+        raise ConfigError(f"{path}: {complaint(str(error))}") from None
 
 
 def _parse(
@@ -133,35 +146,39 @@ def _parse(
             # One block: a type that is guessed is decided by all rows.
             read_options=csv.ReadOptions(use_threads=threads, block_size=2**31 - 1),
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=_convert(types),
+            convert_options=convert_options(types),
         )
 
 
-def _convert(types: Mapping[str, Any] | None = None) -> Any:
+def convert_options(types: Mapping[str, Any] | None = None, only: list[str] | None = None) -> Any:
     return csv.ConvertOptions(
         column_types=types,
+        include_columns=only,
         null_values=list(MISSING),
         strings_can_be_null=True,
         timestamp_parsers=[csv.ISO8601, "%Y-%m"],
     )
 
 
-def _header(path: Path, zipped: bool) -> str:
+def header_of(path: Path, zipped: bool) -> tuple[list[str], str]:
+    """The names in the first line of a CSV file, as they are written, and what separates them."""
     try:
         with pa.OSFile(str(path)) as raw:
             stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
             line = re.split(rb"[\r\n]", stream.read(1 << 16))[0]
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{path}: damaged gzip file ({_first_line(error)})") from None
+        raise ConfigError(f"{path}: damaged gzip file ({first_line(error)})") from None
     if b"\0" in line:
         raise ConfigError(f"{path}: neither text nor Parquet; save it as UTF-8 CSV")
     try:
-        return str(line.decode("utf-8-sig"))
+        header = line.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: the first line is not UTF-8; save the file as UTF-8") from None
+    delimiter = max(_DELIMITERS, key=header.count)
+    return next(lines.reader([header], delimiter=delimiter), []), delimiter
 
 
-def _complaint(message: str) -> str:
+def complaint(message: str) -> str:
     """What the parser said, without the row's contents: they may be private."""
     row = re.search(r"Row #(\d+)", message)
     where = f"line {row[1]}" if row else "a line"
@@ -176,11 +193,11 @@ def _complaint(message: str) -> str:
     return "cannot be read as CSV: " + message.splitlines()[0].split(":")[-1].strip()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).splitlines()[0][:100]
 
 
-def _tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell: bool) -> Any:
+def tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell: bool) -> Any:
     """Decode, trim, and make every kind of missing value null."""
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -188,7 +205,7 @@ def _tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell:
         kind = column.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         _need_utf8(path, name, column)
-    if pa.types.is_large_string(kind):
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         column = column.cast(pa.string())
         kind = column.type
     if pa.types.is_string(kind):
@@ -220,11 +237,17 @@ def _all_match(text: Any, pattern: str) -> bool:
     return text.null_count < len(text) and bool(pc.all(matches).as_py())
 
 
+def _comma_is_decimal(text: Any) -> bool:
+    """Whether these numbers can only be meant with a decimal comma."""
+    text = pc.utf8_trim_whitespace(text)
+    return _all_match(text, cells.COMMA) and not _all_match(text, cells.THOUSANDS)
+
+
 def _reread(text: Any, column: Any) -> Any:
     """A CSV column whose blanks or commas may have hidden its type, parsed again without them."""
     if _all_match(text, cells.THOUSANDS):
         text = pc.replace_substring(text, ",", "")
-    elif _all_match(text, cells.COMMA):
+    elif _comma_is_decimal(text):
         text = pc.replace_substring(text, ",", ".")
     elif text.equals(column):
         return column
@@ -234,7 +257,7 @@ def _reread(text: Any, column: Any) -> Any:
         pa.BufferReader(written.getvalue()),
         read_options=csv.ReadOptions(block_size=2**31 - 1),
         parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
-        convert_options=_convert(),
+        convert_options=convert_options(),
     )
     return again.column(0)
 

@@ -92,7 +92,7 @@ def test_examples(federation: Federation) -> tuple[str, ...]:
     if not len(federation.test):
         return ()
     whose = ", which are the clients' own" if HELD_OUT_NOTE in federation.notes else ""
-    return (f"Test examples{whose}: loss and accuracy on them have no noise.",)
+    return (f"Test examples{whose}: loss, accuracy and other figures on them have no noise.",)
 
 
 def _shape(federation: Federation) -> str:

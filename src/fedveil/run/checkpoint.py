@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def save_checkpoint(
         "rounds": str(checkpoint.rounds),
         **({} if seen is None else seen.to_metadata()),
     }
-    metadata["digest"] = _digest(tensors, metadata)
+    metadata["digest"] = content_digest(tensors, metadata)
     write_atomically(path, save(tensors, metadata), durable=durable)
 
 
@@ -94,7 +95,7 @@ def load_checkpoint(path: Path, run: str) -> Checkpoint:
         raise ConfigError(f"checkpoint {path}: cannot be read, it is damaged ({error})") from None
     if metadata.get("format") != FORMAT or "weights" not in tensors:
         raise ConfigError(f"checkpoint {path}: not one of ours (format {metadata.get('format')!r})")
-    if metadata.pop("digest", None) != _digest(tensors, metadata):
+    if metadata.pop("digest", None) != content_digest(tensors, metadata):
         raise ConfigError(f"checkpoint {path}: damaged, its contents do not match their digest")
     if metadata.get("run") != run:
         raise ConfigError(f"checkpoint {path}: belongs to another recipe or other data")
@@ -103,7 +104,7 @@ def load_checkpoint(path: Path, run: str) -> Checkpoint:
     return Checkpoint(int(metadata["rounds"]), weights, state)
 
 
-def _digest(tensors: dict[str, Tensor], metadata: dict[str, str]) -> str:
+def content_digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(name.encode())

@@ -30,6 +30,7 @@ from fedveil.run.evidence import (
     CHECKPOINT,
     LEDGER,
     METRICS,
+    MODEL,
     Seen,
     clients_digest,
     examined,
@@ -158,7 +159,7 @@ class RunDirectory:
 
     def write_model(self, data: bytes) -> Path:
         """Write model.safetensors and return its path."""
-        path = self.path / "model.safetensors"
+        path = self.path / MODEL
         write_atomically(path, data)
         return path
 

@@ -31,6 +31,14 @@ class Metrics:
         return math.sqrt(2 * self.loss)
 
 
+def rows_at_once(module: nn.Module, input_shape: tuple[int, ...]) -> int:
+    """How many examples to evaluate together."""
+    heavy = (nn.modules.conv._ConvNd, nn.RNNBase)
+    # Activations of such layers outgrow their inputs, and the cache soon after.
+    wide = any(isinstance(child, heavy) for child in module.modules())
+    return _HEAVY if wide else max(1, _VALUES // max(1, math.prod(input_shape)))
+
+
 class Evaluator:
     """Evaluates flat weights on one part of a federation."""
 
@@ -39,11 +47,7 @@ class Evaluator:
         self._module = tuned(module).eval()
         named = dict(self._module.named_parameters())
         self._parameters = [named[slot.name] for slot in layout]
-        values = max(1, math.prod(federation.input_shape))
-        heavy = (nn.modules.conv._ConvNd, nn.RNNBase)
-        wide = any(isinstance(child, heavy) for child in module.modules())
-        # Activations of such layers outgrow their inputs, and the cache soon after.
-        self._batch = _HEAVY if wide else max(1, _VALUES // values)
+        self._batch = rows_at_once(module, federation.input_shape)
 
     @torch.inference_mode()
     def __call__(self, weights: Tensor, examples: Examples) -> Metrics:

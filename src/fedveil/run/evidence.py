@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LEDGER = "ledger.jsonl"
 METRICS = "metrics.jsonl"
+MODEL = "model.safetensors"
 CHECKPOINT = Path("checkpoint") / "state.safetensors"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ from fedveil.server.averaging import released
 if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee
     from fedveil.privacy.ledger import Ledger
+    from fedveil.run.scores import Scores
 
 # How long these take does not depend on data or secrets, as training and noise do.
 _PROTOCOL = ("enrol", "share", "mask", "add", "confirm", "unmask")
@@ -207,10 +209,28 @@ class Run(Displayed):
         load(self.plan.module, self.weights)
         return self.plan.module
 
+    def scores(self) -> Scores | None:
+        """More figures on the test examples, beside the best constant answer: once, at the end."""
+        from fedveil.run.bundle import bundle_of  # these bring the reading of tables
+        from fedveil.run.trained import TrainedModel, score_examples
+
+        own = TrainedModel(bundle_of(self.plan, None, None), copy.deepcopy(self.model()))
+        return score_examples(own, self.plan.federation, self.plan.federation.test)
+
     def model_file(self) -> bytes:
         """The trained parameters by name, as a safetensors file."""
+        return save(self._parameters())
+
+    def bundle_file(self, architecture: Mapping[str, Any] | None = None) -> bytes:
+        """The same with all that prediction needs; `architecture` is what `build` was told."""
+        from fedveil.run.bundle import bundle_file, bundle_of
+
+        bundle = bundle_of(self.plan, architecture, self.guarantee)
+        return bundle_file(self._parameters(), bundle)
+
+    def _parameters(self) -> dict[str, Tensor]:
         views = self.plan.layout.views(self.weights)
-        return save({name: value.contiguous() for name, value in views.items()})
+        return {name: value.contiguous() for name, value in views.items()}
 
     def save_model(self, path: Path | str) -> None:
         """Write the trained parameters; `safetensors.torch.load_model(module, path)` reads them."""

@@ -1,0 +1,59 @@
+"""`fedveil evaluate`: how good the model of a run is on rows whose label is known."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fedveil.cli import console
+from fedveil.cli.scores import score_rows
+from fedveil.core.errors import ConfigError
+
+EXACT = "These figures were computed from the rows without noise: no guarantee covers the rows."
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, help="a finished run directory")
+    parser.add_argument("file", type=Path, help="a CSV or Parquet file with inputs and label")
+
+
+def execute(args: argparse.Namespace) -> int:
+    from fedveil.run.trained import Remarks, load_run
+
+    model, remarks = load_run(args.run), Remarks()
+    if model.bundle.encoder is None:
+        raise ConfigError(
+            f"{args.run}: was trained on the arrays of {model.bundle.data!r}, not on a table; in "
+            "Python, fedveil.load_run(directory).evaluate(inputs, targets) takes them"
+        )
+    scores = model.evaluate(args.file, remarks=remarks)
+    notes = [*_trained_on(args.run, args.file), EXACT, *remarks.sentences()]
+    document = scores.to_dict() | {
+        "notes": notes,
+        "warnings": [scores.warning] if scores.warning else [],
+    }
+
+    def show() -> None:
+        title = f"{model.bundle.method} on {args.file.name}"
+        console.table(title, ["result", ""], [["rows", str(scores.rows)], *score_rows(document)])
+
+    code = console.answer(args, document, show)
+    for heading, colour, said in (
+        ("note:", "yellow", notes),
+        ("warning:", "red", document["warnings"]),
+    ):
+        for sentence in said:
+            console.say(sentence, heading=heading, colour=colour, to=console.stderr())
+    return code
+
+
+def _trained_on(run: Path, file: Path) -> list[str]:
+    """A sentence if this is the very file of the training."""
+    from fedveil.run.directory import stored_recipe
+
+    if not run.is_dir():
+        return []
+    source = stored_recipe(run).get("data", {}).get("file")
+    if source is None or not Path(source).exists() or not Path(source).samefile(file):
+        return []
+    return ["The model was trained on rows of this file; new rows would show what it is worth."]

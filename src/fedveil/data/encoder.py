@@ -1,0 +1,111 @@
+"""How rows of a table become a model's inputs, kept with the model to read further rows alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.core.errors import ConfigError
+from fedveil.data.encoding import (
+    Floats,
+    category_codes,
+    encode,
+    feature_names,
+    kind_of,
+    numbers_of,
+)
+from fedveil.data.schema import Column, Kind, parse_schema
+
+Marked = dict[str, npt.NDArray[np.bool_]]  # by column, `[rows]`
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Inputs `[rows, features]`; which rows of each column have no value of its kind, and which
+    have a category that is none of the column's."""
+
+    inputs: Floats
+    gaps: Marked
+    unknown: Marked
+
+
+@dataclass(frozen=True)
+class TableEncoder:
+    """The columns that are inputs, in their order, and the label: its classes, or its scale."""
+
+    columns: Mapping[str, Column]
+    label: str
+    target: Column
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the inputs."""
+        return tuple(
+            feature
+            for name, column in self.columns.items()
+            for feature in feature_names(name, column)
+        )
+
+    def encode(self, table: Any) -> Encoded:
+        """The rows of a table as inputs, each by itself."""
+        widths = [len(feature_names(name, column)) for name, column in self.columns.items()]
+        matrix = np.empty((table.num_rows, sum(widths)), dtype=np.float32)
+        start = 0
+        gaps: Marked = {}
+        unknown: Marked = {}
+        for (name, column), width in zip(self.columns.items(), widths, strict=True):
+            block = matrix[:, start : start + width]
+            gaps[name] = encode(table.column(name), column, block)
+            if column.kind is Kind.CATEGORY:
+                unknown[name] = ~(block.any(1) | gaps[name])
+            start += width
+        return Encoded(matrix, gaps, unknown)
+
+    def targets(self, table: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """Class numbers, or numbers in the label's own unit, and which rows have neither."""
+        values = table.column(self.label)
+        if self.target.kind is Kind.CATEGORY:
+            codes = category_codes(values, self.target.categories)
+            return codes, codes < 0
+        numbers = numbers_of(values, self.target)
+        if self.target.kind is Kind.BOOLEAN:
+            wrong = ~np.isin(numbers, (0, 1))
+            return np.where(wrong, -1, numbers).astype(np.int64), wrong
+        return numbers, ~np.isfinite(numbers)
+
+    def to_dict(self) -> dict[str, Any]:
+        columns = {name: _entry(column) for name, column in self.columns.items()}
+        return {"columns": columns, "label": self.label, "target": _entry(self.target)}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> TableEncoder:
+        columns = parse_schema({"columns": document["columns"]}, "encoder")
+        target = parse_schema({"columns": {"target": document["target"]}}, "encoder")["target"]
+        return cls(columns, str(document["label"]), target)
+
+
+def check_stored(path: Path | str, name: str, values: Any, column: Column, says: str) -> None:
+    """Refuse values whose stored type cannot be read as this kind of column."""
+    stored = kind_of(values)
+    if stored is Kind.CATEGORY:
+        return  # text: each cell is read by itself
+    number_like = column.kind is Kind.NUMBER and stored in (Kind.DATE, Kind.BOOLEAN)
+    undated = column.kind is Kind.DATE and stored is Kind.NUMBER
+    if stored is Kind.IGNORE or number_like or undated:
+        raise ConfigError(f"{path}: column {name!r} holds {stored}, {says} {column.kind}")
+
+
+def _entry(column: Column) -> dict[str, Any]:
+    """A column as a schema file writes it."""
+    entry: dict[str, Any] = {"type": str(column.kind)}
+    for field in fields(Column):
+        value = getattr(column, field.name)
+        unset = value is None or value is False or value == ()
+        if field.name != "kind" and not unset:
+            entry[field.name] = list(value) if isinstance(value, tuple) else value
+    return entry

@@ -1,0 +1,138 @@
+"""Some columns of a table, piece by piece: a file of any length is read in bounded memory.
+
+Every cell is read by itself, as text where the file holds text. So what becomes of a row depends
+on that row alone, and not on where pieces begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv
+
+from fedveil.core.errors import ConfigError
+from fedveil.data.tablefile import (
+    complaint,
+    convert_options,
+    first_line,
+    form_of,
+    header_of,
+    need_column,
+    tidy,
+    unique_names,
+)
+
+_BYTES = 1 << 23  # of CSV in one piece; no row may be longer
+_ROWS = 1 << 16  # of Parquet or a frame in one piece
+
+
+def pieces(source: Any, wanted: Collection[str], what: str) -> Iterator[Any]:
+    """The wanted columns of a CSV or Parquet file, a frame (pandas, polars, Arrow) or a mapping of
+    columns, as tables of some thousand rows each. `what` says what missing columns are needed for.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source)
+        parquet, zipped = form_of(path)
+        found = _parquet(path, wanted, what) if parquet else _csv(path, zipped, wanted, what)
+        rows = 0
+        for piece in found:
+            rows += piece.num_rows
+            yield _tidied(path, piece, typed=parquet)
+        if not rows:
+            raise ConfigError(f"{path}: has a header but no rows")
+        return
+    table = _frame(source)
+    where = Path("the frame")
+    table = table.rename_columns(unique_names(where, table.column_names))
+    need_columns(where, table.column_names, wanted, what)
+    table = table.select(list(wanted))
+    for start in range(0, table.num_rows, _ROWS):
+        yield _tidied(where, table.slice(start, _ROWS), typed=True)
+
+
+def need_columns(path: Path, names: Collection[str], wanted: Collection[str], what: str) -> None:
+    """Refuse a table that lacks some of the wanted columns, naming them and the nearest it has."""
+    lacking = [name for name in wanted if name not in names]
+    if len(lacking) == 1:
+        need_column(path, names, lacking[0], what)
+    if lacking:
+        shown = ", ".join(map(repr, lacking[:8])) + (", ..." if len(lacking) > 8 else "")
+        near = {name: get_close_matches(name, names, n=1, cutoff=0.8) for name in lacking}
+        similar = next(
+            (f"; is {found[0]!r} {name!r}?" for name, found in near.items() if found), ""
+        )
+        raise ConfigError(f"{path}: lacks {len(lacking)} columns ({what}): {shown}{similar}")
+
+
+def _tidied(path: Path, piece: Any, *, typed: bool) -> Any:
+    columns = [
+        tidy(path, name, column, typed, exact=False, by_cell=True)
+        for name, column in zip(piece.column_names, piece.columns, strict=True)
+    ]
+    return pa.table(columns, names=piece.column_names)
+
+
+def _parquet(path: Path, wanted: Collection[str], what: str) -> Iterator[Any]:
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            written = file.schema_arrow.names
+            names = dict(zip(unique_names(path, written), written, strict=True))
+            need_columns(path, names, wanted, what)
+            chosen = [names[name] for name in wanted]
+            for batch in file.iter_batches(_ROWS, columns=chosen):
+                table = pa.Table.from_batches([batch]).select(chosen)
+                yield table.rename_columns(list(wanted))
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"{path}: damaged Parquet file ({first_line(error)})") from None
+
+
+def _csv(path: Path, zipped: bool, wanted: Collection[str], what: str) -> Iterator[Any]:
+    written, delimiter = header_of(path, zipped)
+    names = dict(zip(unique_names(path, written), written, strict=True))
+    need_columns(path, names, wanted, what)
+    chosen = [names[name] for name in wanted]
+    try:
+        with pa.OSFile(str(path)) as raw:
+            stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
+            reader = csv.open_csv(
+                stream,
+                # One thread knows the number of a bad row, and reads no further than it must.
+                read_options=csv.ReadOptions(use_threads=False, block_size=_BYTES),
+                parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                convert_options=convert_options(dict.fromkeys(chosen, pa.string()), chosen),
+            )
+            for batch in reader:
+                yield pa.Table.from_batches([batch]).rename_columns(list(wanted))
+    except KeyError:
+        raise ConfigError(
+            f"{path}: the column names in the first line cannot be read; simplify them"
+        ) from None
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{path}: {complaint(str(error))}") from None
+    except pa.ArrowException as error:
+        raise ConfigError(f"{path}: cannot be read ({first_line(error)})") from None
+
+
+def _frame(source: Any) -> Any:
+    """A frame of another library as an Arrow table."""
+    try:
+        if isinstance(source, pa.Table):
+            return source
+        if isinstance(source, Mapping):
+            return pa.table({str(name): column for name, column in source.items()})
+        if hasattr(source, "__arrow_c_stream__"):  # polars, pandas 2.2 and later
+            return pa.table(source)
+        if hasattr(source, "iloc"):
+            return pa.Table.from_pandas(source, preserve_index=False)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise ConfigError(f"the frame cannot be read ({first_line(error)})") from None
+    raise ConfigError(
+        f"a table is needed (a file, a pandas or polars frame, a mapping of columns), "
+        f"not {type(source).__name__}"
+    )

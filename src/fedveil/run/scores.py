@@ -1,0 +1,195 @@
+"""The figures people expect of a model, beside those of the best constant answer.
+
+The constant answer is the mean label, or always the most frequent class (its log loss: the classes'
+shares as probabilities), of the very rows that are scored. No training row is looked at, and no
+other constant could do better on them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
+
+_SURE = 3.0  # standard errors that make a difference clear: by chance 1 time in 700
+_WORTH = 0.01  # and the share of the constant's error that a model must save
+_MOST = 20_000_000  # probabilities kept for the area under the curve
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Figures of a model on some rows by name, those of the constant answer, and whether the model
+    is clearly better. A figure is None where the rows do not define it."""
+
+    rows: int
+    figures: dict[str, float | None]
+    constant: dict[str, float | None]
+    constant_answer: str  # in words
+    clearly_better: bool
+
+    @property
+    def warning(self) -> str:
+        """A sentence if the model is not clearly better than the constant answer, else empty."""
+        if self.clearly_better:
+            return ""
+        return (
+            f"on these {self.rows} rows the model is not clearly better than answering "
+            f"{self.constant_answer} every time; it may have learned nothing"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            **self.figures,
+            "constant": {"answer": self.constant_answer, **self.constant},
+            "clearly_better_than_constant": self.clearly_better,
+        }
+
+
+@dataclass
+class ClassTally:
+    """Classes and probabilities of rows, added up batch by batch."""
+
+    names: tuple[str, ...]
+    _confusion: npt.NDArray[np.int64] = field(init=False)  # [true, predicted]
+    _losses: Floats = field(init=False)  # by true class: sum, and sum of squares, of the log loss
+    _kept: list[tuple[Codes, Floats]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._confusion = np.zeros((len(self.names),) * 2, np.int64)
+        self._losses = np.zeros((2, len(self.names)))
+
+    def add(self, probabilities: Floats, targets: Codes) -> None:
+        """Probabilities `[rows, classes]` and true classes `[rows]`."""
+        np.add.at(self._confusion, (targets, probabilities.argmax(1)), 1)
+        right = probabilities[np.arange(len(targets)), targets]
+        losses = -np.log(np.maximum(right, np.finfo(np.float64).eps))  # as scikit-learn's
+        for power, sums in enumerate(self._losses, 1):
+            sums += np.bincount(targets, losses**power, len(sums))
+        if self._confusion.sum() * len(self.names) <= _MOST:
+            # Of two classes one column says it all.
+            kept = probabilities[:, -1:] if len(self.names) == 2 else probabilities
+            self._kept.append((targets, kept))
+
+    def scores(self) -> Scores:
+        rows, counts = int(self._confusion.sum()), self._confusion.sum(1)
+        seen = counts > 0
+        shares = counts / max(1, rows)
+        hits = np.diag(self._confusion)
+        recalls = hits[seen] / counts[seen]
+        top = int(counts.argmax())
+        guessed = self._confusion.copy() * 0
+        guessed[:, top] = counts
+        entropy = float(-(shares[seen] * np.log(shares[seen])).sum())
+        figures = {
+            "accuracy": float(hits.sum() / rows),
+            "balanced_accuracy": float(recalls.mean()),
+            "f1": _f1(self._confusion),
+            "auc": self._auc(rows),
+            "log_loss": float(self._losses[0].sum() / rows),
+        }
+        constant = {
+            "accuracy": float(shares[top]),
+            "balanced_accuracy": float(1 / seen.sum()),
+            "f1": _f1(guessed),
+            "auc": 0.5 if seen.sum() > 1 else None,
+            "log_loss": entropy,
+        }
+        return Scores(rows, figures, constant, repr(self.names[top]), self._better(counts, top))
+
+    def _better(self, counts: Codes, top: int) -> bool:
+        """In log loss, in accuracy or in balanced accuracy: a model may be made for any of them."""
+        rows, seen = counts.sum(), counts > 0
+        n, hits = counts[seen], np.diag(self._confusion)[seen]
+        losses, squares = self._losses[:, seen]
+        own = -np.log(n / rows)  # the constant's loss on a row of each class
+        saved, square = (n * own - losses).sum(), (n * own**2 - 2 * own * losses + squares).sum()
+        by_loss = _clear(saved / rows, square / rows, rows, float((n * own).sum() / rows))
+        is_top = np.flatnonzero(seen) == top
+        saved = hits.sum() - counts[top]
+        differ = np.where(is_top, n - hits, hits).sum()  # rows that only one of the two gets right
+        by_hits = _clear(saved / rows, differ / rows, rows, 1 - counts[top] / rows)
+        recalls, classes = hits / n, len(n)
+        error = math.sqrt(float((recalls * (1 - recalls) / n).sum())) / classes
+        gain = float(recalls.mean()) - 1 / classes
+        by_recall = gain > max(_SURE * error, _WORTH * (1 - 1 / classes))
+        return bool(by_loss or by_hits or by_recall)
+
+    def _auc(self, rows: int) -> float | None:
+        """Of the second of two classes, or the mean over classes of each against all others.
+
+        None if some class has all rows or none, or if there are too many rows to keep.
+        """
+        if sum(len(targets) for targets, _ in self._kept) < rows:
+            return None
+        targets = np.concatenate([targets for targets, _ in self._kept])
+        scores = np.concatenate([probabilities for _, probabilities in self._kept])
+        first = 1 if len(self.names) == 2 else 0
+        areas = [
+            area_under_curve(scores[:, column], targets == column + first)
+            for column in range(scores.shape[1])
+        ]
+        known = [area for area in areas if area is not None]
+        return float(np.mean(known)) if len(known) == len(areas) else None
+
+
+@dataclass
+class NumberTally:
+    """True and predicted numbers of rows: sixteen bytes a row."""
+
+    _kept: list[tuple[Floats, Floats]] = field(init=False, default_factory=list)
+
+    def add(self, predicted: Floats, targets: Floats) -> None:
+        self._kept.append((predicted, targets))
+
+    def scores(self) -> Scores:
+        predicted = np.concatenate([predicted for predicted, _ in self._kept])
+        targets = np.concatenate([targets for _, targets in self._kept])
+        rows, centre = len(targets), float(targets.mean())
+        errors, spread = (predicted - targets), (targets - centre)
+        mse, variance = float((errors**2).mean()), float((spread**2).mean())
+        figures = {
+            "mae": float(np.abs(errors).mean()),
+            "rmse": math.sqrt(mse),
+            "r2": 1 - mse / variance if variance > 0 else None,
+        }
+        constant = {
+            "mae": float(np.abs(spread).mean()),
+            "rmse": math.sqrt(variance),
+            "r2": 0.0 if variance > 0 else None,
+        }
+        saved = spread**2 - errors**2
+        better = _clear(float(saved.mean()), float((saved**2).mean()), rows, variance)
+        return Scores(rows, figures, constant, f"the mean ({centre:.4g})", better)
+
+
+def area_under_curve(scores: Floats, positive: npt.NDArray[np.bool_]) -> float | None:
+    """The chance that a positive row has a higher score than a negative one, ties counted half:
+    the Mann-Whitney statistic. None without both kinds of rows."""
+    above, below = int(positive.sum()), int((~positive).sum())
+    if not above or not below:
+        return None
+    _, place, count = np.unique(scores, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    rank = last - (count - 1) / 2  # mean rank of equal scores, from 1
+    total = float(rank[place][positive].sum())
+    return (total - above * (above + 1) / 2) / (above * below)
+
+
+def _clear(mean: float, square: float, rows: int, constant: float) -> bool:
+    """Whether a mean saving is worth it beside the constant's mean error, and no accident."""
+    error = math.sqrt(max(0.0, square - mean**2) / rows)
+    return mean > max(_SURE * error, _WORTH * constant)
+
+
+def _f1(confusion: npt.NDArray[np.int64]) -> float:
+    """Of the second of two classes; with more, the mean over all that occur or are predicted."""
+    hits, sums = np.diag(confusion), confusion.sum(0) + confusion.sum(1)
+    scores = np.divide(2 * hits, sums, out=np.zeros(len(hits)), where=sums > 0)
+    return float(scores[1] if len(scores) == 2 else scores[sums > 0].mean())

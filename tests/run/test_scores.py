@@ -1,0 +1,179 @@
+"""Scores beside scikit-learn's, and when a model counts as clearly better than a constant."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics
+
+from fedveil.run import scores as module
+from fedveil.run.scores import ClassTally, NumberTally, Scores, area_under_curve
+
+
+def _classified(names: int, seed: int, rows: int = 500) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    logits = np.round(draw.normal(size=(rows, names)), 1)  # rounded: many ties
+    targets = draw.integers(0, names, rows)
+    logits[np.arange(rows), targets] += 0.7
+    weights = np.exp(logits)
+    return weights / weights.sum(1, keepdims=True), targets
+
+
+def _tallied(probabilities: np.ndarray, targets: np.ndarray, batch: int = 77) -> Scores:
+    tally = ClassTally(tuple(f"class {i}" for i in range(probabilities.shape[1])))
+    for start in range(0, len(targets), batch):
+        tally.add(probabilities[start : start + batch], targets[start : start + batch])
+    return tally.scores()
+
+
+@pytest.mark.parametrize("names", [2, 3, 7])
+def test_classes_are_scored_as_by_scikit_learn(names: int) -> None:
+    probabilities, targets = _classified(names, seed=names)
+    found = _tallied(probabilities, targets).figures
+    said = probabilities.argmax(1)
+    two = names == 2
+    auc = metrics.roc_auc_score(
+        targets, probabilities[:, 1] if two else probabilities, multi_class="ovr"
+    )
+    wanted = {
+        "accuracy": metrics.accuracy_score(targets, said),
+        "balanced_accuracy": metrics.balanced_accuracy_score(targets, said),
+        "f1": metrics.f1_score(targets, said, average="binary" if two else "macro"),
+        "auc": auc,
+        "log_loss": metrics.log_loss(targets, probabilities, labels=range(names)),
+    }
+    assert found == pytest.approx(wanted, rel=1e-12)  # sums of 500 doubles in another order
+
+
+@pytest.mark.parametrize("names", [2, 3])
+def test_the_constant_answer_is_scored_as_by_scikit_learn(names: int) -> None:
+    probabilities, targets = _classified(names, seed=10 + names)
+    found = _tallied(probabilities, targets)
+    shares = np.bincount(targets) / len(targets)
+    said = np.full(len(targets), shares.argmax())
+    average = "binary" if names == 2 else "macro"
+    assert found.constant == pytest.approx(
+        {
+            "accuracy": metrics.accuracy_score(targets, said),
+            "balanced_accuracy": metrics.balanced_accuracy_score(targets, said),
+            "f1": metrics.f1_score(targets, said, average=average, zero_division=0),
+            "auc": 0.5,
+            "log_loss": metrics.log_loss(targets, np.tile(shares, (len(targets), 1))),
+        },
+        rel=1e-12,
+    )
+
+
+def test_numbers_are_scored_as_by_scikit_learn() -> None:
+    draw = np.random.default_rng(3)
+    targets = draw.normal(12, 4, 400)
+    predicted = targets + draw.normal(0, 1, 400)
+    tally = NumberTally()
+    for part in np.array_split(np.arange(400), 7):
+        tally.add(predicted[part], targets[part])
+    found = tally.scores()
+    wanted = {
+        "mae": metrics.mean_absolute_error(targets, predicted),
+        "rmse": metrics.root_mean_squared_error(targets, predicted),
+        "r2": metrics.r2_score(targets, predicted),
+    }
+    assert found.figures == pytest.approx(wanted, rel=1e-12)
+    centre = np.full(400, targets.mean())
+    assert found.constant["rmse"] == pytest.approx(
+        metrics.root_mean_squared_error(targets, centre), rel=1e-12
+    )
+    assert found.constant["mae"] == pytest.approx(
+        metrics.mean_absolute_error(targets, centre), rel=1e-12
+    )
+    assert found.clearly_better
+    assert not found.warning
+
+
+@given(st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=1, max_size=40))
+def test_the_area_is_the_share_of_pairs_in_order(rows: list[tuple[int, bool]]) -> None:
+    """By its definition, pair by pair, with ties counted half."""
+    high = [score for score, positive in rows if positive]
+    low = [score for score, positive in rows if not positive]
+    found = area_under_curve(
+        np.array([float(score) for score, _ in rows]), np.array([kind for _, kind in rows])
+    )
+    if not high or not low:
+        assert found is None
+        return
+    pairs = [1.0 if a > b else 0.5 if a == b else 0.0 for a in high for b in low]
+    assert found == pytest.approx(math.fsum(pairs) / len(pairs), abs=1e-12)
+
+
+def test_one_percent_positives_do_not_look_like_a_good_model() -> None:
+    """Always 'no' is right 99 times in 100, and must be called what it is."""
+    targets = (np.arange(1000) % 100 == 0).astype(np.int64)
+    found = _tallied(np.tile([0.98, 0.02], (1000, 1)), targets)
+    assert found.figures["accuracy"] == 0.99
+    assert found.figures["balanced_accuracy"] == 0.5
+    assert found.figures["f1"] == 0.0
+    assert found.figures["auc"] == 0.5
+    assert not found.clearly_better
+    assert "answering 'class 0' every time" in found.warning
+
+
+def test_rare_positives_that_are_ranked_well_count() -> None:
+    """The same accuracy as always 'no', but probabilities that know more."""
+    targets = (np.arange(5000) % 50 == 0).astype(np.int64)
+    positive = np.where(targets == 1, 0.4, 0.01)
+    found = _tallied(np.column_stack([1 - positive, positive]), targets)
+    assert found.figures["accuracy"] == found.constant["accuracy"] == 0.98
+    assert found.figures["auc"] == 1.0
+    assert found.clearly_better
+
+
+def test_a_confident_model_with_a_poor_log_loss_still_counts_by_its_hits() -> None:
+    draw = np.random.default_rng(5)
+    targets = draw.integers(0, 2, 2000)
+    said = np.where(draw.random(2000) < 0.8, targets, 1 - targets)
+    probabilities = np.where(said[:, None] == np.arange(2), 1 - 1e-9, 1e-9)
+    found = _tallied(probabilities, targets)
+    assert found.figures["log_loss"] > found.constant["log_loss"]
+    assert found.clearly_better
+
+
+def test_noise_is_seldom_called_clearly_better() -> None:
+    """Answers unrelated to the labels: each of three one-sided tests at three standard errors errs
+    with probability 0.0014, so more than 12 of 1000 has a probability below 1e-3."""
+    draw = np.random.default_rng(7)
+    called = 0
+    for _ in range(1000):
+        targets = draw.integers(0, 2, 400)
+        positive = draw.uniform(0.05, 0.95, 400)
+        called += _tallied(np.column_stack([1 - positive, positive]), targets).clearly_better
+    assert called <= 12
+
+
+def test_numbers_no_better_than_the_mean_are_said_to_be_so() -> None:
+    draw = np.random.default_rng(9)
+    targets = draw.normal(12, 5, 1000)
+    tally = NumberTally()
+    tally.add(draw.normal(12, 5, 1000), targets)
+    found = tally.scores()
+    assert found.figures["r2"] < 0  # type: ignore[operator]
+    assert "not clearly better than answering the mean (" in found.warning
+
+
+def test_the_area_is_left_out_where_it_would_take_too_much_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MOST", 600)
+    probabilities, targets = _classified(3, seed=1)
+    assert _tallied(probabilities, targets).figures["auc"] is None
+    assert _tallied(probabilities[:200], targets[:200]).figures["auc"] is not None
+
+
+def test_one_class_only_leaves_undefined_figures_out() -> None:
+    probabilities, _ = _classified(2, seed=2, rows=50)
+    found = _tallied(probabilities, np.zeros(50, np.int64))
+    assert found.figures["auc"] is None
+    assert found.figures["balanced_accuracy"] == found.figures["accuracy"]
+    assert not found.clearly_better
