@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedveil.core.errors import ConfigError
 from fedveil.data.encoder import TableEncoder
 from fedveil.data.federation import Examples, Federation, Scaling, Task
+from fedveil.models.features import Featurizer, ScatteringFeatures
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Plan
 from fedveil.run.checkpoint import content_digest
@@ -43,12 +44,10 @@ class Bundle:
     architecture: Mapping[str, Any] | None  # name, hidden, input_norm; None: a module of one's own
     encoder: TableEncoder | None  # for tables
     scaling: Scaling | None  # of inputs that are arrays
+    featurizer: Featurizer | None  # made the model's inputs from arrays
     guarantee: Mapping[str, Any] | None  # None: no noise was added
 
     def to_dict(self) -> dict[str, Any]:
-        scaling = None
-        if self.scaling is not None:
-            scaling = [self.scaling.shift.tolist(), self.scaling.factor.tolist()]
         return {
             "data": self.data,
             "method": self.method,
@@ -58,13 +57,14 @@ class Bundle:
             "input_shape": list(self.input_shape),
             "architecture": None if self.architecture is None else dict(self.architecture),
             "encoder": None if self.encoder is None else self.encoder.to_dict(),
-            "scaling": scaling,
+            "scaling": _listed(self.scaling),
+            "featurizer": _featurizer_to_dict(self.featurizer),
             "guarantee": None if self.guarantee is None else dict(self.guarantee),
         }
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Bundle:
-        encoder, scaling = document["encoder"], document["scaling"]
+        encoder = document["encoder"]
         return cls(
             data=document["data"],
             method=document["method"],
@@ -74,9 +74,8 @@ class Bundle:
             input_shape=tuple(document["input_shape"]),
             architecture=document["architecture"],
             encoder=None if encoder is None else TableEncoder.from_dict(encoder),
-            scaling=None
-            if scaling is None
-            else Scaling(*(np.asarray(part, np.float32) for part in scaling)),
+            scaling=_scaling(document["scaling"]),
+            featurizer=_featurizer(document["featurizer"]),
             guarantee=document["guarantee"],
         )
 
@@ -98,6 +97,34 @@ class Bundle:
         return build(chosen.pop("name"), like, **chosen)
 
 
+def _listed(scaling: Scaling | None) -> list[Any] | None:
+    return None if scaling is None else [scaling.shift.tolist(), scaling.factor.tolist()]
+
+
+def _scaling(listed: list[Any] | None) -> Scaling | None:
+    if listed is None:
+        return None
+    shift, factor = (np.asarray(part, np.float32) for part in listed)
+    return Scaling(shift, factor)
+
+
+def _featurizer_to_dict(featurizer: Featurizer | None) -> dict[str, Any] | None:
+    if featurizer is None or not isinstance(featurizer.features, ScatteringFeatures):
+        return None
+    return {
+        "scattering": asdict(featurizer.features),
+        "scaling": _listed(featurizer.scaling),
+        "input_shape": list(featurizer.input_shape),
+    }
+
+
+def _featurizer(document: Mapping[str, Any] | None) -> Featurizer | None:
+    if document is None:
+        return None
+    features = ScatteringFeatures(**document["scattering"])
+    return Featurizer(features, _scaling(document["scaling"]), tuple(document["input_shape"]))
+
+
 def bundle_of(plan: Plan, architecture: Mapping[str, Any] | None, guarantee: Any) -> Bundle:
     """What is to be kept with the model of a plan."""
     federation = plan.federation
@@ -111,6 +138,7 @@ def bundle_of(plan: Plan, architecture: Mapping[str, Any] | None, guarantee: Any
         architecture=architecture,
         encoder=federation.encoder,
         scaling=federation.scaling,
+        featurizer=made if isinstance(made := federation.featurizer, Featurizer) else None,
         guarantee=None if guarantee is None else guarantee.to_dict(),
     )
 

@@ -157,16 +157,21 @@ class TrainedModel(Displayed):
         return numbers * self.bundle.encoder.target.width + self.bundle.encoder.target.centre
 
     def _array_batches(self, data: Any) -> Iterator[Array]:
+        featurizer = self.bundle.featurizer
         inputs, shape = np.asarray(data), self.bundle.input_shape
+        if featurizer is not None:
+            shape = featurizer.input_shape
         if inputs.dtype == object or inputs.shape[1:] != shape:
             raise ConfigError(
                 f"this model was trained on arrays: give one of shape [examples, "
                 f"{', '.join(map(str, shape))}], not {list(inputs.shape)} of {inputs.dtype}"
             )
-        rows = rows_at_once(self.module, shape)
+        rows = rows_at_once(self.module, self.bundle.input_shape)
         for start in range(0, len(inputs), rows):
             part = inputs[start : start + rows]
-            if self.bundle.scaling is not None:
+            if featurizer is not None:
+                yield featurizer(part).astype(np.float32)
+            elif self.bundle.scaling is not None:
                 yield self.bundle.scaling(part)
             else:
                 kind = np.int64 if self.bundle.task is Task.SEQUENCE else np.float32
