@@ -42,9 +42,8 @@ CASES: dict[str, dict[str, Any]] = {
     "central, replace": {"privacy.adjacency": "replace", "privacy.noise_multiplier": 4.0},
     "central, Poisson": {
         "training.sampling": "poisson",
-        "training.rate": 0.2,
-        "training.rounds": 2,
-        "privacy.noise_multiplier": 1.0,
+        "training.rate": 0.1,
+        "privacy.noise_multiplier": 0.7,
     },
     "central, fixed": {
         "training.sampling": "fixed",

@@ -194,11 +194,13 @@ class ClientGame:
         at, sampling = self._at, self._at.plan.sampling
         included = np.zeros((games, len(at.numbers)), np.bool_)
         others = np.zeros(included.shape)
-        for game, number in itertools.product(range(games), at.numbers):
-            stream = Randomness(seed * 2**20 + game).stream("cohort", number)
-            cohort = sampling.draw(number, stream, at.plan.federation.clients)
-            included[game, number] = (cohort == at.canary).any()
-            others[game, number] = len(cohort) - included[game, number]
+        for game in range(games):
+            randomness = Randomness(seed * 2**20 + game)
+            for number in at.numbers:
+                stream = randomness.stream("cohort", number)
+                cohort = sampling.draw(number, stream, at.plan.federation.clients)
+                included[game, number] = (cohort == at.canary).any()
+                others[game, number] = len(cohort) - included[game, number]
         return included, others
 
 
