@@ -26,7 +26,7 @@ from fedveil.data.tablefile import (
     unique_names,
 )
 
-_BYTES = 1 << 23  # of CSV in one piece; no row may be longer
+_BYTES = 1 << 20  # of CSV in one piece, of which Arrow reads 32 ahead; no row may be longer
 _ROWS = 1 << 16  # of Parquet or a frame in one piece
 
 
