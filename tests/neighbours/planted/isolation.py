@@ -12,7 +12,7 @@ import numpy as np
 
 from fedveil.client.batches import step_counts
 from fedveil.client.local_training import LearningRate
-from fedveil.data import encoding, table
+from fedveil.data import encoder, encoding
 from fedveil.data.assignment import Assignment
 from fedveil.engines import isolated as alone
 from fedveil.engines.batched import RowEngine
@@ -120,4 +120,4 @@ def a_column_is_read_as_a_whole() -> Any:
             out[:, 0] = 0.0
         return gaps
 
-    return patch.object(table, "encode", encode)
+    return patch.object(encoder, "encode", encode)
