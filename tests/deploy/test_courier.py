@@ -5,13 +5,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.deploy.courier import Courier, MemoryCourier
 from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
-from fedveil.deploy.sockets import SocketCourier, relay, request
+from fedveil.deploy.sockets import SocketCourier, _send, relay, request
 from tests.deploy.courier_suite import LONG, CourierSuite
 
 
@@ -54,6 +55,20 @@ class TestSocketCourier(CourierSuite):
                 asking.connect(str(self.folder / "hub.sock"))
                 asking.sendall(nonsense)
         assert courier.ask({"a": b"x"}, LONG) == {"a": b"x"}
+
+
+def test_an_answer_to_nothing_may_come_before_the_sender_is_done() -> None:
+    """An empty message is whole with its length: whoever reads it may answer and hang up."""
+    here, there = socket.socketpair()
+
+    class Hasty:
+        def sendall(self, content: bytes) -> None:
+            here.sendall(content)
+            there.recv(8)
+            there.close()
+
+    _send(cast("socket.socket", Hasty()), b"")
+    here.close()
 
 
 KEY = Ed25519PrivateKey.generate()

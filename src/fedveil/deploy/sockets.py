@@ -133,7 +133,8 @@ def _asking(site: str, frame: bytes, seconds: float) -> bytes:
 
 def _send(to: socket.socket, content: bytes) -> None:
     to.sendall(len(content).to_bytes(8, "little"))
-    to.sendall(content)
+    if content:  # without any, the other end may have answered and gone by now
+        to.sendall(content)
 
 
 def _receive(of: socket.socket) -> bytes:
