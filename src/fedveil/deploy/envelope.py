@@ -16,6 +16,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fedveil.core.canonical import canonical
 from fedveil.core.errors import FedveilError
 from fedveil.secagg.keys import signed
 
@@ -90,11 +91,6 @@ def unseal(
     if sum(sizes) != len(frame) - at:
         raise BadFrame("message: its parts are not as long as its header says")
     return Message(header, tuple(_cut(frame, at, sizes)))
-
-
-def canonical(document: Mapping[str, Any]) -> bytes:
-    """The one way to write a document."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _cut(frame: bytes, at: int, sizes: Sequence[int]) -> Iterable[bytes]:

@@ -19,12 +19,12 @@ import torch
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import plan_of
 from fedveil.config.recipe import DataSection, Recipe
+from fedveil.core.canonical import canonical
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.deploy.envelope import canonical
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.local_noise import LocalNoise
-from fedveil.models.zoo import build
+from fedveil.models.zoo import build, own_name
 from fedveil.planning.plan import Plan
 from fedveil.recipes.sections import EngineSection, EvaluationSection
 from fedveil.secagg.mode import SecureMode
@@ -140,12 +140,9 @@ def resolved(recipe: Recipe, plan: Plan) -> dict[str, Any]:
     privacy = replace(
         recipe.privacy, epsilon=None, noise_multiplier=plan.noise_multiplier, delta=plan.delta
     )
-    name = recipe.model.name
-    if name == "auto":
-        name = "linear" if plan.federation.task is Task.REGRESSION else "logistic"
     plain = replace(
         recipe,
-        model=replace(recipe.model, name=name),
+        model=replace(recipe.model, name=own_name(recipe.model.name, plan.federation.task)),
         privacy=privacy,
         data=DataSection(),
         engine=EngineSection(),

@@ -159,6 +159,13 @@ for _name, _builder in _OWN.items():
     MODELS.add(_name, _builder, __name__)
 
 
+def own_name(name: str, task: Task) -> str:
+    """What a model is called: "auto" stands for the linear one of a task."""
+    if name != "auto":
+        return name
+    return "linear" if task is Task.REGRESSION else "logistic"
+
+
 def build(
     name: str,
     federation: Federation,
@@ -171,8 +178,7 @@ def build(
 
     The seed is public: initial weights do not depend on any data.
     """
-    if name == "auto":
-        name = "linear" if federation.task is Task.REGRESSION else "logistic"
+    name = own_name(name, federation.task)
     builder = MODELS.find(name, "model.name")
     if input_norm is not None and name not in ("linear", "logistic"):
         raise ConfigError(f"model.input_norm: for linear models only, and {name!r} is none")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from fedveil.core.canonical import canonical
 from fedveil.core.errors import FedveilError
 from fedveil.core.units import Trust
 from fedveil.privacy.releases import PrivacyModel, Release
@@ -35,8 +36,7 @@ class PrivacyTerms:
             "privacy_model": self.privacy_model.to_dict(),
             "run": self.run,
         }
-        text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return text.encode()
+        return canonical(document)
 
     @staticmethod
     def from_bytes(data: bytes) -> PrivacyTerms | None:
