@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from fedveil.client.batches import step_counts
-from fedveil.client.records import client_sizes
 from fedveil.client.steps import local_updates
-from fedveil.client.update_pipeline import Senders, UpdatePipeline
+from fedveil.client.update_pipeline import Senders
 from fedveil.data.federation import Task
 from fedveil.engines.affine import Affine, Stack
 from fedveil.engines.batched import RowEngine, noise_streams
-from fedveil.engines.contract import Cohort, Job, RoundSum, RunningSum, Take
+from fedveil.engines.contract import Cohort, GroupedEngine, Job, RunningSum, Train
 from fedveil.engines.dual_clients import DualClients, costs, dual_applies
 from fedveil.engines.moments import MomentGradients, Moments, MomentSupply
 from fedveil.engines.unrolled_affine_steps import UnrolledAffineSteps
 
-Train = Callable[[RunningSum, Tensor, Cohort, Cohort, Cohort, int], None]
 
-
-class AlgebraEngine:
+class AlgebraEngine(GroupedEngine):
     """Runs a job whose model is one affine layer. `rows` trains the clients that neither the
     moments nor the dual make faster."""
 
@@ -45,26 +42,7 @@ class AlgebraEngine:
         if self._moments is not None and UnrolledAffineSteps.fit(job, self._moments):
             self._courses = UnrolledAffineSteps(job, self._moments)
 
-    def round_sum(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None = None,
-        take: Take | None = None,
-    ) -> RoundSum:
-        job = self.job.shaped_by(pipeline)
-        sizes = client_sizes(job.federation, cohort)
-        total = RunningSum(job, len(cohort), take)
-        for places, add in self._groups(sizes):
-            add(total, weights, cohort, sizes, places, round_number)
-        return total.result()
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-    def _groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
-        """The places of the clients that go each way, and the way."""
+    def groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
         if not len(sizes):
             return
         alike = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None

@@ -17,9 +17,9 @@ from fedveil.client.batches import draw_batches, step_counts
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.records import Records, as_tensor, client_sizes
 from fedveil.client.steps import Gradients, local_updates
-from fedveil.client.update_pipeline import Senders, UpdatePipeline
+from fedveil.client.update_pipeline import Senders
 from fedveil.core.randomness import Stream
-from fedveil.engines.contract import Cohort, Job, RoundSum, RunningSum, Take
+from fedveil.engines.contract import Cohort, GroupedEngine, Job, RunningSum, Train
 
 __all__ = ["RowEngine", "as_tensor", "chunks_of", "client_sizes"]
 
@@ -29,7 +29,7 @@ _VALUES = 4_000_000  # input values in one chunk: 16 MB
 
 
 @dataclass(frozen=True)
-class RowEngine:
+class RowEngine(GroupedEngine):
     """Runs a job with the given gradients, at most `chunk` clients at a time, on a device."""
 
     name: str
@@ -39,19 +39,8 @@ class RowEngine:
     device: torch.device = CPU
     draws: bool = False  # whether the module may draw random numbers of its own
 
-    def round_sum(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None = None,
-        take: Take | None = None,
-    ) -> RoundSum:
-        job = self.job.shaped_by(pipeline)
-        sizes = client_sizes(job.federation, cohort)
-        total = RunningSum(job, len(cohort), take)
-        self.add_to(total, weights, cohort, sizes, np.arange(len(cohort)), round_number)
-        return total.result()
+    def groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
+        yield np.arange(len(sizes)), self.add_to
 
     def add_to(
         self,
@@ -95,9 +84,6 @@ class RowEngine:
         with torch.random.fork_rng(devices):
             torch.manual_seed(int(word >> np.uint64(1)))
             yield
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 def chunks_of(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.client.local_training import LocalTraining
+from fedveil.client.records import client_sizes
 from fedveil.client.update_pipeline import Senders, ShapedRows, UpdatePipeline, shape_rows
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
@@ -78,9 +80,9 @@ class Engine(Protocol):
         take: Take | None = None,
     ) -> RoundSum:
         """Train the clients of `cohort` (distinct ids) from `weights` `[parameters]`, float32,
-        in round `round`, and sum their shaped updates. An empty cohort gives zero.
+        in round `round_number`, and sum their shaped updates. An empty cohort gives zero.
 
-        `shaping` stands in for the job's in this round: the same but for another clip and grid,
+        `pipeline` stands in for the job's in this round: the same but for another clip and grid,
         where these change from round to round. `take` is shown every client's own shaped update,
         a few at a time, where their sum is not enough (on a grid, that is: see `RunningSum`)."""
         ...
@@ -193,3 +195,35 @@ class RunningSum:
 def _in_order(places: Cohort) -> bool:
     """Whether distinct places come one after the other, all of them."""
     return bool((places[1:] > places[:-1]).all())
+
+
+# Trains the clients at some places of a cohort, whose clients have these sizes, and adds to a sum.
+Train = Callable[[RunningSum, Tensor, Cohort, Cohort, Cohort, int], None]
+
+
+class GroupedEngine(ABC):
+    """An engine that trains groups of a cohort, each its own way."""
+
+    job: Job
+
+    @abstractmethod
+    def groups(self, sizes: Cohort) -> Iterable[tuple[Cohort, Train]]:
+        """The places of the clients that go each way, and the way."""
+
+    def round_sum(
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
+        take: Take | None = None,
+    ) -> RoundSum:
+        job = self.job.shaped_by(pipeline)
+        sizes = client_sizes(job.federation, cohort)
+        total = RunningSum(job, len(cohort), take)
+        for places, add in self.groups(sizes):
+            add(total, weights, cohort, sizes, places, round_number)
+        return total.result()
+
+    def close(self) -> None:  # noqa: B027, for most hold nothing
+        """Nothing to release."""

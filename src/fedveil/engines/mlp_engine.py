@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
-from torch import Tensor
 
-from fedveil.client.records import client_sizes
-from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.engines.affine import Stack
 from fedveil.engines.batched import RowEngine
-from fedveil.engines.contract import Cohort, Job, RoundSum, RunningSum, Take
+from fedveil.engines.contract import Cohort, GroupedEngine, Job, Train
 from fedveil.engines.dual_clients import DualClients, costs
 
 
-class MlpEngine:
+class MlpEngine(GroupedEngine):
     """Runs a job by plain SGD. `rows` trains the clients that the dual does not make faster.
 
     Where inputs are wide and clients have few examples, most of a network's weights are in its
@@ -31,26 +30,12 @@ class MlpEngine:
     def device(self) -> torch.device:
         return self._rows.device
 
-    def round_sum(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None = None,
-        take: Take | None = None,
-    ) -> RoundSum:
-        job = self.job.shaped_by(pipeline)
-        sizes = client_sizes(job.federation, cohort)
-        total = RunningSum(job, len(cohort), take)
-        by_rows, by_dual = costs(job.rule, self._stack[0], sizes)
+    def groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
+        by_rows, by_dual = costs(self.job.rule, self._stack[0], sizes)
         for group, add in (
             (by_dual < by_rows, self._dual.add_to),
             (by_dual >= by_rows, self._rows.add_to),
         ):
             places = np.flatnonzero(group)
             if len(places):
-                add(total, weights, cohort, sizes, places, round_number)
-        return total.result()
-
-    def close(self) -> None:
-        """Nothing to release."""
+                yield places, add
