@@ -52,6 +52,14 @@ def test_planted_faults_are_noticed(fault: str) -> None:
     assert noticed(fault, seed=1)
 
 
+def test_two_audits_may_each_be_wrong() -> None:
+    plan = plan_for("central")
+    assert audit(plan, games=400, canaries=0).to_dict()["confidence"] == pytest.approx(0.95)
+    both = audit(plan, games=400)
+    assert both.one is not None
+    assert both.to_dict()["confidence"] == pytest.approx(0.9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_noticed_nearly_always(fault: str) -> None:

@@ -46,6 +46,11 @@ class Audit:
         return None if any(isinstance(one, Laplace) for one in claimed) else self.many.gaussian
 
     @property
+    def confidence(self) -> float:
+        """Of all that is said together: each of the two audits is wrong with probability ALPHA."""
+        return 1 - (1 if self.one is None else 2) * ALPHA
+
+    @property
     def refuted(self) -> str:
         """What the guarantee says and cannot be; empty if nothing contradicts it."""
         found, certified = self.many.refuted, self.guarantee
@@ -75,7 +80,7 @@ class Audit:
                 "adjacency": str(self.guarantee.adjacency),
                 "trust": str(self.guarantee.trust),
             },
-            "confidence": 1 - ALPHA,
+            "confidence": self.confidence,
             "epsilon_at_least": self.epsilon,
             "gaussian_epsilon": self.gaussian,
             "refuted": self.refuted,

@@ -245,11 +245,9 @@ class RecordGame:
         self._clip, self._alone = Clip(clip.norm, clip.order), proof is Proof.ALONE
         self._one = clip.norm / float(plan.local.batch_size or 1)
         self.most = min(1000, plan.layout.size)  # uploads have room for so many loud coordinates
-        self.not_tried = ("how engines compute and clip one example's gradient",)
+        self.not_tried: tuple[str, ...] = ("how engines compute and clip one example's gradient",)
         if proof is Proof.CONVEX:
             self.not_tried += ("drift between the steps of a round",)
-
-    not_tried: tuple[str, ...]
 
     def views(self, seed: int, there: Bools) -> Iterator[View]:
         """Play one game for each entry of `there`; what is seen, round by round."""
