@@ -32,11 +32,12 @@ from fedveil.deploy.members import Members
 from fedveil.deploy.plan_document import PlanDocument, parameters, planned
 from fedveil.deploy.policy import Policy
 from fedveil.engines.choose import build_engine
-from fedveil.engines.contract import Engine, Job
+from fedveil.engines.contract import Engine
 from fedveil.engines.one_client import lone
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.noise_placement import RoundContext
 from fedveil.planning.plan import Plan
+from fedveil.run.run import job_of
 from fedveil.run.sums import PrivateSum, update_sum
 from fedveil.secagg import derive
 from fedveil.secagg.aggregation import UPDATE
@@ -179,16 +180,8 @@ class Guard:
         if digest not in self._runs:
             roster = self._check_facts(document)
             plan = self._planned(document)
-            job = Job(
-                self._data,
-                plan.module,
-                plan.layout,
-                plan.local,
-                plan.pipeline,
-                self._randomness.of_client(self.number),
-                isolated=True,
-            )
-            engine = build_engine(job, threads=1)
+            job = job_of(plan, self._randomness.of_client(self.number))
+            engine = build_engine(replace(job, federation=self._data, isolated=True), threads=1)
             terms = document.terms(plan)
             self._runs[digest] = _Run(document, plan, terms, roster, engine)
         return Message({"status": "done"}, (self.keys.identity.sign(ACCEPT + digest.encode()),))

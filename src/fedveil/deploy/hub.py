@@ -29,13 +29,12 @@ from fedveil.deploy.courier import Courier, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
 from fedveil.deploy.members import Members
 from fedveil.deploy.plan_document import Facts, PlanDocument, planned, resolved
-from fedveil.engines.choose import Choice
 from fedveil.engines.contract import Cohort, RoundSum, Take
 from fedveil.planning.plan import Plan
 from fedveil.privacy.noise import unsnap
 from fedveil.run.checkpoint import write_atomically
 from fedveil.run.directory import RunDirectory, stored_recipe
-from fedveil.run.run import Run, Speed
+from fedveil.run.run import Run
 from fedveil.run.sums import PrivateSum
 from fedveil.secagg.aggregator import Aggregator, Ints, OpenSum, Summands
 from fedveil.secagg.dropouts import Dropouts
@@ -327,12 +326,9 @@ class Hub:
     def _run(
         self, plan: Plan, document: PlanDocument, directory: RunDirectory, recipe: Recipe
     ) -> Run:
-        run = Run(plan, speed=Speed("sequential", processes=1), every=recipe.evaluation.every)
-        run.engine.close()
-        aggregator = RemoteAggregator(plan, document, self.sites, self.waits)
-        run.aggregator, run.engine = aggregator, SitesEngine(aggregator)
-        run.choice = Choice("sites", "every owner trains on its own machine")
-        return run.keep_in(directory)
+        sums = RemoteAggregator(plan, document, self.sites, self.waits)
+        every, engine = recipe.evaluation.every, SitesEngine(sums)
+        return Run(plan, every=every, engine=engine, aggregator=sums).keep_in(directory)
 
     def _agree(self, document: PlanDocument) -> None:
         """Show every site the plan, and then every site that all have signed it."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
-from fedveil.engines.choose import build_engine, choose, device_of
-from fedveil.engines.contract import Job, RoundSum
+from fedveil.engines.choose import Choice, build_engine, choose, device_of
+from fedveil.engines.contract import Engine, Job, RoundSum
 from fedveil.engines.cost import Workload
 from fedveil.models.flat import load
 from fedveil.planning.plan import Plan
@@ -25,7 +25,7 @@ from fedveil.run.directory import RunDirectory
 from fedveil.run.evaluation import Evaluator, Metrics
 from fedveil.run.round import play_round
 from fedveil.run.round_report import RoundDropouts, RoundReport, unprotected_stats_of
-from fedveil.secagg.aggregator import build_aggregator
+from fedveil.secagg.aggregator import Aggregator, build_aggregator
 from fedveil.server.averaging import released
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ class Run(Displayed):
 
     Kept in a directory, every state between two rounds can be resumed after a crash; with a seed,
     the resumed run ends with the same weights, bit for bit. `every` is how many rounds lie between
-    two evaluations.
+    two evaluations. `engine` and `aggregator` are made for the plan unless they are given, as where
+    clients train on other machines.
     """
 
     def __init__(
@@ -63,8 +64,9 @@ class Run(Displayed):
         *,
         speed: Speed | None = None,
         every: int | None = None,
+        engine: Engine | None = None,
+        aggregator: Aggregator | None = None,
     ) -> None:
-        speed = speed or Speed()
         if plan.protected and plan.guarantee is None:  # also works it out: no proof, no run
             raise ConfigError("plan: a protected run needs a guarantee")
         if plan.protected:  # once more: a module may have been changed since it was planned with
@@ -73,19 +75,12 @@ class Run(Displayed):
         self.directory: RunDirectory | None = None
         self.every = every or max(1, plan.method.rounds // 20)
         self.randomness = plan.randomness
-        self.job = _job(plan, self.randomness)
-        device = device_of(speed.device)
-        self.choice = choose(
-            self.job,
-            speed.engine,
-            processes=speed.processes,
-            workload=Workload(plan.sampling.expected_cohort, plan.method.rounds),
-            device=device,
-        )
-        self.engine = build_engine(
-            self.job, self.choice, speed.chunk, device=device, threads=speed.threads
-        )
-        self.aggregator = build_aggregator(plan.secure_sums)
+        self.job = job_of(plan, self.randomness)
+        if engine is None:
+            self.choice, self.engine = _chosen(plan, self.job, speed or Speed())
+        else:
+            self.choice, self.engine = Choice(engine.name, "it was given"), engine
+        self.aggregator = aggregator or build_aggregator(plan.secure_sums)
         self.dropouts: dict[int, RoundDropouts] = {}  # by round, from 1
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
@@ -246,13 +241,26 @@ def follow_plan(plan: Plan, speed: Speed) -> None:
     from fedveil.engines.processes import follow
 
     device = device_of(speed.device)
-    job = _job(plan, plan.randomness)
+    job = job_of(plan, plan.randomness)
     choice = replace(choose(job, speed.engine, device=device), processes=1)
     engine = build_engine(job, choice, speed.chunk, device=device, threads=speed.threads or 1)
     follow(torchrun_group(device), engine)
 
 
-def _job(plan: Plan, randomness: Randomness) -> Job:
+def _chosen(plan: Plan, job: Job, speed: Speed) -> tuple[Choice, Engine]:
+    device = device_of(speed.device)
+    choice = choose(
+        job,
+        speed.engine,
+        processes=speed.processes,
+        workload=Workload(plan.sampling.expected_cohort, plan.method.rounds),
+        device=device,
+    )
+    return choice, build_engine(job, choice, speed.chunk, device=device, threads=speed.threads)
+
+
+def job_of(plan: Plan, randomness: Randomness) -> Job:
+    """What an engine is to compute for a plan."""
     return Job(
         plan.federation,
         plan.module,

@@ -37,8 +37,8 @@ def one_lottery_for_all_rows() -> Any:
 @plant(450)
 def clients_train_together() -> Any:
     """Chunks and padding as in simulations: others show in the low-order bits."""
-    real = run_module._job
-    return patch.object(run_module, "_job", lambda *args: replace(real(*args), isolated=False))
+    real = run_module.job_of
+    return patch.object(run_module, "job_of", lambda *args: replace(real(*args), isolated=False))
 
 
 @plant(150, lambda case: case.table["training"]["schedule"] == "inverse")
