@@ -168,6 +168,11 @@ class Method(Displayed):
             )
         if pipeline.granularity is not None or pipeline.ballot is not None:
             raise ConfigError("pipeline: the plan chooses grids and ballots; leave them out")
+        local = self.local
+        if local.gradient_noise or local.gradient_grid is not None or not local.last_step_noise:
+            raise ConfigError(
+                "local: the plan chooses gradient noise, its grid and its last step; leave them out"
+            )
         if self.by_examples and pipeline.weight_cap is None:
             raise PrivacyRefusal(
                 "updates weighted by a client's number of examples, without a cap: one client "
