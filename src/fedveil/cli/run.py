@@ -69,6 +69,7 @@ def execute(args: argparse.Namespace) -> int:
         follow_plan(plan, speed)
         return 0
     run = Run(plan, speed=speed, every=recipe.evaluation.every)
+    plan = run.plan  # which knows what runs it
     if args.resume is not None:
         directory = RunDirectory.open(args.resume, plan, moved=args.moved)
     else:

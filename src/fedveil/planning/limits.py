@@ -5,7 +5,7 @@ And what spoils it: private data that entered without noise, or parts that nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
@@ -45,6 +45,12 @@ def unprotected(method: Method, context: NoiseContext) -> tuple[str, ...]:
     private = replace(method, optimizer=Sgd(), smoothing=None)
     found += [_UNPROVED.format(name) for name in _foreign_parts(private)]
     return tuple(found)
+
+
+def unproved(parts: Mapping[str, object]) -> tuple[str, ...]:
+    """A sentence for each part of a run, by its name, that is there and none of fedveil's own."""
+    foreign = (name for name, part in parts.items() if part is not None and _not_own(part))
+    return tuple(_UNPROVED.format(name) for name in foreign)
 
 
 def declared(context: NoiseContext) -> tuple[str, ...]:
@@ -117,10 +123,14 @@ def _foreign_parts(part: object) -> Iterator[str]:
         for inner in part:
             yield from _foreign_parts(inner)
     elif part is not None and not isinstance(part, (bool, int, float, str)):
-        if not type(part).__module__.startswith(_OWN):
+        if _not_own(part):
             yield type(part).__name__
         for each in fields(part) if is_dataclass(part) and not isinstance(part, type) else ():
             yield from _foreign_parts(getattr(part, each.name))
+
+
+def _not_own(part: object) -> bool:
+    return not type(part).__module__.startswith(_OWN)
 
 
 def _foreign(layer: nn.Module) -> bool:

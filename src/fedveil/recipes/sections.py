@@ -133,7 +133,9 @@ class EvaluationSection:
 
 @dataclass(frozen=True)
 class EngineSection:
-    """Speed only: nothing here can change what is guaranteed."""
+    """Speed only: nothing here can change what is guaranteed. With an engine from outside the
+    package nothing is certified.
+    """
 
     name: str = "auto"
     chunk: int | None = None  # clients trained together
