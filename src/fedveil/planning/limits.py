@@ -24,6 +24,8 @@ from fedveil.data.federation import (
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.models.structure import as_written
+from fedveil.privacy.shown import at_most
+from fedveil.secagg.aggregation import SecureSums
 from fedveil.secagg.mode import SecureMode
 from fedveil.server.optimizers import Sgd
 
@@ -53,7 +55,7 @@ def unproved(parts: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(_UNPROVED.format(name) for name in foreign)
 
 
-def declared(context: NoiseContext) -> tuple[str, ...]:
+def declared(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
     """What has to be public, or made without the protected data, because nothing hides it."""
     federation = context.federation
     found = [
@@ -69,6 +71,8 @@ def declared(context: NoiseContext) -> tuple[str, ...]:
         found.append(
             f"The {len(context.pipeline.ballot.inputs)} inputs that are voted on are public."
         )
+    if context.secure is not None and trust is Trust.DISTRIBUTED:
+        found += _graph(context.secure)
     own = sorted({type(layer).__name__ for layer in context.module.modules() if _foreign(layer)})
     if own:
         found.append(
@@ -76,6 +80,19 @@ def declared(context: NoiseContext) -> tuple[str, ...]:
             "remember nothing of them."
         )
     return tuple(found)
+
+
+def _graph(sums: SecureSums) -> Iterator[str]:
+    """What a sparse graph of masks takes for granted; a complete one takes nothing."""
+    graph = sums.params.topology(sums.cohort)
+    if graph.security_failure > 0:
+        yield (
+            "Who masks with whom is drawn anew for every round; with probability "
+            f"{at_most(graph.security_failure, 2)} the graph hides less than the sum of all, which "
+            "delta does not count."
+        )
+    if sums.params.honest_server and not graph.complete:
+        yield "The server of the secure sums does not lie about who has shared or was lost."
 
 
 def not_covered(context: NoiseContext, trust: Trust) -> tuple[str, ...]:

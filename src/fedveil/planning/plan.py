@@ -31,7 +31,12 @@ from fedveil.models.check import check_model
 from fedveil.models.flat import Layout, flatten, layout_of
 from fedveil.planning import limits
 from fedveil.planning.fitting import context_of, distillation, fitted, pipeline_of, sampling_of
-from fedveil.planning.secure_sums import check_central, check_masks, check_sums
+from fedveil.planning.secure_sums import (
+    check_central,
+    check_chosen,
+    check_masks,
+    check_sums,
+)
 from fedveil.privacy.accounting import (
     PrivacyModel,
     Release,
@@ -124,6 +129,7 @@ class Plan(Displayed):
             for name in (each.name for each in fields(NoiseContext) if each.name not in _CHOSEN):
                 if getattr(context, name) is not getattr(self.basis[3], name):
                     raise ConfigError(f"context.{name}: follows from the method; change it there")
+            check_chosen(self.method, placement, context)
         else:
             check_model(self.module, self.federation)
             check_isolation(self.module, self.federation, self.method.local.per_example)
@@ -364,7 +370,7 @@ def _privacy_model(
         arithmetic=context.arithmetic,
         entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
         unprotected=(*limits.unprotected(method, context), *unprotected),
-        declared=(*limits.declared(context), *declared),
+        declared=(*limits.declared(context, model.trust), *declared),
         not_covered=limits.not_covered(context, model.trust),
     )
 
