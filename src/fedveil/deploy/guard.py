@@ -36,6 +36,7 @@ from fedveil.engines.contract import Engine
 from fedveil.engines.one_client import lone
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.noise_placement import RoundContext
+from fedveil.planning.limits import taken_from_records
 from fedveil.planning.plan import Plan
 from fedveil.run.run import job_of
 from fedveil.run.sums import PrivateSum, update_sum
@@ -110,6 +111,7 @@ class Guard:
         if self.keys.identity.public_key().public_bytes_raw() != members.sites[site]:
             raise ConfigError(f"site {site!r}: the members' list holds another key for it")
         self._data, self._size = lone(data, 0), len(data.train)
+        self._taken = taken_from_records(data)
         self._randomness = randomness or Randomness(None)
         self._patience = patience
         if policy.ask.hubs and members.hub.hex() not in policy.ask.hubs:
@@ -229,6 +231,11 @@ class Guard:
                 f"the hub states epsilon {document.epsilon:.6g} at delta {document.delta:.3g}, "
                 f"this site computes {guarantee.epsilon:.6g} at {guarantee.delta:.3g}",
                 "state what the plan costs",
+            )
+        if model.unit is Unit.RECORD and self._taken:
+            raise PrivacyRefusal(
+                f"one record of this site is more than one gradient: {self._taken[0]}",
+                "read the site's rows by a public schema, with declared classes",
             )
         size = document.facts.sizes[self.number]
         if size != (self._size if model.unit is Unit.RECORD else 1):

@@ -36,17 +36,21 @@ _KNOWN_LAYERS = ("torch.nn.modules.", "fedveil.models.")
 
 def unprotected(method: Method, context: NoiseContext) -> tuple[str, ...]:
     """What came from private data without noise, or from code without a proof."""
-    federation = context.federation
-    parts = federation.test, federation.validation
-    again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
-    found = list(dict.fromkeys((*federation.unprotected, *again)))
-    found += [_UNPROVED.format(name) for name in _foreign_data(federation)]
+    found = list(taken_from_records(context.federation))
     if context.pipeline.ballot is not None and HELD_OUT_NOTE in context.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
     # The server's optimiser and smoothing see released values alone: they may be anybody's.
     private = replace(method, optimizer=Sgd(), smoothing=None)
     found += [_UNPROVED.format(name) for name in _foreign_parts(private)]
     return tuple(found)
+
+
+def taken_from_records(federation: Federation) -> tuple[str, ...]:
+    """What became of a federation's records that depends on more than one of them."""
+    parts = federation.test, federation.validation
+    again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
+    foreign = (_UNPROVED.format(name) for name in _foreign_data(federation))
+    return (*dict.fromkeys((*federation.unprotected, *again)), *foreign)
 
 
 def unproved(parts: Mapping[str, object]) -> tuple[str, ...]:
