@@ -406,3 +406,11 @@ def test_rounding_adds_next_to_nothing_to_the_noise(clip: float, noise: float) -
     assert 13 * grid**2 / 12 <= 1e-8 * (noise * clip) ** 2  # twelve updates and the noise itself
     assert grid <= clip * 2.0**-20
     assert np.log2(grid) % 1 == 0
+
+
+@pytest.mark.parametrize("rate", [2e3, 1e300])
+def test_no_rate_of_a_tracked_clip_ends_a_round_that_was_paid_for(rate: float) -> None:
+    tracking = AdaptiveClipping(Clip(2.0), rate=rate)
+    for count, end in ((-10.0, 2e3), (10.0, 2e-3)):
+        state, _ = tracking.follow(count, 10.0, Clip(2.0), {})
+        assert float(state["clip_norm"]) == pytest.approx(end)
