@@ -66,6 +66,11 @@ def declared(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
         f"The model's shape is public: {_shape(federation)}; so is how data are scaled.",
         "The initial weights were made without the protected data.",
     ]
+    if context.public_clients is not None:
+        found.append(
+            f"There are at most {context.public_clients} clients; that there are more would show, "
+            "for then nothing runs."
+        )
     if federation.featurizer is not None:
         found.append(
             f"Inputs are made of each example alone by {federation.featurizer}, a public map that "

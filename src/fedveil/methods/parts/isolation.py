@@ -80,7 +80,8 @@ def _batch(federation: Federation, draw: np.random.Generator, scale: float) -> T
     """Made-up inputs of the federation's kind, `[examples, ...]`, as the model sees them."""
     shape, kind = (1 + _OTHERS, *federation.input_shape), federation.train.inputs.dtype
     if np.issubdtype(kind, np.floating):
-        made = (scale * draw.random(shape)).astype(kind)
+        most = float(np.finfo(kind).max)
+        made = np.clip(scale * draw.random(shape), -most, most).astype(kind)
     else:
         most = 2 if scale == 0 else max(2, min(federation.classes, 100))
         made = draw.integers(0, most, size=shape).astype(kind)
