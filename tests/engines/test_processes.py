@@ -71,7 +71,9 @@ def test_two_processes_give_the_sum_and_the_statistics_of_one(
         assert np.array_equal(getattr(together, name), getattr(single, name)), name
 
 
-def test_clients_that_are_left_out_are_counted_once_wherever_they_train(pair: ProcessEngine) -> None:
+def test_clients_left_out_are_counted_once_wherever_they_train(
+    pair: ProcessEngine,
+) -> None:
     wild = start_of(pair.job) * 1e30  # nobody's update is finite
     assert pair.round_sum(wild, ALL, 1).rejected == alone_from(pair, wild).rejected == len(ALL)
 
