@@ -78,10 +78,11 @@ def _try(model: nn.Module, federation: Federation, per_example: bool) -> None:
 
 def _batch(federation: Federation, draw: np.random.Generator, scale: float) -> Tensor:
     """Made-up inputs of the federation's kind, `[examples, ...]`, as the model sees them."""
-    shape, kind = (1 + _OTHERS, *federation.input_shape), federation.train.inputs.dtype
+    shape = (1 + _OTHERS, *federation.input_shape)
+    kind: np.dtype[Any] = federation.train.inputs.dtype
     if np.issubdtype(kind, np.floating):
-        most = float(np.finfo(kind).max)
-        made = np.clip(scale * draw.random(shape), -most, most).astype(kind)
+        largest = float(np.finfo(kind).max)
+        made = np.clip(scale * draw.random(shape), -largest, largest).astype(kind)
     else:
         most = 2 if scale == 0 else max(2, min(federation.classes, 100))
         made = draw.integers(0, most, size=shape).astype(kind)
