@@ -20,9 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedveil.secagg.device import DeviceRound
 from fedveil.secagg.errors import Doubted, NotReleased, SecureAggregationError
 from fedveil.secagg.messages import Confirm, Masked, Shares, Unmask
-from tests.secagg.play import Cast, assemble, plain_sum, small_vectors
+from tests.secagg.play import Cast, Play, assemble, plain_sum, small_vectors
 from tests.secagg.test_fuzz import CORPUS, spoiled
 from tests.secagg.test_wire import frame_of
 
@@ -95,12 +96,12 @@ class Fuzzer:
         def send(device: int, frame: bytes) -> None:
             if device == culprit and frame[5] == leg:
                 body = spoiled(frame, LEGS[leg], rng)
-                frame = frame_of(leg, body, cast.devices[device].keys.identity, frame)
+                frame = frame_of(leg, body, Play(cast, here, rounds).signer(device, leg), frame)
             self.attack(here.receive, frame)
             here.receive(frame)
 
+        rounds: dict[int, DeviceRound] = {}
         try:
-            rounds = {}
             for i in cast.ids:
                 self.attack(cast.devices[i].join, here.plan)
                 if not lost():

@@ -37,6 +37,11 @@ def apply_masks(total: Words, added: Sequence[bytes], subtracted: Sequence[bytes
         _apply_open(total, [(_cipher(k), s) for k, s in signed[start : start + _OPEN_CIPHERS]])
 
 
+def keystream(key: bytes, size: int) -> bytes:
+    """So many bytes of the keystream of a key."""
+    return _cipher(key).update(bytes(size))
+
+
 def _cipher(key: bytes) -> CipherContext:
     return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
 

@@ -61,8 +61,14 @@ def _descend(round_number: int, chain: bytes, place: int, ahead: bytes) -> Ratch
 def _walk(chain: bytes, steps: int) -> tuple[bytes, bytes]:
     """Go so far along a chain: what leads further, and the branch there."""
     for _ in range(steps):
-        chain = derive.fork(chain, b"ratchet")[0]
-    return derive.fork(chain, b"ratchet")
+        chain = _fork(chain)[0]
+    return _fork(chain)
+
+
+def _fork(key: bytes) -> tuple[bytes, bytes]:
+    """What leads further, and a branch."""
+    both = derive.expand(key, b"ratchet", length=2 * KEY_BYTES)
+    return both[:KEY_BYTES], both[KEY_BYTES:]
 
 
 def _digit(round_number: int, place: int) -> int:
