@@ -125,17 +125,19 @@ def claims(kind: int, device: int, context: bytes, body: bytes) -> bytes:
 def frame(kind: int, device: int, context: bytes, body: bytes, seed: bytes) -> bytes:
     """Signed by an identity, of which the seed is given."""
     head = claims(kind, device, context, body)
-    return b"FVSA" + head + ed25519_sign(seed, signed(head, body)) + body
+    covered = signed(head, hashlib.sha256(body).digest())
+    return b"FVSA" + head + ed25519_sign(seed, covered) + body
 
 
 def stamped(kind: int, device: int, context: bytes, body: bytes, key: bytes) -> bytes:
     """The same under the key of a session."""
     head = claims(kind, device, context, body)
-    return b"FVSA" + head + expand(key, "stamp", signed(head, body), 64) + body
+    hashed = AES.new(expand(key, "hash"), AES.MODE_GCM, nonce=bytes(12)).update(body).digest()
+    return b"FVSA" + head + expand(key, "stamp", signed(head, hashed), 64) + body
 
 
-def signed(head: bytes, body: bytes) -> bytes:
-    return LABEL + b"frame\0" + head + hashlib.sha256(body).digest()
+def signed(head: bytes, content: bytes) -> bytes:
+    return LABEL + b"frame\0" + head + content
 
 
 def message_digest(data: bytes) -> bytes:
@@ -157,8 +159,7 @@ def print_of(kind: str, part: bytes, plan: bytes, dealer: int, holder: int) -> b
 
 def mark(both: bytes, plan: bytes, dealer: int, holder: int) -> bytes:
     own = print_of("self", both[:32], plan, dealer, holder)
-    pair = print_of("pair", both[32:], plan, dealer, holder)
-    return expand(own + pair, "mark", length=16)
+    return own + print_of("pair", both[32:], plan, dealer, holder)
 
 
 def stamps(secret: bytes, public: bytes, server: bytes, device: bytes, context: bytes) -> bytes:
@@ -494,10 +495,8 @@ def transcript() -> list[dict[str, Any]]:
         return expand(root[i, j], "root-print", length=16)
 
     def answer(i: int, j: int) -> bytes:
-        """What j answers about i: the share that is owed, and the other one's print."""
-        kind = 0 if i in survivors else 1
-        other = share_of(i, j, 1 - kind)
-        return share_of(i, j, kind) + print_of(("pair", "self")[kind], other, plan_digest, i, j)
+        """What j answers about i: the share that is owed."""
+        return share_of(i, j, 0 if i in survivors else 1)
 
     def wrapped(i: int) -> bytes:
         roots = b"".join(root[i, j] for j in others[i])

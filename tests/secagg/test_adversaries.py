@@ -430,7 +430,7 @@ def test_devices_told_of_different_sharers_do_not_unmask_each_other():
                 present=present,
                 nonces=message.nonces[:64],
                 sealed=message.sealed[: 4 * 64],
-                marks=message.marks[:64],
+                marks=message.marks[:128],
             )
             frame = play.lie(message)
         play.rounds[device].take_sharers(frame)

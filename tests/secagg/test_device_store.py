@@ -446,7 +446,7 @@ def test_the_same_shares_sealed_twice_do_not_show_their_difference():
         cast.devices[10]._journal = MemoryJournal()
     assert rounds[0].checks == rounds[1].checks  # the same keys
     assert rounds[0].nonce != rounds[1].nonce
-    pads = [pairs.pad(bytes(32), dealt.nonce, 10) for dealt in rounds]
+    pads = [pairs.pads([bytes(32)], [dealt.nonce], [10]) for dealt in rounds]
     assert pads[0] != pads[1]
 
 

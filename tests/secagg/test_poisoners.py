@@ -53,7 +53,7 @@ def finished(play, silent=frozenset()) -> np.ndarray:
 def wrong_shares(play, device: int) -> bytes:
     frame = play.rounds[device].unmask(play.server.confirmed_for(device))
     answers = bytearray(peek(frame, Unmask).answers)
-    for at in range(0, len(answers), 48):
+    for at in range(0, len(answers), 32):
         answers[at] ^= 1
     return resend(play, device, frame, answers=bytes(answers))
 
@@ -182,7 +182,7 @@ def without_first(message: Sharers, count: int) -> Sharers:
         off=bytes([(1 << count) - 1]),
         nonces=message.nonces[16 * count :],
         sealed=message.sealed[64 * count :],
-        marks=message.marks[16 * count :],
+        marks=message.marks[32 * count :],
     )
 
 
@@ -307,7 +307,7 @@ def test_garbage_for_all_costs_one_round_and_convicts_its_sender():
 def sealed_properly_but_wrong(play, device: int, frame: bytes) -> bytes:
     """Shares that open, but are not those that were marked."""
     nonce, keys = peek(frame, Shares).nonce, play.rounds[device]._pairs
-    sealed = [pairs.pad(one.seal, nonce, device) for one in keys.values()]  # of zeros
+    sealed = [pairs.pads([one.seal], [nonce], [device]) for one in keys.values()]  # of zeros
     return resend(play, device, frame, sealed=b"".join(sealed))
 
 
@@ -327,8 +327,8 @@ def inconsistent_split(play, device: int, frame: bytes) -> bytes:
     rows = split([bytes(32), bytes(32)], play.server.layout.plan.threshold, len(neighbours))
     both = {n: row.tobytes() for n, row in zip(neighbours, rows, strict=True)}
     nonce = peek(frame, Shares).nonce
-    sealed = [pairs.xor(both[n], pairs.pad(keys[n].seal, nonce, device)) for n in neighbours]
-    marks = [pairs.mark(both[n], digest, device, n) for n in neighbours]
+    sealed = [pairs.xor(both[n], pairs.pads([keys[n].seal], [nonce], [device])) for n in neighbours]
+    marks = [pairs.marks(both[n], digest, [device], [n]) for n in neighbours]
     return resend(play, device, frame, sealed=b"".join(sealed), marks=b"".join(marks))
 
 
@@ -373,7 +373,7 @@ def test_a_complaint_about_proper_shares_proves_nothing():
             kept, bad = play.server._kept, np.zeros(5, dtype=np.bool_)
             bad[0] = True  # its first neighbour
             accepted = kept.accepted(kept.places[BAD], bad)
-            answers = peek(frame, Unmask).answers[48:]
+            answers = peek(frame, Unmask).answers[32:]
             frame = resend(play, BAD, frame, bad=b"\x01", accepted=accepted, answers=answers)
         play.send(frame)
     assert np.array_equal(play.server.finish(), plain_sum(VECTORS, cast.ids))

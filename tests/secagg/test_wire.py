@@ -46,7 +46,7 @@ EXAMPLES = [
 def frame_of(kind: int, body: bytes, key: wire.Signer = KEY, like: bytes = bytes(114)) -> bytes:
     """Any body at all, properly signed; device and context as in the frame `like`."""
     claims = bytes((wire.VERSION, kind)) + like[6:46] + len(body).to_bytes(4, "little")
-    signature = key.sign(wire._signed(claims, wire.digest_of(body)))
+    signature = key.sign(wire._signed(claims, wire.covered(key, body)))
     return wire.MAGIC + claims + signature + body
 
 

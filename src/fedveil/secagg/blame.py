@@ -23,7 +23,6 @@ from fedveil.secagg.layout import Layout, piece
 from fedveil.secagg.messages import Disclosure, Shares, Unmask
 from fedveil.secagg.pairs import MARK_BYTES, PRINT_BYTES
 from fedveil.secagg.shares import SHARE_BYTES, combine
-from fedveil.secagg.sizes import ANSWER_BYTES
 
 
 class Wrong(Enum):
@@ -80,14 +79,11 @@ def _frame(
 
 
 def answer_fits(
-    answer: bytes, survived: bool, mark: bytes, plan: bytes, dealer: int, holder: int
+    share: bytes, survived: bool, mark: bytes, plan: bytes, dealer: int, holder: int
 ) -> bool:
-    """Whether a share is what the dealer marked; the other kind's fingerprint comes with it."""
-    share, other = answer[:SHARE_BYTES], answer[SHARE_BYTES:]
-    kind = b"self" if survived else b"pair"
-    own = pairs.share_print(kind, share, plan, dealer, holder)
-    joined = pairs.join_prints(own, other) if survived else pairs.join_prints(other, own)
-    return derive.same(joined, mark)
+    """Whether a share is what the dealer marked."""
+    kind, said = (b"self", mark[:PRINT_BYTES]) if survived else (b"pair", mark[PRINT_BYTES:])
+    return derive.same(pairs.share_print(kind, share, plan, dealer, holder), said)
 
 
 def given(
@@ -113,9 +109,9 @@ def _share(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicK
     mark = piece(dealt.marks, MARK_BYTES, layout.rank(dealer, holder))
     count = len(marks) // MARK_BYTES
     place = [piece(marks, MARK_BYTES, at) for at in range(count)].index(mark)
-    if len(unmask.answers) != ANSWER_BYTES * count:
+    if len(unmask.answers) != SHARE_BYTES * count:
         return True  # an honest device answers about each share that it has accepted
-    answer = piece(unmask.answers, ANSWER_BYTES, place)
+    answer = piece(unmask.answers, SHARE_BYTES, place)
     # Of either kind: which one was owed does not matter for the proof.
     return not any(
         answer_fits(answer, survived, mark, layout.digest, dealer, holder)
@@ -147,7 +143,7 @@ def _split(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicK
         if not answer_fits(answer, survived, mark, layout.digest, dealer, holder):
             return False
         points.append(rank + 1)
-        shares.append(answer[:SHARE_BYTES])
+        shares.append(answer)
     if len(points) != layout.plan.threshold:
         return False
     return not fits_commitment(combine(points, shares), dealt, survived)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 
@@ -27,16 +28,10 @@ def deal(
     digest = layout.digest
     pair_secret = draw_secret()  # not kept: only its shares and what it wraps remain
     nonce = os.urandom(NONCE_BYTES)
-    both = split([self_secret, pair_secret], layout.plan.threshold, len(pair_keys))
-    joined = both.tobytes()
-    pads, marks, checks, roots, prints = [], [], [], [], []
-    for at, (neighbour, keys) in enumerate(pair_keys.items()):
-        pads.append(pairs.pad(keys.seal, nonce, device))
-        marks.append(pairs.mark(piece(joined, SEALED_BYTES, at), digest, device, neighbour))
-        checks.append(pairs.seal_print(keys.seal))
-        if keys.root:
-            roots.append(keys.root)
-            prints.append(pairs.root_print(keys.root))
+    both = split([self_secret, pair_secret], layout.plan.threshold, len(pair_keys)).tobytes()
+    seals = [keys.seal for keys in pair_keys.values()]
+    roots = [keys.root for keys in pair_keys.values() if keys.root]
+    pads = pairs.pads(seals, [nonce] * len(seals), repeat(device))
     commitments = pairs.commitment(b"self", self_secret, digest, device)
     commitments += pairs.commitment(b"pair", pair_secret, digest, device)
     return Shares(
@@ -45,35 +40,32 @@ def deal(
         exchange,
         commitments,
         nonce,
-        pairs.xor(joined, b"".join(pads)),
-        b"".join(marks),
-        b"".join(checks),
+        pairs.xor(both, pads),
+        pairs.marks(both, digest, repeat(device), pair_keys),
+        b"".join(map(pairs.seal_print, seals)),
         pairs.wrap(b"".join(roots), pair_secret),
-        b"".join(prints),
+        b"".join(map(pairs.root_print, roots)),
     )
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What a device holds of its partners: their shares, and what stands for them.
+    """What a device holds of its partners.
 
-    `fits` [partners]: whether what a partner sealed is what its mark says. `shares`, `prints`: of
-    those that fit, the self share and the pair share [64] and their fingerprints [32].
+    `fits` [partners]: whether what a partner sealed is what its mark says. `shares` [fitting, 64]:
+    the self share and the pair share of those that fit.
     """
 
     fits: Flags
     shares: Bytes
-    prints: Bytes
 
     def __repr__(self) -> str:
         return f"Holding({int(self.fits.sum())} of {len(self.fits)} fit)"
 
     def answers(self, survived: Flags) -> bytes:
-        """Of each partner that fits the share that is owed, and the other kind's fingerprint."""
+        """Of each partner that fits the share that is owed."""
         alive = survived[self.fits, None]
-        share = np.where(alive, self.shares[:, :SHARE_BYTES], self.shares[:, SHARE_BYTES:])
-        other = np.where(alive, self.prints[:, PRINT_BYTES:], self.prints[:, :PRINT_BYTES])
-        return np.hstack([share, other]).tobytes()
+        return np.where(alive, self.shares[:, :SHARE_BYTES], self.shares[:, SHARE_BYTES:]).tobytes()
 
 
 def opened(
@@ -86,20 +78,13 @@ def opened(
     marks: bytes,
 ) -> Holding:
     """What partners sealed to a device: what fits their marks. Lists have the right lengths."""
-    pads = [
-        pairs.pad(seal, piece(nonces, NONCE_BYTES, at), dealer)
-        for at, (dealer, seal) in enumerate(zip(dealers, seals, strict=True))
-    ]
-    joined = pairs.xor(sealed, b"".join(pads))
+    each = [piece(nonces, NONCE_BYTES, at) for at in range(len(dealers))]
+    joined = pairs.xor(sealed, pairs.pads(seals, each, dealers))
+    made = pairs.marks(joined, plan, dealers, repeat(holder))
     shares = rows(joined, SEALED_BYTES, len(dealers), "sealed")
-    fits, prints = valid_elements(shares), []
-    for at, dealer in enumerate(dealers):
-        both = pairs.share_prints(piece(joined, SEALED_BYTES, at), plan, dealer, holder)
-        prints.append(both[0] + both[1])
-        if pairs.join_prints(*both) != piece(marks, MARK_BYTES, at):
-            fits[at] = False
-    found = rows(b"".join(prints), 2 * PRINT_BYTES, len(dealers), "prints")
-    return Holding(fits, shares[fits], found[fits])
+    told, found = (rows(one, MARK_BYTES, len(dealers), "marks") for one in (marks, made))
+    fits = valid_elements(shares) & (told == found).all(axis=1)
+    return Holding(fits, shares[fits])
 
 
 def nonsense(dealt: Shares, layout: Layout, seal: bytes, holder: int) -> bool:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterable
+from functools import cache
+from hashlib import blake2b
 
 PROTOCOL = b"fedveil.secagg.v4."
 KEY_BYTES = 32
@@ -40,8 +43,25 @@ def expand(key: bytes, label: bytes, context: bytes = b"", length: int = KEY_BYT
 
     A device computes some hundred of these a round, and each costs a third of an HMAC-SHA256.
     """
-    info = PROTOCOL + label + b"\0" + context
-    return hashlib.blake2b(info, key=key, digest_size=length).digest()
+    return blake2b(prefix(label) + context, key=key, digest_size=length).digest()
+
+
+def expand_all(
+    keys: Iterable[bytes], label: bytes, contexts: Iterable[bytes], length: int
+) -> bytes:
+    """The same for many keys, each with its context, one after the other: loops are costly here."""
+    start = prefix(label)
+    return b"".join(
+        [
+            blake2b(start + context, key=key, digest_size=length).digest()
+            for key, context in zip(keys, contexts, strict=True)
+        ]
+    )
+
+
+@cache  # labels are few
+def prefix(label: bytes) -> bytes:
+    return PROTOCOL + label + b"\0"
 
 
 def same(left: bytes, right: bytes) -> bool:

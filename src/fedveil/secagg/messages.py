@@ -139,7 +139,7 @@ class Shares(Message):
     commitments: bytes = bytes_field(64)  # to the self secret and to the pair secret
     nonce: bytes = bytes_field(16)
     sealed: bytes = bytes_field()  # per neighbour: both shares, encrypted to it
-    marks: bytes = bytes_field()  # per neighbour: a fingerprint of both shares
+    marks: bytes = bytes_field()  # per neighbour: fingerprints of both shares
     checks: bytes = bytes_field()  # per neighbour: a fingerprint of the pair's seal key
     wrapped: bytes = bytes_field()  # per mask: the pair's root, under the pair secret
     roots: bytes = bytes_field()  # per mask: a fingerprint of the pair's root
@@ -217,7 +217,7 @@ class Unmask(Message):
     survivors: bytes = bytes_field(32)  # the list it acts on
     bad: bytes = bytes_field()  # bitmap: neighbours that have shared, but nothing that fits
     accepted: bytes = bytes_field(32)  # digest of the marks of all other shares it holds
-    answers: bytes = bytes_field()  # for each: the share, and the other kind's fingerprint
+    answers: bytes = bytes_field()  # for each of them: the share that is owed
     signature: bytes = bytes_field(64)  # of all this by its identity, for who must be convinced
 
 

@@ -13,8 +13,10 @@ tag keys, not the seed, not another round.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from typing import NamedTuple
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedveil.secagg import derive
@@ -24,18 +26,20 @@ from fedveil.secagg.roster import Enrolled
 from fedveil.secagg.shares import SHARE_BYTES
 
 PRINT_BYTES = 16
-MARK_BYTES = 16
+MARK_BYTES = 2 * PRINT_BYTES
 NONCE_BYTES = 16
 SEALED_BYTES = 2 * SHARE_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class PairKeys:
+class PairKeys(NamedTuple):
     """The keys of one pair in one round; they never show in a log."""
 
-    seal: bytes = field(repr=False)
-    root: bytes = field(repr=False, default=b"")
-    tag: bytes = field(repr=False, default=b"")
+    seal: bytes
+    root: bytes = b""
+    tag: bytes = b""
+
+    def __repr__(self) -> str:
+        return "PairKeys()"
 
 
 def pair_seed(own: Enrolled, private: X25519PrivateKey, other: Enrolled) -> bytes:
@@ -108,30 +112,31 @@ def share_print(kind: bytes, share: bytes, plan: bytes, dealer: int, holder: int
     return derive.expand(share, b"share-" + kind, context, PRINT_BYTES)
 
 
-def join_prints(self_print: bytes, pair_print: bytes) -> bytes:
-    """The mark of two shares from their fingerprints."""
-    return derive.expand(self_print + pair_print, b"mark", length=MARK_BYTES)
-
-
-def mark(both: bytes, plan: bytes, dealer: int, holder: int) -> bytes:
-    """What a dealer says about the two shares that it seals to a holder."""
-    return join_prints(*share_prints(both, plan, dealer, holder))
-
-
-def share_prints(both: bytes, plan: bytes, dealer: int, holder: int) -> tuple[bytes, bytes]:
-    """The fingerprints of a self share and a pair share."""
-    context = plan + derive.id_bytes(dealer) + derive.id_bytes(holder)
-    return (
-        derive.expand(both[:SHARE_BYTES], b"share-self", context, PRINT_BYTES),
-        derive.expand(both[SHARE_BYTES:], b"share-pair", context, PRINT_BYTES),
+def marks(shares: bytes, plan: bytes, dealers: Iterable[int], holders: Iterable[int]) -> bytes:
+    """What dealers say about the two shares that each seals to a holder, 64 bytes a pair."""
+    contexts = [
+        plan + dealer.to_bytes(8, "little") + holder.to_bytes(8, "little")
+        for dealer, holder in zip(dealers, holders, strict=False)
+    ]
+    starts = range(0, len(shares), SEALED_BYTES)
+    own = [shares[at : at + SHARE_BYTES] for at in starts]
+    other = [shares[at + SHARE_BYTES : at + SEALED_BYTES] for at in starts]
+    prints = (
+        derive.expand_all(own, b"share-self", contexts, PRINT_BYTES),
+        derive.expand_all(other, b"share-pair", contexts, PRINT_BYTES),
     )
+    columns = [np.frombuffer(one, dtype=np.uint8).reshape(-1, PRINT_BYTES) for one in prints]
+    return np.hstack(columns).tobytes()
 
 
-def pad(seal: bytes, nonce: bytes, dealer: int) -> bytes:
-    """What hides the two shares that a dealer seals to a holder.
+def pads(seals: Iterable[bytes], nonces: Iterable[bytes], dealers: Iterable[int]) -> bytes:
+    """What hides the two shares that dealers seal to holders, 64 bytes a pair.
 
-    The nonce is random although each key should seal once: a device that forgets that it did must
-    not show the difference of two messages. Nobody else can change what is sealed unnoticed: the
-    mark would have to fit shares that only dealer and holder know.
+    Nonces are random although each key should seal once: a device that forgets that it did must not
+    show the difference of two messages. Nobody else can change what is sealed unnoticed: the mark
+    would have to fit shares that only dealer and holder know.
     """
-    return derive.expand(seal, b"pad", nonce + derive.id_bytes(dealer), SEALED_BYTES)
+    contexts = [
+        nonce + dealer.to_bytes(8, "little") for nonce, dealer in zip(nonces, dealers, strict=False)
+    ]
+    return derive.expand_all(seals, b"pad", contexts, SEALED_BYTES)

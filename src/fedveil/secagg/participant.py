@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.core.errors import ConfigError
@@ -246,7 +247,7 @@ class Participant:
         return sizes.opening(kind, members, degree, self.params.colluders + 1)
 
     def _claim(self, plan: Draft, terms: PrivacyTerms | None) -> Claim:
-        cohort = derive.digest(b"members", b"".join(map(derive.id_bytes, plan.members)))
+        cohort = derive.digest(b"members", np.array(plan.members, dtype="<u8").tobytes())
         step = min(self.limits.round_step, self.params.limits.round_step)
         return Claim(plan.federation, plan.round_number, plan.purpose, cohort, step, terms)
 

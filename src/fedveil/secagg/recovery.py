@@ -21,7 +21,7 @@ from fedveil.secagg.errors import NotReleased
 from fedveil.secagg.layout import Flags, piece
 from fedveil.secagg.masks import Words, apply_masks
 from fedveil.secagg.relay import Kept
-from fedveil.secagg.shares import SHARE_BYTES, combine_rows
+from fedveil.secagg.shares import combine_rows
 
 Places = npt.NDArray[np.intp]
 
@@ -112,7 +112,7 @@ class Recovery:
             return None
         chosen = columns[:threshold]
         near, ranks = kept.neighbours[place, chosen], kept.ranks[place, chosen]
-        return combine_rows(chosen + 1, kept.answers[near, ranks, :SHARE_BYTES])
+        return combine_rows(chosen + 1, kept.answers[near, ranks])
 
     def _blame(self, place: int, about: int, wrong: Wrong, *values: bytes) -> None:
         layout, frames = self.kept.layout, (self.kept.dealt_frame(place),)

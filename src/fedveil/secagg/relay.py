@@ -25,7 +25,7 @@ from fedveil.secagg.messages import Confirm, Masked, Shares, Unmask
 from fedveil.secagg.odds import resolve
 from fedveil.secagg.pairs import MARK_BYTES, NONCE_BYTES, PRINT_BYTES, SEALED_BYTES
 from fedveil.secagg.shares import SHARE_BYTES, valid_elements
-from fedveil.secagg.sizes import ANSWER_BYTES, STATEMENT_BYTES
+from fedveil.secagg.sizes import STATEMENT_BYTES
 
 _DEALT = ("sealed", "marks", "checks", "wrapped", "roots")  # lists of `Shares`
 _BLOCK = 256  # members whose checks are compared at a time
@@ -68,7 +68,7 @@ class Kept:
         self.roots = pieces(PRINT_BYTES, plan.masks)
         self.upload_tags = pieces(TAG_BYTES, degree if confirms else 0)
         self.confirm_tags = pieces(TAG_BYTES, degree if confirms else 0)
-        self.answers = pieces(ANSWER_BYTES)
+        self.answers = pieces(SHARE_BYTES)
         self.nonces = np.zeros((members, NONCE_BYTES), dtype=np.uint8)
         self.heads: dict[int, Shares] = {}  # by place, as all below: what was dealt, without lists
         self.statements: dict[int, bytes] = {}  # signed, about the upload
@@ -255,7 +255,7 @@ class Kept:
             raise Forged(f"device {device} has accepted other shares than it was sent")
         held = partners & ~bad
         answers = _cut(message.answers, self.answers, held, "Unmask.answers")
-        if not valid_elements(answers[:, :SHARE_BYTES]).all():
+        if not valid_elements(answers).all():
             raise Malformed("Unmask.answers: a share's elements must be below the prime")
         self.answers[place, held] = answers
         self.bad[place] = bad

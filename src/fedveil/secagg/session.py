@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedveil.secagg import derive
 from fedveil.secagg.errors import ForeignKey
@@ -22,6 +23,11 @@ class Stamp:
     """A key by which both ends make and check the 64 bytes of a frame's signature."""
 
     key: bytes = field(repr=False)
+
+    def digest(self, body: bytes | memoryview) -> bytes:
+        """An almost universal hash of a body: GMAC at a fixed nonce, twenty times as fast as
+        SHA-256. It never shows: `sign` hides it."""
+        return AESGCM(derive.expand(self.key, b"hash")).encrypt(bytes(12), b"", body)
 
     def sign(self, data: bytes) -> bytes:
         return derive.expand(self.key, b"stamp", data, 64)

@@ -28,7 +28,6 @@ SLACK = 768  # bytes of a frame besides its lists
 DEALT_BYTES = SEALED_BYTES + MARK_BYTES + PRINT_BYTES  # per neighbour
 MASK_BYTES = KEY_BYTES + PRINT_BYTES  # per neighbour that it masks with
 STATEMENT_BYTES = 64
-ANSWER_BYTES = SHARE_BYTES + PRINT_BYTES
 
 _PER_NEIGHBOUR: dict[type[wire.Message], int] = {
     Shares: DEALT_BYTES + MASK_BYTES,
@@ -37,7 +36,7 @@ _PER_NEIGHBOUR: dict[type[wire.Message], int] = {
     Survivors: TAG_BYTES + 8 + STATEMENT_BYTES,
     Confirm: TAG_BYTES,
     Confirmed: TAG_BYTES,
-    Unmask: ANSWER_BYTES + 1,
+    Unmask: SHARE_BYTES + 1,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,16 +13,17 @@ class Stopwatch:
     """Seconds by phase. A phase inside another one stops the outer one's clock."""
 
     seconds: dict[str, float] = field(default_factory=dict)
+    clock: Callable[[], float] = time.perf_counter
     _inside: float = 0.0  # seconds of the phases within the present one
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         before, self._inside = self._inside, 0.0
-        start = time.perf_counter()
+        start = self.clock()
         try:
             yield
         finally:
-            spent = time.perf_counter() - start
+            spent = self.clock() - start
             self.seconds[name] = self.seconds.get(name, 0.0) + spent - self._inside
             self._inside = before + spent
 

@@ -25,6 +25,7 @@ from cryptography.exceptions import InvalidSignature
 from fedveil.secagg import fields as codecs
 from fedveil.secagg.derive import PROTOCOL
 from fedveil.secagg.errors import Forged, Malformed
+from fedveil.secagg.session import Stamp
 
 MAGIC = b"FVSA"
 VERSION = 4
@@ -108,13 +109,19 @@ def split(frames: bytes) -> list[bytes]:
 
 def verify(frame: bytes, author: Author) -> None:
     """Raise `Forged` unless `author` signed this very frame."""
-    check(author, frame[SIGNATURE:HEADER], frame[4:SIGNATURE], body_digest(frame))
+    content = covered(author, memoryview(frame)[HEADER:])
+    check(author, frame[SIGNATURE:HEADER], frame[4:SIGNATURE], content)
 
 
-def check(author: Author, signature: bytes, claims: bytes, body: bytes) -> None:
+def covered(author: Author | Signer, body: bytes | memoryview) -> bytes:
+    """What stands for a body where it is signed, or stamped."""
+    return author.digest(body) if isinstance(author, Stamp) else digest_of(body)
+
+
+def check(author: Author, signature: bytes, claims: bytes, content: bytes) -> None:
     """Raise `Forged` unless the signature is of these header bytes and this body's digest."""
     try:
-        author.verify(signature, _signed(claims, body))
+        author.verify(signature, _signed(claims, content))
     except InvalidSignature:
         raise Forged("the signature is not its author's") from None
 
@@ -137,7 +144,7 @@ def digest_of(body: bytes | memoryview) -> bytes:
 def seal(message: Message, key: Signer) -> bytes:
     """The frame of a message, signed by its author."""
     claims, body = encoded(message)
-    signature = key.sign(_signed(claims, digest_of(body)))
+    signature = key.sign(_signed(claims, covered(key, body)))
     return b"".join((MAGIC, claims, signature, body))
 
 
@@ -189,5 +196,5 @@ def parse(frame: bytes, kind: type[MessageT]) -> MessageT:
     return kind(**values)
 
 
-def _signed(claims: bytes, body: bytes) -> bytes:
-    return PROTOCOL + b"frame\0" + claims + body
+def _signed(claims: bytes, content: bytes) -> bytes:
+    return PROTOCOL + b"frame\0" + claims + content
