@@ -90,7 +90,8 @@ def as_elements(packed: bytes) -> Field:
 def valid_elements(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """By row of packed elements, whether all of them are below the prime."""
     words = np.ascontiguousarray(packed).view("<u2")
-    return np.all(words < PRIME, axis=1)
+    valid: npt.NDArray[np.bool_] = np.all(words < PRIME, axis=1)
+    return valid
 
 
 def _draw(count: int, random_bytes: RandomBytes) -> Field:
