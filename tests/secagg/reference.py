@@ -276,7 +276,7 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
                 "context": context.hex(),
                 "out": expand(key, label, context, length).hex(),
             }
-            for label, context, length in (("mask", b"", 32), ("masks", plan, 64), ("x", b"y", 16))
+            for label, context, length in (("mask", b"", 16), ("masks", plan, 64), ("x", b"y", 16))
         ],
         "tag": [
             {
@@ -304,7 +304,7 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
                 "seal": expand(key, "seal", plan).hex(),
                 "root": root.hex(),
                 "tag": material[32:].hex(),
-                "mask_key": expand(root, "mask").hex(),
+                "mask_key": expand(root, "mask", length=16).hex(),
                 "root_print": expand(root, "root-print", length=16).hex(),
                 "seal_print": expand(key, "seal-print", length=16).hex(),
             }
@@ -332,7 +332,9 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
                 "out": graph_seed.hex(),
             }
         ],
-        "self_mask_key": [{"secret": secret.hex(), "out": expand(secret, "self-mask").hex()}],
+        "self_mask_key": [
+            {"secret": secret.hex(), "out": expand(secret, "self-mask", length=16).hex()}
+        ],
         "wrap": [
             {
                 "roots": roots.hex(),
@@ -370,7 +372,8 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
             },
         ],
         "mask": [
-            {"key": key.hex(), "bits": bits, "out": mask_words(key, 9, bits)} for bits in (32, 64)
+            {"key": key[:16].hex(), "bits": bits, "out": mask_words(key[:16], 9, bits)}
+            for bits in (32, 64)
         ],
         "shares": [
             {
@@ -550,13 +553,13 @@ def transcript() -> list[dict[str, Any]]:
                 x + m
                 for x, m in zip(
                     vectors[i],
-                    mask_words(expand(self_secret[i], "self-mask"), words, 32),
+                    mask_words(expand(self_secret[i], "self-mask", length=16), words, 32),
                     strict=True,
                 )
             ]
             for j in others[i]:
                 sign = 1 if i < j else -1
-                mask = mask_words(expand(root[i, j], "mask"), words, 32)
+                mask = mask_words(expand(root[i, j], "mask", length=16), words, 32)
                 total = [x + sign * m for x, m in zip(total, mask, strict=True)]
             vector = b"".join(le(x % 2**32, 4) for x in total)
             upload = b"".join(tag(i, j, "upload", i, sharers) for j in others[i])

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedveil.secagg import derive
 from fedveil.secagg.errors import ForeignKey
-from fedveil.secagg.masks import keystream
+from fedveil.secagg.masks import MASK_KEY_BYTES, keystream
 from fedveil.secagg.roster import Enrolled
 from fedveil.secagg.shares import SHARE_BYTES
 
@@ -70,13 +70,13 @@ def tag(key: bytes, label: bytes, author: int, content: bytes) -> bytes:
 
 
 def mask_key(root: bytes) -> bytes:
-    """The AES-256 key of the pair's mask; the lower id adds it, the higher subtracts it."""
-    return derive.expand(root, b"mask")
+    """The key of the pair's mask; the lower id adds it, the higher subtracts it."""
+    return derive.expand(root, b"mask", length=MASK_KEY_BYTES)
 
 
 def self_mask_key(self_secret: bytes) -> bytes:
-    """The AES-256 key of a device's own mask, which it adds."""
-    return derive.expand(self_secret, b"self-mask")
+    """The key of a device's own mask, which it adds."""
+    return derive.expand(self_secret, b"self-mask", length=MASK_KEY_BYTES)
 
 
 def root_print(root: bytes) -> bytes:

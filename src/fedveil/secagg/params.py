@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive, topology
@@ -111,7 +112,7 @@ class SecAggParams:
     @property
     def digest(self) -> bytes:
         """What a plan carries to show that both sides mean the same terms."""
-        return derive.digest(b"terms", *(text.encode() for text in _texts(self)))
+        return _digest(self)
 
     def losses(self, cohort: int) -> int:
         """How many devices of a cohort may be lost."""
@@ -205,6 +206,11 @@ class SecAggParams:
                 f"graph of degree {degree} with threshold {threshold} is too sparse: a lying "
                 f"server learns sums of {self.group(found)}, noise counts on {self.counted(cohort)}"
             )
+
+
+@lru_cache(maxsize=64)
+def _digest(params: SecAggParams) -> bytes:
+    return derive.digest(b"terms", *(text.encode() for text in _texts(params)))
 
 
 def _texts(value: SecAggParams | Limits) -> list[str]:

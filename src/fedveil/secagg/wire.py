@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from cryptography.exceptions import InvalidSignature
@@ -156,16 +157,15 @@ def rebuilt(message: Message, signature: bytes) -> bytes:
 
 def encoded(message: Message) -> tuple[bytes, bytes]:
     """The signed part of the header, and the body."""
-    values = {spec.name: getattr(message, spec.name) for spec in fields(message)}
     device, context, parts = 0, bytes(32), []
-    for spec in fields(message):
-        codec = spec.metadata["codec"]
+    for name, codec, _ in _specs(type(message)):
+        value = getattr(message, name)
         if codec is codecs.DEVICE:
-            device = values[spec.name]
+            device = value
         elif codec is codecs.CONTEXT:
-            context = values[spec.name]
+            context = value
         else:
-            parts.append(codec.pack(values[spec.name]))
+            parts.append(codec.pack(value))
     body = b"".join(parts)
     claims = b"".join(
         (
@@ -183,17 +183,24 @@ def parse(frame: bytes, kind: type[MessageT]) -> MessageT:
     found = head(frame)
     reader = codecs.Reader(memoryview(frame)[HEADER:])
     values: dict[str, object] = {}
-    for spec in fields(kind):
-        codec, name = spec.metadata["codec"], f"{kind.__name__}.{spec.name}"
+    for name, codec, full_name in _specs(kind):
         if codec is codecs.DEVICE:
-            values[spec.name] = codecs.checked_id(found.device, name)
+            values[name] = codecs.checked_id(found.device, full_name)
         elif codec is codecs.CONTEXT:
-            values[spec.name] = found.context
+            values[name] = found.context
         else:
-            values[spec.name] = codec.take(reader, name)
+            values[name] = codec.take(reader, full_name)
     if reader.left:
         raise Malformed(f"{kind.__name__}: {reader.left} bytes after the last field")
     return kind(**values)
+
+
+@cache
+def _specs(kind: type[Message]) -> tuple[tuple[str, codecs.Codec, str], ...]:
+    """Name, codec and full name of each field."""
+    return tuple(
+        (spec.name, spec.metadata["codec"], f"{kind.__name__}.{spec.name}") for spec in fields(kind)
+    )
 
 
 def _signed(claims: bytes, content: bytes) -> bytes:
