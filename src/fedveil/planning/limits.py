@@ -109,6 +109,11 @@ def not_covered(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
     found = list(test_examples(context.federation))
     if ARTIFICIAL_NOTE in context.federation.notes:
         found.append("A person: rows were dealt to artificial clients, and one client is a share.")
+    if context.secure is not None and context.secure.params.honest_server:
+        found.append(
+            "A server that departs from the protocol: it is declared honest, and nobody checks "
+            "whom it says to be lost."
+        )
     if context.secure is not None and context.secure.mode is SecureMode.IDEAL:
         found.append(
             "Whoever runs this process: secure sums are ideal, taken without masks, and it sees "

@@ -99,7 +99,7 @@ class AggregationSection:
     max_dropout: float | None = None  # share of a cohort that may be lost; None: as dropout needs
     min_honest: int | None = None  # honest noise shares in every sum; None: all that must arrive
     sparse: bool = False  # mask with some neighbours, not with everybody
-    honest_server: bool = False  # on a sparse graph: the server does not lie about who was lost
+    honest_server: bool = False  # on a sparse graph: the server keeps to the protocol
 
 
 @dataclass(frozen=True)
