@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from fedveil.privacy.correlated import CorrelatedGaussian
 from fedveil.privacy.gradient_perturbation import NoisyGradients
 from fedveil.privacy.releases import PrivacyModel, Release
 
-from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints, mixed
+from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints, Notes, mixed
 from .worlds import World
 
 _ROUNDING = 1e-12  # of our own sums, into which exact integers go
@@ -159,11 +160,21 @@ def _correlated(
     one: World, two: World, change: Change, release: Release, step: Step
 ) -> Iterator[Violation]:
     """Noise of one round meets updates of several: all rounds together, by participations."""
+    yield from too_near(one.notes, release)
     rounds = range(release.rounds)
     moved = [_moved(one, two, change, UPDATES, number) for number in rounds]
     total = math.hypot(*(distance.l2 for distance in moved if distance is not None))
     allowed = math.sqrt(release.counted_participations) / step.noise
     yield from _within(total, allowed, f"{len(rounds)} rounds together")
+
+
+def too_near(notes: Notes, release: Release) -> Iterator[Violation]:
+    """A client that took part twice within the bands of correlated noise."""
+    law = release.mechanism
+    bands = law.bands if isinstance(law, CorrelatedGaussian) else 1
+    for (one, who), (two, same) in pairwise(sorted(notes.rows, key=lambda key: key[::-1])):
+        if who == same and two - one < bands:
+            yield Violation("d", f"{who} took part after {two - one} rounds, accounted {bands}")
 
 
 def _allowed(release: Release, step: Step) -> float:

@@ -7,20 +7,18 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 
 from fedveil.config import recipe as recipes
-from fedveil.privacy.correlated import CorrelatedGaussian
 from fedveil.privacy.ledger import Ledger
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
 
 from .cases import Case
-from .checks import Violation
+from .checks import Violation, too_near
 from .coupling import Streams
 from .recording import Recorder, recording
 from .worlds import NEVER, names_of, plan_for, prepared, scratch, speed_of
@@ -63,12 +61,7 @@ def killed_and_resumed(case: Case, number: int) -> list[Violation]:
     name, most = max(notes.taken.items(), key=lambda item: item[1], default=("", 0))
     if most > accounted:
         return [Violation("d", f"{name} took part {most} times, accounted {accounted}")]
-    law = releases[0].mechanism
-    bands = law.bands if isinstance(law, CorrelatedGaussian) else 1
-    for (one, who), (two, same) in pairwise(sorted(notes.rows, key=lambda key: key[::-1])):
-        if who == same and two - one < bands:
-            return [Violation("d", f"{who} took part after {two - one} rounds, accounted {bands}")]
-    return []
+    return list(too_near(notes, releases[0]))
 
 
 def _session(case, chosen, federation, folder: Path, draw: np.random.Generator | None) -> None:
