@@ -214,8 +214,13 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     }
     if directory is not None:
         chosen = recipe.model
-        architecture: dict[str, Any] = {"name": chosen.name, "hidden": list(chosen.hidden)}
-        architecture["input_norm"] = chosen.input_norm
+        architecture = {
+            "name": chosen.name,
+            "hidden": list(chosen.hidden),
+            "input_norm": chosen.input_norm,
+            "frozen": list(chosen.frozen),
+            "adapter_rank": chosen.adapter_rank,
+        }
         directory.write_model(run.bundle_file(architecture))
         write_result(directory.path, result)
         directory.close()

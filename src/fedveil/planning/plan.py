@@ -23,6 +23,7 @@ from fedveil.core.randomness import Randomness
 from fedveil.core.units import Arithmetic, Entropy, Trust, Unit
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.correlated_noise import CorrelatedNoise
 from fedveil.methods.parts.every_round import check_every_round
 from fedveil.methods.parts.isolation import check_isolation
 from fedveil.methods.parts.method import Method
@@ -241,7 +242,9 @@ class Plan(Displayed):
         context, privacy_model = self.context, self.privacy_model
         if context is None or privacy_model is None or privacy_model.unit is not Unit.CLIENT:
             return ()
-        noise = context.noise_multiplier
+        noise, placement = context.noise_multiplier, self.method.placement
+        if isinstance(placement, CorrelatedNoise):
+            noise *= placement.noise_ratio(context)
         cohort, clients = self.sampling.expected_cohort, context.clients
         seen = math.sqrt(cohort) if privacy_model.trust is Trust.LOCAL else cohort
         ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise

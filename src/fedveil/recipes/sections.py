@@ -39,6 +39,9 @@ class ModelSection:
     scales: int | None = None  # of scattering: octaves; each halves height and width; None: 2
     angles: int | None = None  # of scattering: orientations of its wavelets; None: 8
     order: int | None = None  # of scattering: 0, 1 or 2 wavelets in a row at most; None: 2
+    start: str | None = None  # a safetensors file of public weights to start from
+    frozen: tuple[str, ...] = ()  # layers or weights by name, or "backbone": all but the last
+    adapter_rank: int | None = None  # train adapters of this rank beside the frozen layers
     seed: int = 0  # of the initial weights; public
 
 
@@ -83,6 +86,8 @@ class PrivacySection:
     clip_quantile: float | None = None  # the clip follows this quantile of the update norms
     clip_rate: float = 0.2  # how fast; 0 only releases the share within the clip
     clip_noise: float = 0.05  # std on the released count, as a share of the cohort
+    correlated: str | None = None  # optimised or square-root: noise partly cancels between rounds
+    bands: int | None = None  # rounds that it spans; None: from a client's turn to its next
     arithmetic: str | None = None  # exact or idealised; None: exact without a seed
     tuned_on: tuple[str, ...] = ()  # what settings were tried out on: public, or not certified
 

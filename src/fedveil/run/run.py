@@ -22,6 +22,7 @@ from fedveil.engines.registry import OUTSIDE
 from fedveil.models.flat import load
 from fedveil.planning.limits import unproved
 from fedveil.planning.plan import Plan
+from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.run.checkpoint import Checkpoint, write_atomically
 from fedveil.run.directory import RunDirectory
 from fedveil.run.evaluation import Evaluator, Metrics
@@ -77,6 +78,7 @@ class Run(Displayed):
         self.directory: RunDirectory | None = None
         self.every = every or max(1, plan.method.rounds // 20)
         self.randomness = plan.randomness
+        self.memory = NoiseMemory()
         self.job = job_of(plan, self.randomness)
         if engine is None:
             self.choice, self.engine = _chosen(plan, self.job, speed or Speed())
@@ -231,14 +233,16 @@ class Run(Displayed):
         return bundle_file(self._parameters(), bundle)
 
     def _parameters(self) -> dict[str, Tensor]:
-        views = self.plan.layout.views(self.weights)
-        return {name: value.contiguous() for name, value in views.items()}
+        named = {name: one.detach() for name, one in self.plan.module.named_parameters()}
+        named |= self.plan.layout.views(self.weights)  # the others are frozen
+        return {name: value.contiguous() for name, value in named.items()}
 
     def save_model(self, path: Path | str) -> None:
         """Write the trained parameters; `safetensors.torch.load_model(module, path)` reads them."""
         write_atomically(Path(path), self.model_file())
 
     def close(self) -> None:
+        self.memory.begin(0)  # forgotten
         self.engine.close()
 
 
