@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from fedveil.audit.proved import RATES
 from fedveil.cli import main
 from fedveil.core.errors import ConfigError
-from fedveil.report.attack import RATES
 
 Capture = pytest.CaptureFixture[str]
 SMALL = ["--set", "training.rounds=3", "--set", "data.clients=30", "--quiet"]

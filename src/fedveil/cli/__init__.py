@@ -23,6 +23,8 @@ COMMANDS = {
     "reproduce": "the papers' tables and figures, run again on real data",
     "compare": "recipes side by side at equal epsilon, over several seeds",
     "audit": "attack what a recipe promises: lower bounds on epsilon",
+    "attack": "what others could learn from uploads and models, in pictures",
+    "check": "the true epsilon of a configuration written for another system",
     "methods": "which methods there are, whose data they protect, and from whom",
     "data": "which data sets there are; a schema file for a table",
 }
