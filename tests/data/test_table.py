@@ -278,6 +278,15 @@ def test_values_that_nobody_has_listed_share_inputs_by_their_hash(tmp_path):
             from_table(table, label="y", client_column="who", schema={"columns": schema})
 
 
+def test_text_in_a_column_of_gaps_is_not_taken_for_numbers(tmp_path):
+    """One row in twenty has a text, each another: nine tenths of *all* rows are no text."""
+    rows = [f"{i % 5},{f't{i}' if i % 20 == 0 else ''},{i % 7},{'ab'[i % 2]}" for i in range(800)]
+    table = write(tmp_path, "who,remark,x,y\n" + "\n".join(rows))
+    found = from_table(table, label="y", client_column="who")
+    assert found.features == ("x",)
+    assert any("'remark' (text with 40 different values)" in note for note in found.notes)
+
+
 def test_seven_and_seven_point_zero_are_one_client(tmp_path):
     rows = ["7,1,a", "7.0,2,b", "07,3,a", "7.00,4,b", "8,5,a", "8,6,b", "7.5,1,a", "7.5,2,b"]
     table = write(tmp_path, "who,x,y\n" + "\n".join([*rows, "07,9,b"]))

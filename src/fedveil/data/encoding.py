@@ -69,10 +69,11 @@ def judge(name: str, values: Any) -> Judged:
 
 
 def _judge_text(values: Any, distinct: int, missing: bool) -> Judged:
-    if distinct > MOST_CATEGORIES or distinct > max(20, (len(values) - values.null_count) // 2):
+    present = len(values) - values.null_count
+    if distinct > MOST_CATEGORIES or distinct > max(20, present // 2):
         numeric = pc.fill_null(pc.match_substring_regex(values, cells.NUMBER), False)
-        strange = len(values) - values.null_count - pc.sum(numeric).as_py()
-        if strange <= (1 - NUMERIC_SHARE) * len(values):
+        strange = present - pc.sum(numeric).as_py()
+        if strange <= (1 - NUMERIC_SHARE) * present:
             column = Column(Kind.NUMBER, missing=True)
             remark = f"{strange} entries that are no numbers count as missing"
             return Judged(_measured(column, numbers_of(values, column)), "", remark)
