@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,10 +70,11 @@ def judge(name: str, values: Any) -> Judged:
 
 
 def _judge_text(values: Any, distinct: int, missing: bool) -> Judged:
-    if distinct > MOST_CATEGORIES or distinct > max(20, (len(values) - values.null_count) // 2):
+    present = len(values) - values.null_count
+    if distinct > MOST_CATEGORIES or distinct > max(20, present // 2):
         numeric = pc.fill_null(pc.match_substring_regex(values, cells.NUMBER), False)
-        strange = len(values) - values.null_count - pc.sum(numeric).as_py()
-        if strange <= (1 - NUMERIC_SHARE) * len(values):
+        strange = present - pc.sum(numeric).as_py()
+        if strange <= (1 - NUMERIC_SHARE) * present:
             column = Column(Kind.NUMBER, missing=True)
             remark = f"{strange} entries that are no numbers count as missing"
             return Judged(_measured(column, numbers_of(values, column)), "", remark)
@@ -90,7 +92,8 @@ def _measured(column: Column, numbers: npt.NDArray[np.float64]) -> Column:
 def feature_names(name: str, column: Column) -> list[str]:
     gap = [f"{name} (missing)"] if column.missing else []
     if column.kind is Kind.CATEGORY:
-        return [*(f"{name}={category}" for category in column.categories), *gap]
+        values = column.categories or [f"#{bucket}" for bucket in range(column.buckets or 0)]
+        return [*(f"{name}={value}" for value in values), *gap]
     return [name, *gap]
 
 
@@ -99,7 +102,10 @@ def encode(values: Any, column: Column, out: Floats) -> npt.NDArray[np.bool_]:
     itself; which of its values are missing."""
     gaps: npt.NDArray[np.bool_]
     if column.kind is Kind.CATEGORY:
-        codes = category_codes(values, column.categories)
+        if column.buckets is None:
+            codes = category_codes(values, column.categories)
+        else:
+            codes = bucket_codes(values, column.buckets)
         out[:] = 0
         known = np.flatnonzero(codes >= 0)
         out[known, codes[known]] = 1
@@ -132,6 +138,15 @@ def category_codes(values: Any, categories: Sequence[str]) -> npt.NDArray[np.int
         spelt = cells.canonical(pa.array(list(categories), pa.string()))
         found = pc.coalesce(found, pc.index_in(cells.canonical(text), value_set=spelt))
     return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+
+
+def bucket_codes(values: Any, buckets: int) -> npt.NDArray[np.int64]:
+    """A number below `buckets` for every value, by a public hash of its text; -1 if missing."""
+    coded = pc.dictionary_encode(cells.canonical(as_text(values)))
+    coded = coded.combine_chunks() if isinstance(coded, pa.ChunkedArray) else coded
+    hashed = [zlib.crc32(text.encode()) % buckets for text in coded.dictionary.to_pylist()]
+    places = np.asarray(pc.fill_null(coded.indices, len(hashed))).astype(np.int64)
+    return np.array([*hashed, -1], dtype=np.int64)[places]
 
 
 def as_text(values: Any) -> Any:

@@ -367,11 +367,14 @@ def _privacy_model(
 ) -> PrivacyModel:
     """Who is protected from whom, as the noise's place has it, with all that the plan knows."""
     model, federation = placement.privacy_model(context), context.federation
+    entropy = Entropy.SYSTEM if seed is None else Entropy.SEEDED
+    if federation.bought is not None:
+        federation.bought.check(model.unit, model.trust, entropy)
     return replace(
         model,
         population=context.clients if model.unit is Unit.CLIENT else len(federation.train),
         arithmetic=context.arithmetic,
-        entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
+        entropy=entropy,
         unprotected=(*limits.unprotected(method, context), *unprotected),
         declared=(*limits.declared(context, model.trust), *declared),
         not_covered=limits.not_covered(context, model.trust),
@@ -381,9 +384,11 @@ def _privacy_model(
 def _releases(
     method: Method, placement: NoisePlacement, context: NoiseContext, rounds: int
 ) -> tuple[Release, ...]:
+    bought = context.federation.bought
+    before = () if bought is None else bought.releases
     if isinstance(method.clip_rule, AdaptiveClipping):
-        return method.clip_rule.releases(placement, context, rounds)
-    return placement.releases(context, rounds)
+        return (*method.clip_rule.releases(placement, context, rounds), *before)
+    return (*placement.releases(context, rounds), *before)
 
 
 def _calibrated(
