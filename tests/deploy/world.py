@@ -133,6 +133,7 @@ def world(
     policy: dict[str, Any] | None = None,
     seed: int | None = None,
     courier: Courier | None = None,
+    trust: Trust = Trust.DISTRIBUTED,
 ) -> World:
     """A federation whose guards are running."""
     key = Ed25519PrivateKey.generate()
@@ -146,7 +147,7 @@ def world(
             delta=1e-5,
             unit=unit,
             adjacency=adjacency,
-            trust=Trust.DISTRIBUTED,
+            trust=trust,
         )
         keys = store.enrol(f"fedveil/{NAME}", number)
         identities[f"site-{number}"] = keys.identity.public_key().public_bytes_raw()

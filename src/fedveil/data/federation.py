@@ -68,6 +68,7 @@ class Federation(Displayed):
     featurizer: Callable[[Array], Array] | None = None  # made the inputs of stored examples
     encoder: TableEncoder | None = None  # how rows of a table became examples
     verified: bool = False  # values were checked when they were saved
+    elsewhere: bool = False  # the training rows are on their owners' machines, and none is here
 
     def __post_init__(self) -> None:
         offsets = self.offsets

@@ -85,6 +85,7 @@ class Run(Displayed):
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
         self._begun = 0  # number of the last round that was begun, from 1
+        self.unfinished: int | None = None  # a round (from 0), begun and paid for, to go on with
         self._saved = time.monotonic()
 
     def _display(self) -> tuple[str, dict[str, object]]:
@@ -132,6 +133,8 @@ class Run(Displayed):
         """
         if not self.plan.protected:
             return self.state.rounds
+        if self.unfinished is not None:
+            return self.unfinished
         return max(self._begun, self.state.rounds, self._ledger.reserved if self._ledger else 0)
 
     @property
@@ -151,8 +154,9 @@ class Run(Displayed):
 
     def reserve(self, number: int) -> None:
         """Pay for a round (from 0), before anything is computed in it."""
-        if self._ledger is not None:
+        if self._ledger is not None and number != self.unfinished:
             self._ledger.reserve(number)
+        self.unfinished = None
         self._begun = number + 1
 
     def store(self, state: Checkpoint, last: bool) -> None:
