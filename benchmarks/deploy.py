@@ -25,10 +25,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedveil.config import recipe as recipes
 from fedveil.data.federation import Federation
 from fedveil.deploy.courier import Answer, Courier, MemoryCourier, Unreachable
+from fedveil.deploy.facts import Facts
 from fedveil.deploy.guard import Guard
 from fedveil.deploy.hub import Hub
 from fedveil.deploy.members import Members
-from fedveil.deploy.plan_document import Facts
 from fedveil.deploy.policy import Policy
 from fedveil.engines.one_client import lone
 from fedveil.secagg.device_store import DeviceStore, Lock

@@ -214,7 +214,7 @@ def show(demo: Demo) -> dict[str, Any]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         came = line["dropouts"]
-        said = came["not_released"] or f"{came['survivors']} of {came['cohort']} hospitals"
+        said = came.get("not_released") or f"{came['survivors']} of {came['cohort']} hospitals"
         demo.say(f"  round {line['round']}: {said}, accuracy {line['accuracy']:.1%}")
     certified = bool(report["guarantee"]["certified"])
     demo.say(f"accuracy {result['accuracy']:.1%} on public test rows; certified: {certified}")

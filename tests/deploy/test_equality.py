@@ -16,7 +16,7 @@ from fedveil.config.assemble import plan_of
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Trust, Unit
 from fedveil.data.federation import Federation
-from fedveil.deploy.plan_document import Facts
+from fedveil.deploy.facts import Facts
 from fedveil.planning.plan import Plan
 from fedveil.run.run import Run
 from tests.deploy.world import POLICY, facts_of, recipe_of, world

@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.deploy.envelope import Message, seal, unseal
+from fedveil.deploy.facts import Facts
 from fedveil.deploy.guard import MOST_PLANS, MOST_RUNS
-from fedveil.deploy.plan_document import Facts, PlanDocument, planned, resolved
+from fedveil.deploy.plan_document import PlanDocument, planned, resolved
 from fedveil.secagg.keys import new_keys
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.server import Server

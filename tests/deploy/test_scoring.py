@@ -12,8 +12,8 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, roc_auc_score
 
+from fedveil.deploy.facts import Facts
 from fedveil.deploy.hub_service import EVALUATION, Job
-from fedveil.deploy.plan_document import Facts
 from fedveil.deploy.scoring import BINS, Scoring, figures
 from tests.deploy.hospitals import POLICY, SITES, Hospitals, hospitals
 

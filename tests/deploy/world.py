@@ -15,10 +15,10 @@ from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.data.federation import Examples, Federation
 from fedveil.deploy.courier import Courier, MemoryCourier
+from fedveil.deploy.facts import Facts
 from fedveil.deploy.guard import Guard
 from fedveil.deploy.hub import Hub
 from fedveil.deploy.members import Members
-from fedveil.deploy.plan_document import Facts
 from fedveil.deploy.policy import Policy
 from fedveil.engines.one_client import lone
 from fedveil.secagg.device_store import DeviceStore, Lock

@@ -19,7 +19,7 @@ from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.data.partition import IID
 from fedveil.data.schema import Column, Kind, parse_schema
 from fedveil.data.table import from_table
-from fedveil.deploy.plan_document import Facts
+from fedveil.deploy.facts import Facts
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 

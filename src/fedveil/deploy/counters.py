@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from fedveil.run.checkpoint import write_atomically
+from fedveil.core.files import write_atomically
 
 
 class Counters:

@@ -16,13 +16,13 @@ import tomli_w
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import write_atomically
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.deploy import certificates
 from fedveil.deploy.agreement import Agreement
 from fedveil.deploy.certificates import Pair
 from fedveil.deploy.members import Members
 from fedveil.deploy.policy import Policy
-from fedveil.run.checkpoint import write_atomically
 from fedveil.secagg.device_store import DeviceStore, Lock
 
 _LONGEST_SOCKET = 100  # bytes; the system's limit is 108

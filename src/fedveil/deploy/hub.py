@@ -25,19 +25,20 @@ from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.config import recipe as recipes
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.files import write_atomically
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
 from fedveil.deploy.courier import Courier, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
+from fedveil.deploy.facts import Facts
 from fedveil.deploy.members import Members
-from fedveil.deploy.plan_document import Facts, PlanDocument, planned, resolved
+from fedveil.deploy.plan_document import PlanDocument, planned, resolved
 from fedveil.deploy.scoring import CountSum, Scoring, figures
 from fedveil.engines.contract import Cohort, RoundSum, Take
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.planning.plan import Plan
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.noise import unsnap
-from fedveil.run.checkpoint import write_atomically
 from fedveil.run.directory import RunDirectory, stored_recipe
 from fedveil.run.run import Run
 from fedveil.run.sums import PrivateSum

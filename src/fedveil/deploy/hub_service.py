@@ -22,10 +22,11 @@ from fedveil.deploy import certificates
 from fedveil.deploy.counters import Counters
 from fedveil.deploy.courier import Courier, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, claimed, seal, unseal
+from fedveil.deploy.facts import Facts
 from fedveil.deploy.homes import HubHome, keep_pair, keep_secret, write_json
 from fedveil.deploy.hub import DOCUMENT, Hub, Known, SitesAway
 from fedveil.deploy.members import Members
-from fedveil.deploy.plan_document import Facts, PlanDocument, planned
+from fedveil.deploy.plan_document import PlanDocument, planned
 from fedveil.deploy.sockets import SocketCourier
 from fedveil.run.run import Run
 from fedveil.secagg.server_round import Deadlines

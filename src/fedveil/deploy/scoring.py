@@ -23,7 +23,8 @@ from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.deploy.envelope import Message
-from fedveil.deploy.plan_document import Facts, PlanDocument
+from fedveil.deploy.facts import Facts
+from fedveil.deploy.plan_document import PlanDocument
 from fedveil.deploy.work import Work, weights_of
 from fedveil.models.flat import layout_of, load
 from fedveil.models.zoo import build

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import write_atomically
 from fedveil.core.randomness import Randomness
 from fedveil.engines.choose import Choice, build_engine, choose, device_of
 from fedveil.engines.contract import Engine, Job, RoundSum
 from fedveil.engines.cost import Workload
 from fedveil.models.flat import load
 from fedveil.planning.plan import Plan
-from fedveil.run.checkpoint import Checkpoint, write_atomically
+from fedveil.run.checkpoint import Checkpoint
 from fedveil.run.directory import RunDirectory
 from fedveil.run.evaluation import Evaluator, Metrics
 from fedveil.run.round import play_round
