@@ -239,8 +239,8 @@ def test_a_hub_whose_disk_is_full_releases_nothing_that_it_cannot_keep(
     assert isinstance(run.directory, RunDirectory)
     run.directory.close()
     again = four.hub().resume(tmp_path / "run")
-    assert survivors(again) == [4]  # the first round was never opened, and is lost
-    assert rounds_paid(four) == [1, 1, 1, 1]
+    assert survivors(again) == [4, 4]
+    assert rounds_paid(four) == [2, 2, 2, 2]
 
 
 def test_a_site_away_for_some_rounds_is_in_those_after(four: World, tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ import torch
 
 from fedveil.config.assemble import plan_of
 from fedveil.core.randomness import Randomness
+from fedveil.core.units import Trust
 from fedveil.deploy.courier import Answer, Courier, MemoryCourier, Unreachable
 from fedveil.deploy.envelope import claimed
 from fedveil.planning.plan import Plan
 from fedveil.run.run import Run
-from tests.deploy.world import World, facts_of, recipe_of, world
+from tests.deploy.world import POLICY, World, facts_of, recipe_of, world
 
 SEED = 11
 FOUR = {"aggregation__max_dropout": 0.25, "training__rounds": 3}
@@ -129,15 +130,45 @@ def test_a_site_restarted_while_the_hub_was_down_has_left_that_round_alone(
         assert list(guard.store.ledger.runs().values()) == [3]
 
 
-def test_a_hub_killed_before_its_round_was_logged_loses_that_round_alone(
-    killed: Any, tmp_path: Path
+def test_a_hub_killed_before_its_round_was_logged_begins_it_again(
+    killed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, run, _ = killed("open", False, **FOUR)
+    made, _, changed = killed("open", False, **FOUR)
     for log in (tmp_path / "run" / "rounds").iterdir():
         log.unlink()
-    again = made.hub().resume(tmp_path / "run")
-    assert again.unfinished is None
-    assert [report.round_number for report in again] == [3]
+    check_same(made, made.hub().resume(tmp_path / "run"), changed, monkeypatch)
+
+
+def test_a_round_whose_log_is_lost_is_not_answered_again(killed: Any, tmp_path: Path) -> None:
+    made, _, _ = killed("open", True, **FOUR)
+    for log in (tmp_path / "run" / "rounds").iterdir():
+        log.unlink()
+    for site in made.members.names:
+        made.guard(site)
+    second, third = list(made.hub().resume(tmp_path / "run"))
+    assert second.dropouts is not None
+    assert third.dropouts is not None
+    assert "0 of 4 devices shared" in second.dropouts.not_released
+    assert third.dropouts.survivors == 4
     for guard in made.guards.values():
-        assert list(guard.store.ledger.runs().values()) == [2]
-    assert run.state.rounds == 1
+        assert list(guard.store.ledger.runs().values()) == [3]
+
+
+def test_a_trusted_hub_that_is_killed_draws_no_noise_again(tmp_path: Path) -> None:
+    courier = Deadly(MemoryCourier())
+    allow = {**POLICY["allow"], "trust": ["central"]}
+    policy = {**POLICY, "allow": allow}
+    made = world(tmp_path, sites=4, courier=courier, policy=policy, trust=Trust.CENTRAL)
+    try:
+        courier.aim("train", True)
+        central = {"training__method": "dp-fedavg", "privacy__trust": "central"}
+        recipe = recipe_of(**central, aggregation__secure=None, training__rounds=3)
+        run = made.hub().start(recipe, facts_of(made.data), tmp_path / "run")
+        with pytest.raises(Killed):
+            run.finish()
+        assert run.directory is not None
+        run.directory.close()
+        again = made.hub().resume(tmp_path / "run")
+        assert [report.round_number for report in again] == [3]  # the second is lost
+    finally:
+        made.close()

@@ -24,6 +24,7 @@ from fedveil.deploy.certificates import Pair
 from fedveil.deploy.members import Members
 from fedveil.deploy.policy import Policy
 from fedveil.secagg.device_store import DeviceStore, Lock
+from fedveil.secagg.keys import DeviceKeys
 
 _LONGEST_SOCKET = 100  # bytes; the system's limit is 108
 MEMBERS, PROPOSED = "members.toml", "members-proposed.toml"
@@ -166,7 +167,9 @@ class SiteHome(Home):
         named = {"site": bundle.site, "data": str(data.absolute()), "authority": bundle.authority}
         table = {**named, "federation": bundle.agreement.to_table()}
         keep_secret(path / "site.toml", tomli_w.dumps(table))
-        return SiteHome(path)
+        home = SiteHome(path)
+        home.keys(home.store())
+        return home
 
     @property
     def policy(self) -> Policy:
@@ -187,6 +190,10 @@ class SiteHome(Home):
         if allowed.epsilon is not None and allowed.epsilon != kept:
             found.ledger = _reopened(found, allowed.epsilon)
         return found
+
+    def keys(self, store: DeviceStore) -> DeviceKeys:
+        """This site's own, made when it joined."""
+        return store.enrol(f"fedveil/{self.agreement.name}", self.number)
 
     @property
     def proposed(self) -> Members | None:

@@ -35,6 +35,7 @@ from fedveil.deploy.members import Members
 from fedveil.deploy.plan_document import PlanDocument, planned, resolved
 from fedveil.deploy.scoring import CountSum, Scoring, figures
 from fedveil.engines.contract import Cohort, RoundSum, Take
+from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.planning.plan import Plan
 from fedveil.privacy.guarantee import Guarantee
@@ -176,14 +177,10 @@ class RemoteAggregator(Aggregator):
                 number = about.round_number - document.first_round
                 self._unfinished[number, about.purpose] = found
 
-    def can_go_on(self, number: int | None) -> bool:
-        """Whether a round (from 0) that was begun can be ended; logs of others are deleted.
-
-        Nothing is drawn again for it: a guard gives the same request the same answer.
-        """
+    def go_on_with(self, number: int | None) -> None:
+        """Keep the logs of the round (from 0) that is gone on with, if any; others are deleted."""
         for old in [known for known in self._unfinished if known[0] != number]:
             self._unfinished.pop(old).discard_log()
-        return number is not None and (self.server is None or bool(self._unfinished))
 
     def dropouts(self, cohort: Cohort, randomness: Randomness, round_number: int) -> Dropouts:
         """Nobody is simulated to drop out: some really do."""
@@ -461,9 +458,11 @@ class Hub:
         sums = RemoteAggregator(document, terms, plan.secure_sums, self.sites, self.waits, logs)
         every, engine = recipe.evaluation.every, SitesEngine(sums)
         run = Run(plan, every=every, engine=engine, aggregator=sums).keep_in(directory)
+        # Sites give the same request the same answer, and what was not logged they have not seen:
+        # nothing is drawn again. Only a trusted hub's own noise would be.
         begun = run.next_round - 1 if run.next_round > run.state.rounds else None
-        if sums.can_go_on(begun):
-            run.unfinished = begun
+        run.unfinished = None if isinstance(plan.method.placement, CentralNoise) else begun
+        sums.go_on_with(run.unfinished)
         return run
 
     def _agree(self, document: PlanDocument) -> list[bytes]:

@@ -30,8 +30,8 @@ class SiteService:
         self._store = home.store()
         self._handlers = {"members": self._proposed, "certificate": self._renewed}
         agreement = home.agreement
-        keys = self._store.enrol(f"fedveil/{agreement.name}", home.number)
-        self._responder: Responder = Candidate(bytes.fromhex(agreement.hub), keys, self._handlers)
+        hub, keys = bytes.fromhex(agreement.hub), home.keys(self._store)
+        self._responder: Responder = Candidate(hub, keys, self._handlers)
         self.certificate_changed = threading.Event()
         self._confirmed()
 
