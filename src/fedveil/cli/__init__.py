@@ -27,6 +27,9 @@ COMMANDS = {
     "check": "the true epsilon of a configuration written for another system",
     "methods": "which methods there are, whose data they protect, and from whom",
     "data": "which data sets there are; a schema file for a table",
+    "federation": "across machines: found a federation, see who is there, run a recipe",
+    "site": "across machines: an owner's side; join, start, ledger, pause, leave",
+    "hub": "across machines: the process that carries out a federation's runs",
 }
 
 

@@ -94,13 +94,13 @@ def execute(args: argparse.Namespace) -> int:
         raise
     finally:
         run.close()
-    result = _result(run, recipe, time.perf_counter() - began)
+    result = result_of(run, recipe, time.perf_counter() - began)
     if chosen is not None:
         result["notes"] = [*chosen.notes, *result["notes"]]
         result["warnings"] = [*filter(None, [chosen.warning]), *result["warnings"]]
     if not plan.protected:  # a protected run must not tell: the count has no noise
         result["rejected_updates"] = rejected
-    result["report"] = None if args.no_report else _report(directory.path)
+    result["report"] = None if args.no_report else write_report(directory.path)
     return console.answer(args, result, lambda: _show(result, run))
 
 
@@ -180,7 +180,7 @@ def _warn(run: Run, *, quiet: bool, explain: bool) -> None:
         console.say(planned(run.plan.secure_sums), heading="Secure sums:", to=errors)
 
 
-def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
+def result_of(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     """The document that `--json` prints; also what the final table is made from."""
     from fedveil.cli.secure_sums import secure_document
     from fedveil.run.result import write_result
@@ -229,7 +229,7 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     return result
 
 
-def _report(path: Path) -> str | None:
+def write_report(path: Path) -> str | None:
     """Write report.html. The run is done and kept, so it does not fail with its report."""
     from fedveil.cli.report import document_of, write
 

@@ -119,6 +119,8 @@ def not_covered(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
             "Whoever runs this process: secure sums are ideal, taken without masks, and it sees "
             "what every client sends."
         )
+    elif context.federation.elsewhere:
+        found.append("Whoever runs a site: it holds that site's data, noise and keys.")
     elif trust is not Trust.CENTRAL:
         found.append("Whoever runs this process: it holds all clients' data, noise and keys.")
     return tuple(found)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import write_atomically
 from fedveil.core.randomness import Randomness
 from fedveil.engines.choose import ENGINES, Choice, build_engine, choose, device_of
 from fedveil.engines.contract import Engine, Job, RoundSum
@@ -23,7 +24,7 @@ from fedveil.models.flat import load
 from fedveil.planning.limits import unproved
 from fedveil.planning.plan import Plan
 from fedveil.privacy.noise.correlated import NoiseMemory
-from fedveil.run.checkpoint import Checkpoint, write_atomically
+from fedveil.run.checkpoint import Checkpoint
 from fedveil.run.directory import RunDirectory
 from fedveil.run.evaluation import Evaluator, Metrics
 from fedveil.run.round import play_round
@@ -94,6 +95,7 @@ class Run(Displayed):
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
         self._begun = 0  # number of the last round that was begun, from 1
+        self.unfinished: int | None = None  # a round (from 0), begun and paid for, to go on with
         self._saved = time.monotonic()
 
     def _display(self) -> tuple[str, dict[str, object]]:
@@ -141,6 +143,8 @@ class Run(Displayed):
         """
         if not self.plan.protected:
             return self.state.rounds
+        if self.unfinished is not None:
+            return self.unfinished
         return max(self._begun, self.state.rounds, self._ledger.reserved if self._ledger else 0)
 
     @property
@@ -160,8 +164,9 @@ class Run(Displayed):
 
     def reserve(self, number: int) -> None:
         """Pay for a round (from 0), before anything is computed in it."""
-        if self._ledger is not None:
+        if self._ledger is not None and number != self.unfinished:
             self._ledger.reserve(number)
+        self.unfinished = None
         self._begun = number + 1
 
     def store(self, state: Checkpoint, last: bool) -> None:

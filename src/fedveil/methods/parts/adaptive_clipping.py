@@ -97,6 +97,10 @@ class AdaptiveClipping:
         for octaves in range(-reach, reach + 1):
             yield replace(self.initial, norm=self.initial.norm * 2.0 ** (octaves / _PER_OCTAVE))
 
+    def allows(self, norm: float) -> bool:
+        """Whether a tracked clip may ever come to this."""
+        return 1 / _WIDEST <= norm / self.initial.norm <= _WIDEST
+
     def bit_terms(self, placement: NoisePlacement, context: NoiseContext) -> NoiseContext:
         """The count as a sum of vectors of one coordinate, each of norm one half."""
         cohort = context.sampling.expected_cohort
