@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow mutants fuzz check bench clean
+.PHONY: run test test-slow docs mutants fuzz check bench clean
 
 run: .venv/installed
 	$(BIN)/fedveil run
@@ -14,6 +14,10 @@ test: .venv/tested
 
 test-slow: .venv/tested
 	$(BIN)/pytest -m slow
+
+# The documentation site, in site/: open site/index.html. Warnings are errors.
+docs: .venv/documented
+	$(BIN)/mkdocs build --quiet --strict
 
 # Would the tests notice a wrong operator? A seeded sample of mutants of the privacy path.
 mutants: .venv/tested
@@ -36,7 +40,7 @@ check: .venv/tested
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf .venv .mutants build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .mutants site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch first and by its exact name: any other spelling may pull gigabytes of CUDA libraries.
 .venv/installed: pyproject.toml constraints.txt
@@ -51,3 +55,13 @@ clean:
 	@echo "Adding the test tools..."
 	$(PIP) --no-build-isolation --editable '.[test]'
 	@touch $@
+
+.venv/documented: .venv/installed
+	@echo "Adding the documentation tools..."
+	$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+# Checks of accessibility in the browser tests; needs npm.
+.venv/axe-core: .venv/installed
+	mkdir -p $@
+	cd $@ && npm pack --silent axe-core@4.11.0 && tar -xzf axe-core-*.tgz package/axe.min.js

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ _OPTIONS: console.Options = {
     "--moved": (bool, "with --resume: I declare that only this copy of the run will go on"),
     "--explain": (bool, "say which engine runs, and why"),
     "--quiet": (bool, "no progress, only the result"),
+    "--watch": (bool, "serve the growing report on this machine, and say where"),
     "--no-report": (bool, "write no report.html into the run directory"),
 }
 
@@ -48,6 +50,7 @@ def execute(args: argparse.Namespace) -> int:
     console.prepare_training()
     recipe = recipes.with_defaults(_recipe(args))
 
+    from fedveil.cli.report import watched
     from fedveil.config.assemble import (  # torch and all: only once input is sane
         federation_of,
         plan_of,
@@ -77,7 +80,8 @@ def execute(args: argparse.Namespace) -> int:
     run.keep_in(directory)
     began = time.perf_counter()
     try:
-        rejected = _train(run, args)
+        with watched([directory.path]) if args.watch else nullcontext():
+            rejected = _train(run, args)
     except KeyboardInterrupt:
         run.save()
         console.complain(
