@@ -54,6 +54,11 @@ def alone(
         return single.round_sum(start_of(engine.job), cohort, round_number, pipeline)
 
 
+def alone_from(engine: ProcessEngine, start: torch.Tensor):
+    with threads_at(1):
+        return build_engine(engine.job, "sequential").round_sum(start, ALL, 1, None)
+
+
 @pytest.mark.parametrize("cohort", [[], [6], [0, 1, 2, 3, 4, 5, 6, 7], [7, 0, 5]], ids=str)
 def test_two_processes_give_the_sum_and_the_statistics_of_one(
     pair: ProcessEngine, cohort: list[int]
@@ -64,6 +69,13 @@ def test_two_processes_give_the_sum_and_the_statistics_of_one(
     torch.testing.assert_close(together.total, single.total, rtol=1e-6, atol=1e-9)
     for name in ("norms", "shaped_norms", "losses", "rejected"):
         assert np.array_equal(getattr(together, name), getattr(single, name)), name
+
+
+def test_clients_left_out_are_counted_once_wherever_they_train(
+    pair: ProcessEngine,
+) -> None:
+    wild = start_of(pair.job) * 1e30  # nobody's update is finite
+    assert pair.round_sum(wild, ALL, 1).rejected == alone_from(pair, wild).rejected == len(ALL)
 
 
 def test_integer_sums_are_identical_for_any_number_of_processes(pair: ProcessEngine) -> None:

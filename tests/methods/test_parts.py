@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedveil.client.local_training import GradientClip, LearningRate, LocalTraining
+from fedveil.client.records import Batch
 from fedveil.client.rotation import Rotation, hadamard
 from fedveil.client.steps import local_updates
 from fedveil.client.update_pipeline import sparsify
@@ -34,19 +35,13 @@ class FixedGradients:
     def __len__(self) -> int:
         return 1
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor, None]:
+    def batch(self, step: int) -> Batch:
         return torch.tensor([[float(self._values[step])]]), torch.zeros(1, 1), None
 
     def __call__(
-        self,
-        weights: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        clip: GradientClip | None,
-        denominator: float,
+        self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
     ) -> tuple[Tensor, Tensor]:
-        return inputs.clone(), torch.zeros(1)
+        return batch[0].clone(), torch.zeros(1)
 
 
 def blur(gradients: list[float], rate: float, penalty: float, radius: float) -> float:

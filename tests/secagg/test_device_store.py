@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -154,6 +155,14 @@ def test_claims_reach_the_disk_and_so_do_the_names_of_files(tmp_path, monkeypatc
     new_store(tmp_path / "d").claim(wanted(1))
     begins = statements.count("BEGIN IMMEDIATE")
     assert begins == statements.count("PRAGMA synchronous = EXTRA") >= 3
+
+
+def test_a_lock_is_scrypt_as_others_compute_it():
+    """A store must open in any later version: its key may never be derived in another way."""
+    salt = bytes(range(16))
+    lock = replace(Lock.passphrase("correct horse battery"), cost=16)
+    expected = hashlib.scrypt(b"correct horse battery", salt=salt, n=16, r=8, p=1, dklen=32)
+    assert lock.key(salt) == expected
 
 
 def test_private_keys_are_unreadable_without_the_passphrase(tmp_path):

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fedveil.client.local_training import GradientClip, LocalTraining
+from fedveil.client.records import Batch
 from fedveil.client.steps import local_updates, shorten
 from fedveil.client.update_pipeline import Senders, UpdatePipeline, shape_rows
 from fedveil.core.errors import ConfigError
@@ -217,17 +218,11 @@ class _Steps:
     def __len__(self) -> int:
         return 1
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def batch(self, step: int) -> Batch:
         return torch.empty(1, 0), torch.empty(1, 0), None
 
     def __call__(
-        self,
-        weights: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        clip: GradientClip | None,
-        denominator: float,
+        self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
     ) -> tuple[Tensor, Tensor]:
         self.asked.append(weights.clone())
         late = len(self.asked) > self._first

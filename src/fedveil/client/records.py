@@ -14,7 +14,8 @@ from fedveil.client.batches import Batches
 from fedveil.data.federation import Federation
 
 Ints = npt.NDArray[np.int64]
-Batch = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets, which of them are real (None: all)
+# Inputs and targets `[clients, batch, ...]`, and which records are real (None: all).
+Batch = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Records:

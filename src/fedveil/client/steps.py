@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedveil.client.local_training import GradientClip, LocalTraining
+from fedveil.client.records import Batch
 from fedveil.core.randomness import Stream
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
 from fedveil.privacy.noise import Ahead, gaussian_rows, protect_sum, unsnap
@@ -23,21 +24,13 @@ from fedveil.privacy.noise import Ahead, gaussian_rows, protect_sum, unsnap
 class Gradients(Protocol):
     """Gradients of the mean loss of each client's batch.
 
-    `weights [clients, parameters]`, `inputs` and `targets` `[clients, batch, ...]`,
-    `mask [clients, batch]` (which records are real; None: all). With `clip`, each example's
-    gradient is clipped first and the sum divided by `denominator`. Returns gradients
-    `[clients, parameters]`, which the caller may overwrite and keep until the next call, and mean
-    losses `[clients]`.
+    `weights [clients, parameters]`. With `clip`, each example's gradient is clipped first and the
+    sum divided by `denominator`. Returns gradients `[clients, parameters]`, which the caller may
+    overwrite and keep until the next call, and mean losses `[clients]`.
     """
 
     def __call__(
-        self,
-        weights: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        clip: GradientClip | None,
-        denominator: float,
+        self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
     ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -48,10 +41,8 @@ class Descent(Protocol):
         """Put this many clients at `start` `[parameters]`."""
         ...
 
-    def descend(
-        self, inputs: Tensor, targets: Tensor, mask: Tensor | None, rate: float, keep: float
-    ) -> Tensor:
-        """`weights = keep * weights - rate * gradient` for the first `len(inputs)` clients.
+    def descend(self, batch: Batch, rate: float, keep: float) -> Tensor:
+        """`weights = keep * weights - rate * gradient` for the first clients, the batch's.
 
         Returns their mean losses.
         """
@@ -70,8 +61,8 @@ class Supply(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Inputs, targets and mask of the clients that take this step."""
+    def batch(self, step: int) -> Batch:
+        """Of the clients that take this step."""
         ...
 
 
@@ -105,7 +96,7 @@ def _descend(
     for step, active in enumerate(supply.active):
         rate = rates[step]
         keep = 1 - rate * rule.weight_decay
-        losses[:active] += descent.descend(*supply.batch(step), rate, keep)
+        losses[:active] += descent.descend(supply.batch(step), rate, keep)
     return descent.finish().sub_(start), losses
 
 
@@ -131,7 +122,7 @@ def _walk(
     for step, active in enumerate(supply.active):
         rows = moved[:active]
         weights = rows + start
-        gradient, loss = gradients(weights, *supply.batch(step), each, denominator)
+        gradient, loss = gradients(weights, supply.batch(step), each, denominator)
         losses[:active] += loss
         noisy = active
         if not rule.last_step_noise:  # those that go on are the first rows

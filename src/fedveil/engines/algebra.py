@@ -104,7 +104,7 @@ class AlgebraEngine(GroupedEngine):
             updates, losses = local_updates(weights, supply, rule, rates, gradients, streams)
             final = None
             if job.pipeline.sparsity:
-                final = gradients(weights + updates, *supply.batch(0), None, 0.0)[0]
+                final = gradients(weights + updates, supply.batch(0), None, 0.0)[0]
             total.add_updates(where, updates, losses, senders, final)
 
 

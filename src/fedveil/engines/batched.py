@@ -68,7 +68,7 @@ class RowEngine(GroupedEngine):
                 gradient = None
                 if job.pipeline.sparsity:
                     everything = records.everything()
-                    gradient = self.gradients(start + updates, *everything, None, 0.0)[0].cpu()
+                    gradient = self.gradients(start + updates, everything, None, 0.0)[0].cpu()
             senders = Senders(clients, held, weights, round_number, job.randomness)
             total.add_updates(where, updates.cpu(), losses, senders, gradient)
 

@@ -92,7 +92,7 @@ class DualClients:
         final = None
         if job.pipeline.sparsity:
             everything = records.everything()
-            final = self._rows_engine.gradients(weights + rows, *everything, None, 0.0)[0]
+            final = self._rows_engine.gradients(weights + rows, everything, None, 0.0)[0]
         senders = Senders(clients, held, weights, round_number, job.randomness)
         total.add_updates(where, rows, losses, senders, final)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedveil.client.local_training import GradientClip
-from fedveil.client.records import as_tensor
+from fedveil.client.records import Batch, as_tensor
 from fedveil.client.steps import shorten
 from fedveil.data.federation import Task
 from fedveil.engines.contract import Job
@@ -45,18 +45,12 @@ class AutogradGradients:
         )
 
     def __call__(
-        self,
-        weights: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        clip: GradientClip | None,
-        denominator: float,
+        self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
     ) -> tuple[Tensor, Tensor]:
         if clip is not None:
-            return self._per_example(weights, inputs, targets, mask, clip, denominator)
+            return self._per_example(weights, batch, clip, denominator)
         self.begin(weights[0], 1)
-        loss = self._backward(inputs, targets, mask)
+        loss = self._backward(batch)
         gradient = torch.empty_like(weights)
         views = self._layout.views(gradient[0]).values()
         for view, parameter in zip(views, self._parameters, strict=True):
@@ -71,10 +65,8 @@ class AutogradGradients:
         for weight, view in zip(self._weights, views, strict=True):
             weight.copy_(view)
 
-    def descend(
-        self, inputs: Tensor, targets: Tensor, mask: Tensor | None, rate: float, keep: float
-    ) -> Tensor:
-        loss = self._backward(inputs, targets, mask)
+    def descend(self, batch: Batch, rate: float, keep: float) -> Tensor:
+        loss = self._backward(batch)
         if keep != 1:
             torch._foreach_mul_(self._weights, keep)
         used = [i for i, parameter in enumerate(self._parameters) if parameter.grad is not None]
@@ -85,8 +77,9 @@ class AutogradGradients:
     def finish(self) -> Tensor:
         return torch.cat([weight.flatten() for weight in self._weights])[None]
 
-    def _backward(self, inputs: Tensor, targets: Tensor, mask: Tensor | None) -> Tensor:
+    def _backward(self, batch: Batch) -> Tensor:
         """Leave the gradient of one client's mean loss in the parameters; returns `[1]`."""
+        inputs, targets, mask = batch
         if len(inputs) != 1:
             raise ValueError(f"one client at a time, not {len(inputs)}")
         x, y = inputs[0], targets[0]
@@ -135,14 +128,9 @@ class VmapGradients:
         return self._losses(weights, inputs[None], targets[None])[0]
 
     def __call__(
-        self,
-        weights: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        clip: GradientClip | None,
-        denominator: float,
+        self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
     ) -> tuple[Tensor, Tensor]:
+        inputs, targets, mask = batch
         real = weights.new_ones(targets.shape[:2]) if mask is None else mask.to(weights.dtype)
         share = real / real.sum(dim=1, keepdim=True)
         if clip is None:
@@ -168,21 +156,15 @@ class ExampleLoop:
         self._gradients = gradients
 
     def __call__(
-        self,
-        weights: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        clip: GradientClip,
-        denominator: float,
+        self, weights: Tensor, batch: Batch, clip: GradientClip, denominator: float
     ) -> tuple[Tensor, Tensor]:
+        inputs, targets, mask = batch
         real = range(inputs.shape[1]) if mask is None else torch.nonzero(mask[0])[:, 0].tolist()
         total, losses = torch.zeros_like(weights, dtype=torch.float64), weights.new_zeros(1)
         for example in real:
             one = slice(example, example + 1)
-            gradient, loss = self._gradients(
-                weights, inputs[:, one], targets[:, one], None, None, 0.0
-            )
+            alone = inputs[:, one], targets[:, one], None
+            gradient, loss = self._gradients(weights, alone, None, 0.0)
             shorten(gradient, Clip(clip.norm, clip.order))
             total += gradient
             losses += loss
@@ -203,7 +185,7 @@ def why_not_vmap(job: Job) -> str | None:
     gradients = VmapGradients(job.module, layout, federation.task, torch.device("cpu"))
     try:
         with torch.random.fork_rng(devices=[]):
-            gradients(flatten(job.module).repeat(2, 1), inputs, targets, None, None, 1.0)
+            gradients(flatten(job.module).repeat(2, 1), (inputs, targets, None), None, 1.0)
     except Exception as error:  # whatever a user's module may raise under vmap
         first = str(error).strip().splitlines()
         return f"torch.func cannot batch the model: {first[0] if first else type(error).__name__}"

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fedveil.client.local_training import GradientClip
+from fedveil.client.records import Batch
 from fedveil.data.federation import Task
 from fedveil.engines.affine import Affine, Stack
 from fedveil.engines.isolated_softmax import softmax
@@ -38,20 +39,15 @@ class ApartGradients:
         self._rooms: dict[tuple[int, int], _Room] = {}
 
     def __call__(
-        self,
-        weights: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        clip: GradientClip | None,
-        denominator: float,
+        self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
     ) -> tuple[Tensor, Tensor]:
+        inputs, targets, mask = batch
         if mask is not None:  # real records come first; their number decides the shapes
             real = mask.sum(dim=1)
             if bool((real != real[0]).any()):
                 columns = (torch.split(part, 1) for part in (weights, inputs, targets, mask))
                 parts = zip(*columns, strict=True)
-                each = [self(w, x, y, own, clip, denominator) for w, x, y, own in parts]
+                each = [self(w, (x, y, own), clip, denominator) for w, x, y, own in parts]
                 gradients, losses = zip(*each, strict=True)
                 return torch.cat(gradients), torch.cat(losses)
             inputs, targets = inputs[:, : int(real[0])], targets[:, : int(real[0])]

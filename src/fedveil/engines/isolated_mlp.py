@@ -77,6 +77,6 @@ class LoneStack:
         updates, losses = local_updates(weights, records, job.rule, rates, gradients, streams)
         final = None
         if job.pipeline.sparsity:
-            final = gradients(updates + weights, *records.everything(), None, 0.0)[0]
+            final = gradients(updates + weights, records.everything(), None, 0.0)[0]
         senders = Senders(clients, held, weights, round_number, job.randomness)
         total.add_updates(where, updates, losses, senders, final)

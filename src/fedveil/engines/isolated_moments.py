@@ -73,7 +73,7 @@ class LoneMoments:
             updates, losses = local_updates(start, supply, rule, rates, gradients, streams)
             final = None
             if job.pipeline.sparsity:
-                final = gradients(start + updates, *supply.batch(0), None, 0.0)[0].float()
+                final = gradients(start + updates, supply.batch(0), None, 0.0)[0].float()
             senders = Senders(clients, held, weights, round_number, job.randomness)
             total.add_updates(where, updates.float(), losses.float(), senders, final)
         return places[:0]

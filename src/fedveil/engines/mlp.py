@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedveil.client.local_training import GradientClip
+from fedveil.client.records import Batch
 from fedveil.data.federation import Task
 from fedveil.engines.affine import Parts, Stack, parts_of, rows_of
 from fedveil.engines.isolated_gradients import ApartGradients
@@ -32,14 +33,9 @@ class MlpGradients:
         self._parts: Parts = []
 
     def __call__(
-        self,
-        weights: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        clip: GradientClip | None,
-        denominator: float,
+        self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
     ) -> tuple[Tensor, Tensor]:
+        inputs, targets, mask = batch
         parts = [(layer.weight_of(weights), layer.bias_of(weights)) for layer in self._stack]
         states = self._forward(parts, inputs)
         error, losses = output_error(self._task, states.pop(), targets)
@@ -54,7 +50,7 @@ class MlpGradients:
             if factors is None:
                 w, x, y = (part.cpu() for part in (weights, inputs, targets))
                 real = None if mask is None else mask.cpu()
-                clipped, _ = self._exact(w, x, y, real, clip, denominator)
+                clipped, _ = self._exact(w, (x, y, real), clip, denominator)
                 return clipped.to(weights.device), (losses * share).sum(dim=1)
             factors /= denominator
             if mask is not None:
@@ -73,9 +69,8 @@ class MlpGradients:
     def begin(self, start: Tensor, clients: int) -> None:
         self._parts = parts_of(self._stack, start, clients)
 
-    def descend(
-        self, inputs: Tensor, targets: Tensor, mask: Tensor | None, rate: float, keep: float
-    ) -> Tensor:
+    def descend(self, batch: Batch, rate: float, keep: float) -> Tensor:
+        inputs, targets, mask = batch
         active = len(inputs)
         parts = [(w[:active], None if b is None else b[:active]) for w, b in self._parts]
         states = self._forward(parts, inputs)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveil.client.local_training import GradientClip
-from fedveil.client.records import as_tensor
+from fedveil.client.records import Batch, as_tensor
 from fedveil.data.federation import Federation
 from fedveil.engines.affine import Affine
 from fedveil.engines.batched import chunks_of
@@ -103,14 +103,9 @@ class MomentGradients:
         self._weights = torch.empty(0)
 
     def __call__(
-        self,
-        weights: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        mask: Tensor | None,
-        clip: GradientClip | None,
-        denominator: float,
+        self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
     ) -> tuple[Tensor, Tensor]:
+        inputs, targets, _ = batch
         first = targets[:, :-1]
         gradient = self._times(inputs, weights).sub_(first)
         # w'Hw - 2 m'w + s, as w'(gradient - m) + s
@@ -120,11 +115,9 @@ class MomentGradients:
     def begin(self, start: Tensor, clients: int) -> None:
         self._weights = start.expand(clients, -1).clone()
 
-    def descend(
-        self, inputs: Tensor, targets: Tensor, mask: Tensor | None, rate: float, keep: float
-    ) -> Tensor:
-        weights = self._weights[: len(targets)]
-        gradient, loss = self(weights, inputs, targets, mask, None, 0.0)
+    def descend(self, batch: Batch, rate: float, keep: float) -> Tensor:
+        weights = self._weights[: len(batch[1])]
+        gradient, loss = self(weights, batch, None, 0.0)
         if keep != 1:
             weights *= keep
         weights.sub_(gradient.mul_(rate))
@@ -155,5 +148,5 @@ class MomentSupply:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    def batch(self, step: int) -> Batch:
         return (*self._moments, None)

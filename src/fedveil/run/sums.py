@@ -73,7 +73,9 @@ class PrivateSum:
         """The private sum from one that was taken in the open, of these clients."""
         if self.placement is None or self.context is None:
             return total
-        present = replace(self.this_round, cohort=clients)
+        present = self.this_round
+        if clients is not present.cohort:  # some were lost on the way
+            present = replace(present, cohort=clients)
         return self.placement.protect(self.context, total, self.pipeline, present)
 
     def share(self, client: int, row: Ints) -> Ints:

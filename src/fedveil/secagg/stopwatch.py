@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
@@ -15,18 +13,28 @@ class Stopwatch:
     seconds: dict[str, float] = field(default_factory=dict)
     _inside: float = 0.0  # seconds of the phases within the present one
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        before, self._inside = self._inside, 0.0
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - start
-            self.seconds[name] = self.seconds.get(name, 0.0) + spent - self._inside
-            self._inside = before + spent
+    def phase(self, name: str) -> _Phase:
+        return _Phase(self, name)
 
     def since(self, before: dict[str, float]) -> dict[str, float]:
         """What was added to an earlier state of `seconds`."""
         added = ((name, spent - before.get(name, 0.0)) for name, spent in self.seconds.items())
         return {name: spent for name, spent in added if spent > 0}
+
+
+class _Phase:
+    """By hand: a generator would cost as much as a small round's arithmetic."""
+
+    __slots__ = ("_before", "_name", "_start", "_watch")
+
+    def __init__(self, watch: Stopwatch, name: str) -> None:
+        self._watch, self._name = watch, name
+
+    def __enter__(self) -> None:
+        self._before, self._watch._inside = self._watch._inside, 0.0
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        watch, spent = self._watch, time.perf_counter() - self._start
+        watch.seconds[self._name] = watch.seconds.get(self._name, 0.0) + spent - watch._inside
+        watch._inside = self._before + spent
