@@ -78,12 +78,17 @@ def _dispatch(arguments: list[str]) -> int:
         near = get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
         raise ConfigError(f"unknown command {name!r}: {hint}")
-    command = import_module(f"fedveil.cli.{name}")
-    parser = _Parser(prog=f"fedveil {name}", description=COMMANDS[name])
-    command.configure(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
-    code: int = command.execute(parser.parse_args(arguments[1:]))
+    args = parser_of(name).parse_args(arguments[1:])
+    code: int = import_module(f"fedveil.cli.{name}").execute(args)
     return code
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """What a command understands; the reference pages are made from it too."""
+    parser = _Parser(prog=f"fedveil {name}", description=COMMANDS[name])
+    import_module(f"fedveil.cli.{name}").configure(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    return parser
 
 
 def _usage() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ _OPTIONS: console.Options = {
     "--moved": (bool, "with --resume: I declare that only this copy of the run will go on"),
     "--explain": (bool, "the whole guarantee in words; which engine runs, and why"),
     "--quiet": (bool, "no progress, only the result"),
+    "--watch": (bool, "serve the growing report on this machine, and say where"),
     "--no-report": (bool, "write no report.html into the run directory"),
 }
 
@@ -48,6 +50,7 @@ def execute(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     usual = recipes.with_defaults(recipe)  # refuses what makes no sense
 
+    from fedveil.cli.report import watched
     from fedveil.config.assemble import (  # torch and all: only once input is sane
         federation_of,
         plan_of,
@@ -81,7 +84,8 @@ def execute(args: argparse.Namespace) -> int:
     run.keep_in(directory)
     began = time.perf_counter()
     try:
-        rejected = _train(run, args)
+        with watched([directory.path]) if args.watch else nullcontext():
+            rejected = _train(run, args)
     except KeyboardInterrupt:
         run.save()
         console.complain(
