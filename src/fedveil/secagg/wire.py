@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from cryptography.exceptions import InvalidSignature
@@ -195,12 +194,17 @@ def parse(frame: bytes, kind: type[MessageT]) -> MessageT:
     return kind(**values)
 
 
-@cache
+_SPECS: dict[type[Message], tuple[tuple[str, codecs.Codec, str], ...]] = {}
+
+
 def _specs(kind: type[Message]) -> tuple[tuple[str, codecs.Codec, str], ...]:
-    """Name, codec and full name of each field."""
-    return tuple(
-        (spec.name, spec.metadata["codec"], f"{kind.__name__}.{spec.name}") for spec in fields(kind)
-    )
+    """Name, codec and full name of each field; looked up once for each kind."""
+    if kind not in _SPECS:
+        _SPECS[kind] = tuple(
+            (spec.name, spec.metadata["codec"], f"{kind.__name__}.{spec.name}")
+            for spec in fields(kind)
+        )
+    return _SPECS[kind]
 
 
 def _signed(claims: bytes, content: bytes) -> bytes:
