@@ -435,7 +435,9 @@ class Unready:
 
 
 @pytest.mark.parametrize(
-    "server", [{"smoothing": Smoothing(1e20)}, {"optimizer": Unready()}], ids=str
+    "server",
+    [{"smoothing": Smoothing(1e20)}, {"optimizer": Unready()}],
+    ids=["smoothing", "optimizer"],
 )
 def test_a_server_that_cannot_take_its_step_is_found_before_anything_is_spent(
     server: dict[str, Any],
