@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +111,7 @@ def test_a_start_fills_what_fits_and_refuses_a_frozen_gap(tmp_path: Path) -> Non
     save_file({k: v.contiguous() for k, v in source.state_dict().items()}, tmp_path / "a")
     freeze(other, ["0"])
     head = other[1].weight.detach().clone()
-    (said,) = start_from(other, tmp_path / "a")
+    said = start_from(other, tmp_path / "a")
     assert torch.equal(other[0].weight, source[0].weight)
     assert torch.equal(other[1].weight, head)
     assert "new are 1.weight, 1.bias" in said
@@ -151,7 +152,8 @@ def test_from_one_run_to_the_next_and_to_predictions(
     frozen = ["--set", 'model.frozen=["backbone"]', "--set", "model.adapter_rank=2"]
     start = ["--set", f"model.start={public}/model.safetensors"]
     assert main([*line, *frozen, *start, "--output", str(private)]) == 0
-    assert "model.safetensors (SHA-256" in (private / "guarantee.json").read_text()
+    promised = json.loads((private / "guarantee.json").read_text())
+    assert "trained on the same data without a certified guarantee" in promised["reason"]
     capsys.readouterr()
     before, after = (load_file(each / "model.safetensors") for each in (public, private))
     assert torch.equal(before["1.weight"], after["1.layer.weight"])
@@ -167,3 +169,22 @@ def test_from_one_run_to_the_next_and_to_predictions(
     found = [one.module(torch.from_numpy(inputs)) for one in (model, again)]
     assert torch.equal(*found)
     assert flatten(model.module).numel() == layout_of(again.module).size
+
+
+def test_a_start_says_what_its_own_file_says_of_it(tmp_path: Path) -> None:
+    """A model of the same clients' data is not public because somebody trains it further."""
+    settings = [part for one in (*JOB, *MLP) for part in ("--set", one)]
+    line = ["run", *settings, "--no-report", "--quiet"]
+    plain, paid = tmp_path / "plain", tmp_path / "paid"
+    assert main([*line, "--set", "training.method=fedavg", "--output", str(plain)]) == 0
+    assert main([*line, "--output", str(paid)]) == 0
+    guarantees = {}
+    for start in (plain, paid):
+        planned_from = planned(f"model.start={start}/model.safetensors", seed=None).guarantee
+        assert planned_from is not None
+        guarantees[start.name] = planned_from
+    reason = guarantees["plain"].reason
+    assert "trained on the same data without a certified guarantee" in reason
+    assert "comes on top" in " ".join(guarantees["paid"].rests_on)
+    for each in guarantees.values():
+        assert "made of public data" not in each.statement

@@ -103,9 +103,9 @@ def _adaptable(layer: nn.Module) -> bool:
     return known and not any(parameter.requires_grad for parameter in layer.parameters())
 
 
-def start_from(module: nn.Module, path: Path | str) -> tuple[str, ...]:
-    """Load weights by name from a safetensors file, such as a run's model; what was found, in
-    sentences for a guarantee.
+def start_from(module: nn.Module, path: Path | str, made: str = "made of public data") -> str:
+    """Load weights by name from a safetensors file, such as a run's model; what was found, in a
+    sentence for a guarantee, which says what they were `made` of.
 
     A frozen weight must be in the file. A trained one that is not, or has another shape there (as
     the last layer for other classes has), starts as the model makes it.
@@ -135,6 +135,4 @@ def start_from(module: nn.Module, path: Path | str) -> tuple[str, ...]:
         raise ConfigError(f"model.start: {path} has nothing that fits the model")
     digest = sha256(data).hexdigest()[:16]
     fresh = f"; new are {', '.join(new)}" if new else ""
-    return (
-        f"Weights start from {Path(path).name} (SHA-256 {digest}...), made of public data{fresh}.",
-    )
+    return f"Weights start from {Path(path).name} (SHA-256 {digest}...), {made}{fresh}."
