@@ -56,14 +56,24 @@ class Chosen:
     notes: tuple[str, ...] = ()
     warning: str = ""
 
+    @property
+    def clients(self) -> int:
+        return known_clients(self.recipe, self.federation)
+
+
+def known_clients(recipe: Recipe, federation: Federation) -> int:
+    """As many as were declared, where that hides whether one of them is there; else counted."""
+    return recipe.privacy.public_clients or federation.clients
+
 
 def choose(recipe: Recipe, given: Collection[str]) -> Chosen:
     """What to run on a table; `given` are the recipe's keys that the user has set, and keeps."""
     if "training.local_epochs" in given:
         given = {*given, "training.local_steps"}
     federation = federation_of(recipe.data)
-    recipe, unit = _with_unit(recipe, federation.clients, given)
-    recipe = with_defaults(_with_cohort(recipe, federation.clients, given))
+    clients = known_clients(recipe, federation)
+    recipe, unit = _with_unit(recipe, clients, given)
+    recipe = with_defaults(_with_cohort(recipe, clients, given))
     recipe, federation, statistics = _with_statistics(recipe, federation)
     notes = (*unit, *statistics)
     ours = recipe.training.method in ("dp-fedavg", "dp-sgd")
@@ -87,10 +97,11 @@ def _with_statistics(
     rows = sum(
         len(part) for part in (federation.train, federation.test, federation.validation or ())
     )
-    offer = offer_of(recipe, federation.clients, rows)
+    clients = known_clients(recipe, federation)
+    offer = offer_of(recipe, clients, rows)
     if data.statistics == "data" or offer is None or data.client_column is None:
         return recipe, federation, ()
-    units = rows if offer.unit is Unit.RECORD else federation.clients
+    units = rows if offer.unit is Unit.RECORD else clients
     if data.statistics is None and not affordable(offer, units, len(column_names(Path(data.file)))):
         less = "" if offer.unit is Unit.RECORD else ", or protect single rows (--unit record)"
         said = (
@@ -158,7 +169,8 @@ class _Search:
         self._rate = 1 / _curvature(federation)
         real = plan_of(replace(recipe, seed=recipe.seed or 0), federation)
         self._epsilon = recipe.privacy.epsilon or 0.0
-        self._share = min(1.0, _TRIED / federation.clients)
+        clients = known_clients(recipe, federation)
+        self._share = min(1.0, _TRIED / clients)
         self._noise, records = 1.0, _RECORDS
         trial = recipe
         if self._by_record:  # how many records clients have is public
@@ -171,7 +183,7 @@ class _Search:
         self._trials = [
             ProxyTrials(trial, real, Proxy(made, "synthetic"))
             for made in (
-                synthetic_proxy(federation, records, signal=signal, most_clients=_TRIED)
+                synthetic_proxy(federation, records, signal=signal, clients=min(_TRIED, clients))
                 for signal in signals
             )
         ]

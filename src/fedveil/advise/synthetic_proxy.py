@@ -32,7 +32,7 @@ def synthetic_proxy(
     records: int,
     seed: int = 0,
     signal: float = _SIGNAL,
-    most_clients: int = _MOST_CLIENTS,
+    clients: int | None = None,
 ) -> Federation:
     """Clients with made-up inputs and targets that a linear model can partly predict.
 
@@ -40,13 +40,14 @@ def synthetic_proxy(
     `name=value` inputs of one name exclude each other and `name (missing)` marks gaps. As in real
     tables, numbers go together to some degree, and the first values of a category are the frequent
     ones. Every client has `records` examples, and numbers with a mean of their own, so clients
-    disagree about the model. `signal` is how much of the targets can be predicted.
+    disagree about the model. `signal` is how much of the targets can be predicted; `clients` how
+    many there are, if not as many as `like` has.
     """
     count("records", records)
     if like.task is Task.SEQUENCE:
         raise ConfigError("--proxy synthetic: there are no made-up sequences; name public data")
     teacher = _teacher(like, seed, signal)
-    clients = min(like.clients, most_clients)
+    clients = min(clients or like.clients, _MOST_CLIENTS)
     made = like, teacher, signal
     train = _examples(*made, clients, records, generator(seed, "synthetic train"))
     return Federation(
