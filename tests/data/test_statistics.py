@@ -345,3 +345,10 @@ def test_statistics_are_for_the_run_they_were_bought_for(hospitals: Path) -> Non
 def test_what_is_not_proved_is_not_offered(unit: Unit, trust: Trust) -> None:
     with pytest.raises(fv.PrivacyRefusal, match="not offered"):
         Offer(unit, trust, 8.0, 1e-6)
+
+
+def test_statistics_that_cost_nothing_were_not_bought() -> None:
+    """With an empty bill, columns from anywhere would be certified, and declared by nobody."""
+    document = {"unit": "client", "trust": "central", "entropy": "system", "releases": []}
+    with pytest.raises(fv.ConfigError, match="nothing was paid"):
+        bought.Bought.from_dict(document)

@@ -66,6 +66,10 @@ class Bought:
     entropy: Entropy
     releases: tuple[Release, ...]
 
+    def __post_init__(self) -> None:
+        if not self.releases:
+            raise ConfigError("bought statistics: nothing was paid, so nothing was bought")
+
     def check(self, unit: Unit, trust: Trust, entropy: Entropy) -> None:
         """Refuse a plan whose guarantee would be about somebody else, or about other noise."""
         if entropy is Entropy.SYSTEM and self.entropy is Entropy.SEEDED:
