@@ -73,7 +73,6 @@ def execute(args: argparse.Namespace) -> int:
     if is_follower():  # torchrun started several of us, and another one leads
         follow_plan(plan, speed)
         return 0
-    own_data.say(chosen, quiet=args.quiet)
     run = Run(plan, speed=speed, every=recipe.evaluation.every)
     plan = run.plan  # which knows what runs it
     if args.resume is not None:
@@ -82,6 +81,7 @@ def execute(args: argparse.Namespace) -> int:
         output = args.output or _fresh_directory(plan)
         directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
     run.keep_in(directory)
+    own_data.say(chosen, quiet=args.quiet)  # what bought statistics led to: in the ledger by now
     began = time.perf_counter()
     try:
         with watched([directory.path]) if args.watch else nullcontext():
