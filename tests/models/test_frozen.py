@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -110,7 +111,7 @@ def test_a_start_fills_what_fits_and_refuses_a_frozen_gap(tmp_path: Path) -> Non
     save_file({k: v.contiguous() for k, v in source.state_dict().items()}, tmp_path / "a")
     freeze(other, ["0"])
     head = other[1].weight.detach().clone()
-    (said,) = start_from(other, tmp_path / "a")
+    said = start_from(other, tmp_path / "a").sentence
     assert torch.equal(other[0].weight, source[0].weight)
     assert torch.equal(other[1].weight, head)
     assert "new are 1.weight, 1.bias" in said
@@ -141,6 +142,16 @@ def test_what_makes_no_sense_is_refused(more: tuple[str, ...], said: str) -> Non
         planned(*more)
 
 
+def test_a_guarantee_names_its_start(tmp_path: Path) -> None:
+    plain = planned(seed=None)
+    named = {name: one.detach().contiguous() for name, one in plain.module.named_parameters()}
+    save_file(named, tmp_path / "public.safetensors")
+    started = planned(f"model.start={tmp_path}/public.safetensors", seed=None)
+    assert started.guarantee is not None
+    assert started.guarantee.certified
+    assert "public.safetensors (SHA-256" in started.guarantee.statement
+
+
 def test_from_one_run_to_the_next_and_to_predictions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,7 +162,9 @@ def test_from_one_run_to_the_next_and_to_predictions(
     frozen = ["--set", 'model.frozen=["backbone"]', "--set", "model.adapter_rank=2"]
     start = ["--set", f"model.start={public}/model.safetensors"]
     assert main([*line, *frozen, *start, "--output", str(private)]) == 0
-    assert "model.safetensors (SHA-256" in (private / "guarantee.json").read_text()
+    promised = json.loads((private / "guarantee.json").read_text())
+    assert not promised["certified"]  # they were trained on these very data before
+    assert "model.safetensors (SHA-256" in promised["reason"]
     capsys.readouterr()
     before, after = (load_file(each / "model.safetensors") for each in (public, private))
     assert torch.equal(before["1.weight"], after["1.layer.weight"])

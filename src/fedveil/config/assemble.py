@@ -78,7 +78,6 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         frozen=chosen.frozen,
         adapter_rank=chosen.adapter_rank,
     )
-    started = () if chosen.start is None else start_from(model, chosen.start)
     method = method_of(recipe)
     budget = None
     if method.placement is not None:
@@ -86,6 +85,9 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         budget = Budget(privacy.epsilon, privacy.delta, privacy.noise_multiplier)
     arithmetic = recipe.privacy.arithmetic
     declared, unprotected = _said(recipe)
+    if chosen.start is not None:
+        start = start_from(model, chosen.start)
+        (unprotected if start.data == federation.name else declared).append(start.sentence)
     return plan(
         method,
         federation,
@@ -95,7 +97,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         arithmetic=None
         if arithmetic is None
         else choice(Arithmetic, "privacy.arithmetic", arithmetic),
-        declared=(*declared, *started),
+        declared=declared,
         unprotected=unprotected,
     )
 

@@ -6,14 +6,15 @@ noise is drawn for it. Frozen weights are public; they must come from public dat
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedveil.core.errors import ConfigError
@@ -103,20 +104,21 @@ def _adaptable(layer: nn.Module) -> bool:
     return known and not any(parameter.requires_grad for parameter in layer.parameters())
 
 
-def start_from(module: nn.Module, path: Path | str) -> tuple[str, ...]:
-    """Load weights by name from a safetensors file, such as a run's model; what was found, in
-    sentences for a guarantee.
+@dataclass(frozen=True)
+class Start:
+    """Where weights come from, in a sentence for a guarantee, and the data that the file names."""
+
+    sentence: str
+    data: str | None  # None: it was not written by fedveil
+
+
+def start_from(module: nn.Module, path: Path | str) -> Start:
+    """Load weights by name from a safetensors file, such as a run's model.
 
     A frozen weight must be in the file. A trained one that is not, or has another shape there (as
     the last layer for other classes has), starts as the model makes it.
     """
-    try:
-        data = Path(path).read_bytes()
-        given = load(data)
-    except FileNotFoundError:
-        raise ConfigError(f"model.start: {path}: no such file") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ConfigError(f"model.start: {path}: not a safetensors file ({error})") from None
+    given, data = _read(Path(path))
     new = []
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -133,8 +135,23 @@ def start_from(module: nn.Module, path: Path | str) -> tuple[str, ...]:
                 )
     if len(new) == sum(1 for _ in module.parameters()):
         raise ConfigError(f"model.start: {path} has nothing that fits the model")
-    digest = sha256(data).hexdigest()[:16]
+    digest = sha256(Path(path).read_bytes()).hexdigest()[:16]
+    made = "of public data" if data is None else f"of {data}"
     fresh = f"; new are {', '.join(new)}" if new else ""
-    return (
-        f"Weights start from {Path(path).name} (SHA-256 {digest}...), made of public data{fresh}.",
+    return Start(
+        f"Weights start from {Path(path).name} (SHA-256 {digest}...), made {made}{fresh}.", data
     )
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """The tensors of a file, and the name of the data that a run's model was trained on."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            said = json.loads((file.metadata() or {}).get("fedveil", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        described = json.loads(said.get("description", "{}"))
+        return tensors, described.get("data")
+    except FileNotFoundError:
+        raise ConfigError(f"model.start: {path}: no such file") from None
+    except (SafetensorError, OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"model.start: {path}: not a safetensors file ({error})") from None
