@@ -23,9 +23,10 @@ BACKBONE = "backbone"  # stands for all layers but the last
 
 
 class LowRank(nn.Module):
-    """A frozen layer and, beside it, a trained detour of `rank` channels (LoRA; Hu et al. 2022).
+    """A frozen layer and, beside it, a detour of `rank` channels (LoRA; Hu et al. 2022).
 
-    The detour adds nothing at first.
+    The way down is random and stays so; the way up is trained, and adds nothing at first. Noise in
+    both would be multiplied (FFA-LoRA; Sun et al. 2024).
     """
 
     def __init__(self, layer: nn.Linear | nn.Conv2d, rank: int) -> None:
@@ -46,6 +47,7 @@ class LowRank(nn.Module):
                 padding_mode=layer.padding_mode,
             )
             self.up = nn.Conv2d(rank, layer.out_channels, 1, bias=False)
+        self.down.requires_grad_(False)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -119,7 +121,8 @@ def start_from(module: nn.Module, path: Path | str) -> Start:
     the last layer for other classes has), starts as the model makes it.
     """
     given, data = _read(Path(path))
-    new = []
+    adapters = [name for name, one in module.named_modules() if isinstance(one, LowRank)]
+    random, new = {f"{name}.down.weight".lstrip(".") for name in adapters}, []
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             plain = ".".join(part for part in name.split(".") if part != "layer")  # no adapters
@@ -128,12 +131,12 @@ def start_from(module: nn.Module, path: Path | str) -> Start:
                 parameter.copy_(tensor)
             elif parameter.requires_grad:
                 new.append(name)
-            else:
+            elif name not in random:
                 raise ConfigError(
                     f"model.start: {path} has no weights of shape {list(parameter.shape)} for "
                     f"{name}, which is frozen"
                 )
-    if len(new) == sum(1 for _ in module.parameters()):
+    if len(new) + len(random) == sum(1 for _ in module.parameters()):
         raise ConfigError(f"model.start: {path} has nothing that fits the model")
     digest = sha256(Path(path).read_bytes()).hexdigest()[:16]
     made = "of public data" if data is None else f"of {data}"
