@@ -115,7 +115,15 @@ def parse(
                 merged[section].pop(replaced, None)
     for name, value in changes.items():
         _assign(merged, name, value)
+    _choose_by_unit(merged)
     return typing.cast(Recipe, build(Recipe, merged, ""))
+
+
+def _choose_by_unit(table: dict[str, Any]) -> None:
+    """A recipe that names no method but whose data to protect gets one that does."""
+    training, privacy = table.get("training", {}), table.get("privacy", {})
+    if isinstance(training, dict) and isinstance(privacy, dict) and privacy.get("unit") == "record":
+        table["training"] = {"method": "dp-sgd", **training}
 
 
 _SEEN_SAMPLING = {"local": "round-robin", "distributed": "balanced"}  # no credit for a sample

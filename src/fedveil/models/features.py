@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.columns import Array
+from fedveil.data.declared import used_again
 from fedveil.data.federation import Examples, Federation, Scaling
 from fedveil.data.storage import map_columns, write_columns
 from fedveil.datasets.files import cache_directory
@@ -197,8 +198,11 @@ def _made(federation: Federation, featurizer: Featurizer, keep: bool) -> Federat
         columns = {part: _mapped(featurizer, own.inputs) for part, own in parts.items()}
         columns = columns if home is None else _keep(home, columns)
     made = {part: Examples(columns[part], own.targets) for part, own in parts.items()}
+    # Features lie in memory of their own: that their images were shared would not show any more.
+    train, *others = (own.inputs for own in parts.values())
     return replace(
         federation,
+        unprotected=tuple(dict.fromkeys((*federation.unprotected, *used_again(train, *others)))),
         train=made["train"],
         test=made["test"],
         validation=made.get("validation"),

@@ -17,6 +17,10 @@ class DataSection:
     client_column: str | None = None
     label: str | None = None
     schema: str | None = None  # public statistics of the file's columns
+    statistics: str | None = None  # without a schema: bought, or data (then nothing is certified)
+    classes: tuple[str, ...] = ()  # of the label, where they are public
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a schema, in place
+    bought: str | None = None  # what `columns` cost, as JSON; written by a run for its resumption
     task: str | None = None  # classification or regression; by default decided from the label
     partition: str | None = None  # iid, dirichlet, sorted or owner; None: the source's own
     clients: int | None = None
@@ -47,7 +51,7 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class TrainingSection:
-    method: str = "dp-fedavg"
+    method: str = "dp-fedavg"  # left out beside `privacy.unit = "record"`: dp-sgd
     rounds: int = 50
     sampling: str | None = None  # None: the method's own
     cohort: int | None = None  # (expected) clients in a round
@@ -55,7 +59,7 @@ class TrainingSection:
     cohort_cap: int | None = None
     local_steps: int | None = None
     local_epochs: int | None = None
-    batch_size: int | None = None
+    batch_size: int | None = None  # None: all of a client's; at record level 2,048 at most
     learning_rate: float = 0.1
     schedule: str = "constant"
     decay: float = 1.0
@@ -76,7 +80,7 @@ class PrivacySection:
     clip_norm: float = 1.0
     noise: str = "gaussian"  # or laplace, beside a clip in L1
     trust: str | None = None  # central, local or distributed; None: the method's own
-    unit: str | None = None  # record or client, where a method can protect either
+    unit: str | None = None  # record (one row) or client (all its rows); None: the method's own
     adjacency: str | None = None  # add-remove, replace or zero-out; None: the proof's own
     public_clients: int | None = None  # declared, not counted: hides that a client is there at all
     colluders: int = 0  # clients that work with the adversary and bring no noise
@@ -104,7 +108,7 @@ class AggregationSection:
     max_dropout: float | None = None  # share of a cohort that may be lost; None: as dropout needs
     min_honest: int | None = None  # honest noise shares in every sum; None: all that must arrive
     sparse: bool = False  # mask with some neighbours, not with everybody
-    honest_server: bool = False  # on a sparse graph: the server does not lie about who was lost
+    honest_server: bool = False  # on a sparse graph: the server keeps to the protocol
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,9 @@ class EvaluationSection:
 
 @dataclass(frozen=True)
 class EngineSection:
-    """Speed only: nothing here can change what is guaranteed."""
+    """Speed only: nothing here can change what is guaranteed. With an engine from outside the
+    package nothing is certified.
+    """
 
     name: str = "auto"
     chunk: int | None = None  # clients trained together

@@ -123,9 +123,11 @@ def past_noise_in_the_wrong_order() -> Any:
     real = NoiseMemory.draw
 
     def draw(self: NoiseMemory, *args: Any) -> Any:
+        past = list(self._past)
         self._past.reverse()
         drawn = real(self, *args)
-        self._past.reverse()
+        self._past.clear()
+        self._past.extend([drawn, *past][: len(args[-1]) - 1])
         return drawn
 
     return patch.object(NoiseMemory, "draw", draw)

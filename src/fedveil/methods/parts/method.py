@@ -169,6 +169,11 @@ class Method(Displayed):
             )
         if pipeline.granularity is not None or pipeline.ballot is not None:
             raise ConfigError("pipeline: the plan chooses grids and ballots; leave them out")
+        local = self.local
+        if local.gradient_noise or local.gradient_grid is not None or not local.last_step_noise:
+            raise ConfigError(
+                "local: the plan chooses gradient noise, its grid and its last step; leave them out"
+            )
         if isinstance(placement, CorrelatedNoise) and self.clip_rule is not None:
             raise PrivacyRefusal(
                 "correlated noise with a clip that may change: what later rounds take back would "
