@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from torch import nn
-
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic, Trust, Unit
 from fedveil.data.bought import MOST_RELEASES, SHARE, Bought, Offer
@@ -26,7 +24,6 @@ from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import default_delta
 from fedveil.recipes.sections import DataSection, Recipe
-from fedveil.run.bundle import made_from
 
 __all__ = ["federation_of", "method_of", "offer_of", "plan_of"]
 
@@ -118,7 +115,12 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
     arithmetic = recipe.privacy.arithmetic
     declared, unprotected = _said(recipe)
     if chosen.start is not None:
-        _start(model, chosen.start, federation.name, declared, unprotected)
+        start = start_from(model, chosen.start)
+        if start.data == federation.name:
+            unprotected.append(start.sentence)
+        else:
+            public = "" if start.data is None else " That those data are public is declared."
+            declared.append(start.sentence + public)
     return plan(
         method,
         federation,
@@ -131,24 +133,6 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         declared=declared,
         unprotected=unprotected,
     )
-
-
-def _start(
-    model: nn.Module, path: str, data: str, declared: list[str], unprotected: list[str]
-) -> None:
-    """Load the weights to start from, and add a sentence on where they come from: a model of the
-    same data is a release of it, and only its own file knows."""
-    made = made_from(Path(path))
-    if made is None:
-        declared.append(start_from(model, path))
-    elif made[0] != data:
-        declared.append(start_from(model, path, f"trained on {made[0]}, declared to be public"))
-    elif made[1]:
-        under = "trained on the same data under a guarantee of its own, whose cost comes on top"
-        declared.append(start_from(model, path, under))
-    else:
-        without = "trained on the same data without a certified guarantee"
-        unprotected.append(start_from(model, path, without))
 
 
 def with_batch(recipe: Recipe, federation: Federation) -> Recipe:

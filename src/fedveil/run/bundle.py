@@ -24,7 +24,6 @@ from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.models.features import Featurizer, ScatteringFeatures
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Plan
-from fedveil.privacy.guarantee import Guarantee
 from fedveil.run.checkpoint import content_digest
 from fedveil.run.evidence import MODEL
 
@@ -149,22 +148,6 @@ def bundle_file(tensors: Mapping[str, Tensor], bundle: Bundle) -> bytes:
     said = {"format": FORMAT, "description": json.dumps(bundle.to_dict())}
     said["digest"] = content_digest(tensors, said)
     return save(dict(tensors), {_KEY: json.dumps(said)})  # one key: several come in any order
-
-
-def made_from(path: Path) -> tuple[str, bool] | None:
-    """The data that a model file says it was trained on, and whether its own guarantee is
-    certified; None if the file says nothing."""
-    try:
-        with safe_open(path, framework="pt") as opened:
-            said = json.loads((opened.metadata() or {})[_KEY])
-        about = json.loads(said["description"])
-        data, promised = str(about["data"]), about["guarantee"]
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError):
-        return None
-    try:
-        return data, promised is not None and Guarantee.from_dict(promised).certified
-    except ConfigError:
-        return data, False
 
 
 def read_bundle(path: Path) -> tuple[Bundle, dict[str, Tensor]]:
