@@ -339,9 +339,15 @@ def test_statistics_are_for_the_run_they_were_bought_for(hospitals: Path) -> Non
     assert set(federation.bought.releases) <= set(planned.guarantee.releases)
 
 
-@pytest.mark.parametrize(
-    ("unit", "trust"), [(Unit.CLIENT, Trust.DISTRIBUTED), (Unit.CLIENT, Trust.LOCAL)]
-)
+@pytest.mark.parametrize("unit", list(Unit))
+@pytest.mark.parametrize("trust", list(Trust))
 def test_what_is_not_proved_is_not_offered(unit: Unit, trust: Trust) -> None:
-    with pytest.raises(fv.PrivacyRefusal, match="not offered"):
-        Offer(unit, trust, 8.0, 1e-6)
+    """Clients behind a trusted aggregator, records in a secure sum, or records of one owner who
+    adds the noise itself; nothing else."""
+    offered = [(Unit.CLIENT, Trust.CENTRAL), (Unit.RECORD, Trust.DISTRIBUTED)]
+    for shares in (1, 2):
+        if (unit, trust) in offered or (unit, trust, shares) == (Unit.RECORD, Trust.LOCAL, 1):
+            Offer(unit, trust, 8.0, 1e-6, shares)
+            continue
+        with pytest.raises(fv.PrivacyRefusal, match="not offered"):
+            Offer(unit, trust, 8.0, 1e-6, shares)

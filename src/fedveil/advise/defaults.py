@@ -20,7 +20,7 @@ from fedveil.advise.trials import Candidate, Outcome, ProxyTrials, Trial, recipe
 from fedveil.config.assemble import federation_of, offer_of, plan_of
 from fedveil.config.recipe import Recipe, with_defaults
 from fedveil.core.errors import ConfigError
-from fedveil.core.units import Unit
+from fedveil.core.units import Trust, Unit
 from fedveil.data.bought import affordable
 from fedveil.data.declared import CLASS_NAMES
 from fedveil.data.federation import Federation, Task
@@ -138,6 +138,9 @@ def _with_cohort(recipe: Recipe, clients: int, given: Collection[str]) -> Recipe
     if any(f"training.{key}" in given for key in ("sampling", "cohort", "rate")):
         return recipe
     training = recipe.training
+    if clients == 1 and training.method == "dp-sgd" and recipe.privacy.trust is None:
+        # Nobody to hide a sum among: the only owner adds all noise itself.
+        recipe = replace(recipe, privacy=replace(recipe.privacy, trust=Trust.LOCAL.value))
     if clients <= _ALL:
         return replace(recipe, training=replace(training, sampling="everyone"))
     return replace(recipe, training=replace(training, cohort=_COHORT))
