@@ -62,17 +62,25 @@ def choose(recipe: Recipe, given: Collection[str]) -> Chosen:
     if "training.local_epochs" in given:
         given = {*given, "training.local_steps"}
     federation = federation_of(recipe.data)
-    recipe, unit = _with_unit(recipe, federation.clients, given)
-    recipe = with_defaults(_with_cohort(recipe, federation.clients, given))
+    clients = public_clients(recipe, federation)
+    recipe, unit = _with_unit(recipe, clients, given)
+    recipe = with_defaults(_with_cohort(recipe, clients, given))
+    if recipe.training.method not in _OURS:
+        return Chosen(recipe, federation, unit)
     recipe, federation, statistics = _with_statistics(recipe, federation)
     notes = (*unit, *statistics)
-    ours = recipe.training.method in ("dp-fedavg", "dp-sgd")
-    if recipe.privacy.epsilon is None or not ours or set(_CHOSEN) <= set(given):
+    if recipe.privacy.epsilon is None or set(_CHOSEN) <= set(given):
         return Chosen(recipe, federation, notes)
     search = _Search(recipe, federation, given)
     point = search.best()
     chosen = search.recipe_with(point)
     return Chosen(chosen, federation, (*notes, search.sentence(chosen)), search.warning(point))
+
+
+def public_clients(recipe: Recipe, federation: Federation) -> int:
+    """How many clients there are for all to know: where that is declared, the true number is
+    private, and nothing may follow from it."""
+    return recipe.privacy.public_clients or federation.clients
 
 
 def _with_statistics(
@@ -87,10 +95,11 @@ def _with_statistics(
     rows = sum(
         len(part) for part in (federation.train, federation.test, federation.validation or ())
     )
-    offer = offer_of(recipe, federation.clients, rows)
+    clients = public_clients(recipe, federation)
+    offer = offer_of(recipe, clients, rows)
     if data.statistics == "data" or offer is None or data.client_column is None:
         return recipe, federation, ()
-    units = rows if offer.unit is Unit.RECORD else federation.clients
+    units = rows if offer.unit is Unit.RECORD else clients
     if data.statistics is None and not affordable(offer, units, len(column_names(Path(data.file)))):
         less = "" if offer.unit is Unit.RECORD else ", or protect single rows (--unit record)"
         said = (
@@ -161,7 +170,8 @@ class _Search:
         self._rate = 1 / _curvature(federation)
         real = plan_of(replace(recipe, seed=recipe.seed or 0), federation)
         self._epsilon = recipe.privacy.epsilon or 0.0
-        self._share = min(1.0, _TRIED / federation.clients)
+        clients = public_clients(recipe, federation)
+        self._share = min(1.0, _TRIED / clients)
         self._noise, records = 1.0, _RECORDS
         trial = recipe
         if self._by_record:  # how many records clients have is public
@@ -174,7 +184,7 @@ class _Search:
         self._trials = [
             ProxyTrials(trial, real, Proxy(made, "synthetic"))
             for made in (
-                synthetic_proxy(federation, records, signal=signal, most_clients=_TRIED)
+                synthetic_proxy(federation, records, signal=signal, clients=min(clients, _TRIED))
                 for signal in signals
             )
         ]
@@ -297,6 +307,7 @@ class _Search:
         )
 
 
+_OURS = ("dp-fedavg", "dp-sgd")
 _CHOSEN = (
     "training.rounds",
     "training.local_steps",

@@ -70,7 +70,6 @@ def execute(args: argparse.Namespace) -> int:
     if is_follower():  # torchrun started several of us, and another one leads
         follow_plan(plan, speed)
         return 0
-    own_data.say(chosen, quiet=args.quiet)
     run = Run(plan, speed=speed, every=recipe.evaluation.every)
     if args.resume is not None:
         directory = RunDirectory.open(args.resume, plan, moved=args.moved)
@@ -78,6 +77,7 @@ def execute(args: argparse.Namespace) -> int:
         output = args.output or _fresh_directory(plan)
         directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
     run.keep_in(directory)
+    own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
     began = time.perf_counter()
     try:
         rejected = _train(run, args)

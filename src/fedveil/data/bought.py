@@ -99,6 +99,8 @@ class Bought:
         try:
             releases = tuple(Release.from_dict(release) for release in document["releases"])
             unit, trust = Unit(document["unit"]), Trust(document["trust"])
+            if not releases:
+                raise ValueError("nothing was paid")
             return cls(unit, trust, Entropy(document["entropy"]), releases)
         except (KeyError, ValueError, TypeError) as error:
             raise ConfigError(f"bought statistics: damaged description ({error})") from None
@@ -127,11 +129,11 @@ def buy(
         purpose = f"statistics {len(releases)}"
         total, grid = votes.ravel(), 1.0 / voters.whole
         if offer.trust is Trust.DISTRIBUTED:
-            share = std / math.sqrt(offer.shares)
+            share = std * voters.whole / math.sqrt(offer.shares)
             for client in range(offer.shares):
                 stream = randomness.stream(purpose, 0, client)
                 total = total + discrete_gaussian(stream, total.size, share)
-            releases.append(_in_shares(offer, width, total.size))
+            releases.append(_in_shares(offer, width, grid, total.size))
         else:
             total = protect_sum(total, std, grid, randomness.stream(purpose))
             releases.append(Release(NoisyVotes(offer.noise), Everyone(), 1))
@@ -148,10 +150,10 @@ def buy(
     return columns, Bought(offer.unit, offer.trust, randomness.entropy, tuple(releases))
 
 
-def _in_shares(offer: Offer, width: int, size: int) -> Release:
+def _in_shares(offer: Offer, width: int, grid: float, size: int) -> Release:
     """A secure sum of whole votes: one record has one in each column."""
     clip, std = math.sqrt(width), offer.noise * math.sqrt(width / offer.shares)
-    mechanism = DiscreteGaussianSum(clip, 1.0, std, offer.shares, size, rounding_beta=None)
+    mechanism = DiscreteGaussianSum(clip, grid, std, offer.shares, size, rounding_beta=None)
     return Release(mechanism, Everyone(offer.shares), 1)
 
 
