@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -56,10 +57,8 @@ def export(bundle: Bundle, module: nn.Module, path: Path) -> None:
 
 
 def _onnx(answers: Answers, example: tuple[Tensor], shapes: tuple[object], path: Path) -> None:
-    try:
-        import onnxscript  # noqa: F401
-    except ImportError:
-        raise ConfigError('export: ONNX needs the extra: pip install "fedveil[onnx]"') from None
+    if find_spec("onnxscript") is None:
+        raise ConfigError('export: ONNX needs the extra: pip install "fedveil[onnx]"')
     program = torch.onnx.export(answers, example, dynamic_shapes=shapes, dynamo=True)
     if program is None:
         raise ConfigError("export: torch made no ONNX program of this model")
