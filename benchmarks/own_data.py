@@ -126,11 +126,12 @@ def error(scores: Scores) -> float:
     return scores.figures.get("rmse") or scores.figures["log_loss"] or np.inf
 
 
-def grid(recipe: Recipe, inputs: int, quick: bool) -> Iterator[Candidate]:
+def grid(recipe: Recipe, quick: bool) -> Iterator[Candidate]:
     """Settings around anything sensible, half a decade apart."""
     rounds = (4, 16, 64) if not quick else (16,)
     if recipe.training.method == "dp-sgd":
-        for many, rate, clip in itertools.product((16, 64, 256), (0.03, 0.1, 0.3, 1), (0.3, 1, 3)):
+        rounds = (16, 64, 256) if not quick else (64,)
+        for many, rate, clip in itertools.product(rounds, (0.1, 0.3, 1, 3), (0.3, 1, 3)):
             yield Candidate(1, many, rate, clip)
         return
     for many, stride, travel in itertools.product(rounds, (0.3, 1, 3), (0.3, 1, 3, 10)):
@@ -162,7 +163,7 @@ def line(name: str, table: Table, seeds: int, quick: bool) -> list[str]:
         seconds, federation = time.perf_counter() - began, chosen.federation
         runs = [score(chosen.recipe, federation, seed) for seed in range(seeds)]
         tried: dict[Candidate, float] = {}
-        for candidate in grid(chosen.recipe, federation.input_shape[0], quick):
+        for candidate in grid(chosen.recipe, quick):
             settings = recipe_with_settings(chosen.recipe, candidate)
             tried[candidate] = error(score(settings, federation, 0))
         best = min(tried, key=lambda one: tried[one])

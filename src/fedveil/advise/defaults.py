@@ -20,7 +20,7 @@ from fedveil.advise.trials import Candidate, Outcome, ProxyTrials, Trial, recipe
 from fedveil.config.assemble import federation_of, offer_of, plan_of
 from fedveil.config.recipe import Recipe, with_defaults
 from fedveil.core.errors import ConfigError
-from fedveil.core.units import Unit
+from fedveil.core.units import Trust, Unit
 from fedveil.data.bought import affordable
 from fedveil.data.declared import CLASS_NAMES
 from fedveil.data.federation import Federation, Task
@@ -56,33 +56,31 @@ class Chosen:
     notes: tuple[str, ...] = ()
     warning: str = ""
 
-    @property
-    def clients(self) -> int:
-        return known_clients(self.recipe, self.federation)
-
-
-def known_clients(recipe: Recipe, federation: Federation) -> int:
-    """As many as were declared, where that hides whether one of them is there; else counted."""
-    return recipe.privacy.public_clients or federation.clients
-
 
 def choose(recipe: Recipe, given: Collection[str]) -> Chosen:
     """What to run on a table; `given` are the recipe's keys that the user has set, and keeps."""
     if "training.local_epochs" in given:
         given = {*given, "training.local_steps"}
     federation = federation_of(recipe.data)
-    clients = known_clients(recipe, federation)
+    clients = public_clients(recipe, federation)
     recipe, unit = _with_unit(recipe, clients, given)
     recipe = with_defaults(_with_cohort(recipe, clients, given))
+    if recipe.training.method not in _OURS:
+        return Chosen(recipe, federation, unit)
     recipe, federation, statistics = _with_statistics(recipe, federation)
     notes = (*unit, *statistics)
-    ours = recipe.training.method in ("dp-fedavg", "dp-sgd")
-    if recipe.privacy.epsilon is None or not ours or set(_CHOSEN) <= set(given):
+    if recipe.privacy.epsilon is None or set(_CHOSEN) <= set(given):
         return Chosen(recipe, federation, notes)
     search = _Search(recipe, federation, given)
     point = search.best()
     chosen = search.recipe_with(point)
     return Chosen(chosen, federation, (*notes, search.sentence(chosen)), search.warning(point))
+
+
+def public_clients(recipe: Recipe, federation: Federation) -> int:
+    """How many clients there are for all to know: where that is declared, the true number is
+    private, and nothing may follow from it."""
+    return recipe.privacy.public_clients or federation.clients
 
 
 def _with_statistics(
@@ -97,7 +95,7 @@ def _with_statistics(
     rows = sum(
         len(part) for part in (federation.train, federation.test, federation.validation or ())
     )
-    clients = known_clients(recipe, federation)
+    clients = public_clients(recipe, federation)
     offer = offer_of(recipe, clients, rows)
     if data.statistics == "data" or offer is None or data.client_column is None:
         return recipe, federation, ()
@@ -149,6 +147,9 @@ def _with_cohort(recipe: Recipe, clients: int, given: Collection[str]) -> Recipe
     if any(f"training.{key}" in given for key in ("sampling", "cohort", "rate")):
         return recipe
     training = recipe.training
+    if clients == 1 and training.method == "dp-sgd" and recipe.privacy.trust is None:
+        # Nobody to hide a sum among: the only owner adds all noise itself.
+        recipe = replace(recipe, privacy=replace(recipe.privacy, trust=Trust.LOCAL.value))
     if clients <= _ALL:
         return replace(recipe, training=replace(training, sampling="everyone"))
     return replace(recipe, training=replace(training, cohort=_COHORT))
@@ -169,7 +170,7 @@ class _Search:
         self._rate = 1 / _curvature(federation)
         real = plan_of(replace(recipe, seed=recipe.seed or 0), federation)
         self._epsilon = recipe.privacy.epsilon or 0.0
-        clients = known_clients(recipe, federation)
+        clients = public_clients(recipe, federation)
         self._share = min(1.0, _TRIED / clients)
         self._noise, records = 1.0, _RECORDS
         trial = recipe
@@ -183,7 +184,7 @@ class _Search:
         self._trials = [
             ProxyTrials(trial, real, Proxy(made, "synthetic"))
             for made in (
-                synthetic_proxy(federation, records, signal=signal, clients=min(_TRIED, clients))
+                synthetic_proxy(federation, records, signal=signal, clients=min(clients, _TRIED))
                 for signal in signals
             )
         ]
@@ -306,6 +307,7 @@ class _Search:
         )
 
 
+_OURS = ("dp-fedavg", "dp-sgd")
 _CHOSEN = (
     "training.rounds",
     "training.local_steps",

@@ -81,7 +81,7 @@ def execute(args: argparse.Namespace) -> int:
         output = args.output or _fresh_directory(plan)
         directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
     run.keep_in(directory)
-    own_data.say(chosen, quiet=args.quiet)  # what bought statistics led to: in the ledger by now
+    own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
     began = time.perf_counter()
     try:
         with watched([directory.path]) if args.watch else nullcontext():
