@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from ast import literal_eval
 from pathlib import Path
 from typing import Any, Self
 
@@ -137,8 +138,9 @@ class DPFedRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
 class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     """Logistic regression on rows of several owners, with differential privacy.
 
-    As `DPFedRegressor`; `classes` declares the labels if they are public. Otherwise they are taken
-    from `y`, and the guarantee says that it is not certified for that.
+    As `DPFedRegressor`; `classes` declares the labels if they are public. Otherwise `classes_` are
+    those that stand out from noise, paid for like other statistics; or they are taken from `y`, and
+    the guarantee says that it is not certified for that.
     """
 
     _task = "classification"
@@ -168,18 +170,20 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         """Train under the budget; the settings are chosen as `fedveil run` chooses them."""
         table, targets = self._table(X, reset=True, y=y)
         check_classification_targets(targets)
-        found = np.unique(targets) if self.classes is None else np.asarray(self.classes)
-        codes = np.searchsorted(np.sort(found), targets)
-        self.classes_ = np.sort(found)
-        known = codes < len(found)
-        if not (known & (self.classes_[np.minimum(codes, len(found) - 1)] == targets)).all():
-            raise ConfigError("y: holds a label that is not one of classes")
-        if len(found) < 2:
+        values, codes = np.unique(targets, return_inverse=True)
+        if len(values) < 2:
             raise ValueError("y holds only one class: nothing to predict")  # as scikit-learn has it
-        names = [str(code) for code in range(len(found))]
-        declared = {"data.classes": names} if self.classes is not None else {}
-        label = pa.array(np.asarray(names)[codes])
+        declared = {}
+        if self.classes is not None:
+            if not np.isin(values, self.classes).all():
+                raise ConfigError("y: holds a label that is not one of classes")
+            declared = {"data.classes": _names(np.unique(self.classes))}
+        label = pa.array(_names(values)).take(pa.array(codes))
         self._fit(table.append_column(_LABEL, label), groups, **declared)
+        # Of labels that nobody declared only those that the guarantee pays for may be told.
+        found = [literal_eval(name) for name in self.model_.class_names]
+        self.classes_ = np.unique(np.array(found, targets.dtype if _sized(targets) else None))
+        self._order = np.argsort(np.array(found))
         return self
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
@@ -191,8 +195,17 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
         """Probabilities `[rows, classes]`, classes as in `classes_`."""
         table = self._more(X)
-        order = [int(name) for name in self.model_.class_names]
-        return self.model_.predict_proba(table)[:, np.argsort(order)]
+        return self.model_.predict_proba(table)[:, self._order]
+
+
+def _names(values: npt.NDArray[Any]) -> list[str]:
+    """Labels as text that says what they were."""
+    return [repr(value.item() if isinstance(value, np.generic) else value) for value in values]
+
+
+def _sized(labels: npt.NDArray[Any]) -> bool:
+    """Not so for text, whose type knows the longest."""
+    return labels.dtype.kind != "U"
 
 
 def _with_text(X: Any) -> pa.Table | None:
