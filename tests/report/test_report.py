@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from fedveil.audit.proved import RATES
 from fedveil.cli import main
 from fedveil.core.errors import ConfigError
-from fedveil.report.attack import RATES
 from tests.conftest import TUNED
 
 Capture = pytest.CaptureFixture[str]

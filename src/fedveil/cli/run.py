@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ _OPTIONS: console.Options = {
     "--moved": (bool, "with --resume: I declare that only this copy of the run will go on"),
     "--explain": (bool, "the whole guarantee in words; which engine runs, and why"),
     "--quiet": (bool, "no progress, only the result"),
+    "--watch": (bool, "serve the growing report on this machine, and say where"),
     "--no-report": (bool, "write no report.html into the run directory"),
 }
 
@@ -48,6 +50,7 @@ def execute(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     usual = recipes.with_defaults(recipe)  # refuses what makes no sense
 
+    from fedveil.cli.report import watched
     from fedveil.config.assemble import (  # torch and all: only once input is sane
         federation_of,
         plan_of,
@@ -71,6 +74,7 @@ def execute(args: argparse.Namespace) -> int:
         follow_plan(plan, speed)
         return 0
     run = Run(plan, speed=speed, every=recipe.evaluation.every)
+    plan = run.plan  # which knows what runs it
     if args.resume is not None:
         directory = RunDirectory.open(args.resume, plan, moved=args.moved)
     else:
@@ -80,7 +84,8 @@ def execute(args: argparse.Namespace) -> int:
     own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
     began = time.perf_counter()
     try:
-        rejected = _train(run, args)
+        with watched([directory.path]) if args.watch else nullcontext():
+            rejected = _train(run, args)
     except KeyboardInterrupt:
         run.save()
         console.complain(
@@ -93,13 +98,13 @@ def execute(args: argparse.Namespace) -> int:
         raise
     finally:
         run.close()
-    result = _result(run, recipe, time.perf_counter() - began)
+    result = result_of(run, recipe, time.perf_counter() - began)
     if chosen is not None:
         result["notes"] = [*chosen.notes, *result["notes"]]
         result["warnings"] = [*filter(None, [chosen.warning]), *result["warnings"]]
     if not plan.protected:  # a protected run must not tell: the count has no noise
         result["rejected_updates"] = rejected
-    result["report"] = None if args.no_report else _report(directory.path)
+    result["report"] = None if args.no_report else write_report(directory.path)
     return console.answer(args, result, lambda: _show(result, run))
 
 
@@ -179,7 +184,7 @@ def _warn(run: Run, *, quiet: bool, explain: bool) -> None:
         console.say(planned(run.plan.secure_sums), heading="Secure sums:", to=errors)
 
 
-def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
+def result_of(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     """The document that `--json` prints; also what the final table is made from."""
     from fedveil.cli.secure_sums import secure_document
     from fedveil.run.result import write_result
@@ -215,15 +220,20 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     }
     if directory is not None:
         chosen = recipe.model
-        architecture: dict[str, Any] = {"name": chosen.name, "hidden": list(chosen.hidden)}
-        architecture["input_norm"] = chosen.input_norm
+        architecture = {
+            "name": chosen.name,
+            "hidden": list(chosen.hidden),
+            "input_norm": chosen.input_norm,
+            "frozen": list(chosen.frozen),
+            "adapter_rank": chosen.adapter_rank,
+        }
         directory.write_model(run.bundle_file(architecture))
         write_result(directory.path, result)
         directory.close()
     return result
 
 
-def _report(path: Path) -> str | None:
+def write_report(path: Path) -> str | None:
     """Write report.html. The run is done and kept, so it does not fail with its report."""
     from fedveil.cli.report import document_of, write
 

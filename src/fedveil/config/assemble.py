@@ -18,6 +18,7 @@ from fedveil.datasets import SOURCES, load
 from fedveil.methods.parts.from_recipe import choice
 from fedveil.methods.registry import METHODS, method_of
 from fedveil.models.features import named_features, with_features
+from fedveil.models.frozen import start_from
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.accountants.exact import gaussian_noise
@@ -103,7 +104,10 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         hidden=chosen.hidden,
         input_norm=chosen.input_norm,
         seed=chosen.seed,
+        frozen=chosen.frozen,
+        adapter_rank=chosen.adapter_rank,
     )
+    started = () if chosen.start is None else start_from(model, chosen.start)
     method = method_of(with_batch(recipe, federation))
     budget = None
     if method.placement is not None:
@@ -120,7 +124,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         arithmetic=None
         if arithmetic is None
         else choice(Arithmetic, "privacy.arithmetic", arithmetic),
-        declared=declared,
+        declared=(*declared, *started),
         unprotected=unprotected,
     )
 

@@ -18,6 +18,7 @@ from fedveil.data.schema import Column, Kind
 MOST_CATEGORIES = 100  # a text column with more is no category
 FARTHEST = 5.0  # inputs are clipped there: one outlier must not rule a client's gradient
 NUMERIC_SHARE = 0.9  # text of which this share are numbers is a number with gaps
+_TICKS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
 _ID_NAMES = ("", "id", "index", "row", "key", "uuid")
 
 Floats = npt.NDArray[np.float32]
@@ -164,8 +165,10 @@ def numbers_of(values: Any, column: Column) -> npt.NDArray[np.float64]:
             values = cells.truths(values)
         else:
             values = cells.numbers(values, column.decimal or ".")
-    if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
-        seconds = values.cast(pa.timestamp("ms")).cast(pa.int64()).cast(pa.float64(), safe=False)
-        values = pc.divide(seconds, 86_400_000.0)
+    if pa.types.is_date32(values.type):
+        values = values.cast(pa.int32())
+    elif pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
+        ticks = values.cast(pa.int64()).cast(pa.float64(), safe=False)
+        values = pc.divide(ticks, 86_400.0 * _TICKS[getattr(values.type, "unit", "ms")])
     floats = values.cast(pa.float64(), safe=False)
     return np.asarray(floats.to_numpy(), dtype=np.float64)

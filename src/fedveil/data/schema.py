@@ -74,6 +74,11 @@ class Column:
 
 def read_schema(path: Path) -> dict[str, Column]:
     """The columns that a schema file describes."""
+    return parse_schema({"columns": read_columns(path)}, f"schema {path}")
+
+
+def read_columns(path: Path) -> dict[str, Any]:
+    """The same as plain tables, as the file has them."""
     if not path.is_file():
         raise ConfigError(f"schema {path}: no such file")
     try:
@@ -81,16 +86,21 @@ def read_schema(path: Path) -> dict[str, Column]:
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, UnicodeDecodeError) as error:
         raise ConfigError(f"schema {path}: {error}") from None
-    return parse_schema(document, f"schema {path}")
+    return dict(_tables(document, f"schema {path}"))
 
 
 def parse_schema(document: Any, where: str = "schema") -> dict[str, Column]:
-    if not isinstance(document, Mapping) or not isinstance(document.get("columns"), Mapping):
-        raise ConfigError(f"{where}: needs a table [columns.NAME] for every column")
     return {
         str(name): _column(entry, f"{where}, column {name!r}")
-        for name, entry in document["columns"].items()
+        for name, entry in _tables(document, where).items()
     }
+
+
+def _tables(document: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(document, Mapping) or not isinstance(document.get("columns"), Mapping):
+        raise ConfigError(f"{where}: needs a table [columns.NAME] for every column")
+    columns: Mapping[str, Any] = document["columns"]
+    return columns
 
 
 def _column(entry: Any, where: str) -> Column:

@@ -28,6 +28,8 @@ def save(federation: Federation, directory: Path) -> Path:
     """Write `directory`, which must not exist; it appears complete or not at all."""
     if directory.exists():
         raise ConfigError(f"{directory}: exists already; name a new directory")
+    if federation.featurizer is not None:  # its guarantees say what made the inputs; a file cannot
+        raise ConfigError("save: the inputs are features; save the federation they were made of")
     about = {
         "format": FORMAT,
         "name": federation.name,

@@ -34,6 +34,7 @@ COLLUSION = ("privacy.colluders", "privacy.honest_shares")
 CHANGE = ("privacy.trust", "privacy.adjacency")
 UPDATES = (
     *("privacy.noise", "privacy.public_clients", "privacy.rotate", "privacy.bits"),
+    *("privacy.correlated", "privacy.bands"),
     *(*CHANGE, *COLLUSION),
 )
 OPTIONAL = frozenset({BLUR, LUS, *CLIP, *UPDATES, "privacy.unit"})

@@ -87,8 +87,12 @@ def _surest(guarantee: Guarantee) -> str:
     """How often a guess between two equally likely worlds is right, at most: with likelihoods
     within e^epsilon of each other, 1 / (1 + e^-epsilon), and delta on top; rounded up."""
     epsilon, delta = guarantee.epsilon, guarantee.delta
-    right = min(1.0, 1 / (1 + math.exp(-epsilon)) + delta)
-    return f"{math.ceil(1000 * right - 1e-9) / 10:g} %"
+    right = 100 * min(1.0, 1 / (1 + math.exp(-epsilon)) + delta)
+    for digits in range(1, 7):  # as many as it takes to tell it from certainty
+        shown = math.ceil(right * 10**digits - 1e-9) / 10**digits
+        if shown < 100:
+            return f"{shown:.{digits}f} %".replace(".0 %", " %")
+    return "100 %"
 
 
 def _verdict(guarantee: Guarantee) -> str:

@@ -43,6 +43,9 @@ class ModelSection:
     scales: int | None = None  # of scattering: octaves; each halves height and width; None: 2
     angles: int | None = None  # of scattering: orientations of its wavelets; None: 8
     order: int | None = None  # of scattering: 0, 1 or 2 wavelets in a row at most; None: 2
+    start: str | None = None  # a safetensors file of public weights to start from
+    frozen: tuple[str, ...] = ()  # layers or weights by name, or "backbone": all but the last
+    adapter_rank: int | None = None  # train adapters of this rank beside the frozen layers
     seed: int = 0  # of the initial weights; public
 
 
@@ -87,6 +90,8 @@ class PrivacySection:
     clip_quantile: float | None = None  # the clip follows this quantile of the update norms
     clip_rate: float = 0.2  # how fast; 0 only releases the share within the clip
     clip_noise: float = 0.05  # std on the released count, as a share of the cohort
+    correlated: str | None = None  # optimised or square-root: noise partly cancels between rounds
+    bands: int | None = None  # rounds that it spans; None: from a client's turn to its next
     arithmetic: str | None = None  # exact or idealised; None: exact without a seed
     tuned_on: tuple[str, ...] = ()  # what settings were tried out on: public, or not certified
 
@@ -103,7 +108,7 @@ class AggregationSection:
     max_dropout: float | None = None  # share of a cohort that may be lost; None: as dropout needs
     min_honest: int | None = None  # honest noise shares in every sum; None: all that must arrive
     sparse: bool = False  # mask with some neighbours, not with everybody
-    honest_server: bool = False  # on a sparse graph: the server does not lie about who was lost
+    honest_server: bool = False  # on a sparse graph: the server keeps to the protocol
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,9 @@ class EvaluationSection:
 
 @dataclass(frozen=True)
 class EngineSection:
-    """Speed only: nothing here can change what is guaranteed."""
+    """Speed only: nothing here can change what is guaranteed. With an engine from outside the
+    package nothing is certified.
+    """
 
     name: str = "auto"
     chunk: int | None = None  # clients trained together
