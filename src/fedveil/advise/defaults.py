@@ -116,11 +116,7 @@ def _with_statistics(
     if not {CLASS_NAMES, STANDARDISED} & set(federation.unprotected):
         columns[federation.encoder.label] = document["target"]
     data = replace(data, columns=columns, bought=json.dumps(federation.bought.to_dict()))
-    said = (
-        "Kinds and scales of the columns were bought with noise, for about a twentieth of the "
-        "budget; values of categories share inputs by their hash."
-    )
-    return replace(recipe, data=data), federation, (said,)
+    return replace(recipe, data=data), federation, ()
 
 
 def _with_unit(

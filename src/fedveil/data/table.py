@@ -32,8 +32,9 @@ FROM_DATA_NOTE = (
 
 
 BOUGHT_NOTE = (
-    "Kinds and scales of the columns come from noisy counts that are part of the guarantee; a "
-    "label that was not found counts as the first class, or as the mean."
+    "Kinds and scales of the columns were bought with noise, for about a twentieth of the budget; "
+    "values of categories share inputs by their hash; a label that was not found counts as the "
+    "first class, or as the mean."
 )
 
 
