@@ -95,6 +95,7 @@ class Mutant:
     place: int
     line: int
     statement: range  # its lines, without those of its body
+    on_import: bool  # it runs once, when the module is imported
     function: str
     what: str
     original: str
@@ -198,14 +199,15 @@ def _parse(file: Path) -> ast.Module:
 def mutants(file: Path) -> list[Mutant]:
     lines = file.read_text(encoding="utf-8").splitlines()
     tree = _parse(file)
-    functions = _functions(tree)
+    functions, later = _functions(tree), _later(tree)
     statements = {line: span for span in _statements(tree) for line in span}
     found, seen = [], Counter[tuple[str, str, str]]()
     for place, (_, what, line) in enumerate(_changes(tree)):
         text, function = lines[line - 1].strip(), functions.get(line, "")
         span = statements.get(line, range(line, line + 1))
         number = seen[function, text, what]
-        found.append(Mutant(file, place, line, span, function, what, text, number))
+        first = line not in later
+        found.append(Mutant(file, place, line, span, first, function, what, text, number))
         seen[function, text, what] += 1
     return found
 
@@ -220,6 +222,16 @@ def _functions(tree: ast.AST, above: str = "") -> dict[int, str]:
             names |= dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), name)
         names |= _functions(node, name)
     return names
+
+
+def _later(tree: ast.AST) -> set[int]:
+    """The lines of all functions' bodies."""
+    return {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+    }
 
 
 def _statements(tree: ast.Module) -> Iterator[range]:
@@ -273,7 +285,7 @@ def judge(mutant: Mutant, covering: Covering, budget: float) -> Result:
     """Run the mutant's tests, up to `budget` seconds of their usual time, until one fails."""
     tests: list[str] = []
     usual = 0.0
-    for name in covering.tests(mutant.file, mutant.statement):
+    for name in covering.tests(mutant.file, mutant.statement, mutant.on_import):
         usual += covering.seconds[name]
         if tests and usual > budget:
             break

@@ -225,6 +225,8 @@ def test_a_schema_can_be_toml_and_describe_a_numeric_label(tmp_path):
         ({"age": {"type": "numbr"}}, "column 'age': type='numbr'"),
         ({"age": {"type": "number"}}, "column 'age': needs min and max, or mean and std"),
         ({"age": {"type": "number", "min": 3, "max": 3}}, "min must be below max"),
+        ({"age": {"type": "number", "min": 0, "mean": 3, "std": 1}}, "needs min and max, or mean"),
+        ({"age": {"type": "number", "min": 0, "max": 9, "std": 1}}, "needs min and max, or mean"),
         ({"age": {"type": "number", "mean": 0, "std": -1}}, "std positive"),
         ({"age": {"type": "number", "minimum": 3}}, "unknown key 'minimum'; did you mean 'min'?"),
         ({"age": {"type": "number", "min": "low", "max": 3}}, "neither a number nor a date"),
@@ -250,6 +252,13 @@ def test_the_template_names_columns_and_types_but_no_statistics(people, tmp_path
     path = write(tmp_path, text, "schema.toml")
     with pytest.raises(ConfigError, match="needs min and max"):  # it must be filled in
         from_table(people, label="grade", client_column="state", schema=path)
+
+
+def test_a_template_for_a_column_that_is_not_there_is_refused(people):
+    with pytest.raises(ConfigError, match=r"no column 'grades' .*; did you mean 'grade'\?"):
+        schema_template(people, label="grades")
+    with pytest.raises(ConfigError, match=r"no column 'States' .*; did you mean 'state'\?"):
+        schema_template(people, label="grade", client_column="States")
 
 
 HEAD = "who,x,y\n"

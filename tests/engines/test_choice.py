@@ -183,6 +183,40 @@ def test_short_operations_stay_on_one_thread_and_leave_torch_as_it_was() -> None
     torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(
+    ("model", "round_seconds", "step_seconds", "threads"),
+    [
+        ("cnn", 10.0, 0.001, 1),  # one client at a time: its steps count,
+        ("cnn", 0.05, 0.01, None),
+        ("own module", 10.0, 0.001, None),  # clients together: the round counts
+        ("own module", 0.05, 0.01, 1),
+    ],
+)
+def test_a_second_thread_is_for_operations_that_are_long(
+    model: str,
+    round_seconds: float,
+    step_seconds: float,
+    threads: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    predicted = Prediction(round_seconds, step_seconds, rounds=100)
+    monkeypatch.setattr(choosing, "cores", lambda: 1)
+    monkeypatch.setattr(choosing, "predict", lambda *_: predicted)
+    job = make_job(model, RULES["one epoch of batches"], SHAPINGS["clip"])
+    assert choose(job, workload=Workload(10, 100)).threads == threads
+
+
+def test_what_the_dual_saves_is_not_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that takes 0.11 s by rows is short where most of its arithmetic is left out."""
+    monkeypatch.setattr(choosing, "cores", lambda: 1)
+    monkeypatch.setattr(choosing, "predict", lambda *_: Prediction(0.11, 0.01, 100))
+    plain = LocalTraining(LearningRate(0.1), epochs=20, batch_size=4)
+    through_dual = make_job("wide mlp", plain, SHAPINGS["clip"], (2, 3, 2))
+    by_rows = replace(through_dual, rule=replace(plain, momentum=0.5))
+    assert choose(through_dual, workload=Workload(3, 100)).threads == 1
+    assert choose(by_rows, workload=Workload(3, 100)).threads is None
+
+
 def test_a_model_of_the_main_program_cannot_be_sent_to_other_processes() -> None:
     class Homemade(nn.Linear):
         pass
