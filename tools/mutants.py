@@ -20,8 +20,10 @@ import copy
 import difflib
 import hashlib
 import json
+import math
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -316,19 +318,21 @@ def _first_failure(mutant: Mutant, tests: list[str], seconds: float) -> str:
 
 def _outcome(folder: Path, tests: list[str], seconds: float) -> tuple[int | None, str]:
     """The exit code of the tests, None if they take too long, and what they print."""
-    process = _FORKS.Process(target=_pytest, args=(folder, tests))
+    process = _FORKS.Process(target=_pytest, args=(folder, tests, seconds))
     process.start()
-    process.join(seconds)
-    code = process.exitcode
+    # Loops end by the limit on CPU time; what hangs has longer the busier the machine is.
+    process.join(seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    code = None if process.exitcode == -signal.SIGXCPU else process.exitcode
     with suppress(ProcessLookupError):  # also what the tests have started and not ended
         os.killpg(process.pid or 0, signal.SIGKILL)
     process.join()
     return code, (folder / "output").read_text(encoding="utf-8", errors="replace")
 
 
-def _pytest(folder: Path, tests: list[str]) -> None:
+def _pytest(folder: Path, tests: list[str], seconds: float) -> None:
     """In a process of its own: the tests with the changed package, until one fails."""
     os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), resource.RLIM_INFINITY))
     output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
