@@ -25,6 +25,7 @@ from fedveil.engines import isolated_mlp
 from fedveil.engines.choose import ENGINES, build_engine, supports
 from fedveil.engines.contract import Cohort, Job, RoundSum
 from fedveil.engines.cost import operations
+from fedveil.engines.isolated_dual import rounded_up
 from fedveil.engines.isolated_mlp import LoneStack
 from fedveil.engines.processes import split
 from fedveil.models.flat import layout_of
@@ -335,3 +336,8 @@ def test_groups_of_isolated_clients_stay_within_their_memory(
     assert groups == [4, 4, 3] + [1] * 11 + [11]
     assert torch.equal(sums[0], sums[1])
     assert torch.equal(sums[0], sums[2])
+
+
+def test_sizes_are_rounded_up_to_few_binary_digits() -> None:
+    sizes = np.array([1, 8, 9, 63, 64, 65, 128, 129, 256, 257])
+    assert rounded_up(sizes).tolist() == [8, 8, 16, 64, 64, 80, 128, 160, 256, 320]
