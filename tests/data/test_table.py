@@ -267,13 +267,6 @@ def test_the_template_names_columns_and_types_but_no_statistics(people, tmp_path
         from_table(people, label="grade", client_column="state", schema=path)
 
 
-def test_a_template_for_a_column_that_is_not_there_is_refused(people):
-    with pytest.raises(ConfigError, match=r"no column 'grades' .*; did you mean 'grade'\?"):
-        schema_template(people, label="grades")
-    with pytest.raises(ConfigError, match=r"no column 'States' .*; did you mean 'state'\?"):
-        schema_template(people, label="grade", client_column="States")
-
-
 HEAD = "who,x,y\n"
 GOOD = HEAD + "1,2,a\n1,3,b\n2,4,a\n2,5,b\n"
 
