@@ -219,19 +219,6 @@ def test_a_schema_can_be_toml_and_describe_a_numeric_label(tmp_path):
     np.testing.assert_allclose(np.unique(federation.train.targets), [-0.7, -0.5, 0.9], rtol=1e-6)
 
 
-def test_columns_that_a_schema_leaves_out_are_named(people):
-    def notes(**left_out):
-        columns = {name: what for name, what in SCHEMA["columns"].items() if name not in left_out}
-        columns |= {name: {"type": "ignore"} for name in ("comment", "country")}
-        found = from_table(
-            people, label="grade", client_column="state", schema={"columns": columns}
-        )
-        return " ".join(found.notes)
-
-    assert "not used" not in notes()
-    assert "Not in it and not used: 'age', 'job'." in notes(age=True, job=True)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
