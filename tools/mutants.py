@@ -443,10 +443,11 @@ def main() -> int:
     if options.list:
         print(*sample, sep="\n")
         return 0
+    known = equivalent(everything)
     if options.cover is not None:
         cover(options.cover)
     began = time.monotonic()
-    results = run(sample, equivalent(everything), options)
+    results = run(sample, known, options)
     survivors = [result for result in results if result.status == "survived"]
     killed = sum(result.status == "killed" for result in results)
     print(f"\n{table(results)}\n")
