@@ -24,6 +24,7 @@ SEED = 11
 CASES: dict[str, dict[str, Any]] = {
     "noise shares, rotated": {},
     "noise shares": {"training__method": "dp-fedavg", "privacy__trust": "distributed"},
+    "a trusted hub": {"aggregation__sparse": True, "aggregation__honest_server": True},
     "a network": {"model__name": "mlp", "model__hidden": [5]},
     "local noise": {"training__method": "client-noise", "aggregation__secure": None},
     "records, one step": {"training__method": "dp-sgd", "training__local_epochs": None},

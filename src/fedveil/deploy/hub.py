@@ -196,11 +196,13 @@ class _MaskedUploads(OpenSum):
             raise
         try:
             self.clients = np.array(opened.survivors, np.int64)
-            with hub.watch.phase("confirm"):
-                self._confirm(opened.survivors)
-                opened.close_confirmation()
+            if opened.confirms:
+                with hub.watch.phase("confirm"):
+                    self._confirm(opened.survivors)
+                    opened.close_confirmation()
             with hub.watch.phase("unmask"):
-                told = {n: (opened.confirmed_for(n),) for n in opened.confirmed}
+                last = opened.confirmed_for if opened.confirms else opened.survivors_for
+                told = {n: (last(n),) for n in opened.confirmed}
                 hub.take(opened, hub.ask("unmask", told, hub.waits.unmasking))
                 private: Tensor = self._summands.decode(opened.finish())
                 return private

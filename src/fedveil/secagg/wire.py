@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from cryptography.exceptions import InvalidSignature
@@ -195,12 +194,18 @@ def parse(frame: bytes, kind: type[MessageT]) -> MessageT:
     return kind(**values)
 
 
-@cache
-def _specs(kind: type[Message]) -> tuple[tuple[str, codecs.Codec, str], ...]:
+_Specs = tuple[tuple[str, codecs.Codec, str], ...]
+_known: dict[type[Message], _Specs] = {}
+
+
+def _specs(kind: type[Message]) -> _Specs:
     """Name, codec and full name of each field."""
-    return tuple(
-        (spec.name, spec.metadata["codec"], f"{kind.__name__}.{spec.name}") for spec in fields(kind)
-    )
+    if kind not in _known:
+        _known[kind] = tuple(
+            (spec.name, spec.metadata["codec"], f"{kind.__name__}.{spec.name}")
+            for spec in fields(kind)
+        )
+    return _known[kind]
 
 
 def _signed(claims: bytes, content: bytes) -> bytes:
