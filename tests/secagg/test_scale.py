@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.secagg.play import assemble, plain_sum, small_vectors
+from fedveil.secagg.errors import RuleBroken
+from fedveil.secagg.server import Server
+from tests.secagg.play import Play, assemble, plain_sum, small_vectors
 
 VECTORS = small_vectors()
 
@@ -61,3 +63,25 @@ def test_three_times_the_devices_take_three_times_the_calls_although_pairs_are_m
     (few, few_pairs), (many, many_pairs) = (calls_of_a_round(n, honest) for n in (40, 120))
     assert many_pairs > 4.5 * few_pairs
     assert many < 3.2 * few
+
+
+def test_shards_of_a_cohort_are_rounds_of_their_own_whose_sums_add_up():
+    # Two servers with one key, as two processes would be, and nothing in common while they run.
+    cast = assemble(12, min_honest=4, max_dropout=0.2)
+    shards = [cast.ids[:6], cast.ids[6:]]
+    servers = [Server(cast.server.key, cast.server.roster, cast.params) for _ in shards]
+    plays = [
+        Play(cast, server.open(1, members, 5, 32))
+        for server, members in zip(servers, shards, strict=True)
+    ]
+    total, survivors = np.zeros(5, dtype=np.int64), []
+    for play, lost in zip(plays, ({10}, {70}), strict=True):
+        play.share()
+        play.upload(VECTORS, silent=lost)
+        play.confirm()
+        total += play.unmask()
+        survivors += play.server.survivors
+    assert np.array_equal(total, plain_sum(VECTORS, survivors))
+    # Nobody is in two shards: the difference of their sums would show its vector.
+    with pytest.raises(RuleBroken):
+        cast.devices[20].join(servers[1].open(1, [20, *shards[1]], 5, 32).plan)
