@@ -4,9 +4,7 @@ The server runs in a process of its own and real frames pass between it and the 
 in this one. Reported are CPU seconds of the server and the memory at its peak, milliseconds and
 bytes per device, all of the second of two rounds; and what a device that knows nobody is sent and
 computes in its first round (the cards of its neighbours, and seeds agreed with them). `--lying`
-plans the graph for a server that may lie; without it, for one that does not. `--known-seeds` plays
-one round of devices that need not agree on seeds first, which takes a third of the time; the
-server's work is the same.
+plans the graph for a server that may lie; without it, for one that does not.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedveil.secagg import derive, participant
 from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.keys import DeviceKeys, new_keys
 from fedveil.secagg.params import SecAggParams
@@ -164,9 +161,7 @@ def newcomers(
         one.join(plan, frame)
         spent += time.process_time() - start
     per = len(chosen)
-    return (
-        f"; {size / per / 1e3:.1f} kB of cards and {1e3 * spent / per:.0f} ms when it knows nobody"
-    )
+    return f"{size / per / 1e3:.1f} kB of cards and {1e3 * spent / per:.0f} ms when it knows nobody"
 
 
 def main() -> None:
@@ -175,7 +170,6 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=1000)
     parser.add_argument("--lost", type=float, default=0.05)
     parser.add_argument("--lying", action="store_true", help="plan for a server that may lie")
-    parser.add_argument("--known-seeds", action="store_true", help="one round, seeds agreed")
     asked = parser.parse_args()
     count = asked.devices
     params = SecAggParams(
@@ -195,15 +189,11 @@ def main() -> None:
     devices = {
         i: Participant(one, roster, params, public, MemoryJournal(), 512) for i, one in keys.items()
     }
-    if asked.known_seeds:  # made from public values: nothing here is secret
-        participant.pair_seed = lambda own, _, other: derive.digest(
-            b"benchmark", *sorted((own.fingerprint, other.fingerprint))
-        )
-    for round_number in range(1 if asked.known_seeds else 2):
+    for round_number in range(2):
         meter = Meter(here)
         play(meter, devices, params, round_number, asked.dimension, asked.lost)
         seconds, peak = meter.server("spent")
-    first = "" if asked.known_seeds else newcomers(meter, params, keys, Admission(pinned), public)
+    first = newcomers(meter, params, keys, Admission(pinned), public)
     meter.pipe.send(("end",))
     child.join()
     found = params.topology(count)
@@ -211,7 +201,7 @@ def main() -> None:
         f"{count} devices x {asked.dimension}, {asked.lost:.0%} lost, degree {found.degree}, "
         f"{found.masks} masks: server {seconds:.2f} s, {peak:.0f} MB; a device "
         f"{1e3 * meter.seconds / count:.1f} ms, {meter.up / count / 1e3:.1f} kB up, "
-        f"{meter.down / count / 1e3:.1f} kB down{first}",
+        f"{meter.down / count / 1e3:.1f} kB down; {first}",
         flush=True,
     )
 
