@@ -181,6 +181,29 @@ def test_values_come_from_options_names_and_the_project(tmp_path: Path) -> None:
     assert known["rounds"] == 4
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(z):\n    LocalDpMod(1.0, 1.0, z, 1e-5)\nz = 1.0\nf(9.0)\n",  # somebody else's z
+        "z = 1.0\nz *= 5\nLocalDpMod(1.0, 1.0, z, 1e-5)\n",
+        "z = 1.0\nif late:\n    z = load()\nLocalDpMod(1.0, 1.0, z, 1e-5)\n",
+        "z = 1.0\nfor z in (1.0, 8.0):\n    LocalDpMod(1.0, 1.0, z, 1e-5)\n",
+        "z = 1.0\nz, y = load()\nLocalDpMod(1.0, 1.0, z, 1e-5)\n",
+        "Z = 1.0\nLocalDpMod(1.0, 1.0, z, 1e-5)\n",
+    ],
+)
+def test_a_name_that_may_be_something_else_is_not_believed(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="say --set epsilon=VALUE"):
+        found(tmp_path, text, rounds=1)
+
+
+def test_noise_behind_another_rule_than_a_mean_bounds_nothing(tmp_path: Path) -> None:
+    text = FIXED.format(sampled=20, more="").replace("FedAvg()", "FedAdam()")
+    one = found(tmp_path, text, rounds=1, delta=1e-5)
+    assert math.isinf(one.proved[0].epsilon)
+    assert "FedAdam" in one.why[0]
+
+
 def test_what_is_not_known_is_asked_for_and_nothing_is_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

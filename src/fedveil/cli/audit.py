@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.cli import console
-from fedveil.config import recipe as recipes
+from fedveil.cli.load_guarantee import recipe_of
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.shown import at_most
 
@@ -42,10 +42,8 @@ def execute(args: argparse.Namespace) -> int:
     from fedveil.audit.audit import audit
     from fedveil.audit.dealing import dealing
     from fedveil.config.assemble import federation_of, plan_of
-    from fedveil.run.directory import stored_recipe
 
-    table = recipes.read(args.recipe) if run is None else stored_recipe(run)
-    recipe = recipes.with_defaults(recipes.parse(table, args.set))
+    recipe = recipe_of(args.recipe, args.set)
     if not args.time > 0:
         raise ConfigError("--time: need a positive number of seconds")
     federation = federation_of(recipe.data)

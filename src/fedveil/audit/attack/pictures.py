@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -17,27 +17,47 @@ from fedveil.audit.attack.reconstruct import Reconstruction
 
 _ROWS = 4  # victims that are shown
 
+Image = npt.NDArray[Any]
+
 
 def sheet(made: Reconstruction, title: str) -> bytes:
     """A PNG: victims in rows, the original and then each view in columns."""
+    rows = range(min(_ROWS, len(made.originals)))
+    return _sheet([("", _row(made, row)) for row in rows], title)
+
+
+def side_by_side(made: Mapping[str, Reconstruction], title: str) -> bytes:
+    """A PNG: the first victim of each, one below the other, with the views that all have."""
+    rows = [(name, _row(one, 0)) for name, one in made.items()]
+    shared = [view for view in rows[0][1] if all(view in row for _, row in rows)]
+    return _sheet([(name, {view: row[view] for view in shared}) for name, row in rows], title)
+
+
+def _row(made: Reconstruction, victim: int) -> dict[str, Image]:
+    views = {view: images[victim] for view, images in made.images.items()}
+    return {"original": made.originals[victim], **views}
+
+
+def _sheet(rows: Sequence[tuple[str, Mapping[str, Image]]], title: str) -> bytes:
     from matplotlib.figure import Figure
 
-    columns = ["original", *made.images]
-    rows = min(_ROWS, len(made.originals))
-    figure = Figure(figsize=(1.05 * len(columns), 1.08 * rows + 0.75), dpi=110)
-    axes = figure.subplots(rows, len(columns), squeeze=False)
-    for row in range(rows):
-        for place, name in enumerate(columns):
-            image = made.originals[row] if place == 0 else made.images[name][row]
-            axis = axes[row][place]
+    columns, left = list(rows[0][1]), 1.3 if rows[0][0] else 0.1
+    width, height = 1.05 * len(columns) + left, 1.08 * len(rows) + 0.75
+    figure = Figure(figsize=(width, height), dpi=110)
+    axes = figure.subplots(len(rows), len(columns), squeeze=False)
+    for row, (name, images) in enumerate(rows):
+        for place, column in enumerate(columns):
+            axis, image = axes[row][place], images[column]
             axis.set_axis_off()
             grey = np.ndim(image) < 3 or np.shape(image)[-1] == 1
             axis.imshow(_shown(image), cmap="gray" if grey else None, interpolation="nearest")
             if row == 0:
-                axis.set_title(name.replace(", ", "\n"), fontsize=8)
+                axis.set_title(column.replace(", ", "\n"), fontsize=8)
+        middle = 1 - (0.75 + 1.08 * (row + 0.5)) / height
+        figure.text(0.05 / width, middle, name.replace(", ", "\n"), fontsize=8, va="center")
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, top=1 - 0.62 / (rows + 0.7),
-                           wspace=0.06, hspace=0.06)  # fmt: skip
+    edges = {"left": left / width, "right": 1 - 0.1 / width, "top": 1 - 0.75 / height}
+    figure.subplots_adjust(bottom=0.05 / height, wspace=0.06, hspace=0.06, **edges)
     return _png(figure)
 
 
@@ -111,7 +131,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return f"<table>{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
 
 
-def _shown(image: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _shown(image: Image) -> Image:
     """Stretched to the whole range of greys: an attacker would do that too."""
     low, high = float(image.min()), float(image.max())
     return (np.asarray(image) - low) / max(high - low, 1e-12)
