@@ -182,6 +182,17 @@ def test_several_recipes_are_put_side_by_side(
         assert views["clipped, noise"]["found"] == 0
 
 
+def test_pictures_of_a_protected_run_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    small = ["--set", "training.rounds=1", "--set", "data.clients=50", "--quiet", "--no-report"]
+    assert main(["run", "dp-fedavg", *small, "--output", str(run)]) == 0
+    assert main(["attack", str(run), "--only", "labels"]) == 2
+    assert "protected run" in capsys.readouterr().err
+    assert not (run / "attack").exists()
+
+
 def test_votes_have_no_upload_and_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attack", "ae-dpfl", "--only", "reconstruct"]) == 2
     assert "vote" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,13 @@ def _attacked(path: Path, args: argparse.Namespace) -> Attack:
     from fedveil.audit.attack.attack import KINDS, attack
     from fedveil.config.assemble import federation_of, plan_of
 
-    recipe = recipe_of(path, [*args.set, f"seed={args.seed}"])
+    recipe = recipe_of(path, args.set)
+    if path.is_dir() and recipe.seed is None:
+        raise ConfigError(
+            f"{path}: a protected run; pictures of its records have no place in it, nor anywhere "
+            "that others see"
+        )
+    recipe = replace(recipe, seed=args.seed)
     return attack(
         plan_of(recipe, federation_of(recipe.data)),
         kinds=args.only or KINDS,
@@ -98,7 +105,7 @@ def _write(found: Attack, name: str, folder: Path) -> list[Path]:
         pictures["reconstructions"] = sheet(found.reconstruction, _promise(name, found))
     if found.membership is not None:
         title = f"{name}: was this {found.membership.unit} there?"
-        pictures["membership"] = roc(found.membership, title)
+        pictures["membership"] = roc({title: found.membership})
     written = []
     for title, picture in pictures.items():
         written.append(folder / f"{title}.png")

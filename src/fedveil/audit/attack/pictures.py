@@ -61,26 +61,31 @@ def _sheet(rows: Sequence[tuple[str, Mapping[str, Image]]], title: str) -> bytes
     return _png(figure)
 
 
-def roc(found: Membership, title: str) -> bytes:
-    """A PNG with both axes logarithmic, where low false-positive rates can be seen."""
+def roc(found: Mapping[str, Membership]) -> bytes:
+    """A PNG, one panel for each title; logarithmic, so that low false-positive rates show."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.6, 4.2), dpi=110)
-    axis = figure.subplots()
-    for curve in found.curves:
-        x, y = zip(*((x, y) for x, y in curve.curve if x > 0 and y > 0), strict=True)
-        axis.plot(x, y, label=f"{curve.attack} (AUC {curve.auc:.3f})")
-    if found.allowed:
-        x, y = zip(*((x, y) for x, y in found.allowed if x > 0), strict=True)
-        axis.plot(x, y, "k--", label=f"allowed by epsilon {found.epsilon:.3g}")
-    axis.plot([1e-4, 1], [1e-4, 1], color="0.6", lw=0.8, label="guessing")
-    axis.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.05))
-    axis.set_xlabel("false-positive rate")
-    axis.set_ylabel("true-positive rate")
-    axis.set_title(title, fontsize=10)
-    axis.legend(fontsize=8)
+    figure = Figure(figsize=(4.2 * len(found) + 0.4, 4.2), dpi=110)
+    axes = figure.subplots(1, len(found), squeeze=False)[0]
+    for axis, (title, one) in zip(axes, found.items(), strict=True):
+        for curve in one.curves:
+            axis.plot(*_axes(curve.curve), label=f"{curve.attack} (AUC {curve.auc:.3f})")
+        if one.allowed:
+            told = f"allowed by epsilon {one.epsilon:.3g}"
+            axis.plot(*_axes(one.allowed), "k--", label=told)
+        axis.plot([1e-4, 1], [1e-4, 1], color="0.6", lw=0.8, label="guessing")
+        axis.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.05))
+        axis.set(xlabel="false-positive rate", ylabel="true-positive rate")
+        axis.set_title(title, fontsize=10)
+        axis.legend(fontsize=8, loc="lower right")
     figure.tight_layout()
     return _png(figure)
+
+
+def _axes(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Points as two lists, without those that a logarithm has no place for."""
+    shown = [point for point in points if min(point) > 0]
+    return [x for x, _ in shown], [y for _, y in shown]
 
 
 def is_image(made: Reconstruction) -> bool:

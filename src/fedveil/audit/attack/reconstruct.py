@@ -74,7 +74,7 @@ def reconstruct(
     records = int(federation.sizes[0])
     first = federation.train.inputs[: sent.victims * records]
     originals = plan.federation.model_inputs(np.asarray(first)).astype(np.float32)
-    slots = _first_affine(plan)
+    slots = first_affine(plan)
     attack = "optimisation" if slots is None else "exact"
     images: dict[str, Floats] = {}
     for done, (view, rows) in enumerate(sent.views.items()):
@@ -95,7 +95,7 @@ def reconstruct(
     return Reconstruction(attack, len(candidates), originals[::records], images, likeness)
 
 
-def _first_affine(plan: Plan) -> tuple[Slot, Slot] | None:
+def first_affine(plan: Plan) -> tuple[Slot, Slot] | None:
     """The weights and bias of a first layer that sees the flattened input; None if another does."""
     slots, features = list(plan.layout), math.prod(plan.federation.input_shape)
     if len(slots) > 1 and slots[0].shape[1:] == (features,) and len(slots[1].shape) == 1:
