@@ -27,6 +27,7 @@ from fedveil.methods.parts import central_noise, local_noise
 from fedveil.planning.plan import Plan
 from fedveil.privacy import accounting
 from fedveil.privacy.clipping import row_norms
+from fedveil.privacy.noise import correlated
 from fedveil.privacy.noise.modular_grid import NoisyIntegers
 from fedveil.privacy.sampling import FixedSize, Poisson
 
@@ -56,6 +57,13 @@ CASES: dict[str, dict[str, Any]] = {
         "privacy.noise": "laplace",
         "privacy.noise_multiplier": 4.0,
         "privacy.delta": 0.0,
+    },
+    "central, correlated": {
+        "training.sampling": "round-robin",
+        "training.cohort": 5,
+        "training.rounds": 8,
+        "privacy.correlated": "optimised",
+        "privacy.noise_multiplier": 2.5,
     },
     "local": {"privacy.trust": "local", "privacy.noise_multiplier": 4.0},
     "local, Laplace": {
@@ -166,6 +174,11 @@ def _half_sensitivity() -> Patch:
     return Adjacency, "sensitivity_factor", property(lambda self: 1)
 
 
+def _less_fresh() -> Patch:
+    real = correlated.fresh_noise
+    return correlated, "fresh_noise", lambda stream, count, std: real(stream, count, std / 2)
+
+
 def _coarse_noise() -> Patch:
     real = central_noise.protect_sum
 
@@ -226,6 +239,7 @@ FAULTS: Mapping[str, Fault] = {
     "replace accounted as zero-out": Fault(
         "central, replace", lambda: (_half_sensitivity(),), 8000
     ),
+    "correlated noise halved": Fault("central, correlated", lambda: (_less_fresh(),)),
     "noise reused between rounds": Fault("central", lambda: (_reused(),)),
     "clip skipped": Fault("central", _not_clipped),
     "fixed size accounted as Poisson": Fault("central, Poisson", lambda: (_fixed_size(),), 8000),

@@ -21,7 +21,7 @@ from .faults import CASES, FAULTS, accused, noticed, plan_for, planted
 # Seeds are fixed: nothing here fails by chance. Where it says so, other seeds might.
 
 
-@pytest.mark.parametrize("case", ["central", "central, replace", "local"])
+@pytest.mark.parametrize("case", ["central", "central, replace", "central, correlated", "local"])
 def test_audits_of_plain_gaussians_come_within_a_fifth(case: str) -> None:
     plan = plan_for(case)
     assert plan.guarantee is not None

@@ -36,7 +36,9 @@ from fedveil.methods.parts.noise_placement import RoundContext, SecureNoisePlace
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.planning.plan import Plan
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.correlated import ONE, CorrelatedGaussian
 from fedveil.privacy.mechanisms import Laplace
+from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.sampling import FixedSize, Poisson
 from fedveil.run.sums import PrivateSum, pipeline_in
 
@@ -154,6 +156,8 @@ class ClientGame:
         # What the statistic expects comes from the claim: a clip that fails must not raise it.
         clip = (pipeline.clip or at.context.clip).norm
         noise = at.context.noise_multiplier * clip * math.sqrt(self._share)
+        if isinstance(at.release.mechanism, CorrelatedGaussian):
+            clip *= at.release.mechanism.norm  # later rounds show it again
         laplace = isinstance(at.release.mechanism, Laplace)
         view = View(seen, clip, at.other * clip, noise, laplace)
         if drawn is None and pipeline.granularity is not None:
@@ -193,7 +197,10 @@ class ClientGame:
         whole = torch.from_numpy(entered if shape.granularity is None else entered.astype(np.int64))
         alone = self._at.guarantee.trust is Trust.LOCAL
         clients = self._at.honest[:1] if alone else self._at.honest
-        this_round = RoundContext(number, clients, Randomness(seed))
+        this_round = RoundContext(number, clients, Randomness(seed), memory=NoiseMemory())
+        law = self._at.release.mechanism
+        if isinstance(law, CorrelatedGaussian):
+            return self._uncorrelated(whole, shape, this_round, law)
         if isinstance(placement, SecureNoisePlacement) and placement.secure_sum:
             integers = placement.integers(context, shape, number)
             if integers is not None:  # the server's own view, before anything is decoded
@@ -201,6 +208,26 @@ class ClientGame:
                 return integers.values(noisy)
         released = PrivateSum(placement, context, shape, this_round).protect(whole, clients)
         return np.asarray(released.numpy(), dtype=np.float64)
+
+    def _uncorrelated(
+        self,
+        whole: Tensor,
+        shape: UpdatePipeline,
+        this_round: RoundContext,
+        law: CorrelatedGaussian,
+    ) -> Floats:
+        """One participation as the proof reads it: C y of all rounds that show it, along c."""
+        placement, context, seen = self._at.plan.method.placement, self._at.context, []
+        if this_round.memory is not None:
+            this_round.memory.begin(this_round.round_number)
+        column = np.array(law.factor) / ONE
+        for later in range(law.bands):
+            then = replace(this_round, round_number=this_round.round_number + later)
+            sent = whole if later == 0 else torch.zeros_like(whole)
+            seen.append(PrivateSum(placement, context, shape, then).protect(sent, then.cohort))
+        rows = torch.stack(seen).double().numpy()
+        fresh = [column[: later + 1][::-1] @ rows[: later + 1] for later in range(law.bands)]
+        return np.asarray(column @ np.array(fresh) / law.norm)
 
     def _draw(self, seed: int, games: int) -> tuple[Bools, Floats]:
         """Whether the canary is drawn, and how many others, `[games, rounds]`."""

@@ -28,9 +28,9 @@ from fedveil.audit.bounds import (
 from fedveil.audit.games import Floats, Scores, game_of, play
 from fedveil.audit.proved import attack_on
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import write_atomically
 from fedveil.planning.plan import Plan
 from fedveil.privacy.guarantee import Guarantee
-from fedveil.run.checkpoint import write_atomically
 
 _POINTS = 400  # thresholds that are tried
 _LEAST = 200  # games without which nothing is said

@@ -42,6 +42,28 @@ def add_options(parser: argparse.ArgumentParser, options: Options, title: str = 
         group.add_argument(flag, **how, **({"metavar": value} if value else {}))
 
 
+def add_actions(
+    parser: argparse.ArgumentParser, actions: Mapping[str, tuple[str, Sequence[str], Options]]
+) -> None:
+    """Declare a command's actions: what each does, its arguments ("NAME what it is") and options.
+
+    An argument whose name ends in three dots takes one value or more.
+    """
+    from argparse import SUPPRESS
+
+    chosen = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, (text, arguments, options) in actions.items():
+        own = chosen.add_parser(name, help=text, description=text)
+        for argument in arguments:
+            word, _, what = argument.partition(" ")
+            many = {"nargs": "+"} if word.endswith("...") else {}
+            word = word.removesuffix("...")
+            own.add_argument(word.lower(), metavar=word, help=what, **many)  # type: ignore[arg-type]
+        add_options(own, options)
+        # Declared by every command for itself too: here only if it is given.
+        own.add_argument("--json", action="store_true", default=SUPPRESS, help="one JSON document")
+
+
 def flag(name: str) -> str:
     """The option that sets `name`."""
     return "--" + name.replace("_", "-")
