@@ -21,19 +21,20 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Unit
 from fedveil.data.federation import Federation
 from fedveil.deploy.envelope import BadFrame, Message
 from fedveil.deploy.members import Members
-from fedveil.deploy.plan_document import PlanDocument, parameters, planned
+from fedveil.deploy.plan_document import MAX_BYTES, PlanDocument, parameters, planned
 from fedveil.deploy.policy import Policy
 from fedveil.deploy.responder import Handlers, Responder, UnknownRun
 from fedveil.deploy.scoring import Counting, Scoring, held_out
 from fedveil.deploy.work import Training, Work, scheduled
 from fedveil.engines.one_client import lone
 from fedveil.planning.plan import Plan
+from fedveil.privacy.client_ledger import LifetimeBudgetExceeded
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.secagg import derive
 from fedveil.secagg.aggregation import UPDATE
@@ -92,7 +93,9 @@ class Guard(Responder):
             raise ConfigError(f"data: {data.clients} clients; a guard holds one owner's")
         self.site, self.members, self.store, self.policy = site, members, store, policy
         self.number = members.number(site)
-        super().__init__(members.hub, store.enrol(members.secagg_name, self.number), handlers)
+        keys = store.enrol(members.secagg_name, self.number)
+        most = 4 * policy.allow.parameters + MAX_BYTES + (1 << 20)  # weights, or a plan
+        super().__init__(members.hub, keys, handlers, most)
         if self.keys.identity.public_key().public_bytes_raw() != members.sites[site]:
             raise ConfigError(f"site {site!r}: the members' list holds another key for it")
         self._data, self._held_out = lone(data, 0), held_out(data)
@@ -142,6 +145,14 @@ class Guard(Responder):
                 return reply
             run.answers[digest] = reply
         return run.answers[digest]
+
+    def _told(self, error: FedveilError) -> str:
+        """The reason; but what is left of the budget is told only if the owner shows it."""
+        reasons = (error, error.__cause__)
+        spent = any(isinstance(reason, LifetimeBudgetExceeded) for reason in reasons)
+        if spent and not self.policy.show.budget:
+            return "this site's lifetime budget does not allow it"
+        return str(error)
 
     # --- before a run -----------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.units import Unit
 from fedveil.deploy import certificates
+from fedveil.deploy.certificates import Pair
 from fedveil.deploy.counters import Counters
 from fedveil.deploy.courier import Courier, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, claimed, seal, unseal
@@ -33,6 +35,7 @@ from fedveil.secagg.server_round import Deadlines
 
 _log = logging.getLogger(__name__)
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 _HELLO = 4.0  # seconds: what is asked before the other side is ready hangs until then
 _MEET = 2.0  # seconds between two rounds of hellos
 _QUEUED, _ENDED, _STOP, _WAITING = ".job.json", ".ended.json", ".stop", ".waiting"
@@ -60,9 +63,12 @@ class Queue:
         self._home = home
 
     def put(self, job: Job) -> None:
-        if (self._home.runs / job.name).exists() or self.ended(job.name) is not None:
+        if self._known(job.name) or (self._home.runs / job.name).exists():
             raise ConfigError(f"run {job.name!r}: exists already; choose another name")
         write_json(self._place(job.name, _QUEUED), vars(job))
+
+    def _known(self, name: str) -> bool:
+        return any(self._place(name, kind).exists() for kind in (_QUEUED, _ENDED))
 
     def next(self) -> Job | None:
         """The oldest that has not ended."""
@@ -122,6 +128,8 @@ class Queue:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def _place(self, name: str, kind: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"run {name!r}: use letters, digits, points and hyphens")
         return self._home.queue / f"{name}{kind}"
 
 
@@ -135,6 +143,7 @@ class HubService:
         self.counters = Counters("fedveil_hub")
         self._finish, self._waits, self._key = finish, waits, home.key
         self._identities: dict[str, bytes] = {}
+        self.certificate_changed = False  # the hub's own: its engine is to be started again
         self._met = 0.0
 
     def step(self) -> bool:
@@ -192,8 +201,10 @@ class HubService:
             self._renew(site)
         own = self.home.certificate
         if certificates.days_left(own.certificate) < certificates.RENEW_DAYS:
-            fresh = certificates.renewed(self.home.authority, own, self.home.agreement.host)
-            keep_pair(self.home.path, "hub", fresh)
+            host = self.home.agreement.host
+            fresh = certificates.renewed(self.home.authority, own.certificate, host)
+            keep_pair(self.home.path, "hub", Pair(fresh, own.key))
+            self.certificate_changed = True
         self.counters.write(self.home.path / "metrics.prom")
 
     def _listed(self, identities: dict[str, bytes]) -> Members:
@@ -205,12 +216,11 @@ class HubService:
         return members
 
     def _renew(self, site: str) -> None:
-        pair = self.home.site_certificate(site)
-        if certificates.days_left(pair.certificate) < certificates.RENEW_DAYS:
-            pair = certificates.renewed(self.home.authority, pair)
-            told = Message({"kind": "certificate"}, (pair.certificate.encode(),))
-            if self._tell(site, told):
-                keep_pair(self.home.path / "bundles", site, pair)
+        old = self.home.site_certificate(site)
+        if certificates.days_left(old) < certificates.RENEW_DAYS:
+            fresh = certificates.renewed(self.home.authority, old)
+            if self._tell(site, Message({"kind": "certificate"}, (fresh.encode(),))):
+                self.home.keep_site_certificate(site, fresh)
 
     def _tell(self, site: str, message: Message) -> bool:
         reply = self.courier.ask({site: seal(message, self._key)}, _HELLO)[site]
@@ -307,11 +317,10 @@ def status_of(home: HubHome) -> dict[str, Any]:
 
 def _site_status(home: HubHome, site: str, said: Message | str) -> dict[str, Any]:
     header = said.header if isinstance(said, Message) else {}
-    pair = home.site_certificate(site)
     return {
         "site": site,
         "state": said if isinstance(said, str) else header.get("stopped") or "ready",
         "trusts": header.get("trusts"),
         **{name: header.get(name) for name in ("version", "records", "epsilon", "spent")},
-        "certificate_days": round(certificates.days_left(pair.certificate), 1),
+        "certificate_days": round(certificates.days_left(home.site_certificate(site)), 1),
     }
