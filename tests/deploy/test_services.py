@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedveil.cli import main
+from fedveil.cli.hub import finish
 from fedveil.core.errors import ConfigError
 from fedveil.deploy import certificates
 from fedveil.deploy.certificates import Pair
@@ -234,3 +237,34 @@ def test_a_run_that_was_stopped_is_gone_on_with(made: Hospitals) -> None:
     assert run.state.rounds == 3
     with pytest.raises(ConfigError, match="neither stopped"):
         service.queue.again("first")
+
+
+def test_a_run_leaves_what_fedveil_run_leaves(
+    made: Hospitals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made.meet()
+    made.queue("tested")
+    made.queue("untested", test=False)
+    service = made.service(finish)
+    service.step()
+    service.step()
+    for name in ("tested", "untested"):
+        assert service.queue.ended(name) == {"outcome": "done", "reason": ""}
+        run = made.hub.runs / name
+        assert "Certified" in (run / "report.html").read_text()
+        result = json.loads((run / "result.json").read_text())
+        assert ("accuracy" in result) is (name == "tested")
+    rows = str(made.folder / "test.csv")
+    assert main(["evaluate", str(made.hub.runs / "untested"), rows, "--json"]) == 0
+    assert '"accuracy"' in capsys.readouterr().out  # the model reads rows by the agreed schema
+    assert main(["account", str(made.hub.runs / "tested"), "--json"]) == 0
+
+
+def test_nobody_trains_without_noise(made: Hospitals) -> None:
+    made.meet()
+    made.queue(evaluation__baseline=True)
+    service = made.service()
+    service.step()
+    ended = service.queue.ended("first")
+    assert ended is not None
+    assert "nobody trains without noise" in ended["reason"]

@@ -105,6 +105,7 @@ class Guard(Responder):
             raise ConfigError("policy: ask.hubs does not name the hub of the members' list")
         self._runs: dict[str, _Run] = {}
         self._plans: list[float] = []  # when they came
+        self._charged: tuple[dict[str, int], float] = ({}, 0.0)
         self._pool = ThreadPoolExecutor(1, f"guard-{site}")
 
     def close(self) -> None:
@@ -163,9 +164,15 @@ class Guard(Responder):
         if Unit.RECORD in self.policy.allow.units:  # such plans state it
             said["records"] = len(self._data.train)
         if self.policy.show.budget:
-            ledger = self.store.ledger
-            said["epsilon"], said["spent"] = ledger.budget_epsilon, ledger.spent()
+            said["epsilon"], said["spent"] = self.store.ledger.budget_epsilon, self._spent()
         return Message(said, (self.keys.card(),))
+
+    def _spent(self) -> float:
+        """The lifetime's epsilon so far, worked out again only when something was charged."""
+        charged = self.store.ledger.runs()
+        if charged != self._charged[0]:
+            self._charged = charged, self.store.ledger.spent()
+        return self._charged[1]
 
     def _accept(self, data: bytes) -> Message:
         """Work a plan out, hold it to the policy, and sign it."""

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 _HELLO = 4.0  # seconds: what is asked before the other side is ready hangs until then
-_MEET = 2.0  # seconds between two rounds of hellos
+_MEET, _SETTLED = 2.0, 30.0  # seconds between two rounds of hellos, before and after all agree
 _QUEUED, _ENDED, _STOP, _WAITING = ".job.json", ".ended.json", ".stop", ".waiting"
 
 EVALUATION = "federated-evaluation.json"
@@ -144,13 +144,13 @@ class HubService:
         self._finish, self._waits, self._key = finish, waits, home.key
         self._identities: dict[str, bytes] = {}
         self.certificate_changed = False  # the hub's own: its engine is to be started again
-        self._met = 0.0
+        self._next_meeting = 0.0
 
     def step(self) -> bool:
         """One thing, if there is one to do."""
-        if time.monotonic() - self._met > _MEET:
-            self._meet()
-            self._met = time.monotonic()
+        if time.monotonic() > self._next_meeting:
+            settled = self._meet()
+            self._next_meeting = time.monotonic() + (_SETTLED if settled else _MEET)
         members, job = self.home.members, self.queue.next()
         if members is None or job is None:
             return False
@@ -184,8 +184,11 @@ class HubService:
         except (BadFrame, ValueError) as error:
             return f"not believed: {error}"
 
-    def _meet(self) -> None:
-        """Collect the sites' keys, show everybody the list, renew certificates in time."""
+    def _meet(self) -> bool:
+        """Collect the sites' keys, show everybody the list, renew certificates in time.
+
+        Returns whether all sites are there and have confirmed the list.
+        """
         said = {site: one for site, one in self.hellos().items() if isinstance(one, Message)}
         self.counters.set("sites_present", len(said))
         members = self.home.members
@@ -206,6 +209,8 @@ class HubService:
             keep_pair(self.home.path, "hub", Pair(fresh, own.key))
             self.certificate_changed = True
         self.counters.write(self.home.path / "metrics.prom")
+        trusting = [one for one in said.values() if one.header.get("trusts")]
+        return len(trusting) == len(self.home.agreement.sites)
 
     def _listed(self, identities: dict[str, bytes]) -> Members:
         agreement = self.home.agreement
@@ -223,15 +228,17 @@ class HubService:
                 self.home.keep_site_certificate(site, fresh)
 
     def _tell(self, site: str, message: Message) -> bool:
-        reply = self.courier.ask({site: seal(message, self._key)}, _HELLO)[site]
-        if isinstance(reply, Unreachable):
-            return False
-        return claimed(reply).header.get("status") == "done"
+        """Whether a member has done what it was told."""
+        frame = seal(message, self._key)
+        reply = self._introduced(site, frame, self.courier.ask({site: frame}, _HELLO)[site])
+        return isinstance(reply, Message) and reply.header.get("status") == "done"
 
     # --- runs -------------------------------------------------------------------------------------
 
     def _carry_out(self, job: Job, members: Members) -> str:
         """Start a run, or go on with it, to its end; how it ended."""
+        if recipes.parse(job.recipe).evaluation.baseline:
+            raise ConfigError("evaluation.baseline: nobody trains without noise across machines")
         if job.evaluate is not None:
             return self._evaluate(job, members, self.home.runs / job.evaluate)
         recipe = recipes.with_defaults(recipes.parse(job.recipe))
@@ -243,6 +250,7 @@ class HubService:
             run = hub.resume(output, known)
         else:
             run = hub.start(recipe, self._facts(hub, recipe), output, known)
+        self.queue.wait(job.name, "")
         try:
             for report in run:
                 lost = report.dropouts is not None and report.dropouts.not_released
