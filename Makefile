@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run demo test test-slow coverage mutants fuzz check bench clean
+.PHONY: run demo test test-slow coverage docs mutants fuzz check bench clean
 
 run: .venv/installed
 	$(BIN)/fedveil run
@@ -18,6 +18,10 @@ test: .venv/tested
 
 test-slow: .venv/tested
 	$(BIN)/pytest -m slow
+
+# The documentation site, in site/: open site/index.html. Warnings are errors.
+docs: .venv/documented
+	$(BIN)/mkdocs build --quiet --strict
 
 # Which lines no test executes; about twice as long as the tests alone.
 coverage: .venv/tested
@@ -44,7 +48,7 @@ check: .venv/tested
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf .venv .mutants build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .mutants site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch first and by its exact name: any other spelling may pull gigabytes of CUDA libraries.
 .venv/installed: pyproject.toml constraints.txt
@@ -64,3 +68,13 @@ clean:
 	@echo "Adding NVIDIA FLARE (about a minute)..."
 	$(PIP) --no-build-isolation --editable '.[flare]'
 	@touch $@
+
+.venv/documented: .venv/installed
+	@echo "Adding the documentation tools..."
+	$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+# Checks of accessibility in the browser tests; needs npm.
+.venv/axe-core: .venv/installed
+	mkdir -p $@
+	cd $@ && npm pack --silent axe-core@4.11.0 && tar -xzf axe-core-*.tgz package/axe.min.js

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,18 @@ def plain(value: Any) -> Any:
 def complain(message: str) -> None:
     """Say what went wrong, in one line on stderr."""
     print(f"fedveil: {' '.join(message.split())}", file=sys.stderr)
+
+
+def counting(quiet: bool) -> Callable[[str, int, int], None]:
+    """Shows how far something has come: on stderr, a line every two seconds at most."""
+    shown = [time.monotonic()]
+
+    def show(what: str, done: int, of: int) -> None:
+        if not quiet and time.monotonic() - shown[0] > 2:
+            shown[0] = time.monotonic()
+            print(f"{what} {done:,} of {of:,}", file=sys.stderr, flush=True)
+
+    return show
 
 
 @cache

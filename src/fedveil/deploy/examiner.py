@@ -15,6 +15,7 @@ from fedveil.deploy.policy import Policy
 from fedveil.deploy.scoring import Counting, Scoring, held_out
 from fedveil.deploy.work import Training, Work, scheduled
 from fedveil.engines.one_client import lone
+from fedveil.planning.limits import taken_from_records
 from fedveil.planning.plan import Plan
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.secagg.device_store import DeviceStore
@@ -35,6 +36,7 @@ class Examiner:
     ) -> None:
         self._number, self._members, self._store, self._policy = number, members, store, policy
         self._data, self._held_out, self._randomness = lone(data, 0), held_out(data), randomness
+        self._taken = taken_from_records(data)
 
     def examined(self, data: bytes) -> tuple[Work, Roster]:
         """What this site is to do for a plan, and whose keys it works with."""
@@ -113,6 +115,11 @@ class Examiner:
             )
 
     def _check_size(self, document: PlanDocument, unit: Unit) -> None:
+        if unit is Unit.RECORD and self._taken:
+            raise PrivacyRefusal(
+                f"one record of this site is more than one gradient: {self._taken[0]}",
+                "read the site's rows by a public schema, with declared classes",
+            )
         size = document.facts.sizes[self._number]
         if size != (len(self._data.train) if unit is Unit.RECORD else 1):
             raise ConfigError("plan: it states another number of records than this site has agreed")

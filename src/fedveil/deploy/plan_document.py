@@ -122,6 +122,8 @@ def parameters(recipe: Recipe, federation: Federation) -> int:
 
 def planned(recipe: Recipe, federation: Federation) -> Plan:
     """The plan of a recipe, if it is one that sites can carry out today."""
+    if recipe.model.start is not None:
+        raise ConfigError("model.start: sites cannot start from a file yet; leave it out")
     plan = plan_of(recipe, federation)
     placement, sums = plan.method.placement, plan.secure_sums
     if plan.seed is not None:

@@ -16,11 +16,14 @@ from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
 from fedveil.core.randomness import Randomness
-from fedveil.engines.choose import Choice, build_engine, choose, device_of
+from fedveil.engines.choose import ENGINES, Choice, build_engine, choose, device_of
 from fedveil.engines.contract import Engine, Job, RoundSum
 from fedveil.engines.cost import Workload
+from fedveil.engines.registry import OUTSIDE
 from fedveil.models.flat import load
+from fedveil.planning.limits import unproved
 from fedveil.planning.plan import Plan
+from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.run.checkpoint import Checkpoint
 from fedveil.run.directory import RunDirectory
 from fedveil.run.evaluation import Evaluator, Metrics
@@ -41,7 +44,8 @@ _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo
 
 @dataclass(frozen=True)
 class Speed:
-    """Settings that change how fast a plan runs, never what it guarantees."""
+    """Settings that change how fast a plan runs, never what it guarantees; but with an engine from
+    outside the package nothing is certified."""
 
     engine: str = "auto"
     chunk: int | None = None  # clients trained together
@@ -72,16 +76,21 @@ class Run(Displayed):
             raise ConfigError("plan: a protected run needs a guarantee")
         if plan.protected:  # once more: a module may have been changed since it was planned with
             plan.check_still()
-        self.plan = plan
         self.directory: RunDirectory | None = None
         self.every = every or max(1, plan.method.rounds // 20)
         self.randomness = plan.randomness
+        self.memory = NoiseMemory()
         self.job = job_of(plan, self.randomness)
         if engine is None:
             self.choice, self.engine = _chosen(plan, self.job, speed or Speed())
         else:
             self.choice, self.engine = Choice(engine.name, "it was given"), engine
         self.aggregator = aggregator or build_aggregator(plan.secure_sums)
+        # What trains clients and takes their sums belongs to the mechanism as the plan does.
+        name = self.choice.name
+        trainer = OUTSIDE[name].build if engine is None and name not in ENGINES else engine
+        foreign = unproved({f"Engine {name!r}": trainer, "The aggregator": aggregator})
+        self.plan = replace(plan, unprotected=(*plan.unprotected, *foreign)) if foreign else plan
         self.dropouts: dict[int, RoundDropouts] = {}  # by round, from 1
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
@@ -229,14 +238,16 @@ class Run(Displayed):
         return bundle_file(self._parameters(), bundle)
 
     def _parameters(self) -> dict[str, Tensor]:
-        views = self.plan.layout.views(self.weights)
-        return {name: value.contiguous() for name, value in views.items()}
+        named = {name: one.detach() for name, one in self.plan.module.named_parameters()}
+        named |= self.plan.layout.views(self.weights)  # the others are frozen
+        return {name: value.contiguous() for name, value in named.items()}
 
     def save_model(self, path: Path | str) -> None:
         """Write the trained parameters; `safetensors.torch.load_model(module, path)` reads them."""
         write_atomically(Path(path), self.model_file())
 
     def close(self) -> None:
+        self.memory.begin(0)  # forgotten
         self.engine.close()
 
 

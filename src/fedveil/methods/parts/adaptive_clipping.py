@@ -156,7 +156,10 @@ class AdaptiveClipping:
         """The clip's next state, and the released share of norms within the present one."""
         share = 0.5 + count / clients
         norm = float(state["clip_norm"]) if "clip_norm" in state else clip.norm
-        moved = norm * math.exp(-self.rate * (min(1.0, max(0.0, share)) - self.quantile))
+        # Further than from one end to the other it cannot go, and exp() must not overflow.
+        far = 2 * math.log(_WIDEST)
+        turn = -self.rate * (min(1.0, max(0.0, share)) - self.quantile)
+        moved = norm * math.exp(min(far, max(-far, turn)))
         low, high = self.initial.norm / _WIDEST, self.initial.norm * _WIDEST
         return {"clip_norm": torch.tensor([min(high, max(low, moved))], dtype=torch.float64)}, share
 
