@@ -190,13 +190,14 @@ def result_of(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     from fedveil.run.result import write_result
 
     directory = run.directory
-    metrics = run.evaluate()
     result: dict[str, Any] = {}
-    if metrics.accuracy is not None:
-        result["accuracy"] = metrics.accuracy
-    result["loss"] = metrics.loss
-    if metrics.accuracy is None:
-        result["rmse"] = metrics.rmse * _label_unit(run.plan)
+    if len(run.plan.federation.test):  # a hub may have none
+        metrics = run.evaluate()
+        if metrics.accuracy is not None:
+            result["accuracy"] = metrics.accuracy
+        result["loss"] = metrics.loss
+        if metrics.accuracy is None:
+            result["rmse"] = metrics.rmse * _label_unit(run.plan)
     scores = run.scores()
     if scores is not None:
         result["scores"] = scores.to_dict()
