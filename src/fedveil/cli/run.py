@@ -50,7 +50,7 @@ def execute(args: argparse.Namespace) -> int:
     console.prepare_training()
     recipe = recipes.with_defaults(_recipe(args))
 
-    from fedveil.cli.report import watched
+    from fedveil.cli.report import watched_apart
     from fedveil.config.assemble import (  # torch and all: only once input is sane
         federation_of,
         plan_of,
@@ -80,7 +80,7 @@ def execute(args: argparse.Namespace) -> int:
     run.keep_in(directory)
     began = time.perf_counter()
     try:
-        with watched([directory.path]) if args.watch else nullcontext():
+        with watched_apart([directory.path]) if args.watch else nullcontext():
             rejected = _train(run, args)
     except KeyboardInterrupt:
         run.save()
