@@ -3,10 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow coverage docs mutants fuzz check bench clean
+.PHONY: run demo test test-slow coverage docs mutants fuzz check bench clean
 
 run: .venv/installed
 	$(BIN)/fedveil run
+
+# A hub and three hospitals as processes with mTLS, two of them killed on the way; see docs/deploy.md.
+demo: .venv/federated
+	$(BIN)/python tools/demo.py
 
 # Two workers of one thread each: two threads each would fight over two cores.
 test: .venv/tested
@@ -58,6 +62,11 @@ clean:
 .venv/tested: .venv/installed
 	@echo "Adding the test tools..."
 	$(PIP) --no-build-isolation --editable '.[test]'
+	@touch $@
+
+.venv/federated: .venv/installed
+	@echo "Adding NVIDIA FLARE (about a minute)..."
+	$(PIP) --no-build-isolation --editable '.[flare]'
 	@touch $@
 
 .venv/documented: .venv/installed

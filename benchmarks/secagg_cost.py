@@ -1,97 +1,167 @@
 """What one round costs: `python -m benchmarks.secagg_cost [--devices N] [--dimension D] [--lying]`.
 
-Every frame is passed between real state machines, and the time of the server and of the devices is
-kept apart: server seconds, milliseconds and bytes per device, memory at the peak of this process
-(which holds all devices as well). Times are CPU times, of the second of two rounds. `--lying` plans
-the graph for a server that may lie; without it, for one that does not.
+The server runs in a process of its own and real frames pass between it and the devices, which live
+in this one. Reported are CPU seconds of the server and the memory at its peak, milliseconds and
+bytes per device, all of the second of two rounds; and what a device that knows nobody is sent and
+computes in its first round (the cards of its neighbours, and seeds agreed with them). `--lying`
+plans the graph for a server that may lie; without it, for one that does not.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import resource
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedveil.secagg.mode import SecureMode
+from fedveil.secagg.journal import MemoryJournal
+from fedveil.secagg.keys import DeviceKeys, new_keys
 from fedveil.secagg.params import SecAggParams
-from fedveil.secagg.simulation import Simulation
+from fedveil.secagg.participant import Participant
+from fedveil.secagg.roster import Admission, Roster
+from fedveil.secagg.server import Server
 
 
+def serve(pipe: Connection, key: bytes, params: SecAggParams, cards: list[bytes]) -> None:
+    """The server's process: does what it is told and keeps the time of it."""
+    pinned = {int.from_bytes(card[6:14], "little"): card[14:46] for card in cards}
+    roster = Roster(params.federation, Admission(pinned))
+    roster.admit_all(cards)
+    del cards
+    server = Server(Ed25519PrivateKey.from_private_bytes(key), roster, params)
+    seconds, drawing, opened = 0.0, None, None
+    while True:
+        name, *arguments = pipe.recv()
+        start = time.process_time()
+        result: Any = None
+        if name == "open":
+            opened = server.open(*arguments)
+        elif name == "draw":
+            drawing = server.draw(*arguments)
+        elif name == "open_drawn":
+            opened = server.open_drawn(drawing)  # type: ignore[arg-type]
+        elif name == "cards_for":
+            result = server.cards_for(opened, *arguments)  # type: ignore[arg-type]
+        elif name in ("invitation", "drawers", "plan", "survivors", "confirmed"):
+            result = getattr(drawing if name in ("invitation", "drawers") else opened, name)
+        elif name in ("commit", "commitments", "reveal"):
+            result = getattr(drawing, name)(*arguments)
+        elif name == "spent":
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            pipe.send((seconds, peak))
+            seconds = 0.0
+            continue
+        elif name == "end":
+            return
+        else:
+            result = getattr(opened, name)(*arguments)
+        seconds += time.process_time() - start
+        pipe.send(result)
+
+
+@dataclass
 class Meter:
-    """Seconds by side, and bytes by direction."""
+    """The server's end of the pipe; seconds of the devices, and bytes by direction."""
 
-    def __init__(self) -> None:
-        self.seconds = {"server": 0.0, "device": 0.0}
-        self.up = self.down = 0
+    pipe: Connection
+    seconds: float = 0.0
+    up: int = 0
+    down: int = 0
+    first: dict[str, float] = field(default_factory=dict)
 
-    def server(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        return self._timed("server", act, *arguments)
+    def server(self, name: str, *arguments: Any) -> Any:
+        self.pipe.send((name, *arguments))
+        return self.pipe.recv()
+
+    def told(self, name: str, frame: bytes) -> None:
+        self.up += len(frame)
+        self.server(name, frame)
 
     def device(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        return self._timed("device", act, *arguments)
-
-    def asked(self, act: Callable[[bytes], Any], frame: bytes) -> Any:
-        """A device is sent a frame and answers."""
-        self.down += len(frame)
-        return self.device(act, frame)
-
-    def told(self, act: Callable[[bytes], Any], frame: bytes) -> Any:
-        """The server is sent a frame."""
-        self.up += len(frame)
-        return self.server(act, frame)
-
-    def _timed(self, side: str, act: Callable[..., Any], *arguments: Any) -> Any:
+        self.down += sum(len(one) for one in arguments if isinstance(one, bytes))
         start = time.process_time()
         result = act(*arguments)
-        self.seconds[side] += time.process_time() - start
+        self.seconds += time.process_time() - start
         return result
 
 
 def play(
-    simulation: Simulation, round_number: int, count: int, dimension: int, lost: float
-) -> Meter:
-    meter, server, devices = Meter(), simulation._server, simulation._devices
-    details = (round_number, range(count), dimension, 32)
-    if simulation.params.topology(count).complete:
-        opened = meter.server(server.open, *details)
+    meter: Meter,
+    devices: dict[int, Participant],
+    params: SecAggParams,
+    round_number: int,
+    dimension: int,
+    lost: float,
+) -> None:
+    count = len(devices)
+    details = (round_number, list(devices), dimension, 32)
+    if params.drawers(count, params.topology(count).degree):
+        meter.server("draw", *details)
+        invitation, drawers = meter.server("invitation"), meter.server("drawers")
+        for device in drawers:
+            meter.told("commit", meter.device(devices[device].offer, invitation))
+        listed = meter.server("commitments")
+        for device in drawers:
+            meter.told("reveal", meter.device(devices[device].reveal, listed))
+        meter.server("open_drawn")
     else:
-        drawing = meter.server(server.draw, *details)
-        for device in drawing.drawers:
-            frame = meter.asked(devices[device].offer, drawing.invitation)
-            meter.told(drawing.commit, frame)
-        listed = meter.server(drawing.commitments)
-        for device in drawing.drawers:
-            meter.told(drawing.reveal, meter.asked(devices[device].reveal, listed))
-        opened = meter.server(server.open_drawn, drawing)
+        meter.server("open", *details)
+    plan = meter.server("plan")
     rounds = {}
-    for device in range(count):
-        rounds[device] = meter.asked(devices[device].join, opened.plan)
-        meter.told(opened.receive, rounds[device].shares)
-    meter.server(opened.close_sharing)
+    for device in devices:
+        rounds[device] = meter.device(devices[device].join, plan)
+        meter.told("receive", rounds[device].shares)
+    meter.server("close_sharing")
     base = np.arange(dimension, dtype=np.int64)
     gone = {int(i / lost) for i in range(int(count * lost))} if lost else set()
-    for device in range(count):
-        frame = meter.server(opened.sharers_for, device)
-        meter.asked(rounds[device].take_sharers, frame)
+    for device in devices:
+        meter.device(rounds[device].take_sharers, meter.server("sharers_for", device))
         if device not in gone:
-            meter.told(opened.receive, meter.device(rounds[device].mask, base + device))
-    meter.server(opened.close_upload)
-    for device in opened.survivors:
-        frame = meter.server(opened.survivors_for, device)
-        meter.told(opened.receive, meter.asked(rounds[device].confirm, frame))
-    meter.server(opened.close_confirmation)
-    for device in opened.confirmed:
-        frame = meter.server(opened.confirmed_for, device)
-        meter.told(opened.receive, meter.asked(rounds[device].unmask, frame))
-    total = meter.server(opened.finish)
-    alive = [device for device in range(count) if device not in gone]
-    if not np.array_equal(total, base * len(alive) + sum(alive)):
+            meter.told("receive", meter.device(rounds[device].mask, base + device))
+    meter.server("close_upload")
+    if not params.honest_server:
+        for device in meter.server("survivors"):
+            frame = meter.server("survivors_for", device)
+            meter.told("receive", meter.device(rounds[device].confirm, frame))
+        meter.server("close_confirmation")
+    last = "survivors_for" if params.honest_server else "confirmed_for"
+    for device in meter.server("confirmed"):
+        frame = meter.server(last, device)
+        meter.told("receive", meter.device(rounds[device].unmask, frame))
+        del rounds[device]
+    alive = [device for device in devices if device not in gone]
+    if not np.array_equal(meter.server("finish"), base * len(alive) + sum(alive)):
         raise RuntimeError("the sum is wrong")
-    return meter
+
+
+def newcomers(
+    meter: Meter,
+    params: SecAggParams,
+    keys: dict[int, DeviceKeys],
+    admission: Admission,
+    public: bytes,
+) -> str:
+    """What the first round costs devices that have nobody's card."""
+    plan, chosen = meter.server("plan"), list(keys)[:: max(1, len(keys) // 10)][:10]
+    size, spent = 0, 0.0
+    for device in chosen:
+        roster = Roster(params.federation, admission)
+        roster.admit(keys[device].card())
+        one = Participant(keys[device], roster, params, public, MemoryJournal())
+        frame = meter.server("cards_for", device)
+        size += len(frame)
+        start = time.process_time()
+        one.join(plan, frame)
+        spent += time.process_time() - start
+    per = len(chosen)
+    return f"{size / per / 1e3:.1f} kB of cards and {1e3 * spent / per:.0f} ms when it knows nobody"
 
 
 def main() -> None:
@@ -105,16 +175,34 @@ def main() -> None:
     params = SecAggParams(
         "bench", count // 2, count // 20, 0.1, sparse=True, honest_server=not asked.lying
     )
-    simulation = Simulation(params, SecureMode.MASKED)
-    simulation.enrol(range(count))
+    keys = {device: new_keys("bench", device) for device in range(count)}
+    pinned = {i: one.identity.public_key().public_bytes_raw() for i, one in keys.items()}
+    cards = [one.card() for one in keys.values()]
+    secret = Ed25519PrivateKey.generate()
+    public = secret.public_key().public_bytes_raw()
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    arguments = (there, secret.private_bytes_raw(), params, cards)
+    child = multiprocessing.get_context("spawn").Process(target=serve, args=arguments)
+    child.start()
+    roster = Roster("bench", Admission(pinned))  # one for all: each card is checked once
+    roster.admit_all(cards)
+    devices = {
+        i: Participant(one, roster, params, public, MemoryJournal(), 512) for i, one in keys.items()
+    }
     for round_number in range(2):
-        meter = play(simulation, round_number, count, asked.dimension, asked.lost)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        meter = Meter(here)
+        play(meter, devices, params, round_number, asked.dimension, asked.lost)
+        seconds, peak = meter.server("spent")
+    first = newcomers(meter, params, keys, Admission(pinned), public)
+    meter.pipe.send(("end",))
+    child.join()
+    found = params.topology(count)
     print(
-        f"{count} devices x {asked.dimension}, {asked.lost:.0%} lost, degree "
-        f"{params.topology(count).degree}: server {meter.seconds['server']:.2f} s; a device "
-        f"{1e3 * meter.seconds['device'] / count:.1f} ms, {meter.up / count / 1e3:.1f} kB up, "
-        f"{meter.down / count / 1e3:.1f} kB down; {peak:.0f} MB"
+        f"{count} devices x {asked.dimension}, {asked.lost:.0%} lost, degree {found.degree}, "
+        f"{found.masks} masks: server {seconds:.2f} s, {peak:.0f} MB; a device "
+        f"{1e3 * meter.seconds / count:.1f} ms, {meter.up / count / 1e3:.1f} kB up, "
+        f"{meter.down / count / 1e3:.1f} kB down; {first}",
+        flush=True,
     )
 
 

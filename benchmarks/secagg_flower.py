@@ -47,9 +47,9 @@ class Phases:
 
     @contextmanager
     def of(self, name: str):
-        start = time.perf_counter()
+        start = time.process_time()
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - start
 
 
 def vector_of(device: int, dimension: int) -> np.ndarray:

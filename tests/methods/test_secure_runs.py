@@ -249,6 +249,15 @@ def test_noise_counts_the_smallest_group_that_a_lying_server_can_single_out() ->
     assert trusting.honest_shares == complete.honest_shares == 80
 
 
+def test_a_guarantee_that_trusts_the_server_says_so() -> None:
+    said = []
+    for honest in (False, True):
+        guarantee = plan_for(UPDATES, sparse=True, honest_server=honest).guarantee
+        assert guarantee is not None
+        said.append("departs from the protocol: it is declared honest" in guarantee.statement)
+    assert said == [False, True]
+
+
 @pytest.mark.parametrize(("asked", "taken"), [(1, 2), (2, 2), (3, 3), (7, 7)])
 def test_as_many_honest_clients_are_counted_on_as_were_named_but_at_least_two(
     asked: int, taken: int

@@ -120,7 +120,12 @@ def test_the_page_grows_with_the_run_of_another_process(tmp_path: Path) -> None:
     kept = (run / "result.json").read_bytes()
     (run / "result.json").unlink()
     (run / "metrics.jsonl").write_text("".join(lines[:1]))
-    command = [sys.executable, "-m", "fedveil", "report", str(run), "--watch"]
+    # What a shell starts in the background ignores Ctrl-C, and so does what that starts.
+    program = (
+        "import signal, sys; from fedveil.cli import main; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "report", str(run), "--watch"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     try:
         assert process.stderr is not None

@@ -1,14 +1,20 @@
-"""Long fuzzing: `python -m tests.secagg.fuzz [--frames N] [--rounds N] [--seed S]`.
+"""Long fuzzing: `python -m tests.secagg.fuzz [--frames N] [--rounds N] [--seed S] [--state FILE]`.
 
-Plays random rounds (complete and sparse graphs, devices lost at every leg, a member that signs
-nonsense, a hub that restarts from its log) and throws mutated frames at every receiver on the way.
-It fails at the first wrong sum, untyped error, or accepted frame that nobody had signed, and then
-reports what it did, with the peak of memory after a tenth of the rounds and after all.
+Plays random rounds (complete and sparse graphs, servers trusted and not, devices that know their
+neighbours alone, devices lost at every leg, a member that signs nonsense, a hub that restarts from
+its log) and throws mutated frames at every receiver on the way. It fails at the first wrong sum,
+untyped error, hang, or accepted frame that nobody had signed, and then reports what it did, with
+the peak of memory after a tenth of the rounds and after all.
+
+Rounds come in batches, each with a seed of its own: a failure names its batch, which
+`--batch NUMBER` plays again. With `--state` what was done is kept after every batch, and the same
+command goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import resource
@@ -20,15 +26,17 @@ from pathlib import Path
 
 import numpy as np
 
+from fedveil.secagg.device import DeviceRound
 from fedveil.secagg.errors import Doubted, NotReleased, SecureAggregationError
 from fedveil.secagg.messages import Confirm, Masked, Shares, Unmask
-from tests.secagg.play import Cast, assemble, plain_sum, small_vectors
+from tests.secagg.play import Cast, Play, assemble, plain_sum, small_vectors
 from tests.secagg.test_fuzz import CORPUS, spoiled
 from tests.secagg.test_wire import frame_of
 
 VECTORS = small_vectors()
 LEGS = {4: Shares, 6: Masked, 8: Confirm, 10: Unmask}
-SLOWEST = 60.0  # seconds for one round: beyond it something hangs
+SLOWEST = 60.0  # CPU seconds for one round: beyond it something hangs
+BATCH = 50  # rounds of one cast
 
 
 class Fuzzer:
@@ -74,8 +82,15 @@ class Fuzzer:
             else:
                 raise AssertionError(f"accepted: {mutant[:200].hex()}")
 
+    def cast(self) -> Cast:
+        """Other keys and terms; now and then a sparse graph."""
+        rng = self.rng
+        sparse = rng.random() < 0.02
+        count = 40 if sparse else rng.randint(4, 7)
+        return assemble(count, max_dropout=0.25, honest_server=rng.random() < 0.5)
+
     def round(self, cast: Cast, number: int, logs: Path) -> None:
-        rng, start = self.rng, time.monotonic()
+        rng, start = self.rng, time.process_time()
         cast.server.logs = logs
         here = cast.open(number, cast.ids, 5, rng.choice((32, 64)))
         culprit, leg = rng.choice([*cast.ids, None]), rng.choice([4, 6, 8, 10])
@@ -95,16 +110,20 @@ class Fuzzer:
         def send(device: int, frame: bytes) -> None:
             if device == culprit and frame[5] == leg:
                 body = spoiled(frame, LEGS[leg], rng)
-                frame = frame_of(leg, body, cast.devices[device].keys.identity, frame)
+                frame = frame_of(leg, body, Play(cast, here, rounds).signer(device, leg), frame)
             self.attack(here.receive, frame)
             here.receive(frame)
 
+        rounds: dict[int, DeviceRound] = {}
         try:
-            rounds = {}
             for i in cast.ids:
-                self.attack(cast.devices[i].join, here.plan)
+                join, plan = cast.devices[i].join, here.plan
+                self.attack(join, plan)
+                cards = cast.server.cards_for(here, i) if rng.random() < 0.2 else None
+                if cards is not None:
+                    self.attack(partial(join, plan), cards)
                 if not lost():
-                    rounds[i] = cast.devices[i].join(here.plan)
+                    rounds[i] = join(plan, cards)
                     self._refused(lambda i=i: send(i, rounds[i].shares))
                 here = restarted(here)
             here.close_sharing()
@@ -115,16 +134,17 @@ class Fuzzer:
                     self._refused(lambda i=i: send(i, rounds[i].mask(VECTORS(i))))
                 here = restarted(here)
             here.close_upload()
-            for i in here.survivors:
-                frame = here.survivors_for(i)
-                self.attack(rounds[i].confirm, frame)
-                if not lost():
-                    confirm = partial(self._confirmation, here, rounds[i], i)
-                    self._refused(lambda i=i, c=confirm: send(i, c()))
-                here = restarted(here)
-            here.close_confirmation()
+            if here.confirms:
+                for i in here.survivors:
+                    frame = here.survivors_for(i)
+                    self.attack(rounds[i].confirm, frame)
+                    if not lost():
+                        confirm = partial(self._confirmation, here, rounds[i], i)
+                        self._refused(lambda i=i, c=confirm: send(i, c()))
+                    here = restarted(here)
+                here.close_confirmation()
             for i in here.confirmed:
-                frame = here.confirmed_for(i)
+                frame = here.confirmed_for(i) if here.confirms else here.survivors_for(i)
                 self.attack(rounds[i].unmask, frame)
                 if not lost():
                     self._refused(lambda i=i, f=frame: send(i, rounds[i].unmask(f)))
@@ -134,9 +154,10 @@ class Fuzzer:
             self.seen["released"] += 1
         except NotReleased:
             self.seen["not released"] += 1
+        assert {fault.device for fault in here.faults} | here.unsigned <= {culprit}, "wrong blame"
         here.discard_log()
         self.seen["rounds"] += 1
-        assert time.monotonic() - start < SLOWEST, "a round hangs"
+        assert time.process_time() - start < SLOWEST, "a round hangs"
 
     def _refused(self, act) -> bool:
         """Whether it went well; a refusal is a loss, as for a real server."""
@@ -157,23 +178,38 @@ class Fuzzer:
             return device.confirm(server.survivors_for(i, refusal.devices))
 
 
-def run(frames: int, rounds: int, seed: int) -> Counter[str]:
-    """At least so many frames and rounds; what was seen."""
-    per_round = 8 * 4  # genuine frames of a round with four devices, about
-    fuzzer = Fuzzer(seed, max(1, -(-frames // (rounds * per_round))))
-    cast, number, used = assemble(4, max_dropout=0.25), 0, 0
+def batch(seed: int, number: int, rounds: int, per_frame: int) -> Counter[str]:
+    """Some rounds of one cast; fewer of a large one."""
+    fuzzer = Fuzzer(seed * 1_000_003 + number, per_frame)
+    cast = fuzzer.cast()
     with tempfile.TemporaryDirectory() as folder:
-        while fuzzer.seen["rounds"] < rounds or fuzzer.seen["frames"] < frames:
-            if used % 200 == 0:  # other keys, and now and then a sparse graph
-                sparse = fuzzer.rng.random() < 0.1
-                cast = assemble(40 if sparse else fuzzer.rng.randint(3, 6), max_dropout=0.25)
-                number = 0
-            used, number = used + (20 if len(cast.ids) > 6 else 1), number + 1
-            fuzzer.round(cast, number, Path(folder))
-            if fuzzer.seen["rounds"] in (rounds // 10, rounds):
-                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-                fuzzer.seen[f"MB after {fuzzer.seen['rounds']} rounds"] = peak
+        for round_number in range(rounds if len(cast.ids) <= 7 else max(1, rounds // 10)):
+            fuzzer.round(cast, round_number, Path(folder))
     return fuzzer.seen
+
+
+def run(frames: int, rounds: int, seed: int, state: Path | None = None) -> Counter[str]:
+    """At least so many frames and rounds; what was seen."""
+    per_frame = max(1, -(-frames // (rounds * 35)))  # genuine frames of a small round, about
+    seen: Counter[str] = Counter()
+    if state is not None and state.exists():
+        seen.update(json.loads(state.read_text()))
+    while seen["rounds"] < rounds or seen["frames"] < frames:
+        before, number = seen["rounds"], seen["batches"]
+        try:
+            seen += batch(seed, number, min(BATCH, max(1, rounds)), per_frame)
+        except BaseException as error:
+            error.add_note(f"in batch {number} of seed {seed}, {per_frame} mutants a frame")
+            raise
+        seen["batches"] += 1
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        if before < rounds // 10 <= seen["rounds"]:
+            seen["MB after a tenth"] = peak
+        seen["MB at the end"] = max(peak, seen["MB at the end"])
+        if state is not None:
+            state.with_suffix(".new").write_text(json.dumps(seen))
+            state.with_suffix(".new").replace(state)
+    return seen
 
 
 def main() -> None:
@@ -181,8 +217,15 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--state", type=Path, help="a file to go on from")
+    parser.add_argument("--batch", type=int, help="play this one batch again")
     asked = parser.parse_args()
-    for name, count in sorted(run(asked.frames, asked.rounds, asked.seed).items()):
+    if asked.batch is None:
+        seen = run(asked.frames, asked.rounds, asked.seed, asked.state)
+    else:
+        per_frame = max(1, -(-asked.frames // (asked.rounds * 35)))
+        seen = batch(asked.seed, asked.batch, min(BATCH, asked.rounds), per_frame)
+    for name, count in sorted(seen.items()):
         print(f"{name:24} {count:10,}")
 
 

@@ -27,9 +27,11 @@ def plan_body(**changes: bytes) -> bytes:
         "members": packed_ids([10, 20, 30, 40]),
         "roster": bytes(32),
         "params": bytes(32),
+        "exchange": bytes(32),
         "dimension": le(5),
         "bits": le(32),
         "degree": le(3),
+        "masks": le(3),
         "threshold": le(2),
         "min_survivors": le(2),
         "privacy": text(b""),
@@ -56,9 +58,9 @@ def frames() -> dict[str, bytes]:
         "device 2^63": frame(4, bytes(64), 2**63),
         "device 2^64 - 1": frame(4, bytes(64), 2**64 - 1),
     }
-    for version in (0, 1, 2, 255):
+    for version in (0, 1, 2, 3, 255):
         found[f"version {version}"] = plan[:4] + bytes([version]) + plan[5:]
-    for kind in (0, *range(1, 18), 255):
+    for kind in (0, *range(1, 19), 255):
         found[f"unsigned kind {kind}"] = frame(kind, plan_body())
         found[f"empty kind {kind}"] = frame(kind, b"")
         found[f"bytes of 2^32 - 1 claimed in kind {kind}"] = frame(kind, b"\xff" * 80)

@@ -9,17 +9,20 @@ from typing import Any, TypeVar
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fedveil.secagg import wire
 from fedveil.secagg.device import DeviceRound
 from fedveil.secagg.errors import Doubted
 from fedveil.secagg.journal import Journal, MemoryJournal
 from fedveil.secagg.keys import DeviceKeys, new_keys
+from fedveil.secagg.layout import packed
+from fedveil.secagg.messages import Disclosure, Shares
 from fedveil.secagg.params import Limits, SecAggParams
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.server import Server
 from fedveil.secagg.server_round import ServerRound
-from fedveil.secagg.wire import Message, parse
+from fedveil.secagg.wire import Message, Signer, parse
 
 NOBODY: frozenset[int] = frozenset()
 MessageT = TypeVar("MessageT", bound=Message)
@@ -59,7 +62,8 @@ class Cast:
     ):
         """A round of the server, its graph drawn by devices if it is sparse."""
         details = (round_number, members, dimension, bits, purpose)
-        if self.params.topology(len(members)).complete:
+        found = self.params.topology(len(members))
+        if not self.params.drawers(len(members), found.degree):
             return self.server.open(*details, privacy=privacy)
         drawing = self.server.draw(*details, privacy=privacy)
         for device in drawing.drawers:
@@ -83,6 +87,25 @@ class Play:
         self.frames.append(frame)
         self.server.receive(frame)
 
+    def lie(self, message: Any) -> bytes:
+        """What the server would say to a device of the round."""
+        return wire.seal(message, self.rounds[message.device]._session.down)
+
+    def bitmap(self, present: Collection[int]) -> bytes:
+        return packed(np.isin(self.server.layout.plan.members, list(present)))
+
+    def held(self, device: int) -> list[int]:
+        """The partners whose shares a device has taken."""
+        one = self.rounds[device]
+        assert one._held is not None
+        return [p for p, fits in zip(one._partners, one._held.fits, strict=True) if fits]
+
+    def signer(self, device: int, kind: int) -> Signer:
+        """What makes a frame of this kind the device's own."""
+        if kind in (Shares.KIND, Disclosure.KIND):
+            return self.cast.devices[device].keys.identity
+        return self.rounds[device]._session.up
+
     def share(self, silent: Collection[int] = NOBODY) -> None:
         for device in self.server.layout.plan.members:
             if device not in silent:
@@ -101,6 +124,8 @@ class Play:
         self.server.close_upload()
 
     def confirm(self, silent: Collection[int] = NOBODY) -> None:
+        if not self.server.confirms:
+            return
         for device in self.server.survivors:
             if device not in silent:
                 self.send(self.confirmation(device))
@@ -116,7 +141,9 @@ class Play:
     def unmask(self, silent: Collection[int] = NOBODY) -> np.ndarray:
         for device in self.server.confirmed:
             if device not in silent:
-                self.send(self.rounds[device].unmask(self.server.confirmed_for(device)))
+                server = self.server
+                told = server.confirmed_for if server.confirms else server.survivors_for
+                self.send(self.rounds[device].unmask(told(device)))
         return self.server.finish()
 
 

@@ -1,7 +1,7 @@
 """A second implementation of every primitive, from the text of docs/secagg.md alone.
 
 Plain and slow on purpose, and built on other libraries than the package: hashlib and hmac, big
-integers for X25519 and Shamir, pycryptodome for AES, GCM and Ed25519. The known answers in
+integers for X25519 and Shamir, pycryptodome for AES, BLAKE2b and Ed25519. The known answers in
 `vectors/` come from here: `python -m tests.secagg.reference` writes them.
 """
 
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from Crypto.Cipher import AES
+from Crypto.Hash import BLAKE2b
 from Crypto.PublicKey import ECC
 from Crypto.Signature import eddsa
 
-LABEL = b"fedveil.secagg.v3."
+LABEL = b"fedveil.secagg.v4."
 VECTORS = Path(__file__).parent / "vectors"
 PRIME = 65521
 # The terms of the transcript: every field and its value.
@@ -64,11 +65,16 @@ def hkdf_expand(key: bytes, info: bytes, length: int) -> bytes:
 
 
 def expand(key: bytes, label: str, context: bytes = b"", length: int = 32) -> bytes:
-    return hkdf_expand(key, LABEL + label.encode() + b"\0" + context, length)
+    state = BLAKE2b.new(key=key, digest_bytes=length)
+    return state.update(LABEL + label.encode() + b"\0" + context).digest()
 
 
-def tag(key: bytes, label: str, message: bytes) -> bytes:
-    return hmac.new(key, LABEL + label.encode() + b"\0" + message, hashlib.sha256).digest()[:16]
+def keystream(key: bytes, size: int) -> bytes:
+    return AES.new(key, AES.MODE_CTR, nonce=b"", initial_value=0).encrypt(bytes(size))
+
+
+def xor(left: bytes, right: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(left, right, strict=True))
 
 
 def x25519(scalar: bytes, point: bytes) -> bytes:
@@ -113,13 +119,25 @@ def packed_ids(ids: list[int]) -> bytes:
 
 
 def claims(kind: int, device: int, context: bytes, body: bytes) -> bytes:
-    return bytes([3, kind]) + le(device) + context + le(len(body), 4)
+    return bytes([4, kind]) + le(device) + context + le(len(body), 4)
 
 
 def frame(kind: int, device: int, context: bytes, body: bytes, seed: bytes) -> bytes:
+    """Signed by an identity, of which the seed is given."""
     head = claims(kind, device, context, body)
-    signed = LABEL + b"frame\0" + head + hashlib.sha256(body).digest()
-    return b"FVSA" + head + ed25519_sign(seed, signed) + body
+    covered = signed(head, hashlib.sha256(body).digest())
+    return b"FVSA" + head + ed25519_sign(seed, covered) + body
+
+
+def stamped(kind: int, device: int, context: bytes, body: bytes, key: bytes) -> bytes:
+    """The same under the key of a session."""
+    head = claims(kind, device, context, body)
+    hashed = AES.new(expand(key, "hash"), AES.MODE_GCM, nonce=bytes(12)).update(body).digest()
+    return b"FVSA" + head + expand(key, "stamp", signed(head, hashed), 64) + body
+
+
+def signed(head: bytes, content: bytes) -> bytes:
+    return LABEL + b"frame\0" + head + content
 
 
 def message_digest(data: bytes) -> bytes:
@@ -130,8 +148,8 @@ def ratchet(seed: bytes, round_number: int) -> bytes:
     """The key of a round: along each digit's chain, then down a branch."""
     for place in range(8):
         for _ in range(round_number // 16 ** (7 - place) % 16):
-            seed = hmac.new(seed, LABEL + b"ratchet\0", hashlib.sha512).digest()[:32]
-        seed = hmac.new(seed, LABEL + b"ratchet\0", hashlib.sha512).digest()[32:]
+            seed = expand(seed, "ratchet", length=64)[:32]
+        seed = expand(seed, "ratchet", length=64)[32:]
     return seed
 
 
@@ -141,13 +159,27 @@ def print_of(kind: str, part: bytes, plan: bytes, dealer: int, holder: int) -> b
 
 def mark(both: bytes, plan: bytes, dealer: int, holder: int) -> bytes:
     own = print_of("self", both[:32], plan, dealer, holder)
-    pair = print_of("pair", both[32:], plan, dealer, holder)
-    return digest("mark", own, pair)[:16]
+    return own + print_of("pair", both[32:], plan, dealer, holder)
 
 
-def check(root: bytes, up: bytes, down: bytes) -> bytes:
-    prints = [expand(key, "check-seal", length=16) for key in (up, down)]
-    return expand(root, "check", length=16) + digest("check-seals", *prints)[:16]
+def stamps(secret: bytes, public: bytes, server: bytes, device: bytes, context: bytes) -> bytes:
+    """The keys of both directions, up and down; `context`: plan and id."""
+    salt = hashlib.sha256(LABEL + b"session").digest()
+    info = context + server + device
+    key = hkdf_expand(hkdf_extract(salt, x25519(secret, public)), info, 32)
+    return expand(key, "stamps", length=64)
+
+
+def merkle(leaves: list[bytes]) -> bytes:
+    """By halves of the largest power of two below: the same tree, built from the top."""
+
+    def top(part: list[bytes]) -> bytes:
+        if len(part) == 1:
+            return hashlib.sha256(LABEL + b"leaf\0" + part[0]).digest()
+        cut = 1 << (len(part) - 1).bit_length() - 1
+        return hashlib.sha256(LABEL + b"node\0" + top(part[:cut]) + top(part[cut:])).digest()
+
+    return digest("roster", le(len(leaves)), top(leaves))
 
 
 def pair_seed(secret: bytes, public: bytes, low_card: bytes, high_card: bytes) -> bytes:
@@ -157,13 +189,12 @@ def pair_seed(secret: bytes, public: bytes, low_card: bytes, high_card: bytes) -
 
 def mask_words(key: bytes, count: int, bits: int) -> list[int]:
     size = bits // 8
-    stream = AES.new(key, AES.MODE_CTR, nonce=b"", initial_value=0).encrypt(bytes(size * count))
+    stream = keystream(key, size * count)
     return [int.from_bytes(stream[i : i + size], "little") for i in range(0, size * count, size)]
 
 
-def seal(key: bytes, both: bytes, nonce: bytes) -> bytes:
-    ciphertext, mac = AES.new(key, AES.MODE_GCM, nonce=nonce).encrypt_and_digest(both)
-    return nonce + ciphertext + mac
+def seal(key: bytes, both: bytes, nonce: bytes, dealer: int) -> bytes:
+    return xor(both, expand(key, "pad", nonce + le(dealer), 64))
 
 
 def elements(data: bytes) -> list[int]:
@@ -178,10 +209,13 @@ def share(secret: bytes, coefficients: list[bytes], holder: int) -> bytes:
 
 
 def neighbours(members: list[int], degree: int, seed: bytes, device: int) -> list[int]:
-    order = sorted(members, key=lambda member: digest("order", seed, le(member)))
-    place, size = order.index(device), len(order)
+    size = len(members)
     if degree == size - 1:
         return sorted(set(members) - {device})
+    words = keystream(expand(seed, "order"), 8 * size)
+    word = {m: int.from_bytes(words[8 * i : 8 * i + 8], "little") for i, m in enumerate(members)}
+    order = sorted(members, key=lambda member: (word[member], member))
+    place = order.index(device)
     near = range(1, degree // 2 + 1)
     return sorted({order[(place + s) % size] for s in near} | {order[place - s] for s in near})
 
@@ -216,15 +250,16 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
     listed = digest("commitments", plan, b"".join(map(le, drawers)), b"".join(hidden))
     graph_seed = digest("graph", listed, b"".join(drawn))
     agreement = [pattern(f"agreement {i}", 32) for i in (1, 2)]
+    leaves = [pattern(f"leaf {i}", 32) for i in range(13)]
     base = (9).to_bytes(32, "little")
     public = [x25519(scalar, base) for scalar in agreement]
     identity = [pattern(f"identity {i}", 32) for i in (1, 2)]
     cards = [card(i + 1, identity[i], public[i]) for i in (0, 1)]
     prints = [message_digest(card) for card in cards]
-    material = expand(key, "round", plan, 128)
+    material = expand(key, "masks", plan, 64)
     root = material[:32]
     both = secret + secret_pattern("pair secret")
-    pad = expand(secret, "wrap", le(92))
+    roots = root + pattern("another root", 32)
     return {
         "digest": [
             {
@@ -241,14 +276,15 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
                 "context": context.hex(),
                 "out": expand(key, label, context, length).hex(),
             }
-            for label, context, length in (("mask", b"", 32), ("round", plan, 128), ("x", b"y", 16))
+            for label, context, length in (("mask", b"", 16), ("masks", plan, 64), ("x", b"y", 16))
         ],
         "tag": [
             {
                 "key": key.hex(),
                 "label": label,
-                "message": plan.hex(),
-                "out": tag(key, label, plan).hex(),
+                "author": 14,
+                "content": plan.hex(),
+                "out": expand(key, label, le(14) + plan, 16).hex(),
             }
             for label in ("upload", "confirm")
         ],
@@ -265,12 +301,12 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
             {
                 "seed": key.hex(),
                 "plan": plan.hex(),
+                "seal": expand(key, "seal", plan).hex(),
                 "root": root.hex(),
-                "seal_up": material[32:64].hex(),
-                "seal_down": material[64:96].hex(),
-                "tag": material[96:].hex(),
-                "mask_key": expand(root, "mask").hex(),
-                "check": check(root, material[32:64], material[64:96]).hex(),
+                "tag": material[32:].hex(),
+                "mask_key": expand(root, "mask", length=16).hex(),
+                "root_print": expand(root, "root-print", length=16).hex(),
+                "seal_print": expand(key, "seal-print", length=16).hex(),
             }
         ],
         "ratchet": [
@@ -296,15 +332,26 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
                 "out": graph_seed.hex(),
             }
         ],
-        "self_mask_key": [{"secret": secret.hex(), "out": expand(secret, "self-mask").hex()}],
+        "self_mask_key": [
+            {"secret": secret.hex(), "out": expand(secret, "self-mask", length=16).hex()}
+        ],
         "wrap": [
             {
-                "root": root.hex(),
+                "roots": roots.hex(),
                 "secret": secret.hex(),
-                "neighbour": 92,
-                "out": bytes(a ^ b for a, b in zip(root, pad, strict=True)).hex(),
+                "out": xor(roots, keystream(expand(secret, "wrap"), 64)).hex(),
             }
         ],
+        "session": [
+            {
+                "server": agreement[0].hex(),
+                "device": agreement[1].hex(),
+                "plan": plan.hex(),
+                "id": 14,
+                "out": stamps(agreement[0], public[1], *public, plan + le(14)).hex(),
+            }
+        ],
+        "exchange": [{"identity": identity[0].hex(), "out": expand(identity[0], "exchange").hex()}],
         "commitment": [
             {
                 "kind": kind,
@@ -319,12 +366,14 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
             {
                 "key": key.hex(),
                 "shares": both.hex(),
-                "nonce": pattern("nonce", 12).hex(),
-                "out": seal(key, both, pattern("nonce", 12)).hex(),
+                "nonce": pattern("nonce", 16).hex(),
+                "dealer": 14,
+                "out": seal(key, both, pattern("nonce", 16), 14).hex(),
             },
         ],
         "mask": [
-            {"key": key.hex(), "bits": bits, "out": mask_words(key, 9, bits)} for bits in (32, 64)
+            {"key": key[:16].hex(), "bits": bits, "out": mask_words(key[:16], 9, bits)}
+            for bits in (32, 64)
         ],
         "shares": [
             {
@@ -357,7 +406,12 @@ def primitives() -> dict[str, list[dict[str, Any]]]:
             for i in (0, 1)
         ],
         "roster": [
-            {"cards": [p.hex() for p in prints], "out": digest("roster", b"".join(prints)).hex()},
+            {"cards": [p.hex() for p in prints[:count]], "out": merkle(prints[:count]).hex()}
+            for count in (1, 2)
+        ],
+        "merkle": [
+            {"leaves": [leaf.hex() for leaf in leaves[:count]], "out": merkle(leaves[:count]).hex()}
+            for count in (1, 2, 3, 5, 8, 13)
         ],
         "certificate": [
             {
@@ -383,10 +437,16 @@ def transcript() -> list[dict[str, Any]]:
     public = {i: x25519(agreement[i], (9).to_bytes(32, "little")) for i in ids}
     cards = {i: card(i, identity[i], public[i]) for i in ids}
     prints = {i: message_digest(cards[i]) for i in ids}
-    roster = digest("roster", b"".join(prints[i] for i in ids))
+    roster = merkle([prints[i] for i in ids])
     params = digest("terms", *(line.encode() for line in TERMS))
-    numbers = b"".join(le(n) for n in (words, 32, 3, 2, 2))
+    numbers = b"".join(le(n) for n in (words, 32, 3, 3, 2, 2))
+    exchange = expand(server, "exchange")
+    fresh = {i: pattern(f"fresh {i}", 32) for i in ids}
+    base = (9).to_bytes(32, "little")
+    server_key = x25519(exchange, base)
+    device_key = {i: x25519(fresh[i], base) for i in ids}
     plan_body = text("clinics") + le(7) + text("update") + packed_ids(ids) + roster + params
+    plan_body += server_key
     plan = frame(
         3, 0, bytes(32), plan_body + numbers + text(b"") + packed_ids([]) + text(b""), server
     )
@@ -397,13 +457,23 @@ def transcript() -> list[dict[str, Any]]:
     slopes = {
         i: (secret_pattern(f"slope self {i}"), secret_pattern(f"slope pair {i}")) for i in ids
     }
-    material, root, tag_key = {}, {}, {}
+    seal_key, root, tag_key = {}, {}, {}
     for i in ids:
         for j in others[i]:
             low, high = min(i, j), max(i, j)
             seed = pair_seed(agreement[i], public[j], prints[low], prints[high])
-            material[i, j] = expand(ratchet(seed, 7), "round", plan_digest, 128)
-            root[i, j], tag_key[i, j] = material[i, j][:32], material[i, j][96:]
+            key = ratchet(seed, 7)
+            material = expand(key, "masks", plan_digest, 64)
+            seal_key[i, j] = expand(key, "seal", plan_digest)
+            root[i, j], tag_key[i, j] = material[:32], material[32:]
+    up, down = {}, {}
+    for i in ids:
+        context = plan_digest + le(i)
+        both = stamps(fresh[i], server_key, server_key, device_key[i], context)
+        up[i], down[i] = both[:32], both[32:]
+
+    def tag(i: int, j: int, label: str, author: int, content: bytes) -> bytes:
+        return expand(tag_key[i, j], label, le(author) + content, 16)
 
     def share_of(i: int, j: int, kind: int) -> bytes:
         secret = (self_secret, pair_secret)[kind][i]
@@ -412,28 +482,28 @@ def transcript() -> list[dict[str, Any]]:
     def both_of(i: int, j: int) -> bytes:
         return share_of(i, j, 0) + share_of(i, j, 1)
 
-    def nonce(i: int, j: int) -> bytes:
-        return pattern(f"nonce {i} {j}", 12)
+    def nonce(i: int) -> bytes:
+        return pattern(f"nonce {i}", 16)
 
     def sealed(i: int, j: int) -> bytes:
-        key = material[i, j][32:64] if i < j else material[i, j][64:96]
-        return seal(key, both_of(i, j), nonce(i, j))
+        return seal(seal_key[i, j], both_of(i, j), nonce(i), i)
 
     def mark_of(i: int, j: int) -> bytes:
         return mark(both_of(i, j), plan_digest, i, j)
 
     def check_of(i: int, j: int) -> bytes:
-        return check(root[i, j], material[i, j][32:64], material[i, j][64:96])
+        return expand(seal_key[i, j], "seal-print", length=16)
+
+    def root_print(i: int, j: int) -> bytes:
+        return expand(root[i, j], "root-print", length=16)
 
     def answer(i: int, j: int) -> bytes:
-        """What j answers about i: the share that is owed, and the other one's print."""
-        kind = 0 if i in survivors else 1
-        other = share_of(i, j, 1 - kind)
-        return share_of(i, j, kind) + print_of(("pair", "self")[kind], other, plan_digest, i, j)
+        """What j answers about i: the share that is owed."""
+        return share_of(i, j, 0 if i in survivors else 1)
 
-    def wrapped(i: int, j: int) -> bytes:
-        pad = expand(pair_secret[i], "wrap", le(j))
-        return bytes(a ^ b for a, b in zip(root[i, j], pad, strict=True))
+    def wrapped(i: int) -> bytes:
+        roots = b"".join(root[i, j] for j in others[i])
+        return xor(roots, keystream(expand(pair_secret[i], "wrap"), len(roots)))
 
     everybody, surviving, survivors = b"\x0f", b"\x07", [1, 2, 3]
     sharers = digest("sharers", plan_digest, everybody)
@@ -450,27 +520,32 @@ def transcript() -> list[dict[str, Any]]:
             "self_secret": self_secret[i],
             "pair_secret": pair_secret[i],
             "coefficients": slopes[i][0] + slopes[i][1],
-            "nonces": b"".join(nonce(i, j) for j in others[i]),
+            "nonce": nonce(i),
+            "fresh": fresh[i],
             "shares": frame(
                 4,
                 i,
                 plan_digest,
-                commitments
+                device_key[i]
+                + commitments
+                + nonce(i)
                 + text(b"".join(sealed(i, j) for j in others[i]))
-                + text(b"".join(wrapped(i, j) for j in others[i]))
+                + text(b"".join(mark_of(i, j) for j in others[i]))
                 + text(b"".join(check_of(i, j) for j in others[i]))
-                + text(b"".join(mark_of(i, j) for j in others[i])),
+                + text(wrapped(i))
+                + text(b"".join(root_print(i, j) for j in others[i])),
                 identity[i],
             ),
-            "sharers": frame(
+            "sharers": stamped(
                 5,
                 i,
                 plan_digest,
                 text(everybody)
                 + text(b"\0")
+                + text(b"".join(nonce(j) for j in others[i]))
                 + text(b"".join(sealed(j, i) for j in others[i]))
                 + text(b"".join(mark_of(j, i) for j in others[i])),
-                server,
+                down[i],
             ),
         }
         if i in survivors:
@@ -478,42 +553,37 @@ def transcript() -> list[dict[str, Any]]:
                 x + m
                 for x, m in zip(
                     vectors[i],
-                    mask_words(expand(self_secret[i], "self-mask"), words, 32),
+                    mask_words(expand(self_secret[i], "self-mask", length=16), words, 32),
                     strict=True,
                 )
             ]
             for j in others[i]:
                 sign = 1 if i < j else -1
-                mask = mask_words(expand(root[i, j], "mask"), words, 32)
+                mask = mask_words(expand(root[i, j], "mask", length=16), words, 32)
                 total = [x + sign * m for x, m in zip(total, mask, strict=True)]
             vector = b"".join(le(x % 2**32, 4) for x in total)
-            upload = b"".join(tag(tag_key[i, j], "upload", le(i) + sharers) for j in others[i])
+            upload = b"".join(tag(i, j, "upload", i, sharers) for j in others[i])
             statement = ed25519_sign(
                 identity[i], digest("statement", plan_digest, le(i), everybody)
             )
             alive = [j for j in others[i] if j in survivors]
-            uploaded = b"".join(tag(tag_key[i, j], "upload", le(j) + sharers) for j in alive)
-            own = b"".join(tag(tag_key[i, j], "confirm", le(i) + agreed) for j in alive)
-            theirs = b"".join(tag(tag_key[i, j], "confirm", le(j) + agreed) for j in alive)
+            uploaded = b"".join(tag(i, j, "upload", j, sharers) for j in alive)
+            own = b"".join(tag(i, j, "confirm", i, agreed) for j in alive)
+            theirs = b"".join(tag(i, j, "confirm", j, agreed) for j in alive)
             answers = b"".join(answer(j, i) for j in others[i])
             accepted = digest("accepted", plan_digest, b"".join(mark_of(j, i) for j in others[i]))
+            given = digest("given", plan_digest, le(i), agreed, b"\0", accepted, answers)
+            masked = text(upload) + text(statement) + text(vector)
+            named = text(surviving) + text(uploaded) + packed_ids([]) + text(b"")
+            answered = agreed + text(b"\0") + accepted + text(answers)
+            answered += ed25519_sign(identity[i], given)
             known |= {
                 "vector": vectors[i],
-                "masked": frame(
-                    6, i, plan_digest, text(upload) + statement + text(vector), identity[i]
-                ),
-                "survivors": frame(
-                    7,
-                    i,
-                    plan_digest,
-                    text(surviving) + text(uploaded) + packed_ids([]) + text(b""),
-                    server,
-                ),
-                "confirm": frame(
-                    8, i, plan_digest, agreed + text(own) + text(b"\0") + accepted, identity[i]
-                ),
-                "confirmed": frame(9, i, plan_digest, text(surviving) + text(theirs), server),
-                "unmask": frame(10, i, plan_digest, text(answers), identity[i]),
+                "masked": stamped(6, i, plan_digest, masked, up[i]),
+                "survivors": stamped(7, i, plan_digest, named, down[i]),
+                "confirm": stamped(8, i, plan_digest, agreed + text(own), up[i]),
+                "confirmed": stamped(9, i, plan_digest, text(surviving) + text(theirs), down[i]),
+                "unmask": stamped(10, i, plan_digest, answered, up[i]),
             }
         devices.append({k: v.hex() if isinstance(v, bytes) else v for k, v in known.items()})
     total = [sum(column) for column in zip(*vectors.values(), strict=True)]

@@ -217,12 +217,12 @@ def test_a_device_left_out_of_the_sharers_sends_nothing():
     cast = assemble(5, min_honest=2, max_dropout=0.2)
     play = shared(cast)
     message = peek(play.server.sharers_for(10), Sharers)
-    without = play.server.layout.bitmap({20, 30, 40, 50})
+    without = play.bitmap({20, 30, 40, 50})
     with pytest.raises(RuleBroken, match="not among the sharers"):
-        play.rounds[10].take_sharers(signed(cast, replace(message, present=without)))
-    few = play.server.layout.bitmap({10, 20, 30})
+        play.rounds[10].take_sharers(play.lie(replace(message, present=without)))
+    few = play.bitmap({10, 20, 30})
     with pytest.raises(RuleBroken, match="3 of 5 devices shared"):
-        play.rounds[10].take_sharers(signed(cast, replace(message, present=few)))
+        play.rounds[10].take_sharers(play.lie(replace(message, present=few)))
     play.rounds[10].take_sharers(play.server.sharers_for(10))
 
 
@@ -232,12 +232,12 @@ def test_shares_changed_on_the_way_are_not_taken():
     message = peek(play.server.sharers_for(10), Sharers)
     sealed = bytearray(message.sealed)
     sealed[100] ^= 1
-    play.rounds[10].take_sharers(signed(cast, replace(message, sealed=bytes(sealed))))
-    assert sorted(play.rounds[10]._held) == [20, 40]
+    play.rounds[10].take_sharers(play.lie(replace(message, sealed=bytes(sealed))))
+    assert play.held(10) == [20, 40]
     message = peek(play.server.sharers_for(20), Sharers)
-    swapped = message.sealed[92:184] + message.sealed[:92] + message.sealed[184:]
-    play.rounds[20].take_sharers(signed(cast, replace(message, sealed=swapped)))
-    assert sorted(play.rounds[20]._held) == [40]
+    swapped = message.sealed[64:128] + message.sealed[:64] + message.sealed[128:]
+    play.rounds[20].take_sharers(play.lie(replace(message, sealed=swapped)))
+    assert play.held(20) == [40]
 
 
 def uploaded(cast, lost=frozenset(), **kwargs):
@@ -252,18 +252,18 @@ def test_a_device_declared_lost_unmasks_nothing():
     cast = assemble(5, min_honest=2, max_dropout=0.2)
     play = uploaded(cast)
     message = peek(play.server.survivors_for(10), Survivors)
-    without = play.server.layout.bitmap({20, 30, 40, 50})
+    without = play.bitmap({20, 30, 40, 50})
     with pytest.raises(RuleBroken, match="declared lost"):
-        play.rounds[10].confirm(signed(cast, replace(message, present=without)))
+        play.rounds[10].confirm(play.lie(replace(message, present=without)))
 
 
 def test_too_few_survivors_are_refused_by_the_device_too():
     cast = assemble(5, min_honest=4, max_dropout=0.2)
     play = uploaded(cast)
     message = peek(play.server.survivors_for(10), Survivors)
-    few = play.server.layout.bitmap({10, 20, 30})
+    few = play.bitmap({10, 20, 30})
     with pytest.raises(RuleBroken, match="3 of 5 devices survived, need 4"):
-        play.rounds[10].confirm(signed(cast, replace(message, present=few, tags=bytes(32))))
+        play.rounds[10].confirm(play.lie(replace(message, present=few, tags=bytes(32))))
 
 
 def test_a_survivor_that_never_shared_is_refused():
@@ -272,9 +272,9 @@ def test_a_survivor_that_never_shared_is_refused():
     play.share(silent={50})
     play.upload(VECTORS)
     message = peek(play.server.survivors_for(10), Survivors)
-    everybody = play.server.layout.bitmap(cast.ids)
+    everybody = play.bitmap(cast.ids)
     with pytest.raises(RuleBroken, match="never shared"):
-        play.rounds[10].confirm(signed(cast, replace(message, present=everybody)))
+        play.rounds[10].confirm(play.lie(replace(message, present=everybody)))
 
 
 def test_one_list_of_survivors_per_round():
@@ -284,9 +284,9 @@ def test_one_list_of_survivors_per_round():
     frame = play.server.survivors_for(10)
     reply = play.rounds[10].confirm(frame)
     message = peek(frame, Survivors)
-    other = play.server.layout.bitmap({10, 20, 30, 40})
+    other = play.bitmap({10, 20, 30, 40})
     with pytest.raises(OutOfTurn):
-        play.rounds[10].confirm(signed(cast, replace(message, present=other, tags=bytes(48))))
+        play.rounds[10].confirm(play.lie(replace(message, present=other, tags=bytes(48))))
     assert play.rounds[10].confirm(frame) == reply  # the same question, the same answer
 
 
@@ -297,11 +297,11 @@ def test_shares_leave_only_after_enough_neighbours_confirmed_the_same_list():
         play.send(play.rounds[device].confirm(play.server.survivors_for(device)))
     play.server.close_confirmation()
     message = peek(play.server.confirmed_for(10), Confirmed)
-    two = play.server.layout.bitmap({20, 30})
+    two = play.bitmap({20, 30})
     with pytest.raises(RuleBroken, match="2 neighbours act on these survivors, need 3"):
-        play.rounds[10].unmask(signed(cast, replace(message, present=two, tags=message.tags[:32])))
+        play.rounds[10].unmask(play.lie(replace(message, present=two, tags=message.tags[:32])))
     with pytest.raises(RuleBroken, match="0 neighbours act on these survivors, need 3"):
-        play.rounds[10].unmask(signed(cast, replace(message, tags=bytes(64))))
+        play.rounds[10].unmask(play.lie(replace(message, tags=bytes(64))))
     play.rounds[10].unmask(play.server.confirmed_for(10))
 
 

@@ -60,13 +60,13 @@ def test_a_device_confirms_one_of_two_lists():
         play = cast.play(round_number=round_number)
         play.share()
         play.upload(VECTORS)
-        layout, server = play.server.layout, play.server
+        server = play.server
         for device in (10, 20, 30, 40):
             honest = server.survivors_for(device)
             message = peek(honest, Survivors)
-            shorter = layout.bitmap({10, 20, 30, 40})
+            shorter = play.bitmap({10, 20, 30, 40})
             tags = message.tags[:48]
-            lie = wire.seal(replace(message, present=shorter, tags=tags), cast.server.key)
+            lie = play.lie(replace(message, present=shorter, tags=tags))
             acts = [lambda f=f, r=play.rounds[device]: r.confirm(f) for f in (honest, lie) * 4]
             replies = good(race(acts))
             frames += len(acts)
@@ -85,13 +85,8 @@ def test_racing_unmaskings_give_the_same_answer_once():
         for device in (10, 20, 30, 40):
             frame = play.server.confirmed_for(device)
             message = peek(frame, Confirmed)
-            fewer = wire.seal(
-                replace(
-                    message,
-                    present=play.server.layout.bitmap({10, 20, 30, 40} - {device}),
-                ),
-                cast.server.key,
-            )
+            without = play.bitmap({10, 20, 30, 40} - {device})
+            fewer = play.lie(replace(message, present=without))
             acts = [lambda f=f, r=play.rounds[device]: r.unmask(f) for f in (frame, fewer) * 4]
             answers = set(good(race(acts)))
             assert len(answers) == 1

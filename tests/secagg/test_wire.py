@@ -20,7 +20,8 @@ KINDS = [
     for kind in vars(messages).values()
     if isinstance(kind, type) and issubclass(kind, wire.Message) and kind is not wire.Message
 ]
-DRAFT = ("f", 2**32 - 1, "update", (1, 2, 2**63 - 1), bytes(32), bytes(32), 5, 32, 2, 2, 3, b"")
+HASHES = (bytes(32), bytes(32), bytes(32))
+DRAFT = ("f", 2**32 - 1, "update", (1, 2, 2**63 - 1), *HASHES, 5, 32, 2, 2, 2, 3, b"")
 EXAMPLES = [
     messages.KeyCard("f", 1, 1, bytes(32), bytes(32), b""),
     messages.Leave("f", 2**63 - 1, 2**32 - 1, bytes(32)),
@@ -29,24 +30,23 @@ EXAMPLES = [
     messages.Commitments(bytes(32), (1, 300), bytes(64)),
     messages.Reveal(bytes(32), 5, bytes(32), bytes(32)),
     messages.RoundPlan(*DRAFT, (), b""),
-    messages.Shares(bytes(32), 0, bytes(64), b"", b"x", b"yz", b"..."),
-    messages.Sharers(bytes(32), 0, b"\1", b"", b"", b""),
+    messages.Cards(bytes(32), 0, b"x", bytes(32)),
+    messages.Shares(bytes(32), 0, bytes(32), bytes(64), bytes(16), b"", b"x", b"yz", b"...", b""),
+    messages.Sharers(bytes(32), 0, b"\1", b"", b"", b"", b""),
     messages.Masked(bytes(32), 0, b"", bytes(64), bytes(1000)),
     messages.Survivors(bytes(32), 0, b"\1", b"", (), b""),
-    messages.Confirm(bytes(32), 0, bytes(32), b"", b"\0", bytes(32)),
+    messages.Confirm(bytes(32), 0, bytes(32), b""),
     messages.Confirmed(bytes(32), 0, b"\1", b""),
-    messages.Unmask(bytes(32), 0, b""),
+    messages.Unmask(bytes(32), 0, bytes(32), b"\0", bytes(32), b"", bytes(64)),
     messages.Abort(bytes(32)),
-    messages.Disclosure(bytes(32), 0, 7, bytes(32), bytes(16)),
+    messages.Disclosure(bytes(32), 0, 7, bytes(32)),
 ]
 
 
-def frame_of(
-    kind: int, body: bytes, key: Ed25519PrivateKey = KEY, like: bytes = bytes(114)
-) -> bytes:
+def frame_of(kind: int, body: bytes, key: wire.Signer = KEY, like: bytes = bytes(114)) -> bytes:
     """Any body at all, properly signed; device and context as in the frame `like`."""
     claims = bytes((wire.VERSION, kind)) + like[6:46] + len(body).to_bytes(4, "little")
-    signature = key.sign(wire._signed(claims, wire.digest_of(body)))
+    signature = key.sign(wire._signed(claims, wire.covered(key, body)))
     return wire.MAGIC + claims + signature + body
 
 
@@ -56,7 +56,7 @@ def read(frame: bytes, kind: type[wire.Message], limit: int = 10**6) -> wire.Mes
 
 def test_every_kind_has_an_example_and_its_own_number():
     assert {type(e) for e in EXAMPLES} == set(KINDS)
-    assert sorted(kind.KIND for kind in KINDS) == list(range(1, 17))
+    assert sorted(kind.KIND for kind in KINDS) == list(range(1, 18))
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)

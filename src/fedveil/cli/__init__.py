@@ -23,8 +23,13 @@ COMMANDS = {
     "reproduce": "the papers' tables and figures, run again on real data",
     "compare": "recipes side by side at equal epsilon, over several seeds",
     "audit": "attack what a recipe promises: lower bounds on epsilon",
+    "attack": "what others could learn from uploads and models, in pictures",
+    "check": "the true epsilon of a configuration written for another system",
     "methods": "which methods there are, whose data they protect, and from whom",
     "data": "which data sets there are; a schema file for a table",
+    "federation": "across machines: found a federation, see who is there, run a recipe",
+    "site": "across machines: an owner's side; join, start, ledger, pause, leave",
+    "hub": "across machines: the process that carries out a federation's runs",
 }
 
 

@@ -40,10 +40,10 @@ def execute(args: argparse.Namespace) -> int:
     console.prepare_training()
     epsilons = _epsilons(args.epsilon)
 
+    from fedveil.core.files import write_atomically
     from fedveil.report import comparison
     from fedveil.report.compared import comparison_page
     from fedveil.report.store import Store
-    from fedveil.run.checkpoint import write_atomically
 
     entered = comparison.contenders(args.recipes, args.set)
     delta = args.delta

@@ -108,8 +108,8 @@ def document_of(path: Path) -> dict[str, Any]:
 
 
 def write(documents: Sequence[dict[str, Any]], file: Path, kind: str = "html") -> None:
+    from fedveil.core.files import write_atomically
     from fedveil.report.page import page, together
-    from fedveil.run.checkpoint import write_atomically
 
     if kind == "json":
         text = json.dumps(together(documents), indent=2, allow_nan=False) + "\n"

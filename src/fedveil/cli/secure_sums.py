@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def planned(sums: SecureSums) -> str:
     """One sentence before training."""
     topology = sums.params.topology(sums.cohort)
-    neighbours = "everybody" if topology.complete else f"{topology.degree} neighbours"
+    neighbours = "everybody" if topology.complete else f"{topology.masks} neighbours"
     text = (
         f"{sums.mode.value}; cohorts of {sums.cohort}, each device masked with {neighbours}; "
         f"a round with fewer than {sums.fewest} survivors is not released; "
@@ -38,6 +38,7 @@ def secure_document(run: Run) -> dict[str, Any] | None:
         "honest_shares": sums.honest_shares,
         "fewest_survivors": sums.fewest,
         "degree": topology.degree,
+        "masks": topology.masks,
         "threshold": topology.threshold,
         "dropout": sums.dropout,
         "uploads": sum(one.cohort for one in rounds.values()),

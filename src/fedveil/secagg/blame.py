@@ -1,7 +1,8 @@
 """What a device did wrong, with evidence that convinces anybody who knows the round's plan.
 
 Every kind of evidence consists of frames that the accused signed, and of values that those frames
-fix by hashes; honest devices never sign such frames. `proven` checks it from nothing but the plan's
+fix by hashes; honest devices never sign such frames. (An `Unmask` carries a signature in its body;
+the frame's own is a `Stamp`.) `proven` checks it from nothing but the plan's
 layout and the members' identity keys.
 """
 
@@ -14,14 +15,14 @@ from enum import Enum
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.secagg import derive, pairs, wire
-from fedveil.secagg.dealing import fitting_shares
+from fedveil.secagg.dealing import nonsense
 from fedveil.secagg.derive import KEY_BYTES
 from fedveil.secagg.errors import SecureAggregationError
+from fedveil.secagg.keys import signed
 from fedveil.secagg.layout import Layout, piece
-from fedveil.secagg.messages import Confirm, Disclosure, Shares, Unmask
-from fedveil.secagg.pairs import CHECK_BYTES, MARK_BYTES, PRINT_BYTES, SEALED_BYTES
+from fedveil.secagg.messages import Disclosure, Shares, Unmask
+from fedveil.secagg.pairs import MARK_BYTES, PRINT_BYTES
 from fedveil.secagg.shares import SHARE_BYTES, combine
-from fedveil.secagg.sizes import ANSWER_BYTES
 
 
 class Wrong(Enum):
@@ -78,32 +79,39 @@ def _frame(
 
 
 def answer_fits(
-    answer: bytes, survived: bool, mark: bytes, plan: bytes, dealer: int, holder: int
+    share: bytes, survived: bool, mark: bytes, plan: bytes, dealer: int, holder: int
 ) -> bool:
-    """Whether a share is what the dealer marked; the other kind's fingerprint comes with it."""
-    share, other = answer[:SHARE_BYTES], answer[SHARE_BYTES:]
-    kind = b"self" if survived else b"pair"
-    own = pairs.share_print(kind, share, plan, dealer, holder)
-    joined = pairs.join_prints(own, other) if survived else pairs.join_prints(other, own)
-    return derive.same(joined, mark)
+    """Whether a share is what the dealer marked."""
+    kind, said = (b"self", mark[:PRINT_BYTES]) if survived else (b"pair", mark[PRINT_BYTES:])
+    return derive.same(pairs.share_print(kind, share, plan, dealer, holder), said)
+
+
+def given(
+    plan: bytes, device: int, survivors: bytes, bad: bytes, accepted: bytes, answers: bytes
+) -> bytes:
+    """What a device signs of its `Unmask`."""
+    return derive.digest(b"given", plan, derive.id_bytes(device), survivors, bad, accepted, answers)
 
 
 def _share(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
-    """frames: the dealer's Shares, the holder's Confirm and Unmask; values: all marks that the
-    holder had accepted. A mark names dealer and holder, so it stands at one place only."""
+    """frames: the dealer's Shares, the holder's Unmask; values: all marks that the holder had
+    accepted. A mark names dealer and holder, so it stands at one place only."""
     holder, dealer = fault.device, fault.about
     dealt = _frame(fault.frames[0], Shares, dealer, layout, identities)
-    confirmed = _frame(fault.frames[1], Confirm, holder, layout, identities)
-    given = _frame(fault.frames[2], Unmask, holder, layout, identities)
+    unmask = wire.parse(fault.frames[1], Unmask)
+    said = (unmask.survivors, unmask.bad, unmask.accepted, unmask.answers)
+    stated = given(layout.digest, holder, *said)
+    if not signed(identities[holder], unmask.signature, stated):
+        return False
     (marks,) = fault.values
-    if confirmed.accepted != derive.digest(b"accepted", layout.digest, marks):
+    if unmask.accepted != layout.accepted(marks):
         return False
     mark = piece(dealt.marks, MARK_BYTES, layout.rank(dealer, holder))
     count = len(marks) // MARK_BYTES
     place = [piece(marks, MARK_BYTES, at) for at in range(count)].index(mark)
-    if len(given.answers) != ANSWER_BYTES * count:
-        return False
-    answer = piece(given.answers, ANSWER_BYTES, place)
+    if len(unmask.answers) != SHARE_BYTES * count:
+        return True  # an honest device answers about each share that it has accepted
+    answer = piece(unmask.answers, SHARE_BYTES, place)
     # Of either kind: which one was owed does not matter for the proof.
     return not any(
         answer_fits(answer, survived, mark, layout.digest, dealer, holder)
@@ -116,17 +124,10 @@ def _seal(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKe
     dealer, holder = fault.device, fault.about
     dealt = _frame(fault.frames[0], Shares, dealer, layout, identities)
     shown = _frame(fault.frames[1], Disclosure, holder, layout, identities)
-    if shown.dealer != dealer:
+    said = piece(dealt.checks, PRINT_BYTES, layout.rank(dealer, holder))
+    if shown.dealer != dealer or pairs.seal_print(shown.key) != said:
         return False
-    place = layout.rank(dealer, holder)
-    key_print = pairs.seal_print(shown.key)
-    up, down = (key_print, shown.other) if dealer < holder else (shown.other, key_print)
-    own_check = piece(dealt.checks, CHECK_BYTES, place)[PRINT_BYTES:]
-    if pairs.seals_print(up, down) != own_check:
-        return False
-    sealed = piece(dealt.sealed, SEALED_BYTES, place)
-    mark = piece(dealt.marks, MARK_BYTES, place)
-    return fitting_shares(shown.key, sealed, mark, layout.digest, dealer, holder) is None
+    return nonsense(dealt, layout, shown.key, holder)
 
 
 def _split(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
@@ -142,7 +143,7 @@ def _split(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicK
         if not answer_fits(answer, survived, mark, layout.digest, dealer, holder):
             return False
         points.append(rank + 1)
-        shares.append(answer[:SHARE_BYTES])
+        shares.append(answer)
     if len(points) != layout.plan.threshold:
         return False
     return not fits_commitment(combine(points, shares), dealt, survived)
@@ -164,13 +165,6 @@ def _wrap(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKe
     dealt = _frame(fault.frames[0], Shares, fault.device, layout, identities)
     if not fits_commitment(fault.values[0], dealt, survived=False):
         return False
-    place = layout.rank(fault.device, fault.about)
-    wrapped = piece(dealt.wrapped, KEY_BYTES, place)
-    check = piece(dealt.checks, CHECK_BYTES, place)
-    return unwrapped(wrapped, check, fault.values[0], fault.about) is None
-
-
-def unwrapped(wrapped: bytes, check: bytes, secret: bytes, neighbour: int) -> bytes | None:
-    """The root that a dealer had wrapped for a neighbour, if it fits its check."""
-    root = pairs.wrap(wrapped, secret, neighbour)
-    return root if derive.same(pairs.root_print(root), check[:PRINT_BYTES]) else None
+    place = layout.mask_rank(fault.device, fault.about)
+    root = piece(pairs.wrap(dealt.wrapped, fault.values[0]), KEY_BYTES, place)
+    return not derive.same(pairs.root_print(root), piece(dealt.roots, PRINT_BYTES, place))

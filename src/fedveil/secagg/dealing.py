@@ -1,67 +1,98 @@
-"""What a device deals to its neighbours, and how one of them shows that it got nonsense."""
+"""What a device deals to its neighbours, what it makes of what they deal, and how it complains."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+import numpy as np
 
 from fedveil.secagg import pairs
-from fedveil.secagg.errors import Forged, Malformed, OutOfTurn, RuleBroken
-from fedveil.secagg.layout import Layout, piece
+from fedveil.secagg.errors import OutOfTurn, RuleBroken
+from fedveil.secagg.layout import Bytes, Flags, Layout, piece, rows
 from fedveil.secagg.messages import Disclosure, Shares
-from fedveil.secagg.pairs import CHECK_BYTES, MARK_BYTES, SEALED_BYTES, PairKeys
-from fedveil.secagg.shares import SHARE_BYTES, as_elements, draw_secret, split
+from fedveil.secagg.pairs import MARK_BYTES, NONCE_BYTES, PRINT_BYTES, SEALED_BYTES, PairKeys
+from fedveil.secagg.shares import SHARE_BYTES, draw_secret, split, valid_elements
 
 
 def deal(
-    layout: Layout, device: int, self_secret: bytes, pair_keys: Mapping[int, PairKeys]
+    layout: Layout,
+    device: int,
+    self_secret: bytes,
+    pair_keys: Mapping[int, PairKeys],
+    exchange: bytes,
 ) -> Shares:
-    """What lets the others finish without this device."""
-    digest, neighbours = layout.digest, layout.graph.neighbours(device)
+    """What lets the others finish without this device. `pair_keys`: by neighbour, ascending."""
+    digest = layout.digest
     pair_secret = draw_secret()  # not kept: only its shares and what it wraps remain
-    both = split([self_secret, pair_secret], layout.plan.threshold, len(neighbours))
-    sealed, wrapped, checks, marks = [], [], [], []
-    for row, neighbour in zip(both, neighbours, strict=True):
-        keys, shares = pair_keys[neighbour], row.tobytes()
-        sealed.append(pairs.seal_shares(keys.seal(device, neighbour), shares))
-        wrapped.append(pairs.wrap(keys.root, pair_secret, neighbour))
-        checks.append(pairs.check(keys))
-        marks.append(pairs.mark(shares, digest, device, neighbour))
+    nonce = os.urandom(NONCE_BYTES)
+    both = split([self_secret, pair_secret], layout.plan.threshold, len(pair_keys)).tobytes()
+    seals = [keys.seal for keys in pair_keys.values()]
+    roots = [keys.root for keys in pair_keys.values() if keys.root]
+    pads = pairs.pads(seals, [nonce] * len(seals), repeat(device))
     commitments = pairs.commitment(b"self", self_secret, digest, device)
     commitments += pairs.commitment(b"pair", pair_secret, digest, device)
-    lists = (b"".join(part) for part in (sealed, wrapped, checks, marks))
-    return Shares(digest, device, commitments, *lists)
+    return Shares(
+        digest,
+        device,
+        exchange,
+        commitments,
+        nonce,
+        pairs.xor(both, pads),
+        pairs.marks(both, digest, repeat(device), pair_keys),
+        b"".join(map(pairs.seal_print, seals)),
+        pairs.wrap(b"".join(roots), pair_secret),
+        b"".join(map(pairs.root_print, roots)),
+    )
 
 
 @dataclass(frozen=True)
-class Held:
-    """Both shares that a dealer sealed to a holder, with their fingerprints."""
+class Holding:
+    """What a device holds of its partners.
 
-    self_share: bytes = field(repr=False)
-    pair_share: bytes = field(repr=False)
-    self_print: bytes
-    pair_print: bytes
+    `fits` [partners]: whether what a partner sealed is what its mark says. `shares` [fitting, 64]:
+    the self share and the pair share of those that fit.
+    """
 
-    def answer(self, survived: bool) -> bytes:
-        """The share that is owed about the dealer, and the fingerprint of the other kind."""
-        if survived:
-            return self.self_share + self.pair_print
-        return self.pair_share + self.self_print
+    fits: Flags
+    shares: Bytes
+
+    def __repr__(self) -> str:
+        return f"Holding({int(self.fits.sum())} of {len(self.fits)} fit)"
+
+    def answers(self, survived: Flags) -> bytes:
+        """Of each partner that fits the share that is owed."""
+        alive = survived[self.fits, None]
+        return np.where(alive, self.shares[:, :SHARE_BYTES], self.shares[:, SHARE_BYTES:]).tobytes()
 
 
-def fitting_shares(
-    key: bytes, sealed: bytes, mark: bytes, plan: bytes, dealer: int, holder: int
-) -> Held | None:
-    """What was sealed, if it opens and is what the mark says."""
-    try:
-        both = pairs.open_shares(key, sealed)
-        as_elements(both)
-    except (Forged, Malformed):
-        return None
-    prints = pairs.share_prints(both, plan, dealer, holder)
-    if len(both) != 2 * SHARE_BYTES or pairs.join_prints(*prints) != mark:
-        return None
-    return Held(both[:SHARE_BYTES], both[SHARE_BYTES:], *prints)
+def opened(
+    plan: bytes,
+    holder: int,
+    dealers: Sequence[int],
+    seals: Sequence[bytes],
+    nonces: bytes,
+    sealed: bytes,
+    marks: bytes,
+) -> Holding:
+    """What partners sealed to a device: what fits their marks. Lists have the right lengths."""
+    each = [piece(nonces, NONCE_BYTES, at) for at in range(len(dealers))]
+    joined = pairs.xor(sealed, pairs.pads(seals, each, dealers))
+    made = pairs.marks(joined, plan, dealers, repeat(holder))
+    shares = rows(joined, SEALED_BYTES, len(dealers), "sealed")
+    told, found = (rows(one, MARK_BYTES, len(dealers), "marks") for one in (marks, made))
+    fits = valid_elements(shares) & (told == found).all(axis=1)
+    return Holding(fits, shares[fits])
+
+
+def nonsense(dealt: Shares, layout: Layout, seal: bytes, holder: int) -> bool:
+    """Whether what a dealer sealed under this key to a holder is not what it marked."""
+    at = layout.rank(dealt.device, holder)
+    sealed, mark = piece(dealt.sealed, SEALED_BYTES, at), piece(dealt.marks, MARK_BYTES, at)
+    found = opened(dealt.plan, holder, [dealt.device], [seal], dealt.nonce, sealed, mark)
+    return not found.fits[0]
 
 
 def disclosure(layout: Layout, dealt: Shares, keys: PairKeys, holder: int) -> Disclosure:
@@ -69,12 +100,9 @@ def disclosure(layout: Layout, dealt: Shares, keys: PairKeys, holder: int) -> Di
     dealer = dealt.device
     if dealt.plan != layout.digest:
         raise OutOfTurn("Shares of another round")
-    place = layout.rank(dealer, holder)
-    if piece(dealt.checks, CHECK_BYTES, place) != pairs.check(keys):
+    said = piece(dealt.checks, PRINT_BYTES, layout.rank(dealer, holder))
+    if said != pairs.seal_print(keys.seal):
         raise RuleBroken(f"devices {dealer} and {holder} hold different keys")
-    sealed, mark = piece(dealt.sealed, SEALED_BYTES, place), piece(dealt.marks, MARK_BYTES, place)
-    key = keys.seal(dealer, holder)
-    if fitting_shares(key, sealed, mark, layout.digest, dealer, holder) is not None:
+    if not nonsense(dealt, layout, keys.seal, holder):
         raise RuleBroken(f"device {dealer} had sealed proper shares")
-    other = pairs.seal_print(keys.seal(holder, dealer))
-    return Disclosure(layout.digest, holder, dealer, key, other)
+    return Disclosure(layout.digest, holder, dealer, keys.seal)

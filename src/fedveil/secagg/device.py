@@ -2,6 +2,7 @@
 
     shares, then take_sharers(frame), mask(vector), confirm(frame), unmask(frame)
 
+Where the terms trust the server there is no confirmation: `unmask` takes the list of survivors.
 Every step checks the rules of the device's own `SecAggParams` before anything leaves it. A frame
 that fails a check raises a typed error and changes nothing, one that was answered before gets the
 same answer, and a lock makes racing ones come one by one. Above all, for each neighbour a device
@@ -17,16 +18,18 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeVar
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive, pairs, wire
-from fedveil.secagg.dealing import Held, deal, disclosure, fitting_shares
+from fedveil.secagg.blame import given
+from fedveil.secagg.dealing import Holding, deal, disclosure, opened
 from fedveil.secagg.derive import TAG_BYTES
 from fedveil.secagg.errors import Doubted, OutOfTurn, RuleBroken
 from fedveil.secagg.journal import Journal
 from fedveil.secagg.keys import DeviceKeys, signed
-from fedveil.secagg.layout import Layout, flagged, pack_flags, pieces
+from fedveil.secagg.layout import Flags, Layout, packed, piece, rows, unpacked
 from fedveil.secagg.masks import apply_masks
 from fedveil.secagg.messages import (
     Abort,
@@ -39,12 +42,13 @@ from fedveil.secagg.messages import (
     Unmask,
 )
 from fedveil.secagg.modulus import IntVector, encode
-from fedveil.secagg.pairs import MARK_BYTES, SEALED_BYTES, PairKeys
+from fedveil.secagg.pairs import MARK_BYTES, NONCE_BYTES, SEALED_BYTES, PairKeys
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.roster import Roster
+from fedveil.secagg.session import Handshake
 from fedveil.secagg.shares import draw_secret
-from fedveil.secagg.sizes import DEALT_BYTES, SLACK, STATEMENT_BYTES, from_server
+from fedveil.secagg.sizes import SLACK, STATEMENT_BYTES, from_device, from_server
 
 _FromServerT = TypeVar("_FromServerT", Sharers, Survivors, Confirmed)
 
@@ -74,7 +78,10 @@ class Charge:
 
 
 class DeviceRound:
-    """One round of one device; made by `Participant.join`, which has checked the plan."""
+    """One round of one device; made by `Participant.join`, which has checked the plan.
+
+    `pair_keys`: by neighbour, ascending.
+    """
 
     def __init__(
         self,
@@ -84,6 +91,7 @@ class DeviceRound:
         server: Ed25519PublicKey,
         roster: Roster,
         pair_keys: dict[int, PairKeys],
+        handshake: Handshake,
         charge: Charge,
     ) -> None:
         self.layout = layout
@@ -97,19 +105,28 @@ class DeviceRound:
         self._server = server
         self._roster = roster
         self._pairs = pair_keys
-        self._neighbours = layout.graph.neighbours(self._id)
+        self._neighbours = tuple(pair_keys)
+        self._place = layout.graph.place(self._id)
+        self._near = layout.graph.near(self._place)
         self._self_secret = draw_secret()
-        self._off: frozenset[int] = frozenset()  # neighbours it does not mask with
-        self._partners: list[int] = []  # those it does
-        self._held: dict[int, Held] = {}  # the shares of each partner that fit its mark
-        self._disputed: dict[int, PairKeys] = {}  # partners whose shares do not
+        self._off: Flags = np.zeros(len(self._near), dtype=np.bool_)  # whom it does not mask with
+        self._partners: list[int] = []  # neighbours whose shares it was sent
+        self._partner_places = self._near[:0]
+        self._held: Holding | None = None
+        self._disputed: dict[int, PairKeys] = {}  # partners whose shares do not fit
         self._accepted = b""
         self._sharers = b""
         self._survivors = b""
-        self._surviving: frozenset[int] = frozenset()
+        self._surviving: Flags = np.zeros(0, dtype=np.bool_)
         self._answered: dict[bytes, bytes] = {}  # digest of a frame -> what it was answered with
-        dealt = deal(layout, self._id, self._self_secret, pair_keys)
+        self._session = handshake.session
+        dealt = deal(layout, self._id, self._self_secret, pair_keys, handshake.exchange)
         self.shares = wire.seal(dealt, self._identity)
+
+    @property
+    def confirms(self) -> bool:
+        """Whether this round has confirmations."""
+        return not self._terms.honest_server
 
     def expects(self, start: bytes) -> int:
         """How long the frame is that begins so, or an error: ask before reading on."""
@@ -124,30 +141,36 @@ class DeviceRound:
                 return
             message = self._read(frame, Sharers)
             sharers = self.layout.present(message.present)
-            if self._id not in sharers:
+            if not sharers[self._place]:
                 raise RuleBroken(f"device {self._id} is not among the sharers, though it shared")
-            self._check_count(len(sharers), "shared")
-            off = flagged(message.off, self._neighbours, "Sharers.off") & sharers
+            self._check_count(sharers, "shared")
+            near = sharers[self._near]
+            off = unpacked(message.off, len(near), "Sharers.off") & near
             most = self._terms.droppable(self.layout.graph.complete)
-            if len(off) > most:
-                raise RuleBroken(f"{len(off)} pair masks are to be left out, at most {most} may be")
-            partners = [n for n in self._neighbours if n in sharers and n not in off]
-            if len(partners) < self.layout.plan.threshold:
+            if (count := int(off.sum())) > most:
+                raise RuleBroken(f"{count} pair masks are to be left out, at most {most} may be")
+            columns = np.flatnonzero(near & ~off).tolist()
+            if len(columns) < self.layout.plan.threshold:
                 raise RuleBroken(
-                    f"{len(partners)} neighbours hold shares, need {self.layout.plan.threshold}"
+                    f"{len(columns)} neighbours hold shares, need {self.layout.plan.threshold}"
                 )
-            sealed = pieces(message.sealed, SEALED_BYTES, partners, "Sharers.sealed")
-            marks = pieces(message.marks, MARK_BYTES, partners, "Sharers.marks")
-            for dealer in partners:
-                key, plan = self._pairs[dealer].seal(dealer, self._id), self.layout.digest
-                held = fitting_shares(key, sealed[dealer], marks[dealer], plan, dealer, self._id)
-                if held is None:
-                    self._disputed[dealer] = self._pairs[dealer]
-                else:
-                    self._held[dealer] = held
-            fitting = b"".join(marks[dealer] for dealer in self._held)
-            self._accepted = derive.digest(b"accepted", self.layout.digest, fitting)
+            partners = [self._neighbours[column] for column in columns]
+            for name, size in (
+                ("nonces", NONCE_BYTES),
+                ("sealed", SEALED_BYTES),
+                ("marks", MARK_BYTES),
+            ):
+                rows(getattr(message, name), size, len(partners), f"Sharers.{name}")
+            seals = [self._pairs[dealer].seal for dealer in partners]
+            lists = (message.nonces, message.sealed, message.marks)
+            held = opened(self.layout.digest, self._id, partners, seals, *lists)
+            fitting = rows(message.marks, MARK_BYTES, len(partners), "Sharers.marks")[held.fits]
+            self._disputed = {
+                partners[at]: self._pairs[partners[at]] for at in np.flatnonzero(~held.fits)
+            }
+            self._held, self._accepted = held, self.layout.accepted(fitting.tobytes())
             self._off, self._partners, self._sharers = off, partners, message.present
+            self._partner_places = self._near[columns]
             self.step = Step.VECTOR
             self._keep(frame, b"")
 
@@ -168,15 +191,18 @@ class DeviceRound:
             added = [pairs.self_mask_key(self._self_secret)]
             subtracted: list[bytes] = []
             for neighbour in self._partners:
-                key = pairs.mask_key(self._pairs[neighbour].root)
-                (added if self._id < neighbour else subtracted).append(key)
+                if root := self._pairs[neighbour].root:
+                    side = added if self._id < neighbour else subtracted
+                    side.append(pairs.mask_key(root))
             self._self_secret = b""
             apply_masks(words, added, subtracted)
-            content = self.layout.sharers_digest(self._sharers)
-            tags = b"".join(self._tag(n, b"upload", self._id, content) for n in self._partners)
-            statement = self._identity.sign(self.layout.statement(self._id, self._sharers))
+            tags = statement = b""
+            if self.confirms:
+                content = self.layout.sharers_digest(self._sharers)
+                tags = self._tags(b"upload", self._partners, content)
+                statement = self._identity.sign(self.layout.statement(self._id, self._sharers))
             message = Masked(self.layout.digest, self._id, tags, statement, words.tobytes())
-            return wire.seal(message, self._identity)
+            return wire.seal(message, self._session.up)
 
     def abandon(self) -> None:
         """Leave the round before a vector was masked: it never will be, and costs nothing."""
@@ -199,7 +225,7 @@ class DeviceRound:
         if unmasked:
             self._charge.settle(left=False)
         self.step = Step.DONE
-        self._self_secret, self._pairs, self._held = b"", {}, {}
+        self._self_secret, self._pairs, self._held = b"", {}, None
 
     def confirm(self, frame: bytes) -> bytes:
         """Commit to one list of survivors, towards the surviving neighbours."""
@@ -207,30 +233,17 @@ class DeviceRound:
             before = self._before(frame)
             if before is not None:
                 return before
+            if not self.confirms:
+                raise OutOfTurn("this round has no confirmations: unmask")
             message = self._read(frame, Survivors)
-            survivors = self.layout.present(message.present)
-            if self._id not in survivors:
-                raise RuleBroken(f"device {self._id} was declared lost; it unmasks nothing")
-            if not survivors <= self.layout.present(self._sharers):
-                raise RuleBroken("a survivor had never shared")
-            self._check_count(len(survivors), "survived")
-            self._check_vouched(len(survivors) - len(self._off & survivors))
-            alive = [n for n in self._partners if n in survivors]
+            survivors, agreed = self._checked(message)
+            alive = self._among(survivors)
             self._check_uploads(message, alive)
-            agreed = self.layout.survivors_digest(self._sharers, message.present)
-            own = b"".join(self._tag(n, b"confirm", self._id, agreed) for n in alive)
-            bad = [place for place, n in enumerate(self._partners) if n in self._disputed]
-            reply = Confirm(
-                self.layout.digest,
-                self._id,
-                agreed,
-                own,
-                pack_flags(bad, len(self._partners)),
-                self._accepted,
-            )
+            own = self._tags(b"confirm", alive, agreed)
+            reply = Confirm(self.layout.digest, self._id, agreed, own)
             self._surviving, self._survivors = survivors, agreed
             self.step = Step.CONFIRMED
-            return self._keep(frame, wire.seal(reply, self._identity))
+            return self._keep(frame, wire.seal(reply, self._session.up))
 
     def unmask(self, frame: bytes) -> bytes:
         """Give away one share per neighbour, once enough of them act on the same list."""
@@ -238,33 +251,27 @@ class DeviceRound:
             before = self._before(frame)
             if before is not None:
                 return before
-            message = self._read(frame, Confirmed)
-            confirmed = self.layout.present(message.present)
-            if not confirmed <= self._surviving:
-                raise RuleBroken("a device confirmed that had not survived")
-            claimed = [n for n in self._partners if n in confirmed]
-            tags = pieces(message.tags, TAG_BYTES, claimed, "Confirmed.tags")
-            agreeing = sum(
-                derive.same(tags[n], self._tag(n, b"confirm", n, self._survivors)) for n in claimed
-            )
-            if agreeing < self.layout.plan.threshold:
-                raise RuleBroken(
-                    f"{agreeing} neighbours act on these survivors, "
-                    f"need {self.layout.plan.threshold}"
-                )
-            answers = b"".join(
-                held.answer(dealer in self._surviving) for dealer, held in self._held.items()
-            )
-            self._held, self._pairs = {}, {}
+            if self.confirms:
+                self._check_confirmed(self._read(frame, Confirmed))
+            else:
+                self._surviving, self._survivors = self._checked(self._read(frame, Survivors))
+            held = self._held
+            if held is None:
+                raise OutOfTurn("this device holds no shares")
+            answers = held.answers(self._surviving[self._partner_places])
+            said = (self._survivors, packed(~held.fits), self._accepted, answers)
+            stated = given(self.layout.digest, self._id, *said)
+            reply = Unmask(self.layout.digest, self._id, *said, self._identity.sign(stated))
+            self._held, self._pairs = None, {}
             self.step = Step.DONE
-            reply = Unmask(self.layout.digest, self._id, answers)
-            return self._keep(frame, wire.seal(reply, self._identity))
+            return self._keep(frame, wire.seal(reply, self._session.up))
 
     def disclose(self, frame: bytes) -> bytes:
         """Show that a neighbour sealed nonsense to this device, given that neighbour's `Shares`.
 
         The frame is the neighbour's own, under its signature: a server that passed on other bytes
-        finds out nothing. The key shown opens what this neighbour sealed, and nothing else.
+        finds out nothing. The key shown opens what the two sealed to each other, and nothing else;
+        whoever signs nonsense is corrupt, and could tell the server as much.
         """
         with self._lock:
             dealer = wire.expect(frame, Shares, self._limit(Shares)).device
@@ -276,26 +283,61 @@ class DeviceRound:
             shown = disclosure(self.layout, message, keys, self._id)
             return wire.seal(shown, self._identity)
 
+    def _checked(self, message: Survivors) -> tuple[Flags, bytes]:
+        """The survivors, if this device may act on them, and what stands for that list."""
+        survivors = self.layout.present(message.present)
+        if not survivors[self._place]:
+            raise RuleBroken(f"device {self._id} was declared lost; it unmasks nothing")
+        if (survivors & ~self.layout.present(self._sharers)).any():
+            raise RuleBroken("a survivor had never shared")
+        self._check_count(survivors, "survived")
+        self._check_vouched(int(survivors.sum() - (self._off & survivors[self._near]).sum()))
+        return survivors, self.layout.survivors_digest(self._sharers, message.present)
+
     def _check_uploads(self, message: Survivors, alive: list[int]) -> None:
         """Each surviving neighbour masked for the same list of sharers, by its tag or signature."""
-        tags = pieces(message.tags, TAG_BYTES, alive, "Survivors.tags")
-        statements = pieces(
-            message.statements, STATEMENT_BYTES, message.doubted, "Survivors.statements"
-        )
+        rows(message.tags, TAG_BYTES, len(alive), "Survivors.tags")
+        rows(message.statements, STATEMENT_BYTES, len(message.doubted), "Survivors.statements")
         content = self.layout.sharers_digest(self._sharers)
         doubted = []
-        for neighbour in alive:
+        for at, neighbour in enumerate(alive):
             expected = self._tag(neighbour, b"upload", neighbour, content)
-            if derive.same(tags[neighbour], expected):
+            if derive.same(piece(message.tags, TAG_BYTES, at), expected):
                 continue
-            stated = self.layout.statement(neighbour, self._sharers)
-            author = self._roster.get(neighbour).identity
-            if neighbour not in statements or not signed(author, statements[neighbour], stated):
-                doubted.append(neighbour)
+            if neighbour in message.doubted:
+                place = message.doubted.index(neighbour)
+                statement = piece(message.statements, STATEMENT_BYTES, place)
+                author = self._roster.get(neighbour).identity
+                if signed(author, statement, self.layout.statement(neighbour, self._sharers)):
+                    continue
+            doubted.append(neighbour)
         if doubted:
             raise Doubted(
                 f"device {doubted[0]} was told of other sharers than {self._id}", tuple(doubted)
             )
+
+    def _check_confirmed(self, message: Confirmed) -> None:
+        """Enough neighbours act on the same survivors."""
+        confirmed = self.layout.present(message.present)
+        if (confirmed & ~self._surviving).any():
+            raise RuleBroken("a device confirmed that had not survived")
+        claimed = self._among(confirmed)
+        rows(message.tags, TAG_BYTES, len(claimed), "Confirmed.tags")
+        agreeing = sum(
+            derive.same(
+                piece(message.tags, TAG_BYTES, at), self._tag(n, b"confirm", n, self._survivors)
+            )
+            for at, n in enumerate(claimed)
+        )
+        if agreeing < self.layout.plan.threshold:
+            raise RuleBroken(
+                f"{agreeing} neighbours act on these survivors, need {self.layout.plan.threshold}"
+            )
+
+    def _among(self, present: Flags) -> list[int]:
+        """The partners that are present."""
+        chosen = present[self._partner_places].tolist()
+        return [partner for partner, there in zip(self._partners, chosen, strict=True) if there]
 
     def _read(self, frame: bytes, kind: type[_FromServerT]) -> _FromServerT:
         """A frame of the server for this device and round, at the right step."""
@@ -304,12 +346,12 @@ class DeviceRound:
             raise OutOfTurn(f"{kind.__name__} of another round or for another device")
         if self.step is not _STEPS[kind]:
             raise OutOfTurn(f"{kind.__name__} while waiting for {self.step.name}")
-        return wire.read(frame, kind, self._limit(kind), self._server)
+        return wire.read(frame, kind, self._limit(kind), self._session.down)
 
     def _limit(self, kind: type[wire.Message]) -> int:
         count = len(self._neighbours)
         if kind is Shares:
-            return SLACK + DEALT_BYTES * count
+            return from_device(kind, count, 0)
         return from_server(kind, len(self.layout.plan.members), count)
 
     def _before(self, frame: bytes) -> bytes | None:
@@ -321,12 +363,14 @@ class DeviceRound:
     def _keep(self, frame: bytes, reply: bytes) -> bytes:
         return self._answered.setdefault(hashlib.sha256(frame).digest(), reply)
 
-    def _tag(self, neighbour: int, label: bytes, author: int, content: bytes) -> bytes:
-        key = self._pairs[neighbour].tag
-        return derive.tag(key, label, derive.id_bytes(author) + content)
+    def _tags(self, label: bytes, neighbours: list[int], content: bytes) -> bytes:
+        return b"".join(self._tag(n, label, self._id, content) for n in neighbours)
 
-    def _check_count(self, count: int, what: str) -> None:
-        plan, cohort = self.layout.plan, len(self.layout.plan.members)
+    def _tag(self, neighbour: int, label: bytes, author: int, content: bytes) -> bytes:
+        return pairs.tag(self._pairs[neighbour].tag, label, author, content)
+
+    def _check_count(self, present: Flags, what: str) -> None:
+        plan, cohort, count = self.layout.plan, len(present), int(present.sum())
         if count < (fewest := max(self._terms.fewest_survivors(cohort), plan.min_survivors)):
             raise RuleBroken(f"{count} of {cohort} devices {what}, need {fewest}")
 

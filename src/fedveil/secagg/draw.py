@@ -23,6 +23,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive, wire
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn, RuleBroken
 from fedveil.secagg.messages import Commitment, Commitments, Draft, Invitation, Reveal, RoundPlan
+from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.roster import Enrolled
 
 DRAWN_BYTES = 32
@@ -58,17 +59,19 @@ def graph_seed(commitments: bytes, drawn: Sequence[bytes]) -> bytes:
     return derive.digest(b"graph", commitments, b"".join(drawn))
 
 
-def drawn_seed(plan: RoundPlan, colluders: int, identities: Mapping[int, bytes]) -> bytes:
+def drawn_seed(plan: RoundPlan, params: SecAggParams, identities: Mapping[int, bytes]) -> bytes:
     """The seed of a plan's graph; `RuleBroken` or `Forged` unless enough devices drew it.
 
-    `identities`: the identity keys of the members.
+    `identities`: the identity keys of those who drew. A server that the terms trust draws alone.
     """
-    if plan.degree == len(plan.members) - 1:
-        if plan.drawers or plan.draws:
-            raise Malformed("Plan.draws: a complete graph is not drawn")
-        return NO_DRAW
-    if len(plan.drawers) != colluders + 1:  # fewer may all collude, more cost signatures
-        raise RuleBroken(f"{len(plan.drawers)} devices drew the graph, need {colluders + 1}")
+    count = params.drawers(len(plan.members), plan.degree)
+    if len(plan.drawers) != count:  # fewer may all collude, more cost signatures
+        raise RuleBroken(f"{len(plan.drawers)} devices drew the graph, need {count}")
+    if not count:
+        complete = plan.degree == len(plan.members) - 1
+        if len(plan.draws) != (0 if complete else DRAWN_BYTES):
+            raise Malformed("Plan.draws: a complete graph is not drawn, others by 32 bytes")
+        return NO_DRAW if complete else plan.draws
     if not set(plan.drawers) <= set(plan.members):
         raise RuleBroken("a device drew the graph that is not in the cohort")
     if len(plan.draws) != DRAW_BYTES * len(plan.drawers):

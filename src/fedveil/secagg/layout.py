@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,26 +12,33 @@ from fedveil.secagg.errors import Malformed
 from fedveil.secagg.graph import Graph, round_graph
 from fedveil.secagg.messages import RoundPlan
 
+Flags = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+
 
 @dataclass(frozen=True)
 class Layout:
-    """A plan with its digest (the SHA-256 of its body) and its graph."""
+    """A plan with its digest and its graph."""
 
     plan: RoundPlan
     digest: bytes
     graph: Graph
 
     def rank(self, device: int, neighbour: int) -> int:
-        """Where `neighbour` stands in the list of `device`'s neighbours."""
-        return bisect_left(self.graph.neighbours(device), neighbour)
+        """Where `neighbour` stands among `device`'s neighbours; `ValueError` if it is none."""
+        return self.graph.neighbours(device).index(neighbour)
 
-    def bitmap(self, present: Collection[int]) -> bytes:
-        """One bit per member."""
-        return packed(np.isin(self.plan.members, list(present)))
+    def mask_rank(self, device: int, neighbour: int) -> int:
+        """Where it stands among those that `device` masks with."""
+        masked = self.graph.masked(self.graph.place(device))
+        rank = self.rank(device, neighbour)
+        if not masked[rank]:
+            raise ValueError(f"devices {device} and {neighbour} do not mask with each other")
+        return int(np.count_nonzero(masked[:rank]))
 
-    def present(self, bitmap: bytes) -> frozenset[int]:
-        """The members whose bit is set; `Malformed` unless exactly one bit per member is given."""
-        return flagged(bitmap, self.plan.members, "present")
+    def present(self, bitmap: bytes) -> Flags:
+        """By member, whether its bit is set; `Malformed` unless there is one for each member."""
+        return unpacked(bitmap, len(self.plan.members), "present")
 
     def sharers_digest(self, bitmap: bytes) -> bytes:
         return derive.digest(b"sharers", self.digest, bitmap)
@@ -46,39 +51,37 @@ class Layout:
         """Binds both bitmaps: devices that agree on it agree on everything so far."""
         return derive.digest(b"survivors", self.digest, sharers, survivors)
 
+    def accepted(self, marks: bytes) -> bytes:
+        """Stands for the marks of all shares that a device holds."""
+        return derive.digest(b"accepted", self.digest, marks)
+
 
 def lay_out(plan: RoundPlan, digest: bytes, seed: bytes) -> Layout:
     """The layout of a plan whose degree is possible for its cohort; `seed` is its graph's."""
-    return Layout(plan, digest, round_graph(plan.members, plan.degree, seed))
+    return Layout(plan, digest, round_graph(plan.members, plan.degree, seed, plan.masks))
 
 
-def packed(flags: npt.NDArray[np.bool_]) -> bytes:
+def needed_places(layout: Layout, device: int) -> list[int]:
+    """Whose cards a device needs: its own, its neighbours', and those of who drew the graph."""
+    graph = layout.graph
+    own = graph.place(device)
+    drew = (graph.place(drawer) for drawer in layout.plan.drawers)
+    return sorted({own, *graph.near(own).tolist(), *drew})
+
+
+def packed(flags: Flags) -> bytes:
     """Flags as a bitmap."""
     return np.packbits(flags, bitorder="little").tobytes()
 
 
-def pack_flags(places: Collection[int], count: int) -> bytes:
-    """A bitmap of `count` places, of which those given are set."""
-    flags = np.zeros(count, dtype=np.bool_)
-    flags[list(places)] = True
-    return packed(flags)
-
-
-def flagged(bitmap: bytes, owners: Sequence[int], name: str) -> frozenset[int]:
-    """Those of the owners whose bit is set."""
-    return frozenset(owners[place] for place in flagged_places(bitmap, len(owners), name))
-
-
-def flagged_places(bitmap: bytes, count: int, name: str) -> list[int]:
-    """The places whose bit is set, of a bitmap of `count` places."""
+def unpacked(bitmap: bytes, count: int, name: str) -> Flags:
+    """A bitmap of `count` places as flags."""
     if len(bitmap) != (count + 7) // 8:
         raise Malformed(f"{name}: {len(bitmap)} bytes for {count} flags")
-    if not any(bitmap):
-        return []
     flags = np.unpackbits(np.frombuffer(bitmap, dtype=np.uint8), bitorder="little")
     if flags[count:].any():
         raise Malformed(f"{name}: a bit beyond the last one is set")
-    return np.flatnonzero(flags).tolist()
+    return flags[:count].view(np.bool_)
 
 
 def piece(joined: bytes, size: int, place: int) -> bytes:
@@ -86,13 +89,8 @@ def piece(joined: bytes, size: int, place: int) -> bytes:
     return joined[place * size : (place + 1) * size]
 
 
-def check_pieces(joined: bytes, size: int, count: int, name: str) -> None:
-    """`Malformed` unless a packed list has `count` pieces of `size` bytes."""
+def rows(joined: bytes, size: int, count: int, name: str) -> Bytes:
+    """A packed list as `count` rows of `size` bytes; `Malformed` if it has another length."""
     if len(joined) != size * count:
         raise Malformed(f"{name}: {len(joined)} bytes, need {size} for each of {count}")
-
-
-def pieces(joined: bytes, size: int, owners: Sequence[int], name: str) -> dict[int, bytes]:
-    """Cut a packed list into one piece of `size` bytes for each owner."""
-    check_pieces(joined, size, len(owners), name)
-    return {owner: piece(joined, size, place) for place, owner in enumerate(owners)}
+    return np.frombuffer(joined, dtype=np.uint8).reshape(count, size)

@@ -1,7 +1,8 @@
-"""Masks: AES-256-CTR keystreams read as little-endian words and added modulo 2^bits.
+"""Masks: AES-128-CTR keystreams read as little-endian words and added modulo 2^bits.
 
 A key makes one mask and is never used again (it is derived for one round and one pair), so the
-counter starts at zero. Words of 32 or 64 bits wrap by themselves, which is the modulus.
+counter starts at zero. 128 bits are what X25519 gives, and only who knows all other masks of an
+upload could check a guess. Words of 32 or 64 bits wrap by themselves, which is the modulus.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ _BLOCK_BYTES = 1 << 18
 _OPEN_CIPHERS = 256
 
 
+MASK_KEY_BYTES = 16
+
+
 def word_type(bits: int) -> np.dtype[np.uint32] | np.dtype[np.uint64]:
     """The little-endian word of a modulus 2^bits, bits = 32 or 64."""
     return np.dtype("<u4") if bits == 32 else np.dtype("<u8")
 
 
 def apply_masks(total: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:
-    """Add and subtract the masks of the given 32-byte keys, in place, modulo 2^bits of `total`.
+    """Add and subtract the masks of the given 16-byte keys, in place, modulo 2^bits of `total`.
 
     `total` is one-dimensional, contiguous and of a `word_type`. Blocks are the outer loop: each
     block of the accumulator is read once, however many masks there are.
@@ -35,6 +39,11 @@ def apply_masks(total: Words, added: Sequence[bytes], subtracted: Sequence[bytes
     signed = [(key, False) for key in added] + [(key, True) for key in subtracted]
     for start in range(0, len(signed), _OPEN_CIPHERS):
         _apply_open(total, [(_cipher(k), s) for k, s in signed[start : start + _OPEN_CIPHERS]])
+
+
+def keystream(key: bytes, size: int) -> bytes:
+    """So many bytes of the keystream of a key of 16 or 32 bytes."""
+    return _cipher(key).update(bytes(size))
 
 
 def _cipher(key: bytes) -> CipherContext:

@@ -1,9 +1,10 @@
-"""The messages of version 3, in the order of a round.
+"""The messages of version 4, in the order of a round.
 
 `plan`, `draft` or `identity` is the 32 bytes in the frame's header, `device` the author or the
 addressee there. Lists over a device's neighbours follow ascending ids. `present` is a bitmap over
 the plan's members, other bitmaps run over a device's neighbours (bit i of the stream, lowest bit of
-a byte first, for number i).
+a byte first, for number i). From `Sharers` on frames carry a `Stamp` instead of a signature, except
+`Disclosure` and `Abort`.
 """
 
 from __future__ import annotations
@@ -56,11 +57,13 @@ class Draft:
     round_number: int = int_field(0, ROUNDS - 1)
     purpose: str = text_field(64)
     members: tuple[int, ...] = ids_field(MAX_COHORT)
-    roster: bytes = bytes_field(32)  # digest of the members' key cards
+    roster: bytes = bytes_field(32)  # Merkle root of the members' key cards
     params: bytes = bytes_field(32)  # digest of the terms that both sides have agreed on
+    exchange: bytes = bytes_field(32)  # the server's X25519 key, see `session.py`
     dimension: int = int_field(1, MAX_DIMENSION)
     bits: int = int_field(32, 64)
-    degree: int = int_field(1, MAX_COHORT)
+    degree: int = int_field(1, MAX_COHORT)  # neighbours that hold a device's shares
+    masks: int = int_field(1, MAX_COHORT)  # how many of them, the nearest, it masks with
     threshold: int = int_field(1, MAX_COHORT)
     min_survivors: int = int_field(1, MAX_COHORT)
     privacy: bytes = bytes_field()  # what taking part costs (`PrivacyTerms`), or nothing
@@ -109,8 +112,20 @@ class RoundPlan(Draft, Message):
     """Server to the cohort: a round and everything fixed about it, signed by the server."""
 
     KIND: ClassVar[int] = 3
-    drawers: tuple[int, ...] = ids_field(MAX_COHORT, least=0)  # nobody for a complete graph
-    draws: bytes = bytes_field()  # of each: drawn bytes and signature of its `Reveal`
+    # Nobody draws a complete graph, nor one that the terms trust the server to draw.
+    drawers: tuple[int, ...] = ids_field(MAX_COHORT, least=0)
+    draws: bytes = bytes_field()  # of each: drawn bytes, signature of its `Reveal`; or 32 bytes
+
+
+@dataclass(frozen=True)
+class Cards(Message):
+    """Server to device: its neighbours' key cards, and the proof that the plan is about them."""
+
+    KIND: ClassVar[int] = 17
+    plan: bytes = context_field()
+    device: int = device_field()
+    cards: bytes = bytes_field()  # frames, one after the other; those it has may be left out
+    proof: bytes = bytes_field()  # see `merkle.py`
 
 
 @dataclass(frozen=True)
@@ -120,11 +135,14 @@ class Shares(Message):
     KIND: ClassVar[int] = 4
     plan: bytes = context_field()
     device: int = device_field()
+    exchange: bytes = bytes_field(32)  # X25519 key of the frames that follow
     commitments: bytes = bytes_field(64)  # to the self secret and to the pair secret
+    nonce: bytes = bytes_field(16)
     sealed: bytes = bytes_field()  # per neighbour: both shares, encrypted to it
-    wrapped: bytes = bytes_field()  # per neighbour: the pair's root, under the pair secret
-    checks: bytes = bytes_field()  # per neighbour: fingerprints of the pair's keys
-    marks: bytes = bytes_field()  # per neighbour: a fingerprint of both shares
+    marks: bytes = bytes_field()  # per neighbour: fingerprints of both shares
+    checks: bytes = bytes_field()  # per neighbour: a fingerprint of the pair's seal key
+    wrapped: bytes = bytes_field()  # per mask: the pair's root, under the pair secret
+    roots: bytes = bytes_field()  # per mask: a fingerprint of the pair's root
 
 
 @dataclass(frozen=True)
@@ -136,8 +154,9 @@ class Sharers(Message):
     device: int = device_field()
     present: bytes = bytes_field()
     off: bytes = bytes_field()  # bitmap: neighbours with whom it disagrees on the keys
-    sealed: bytes = bytes_field()  # from each other neighbour that has shared
-    marks: bytes = bytes_field()  # what those neighbours say the shares are
+    nonces: bytes = bytes_field()  # of each other neighbour that has shared
+    sealed: bytes = bytes_field()  # by those
+    marks: bytes = bytes_field()  # what they say the shares are
 
 
 @dataclass(frozen=True)
@@ -147,8 +166,9 @@ class Masked(Message):
     KIND: ClassVar[int] = 6
     plan: bytes = context_field()
     device: int = device_field()
+    # Neither is there where the terms trust the server.
     tags: bytes = bytes_field()  # for each neighbour it masks with: whom this mask counts on
-    statement: bytes = bytes_field(64)  # the same under its signature, for who doubts a tag
+    statement: bytes = bytes_field()  # the same under its signature, for who doubts a tag
     vector: bytes = bytes_field()
 
 
@@ -174,8 +194,6 @@ class Confirm(Message):
     device: int = device_field()
     survivors: bytes = bytes_field(32)
     tags: bytes = bytes_field()  # for each surviving neighbour
-    bad: bytes = bytes_field()  # bitmap: neighbours it masked with whose shares do not fit
-    accepted: bytes = bytes_field(32)  # digest of the marks of all other shares it holds
 
 
 @dataclass(frozen=True)
@@ -196,7 +214,11 @@ class Unmask(Message):
     KIND: ClassVar[int] = 10
     plan: bytes = context_field()
     device: int = device_field()
-    answers: bytes = bytes_field()  # for each: the share, and the other kind's fingerprint
+    survivors: bytes = bytes_field(32)  # the list it acts on
+    bad: bytes = bytes_field()  # bitmap: neighbours that have shared, but nothing that fits
+    accepted: bytes = bytes_field(32)  # digest of the marks of all other shares it holds
+    answers: bytes = bytes_field()  # for each of them: the share that is owed
+    signature: bytes = bytes_field(64)  # of all this by its identity, for who must be convinced
 
 
 @dataclass(frozen=True)
@@ -215,5 +237,4 @@ class Disclosure(Message):
     plan: bytes = context_field()
     device: int = device_field()
     dealer: int = int_field(0, (1 << 63) - 1)
-    key: bytes = bytes_field(32)
-    other: bytes = bytes_field(16)  # fingerprint of the key of the other direction
+    key: bytes = bytes_field(32)  # the pair's seal key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive, topology
@@ -55,7 +56,8 @@ class SecAggParams:
     shows more than the sum, `recovery_failure` that it cannot recover one.
     `honest_shares`: honest devices in the smallest sum that anybody can learn, which is what noise
         is calibrated for; by default what the sparsest graph of these terms gives.
-    `honest_server`: the server is trusted not to lie about who shared or survived.
+    `honest_server`: the server is trusted to follow the protocol: it draws the graph at random and
+        tells the truth about who shared and survived. Nobody confirms it, and masks are fewer.
     `dropped_edges`: pair masks that a device leaves out because its neighbour and it disagree on
         their keys (by the server's word); by default 1, or as many as there are colluders where
         everybody is joined to everybody, but never so many that groups fall apart.
@@ -110,7 +112,7 @@ class SecAggParams:
     @property
     def digest(self) -> bytes:
         """What a plan carries to show that both sides mean the same terms."""
-        return derive.digest(b"terms", *(text.encode() for text in _texts(self)))
+        return _digest(self)
 
     def losses(self, cohort: int) -> int:
         """How many devices of a cohort may be lost."""
@@ -164,8 +166,15 @@ class SecAggParams:
             )
         return found
 
-    def check(self, cohort: int, degree: int, threshold: int, min_survivors: int) -> None:
+    def drawers(self, cohort: int, degree: int) -> int:
+        """How many devices must draw the graph: one at least is no colluder."""
+        return 0 if self.honest_server or degree == cohort - 1 else self.colluders + 1
+
+    def check(
+        self, cohort: int, degree: int, threshold: int, min_survivors: int, masks: int | None = None
+    ) -> None:
         """Raise `RuleBroken` if a proposed round falls short of these terms."""
+        masks = degree if masks is None else masks
         if cohort < max(2, self.min_survivors):
             raise RuleBroken(
                 f"cohort of {cohort} is below min_honest + colluders = {self.min_survivors}"
@@ -176,11 +185,15 @@ class SecAggParams:
             )
         if not topology.possible_degree(cohort, degree) or not 1 <= threshold <= degree:
             raise RuleBroken(f"no graph of {cohort} has degree {degree}, threshold {threshold}")
+        if masks != degree and (not self.honest_server or masks % 2 or not 2 <= masks < degree):
+            raise RuleBroken(f"{masks} masks at degree {degree}: these terms ask for all of them")
         if not self.sparse and degree != cohort - 1:
             raise RuleBroken(f"graph of degree {degree} is too sparse: these terms ask for all")
-        found = topology.assess(
-            cohort, degree, threshold, self.colluders, self.losses(cohort), self.security_failure
-        )
+        chances = (self.colluders, self.losses(cohort), self.security_failure)
+        try:
+            found = topology.assess(cohort, degree, threshold, *chances, masks)
+        except ConfigError as error:
+            raise RuleBroken(str(error)) from None
         for name in ("security_failure", "recovery_failure"):
             chance, most = getattr(found, name), getattr(self, name)
             if chance > most:
@@ -193,6 +206,11 @@ class SecAggParams:
                 f"graph of degree {degree} with threshold {threshold} is too sparse: a lying "
                 f"server learns sums of {self.group(found)}, noise counts on {self.counted(cohort)}"
             )
+
+
+@lru_cache(maxsize=64)
+def _digest(params: SecAggParams) -> bytes:
+    return derive.digest(b"terms", *(text.encode() for text in _texts(params)))
 
 
 def _texts(value: SecAggParams | Limits) -> list[str]:

@@ -7,16 +7,25 @@ import threading
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.core.errors import ConfigError
-from fedveil.secagg import derive, draw, ratchet, sizes, wire
+from fedveil.secagg import derive, draw, merkle, ratchet, session, sizes, wire
 from fedveil.secagg.device import Charge, DeviceRound
 from fedveil.secagg.errors import ForeignKey, Forged, Malformed, OutOfTurn, RuleBroken
 from fedveil.secagg.journal import Claim, Journal
 from fedveil.secagg.keys import DeviceKeys
-from fedveil.secagg.layout import lay_out
-from fedveil.secagg.messages import Commitment, Commitments, Draft, Invitation, Reveal, RoundPlan
+from fedveil.secagg.layout import Layout, lay_out, needed_places
+from fedveil.secagg.messages import (
+    Cards,
+    Commitment,
+    Commitments,
+    Draft,
+    Invitation,
+    Reveal,
+    RoundPlan,
+)
 from fedveil.secagg.pairs import pair_keys, pair_seed
 from fedveil.secagg.params import Limits, SecAggParams
 from fedveil.secagg.privacy_terms import PrivacyTerms
@@ -60,6 +69,7 @@ class Participant:
         self._open: dict[bytes, DeviceRound] = {}
         self._offered: dict[bytes, bytes] = {}  # draft -> bytes drawn and not yet revealed
         self._revealed: dict[bytes, bytes] = {}  # list of commitments -> the reveal for it
+        self._proven: tuple[bytes, dict[int, bytes]] = (b"", {})  # a roster's root, known leaves
 
     def renew(self, keys: DeviceKeys | None = None) -> bytes:
         """Replace the X25519 key and forget every seed; returns the new card to send out.
@@ -112,7 +122,7 @@ class Participant:
     def expects(self, start: bytes) -> int:
         """How long the frame is that begins so, or an error: ask before reading on."""
         kinds: dict[int, type[wire.Message]] = {
-            kind.KIND: kind for kind in (RoundPlan, Invitation, Commitments)
+            kind.KIND: kind for kind in (RoundPlan, Cards, Invitation, Commitments)
         }
         kind = kinds.get(wire.head(start).kind, RoundPlan)
         return wire.expect(start, kind, self._limit(kind)).size
@@ -122,8 +132,8 @@ class Participant:
         invitation = wire.read(frame, Invitation, self._limit(Invitation), self._server)
         with self._lock:
             terms = self._check(invitation)
-            if invitation.degree == len(invitation.members) - 1:
-                raise RuleBroken("a complete graph is not drawn")
+            if not self.params.drawers(len(invitation.members), invitation.degree):
+                raise RuleBroken("no device draws such a graph")
             digest = draw.draft_digest(invitation)
             if digest not in self._offered:
                 self._journal.draw(self._claim(invitation, terms), self.params.limits.draws)
@@ -154,10 +164,12 @@ class Participant:
             self._revealed = {commitments: reply}
             return reply
 
-    def join(self, frame: bytes) -> DeviceRound:
+    def join(self, frame: bytes, cards: bytes | None = None) -> DeviceRound:
         """Check a plan against every rule, pay for and claim its round, and share secrets for it.
 
-        The same plan again gives the same round again, as long as the device runs.
+        `cards`: the frame with the cards of this device's neighbours (`Server.cards_for`), if it
+        does not have those of the whole cohort. The same plan again gives the same round again, as
+        long as the device runs.
         """
         plan = wire.read(frame, RoundPlan, self._limit(RoundPlan), self._server)
         digest = wire.message_digest(frame)
@@ -166,19 +178,26 @@ class Participant:
             if known is not None:
                 return known
             terms = self._check(plan)
+            proof = None if cards is None else self._admitted(cards, digest)
             identities = {m: self.roster.get(m).identity_bytes for m in plan.drawers}
-            seed = draw.drawn_seed(plan, self.params.colluders, identities)
-            layout = lay_out(plan, digest, seed)
-            turned = {
-                neighbour: self._turned(neighbour, plan.round_number)
-                for neighbour in layout.graph.neighbours(self.keys.device)
-            }
+            layout = lay_out(plan, digest, draw.drawn_seed(plan, self.params, identities))
+            self._check_cards(layout, proof)
+            own = self.keys.device
+            near = dict(
+                zip(
+                    layout.graph.neighbours(own),
+                    layout.graph.masked(layout.graph.place(own)).tolist(),
+                    strict=True,
+                )
+            )
+            turned = {n: self._turned(n, plan.round_number) for n in near}
+            handshake = session.begin(plan.exchange, digest, own)
             reservation = self._journal.claim(self._claim(plan, terms))
             if plan.round_number > self._round:
                 self._round, self._open = plan.round_number, {}
             for neighbour, (card, at) in turned.items():
                 self._remember(neighbour, card, at)
-            keys = {n: pair_keys(at.key, digest) for n, (_, at) in turned.items()}
+            keys = {n: pair_keys(at.key, digest, near[n]) for n, (_, at) in turned.items()}
             opened = DeviceRound(
                 layout,
                 self.keys,
@@ -186,17 +205,49 @@ class Participant:
                 self._server,
                 self.roster,
                 keys,
+                handshake,
                 Charge(self._journal, reservation, terms),
             )
             self._open[digest] = opened
             return opened
 
+    def _admitted(self, frame: bytes, plan: bytes) -> bytes:
+        """Enrol the neighbours whose cards the server passes on; the proof that comes with them."""
+        claims = wire.expect(frame, Cards, self._limit(Cards))
+        if claims.context != plan or claims.device != self.keys.device:
+            raise OutOfTurn("Cards of another round or for another device")
+        message = wire.read(frame, Cards, self._limit(Cards), self._server)
+        self.roster.admit_all(wire.split(message.cards))
+        return message.proof
+
+    def _check_cards(self, layout: Layout, proof: bytes | None) -> None:
+        """The plan is about the very cards that this device has of itself and its neighbours.
+
+        Without a proof it has had one for this roster before, or has everybody's cards.
+        """
+        plan, places = layout.plan, needed_places(layout, self.keys.device)
+        own = self.roster.get(self.keys.device)
+        if own.agreement.public_bytes_raw() != self.keys.public:
+            raise ForeignKey(f"device {self.keys.device}: the roster holds another key of its own")
+        leaves = {place: self.roster.get(plan.members[place]).fingerprint for place in places}
+        root, proven = self._proven
+        if proof is None and root == plan.roster and leaves.items() <= proven.items():
+            return
+        if proof is None:
+            found = self.roster.digest(plan.members)
+        else:
+            found = merkle.proven_root(len(plan.members), leaves, proof)
+        if found != plan.roster:
+            raise ForeignKey("the cohort's keys are not the ones this device knows")
+        self._proven = (found, leaves)
+
     def _limit(self, kind: type[wire.Message]) -> int:
         members = min(self.limits.members, self.params.limits.members)
-        return sizes.opening(kind, members, self.params.colluders + 1)
+        degree = min(self.limits.degree, self.params.limits.degree)
+        return sizes.opening(kind, members, degree, self.params.colluders + 1)
 
     def _claim(self, plan: Draft, terms: PrivacyTerms | None) -> Claim:
-        cohort = derive.digest(b"members", b"".join(map(derive.id_bytes, plan.members)))
+        cohort = derive.digest(b"members", np.array(plan.members, dtype="<u8").tobytes())
         step = min(self.limits.round_step, self.params.limits.round_step)
         return Claim(plan.federation, plan.round_number, plan.purpose, cohort, step, terms)
 
@@ -214,12 +265,8 @@ class Participant:
             raise RuleBroken(f"device {self.keys.device} is not in the cohort")
         for limits in (self.limits, self.params.limits):
             limits.check(len(plan.members), plan.degree, plan.dimension)
-        self.params.check(len(plan.members), plan.degree, plan.threshold, plan.min_survivors)
-        if self.roster.digest(plan.members) != plan.roster:
-            raise ForeignKey("the cohort's keys are not the ones this device knows")
-        own = self.roster.get(self.keys.device)
-        if own.agreement.public_bytes_raw() != self.keys.public:
-            raise ForeignKey(f"device {self.keys.device}: the roster holds another key of its own")
+        graph = (plan.degree, plan.threshold, plan.min_survivors, plan.masks)
+        self.params.check(len(plan.members), *graph)
         terms = PrivacyTerms.from_bytes(plan.privacy)
         if terms is not None:
             terms.check(self.params, len(plan.members), plan.dimension)

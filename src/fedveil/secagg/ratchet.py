@@ -8,7 +8,7 @@ the seed could be made again: `Participant.forget_agreement`.)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fedveil.secagg import derive
 from fedveil.secagg.derive import KEY_BYTES
@@ -18,13 +18,15 @@ DIGITS = 8
 ROUNDS = 16**DIGITS
 
 
-@dataclass(frozen=True, slots=True)
-class Ratchet:
+class Ratchet(NamedTuple):
     """The key of `round`, and for each digit the 32 bytes from which higher digits are reached."""
 
     round_number: int
-    key: bytes = field(repr=False)
-    ahead: bytes = field(repr=False)
+    key: bytes
+    ahead: bytes
+
+    def __repr__(self) -> str:
+        return f"Ratchet(round_number={self.round_number})"
 
 
 def begin(seed: bytes, round_number: int) -> Ratchet:
@@ -40,13 +42,15 @@ def advance(ratchet: Ratchet, round_number: int) -> Ratchet:
         raise RuleBroken(
             f"round {round_number} comes after round {ratchet.round_number}: numbers only rise"
         )
-    place = next(
-        i for i in range(DIGITS) if _digit(round_number, i) != _digit(ratchet.round_number, i)
-    )
+    # The first digit that differs, counted from the highest.
+    place = DIGITS - 1 - ((round_number ^ ratchet.round_number).bit_length() - 1) // 4
     steps = _digit(round_number, place) - _digit(ratchet.round_number, place) - 1
-    passed, start = ratchet.ahead[: KEY_BYTES * place], KEY_BYTES * place
+    start = KEY_BYTES * place
     following, branch = _walk(ratchet.ahead[start : start + KEY_BYTES], steps)
-    return _descend(round_number, branch, place + 1, passed + following)
+    passed = ratchet.ahead[:start] + following
+    if place == DIGITS - 1:
+        return Ratchet(round_number, branch, passed)
+    return _descend(round_number, branch, place + 1, passed)
 
 
 def _descend(round_number: int, chain: bytes, place: int, ahead: bytes) -> Ratchet:
@@ -61,8 +65,14 @@ def _descend(round_number: int, chain: bytes, place: int, ahead: bytes) -> Ratch
 def _walk(chain: bytes, steps: int) -> tuple[bytes, bytes]:
     """Go so far along a chain: what leads further, and the branch there."""
     for _ in range(steps):
-        chain = derive.fork(chain, b"ratchet")[0]
-    return derive.fork(chain, b"ratchet")
+        chain = _fork(chain)[0]
+    return _fork(chain)
+
+
+def _fork(key: bytes) -> tuple[bytes, bytes]:
+    """What leads further, and a branch."""
+    both = derive.expand(key, b"ratchet", length=2 * KEY_BYTES)
+    return both[:KEY_BYTES], both[KEY_BYTES:]
 
 
 def _digit(round_number: int, place: int) -> int:

@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.secagg import derive, pairs
-from fedveil.secagg.blame import Fault, Wrong, answer_fits, commits_to, unwrapped
+from fedveil.secagg.blame import Fault, Wrong, answer_fits, commits_to
+from fedveil.secagg.derive import KEY_BYTES
 from fedveil.secagg.errors import NotReleased
+from fedveil.secagg.layout import Flags, piece
 from fedveil.secagg.masks import Words, apply_masks
-from fedveil.secagg.relay import Flags, Kept
-from fedveil.secagg.shares import SHARE_BYTES, combine_rows
+from fedveil.secagg.relay import Kept
+from fedveil.secagg.shares import combine_rows
 
 Places = npt.NDArray[np.intp]
 
@@ -43,14 +45,13 @@ class Recovery:
             if self.survived[place]:
                 subtracted.append(pairs.self_mask_key(secret))
                 continue
-            near = kept.neighbours[place]
-            masked = kept.partners[near, kept.ranks[place]] & self.survived[near]
+            columns = kept.columns[place]
+            near = kept.neighbours[place, columns]
+            masked = kept.partners[near, kept.ranks[place, columns]] & self.survived[near]
+            roots = pairs.wrap(kept.wrapped[place].tobytes(), secret)
             for column in np.flatnonzero(masked).tolist():
-                other = int(near[column])
-                wrapped = kept.wrapped[place, column].tobytes()
-                check = kept.checks[place, column].tobytes()
-                root = unwrapped(wrapped, check, secret, members[other])
-                if root is None:
+                other, root = int(near[column]), piece(roots, KEY_BYTES, column)
+                if not derive.same(pairs.root_print(root), kept.roots[place, column].tobytes()):
                     self._blame(place, other, Wrong.WRAP, secret)
                     raise NotReleased(
                         f"device {members[place]} left a wrong key for device {members[other]}"
@@ -100,7 +101,7 @@ class Recovery:
 
     def _committed(self, place: int, secret: bytes) -> bool:
         kept = self.kept
-        layout, committed = kept.layout, kept.commitments[place]
+        layout, committed = kept.layout, kept.heads[place].commitments
         device = layout.plan.members[place]
         return commits_to(committed, secret, layout.digest, device, bool(self.survived[place]))
 
@@ -111,7 +112,7 @@ class Recovery:
             return None
         chosen = columns[:threshold]
         near, ranks = kept.neighbours[place, chosen], kept.ranks[place, chosen]
-        return combine_rows(chosen + 1, kept.answers[near, ranks, :SHARE_BYTES])
+        return combine_rows(chosen + 1, kept.answers[near, ranks])
 
     def _blame(self, place: int, about: int, wrong: Wrong, *values: bytes) -> None:
         layout, frames = self.kept.layout, (self.kept.dealt_frame(place),)

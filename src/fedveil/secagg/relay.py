@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.secagg import derive, wire
@@ -19,50 +19,61 @@ from fedveil.secagg.blame import Fault, Wrong
 from fedveil.secagg.derive import TAG_BYTES
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn
 from fedveil.secagg.keys import signed
-from fedveil.secagg.layout import Layout, check_pieces, flagged_places, packed
+from fedveil.secagg.layout import Bytes, Flags, Layout, packed, rows, unpacked
 from fedveil.secagg.masks import word_type
 from fedveil.secagg.messages import Confirm, Masked, Shares, Unmask
 from fedveil.secagg.odds import resolve
-from fedveil.secagg.pairs import CHECK_BYTES, MARK_BYTES, SEALED_BYTES
-from fedveil.secagg.shares import SHARE_BYTES, as_elements
-from fedveil.secagg.sizes import ANSWER_BYTES
+from fedveil.secagg.pairs import MARK_BYTES, NONCE_BYTES, PRINT_BYTES, SEALED_BYTES
+from fedveil.secagg.shares import SHARE_BYTES, valid_elements
+from fedveil.secagg.sizes import STATEMENT_BYTES
 
-Flags = npt.NDArray[np.bool_]
-Bytes = npt.NDArray[np.uint8]
-
+_DEALT = ("sealed", "marks", "checks", "wrapped", "roots")  # lists of `Shares`
 _BLOCK = 256  # members whose checks are compared at a time
 
 
 class Kept:
-    """By member: what it dealt, its tags for each neighbour, its complaints and its answers."""
+    """By member: what it dealt, its tags for each neighbour, its complaints and its answers.
 
-    def __init__(self, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> None:
+    `confirms`: whether members show each other, by tags, on which lists they act.
+    """
+
+    def __init__(
+        self, layout: Layout, identities: Mapping[int, Ed25519PublicKey], confirms: bool
+    ) -> None:
         plan = layout.plan
         members, degree = len(plan.members), plan.degree
         self.layout = layout
         self.identities = identities
+        self.confirms = confirms
         self.total = np.zeros(plan.dimension, dtype=word_type(plan.bits))  # of masked vectors
         self.places = {member: place for place, member in enumerate(plan.members)}
-        self.neighbours, self.ranks = layout.graph.table
+        tables = layout.graph.tables
+        self.neighbours, self.ranks = tables.near, tables.ranks
+        self.columns, self.mask_ranks = tables.columns, tables.mask_ranks
         self.sharers = self.survivors = b""  # bitmaps, once they are known
 
         def flags(*shape: int) -> Flags:
             return np.zeros(shape or (members,), dtype=np.bool_)
 
-        def pieces(size: int) -> Bytes:
-            return np.zeros((members, degree, size), dtype=np.uint8)
+        def pieces(size: int, count: int = degree) -> Bytes:
+            return np.zeros((members, count, size), dtype=np.uint8)
 
         self.shared, self.uploaded, self.confirmed, self.answered = (flags() for _ in range(4))
-        self.partners = flags(members, degree)  # masks with, once the sharers are known
+        self.partners = flags(members, degree)  # holds shares of, once the sharers are known
         self.off = flags(members, degree)  # at odds with: the mask between the two is left out
         self.bad = flags(members, degree)  # complains about
-        self.sealed, self.wrapped = pieces(SEALED_BYTES), pieces(derive.KEY_BYTES)
-        self.checks, self.marks = pieces(CHECK_BYTES), pieces(MARK_BYTES)
-        self.upload_tags, self.confirm_tags = pieces(TAG_BYTES), pieces(TAG_BYTES)
-        self.answers = pieces(ANSWER_BYTES)
-        self.commitments: dict[int, bytes] = {}  # by place, as all below
+        self.sealed, self.marks = pieces(SEALED_BYTES), pieces(MARK_BYTES)
+        self.checks = pieces(PRINT_BYTES)
+        self.wrapped = pieces(derive.KEY_BYTES, plan.masks)
+        self.roots = pieces(PRINT_BYTES, plan.masks)
+        self.upload_tags = pieces(TAG_BYTES, degree if confirms else 0)
+        self.confirm_tags = pieces(TAG_BYTES, degree if confirms else 0)
+        self.answers = pieces(SHARE_BYTES)
+        self.nonces = np.zeros((members, NONCE_BYTES), dtype=np.uint8)
+        self.heads: dict[int, Shares] = {}  # by place, as all below: what was dealt, without lists
         self.statements: dict[int, bytes] = {}  # signed, about the upload
-        self.signatures: dict[tuple[int, int], bytes] = {}  # by kind of message and place
+        self.given: dict[int, bytes] = {}  # signature of the answers
+        self.signatures: dict[int, bytes] = {}  # of what was dealt
 
     def ids(self, flags: Flags) -> list[int]:
         """The members that are flagged."""
@@ -89,20 +100,30 @@ class Kept:
         """By place, with whom a sharer is at odds about keys."""
         between: dict[int, set[int]] = defaultdict(set)
         for start in range(0, len(self.shared), _BLOCK):
-            rows = slice(start, start + _BLOCK)
-            near, ranks = self.neighbours[rows], self.ranks[rows]
-            differ = (self.checks[rows] != self.checks[near, ranks]).any(axis=2)
-            differ &= self.shared[rows, None] & self.shared[near]
-            for row, column in np.argwhere(differ).tolist():
-                between[start + row].add(int(near[row, column]))
+            block = slice(start, start + _BLOCK)
+            near, ranks = self.neighbours[block], self.ranks[block]
+            masked = np.take_along_axis(near, self.columns[block], axis=1)
+            for members, said, theirs in (
+                (near, self.checks[block], self.checks[near, ranks]),
+                (masked, self.roots[block], self.roots[masked, self.mask_ranks[block]]),
+            ):
+                differ = (said != theirs).any(axis=2)
+                differ &= self.shared[block, None] & self.shared[members]
+                for row, column in np.argwhere(differ).tolist():
+                    between[start + row].add(int(members[row, column]))
         return between
 
-    def relayed(self, device: int) -> tuple[bytes, bytes, bytes]:
-        """For a device: flags of whom it does not mask with; the others' sealed shares, marks."""
+    def relayed(self, device: int) -> tuple[bytes, bytes, bytes, bytes]:
+        """For a device: flags of whom it does not mask with; the others' nonces, sealed shares and
+        marks."""
         place = self.places[device]
-        flags = packed(self.off[place])
         chosen = self.partners[place]
-        return flags, self._from(place, chosen, self.sealed), self._from(place, chosen, self.marks)
+        return (
+            packed(self.off[place]),
+            self.nonces[self.neighbours[place][chosen]].tobytes(),
+            self._from(place, chosen, self.sealed),
+            self._from(place, chosen, self.marks),
+        )
 
     def tags_for(self, device: int, tags: Bytes, present: Flags) -> bytes:
         """The tags that a device's partners among those present made for it."""
@@ -121,8 +142,7 @@ class Kept:
 
     def accepted(self, place: int, bad: Flags) -> bytes:
         """What a device that complains about these neighbours says about all others."""
-        marks = self._from(place, self.partners[place] & ~bad, self.marks)
-        return derive.digest(b"accepted", self.layout.digest, marks)
+        return self.layout.accepted(self._from(place, self.partners[place] & ~bad, self.marks))
 
     def disputes(self) -> list[tuple[int, int]]:
         """Who complains about whose shares: pairs of holder and dealer."""
@@ -134,35 +154,25 @@ class Kept:
 
     # --- evidence ---------------------------------------------------------------------------------
 
-    def dealt(self, place: int) -> Shares:
-        """What a device dealt."""
-        lists = (self.sealed, self.wrapped, self.checks, self.marks)
-        device = self.layout.plan.members[place]
-        parts = (pieces[place].tobytes() for pieces in lists)
-        return Shares(self.layout.digest, device, self.commitments[place], *parts)
-
     def dealt_frame(self, place: int) -> bytes:
-        """The same as it came."""
-        return wire.rebuilt(self.dealt(place), self.signatures[Shares.KIND, place])
+        """What a device dealt, as it came."""
+        lists = {name: getattr(self, name)[place].tobytes() for name in _DEALT}
+        return wire.rebuilt(replace(self.heads[place], **lists), self.signatures[place])
 
     def share_fault(self, holder: int, dealer: int) -> Fault:
         """The evidence, by places, that a holder gave another share than it had accepted."""
         members, digest = self.layout.plan.members, self.layout.digest
         held = self.held(holder)
-        confirm = Confirm(
+        given = Unmask(
             digest,
             members[holder],
             self.layout.survivors_digest(self.sharers, self.survivors),
-            self.confirm_tags[holder, self._alive(holder)].tobytes(),
             packed(self.bad[holder, self.partners[holder]]),
             self.accepted(holder, self.bad[holder]),
+            self.answers[holder, held].tobytes(),
+            self.given[holder],
         )
-        given = Unmask(digest, members[holder], self.answers[holder, held].tobytes())
-        frames = (
-            self.dealt_frame(dealer),
-            wire.rebuilt(confirm, self.signatures[Confirm.KIND, holder]),
-            wire.rebuilt(given, self.signatures[Unmask.KIND, holder]),
-        )
+        frames = (self.dealt_frame(dealer), wire.rebuilt(given, bytes(64)))
         values = (self._from(holder, held, self.marks),)
         return Fault(members[holder], members[dealer], Wrong.SHARE, digest, frames, values)
 
@@ -173,29 +183,26 @@ class Kept:
         place = self.places[message.device]
         if isinstance(message, Shares):
             self._take_shares(message, place)
+            self.signatures[place] = signature
         elif isinstance(message, Masked):
             self._take_vector(message, place)
-            return
         elif isinstance(message, Confirm):
             self._take_confirmation(message, place)
         else:
             self._take_unmasking(message, place)
-        self.signatures[message.KIND, place] = signature
 
     def _take_shares(self, message: Shares, place: int) -> None:
-        everybody = np.ones(self.layout.plan.degree, dtype=np.bool_)
-        lists = [
-            (into, _cut(joined, into, everybody, f"Shares.{name}"))
-            for joined, into, name in (
-                (message.sealed, self.sealed, "sealed"),
-                (message.wrapped, self.wrapped, "wrapped"),
-                (message.checks, self.checks, "checks"),
-                (message.marks, self.marks, "marks"),
-            )
-        ]
+        lists = []
+        for name in _DEALT:
+            into: Bytes = getattr(self, name)[place]
+            count, size = into.shape
+            lists.append((into, rows(getattr(message, name), size, count, f"Shares.{name}")))
         for into, pieces in lists:
-            into[place] = pieces
-        self.commitments[place] = message.commitments
+            into[:] = pieces
+        self.nonces[place] = np.frombuffer(message.nonce, dtype=np.uint8)
+        self.heads[place] = replace(
+            message, sealed=b"", marks=b"", checks=b"", wrapped=b"", roots=b""
+        )
         self.shared[place] = True
 
     def _take_vector(self, message: Masked, place: int) -> None:
@@ -205,50 +212,57 @@ class Kept:
         size = plan.dimension * (plan.bits // 8)
         if len(message.vector) != size:
             raise Malformed(f"Masked.vector: {len(message.vector)} bytes, need {size}")
-        chosen = self.partners[place]
+        chosen = self._tagged(self.partners[place])
         tags = _cut(message.tags, self.upload_tags, chosen, "Masked.tags")
-        stated = self.layout.statement(device, self.sharers)
-        if not signed(self.identities[device], message.statement, stated):
-            raise Forged(f"device {device} masked for other sharers")
+        if len(message.statement) != STATEMENT_BYTES * self.confirms:
+            raise Malformed(f"Masked.statement: {len(message.statement)} bytes")
+        if self.confirms:
+            stated = self.layout.statement(device, self.sharers)
+            if not signed(self.identities[device], message.statement, stated):
+                raise Forged(f"device {device} masked for other sharers")
+            self.statements[place] = message.statement
         np.add(self.total, np.frombuffer(message.vector, self.total.dtype), out=self.total)
         self.upload_tags[place, chosen] = tags
-        self.statements[place] = message.statement
         self.uploaded[place] = True
 
     def _take_confirmation(self, message: Confirm, place: int) -> None:
         device = message.device
         if not self.uploaded[place]:
             raise OutOfTurn(f"device {device} is lost in this round")
-        if message.survivors != self.layout.survivors_digest(self.sharers, self.survivors):
-            raise Forged(f"device {device} acts on other survivors")
-        partners = np.flatnonzero(self.partners[place])
-        bad = np.zeros(self.layout.plan.degree, dtype=np.bool_)
-        bad[partners[flagged_places(message.bad, len(partners), "Confirm.bad")]] = True
-        if message.accepted != self.accepted(place, bad):
-            raise Forged(f"device {device} has accepted other shares than it was sent")
-        alive = self._alive(place)
+        self._check_list(device, message.survivors)
+        alive = self.partners[place] & self.uploaded[self.neighbours[place]]
         tags = _cut(message.tags, self.confirm_tags, alive, "Confirm.tags")
         self.confirm_tags[place, alive] = tags
-        self.bad[place] = bad
         self.confirmed[place] = True
 
-    def _alive(self, place: int) -> Flags:
-        """The partners of a device that survived."""
-        chosen: Flags = self.partners[place] & self.uploaded[self.neighbours[place]]
-        return chosen
+    def _check_list(self, device: int, survivors: bytes) -> None:
+        if survivors != self.layout.survivors_digest(self.sharers, self.survivors):
+            raise Forged(f"device {device} acts on other survivors")
+
+    def _tagged(self, chosen: Flags) -> Flags:
+        """Those of them for whom a device makes tags."""
+        return chosen if self.confirms else chosen[:0]
 
     def _take_unmasking(self, message: Unmask, place: int) -> None:
+        device = message.device
         if not self.confirmed[place]:
-            raise OutOfTurn(f"device {message.device} has not confirmed")
-        held = self.held(place)
+            raise OutOfTurn(f"device {device} has not confirmed")
+        self._check_list(device, message.survivors)
+        partners = self.partners[place]
+        bad = np.zeros(self.layout.plan.degree, dtype=np.bool_)
+        bad[partners] = unpacked(message.bad, int(partners.sum()), "Unmask.bad")
+        if message.accepted != self.accepted(place, bad):
+            raise Forged(f"device {device} has accepted other shares than it was sent")
+        held = partners & ~bad
         answers = _cut(message.answers, self.answers, held, "Unmask.answers")
-        as_elements(answers[:, :SHARE_BYTES].tobytes())
+        if not valid_elements(answers).all():
+            raise Malformed("Unmask.answers: a share's elements must be below the prime")
         self.answers[place, held] = answers
+        self.bad[place] = bad
+        self.given[place] = message.signature
         self.answered[place] = True
 
 
 def _cut(joined: bytes, like: Bytes, chosen: Flags, name: str) -> Bytes:
     """A list as one row for each chosen neighbour, in rows as long as those of `like`."""
-    size, count = like.shape[2], int(np.count_nonzero(chosen))
-    check_pieces(joined, size, count, name)
-    return np.frombuffer(joined, dtype=np.uint8).reshape(count, size)
+    return rows(joined, like.shape[2], int(np.count_nonzero(chosen)), name)

@@ -16,7 +16,7 @@ from typing import Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from fedveil.secagg import derive, wire
+from fedveil.secagg import merkle, wire
 from fedveil.secagg.errors import ForeignKey, RuleBroken
 from fedveil.secagg.keys import certificate_holds
 from fedveil.secagg.messages import KeyCard, Leave
@@ -53,6 +53,7 @@ class Enrolled:
     identity: Ed25519PublicKey
     agreement: X25519PublicKey
     fingerprint: bytes
+    card: bytes  # the frame itself, for others
 
 
 class Memory(Protocol):
@@ -87,6 +88,7 @@ class Roster:
         self._enrolled: dict[int, Enrolled] = {}
         self._known: dict[int, Known] = {} if memory is None else memory.load()
         self._lock = threading.RLock()
+        self._last: tuple[tuple[int, ...], merkle.Tree] | None = None
 
     def __contains__(self, device: int) -> bool:
         return device in self._enrolled
@@ -108,6 +110,7 @@ class Roster:
                     fresh[entry.device] = entry
             self._keep({i: Known(e.identity_bytes, e.version) for i, e in fresh.items()})
             self._enrolled |= fresh
+            self._last = None if fresh else self._last
             return [self._enrolled[entry.device] for entry in entries]
 
     def _card(self, frame: bytes) -> Enrolled:
@@ -125,6 +128,7 @@ class Roster:
             _public_identity(card.identity),
             _public_agreement(card.agreement, card.device),
             wire.message_digest(frame),
+            frame,
         )
 
     def _newer(self, entry: Enrolled, before: Enrolled | None) -> bool:
@@ -160,6 +164,7 @@ class Roster:
                 raise ForeignKey(f"device {notice.device}: leave of an older key, {notice.version}")
             self._keep({notice.device: Known(known.identity, notice.version, True)})
             self._enrolled.pop(notice.device, None)
+            self._last = None
         return notice.device
 
     def get(self, device: int) -> Enrolled:
@@ -169,9 +174,17 @@ class Roster:
         return entry
 
     def digest(self, members: Sequence[int]) -> bytes:
-        """One hash of all members' key cards, in order."""
-        cards = b"".join(self.get(device).fingerprint for device in members)
-        return derive.digest(b"roster", cards)
+        """The Merkle root of all members' key cards, in order."""
+        return self.tree(members).root
+
+    def tree(self, members: Sequence[int]) -> merkle.Tree:
+        """All members' key cards, in order; the last one asked for is kept."""
+        with self._lock:
+            cohort = tuple(members)
+            if self._last is None or self._last[0] != cohort:
+                leaves = [self.get(device).fingerprint for device in cohort]
+                self._last = (cohort, merkle.Tree(leaves))
+            return self._last[1]
 
     def _keep(self, changed: Mapping[int, Known]) -> None:
         if self._memory is not None and changed:

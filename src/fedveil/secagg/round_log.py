@@ -21,7 +21,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive
 
 _HEAD = 9
-MAGIC = b"FVSALOG3"
+MAGIC = b"FVSALOG4"
 
 
 class Kind(IntEnum):

@@ -148,7 +148,8 @@ class IdealRound(OpenRound):
     @property
     def _graph(self) -> Graph:
         setting = self.setting
-        return round_graph(setting.members, setting.topology.degree, setting.graph_seed())
+        topology = setting.topology
+        return round_graph(setting.members, topology.degree, setting.graph_seed(), topology.masks)
 
     def _upload(self, device: int, vector: IntVector) -> None:
         with self._watch.phase("add"):
@@ -166,6 +167,7 @@ class IdealRound(OpenRound):
                 self.setting.dropouts,
                 self._sharers,
                 frozenset(survivors),
+                confirms=not self.setting.params.honest_server,
             )
 
     def _unmask(self) -> IntVector:
@@ -212,10 +214,10 @@ class MaskedRound(OpenRound):
             setting.bits,
             setting.purpose,
         )
-        if setting.topology.complete:
+        count = setting.params.drawers(len(setting.members), setting.topology.degree)
+        if not count:
             return server.open(*details)
         present = [m for m in setting.members if m not in setting.dropouts.before_sharing]
-        count = setting.params.colluders + 1
         if len(present) < count:
             raise NotReleased(f"{len(present)} devices are there, {count} must draw the graph")
         drawing = server.draw(*details, random.SystemRandom().sample(present, count))
@@ -239,13 +241,15 @@ class MaskedRound(OpenRound):
         dropouts = self.setting.dropouts
         with self._watch.phase("confirm"):
             self._server.close_upload()
-            for device in self._server.survivors:
-                if device not in dropouts.before_confirming:
-                    self._agrees(device, self._confirm)
-            self._server.close_confirmation()
+            if self._server.confirms:
+                for device in self._server.survivors:
+                    if device not in dropouts.before_confirming:
+                        self._agrees(device, self._confirm)
+                self._server.close_confirmation()
+        silent = dropouts.before_unmasking | dropouts.before_confirming
         with self._watch.phase("unmask"):
             for device in self._server.confirmed:
-                if device not in dropouts.before_unmasking:
+                if device not in silent:
                     self._agrees(device, self._give_shares)
             return self._server.finish()
 
@@ -258,7 +262,9 @@ class MaskedRound(OpenRound):
         self._server.receive(frame)
 
     def _give_shares(self, device: int) -> None:
-        self._server.receive(self._devices[device].unmask(self._server.confirmed_for(device)))
+        server = self._server
+        told = server.confirmed_for if server.confirms else server.survivors_for
+        server.receive(self._devices[device].unmask(told(device)))
 
     @staticmethod
     def _agrees(device: int, act: Callable[[int], None]) -> bool:

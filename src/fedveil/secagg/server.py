@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.core.errors import ConfigError
+from fedveil.secagg import wire
 from fedveil.secagg.blame import Fault, proven
-from fedveil.secagg.draw import Drawing
-from fedveil.secagg.messages import Draft, RoundPlan
+from fedveil.secagg.draw import DRAWN_BYTES, Drawing
+from fedveil.secagg.layout import needed_places
+from fedveil.secagg.messages import Cards, Draft, RoundPlan
 from fedveil.secagg.modulus import check_bits
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.privacy_terms import PrivacyTerms
@@ -20,6 +23,7 @@ from fedveil.secagg.ratchet import ROUNDS
 from fedveil.secagg.roster import Roster
 from fedveil.secagg.round_log import Unopened
 from fedveil.secagg.server_round import ServerRound
+from fedveil.secagg.session import exchange_key
 
 SUSPICIONS = 3  # rounds in which a device was at odds with its neighbours until it must go
 
@@ -40,6 +44,8 @@ class Server:
         self.params = params
         self.evicted: dict[int, str] = {}  # device -> why
         self._suspicions: Counter[int] = Counter()
+        self._exchange = exchange_key(key).public_key().public_bytes_raw()
+        self._graph = (b"", b"")  # the last roster for which this server drew, and what it drew
 
     def open(
         self,
@@ -50,13 +56,22 @@ class Server:
         purpose: str = "update",
         privacy: PrivacyTerms | None = None,
     ) -> ServerRound:
-        """A round in which everybody is joined to everybody; its `plan` is the frame for all."""
+        """A round whose graph no devices draw; its `plan` is the frame for all.
+
+        Everybody is joined to everybody, or the terms trust this server to draw. It then keeps the
+        graph as long as the cohort and its keys are the same, so that neighbours agree once.
+        """
         draft = self._draft(round_number, members, dimension, bits, purpose, privacy)
-        if draft.degree < len(draft.members) - 1:
+        if self.params.drawers(len(draft.members), draft.degree):
             raise ConfigError(
                 f"a cohort of {len(draft.members)} gets a sparse graph: `draw` it first"
             )
-        plan = RoundPlan(**vars(draft), drawers=(), draws=b"")
+        draws = b""
+        if draft.degree < len(draft.members) - 1:
+            if self._graph[0] != draft.roster:
+                self._graph = (draft.roster, os.urandom(DRAWN_BYTES))
+            draws = self._graph[1]
+        plan = RoundPlan(**vars(draft), drawers=(), draws=draws)
         return self._opened(plan)
 
     def draw(
@@ -74,16 +89,33 @@ class Server:
         If one of them does not answer to the end, draw again with others.
         """
         draft = self._draft(round_number, members, dimension, bits, purpose, privacy)
-        if draft.degree == len(draft.members) - 1:
-            raise ConfigError(f"a cohort of {len(draft.members)} gets a complete graph: `open` it")
+        count = self.params.drawers(len(draft.members), draft.degree)
+        if not count:
+            raise ConfigError(f"no device draws the graph of {len(draft.members)}: `open` it")
         if drawers is None:
-            drawers = random.SystemRandom().sample(draft.members, self.params.colluders + 1)
+            drawers = random.SystemRandom().sample(draft.members, count)
         entries = {device: self.roster.get(device) for device in draft.members}
         return Drawing(draft, self.key, drawers, entries)
 
     def open_drawn(self, drawing: Drawing) -> ServerRound:
         """The round whose graph was drawn."""
         return self._opened(drawing.plan())
+
+    def cards_for(self, opened: ServerRound, device: int, known: Collection[int] = ()) -> bytes:
+        """For a device that does not have all members' cards: those of its neighbours and of who
+        drew the graph, and the proof that the plan is about them.
+
+        `known`: devices whose cards it has; they are left out.
+        """
+        layout = opened.layout
+        tree = self.roster.tree(layout.plan.members)
+        if tree.root != layout.plan.roster:
+            raise ConfigError("the cohort's cards have changed since the round was opened")
+        places = needed_places(layout, device)
+        ids = [layout.plan.members[place] for place in places]
+        cards = b"".join(self.roster.get(other).card for other in ids if other not in known)
+        told = Cards(layout.digest, device, cards, tree.prove(places))
+        return wire.seal(told, self.key)
 
     def resume(self) -> list[ServerRound]:
         """The rounds that were under way when the last server on these logs ended, oldest first.
@@ -111,6 +143,8 @@ class Server:
         before = set(self.evicted)
         for fault in round_number.faults:
             self.convict(fault, round_number)
+        for device in round_number.unsigned:
+            self.evicted.setdefault(device, "gave a wrong share that it had not signed")
         for device in round_number.suspects:
             self._suspicions[device] += 1
             if self._suspicions[device] >= SUSPICIONS:
@@ -156,9 +190,11 @@ class Server:
             cohort,
             self.roster.digest(cohort),
             self.params.digest,
+            self._exchange,
             dimension,
             bits,
             topology.degree,
+            topology.masks,
             topology.threshold,
             self.params.min_survivors,
             b"" if privacy is None else privacy.to_bytes(),

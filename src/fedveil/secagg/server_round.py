@@ -23,7 +23,7 @@ from fedveil.secagg import wire
 from fedveil.secagg.blame import Fault, Wrong, proven
 from fedveil.secagg.draw import drawn_seed
 from fedveil.secagg.errors import Malformed, NotReleased, OutOfTurn
-from fedveil.secagg.layout import Layout, lay_out, packed
+from fedveil.secagg.layout import Flags, Layout, lay_out, packed
 from fedveil.secagg.messages import (
     Abort,
     Confirm,
@@ -39,8 +39,9 @@ from fedveil.secagg.messages import (
 from fedveil.secagg.modulus import IntVector, decode
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.recovery import Recovery
-from fedveil.secagg.relay import Flags, Kept
+from fedveil.secagg.relay import Kept
 from fedveil.secagg.round_log import Kind, RoundLog, identities_of
+from fedveil.secagg.session import Session, answer, exchange_key
 from fedveil.secagg.sizes import SLACK, from_device
 
 _KINDS: dict[int, type[Shares | Masked | Confirm | Unmask]] = {
@@ -84,7 +85,7 @@ class ServerRound:
         logs: Path | None = None,
     ) -> None:
         self.plan = wire.seal(plan, key)
-        seed = drawn_seed(plan, params.colluders, identities)
+        seed = drawn_seed(plan, params, identities)
         self.layout: Layout = lay_out(plan, wire.message_digest(self.plan), seed)
         self.identities: dict[int, Ed25519PublicKey] = {
             member: Ed25519PublicKey.from_public_bytes(identities[member])
@@ -93,13 +94,17 @@ class ServerRound:
         self.phase = Phase.SHARES
         self.faults: list[Fault] = []
         self.suspects: set[int] = set()  # at odds with more neighbours than an honest device is
+        self.unsigned: set[int] = set()  # gave a wrong share under a signature that does not hold
+        self.confirms = not params.honest_server  # whether there are confirmations
         self._lock = threading.RLock()
         self._key = key
+        self._exchange = exchange_key(key)
+        self._sessions: dict[int, Session] = {}
         self._fewest = params.fewest_survivors(len(plan.members))
         self._droppable = params.droppable(self.layout.graph.complete)
         self._seen: dict[tuple[int, int], bytes] = {}  # kind, device -> signature
         self._doubters: dict[int, set[int]] = {}
-        self._kept = Kept(self.layout, self.identities)
+        self._kept = Kept(self.layout, self.identities, self.confirms)
         self._confirmed = b""
         self._log: RoundLog | None = None
         if logs is not None:
@@ -218,16 +223,32 @@ class ServerRound:
         key = (claims.kind, claims.device)
         if key in self._seen:
             return self._repeated(frame, key)
-        message = wire.read(frame, _KINDS[claims.kind], size, self.identities[claims.device])
+        message = wire.read(frame, _KINDS[claims.kind], size, self._author(*key))
+        session = self._agreed(message) if isinstance(message, Shares) else None
         with self._lock:
             if key in self._seen:  # by another thread, meanwhile
                 return self._repeated(frame, key)
             self.expects(frame)
             signature = frame[wire.SIGNATURE : wire.HEADER]
             self._kept.take(message, signature)
+            if session is not None:
+                self._sessions[claims.device] = session
             self._seen[key] = signature
             self._write(Kind.FRAME, frame)
         return claims.device
+
+    def _author(self, kind: int, device: int) -> wire.Author:
+        """Whose signature, or stamp, a frame must carry."""
+        if kind == Shares.KIND:
+            return self.identities[device]
+        session = self._sessions.get(device)
+        if session is None:
+            raise OutOfTurn(f"device {device} did not share in time and is out of this round")
+        return session.up
+
+    def _agreed(self, message: Shares) -> Session:
+        plan, digest = self.layout.plan, self.layout.digest
+        return answer(self._exchange, plan.exchange, message.exchange, digest, message.device)
 
     def close_sharing(self) -> None:
         """No more shares: from here on those who have not shared are out of the round.
@@ -243,35 +264,39 @@ class ServerRound:
     def sharers_for(self, device: int) -> bytes:
         """The frame that tells a sharer who else has shared, with the shares meant for it."""
         self._expect(Phase.VECTORS, device, self._kept.shared)
-        flags, sealed, marks = self._kept.relayed(device)
-        told = Sharers(self.layout.digest, device, self._kept.sharers, flags, sealed, marks)
-        return wire.seal(told, self._key)
+        lists = self._kept.relayed(device)
+        told = Sharers(self.layout.digest, device, self._kept.sharers, *lists)
+        return wire.seal(told, self._sessions[device].down)
 
     def close_upload(self) -> None:
         """No more vectors: who has not sent one is lost, and a late one is refused."""
         with self._lock:
             self._expect_phase(Phase.VECTORS)
-            self._close(Phase.CONFIRMATIONS, len(self.survivors), "survived")
+            following = Phase.CONFIRMATIONS if self.confirms else Phase.UNMASKING
+            self._close(following, len(self.survivors), "survived")
             self._kept.survivors = packed(self._kept.uploaded)
+            if not self.confirms:
+                self._kept.confirmed = self._kept.uploaded.copy()
 
     def survivors_for(self, device: int, doubted: Collection[int] = ()) -> bytes:
-        """The frame that names the survivors to one of them.
+        """The frame that names the survivors to one of them; without confirmations, it unmasks.
 
         `doubted`: neighbours whose tags the device refused (`Doubted`); it then gets their signed
         statements. Devices that are doubted by many become suspect.
         """
         kept = self._kept
-        self._expect(Phase.CONFIRMATIONS, device, kept.uploaded)
-        tags = kept.tags_for(device, kept.upload_tags, kept.uploaded)
+        phase = Phase.CONFIRMATIONS if self.confirms else Phase.UNMASKING
+        self._expect(phase, device, kept.uploaded)
+        tags = kept.tags_for(device, kept.upload_tags, kept.uploaded) if self.confirms else b""
         named = tuple(sorted(other for other in set(doubted) if kept.has(kept.uploaded, other)))
         with self._lock:
             for other in named:
                 self._doubters.setdefault(other, set()).add(device)
                 if len(self._doubters[other]) > self._droppable:
                     self.suspects.add(other)
-        statements = b"".join(kept.statements[kept.places[other]] for other in named)
+        statements = b"".join(kept.statements.get(kept.places[other], b"") for other in named)
         told = Survivors(self.layout.digest, device, self._kept.survivors, tags, named, statements)
-        return wire.seal(told, self._key)
+        return wire.seal(told, self._sessions[device].down)
 
     def close_confirmation(self) -> None:
         """No more confirmations."""
@@ -287,7 +312,7 @@ class ServerRound:
         self._expect(Phase.UNMASKING, device, kept.confirmed)
         tags = kept.tags_for(device, kept.confirm_tags, kept.confirmed)
         message = Confirmed(self.layout.digest, device, self._confirmed, tags)
-        return wire.seal(message, self._key)
+        return wire.seal(message, self._sessions[device].down)
 
     def finish(self) -> IntVector:
         """The exact sum of the survivors' vectors, int64 [dimension], or `NotReleased`.
@@ -307,7 +332,7 @@ class ServerRound:
 
     def dealt_by(self, device: int) -> bytes:
         """The `Shares` of a device, for a neighbour that complains about them."""
-        if not self._kept.has(self._kept.shared, device):
+        if self._kept.places.get(device) not in self._kept.heads:
             raise OutOfTurn(f"device {device} has not shared")
         return self._kept.dealt_frame(self._kept.places[device])
 
@@ -329,7 +354,11 @@ class ServerRound:
 
     def _blame(self, recovery: Recovery) -> None:
         for holder, dealer in recovery.wrong:
-            self._accuse(self._kept.share_fault(holder, dealer))
+            fault = self._kept.share_fault(holder, dealer)
+            if proven(fault, self.layout, self.identities):
+                self._accuse(fault)
+            else:
+                self.unsigned.add(fault.device)
         for fault in recovery.faults:
             self._accuse(fault)
 
@@ -341,7 +370,7 @@ class ServerRound:
         """The same frame again changes nothing; another one of its kind comes too late."""
         if self._seen[key] != frame[wire.SIGNATURE : wire.HEADER]:
             raise OutOfTurn(f"device {key[1]} has sent its {_KINDS[key[0]].__name__} before")
-        wire.verify(frame, self.identities[key[1]])
+        wire.verify(frame, self._author(*key))
         return key[1]
 
     def _expect(self, phase: Phase, device: int, among: Flags) -> None:

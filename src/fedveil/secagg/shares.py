@@ -87,6 +87,13 @@ def as_elements(packed: bytes) -> Field:
     return words.astype(np.int64)
 
 
+def valid_elements(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """By row of packed elements, whether all of them are below the prime."""
+    words = np.ascontiguousarray(packed).view("<u2")
+    valid: npt.NDArray[np.bool_] = np.all(words < PRIME, axis=1)
+    return valid
+
+
 def _draw(count: int, random_bytes: RandomBytes) -> Field:
     """Uniform elements: words at or above the prime are dropped, and more are drawn."""
     kept: list[Field] = []

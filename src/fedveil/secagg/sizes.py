@@ -5,7 +5,9 @@ from __future__ import annotations
 from fedveil.secagg import wire
 from fedveil.secagg.derive import KEY_BYTES, TAG_BYTES
 from fedveil.secagg.draw import DRAW_BYTES
+from fedveil.secagg.merkle import HASH_BYTES
 from fedveil.secagg.messages import (
+    Cards,
     Commitments,
     Confirm,
     Confirmed,
@@ -17,23 +19,24 @@ from fedveil.secagg.messages import (
     Survivors,
     Unmask,
 )
-from fedveil.secagg.pairs import CHECK_BYTES, MARK_BYTES, PRINT_BYTES, SEALED_BYTES
+from fedveil.secagg.pairs import MARK_BYTES, NONCE_BYTES, PRINT_BYTES, SEALED_BYTES
 from fedveil.secagg.privacy_terms import MAX_BYTES
+from fedveil.secagg.roster import CARD_LIMIT
 from fedveil.secagg.shares import SHARE_BYTES
 
 SLACK = 768  # bytes of a frame besides its lists
-DEALT_BYTES = SEALED_BYTES + KEY_BYTES + CHECK_BYTES + MARK_BYTES  # per neighbour
+DEALT_BYTES = SEALED_BYTES + MARK_BYTES + PRINT_BYTES  # per neighbour
+MASK_BYTES = KEY_BYTES + PRINT_BYTES  # per neighbour that it masks with
 STATEMENT_BYTES = 64
-ANSWER_BYTES = SHARE_BYTES + PRINT_BYTES
 
 _PER_NEIGHBOUR: dict[type[wire.Message], int] = {
-    Shares: DEALT_BYTES,
-    Sharers: SEALED_BYTES + MARK_BYTES + 1,
+    Shares: DEALT_BYTES + MASK_BYTES,
+    Sharers: NONCE_BYTES + SEALED_BYTES + MARK_BYTES + 1,
     Masked: TAG_BYTES,
     Survivors: TAG_BYTES + 8 + STATEMENT_BYTES,
-    Confirm: TAG_BYTES + 1,
+    Confirm: TAG_BYTES,
     Confirmed: TAG_BYTES,
-    Unmask: ANSWER_BYTES,
+    Unmask: SHARE_BYTES + 1,
 }
 
 
@@ -47,7 +50,10 @@ def from_device(kind: type[wire.Message], degree: int, vector: int) -> int:
     return SLACK + _PER_NEIGHBOUR[kind] * degree + (vector if kind is Masked else 0)
 
 
-def opening(kind: type[wire.Message], members: int, drawers: int) -> int:
+def opening(kind: type[wire.Message], members: int, degree: int, drawers: int) -> int:
     """The longest frame that opens a round."""
+    if kind is Cards:
+        levels = max(1, members - 1).bit_length()
+        return SLACK + (1 + degree + drawers) * (CARD_LIMIT + levels * HASH_BYTES)
     per_drawer = {RoundPlan: 8 + DRAW_BYTES, Commitments: 8 + KEY_BYTES, Invitation: 0}[kind]
     return SLACK + MAX_BYTES + 8 * members + per_drawer * drawers

@@ -13,9 +13,11 @@ threshold t. With C colluding and D lost devices, both fixed independently of th
   group has s = t - c - (dropped edges) neighbours in it. If that is more than degree/2, a group
   goes all around the circle and holds at least
   (s + 1) * floor((cohort + degree/2 - 1) / (1.5 degree)) devices; otherwise s + 1.
-* *connected*: the honest survivors must form one connected graph, else the sums of the pieces
-  show. Falling apart takes two disjoint arcs of degree/2 positions without an honest survivor:
-  probability at most cohort^2/2 * prod_{i < degree} (C + D - i)/(cohort - i).
+* *connected*: the honest survivors must form one connected graph of masks, else the sums of the
+  pieces show. If everybody masks with the m/2 nearest on either side, falling apart takes two
+  disjoint arcs of m/2 positions without an honest survivor: probability at most
+  cohort^2/2 * prod_{i < m} (C + D - i)/(cohort - i). A server that does not lie needs no more masks
+  than that; against one that does, everybody masks with all neighbours.
 * *recovery*: every device needs t neighbours that answer to the end: fails with probability at
   most cohort * P[Hypergeometric(cohort - 1, D, degree) > degree - t]. A failed recovery costs a
   round, not privacy.
@@ -42,6 +44,7 @@ class Topology:
 
     cohort: int
     degree: int
+    masks: int  # neighbours, the nearest, with whom a device masks
     threshold: int  # shares that recover a secret
     colluding_neighbours: int  # nobody has more, unless the graph fails
     security_failure: float  # probability, over the graph, that more than the sum may show
@@ -77,25 +80,31 @@ def assess(
     colluders: int,
     losses: int,
     security_failure: float = 2.0**-64,
+    masks: int | None = None,
 ) -> Topology:
-    """The failures of a given degree and threshold, if `security_failure` may go wrong at most."""
+    """The failures of a given degree and threshold, if `security_failure` may go wrong at most.
+
+    `masks`: with how many neighbours a device masks; by default with all.
+    """
+    masks = degree if masks is None else masks
     if not possible_degree(cohort, degree) or not 1 <= threshold <= degree:
         raise ConfigError(
             f"degree {degree} and threshold {threshold} make no graph of {cohort} devices: the "
             f"degree is even and below {cohort - 1}, or {cohort - 1}; the threshold within it"
         )
+    if masks != degree and not (masks % 2 == 0 and 2 <= masks < degree < cohort - 1):
+        raise ConfigError(f"masks = {masks}: need an even number up to the degree {degree}")
     if degree == cohort - 1:
-        safe = 2 * threshold > degree + colluders
-        recovers = threshold <= degree - losses
-        return Topology(cohort, degree, threshold, colluders, float(not safe), float(not recovers))
+        failures = (float(2 * threshold <= degree + colluders), float(threshold > degree - losses))
+        return Topology(cohort, degree, degree, threshold, colluders, *failures)
     tolerated = 2 * threshold - degree - 1  # by the threshold
     expected = _colluding_neighbours(cohort, degree, colluders, security_failure)
     near = tolerated if expected is None else min(tolerated, expected)
     crowded = cohort * _tail(cohort - 1, colluders, degree, near)
-    falls_apart = _two_arcs(cohort, degree, colluders + losses)
+    falls_apart = _two_arcs(cohort, masks, colluders + losses)
     stuck = cohort * _tail(cohort - 1, losses, degree, degree - threshold)
     failure = min(1.0, crowded + falls_apart)
-    return Topology(cohort, degree, threshold, max(0, near), failure, min(1.0, stuck))
+    return Topology(cohort, degree, masks, threshold, max(0, near), failure, min(1.0, stuck))
 
 
 def possible_degree(cohort: int, degree: int) -> bool:
@@ -118,7 +127,7 @@ def choose(
 
     Cohorts of up to `SMALL_COHORT` devices always get the complete graph. `large_groups`, if given,
     asks for a threshold that makes groups go around the circle although every device leaves out
-    that many masks.
+    that many masks; without it, the server is one that does not lie, and masks may be fewer.
     """
     if cohort < 2:
         raise ConfigError(
@@ -132,12 +141,14 @@ def choose(
         threshold = (degree + extra) // 2 + 1
         if threshold > degree:
             continue
-        found = assess(cohort, degree, threshold, colluders, losses, security_failure)
-        if (
-            found.security_failure <= security_failure
-            and found.recovery_failure <= recovery_failure
-        ):
-            return found
+        chances = (colluders, losses, security_failure)
+        fewest = _sparse_degrees(cohort).start if large_groups is None else degree
+        for masks in range(min(fewest, degree), degree + 1, 2):
+            found = assess(cohort, degree, threshold, *chances, masks)
+            if found.recovery_failure > recovery_failure:
+                break
+            if found.security_failure <= security_failure:
+                return found
     threshold = (cohort - 1 + colluders) // 2 + 1
     if threshold > cohort - 1 - losses:
         raise ConfigError(
@@ -174,10 +185,10 @@ def _tail(population: int, marked: int, drawn: int, above: int) -> float:
     )
 
 
-def _two_arcs(cohort: int, degree: int, removed: int) -> float:
-    if removed < degree:
+def _two_arcs(cohort: int, masks: int, removed: int) -> float:
+    if removed < masks:
         return 0.0
-    arcs = _log_choose(removed, degree) - _log_choose(cohort, degree)
+    arcs = _log_choose(removed, masks) - _log_choose(cohort, masks)
     return math.exp(min(0.0, 2 * math.log(cohort) - math.log(2) + arcs))
 
 

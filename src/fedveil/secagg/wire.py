@@ -1,12 +1,12 @@
-"""The wire format, version 3: a signed frame around typed fields.
+"""The wire format, version 4: a signed frame around typed fields.
 
     bytes 0-3      "FVSA"
-    byte  4        version (3)
+    byte  4        version (4)
     byte  5        kind of message
     bytes 6-13     device: the author, or the addressee
     bytes 14-45    context: digest of the plan or of its draft; on cards the identity key
     bytes 46-49    length of the body
-    bytes 50-113   Ed25519 signature of (label, bytes 4-49, SHA-256 of the body)
+    bytes 50-113   Ed25519 signature of (label, bytes 4-49, SHA-256 of the body), or its `Stamp`
     bytes 114-     body: the message's other fields in order (`fields.py`)
 
 The header says whose frame it is and how long, so a receiver knows before it reads on whether it
@@ -18,17 +18,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fedveil.secagg import fields as codecs
 from fedveil.secagg.derive import PROTOCOL
 from fedveil.secagg.errors import Forged, Malformed
+from fedveil.secagg.session import Stamp
 
 MAGIC = b"FVSA"
-VERSION = 3
+VERSION = 4
 SIGNATURE = 50  # where it begins
 HEADER = 114
 MAX_FRAME = (1 << 32) - 1
@@ -42,6 +42,18 @@ class Message:
 
 
 MessageT = TypeVar("MessageT", bound=Message)
+
+
+class Signer(Protocol):
+    """An Ed25519 private key, or a `Stamp`."""
+
+    def sign(self, data: bytes, /) -> bytes: ...
+
+
+class Author(Protocol):
+    """An Ed25519 public key, or a `Stamp`."""
+
+    def verify(self, signature: bytes, data: bytes, /) -> None: ...
 
 
 class Head(NamedTuple):
@@ -76,7 +88,7 @@ def expect(start: bytes, kind: type[Message], limit: int) -> Head:
     return found
 
 
-def read(frame: bytes, kind: type[MessageT], limit: int, author: Ed25519PublicKey) -> MessageT:
+def read(frame: bytes, kind: type[MessageT], limit: int, author: Author) -> MessageT:
     """The message of a whole frame that `author` signed; `Malformed` or `Forged` otherwise."""
     found = expect(frame, kind, limit)
     if len(frame) != found.size:
@@ -85,15 +97,31 @@ def read(frame: bytes, kind: type[MessageT], limit: int, author: Ed25519PublicKe
     return parse(frame, kind)
 
 
-def verify(frame: bytes, author: Ed25519PublicKey) -> None:
+def split(frames: bytes) -> list[bytes]:
+    """Frames that were written one after the other."""
+    found, at = [], 0
+    while at < len(frames):
+        size = head(frames[at : at + HEADER]).size
+        found.append(frames[at : at + size])
+        at += size
+    return found
+
+
+def verify(frame: bytes, author: Author) -> None:
     """Raise `Forged` unless `author` signed this very frame."""
-    check(author, frame[SIGNATURE:HEADER], frame[4:SIGNATURE], body_digest(frame))
+    content = covered(author, memoryview(frame)[HEADER:])
+    check(author, frame[SIGNATURE:HEADER], frame[4:SIGNATURE], content)
 
 
-def check(author: Ed25519PublicKey, signature: bytes, claims: bytes, body: bytes) -> None:
+def covered(author: Author | Signer, body: bytes | memoryview) -> bytes:
+    """What stands for a body where it is signed, or stamped."""
+    return author.digest(body) if isinstance(author, Stamp) else digest_of(body)
+
+
+def check(author: Author, signature: bytes, claims: bytes, content: bytes) -> None:
     """Raise `Forged` unless the signature is of these header bytes and this body's digest."""
     try:
-        author.verify(signature, _signed(claims, body))
+        author.verify(signature, _signed(claims, content))
     except InvalidSignature:
         raise Forged("the signature is not its author's") from None
 
@@ -113,10 +141,10 @@ def digest_of(body: bytes | memoryview) -> bytes:
     return hashlib.sha256(body).digest()
 
 
-def seal(message: Message, key: Ed25519PrivateKey) -> bytes:
+def seal(message: Message, key: Signer) -> bytes:
     """The frame of a message, signed by its author."""
     claims, body = encoded(message)
-    signature = key.sign(_signed(claims, digest_of(body)))
+    signature = key.sign(_signed(claims, covered(key, body)))
     return b"".join((MAGIC, claims, signature, body))
 
 
@@ -128,16 +156,15 @@ def rebuilt(message: Message, signature: bytes) -> bytes:
 
 def encoded(message: Message) -> tuple[bytes, bytes]:
     """The signed part of the header, and the body."""
-    values = {spec.name: getattr(message, spec.name) for spec in fields(message)}
     device, context, parts = 0, bytes(32), []
-    for spec in fields(message):
-        codec = spec.metadata["codec"]
+    for name, codec, _ in _specs(type(message)):
+        value = getattr(message, name)
         if codec is codecs.DEVICE:
-            device = values[spec.name]
+            device = value
         elif codec is codecs.CONTEXT:
-            context = values[spec.name]
+            context = value
         else:
-            parts.append(codec.pack(values[spec.name]))
+            parts.append(codec.pack(value))
     body = b"".join(parts)
     claims = b"".join(
         (
@@ -155,18 +182,30 @@ def parse(frame: bytes, kind: type[MessageT]) -> MessageT:
     found = head(frame)
     reader = codecs.Reader(memoryview(frame)[HEADER:])
     values: dict[str, object] = {}
-    for spec in fields(kind):
-        codec, name = spec.metadata["codec"], f"{kind.__name__}.{spec.name}"
+    for name, codec, full_name in _specs(kind):
         if codec is codecs.DEVICE:
-            values[spec.name] = codecs.checked_id(found.device, name)
+            values[name] = codecs.checked_id(found.device, full_name)
         elif codec is codecs.CONTEXT:
-            values[spec.name] = found.context
+            values[name] = found.context
         else:
-            values[spec.name] = codec.take(reader, name)
+            values[name] = codec.take(reader, full_name)
     if reader.left:
         raise Malformed(f"{kind.__name__}: {reader.left} bytes after the last field")
     return kind(**values)
 
 
-def _signed(claims: bytes, body: bytes) -> bytes:
-    return PROTOCOL + b"frame\0" + claims + body
+_SPECS: dict[type[Message], tuple[tuple[str, codecs.Codec, str], ...]] = {}
+
+
+def _specs(kind: type[Message]) -> tuple[tuple[str, codecs.Codec, str], ...]:
+    """Name, codec and full name of each field; looked up once for each kind."""
+    if kind not in _SPECS:
+        _SPECS[kind] = tuple(
+            (spec.name, spec.metadata["codec"], f"{kind.__name__}.{spec.name}")
+            for spec in fields(kind)
+        )
+    return _SPECS[kind]
+
+
+def _signed(claims: bytes, content: bytes) -> bytes:
+    return PROTOCOL + b"frame\0" + claims + content
