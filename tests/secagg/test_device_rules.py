@@ -313,10 +313,10 @@ def test_a_device_that_was_lost_confirms_nothing():
         play.send(play.rounds[device].confirm(play.server.survivors_for(device)))
     play.server.close_confirmation()
     message = peek(play.server.confirmed_for(10), Confirmed)
-    everybody = play.server.layout.bitmap(set(cast.ids))
+    everybody = play.bitmap(set(cast.ids))
     tags = message.tags + bytes(16)
     with pytest.raises(RuleBroken, match="confirmed that had not survived"):
-        play.rounds[10].unmask(signed(cast, replace(message, present=everybody, tags=tags)))
+        play.rounds[10].unmask(play.lie(replace(message, present=everybody, tags=tags)))
     play.rounds[10].unmask(play.server.confirmed_for(10))
 
 
