@@ -194,6 +194,13 @@ def test_sums_wrap_no_more_often_than_stated(likely: float) -> None:
     assert simulated_wraps(summands, granularity, bits - 2, 60) > 30
 
 
+def test_roundings_of_many_clients_fit_into_the_sum() -> None:
+    """With next to nothing to send, each of 1000 roundings still adds up to a whole step."""
+    summands = Summands(count=1000, clip_norm=1e-9, share_std=1e-9, width=64)
+    bits = summands.rotated_bits(granularity=1.0, wrap_probability=1e-6)
+    assert 2 ** (bits - 1) > 1000 >= 2 ** (bits - 2)
+
+
 def test_more_bits_buy_a_finer_grid_and_too_few_are_refused() -> None:
     summands = Summands(count=50, clip_norm=1.0, share_std=0.2, width=1024)
     grids = [summands.rotated_granularity(1e-6, bits) for bits in (12, 16, 20)]

@@ -306,10 +306,10 @@ class Chooses(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shift = nn.Parameter(torch.zeros(4))
+        self.shift = nn.Parameter(torch.zeros(FEATURES))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if float(inputs.detach().abs().max()) < 3:
+        if float(inputs.detach().min()) >= 0:
             return inputs
         return inputs + self.shift - self.shift.detach()
 
@@ -334,7 +334,6 @@ COUPLED = {
     "faint mean": FaintMean,
     "neighbour": Neighbour,
     "on the way back": Shares,
-    "which weights learn": Chooses,
     "batch norm": lambda: nn.BatchNorm1d(4, track_running_stats=False),
     "running batch norm": lambda: nn.BatchNorm1d(4),
 }
@@ -358,6 +357,13 @@ APART: dict[str, Callable[[], nn.Module]] = {
 def test_models_that_mix_examples_are_refused_for_records(layer: Callable[[], nn.Module]) -> None:
     with pytest.raises(SensitivityRefused, match="mixes the examples"):
         check_isolation(network(layer()), DATA, per_example=True)
+
+
+def test_which_weights_learn_must_not_depend_on_other_examples() -> None:
+    with pytest.raises(SensitivityRefused, match="mixes the examples"):
+        check_isolation(
+            nn.Sequential(nn.Flatten(), Chooses(), nn.Linear(FEATURES, 2)), DATA, per_example=True
+        )
 
 
 def test_an_example_is_watched_beside_others_that_are_no_two_alike() -> None:
