@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import write_atomically
 from fedveil.data.federation import Task
 from fedveil.models.losses import class_scores
 from fedveil.run.bundle import Bundle
-from fedveil.run.checkpoint import write_atomically
 
 
 class Answers(nn.Module):
