@@ -304,6 +304,31 @@ def test_a_run_is_certified_without_a_schema(
     assert model.predict(frame).tolist() == ["yes", "no"]
 
 
+def test_several_processes_do_not_buy_several_times(
+    hospitals: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would train its clients on statistics of its own, of which the ledger counts one."""
+    names = {"TORCHELASTIC_RUN_ID": "one", "WORLD_SIZE": "2", "RANK": "1"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    table = str(hospitals / "visits.csv")
+    assert main(["run", "--data", table, *SECTION, "--output", str(hospitals / "two")]) == 2
+    assert "each process would choose" in capsys.readouterr().err
+    assert not (hospitals / "two").exists()
+
+
+def test_nothing_that_was_bought_is_shown_before_it_is_in_a_ledger(
+    hospitals: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (hospitals / "taken").mkdir()
+    table = str(hospitals / "visits.csv")
+    loud = [word for word in SECTION if word != "--quiet"]
+    assert main(["run", "--data", table, *loud, "--output", str(hospitals / "taken")]) == 2
+    said = capsys.readouterr().err
+    assert "exists already" in said
+    assert "inputs" not in said
+
+
 @pytest.mark.parametrize("odd", ["maybe", "7", "x" * 99])
 def test_no_row_vanishes_with_its_label(hospitals: Path, tmp_path: Path, odd: str) -> None:
     """A record with a label that nobody declared is still one row of its client: sizes are public

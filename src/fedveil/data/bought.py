@@ -71,6 +71,10 @@ class Bought:
     entropy: Entropy
     releases: tuple[Release, ...]
 
+    def __post_init__(self) -> None:
+        if not self.releases:
+            raise ConfigError("bought statistics: nothing was paid, so nothing was bought")
+
     def check(self, unit: Unit, trust: Trust, entropy: Entropy) -> None:
         """Refuse a plan whose guarantee would be about somebody else, or about other noise."""
         if entropy is Entropy.SYSTEM and self.entropy is Entropy.SEEDED:
@@ -99,8 +103,6 @@ class Bought:
         try:
             releases = tuple(Release.from_dict(release) for release in document["releases"])
             unit, trust = Unit(document["unit"]), Trust(document["trust"])
-            if not releases:
-                raise ValueError("nothing was paid")
             return cls(unit, trust, Entropy(document["entropy"]), releases)
         except (KeyError, ValueError, TypeError) as error:
             raise ConfigError(f"bought statistics: damaged description ({error})") from None
