@@ -15,6 +15,8 @@ from scipy.special import log_ndtr
 
 import fedveil as fv
 from fedveil.cli import main
+from fedveil.config.assemble import federation_of
+from fedveil.config.recipe import DataSection
 from fedveil.core.units import Adjacency, Entropy, Trust, Unit
 from fedveil.data import bought, statistics
 from fedveil.data.bought import Offer, affordable, buy
@@ -343,6 +345,13 @@ def test_no_row_vanishes_with_its_label(hospitals: Path, tmp_path: Path, odd: st
     assert (found.notes, found.features) == (plain.notes, plain.features)
     changed = (found.train.targets != plain.train.targets).sum()
     assert changed + (found.test.targets != plain.test.targets).sum() <= 1
+
+
+def test_a_recipe_that_asks_for_bought_statistics_does_not_get_others(hospitals: Path) -> None:
+    file = str(hospitals / "visits.csv")
+    data = DataSection(file=file, client_column="site", label="ill", statistics="bought")
+    with pytest.raises(fv.ConfigError, match="bought by fedveil run --data"):
+        federation_of(data)
 
 
 def test_what_was_not_paid_for_was_not_bought() -> None:

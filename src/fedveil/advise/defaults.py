@@ -61,7 +61,7 @@ def choose(recipe: Recipe, given: Collection[str]) -> Chosen:
     """What to run on a table; `given` are the recipe's keys that the user has set, and keeps."""
     if "training.local_epochs" in given:
         given = {*given, "training.local_steps"}
-    federation = federation_of(recipe.data)
+    federation = federation_of(replace(recipe.data, statistics=None))  # to see who is there
     clients = public_clients(recipe, federation)
     recipe, unit = _with_unit(recipe, clients, given)
     recipe = with_defaults(_with_cohort(recipe, clients, given))

@@ -51,6 +51,11 @@ def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
         raise ConfigError(f"--client-column: say which column of {data.file} names the client")
     if data.label is None:
         raise ConfigError(f"--label: say which column of {data.file} is to be predicted")
+    if data.statistics == "bought" and offer is None and not (data.columns or data.schema):
+        raise ConfigError(
+            "data.statistics: they are bought by fedveil run --data without a recipe; here, give "
+            "data.schema or leave the key out"
+        )
     settings = {
         "clients": data.clients,
         "alpha": data.alpha,
