@@ -219,8 +219,10 @@ def test_what_is_not_known_is_asked_for_and_nothing_is_run(
     assert main(["check", str(path), "--set", "epsilon=1", "--set", "rounds=3", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert document["findings"][0]["kept"] is False
-    assert main(["check", str(path), "--set", "epsilon=nan", "--set", "rounds=3"]) == 2
-    capsys.readouterr()
+    for wrong in ("epsilon=nan", "epsilon=word", "epsilon=true", "delta=2", "rounds=1.5"):
+        call = ["check", str(path), "--set", "epsilon=1", "--set", "rounds=3", "--set", wrong]
+        assert main(call) == 2
+        assert "need a" in capsys.readouterr().err
     assert not mark.exists()
     path.write_text("print('hello')\n")
     assert main(["check", str(path)]) == 2

@@ -110,10 +110,20 @@ class Settings:
             raise ConfigError(f"{name}: not in {self._source.path.name}; say --set {name}=VALUE")
         return default if default is None else self._use(name, default, "assumed")
 
+    def number(self, name: str, value: Any) -> float:
+        given = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not given or not math.isfinite(value):
+            raise ConfigError(f"{name}: need a number, got {value!r}")
+        return float(value)
+
     def positive(self, name: str, value: Any) -> float:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or value <= 0:
+        if self.number(name, value) <= 0:
             raise ConfigError(f"{name}: need a positive number, got {value!r}")
+        return float(value)
+
+    def share(self, name: str, value: Any) -> float:
+        if self.positive(name, value) > 1:
+            raise ConfigError(f"{name}: need a number of at most 1, got {value!r}")
         return float(value)
 
     def count(self, name: str, value: Any) -> int:

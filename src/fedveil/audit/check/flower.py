@@ -58,7 +58,8 @@ def adaptive_clipping(settings: Settings) -> Finding:
     z = settings.positive("noise_multiplier", settings.argument("noise_multiplier"))
     sampled = settings.count("num_sampled_clients", settings.argument("num_sampled_clients"))
     settings.argument("initial_clipping_norm", 0.1)
-    quantile = float(settings.argument("target_clipped_quantile", 0.5))
+    quantile = settings.argument("target_clipped_quantile", 0.5)
+    quantile = settings.number("target_clipped_quantile", quantile)
     pace = settings.positive("clip_norm_lr", settings.argument("clip_norm_lr", 0.2))
     given = settings.argument("clipped_count_stddev", None)
     count_std = settings.positive("clipped_count_stddev", sampled / 20 if given is None else given)
@@ -97,7 +98,7 @@ def local_dp(settings: Settings) -> Finding:
     clip = settings.positive("clipping_norm", settings.argument("clipping_norm"))
     sensitivity = settings.positive("sensitivity", settings.argument("sensitivity"))
     epsilon = settings.positive("epsilon", settings.argument("epsilon"))
-    delta = settings.positive("delta", settings.argument("delta"))
+    delta = settings.share("delta", settings.argument("delta"))
     rounds = settings.count("rounds", settings.around("rounds", *_ROUNDS))
     multiplier = sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon / clip
 
@@ -145,10 +146,11 @@ class _Around:
         fraction = settings.around("fraction_train", "fraction_fit", default=None)
         least = settings.around("min_train_nodes", "min_fit_clients", default=None)
         if fraction is not None and self.clients is not None:  # as FedAvg computes it
-            self.cohort = max(int(self.clients * fraction), int(least or 2))
+            chosen = int(self.clients * settings.share("fraction_train", fraction))
+            self.cohort = max(chosen, settings.count("min_train_nodes", least or 2))
         self.other = settings.made(_NOT_MEANS)
         said = settings.around("largest_share", default=None)
-        self.share = 1.0 if said is None else settings.positive("largest_share", said)
+        self.share = 1.0 if said is None else settings.share("largest_share", said)
 
     def why(self, *, equal_weights_checked: bool) -> tuple[str, ...]:
         found = []

@@ -76,8 +76,11 @@ def _no_noise(settings: Settings, what: str) -> Finding:
 
 def _split(settings: Settings, epsilon: float, upload: int) -> tuple[float, float]:
     """What threshold and queries get of epsilon."""
-    threshold = settings.argument("epsilon_threshold", None)
-    query = settings.argument("epsilon_query", None)
+    names = ("epsilon_threshold", "epsilon_query")
+    threshold, query = given = [settings.argument(name, None) for name in names]
+    for name, value in zip(names, given, strict=True):
+        if value is not None:
+            settings.positive(name, value)
     if threshold is None and query is None:
         threshold = epsilon / (1 + (2 * upload) ** (2 / 3))
     threshold = epsilon - query if threshold is None else threshold

@@ -24,6 +24,7 @@ def dp_sgd(settings: Settings) -> Finding:
     parts = settings.argument("num_microbatches", None)
     grouped = parts is not None and parts != batch
     steps = settings.argument("gradient_accumulation_steps", 1)
+    steps = settings.count("gradient_accumulation_steps", steps)
     why = [
         "model.fit shuffles or keeps the order, each example once in an epoch; the claim is for "
         "Poisson batches"
