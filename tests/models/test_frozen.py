@@ -147,6 +147,12 @@ def test_a_guarantee_names_its_start(tmp_path: Path) -> None:
     assert started.guarantee is not None
     assert started.guarantee.certified
     assert "public.safetensors (SHA-256" in started.guarantee.statement
+    said = {"fedveil": json.dumps({"description": json.dumps({"data": "patients.csv"})})}
+    save_file(named, tmp_path / "other.safetensors", said)
+    other = planned(f"model.start={tmp_path}/other.safetensors", seed=None).guarantee
+    assert other is not None
+    (said_of,) = [each for each in other.rests_on if "other.safetensors" in each]
+    assert said_of.endswith("made of patients.csv. That those data are public is declared.")
 
 
 def test_from_one_run_to_the_next_and_to_predictions(

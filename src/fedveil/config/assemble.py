@@ -116,7 +116,11 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
     declared, unprotected = _said(recipe)
     if chosen.start is not None:
         start = start_from(model, chosen.start)
-        (unprotected if start.data == federation.name else declared).append(start.sentence)
+        if start.data == federation.name:
+            unprotected.append(start.sentence)
+        else:
+            public = "" if start.data is None else " That those data are public is declared."
+            declared.append(start.sentence + public)
     return plan(
         method,
         federation,
