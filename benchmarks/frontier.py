@@ -125,20 +125,25 @@ def draw() -> None:
         if not own:
             continue
         figure, axis = pyplot.subplots(figsize=(4.6, 3.2))
-        axis.plot(*zip(*own, strict=True), "ko-", label="best recipe, certified")
+        axis.plot(*zip(*own, strict=True), "ko-", label="best recipe")
         ceiling = kept.get(f"{key}, without noise")
         if ceiling is not None:
             axis.axhline(100 * ceiling["accuracy"], color="0.5", ls=":", label="the same, no noise")
         if federation.reproduced:
             at = zip(*federation.reproduced, strict=True)
-            axis.plot(*at, "s", color="#1f6fb4", label="the papers' method, certified")
+            axis.plot(*at, "s", color="#1f6fb4", label="a paper's method, our run")
         for point in federation.points:
             axis.plot(point.claimed, point.accuracy, "^", color="#c23b22", mfc="none")
             axis.annotate(point.label, (point.claimed, point.accuracy), fontsize=7)
             axis.plot(point.true, point.accuracy, "v", color="#c23b22")
             line = [point.claimed, point.true], [point.accuracy] * 2
             axis.plot(*line, "--", color="#c23b22", lw=0.8)
-        axis.set(xscale="log", xlabel="epsilon", ylabel="test accuracy, %", title=federation.title)
+        axis.set(
+            xscale="log",
+            xlabel="epsilon (filled: as accounted, open: as claimed)",
+            ylabel="test accuracy, %",
+            title=federation.title,
+        )
         axis.legend(fontsize=7, frameon=False)
         figure.tight_layout()
         figure.savefig(RESULTS / f"frontier-{key}.png", dpi=150, metadata={"Software": None})
