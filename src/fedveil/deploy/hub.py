@@ -283,7 +283,8 @@ class _MaskedUploads(OpenSum):
                     self._confirm(opened.missing)
                     opened.close_confirmation()
             with hub.watch.phase("unmask"):
-                told = {n: (opened.confirmed_for(n),) for n in opened.missing}
+                last = opened.confirmed_for if opened.confirms else opened.survivors_for
+                told = {n: (last(n),) for n in opened.missing}
                 hub.take(opened, hub.ask("unmask", told, hub.waits.unmasking))
                 private: Tensor = self._summands.decode(opened.finish())
                 return private
