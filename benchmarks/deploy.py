@@ -96,7 +96,7 @@ def measure(folder: Path, sites: int, model: str, rounds: int, inner: Courier) -
     stores, identities = {}, {}
     for number, name in enumerate(names):
         stores[name] = DeviceStore.create(
-            folder / f"{name}.db", lock, budget_epsilon=1e9, delta=0.1
+            folder / f"{name}.db", lock, budget_epsilon=1e9, delta=1e-6
         )
         keys = stores[name].enrol("fedveil/bench", number)
         identities[name] = keys.identity.public_key().public_bytes_raw()

@@ -84,7 +84,7 @@ class Hospitals:
     courier: MemoryCourier = field(default_factory=MemoryCourier)
     sites: dict[str, SiteService] = field(default_factory=dict)
     finished: list[tuple[Run, Recipe]] = field(default_factory=list)
-    seconds: float = 60.0
+    seconds: float = 600.0  # as long as a very busy machine may take
 
     def start(self, site: str, randomness: Randomness | None = None) -> SiteService:
         """Start, or start again, a site's process."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,13 @@ SHELL = [word for site in SITES for word in ("--site", site)]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with what the engineers have; the commands change the process's umask."""
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the engineers have."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "schema.toml").write_text(tomli_w.dumps({"columns": COLUMNS}))
     (tmp_path / "policy.toml").write_text(POLICY)
     (tmp_path / "patients.csv").write_text(table(50, 1))
-    before = os.umask(0o022)
-    yield tmp_path
-    os.umask(before)
+    return tmp_path
 
 
 def answer(capsys: Any, *words: str) -> Any:
@@ -104,6 +100,10 @@ def test_mistakes_get_one_line_that_says_what_to_do(here: Path, capsys: Any) -> 
     assert "something else than the bundle's schema" in said
     (here / "policy.toml").write_text(POLICY.replace("[lifetime]", "[liftime]"))
     assert "unknown key" in refusal(capsys, *joining, "patients.csv")
+    without = POLICY.replace("[lifetime]\nepsilon = 50.0", "[lifetime]")
+    (here / "policy.toml").write_text(without)
+    assert "all runs together may cost" in refusal(capsys, *joining, "patients.csv")
+    assert not (here / "north").exists()
     (here / "policy.toml").write_text(POLICY)
     assert "not the directory of a site" in refusal(capsys, "site", "ledger")
     join(capsys)
@@ -172,5 +172,8 @@ def test_without_flare_it_is_said_how_to_get_it(
 def test_a_second_process_for_one_directory_is_refused(here: Path, capsys: Any) -> None:
     init(capsys)
     home = HubHome(here / "hospitals")
-    with home.lock(), pytest.raises(ConfigError, match="another process runs it"):
-        home.lock()
+    assert not home.running
+    with home.lock():
+        assert home.running
+        with pytest.raises(ConfigError, match="another process runs it"):
+            home.lock()

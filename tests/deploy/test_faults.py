@@ -6,14 +6,15 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedveil.deploy.courier import MemoryCourier
+from fedveil.deploy import hub as hub_module
+from fedveil.deploy.courier import MemoryCourier, Unreachable
 from fedveil.deploy.envelope import unseal
 from fedveil.deploy.guard import Guard
 from fedveil.deploy.work import Training
@@ -243,16 +244,39 @@ def test_a_hub_whose_disk_is_full_releases_nothing_that_it_cannot_keep(
     assert rounds_paid(four) == [2, 2, 2, 2]
 
 
-def test_a_site_away_for_some_rounds_is_in_those_after(four: World, tmp_path: Path) -> None:
-    recipe = recipe_of(**FOUR, training__rounds=3)
-    run = four.hub(0.5).start(recipe, facts_of(four.data), tmp_path / "run")
-    four.courier.detach("site-3")
-    away = next(iter(run))
-    four.courier.attach("site-3", four.guards["site-3"].answer)
-    assert away.dropouts is not None
-    assert away.dropouts.survivors == 3
-    assert survivors(run) == [4, 4]
-    assert rounds_paid(four) == [3, 3, 3, 2]
+class Away(MemoryCourier):
+    """One site cannot be reached; the hub's clock leaps once all others have answered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.site, self.now = "", 0.0
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
+        if set(frames) == {self.site}:
+            self.now += 1e6
+        here = {site: frame for site, frame in frames.items() if site != self.site}
+        found = super().ask(here, seconds)
+        return found | {site: Unreachable("away") for site in frames if site == self.site}
+
+
+def test_a_site_away_for_some_rounds_is_in_those_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    courier = Away()
+    monkeypatch.setattr(hub_module, "monotonic", lambda: courier.now)
+    made = world(tmp_path, sites=4, courier=courier)
+    try:
+        recipe = recipe_of(**FOUR, training__rounds=3)
+        run = made.hub().start(recipe, facts_of(made.data), tmp_path / "run")
+        courier.site = "site-3"
+        away = next(iter(run))
+        courier.site = ""
+        assert away.dropouts is not None
+        assert away.dropouts.survivors == 3
+        assert survivors(run) == [4, 4]
+        assert rounds_paid(made) == [3, 3, 3, 2]
+    finally:
+        made.close()
 
 
 @pytest.mark.parametrize("cut", [lambda reply: reply[:-7], lambda reply: b"", lambda reply: reply])

@@ -122,7 +122,7 @@ def test_a_run_waits_for_a_site_that_is_away(made: Hospitals) -> None:
     service.step()
     assert service.queue.ended("first") is None
     assert "east" in service.queue.waiting("first")
-    made.seconds = 60.0
+    made.seconds = 600.0
     made.start("east")
     service = made.service()
     service.step()
@@ -258,6 +258,10 @@ def test_a_run_leaves_what_fedveil_run_leaves(
     assert main(["evaluate", str(made.hub.runs / "untested"), rows, "--json"]) == 0
     assert '"accuracy"' in capsys.readouterr().out  # the model reads rows by the agreed schema
     assert main(["account", str(made.hub.runs / "tested"), "--json"]) == 0
+    capsys.readouterr()
+    assert main(["site", "ledger", "--home", str(made.homes["north"].path), "--json"]) == 0
+    ledger = json.loads(capsys.readouterr().out)
+    assert [(one["what"], one["rounds"]) for one in ledger["runs"]] == [("dp-sgd", 3)] * 2
 
 
 def test_nobody_trains_without_noise(made: Hospitals) -> None:

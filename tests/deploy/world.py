@@ -114,7 +114,7 @@ class World:
         self.courier.attach(site, self.guards[site].answer)
         return self.guards[site]
 
-    def hub(self, seconds: float = 60.0) -> Hub:
+    def hub(self, seconds: float = 600.0) -> Hub:
         waits = Deadlines(seconds, seconds, seconds, seconds)
         return Hub(self.members, self.key, self.courier, self.folder / "hub", waits)
 

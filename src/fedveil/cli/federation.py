@@ -159,6 +159,9 @@ def _run(args: argparse.Namespace) -> int:
 def _follow(home: HubHome, queue: Queue, name: str) -> None:
     """Show rounds as they are released, until the run has ended."""
     shown, waiting = 0, ""
+    if not home.running:
+        said = "the hub is not running; start it with: fedveil hub start"
+        console.say(said, heading="waiting:", to=console.stderr())
     while (ended := queue.ended(name)) is None:
         if waiting != (now := queue.waiting(name)) and now:
             console.say(now, heading="waiting:", to=console.stderr())

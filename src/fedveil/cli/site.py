@@ -150,8 +150,9 @@ def _ledger(args: argparse.Namespace, home: SiteHome) -> int:
 
     ledger, federation = home.store().ledger, home.agreement.name
     spent = ledger.spent()
-    runs: list[dict[str, Any]] = [
-        {"run": run, "with": federation, "rounds": n} for run, n in ledger.runs().items()
+    runs = [
+        {"run": run, "with": federation, "rounds": rounds, **_about(home.plan(run))}
+        for run, rounds in ledger.runs().items()
     ]
     document: dict[str, Any] = {
         "site": home.site,
@@ -163,13 +164,24 @@ def _ledger(args: argparse.Namespace, home: SiteHome) -> int:
     }
 
     def show() -> None:
-        rows = [(one["run"][:16], one["with"], str(one["rounds"])) for one in runs]
-        columns = ("run", "with", "rounds taken part in")
+        rows = [
+            (one["run"][:16], one["with"], str(one["what"]), str(one["rounds"])) for one in runs
+        ]
+        columns = ("run", "with", "for", "sums taken part in")
         console.table(f"ledger of {home.site}", columns, rows)
         whole = f"{at_most(spent)} of {document['budget_epsilon']:g} at delta {ledger.delta:g}"
         console.say(f"{whole}, for one {ledger.unit}", heading="Lifetime epsilon:")
 
     return console.answer(args, document, show)
+
+
+def _about(plan: dict[str, Any] | None) -> dict[str, Any]:
+    """What a run was for, and what all of it may cost by itself."""
+    if plan is None:
+        return {"what": None, "model": None, "planned_epsilon": None}
+    what = "evaluation" if plan["scoring"] else plan["recipe"]["training"]["method"]
+    model = plan["recipe"]["model"]["name"]
+    return {"what": what, "model": model, "planned_epsilon": plan["epsilon"]}
 
 
 def _change(args: argparse.Namespace, home: SiteHome) -> int:

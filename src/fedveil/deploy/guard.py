@@ -73,7 +73,7 @@ class Guard(Responder):
 
     `randomness` is the system's; a seeded one is for tests alone. `patience`: seconds that a
     request may wait for training before the hub is told to ask again. `stopped`: why the owner
-    takes part in nothing for now, or nothing.
+    takes part in nothing for now, or nothing. `keep_plan` gets the plan of each run that begins.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Guard(Responder):
         patience: float = 2.0,
         stopped: Callable[[], str] = str,
         handlers: Handlers | None = None,
+        keep_plan: Callable[[str, bytes], None] | None = None,
     ) -> None:
         if data.clients != 1:
             raise ConfigError(f"data: {data.clients} clients; a guard holds one owner's")
@@ -99,7 +100,7 @@ class Guard(Responder):
         if self.keys.identity.public_key().public_bytes_raw() != members.sites[site]:
             raise ConfigError(f"site {site!r}: the members' list holds another key for it")
         self._data, self._randomness = data, randomness or Randomness(None)
-        self._patience, self._stopped = patience, stopped
+        self._patience, self._stopped, self._keep_plan = patience, stopped, keep_plan
         if policy.ask.hubs and members.hub.hex() not in policy.ask.hubs:
             raise ConfigError("policy: ask.hubs does not name the hub of the members' list")
         self._runs: dict[str, _Run] = {}
@@ -215,6 +216,8 @@ class Guard(Responder):
             run.participant = Participant(
                 self.keys, run.roster, sums.params, self.members.hub, self.store
             )
+        if self._keep_plan is not None and not run.begun:
+            self._keep_plan(run.work.document.digest, run.work.document.to_bytes())
         run.begun = True
         return Message({"status": "done"})
 

@@ -6,8 +6,10 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -68,6 +70,15 @@ class Home:
             raise ConfigError(f"{self.path}: another process runs it already") from None
         return file
 
+    @property
+    def running(self) -> bool:
+        """Whether a process runs it now."""
+        try:
+            self.lock().close()
+        except ConfigError:
+            return True
+        return False
+
 
 class HubHome(Home):
     """The hub's: keys, certificates, bundles, queue and runs."""
@@ -85,18 +96,18 @@ class HubHome(Home):
         agreement = Agreement(name, address, public, tuple(sites), **schema)
         authority = certificates.new_authority(name)
         own = certificates.new_pair(authority, agreement.host)
-        _new_directory(path)
-        for folder in ("bundles", "queue", "runs"):
-            (path / folder).mkdir(mode=0o700)
-        keep_secret(path / "hub.key", key.private_bytes_raw().hex())
-        keep_pair(path, "authority", authority)
-        keep_pair(path, "hub", own)
-        for site in agreement.sites:
-            pair = certificates.new_pair(authority, site)
-            keep_secret(path / "bundles" / f"{site}.crt", pair.certificate)
-            bundle = Bundle(site, agreement, pair, authority.certificate)
-            keep_secret(path / "bundles" / f"{site}.bundle", tomli_w.dumps(bundle.to_table()))
-        keep_secret(path / "federation.toml", tomli_w.dumps(agreement.to_table()))
+        with _new_directory(path):
+            for folder in ("bundles", "queue", "runs"):
+                (path / folder).mkdir(mode=0o700)
+            keep_secret(path / "hub.key", key.private_bytes_raw().hex())
+            keep_pair(path, "authority", authority)
+            keep_pair(path, "hub", own)
+            for site in agreement.sites:
+                pair = certificates.new_pair(authority, site)
+                keep_secret(path / "bundles" / f"{site}.crt", pair.certificate)
+                bundle = Bundle(site, agreement, pair, authority.certificate)
+                keep_secret(path / "bundles" / f"{site}.bundle", tomli_w.dumps(bundle.to_table()))
+            keep_secret(path / "federation.toml", tomli_w.dumps(agreement.to_table()))
         return HubHome(path)
 
     @property
@@ -165,16 +176,16 @@ class SiteHome(Home):
     def create(path: Path, bundle: Bundle, data: Path, policy: Path) -> SiteHome:
         """Join: a store with the lifetime's budget, and keys that never leave."""
         rules = Policy.read(policy)
-        _new_directory(path)
-        keep_secret(path / "policy.toml", policy.read_text(encoding="utf-8"))
-        keep_pair(path, "site", bundle.pair)
-        keep_secret(path / "store.key", secrets.token_hex(32))
-        create_store(path, rules)
         named = {"site": bundle.site, "data": str(data.absolute()), "authority": bundle.authority}
         table = {**named, "federation": bundle.agreement.to_table()}
-        keep_secret(path / "site.toml", tomli_w.dumps(table))
-        home = SiteHome(path)
-        home.keys(home.store())
+        with _new_directory(path):
+            keep_secret(path / "policy.toml", policy.read_text(encoding="utf-8"))
+            keep_pair(path, "site", bundle.pair)
+            keep_secret(path / "store.key", secrets.token_hex(32))
+            create_store(path, rules)
+            keep_secret(path / "site.toml", tomli_w.dumps(table))
+            home = SiteHome(path)
+            home.keys(home.store())
         return home
 
     @property
@@ -224,6 +235,15 @@ class SiteHome(Home):
             )
         self.keep_members(proposed)
         return proposed
+
+    def keep_plan(self, run: str, plan: bytes) -> None:
+        """Remember what a run of the ledger was about."""
+        (self.path / "plans").mkdir(mode=0o700, exist_ok=True)
+        keep_secret(self.path / "plans" / f"{run}.json", plan.decode())
+
+    def plan(self, run: str) -> dict[str, Any] | None:
+        path = self.path / "plans" / f"{run}.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     @property
     def stopped(self) -> str:
@@ -277,11 +297,18 @@ def _lock_of(path: Path) -> Lock:
     return Lock.key_file(path / "store.key")
 
 
-def _new_directory(path: Path) -> None:
+@contextmanager
+def _new_directory(path: Path) -> Iterator[None]:
+    """Make a directory, and take it away again if what comes into it fails."""
     try:
         path.mkdir(mode=0o700, parents=True)
     except FileExistsError:
         raise ConfigError(f"{path}: exists already; choose another --home") from None
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(path)
+        raise
 
 
 def keep_secret(path: Path, text: str) -> None:

@@ -1,4 +1,5 @@
-"""Logs of hub and sites: one JSON object a line on stderr. No data, keys or weights are logged."""
+"""Logs of hub and sites: one JSON object a line on stderr. No keys or weights are logged;
+what is wrong with an owner's rows is said in the owner's own log alone."""
 
 from __future__ import annotations
 

@@ -81,6 +81,7 @@ class SiteService:
             randomness=self._randomness,
             stopped=lambda: home.stopped,
             handlers=self._handlers,
+            keep_plan=home.keep_plan,
         )
 
     def _check(self, members: Members) -> None:
