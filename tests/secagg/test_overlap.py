@@ -8,6 +8,8 @@ import pytest
 from fedveil.secagg.errors import RuleBroken
 from fedveil.secagg.server_round import ServerRound
 from tests.secagg.play import Play, assemble, plain_sum, small_vectors
+from tests.secagg.stores import terms_for
+from tests.secagg.test_device_store import charged_cast
 
 VECTORS = small_vectors()
 
@@ -70,3 +72,21 @@ def test_a_device_that_joined_the_next_round_still_finishes_this_one_and_joins_n
     following.upload(VECTORS, silent={50})
     following.confirm()
     assert np.array_equal(following.unmask(), plain_sum(VECTORS, cast.ids[:4]))
+
+
+def test_each_of_two_open_rounds_is_paid_for_by_itself(tmp_path):
+    stores, cast = charged_cast(tmp_path)
+    terms = terms_for()
+    here = cast.play(round_number=1, privacy=terms)
+    here.share()
+    here.upload(VECTORS)
+    one = stores[10].ledger.spent()
+    following = cast.play(round_number=2, privacy=terms)
+    following.share()  # reserved before this round's sum is known
+    assert stores[10].ledger.spent() > 1.2 * one
+    for device in cast.ids:
+        following.rounds[device].abort(following.server.abort())
+    assert stores[10].ledger.spent() == pytest.approx(one)
+    here.confirm()
+    assert np.array_equal(here.unmask(), plain_sum(VECTORS, cast.ids))
+    assert stores[10].ledger.spent() == pytest.approx(one)

@@ -36,6 +36,21 @@ def test_a_stamp_holds_for_its_key_and_bytes_alone():
     assert stamp.key.hex() not in f"{stamp!r}"
 
 
+def test_long_bodies_are_hashed_in_pieces(monkeypatch):
+    stamp = session.Stamp(os.urandom(32))
+    short = stamp.digest(bytes(100))
+    monkeypatch.setattr(session, "_PIECE", 40)
+    assert stamp.digest(bytes(40)) == stamp.digest(memoryview(bytes(40)))
+    assert len(stamp.digest(bytes(100))) == 48
+    assert stamp.digest(bytes(100))[:16] == stamp.digest(bytes(40))
+    seen = {short, stamp.digest(bytes(100))}
+    for at in range(100):  # a change anywhere changes it, and pieces do not change places
+        body = bytearray(100)
+        body[at] = 1
+        seen.add(stamp.digest(bytes(body)))
+    assert len(seen) == 102
+
+
 def shared():
     cast = assemble(4)
     play = cast.play()

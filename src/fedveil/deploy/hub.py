@@ -283,7 +283,8 @@ class _MaskedUploads(OpenSum):
                     self._confirm(opened.missing)
                     opened.close_confirmation()
             with hub.watch.phase("unmask"):
-                told = {n: (opened.confirmed_for(n),) for n in opened.missing}
+                last = opened.confirmed_for if opened.confirms else opened.survivors_for
+                told = {n: (last(n),) for n in opened.missing}
                 hub.take(opened, hub.ask("unmask", told, hub.waits.unmasking))
                 private: Tensor = self._summands.decode(opened.finish())
                 return private
@@ -375,10 +376,10 @@ class Hub:
         said = self.sites.everybody(Message({"kind": "hello"}), self.waits.shares)
         for number, one in said.items():
             if one.header.get("trusts") != self.sites.members.fingerprint:
+                why = one.header.get("stopped") or "it trusts another members' list"
                 raise PrivacyRefusal(
-                    f"site {self.sites.members.names[number]!r} has not confirmed the members' "
-                    f"list {self.sites.members.fingerprint}",
-                    "its owner does so with: fedveil site trust FINGERPRINT",
+                    f"site {self.sites.members.names[number]!r} is not ready: {why}",
+                    "its owner can help (fedveil site members, trust, start)",
                 )
         return tuple(said[number] for number in sorted(said))
 

@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fedveil.secagg import derive
 from fedveil.secagg.errors import ForeignKey
 
+_PIECE = 1 << 30  # the library takes less than 2^31 bytes at a time
+
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
@@ -25,9 +27,14 @@ class Stamp:
     key: bytes = field(repr=False)
 
     def digest(self, body: bytes | memoryview) -> bytes:
-        """An almost universal hash of a body: GMAC at a fixed nonce, twenty times as fast as
-        SHA-256. It never shows: `sign` hides it."""
-        return AESGCM(derive.expand(self.key, b"hash")).encrypt(bytes(12), b"", body)
+        """An almost universal hash of a body: GMAC of each piece at its number as the nonce, twenty
+        times as fast as SHA-256. It never shows: `sign` hides it."""
+        cipher = AESGCM(derive.expand(self.key, b"hash"))
+        starts = range(0, max(1, len(body)), _PIECE)
+        return b"".join(
+            cipher.encrypt(number.to_bytes(12, "little"), b"", body[at : at + _PIECE])
+            for number, at in enumerate(starts)
+        )
 
     def sign(self, data: bytes) -> bytes:
         return derive.expand(self.key, b"stamp", data, 64)
