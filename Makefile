@@ -21,7 +21,7 @@ test-slow: .venv/tested
 
 # The documentation site, in site/: open site/index.html. Warnings are errors.
 docs: .venv/documented
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # Which lines no test executes; about twice as long as the tests alone.
 coverage: .venv/tested

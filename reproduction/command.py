@@ -39,7 +39,7 @@ def execute(args: argparse.Namespace) -> int:
             finish(todo, store, show, experiment.run or run_case)
     rows = rows_of(experiment, scale, store, args.seeds)
     if not rows:
-        described = _written_before(args.results / f"{experiment.name}.json")
+        described = _written_before(args.results / f"{experiment.name}.json", scale)
         if described is None:
             raise ConfigError(
                 f"{experiment.name}: no run of scale {scale} is finished; leave out --report"
@@ -63,12 +63,12 @@ def execute(args: argparse.Namespace) -> int:
     return _tell(args, described, written)
 
 
-def _written_before(path: Path) -> dict[str, Any] | None:
-    """What an earlier command has written, if it can still be drawn."""
+def _written_before(path: Path, scale: str) -> dict[str, Any] | None:
+    """What an earlier command of this scale has written, if it can still be drawn."""
     if not path.exists():
         return None
     described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return described if "charts" in described else None
+    return described if "charts" in described and described["scale"] == scale else None
 
 
 def _tell(args: argparse.Namespace, described: dict[str, Any], written: Sequence[Path]) -> int:

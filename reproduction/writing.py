@@ -15,7 +15,7 @@ from reproduction.charts import charts_of
 from reproduction.experiment import Experiment, Scale
 from reproduction.summary import Row
 
-_NUMBERS = re.compile(r"\[\s+((?:(?:[-+\d.e]+|null),?\s+)+)\]")  # a list of nothing but numbers
+_NUMBERS = re.compile(r"\[\n((?:\s*(?:[-+\d.e]+|null),?\n)+)\s*\]")  # a list of nothing but numbers
 
 
 def document(
@@ -92,6 +92,8 @@ def html(described: Mapping[str, Any]) -> str:
         ],
         "How to read it": [
             *([f"{missing} runs are missing."] if missing else []),
+            f"Scale {described['scale']}; again with: fedveil reproduce {described['experiment']} "
+            f"--scale {described['scale']}",
             "Claimed: the paper's epsilon for this noise. Certified: what is proved for it at the "
             "same delta. Runs are simulated with a seed: it is what the same plan would certify.",
         ],

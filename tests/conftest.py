@@ -1,9 +1,12 @@
 """Settings of the whole test suite."""
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from tests.report.browser import Page, installed
 
 # No test asserts a wall-clock time: a busy machine is not a defect.
 settings.register_profile("fedveil", deadline=None)
@@ -19,3 +22,14 @@ TUNED += ["--set", "training.local_epochs=5", "--set", "training.rounds=2"]
 def _state(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Notes about ledgers go where the tests' runs are, not into the user's home."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Page]:
+    """One tab for all tests of pages: a browser takes seconds to start."""
+    program = installed()
+    if program is None:
+        pytest.skip("no Chromium here: install it with apt-get install chromium")
+    page = Page(program)
+    yield page
+    page.close()

@@ -128,7 +128,7 @@ def shoot_report(folder: Path) -> None:
 
 def shoot_site(folder: Path) -> None:
     def look(page: Any) -> None:
-        page.look(1200, 800)
+        page.look(1300, 800)
 
     _shoot({"site": (ROOT / "site" / "index.html", look)}, folder)
 

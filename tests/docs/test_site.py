@@ -6,14 +6,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fedveil.cli import COMMANDS
 from tests.docs.blocks import ROOT
-from tests.report.browser import Page, installed
+from tests.report.browser import Page
 
 pytest.importorskip("material", reason="the site needs its tools: make docs")
 
@@ -55,16 +54,6 @@ def test_results_and_their_pictures_are_in_the_site(site: Path) -> None:
     assert len(pictures) > 10
     for picture in pictures:
         assert (site / picture).exists()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    program = installed()
-    if program is None:
-        pytest.skip("no Chromium here: install it with apt-get install chromium")
-    page = Page(program)
-    yield page
-    page.close()
 
 
 @pytest.mark.parametrize("name", ["index.html", "start.html", "reference/python.html"])

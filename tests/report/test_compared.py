@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,15 +75,6 @@ def test_one_run_has_no_bar() -> None:
 
     assert point(1.0, spread_of([3.0])) == [1.0, 3.0]
     assert point(1.0, spread_of([3.0, 5.0])) == [1.0, 4.0, pytest.approx(2**0.5, rel=1e-3)]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    program = installed()
-    assert program is not None
-    page = Page(program)
-    yield page
-    page.close()
 
 
 @needs_browser

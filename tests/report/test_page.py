@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,6 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = [str(folder / "private"), str(folder / "plain")]
     assert main(["report", *runs, "--output", str(file)]) == 0
     return file
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    program = installed()
-    assert program is not None
-    page = Page(program)
-    yield page
-    page.close()
 
 
 @pytest.fixture

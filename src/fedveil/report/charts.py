@@ -76,7 +76,7 @@ def _box(chart: Mapping[str, Any]) -> Box:
     points = [p for series in chart["series"] for p in series["points"] if p[1] is not None]
     reach = [y for _, y, *half in points for y in (y - sum(half), y + sum(half))]
     top, bottom = max(reach, default=1.0), min(reach, default=0.0)
-    if chart["x"].endswith("rate"):
+    if chart["x"] == "false-positive rate":
         return Box(0, 1, 0, 1)
     places, log = [p[0] for p in points] or [1.0], False
     x_low, x_high = 0.0, max(places) or 1.0
