@@ -3,10 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run test test-slow coverage mutants fuzz check bench clean
+.PHONY: run demo test test-slow coverage docs mutants fuzz check bench clean
 
 run: .venv/installed
 	$(BIN)/fedveil run
+
+# A hub and three hospitals as processes with mTLS, two of them killed on the way; see docs/deploy.md.
+demo: .venv/federated
+	$(BIN)/python tools/demo.py
 
 # Two workers of one thread each: two threads each would fight over two cores.
 test: .venv/tested
@@ -14,6 +18,10 @@ test: .venv/tested
 
 test-slow: .venv/tested
 	$(BIN)/pytest -m slow
+
+# The documentation site, in site/: open site/index.html. Warnings are errors.
+docs: .venv/documented
+	$(BIN)/mkdocs build --quiet --strict
 
 # Which lines no test executes; about twice as long as the tests alone.
 coverage: .venv/tested
@@ -40,7 +48,7 @@ check: .venv/tested
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf .venv .mutants build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .mutants site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch first and by its exact name: any other spelling may pull gigabytes of CUDA libraries.
 .venv/installed: pyproject.toml constraints.txt
@@ -55,3 +63,18 @@ clean:
 	@echo "Adding the test tools..."
 	$(PIP) --no-build-isolation --editable '.[test]'
 	@touch $@
+
+.venv/federated: .venv/installed
+	@echo "Adding NVIDIA FLARE (about a minute)..."
+	$(PIP) --no-build-isolation --editable '.[flare]'
+	@touch $@
+
+.venv/documented: .venv/installed
+	@echo "Adding the documentation tools..."
+	$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+# Checks of accessibility in the browser tests; needs npm.
+.venv/axe-core: .venv/installed
+	mkdir -p $@
+	cd $@ && npm pack --silent axe-core@4.11.0 && tar -xzf axe-core-*.tgz package/axe.min.js

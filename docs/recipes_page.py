@@ -44,7 +44,9 @@ def page() -> str:
         parts.append("\n| key | default | |\n|---|---|---|\n")
         said = comments(kind)
         for field in dataclasses.fields(kind):
-            default = "" if field.default in (None, ()) else f"`{field.default}`"
+            default = (
+                "" if field.default in (None, (), dataclasses.MISSING) else f"`{field.default}`"
+            )
             parts.append(f"| `{section}.{field.name}` | {default} | {said[field.name]} |\n")
     return "".join(parts)
 

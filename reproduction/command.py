@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fedveil.cli import console
@@ -23,11 +25,11 @@ def execute(args: argparse.Namespace) -> int:
     from fedveil.report.store import Store
     from reproduction.experiment import Scale
     from reproduction.pages import find
-    from reproduction.pictures import draw
+    from reproduction.pictures import draw, paint
     from reproduction.run_case import run_case
     from reproduction.runner import finish, pending, tasks
     from reproduction.summary import rows_of
-    from reproduction.writing import as_json, document, page, write
+    from reproduction.writing import as_json, document, html, page, write
 
     experiment, scale = find(args.name), Scale(args.scale)
     store = Store(args.results / ".runs")
@@ -37,9 +39,15 @@ def execute(args: argparse.Namespace) -> int:
             finish(todo, store, show, experiment.run or run_case)
     rows = rows_of(experiment, scale, store, args.seeds)
     if not rows:
-        raise ConfigError(
-            f"{experiment.name}: no run of scale {scale} is finished; leave out --report"
-        )
+        described = _written_before(args.results / f"{experiment.name}.json")
+        if described is None:
+            raise ConfigError(
+                f"{experiment.name}: no run of scale {scale} is finished; leave out --report"
+            )
+        drawn: dict[str, str | bytes] = {"html": html(described)}
+        if not any(panel.ridges for panel in experiment.panels):  # hills are drawn from runs
+            drawn["png"] = paint(experiment.name, described["charts"])
+        return _tell(args, described, write(args.results, experiment.name, drawn))
     missing = sum(1 for _ in pending(todo, store))
     described = document(experiment, scale, rows, missing)
     written = write(
@@ -49,8 +57,21 @@ def execute(args: argparse.Namespace) -> int:
             "json": as_json(described),
             "md": page(experiment, scale, rows, missing),
             "png": draw(experiment, rows),
+            "html": html(described),
         },
     )
+    return _tell(args, described, written)
+
+
+def _written_before(path: Path) -> dict[str, Any] | None:
+    """What an earlier command has written, if it can still be drawn."""
+    if not path.exists():
+        return None
+    described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return described if "charts" in described else None
+
+
+def _tell(args: argparse.Namespace, described: dict[str, Any], written: Sequence[Path]) -> int:
     if args.json:
         console.emit({**described, "written": [str(path) for path in written]})
         return 0

@@ -1,18 +1,20 @@
-"""results/NAME.png: panels as in a paper, readable without colour."""
+"""results/NAME.png: panels as in a paper, readable without colour.
+
+Panels that show the same quantity have the same axis, and legends stand beside the data.
+"""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedveil.core.errors import ConfigError
-from fedveil.report.spread import Spread
-from reproduction.case import Label
-from reproduction.experiment import Experiment, Panel
+from reproduction.charts import Chart, charts_of
+from reproduction.experiment import Experiment
 from reproduction.ridges import draw_ridges
-from reproduction.summary import Row, paired
+from reproduction.summary import Row
 
 # Lines differ by grey level, dash and marker, so that a black-and-white print tells them apart.
 _COLOURS = ("#000000", "#c23b22", "#1f6fb4", "#7a9a01", "#8a5fbf", "#e0952c", "#5a5a5a", "#2a9d8f")
@@ -27,131 +29,139 @@ _DASHES = (
     (0, (3, 1, 1, 1, 1, 1)),
 )
 _MARKERS = "osD^vPX*"
+_STYLE = {
+    "font.family": "serif",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "legend.fontsize": 7.5,
+    "legend.title_fontsize": 7.5,
+}
 
-Line = list[tuple[float, Spread]]
+Painter = Callable[[Any], None]  # fills one axis
 
 
 def draw(experiment: Experiment, rows: Sequence[Row]) -> bytes:
     """All panels of an experiment in one picture, as PNG."""
-    import matplotlib
+    hills: list[Painter] = [
+        lambda axis, panel=panel: draw_ridges(axis, panel, rows)  # type: ignore[misc]
+        for panel in experiment.panels
+        if panel.ridges
+    ]
+    return paint(experiment.name, charts_of(experiment, rows), hills)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    panels = [panel for panel in experiment.panels if any(lines_of(panel, rows).values())]
-    if not panels:
-        raise ConfigError(f"{experiment.name}: every run diverged; there is nothing to draw")
-    columns = min(len(panels), 4 if len(panels) > 6 else 2 if len(panels) in (2, 4) else 3)
-    height = math.ceil(len(panels) / columns)
-    settings: dict[str, Any] = {
-        "font.family": "serif",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "legend.frameon": False,
-        "legend.fontsize": 7.5,
-    }
-    with pyplot.rc_context(settings):  # type: ignore[arg-type]
-        figure, axes = pyplot.subplots(
-            height, columns, figsize=(3.7 * columns, 2.9 * height), squeeze=False
-        )
-        for panel, axis in zip(panels, axes.flat, strict=False):
-            (draw_ridges if panel.ridges else _panel)(axis, panel, rows)
-        for axis in axes.flat[len(panels) :]:
+def paint(name: str, charts: Sequence[Chart], before: Sequence[Painter] = ()) -> bytes:
+    """Charts in one picture, behind panels that are painted by functions of their own."""
+    count = len(before) + len(charts)
+    if not count:
+        raise ConfigError(f"{name}: every run diverged; there is nothing to draw")
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    columns = min(count, 4 if count > 6 else 2 if count in (2, 4) else 3)
+    height = math.ceil(count / columns)
+    looks = _looks(charts)
+    with rc_context(_STYLE):  # type: ignore[arg-type]
+        figure = Figure(figsize=(3.7 * columns, 2.9 * height + 0.5), layout="constrained")
+        axes = figure.subplots(height, columns, squeeze=False)
+        for painter, axis in zip(before, axes.flat, strict=False):
+            painter(axis)
+        rest = list(axes.flat[len(before) :])
+        for chart, axis in zip(charts, rest, strict=False):
+            _panel(axis, chart, looks[chart["by"]])
+            if len(looks) > 1:
+                axis.legend(title=chart["by"], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        _equal_axes(charts, rest)
+        for axis in rest[len(charts) :]:
             axis.set_visible(False)
-        figure.tight_layout()
+        if len(looks) == 1:
+            found = (axis.get_legend_handles_labels() for axis in rest)
+            known = {label: handle for pair in found for handle, label in zip(*pair, strict=True)}
+            shown = [name for name in looks[charts[0]["by"]] if name in known]
+            handles, title = [known[name] for name in shown], charts[0]["by"]
+            figure.legend(handles, shown, title=title, loc="outside upper center", ncols=6)
+        if said := _bars(charts):
+            figure.supxlabel(f"Bands and bars: {said}.", fontsize=7.5)
         buffer = io.BytesIO()
         figure.savefig(buffer, dpi=150, metadata={"Software": None})
-        pyplot.close(figure)
     return buffer.getvalue()
 
 
-def lines_of(panel: Panel, rows: Sequence[Row]) -> dict[Label, Line]:
-    """The panel's lines by the value that tells them apart, points in order of x."""
-    found: dict[Label, Line] = {}
-    for row in rows:
-        if not row.matches(**dict(panel.where)) or row.case.get(panel.by) is None:
-            continue
-        line = found.setdefault(row[panel.by], [])
-        if panel.x == "round":
-            line += [(float(number), spread) for number, spread in row.curve(panel.y)]
-        elif panel.minus is None:
-            line.append((_place(panel, row, rows), row.spread(panel.y)))
-        else:
-            base = _base(panel, row, rows)
-            if base is not None and base is not row:
-                line.append((_place(panel, row, rows), paired(row, base, panel.y)))
-    return {
-        label: sorted((p for p in line if p[1].runs), key=lambda p: p[0])
-        for label, line in found.items()
-    }
+def _looks(charts: Sequence[Chart]) -> dict[str, dict[str, int]]:
+    """A line looks the same in every panel that tells lines apart by the same thing."""
+    found: dict[str, dict[str, int]] = {}
+    for chart in charts:
+        names = found.setdefault(chart["by"], {})
+        for series in chart["series"]:
+            names.setdefault(series["name"], len(names) % len(_COLOURS))
+    return found
 
 
-def _names(panel: Panel, rows: Sequence[Row]) -> list[str]:
-    """What stands along the axis, where that is words and not numbers."""
-    chosen = (row for row in rows if row.matches(**dict(panel.where)))
-    found = dict.fromkeys(row.case.get(panel.x) for row in chosen)
-    return [name for name in found if isinstance(name, str)]
+def _bars(charts: Sequence[Chart]) -> str:
+    kinds = dict.fromkeys((chart["bars"], chart["y"]) for chart in charts if "bars" in chart)
+    if len({bars for bars, _ in kinds}) == 1:
+        return str(next(iter(kinds))[0])
+    return "; ".join(f"{bars} ({y})" for bars, y in kinds)
 
 
-def _place(panel: Panel, row: Row, rows: Sequence[Row]) -> float:
-    value = row[panel.x]
-    return float(_names(panel, rows).index(value) if isinstance(value, str) else value)
+def _equal_axes(charts: Sequence[Chart], axes: Sequence[Any]) -> None:
+    """Panels with the same quantity on an axis are compared by eye: the same range for all."""
+    for side in ("x", "y"):
+        alike: dict[tuple[Any, ...], list[Any]] = {}
+        for chart, axis in zip(charts, axes, strict=False):
+            key = (
+                chart[side],
+                chart[f"log_{side}"],
+                side == "x" and tuple(chart.get("x_names", ())),
+            )
+            alike.setdefault(key, []).append(axis)
+        for group in alike.values():
+            ends = [getattr(axis, f"get_{side}lim")() for axis in group]
+            for axis in group:
+                limits = min(low for low, _ in ends), max(high for _, high in ends)
+                getattr(axis, f"set_{side}lim")(*limits)
 
 
-def _base(panel: Panel, row: Row, rows: Sequence[Row]) -> Row | None:
-    """The row of the line that is taken off, alike in all other labels."""
-    wanted = {**dict(row.case.labels), panel.by: panel.minus}
-    return next((other for other in rows if dict(other.case.labels) == wanted), None)
-
-
-def _marks(axis: Any, label: str, number: int, line: Line, panel: Panel) -> None:
-    """Words have no order: marks with bars, and nothing in between."""
-    wide = [s.deviation if panel.minus is None else s.error for _, s in line]
-    bars = [0.0 if math.isnan(half) else half for half in wide]
-    style = {"color": _COLOURS[number % 8], "fmt": _MARKERS[number % 8]}
-    axis.errorbar(
-        [x for x, _ in line], [s.mean for _, s in line], bars, label=label, capsize=2.5, **style
-    )
-
-
-def _panel(axis: Any, panel: Panel, rows: Sequence[Row]) -> None:
-    names = _names(panel, rows) if panel.x != "round" else []
+def _panel(axis: Any, chart: Chart, looks: Mapping[str, int]) -> None:
+    names = chart.get("x_names")
     if names:
         axis.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=7.5)
-    for number, (label, line) in enumerate(lines_of(panel, rows).items()):
-        if not line:  # the line that others are compared with
-            axis.axhline(0.0, color=_COLOURS[number % 8], linewidth=0.8, label=str(label))
+    if "difference" in chart.get("bars", "") or "gain" in chart["y"]:
+        axis.axhline(0.0, color="0.6", linewidth=0.8)
+    for series in chart["series"]:
+        number, places = looks[series["name"]], series["points"]
+        xs, means = [p[0] for p in places], [p[1] for p in places]
+        wide = [p[2] if len(p) > 2 else 0.0 for p in places]
+        colour, marker = _COLOURS[number], _MARKERS[number]
+        if names:  # words have no order: marks with bars, and nothing in between
+            style = {"color": colour, "fmt": marker}
+            axis.errorbar(xs, means, wide, label=series["name"], capsize=2.5, **style)
             continue
-        xs, means = [x for x, _ in line], [s.mean for _, s in line]
-        if names:
-            _marks(axis, str(label), number, line, panel)
-            continue
-        style = {"color": _COLOURS[number % 8], "linestyle": _DASHES[number % 8]}
         axis.plot(
             xs,
             means,
-            label=str(label),
-            marker=_MARKERS[number % 8],
+            label=series["name"],
+            marker=marker,
             markersize=3,
             markevery=max(1, len(xs) // 8),
             linewidth=1.3,
-            **style,
+            color=colour,
+            linestyle=_DASHES[number],
         )
-        wide = [s.deviation if panel.minus is None else s.error for _, s in line]
         low = [mean - half for mean, half in zip(means, wide, strict=True)]
         high = [mean + half for mean, half in zip(means, wide, strict=True)]
-        if panel.log_y:  # a band cannot reach below zero there
+        if chart["log_y"]:  # a band cannot reach below zero there
             low = [max(value, mean / 10) for value, mean in zip(low, means, strict=True)]
-        axis.fill_between(xs, low, high, color=style["color"], alpha=0.13, linewidth=0)
-    axis.set_title(panel.title, fontsize=9)
-    axis.set_xlabel(panel.x_label or panel.x)
-    axis.set_ylabel(panel.y_label or panel.y)
-    if panel.log_y:
+        axis.fill_between(xs, low, high, color=colour, alpha=0.13, linewidth=0)
+    axis.set_title(chart["title"], fontsize=9)
+    axis.set_xlabel(chart["x"])
+    axis.set_ylabel(chart["y"])
+    if chart["log_y"]:
         axis.set_yscale("log")
-    if panel.log_x:
-        ticks = sorted({x for line in lines_of(panel, rows).values() for x, _ in line})
+    if chart["log_x"]:
+        ticks = sorted({p[0] for series in chart["series"] for p in series["points"]})
         axis.set_xscale("log")
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
-    axis.legend(title=panel.by, title_fontsize=7.5)

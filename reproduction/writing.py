@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedveil.cli import console
+from fedveil.report import compared
+from reproduction.charts import charts_of
 from reproduction.experiment import Experiment, Scale
 from reproduction.summary import Row
 
-_NOISES = "noise"  # the label that tells the paper's noise from ours
+_NUMBERS = re.compile(r"\[\s+((?:(?:[-+\d.e]+|null),?\s+)+)\]")  # a list of nothing but numbers
 
 
 def document(
@@ -33,6 +37,7 @@ def document(
         "metric": {"name": experiment.metric, "unit": experiment.unit},
         "findings": list(experiment.findings(rows)),
         "rows": [_row(experiment, row) for row in rows],
+        "charts": charts_of(experiment, rows),
     }
 
 
@@ -63,6 +68,37 @@ def _row(experiment: Experiment, row: Row) -> dict[str, Any]:
             if figure != "round" and row.case.every
         },
     }
+
+
+def html(described: Mapping[str, Any]) -> str:
+    """The experiment as a page with charts to read values from and a table that sorts."""
+    labels = list(dict.fromkeys(name for row in described["rows"] for name in row["labels"]))
+    unit = described["metric"]["unit"]
+    columns = [*labels, "paper", f"ours ({unit})" if unit else "ours", "seeds"]
+    columns += ["ε claimed", "ε certified", "δ", "noise multiplier"]
+    rows = []
+    for row in described["rows"]:
+        ours, cost = row["ours"], [row[f"epsilon_{kind}"] for kind in ("claimed", "certified")]
+        spread = [ours["mean"], ours["deviation"] if ours["seeds"] > 1 else None]
+        cells = [*(row["labels"].get(name) for name in labels), row["paper"], spread]
+        rows.append([*cells, ours["seeds"], *cost, row["delta"], row["noise_multiplier"]])
+    missing = described["runs_missing"]
+    said = {
+        "What comes out": described["findings"],
+        "The paper's setting": described["setting"],
+        "What differs here": [
+            f"{d['what']}: {d['paper']} in the paper; {d['here']} here"
+            for d in described["differences"]
+        ],
+        "How to read it": [
+            *([f"{missing} runs are missing."] if missing else []),
+            "Claimed: the paper's epsilon for this noise. Certified: what is proved for it at the "
+            "same delta. Runs are simulated with a seed: it is what the same plan would certify.",
+        ],
+    }
+    title = f"{described['paper']}, {described['title']}"
+    document = compared.document_of(title, said, described["charts"], columns, rows)
+    return compared.comparison_page(console.plain(document))
 
 
 def page(experiment: Experiment, scale: Scale, rows: Sequence[Row], missing: int) -> str:
@@ -141,4 +177,6 @@ def write(directory: Path, name: str, contents: dict[str, str | bytes]) -> list[
 
 
 def as_json(values: dict[str, Any]) -> str:
-    return json.dumps(values, indent=1, ensure_ascii=False) + "\n"
+    """JSON for people too: lists of numbers stand on one line."""
+    text = json.dumps(values, indent=1, ensure_ascii=False)
+    return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"

@@ -10,6 +10,11 @@ settings.register_profile("fedveil", deadline=None)
 settings.load_profile("fedveil")
 
 
+# Every setting that a table without a recipe would be searched for.
+TUNED = ["--unit", "client", "--set", "training.learning_rate=0.1", "--set", "privacy.clip_norm=1"]
+TUNED += ["--set", "training.local_epochs=5", "--set", "training.rounds=2"]
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _state(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Notes about ledgers go where the tests' runs are, not into the user's home."""

@@ -68,22 +68,27 @@ def test_the_commands_for_your_own_data_run(
         for _ in range(rows):
             income, purpose = draw.gauss(50, 10), draw.choice(["car", "house"])
             grade = "A" if income + 10 * (purpose == "car") > 55 else "B"
-            lines.append(f"S{draw.randrange(30)},{income:.1f},{purpose},{grade}")
+            lines.append(f"S{draw.randrange(40)},{income:.1f},{purpose},{grade}")
         Path(f"{name}.csv").write_text("\n".join(lines) + "\n")
     section = README.split("## Your own data")[1].split("\n## ")[0]
     commands = re.findall(r"^    \.venv/bin/fedveil (.*)$", section, re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["run", "predict", "evaluate"]
+    assert [command.split()[0] for command in commands] == [
+        *("run", "predict", "evaluate", "data", "plan")
+    ]
     for command in commands:
         assert main(shlex.split(command)) == 0, command
     assert len(Path("predictions.csv").read_text().splitlines()) == 51
-    assert "balanced accuracy" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "balanced accuracy" in printed.out
+    assert printed.err.count("Settings: ") == 2  # of the run, and of the plan
+    assert "guess = true" in Path("loans.toml").read_text()
     model = fv.load_run("loans")
     frame = {"income": [80.0, 20.0], "purpose": ["car", "house"]}
     assert model.predict(frame).tolist() == ["A", "B"]
 
 
 def test_every_document_that_is_linked_exists() -> None:
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 

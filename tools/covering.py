@@ -25,6 +25,7 @@ _LINES, _SETTINGS, _TIMES = _FOLDER / "coverage", _FOLDER / "coveragerc", _FOLDE
 _SOURCES = _FOLDER / "sources.json"
 
 _seconds: dict[str, float] = {}
+_failed: set[str] = set()
 
 
 def pytest_runtest_setup() -> None:
@@ -33,11 +34,15 @@ def pytest_runtest_setup() -> None:
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _seconds[report.nodeid] = _seconds.get(report.nodeid, 0.0) + report.duration
+    if report.failed:
+        _failed.add(report.nodeid)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not hasattr(session.config, "workerinput"):
-        _TIMES.write_text(json.dumps({**_read(_TIMES), **_seconds}), encoding="utf-8")
+        # A test that fails anyway notices nothing: it is left out.
+        passed = {name: time for name, time in _seconds.items() if name not in _failed}
+        _TIMES.write_text(json.dumps({**_read(_TIMES), **passed}), encoding="utf-8")
 
 
 def environment(*path: Path) -> dict[str, str]:

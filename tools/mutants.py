@@ -123,7 +123,8 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, str, int]]:
 
 
 def _passive(node: ast.AST) -> Iterator[ast.AST]:
-    """What changes nothing that runs: annotations, and how a dataclass is declared."""
+    """What changes nothing that runs: annotations, how a dataclass is declared, and the `strict`
+    of a `zip`, which asserts what holds."""
     parts: list[ast.AST | None] = []
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
         parts = [node.returns]
@@ -131,6 +132,8 @@ def _passive(node: ast.AST) -> Iterator[ast.AST]:
         parts = [node.annotation]
     elif isinstance(node, ast.ClassDef):
         parts = [*node.decorator_list]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "zip":
+        parts = [keyword.value for keyword in node.keywords]
     for part in parts:
         if part is not None:
             yield from ast.walk(part)
@@ -289,24 +292,32 @@ def _first_failure(mutant: Mutant, tests: list[str], seconds: float) -> str:
         shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
         changed = folder / mutant.file.relative_to(ROOT)
         changed.write_text(source_of(mutant), encoding="utf-8")
-        process = _FORKS.Process(target=_pytest, args=(folder, tests))
-        process.start()
-        process.join(seconds)
-        late = process.exitcode is None
-        with suppress(ProcessLookupError):  # also what the tests have started and not ended
-            os.killpg(process.pid or 0, signal.SIGKILL)
-        process.join()
-        output = (folder / "output").read_text(encoding="utf-8", errors="replace")
-    if late or process.exitcode == 0:
-        return "time limit" if late else ""
+        code, output = _outcome(folder, tests, seconds)
+        if code == pytest.ExitCode.USAGE_ERROR:  # other parameters, under other names: run them all
+            functions = [test.partition("[")[0] for test in tests]
+            code, output = _outcome(folder, list(dict.fromkeys(functions)), seconds)
+    if not code:
+        return "time limit" if code is None else ""
     failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return failed[0].partition(" - ")[0] if failed else f"exit code {process.exitcode}"
+    return failed[0].partition(" - ")[0] if failed else f"exit code {code}"
+
+
+def _outcome(folder: Path, tests: list[str], seconds: float) -> tuple[int | None, str]:
+    """The exit code of the tests, None if they take too long, and what they print."""
+    process = _FORKS.Process(target=_pytest, args=(folder, tests))
+    process.start()
+    process.join(seconds)
+    code = process.exitcode
+    with suppress(ProcessLookupError):  # also what the tests have started and not ended
+        os.killpg(process.pid or 0, signal.SIGKILL)
+    process.join()
+    return code, (folder / "output").read_text(encoding="utf-8", errors="replace")
 
 
 def _pytest(folder: Path, tests: list[str]) -> None:
     """In a process of its own: the tests with the changed package, until one fails."""
     os.setsid()
-    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT)
+    output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ |= environment(folder / "src")

@@ -39,6 +39,7 @@ from fedveil.methods.laplacian_smoothing import dp_fed as dp_fed
 from fedveil.methods.laplacian_smoothing import laplacian_smoothing as laplacian_smoothing
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise as CentralNoise
+from fedveil.methods.parts.correlated_noise import CorrelatedNoise as CorrelatedNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise as DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise as GradientNoise
 from fedveil.methods.parts.local_noise import LocalNoise as LocalNoise
@@ -61,6 +62,7 @@ from fedveil.privacy.calibration import calibrate_noise as calibrate_noise
 from fedveil.privacy.calibration import calibrate_rate as calibrate_rate
 from fedveil.privacy.calibration import calibrate_rounds as calibrate_rounds
 from fedveil.privacy.clipping import Clip as Clip
+from fedveil.privacy.correlated import CorrelatedGaussian as CorrelatedGaussian
 from fedveil.privacy.guarantee import Guarantee as Guarantee
 from fedveil.privacy.mechanisms import DiscreteGaussian as DiscreteGaussian
 from fedveil.privacy.mechanisms import DiscreteGaussianSum as DiscreteGaussianSum

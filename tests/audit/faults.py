@@ -16,16 +16,18 @@ from typing import Any
 
 import torch
 
-from fedveil.audit.many_runs import many_runs
+from fedveil.audit.audit import audit
 from fedveil.client import steps, update_pipeline
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency
+from fedveil.engines import dual_steps, isolated_gradients
 from fedveil.methods.parts import central_noise, local_noise
 from fedveil.planning.plan import Plan
 from fedveil.privacy import accounting
 from fedveil.privacy.clipping import row_norms
+from fedveil.privacy.noise import correlated
 from fedveil.privacy.noise.modular_grid import NoisyIntegers
 from fedveil.privacy.sampling import FixedSize, Poisson
 
@@ -55,6 +57,13 @@ CASES: dict[str, dict[str, Any]] = {
         "privacy.noise": "laplace",
         "privacy.noise_multiplier": 4.0,
         "privacy.delta": 0.0,
+    },
+    "central, correlated": {
+        "training.sampling": "round-robin",
+        "training.cohort": 5,
+        "training.rounds": 8,
+        "privacy.correlated": "optimised",
+        "privacy.noise_multiplier": 2.5,
     },
     "local": {"privacy.trust": "local", "privacy.noise_multiplier": 4.0},
     "local, Laplace": {
@@ -127,18 +136,20 @@ def _reused() -> Patch:
     return Randomness, "stream", same
 
 
-def _not_clipped() -> tuple[Patch, ...]:
-    @dataclass
-    class Clipped:
-        norms: Any
+@dataclass
+class Clipped:
+    norms: Any
 
+
+def _snapped(rows: torch.Tensor, granularity: float, clip: Any) -> torch.Tensor:
+    return (rows.double() / granularity).round().long()
+
+
+def _not_clipped() -> tuple[Patch, ...]:
     def leave(rows: Any, clip: Any, in_place: bool = False) -> Clipped:
         return Clipped(row_norms(rows, clip.order))
 
-    def snap(rows: torch.Tensor, granularity: float, clip: Any) -> torch.Tensor:
-        return (rows.double() / granularity).round().long()
-
-    return (update_pipeline, "clip_rows", leave), (update_pipeline, "snap_rows", snap)
+    return (update_pipeline, "clip_rows", leave), (update_pipeline, "snap_rows", _snapped)
 
 
 def _fixed_size() -> Patch:
@@ -163,6 +174,53 @@ def _half_sensitivity() -> Patch:
     return Adjacency, "sensitivity_factor", property(lambda self: 1)
 
 
+def _less_fresh() -> Patch:
+    real = correlated.fresh_noise
+    return correlated, "fresh_noise", lambda stream, count, std: real(stream, count, std / 2)
+
+
+def _coarse_noise() -> Patch:
+    real = central_noise.protect_sum
+
+    def coarse(total: Any, std: float, granularity: float, stream: Any) -> Any:
+        return total + 4 * real(0 * total, std, 4 * granularity, stream)
+
+    return central_noise, "protect_sum", coarse
+
+
+class _Unchecked:
+    """PyTorch, to which every number is finite."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def isfinite(values: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(values, dtype=torch.bool)
+
+
+def _nan_passes() -> tuple[Patch, ...]:
+    """The clip of other systems: times min(1, C / norm), which leaves a NaN where it is."""
+
+    def clip(rows: Any, clip: Any, in_place: bool = False) -> Clipped:
+        norms = torch.linalg.vector_norm(rows, ord=clip.order, dim=1)
+        rows *= (clip.norm / norms).clamp(max=1.0).nan_to_num(1.0)[:, None]
+        return Clipped(norms.numpy())
+
+    return (
+        (update_pipeline, "torch", _Unchecked()),
+        (update_pipeline, "clip_rows", clip),
+        (update_pipeline, "snap_rows", _snapped),
+    )
+
+
+def _gradients_not_clipped() -> tuple[Patch, ...]:
+    def ones(norms: Any, clip: Any, *, relative_error: float = 0.0) -> Any:
+        return torch.ones_like(norms)
+
+    return tuple((place, "clip_factors", ones) for place in (isolated_gradients, dual_steps))
+
+
 @dataclass(frozen=True)
 class Fault:
     case: str
@@ -181,9 +239,13 @@ FAULTS: Mapping[str, Fault] = {
     "replace accounted as zero-out": Fault(
         "central, replace", lambda: (_half_sensitivity(),), 8000
     ),
+    "correlated noise halved": Fault("central, correlated", lambda: (_less_fresh(),)),
     "noise reused between rounds": Fault("central", lambda: (_reused(),)),
     "clip skipped": Fault("central", _not_clipped),
     "fixed size accounted as Poisson": Fault("central, Poisson", lambda: (_fixed_size(),), 8000),
+    "noise on a coarser grid than the data": Fault("central", lambda: (_coarse_noise(),)),
+    "NaN passes the clip": Fault("central", _nan_passes),
+    "gradients of records not clipped": Fault("record, summed", _gradients_not_clipped),
 }
 
 
@@ -205,14 +267,14 @@ def planted(fault: str) -> Iterator[str]:
 
 def noticed(fault: str, seed: int) -> bool:
     with planted(fault) as case:
-        found = many_runs(plan_for(case), games=FAULTS[fault].games, seed=seed)
-    return found.refuted is not None
+        found = audit(plan_for(case), games=FAULTS[fault].games, canaries=0, seed=seed)
+    return bool(found.refuted)
 
 
 def accused(case: str, seeds: range, games: int) -> int:
     """Audits of the honest program that say it breaks its promise."""
     plan = plan_for(case)
-    return sum(many_runs(plan, games=games, seed=s).refuted is not None for s in seeds)
+    return sum(bool(audit(plan, games=games, canaries=0, seed=s).refuted) for s in seeds)
 
 
 def main() -> None:

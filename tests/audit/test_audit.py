@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy.stats import binom
 
@@ -12,13 +13,15 @@ from fedveil.audit.audit import audit
 from fedveil.audit.many_runs import many_runs
 from fedveil.audit.one_run import one_run
 from fedveil.cli import main
+from fedveil.core.errors import ConfigError
+from fedveil.data.assignment import Assignment
 
 from .faults import CASES, FAULTS, accused, noticed, plan_for, planted
 
 # Seeds are fixed: nothing here fails by chance. Where it says so, other seeds might.
 
 
-@pytest.mark.parametrize("case", ["central", "central, replace", "local"])
+@pytest.mark.parametrize("case", ["central", "central, replace", "central, correlated", "local"])
 def test_audits_of_plain_gaussians_come_within_a_fifth(case: str) -> None:
     plan = plan_for(case)
     assert plan.guarantee is not None
@@ -108,6 +111,62 @@ def test_the_same_seed_gives_the_same_audit_and_time_limits_are_kept() -> None:
     cut = many_runs(plan, games=10**9, seconds=0.0)
     assert not cut.complete
     assert cut.games == 1000
+
+
+def test_kept_games_are_gone_on_with(tmp_path: Path) -> None:
+    plan, kept = plan_for("central, idealised"), tmp_path / "games.npz"
+    first = many_runs(plan, games=1000, seed=3, kept=kept)
+    assert first.games == 1000
+    both = many_runs(plan, games=2000, seed=3, kept=kept)
+    assert both == many_runs(plan, games=2000, seed=3)
+    with pytest.raises(ConfigError, match="another recipe or seed"):
+        many_runs(plan, games=2000, seed=4, kept=kept)
+    kept.write_bytes(b"nothing")
+    with pytest.raises(ConfigError, match="damaged"):
+        many_runs(plan, games=2000, seed=3, kept=kept)
+
+
+SCHEMA = (
+    '[columns.x]\ntype = "number"\nmin = 0\nmax = 9\n'
+    '[columns.label]\ntype = "category"\ncategories = ["no", "yes"]\n'
+)
+
+
+def test_a_run_on_a_table_gets_an_audit_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's report reads it; and a hold-out that is drawn over all rows is found out."""
+    lines = ["who,x,label"]
+    values = [(i, i // 20 % 10) for i in range(400)]
+    lines += [f"c{i % 20},{x},{'yes' if x > 4 else 'no'}" for i, x in values]
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    recipe, run = tmp_path / "table.toml", tmp_path / "run"
+    recipe.write_text(
+        f'[data]\nfile = "{tmp_path}/rows.csv"\nclient_column = "who"\nlabel = "label"\n'
+        f'schema = "{tmp_path}/schema.toml"\n'
+        '[training]\nmethod = "dp-fedavg"\nrounds = 2\nsampling = "everyone"\n'
+        "[privacy]\nnoise_multiplier = 2.0\nclip_norm = 1.0\n"
+    )
+    assert main(["run", str(recipe), "--output", str(run), "--quiet"]) == 0
+    call = ["audit", str(run), "--games", "1000", "--canaries", "0", "--quiet"]
+    assert main(call) == 0
+    document = json.loads((run / "audit.json").read_text())
+    assert document["lower_bound"] < document["certified"]["epsilon"]
+    assert document["confidence"] == pytest.approx(0.95)
+    assert "1000 games" in document["method"]
+    assert document["probes"][-1]["reached"] == 0
+    capsys.readouterr()
+    assert main(["report", str(run), "--json"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["runs"]
+    assert shown["epsilons"]["audited"] == document["lower_bound"]
+
+    def over_all_rows(self: Assignment, seed: int, purpose: str) -> object:
+        return np.random.default_rng(seed).integers(2**63, size=len(self.rows)).astype(np.uint64)
+
+    monkeypatch.setattr(Assignment, "row_words", over_all_rows)
+    assert main(call) == 1
+    assert "other clients whose training rows change" in capsys.readouterr().err
 
 
 def test_what_cannot_be_audited_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,10 @@ from fedveil.audit.bounds import (
     Rates,
     at_least,
     at_most,
+    contradicted,
     gaussian_dp_epsilon,
     guessed_epsilon,
+    guessed_separation,
     guessing_p_value,
     refuted_epsilon,
 )
@@ -73,3 +75,39 @@ def test_delta_costs_confidence_and_an_epsilon_is_a_root() -> None:
     found = guessed_epsilon(100, 80, 200, 1e-5, 0.05)
     assert guessing_p_value(100, 80, 200, found, 1e-5) == pytest.approx(0.05, rel=1e-6)
     assert guessed_epsilon(100, 52, 200, 1e-5, 0.05) == 0.0
+
+
+def rejected_runs(mu: float, tested: float, runs: int, canaries: int, guesses: int) -> int:
+    """Runs in which Gaussians `mu` apart contradict the curve of Gaussians `tested` apart."""
+    chance, found = np.random.default_rng(5), 0
+    for _ in range(runs):
+        there = chance.random(canaries) < 0.5
+        ranked = np.argsort(chance.standard_normal(canaries) + mu * there)
+        half = guesses // 2
+        right = int((~there[ranked[:half]]).sum() + there[ranked[-half:]].sum())
+        found += guessed_separation(guesses, right, canaries, 0.05) > tested
+    return found
+
+
+def test_guesses_hold_against_a_whole_curve_and_come_closer_than_one_epsilon() -> None:
+    """At most 5 % of honest runs are rejected: of 200, more than 22 with probability 1e-4."""
+    assert rejected_runs(1.0, 1.0, 200, canaries=400, guesses=100) <= 22
+    chance = np.random.default_rng(1)
+    canaries, mu, delta = 4000, 1.0, 1e-5
+    there = chance.random(canaries) < 0.5
+    ranked = np.argsort(chance.standard_normal(canaries) + mu * there)
+    shown = {}
+    for guesses in (100, 400, 1000):
+        half = guesses // 2
+        right = int((~there[ranked[:half]]).sum() + there[ranked[-half:]].sum())
+        whole = gaussian_dp_epsilon(guessed_separation(guesses, right, canaries, 0.05), delta)
+        shown[guesses] = whole, guessed_epsilon(guesses, right, canaries, delta, 0.05)
+    true = gaussian_dp_epsilon(mu, delta)
+    whole, single = (max(column) for column in zip(*shown.values(), strict=True))
+    assert single < whole < true
+    assert whole > 0.6 * true
+
+
+def test_a_curve_that_lets_everything_through_is_never_contradicted() -> None:
+    assert not contradicted(lambda p: 0.0, 50, 50, 50, 0.05)
+    assert contradicted(lambda p: p, 50, 50, 50, 0.05)  # both worlds alike, and all guesses right

@@ -22,6 +22,7 @@ from fedveil.privacy.accounting import account
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
+from tests.conftest import TUNED
 
 RECIPES = Path(__file__).parents[2] / "src" / "fedveil" / "recipes"
 PRIVATE = sorted(
@@ -106,7 +107,7 @@ def test_what_was_taken_without_noise_decertifies_everywhere(
 ) -> None:
     sentence = f"{PLANTED[0].upper()}{PLANTED[1:]}."
     out = tmp_path / "run"
-    assert main(["run", *SMALL, "--output", str(out), "--json"]) == 0
+    assert main(["run", *SMALL, "--explain", "--output", str(out), "--json"]) == 0
     printed = capsys.readouterr()
     documents = [
         json.loads(printed.out)["guarantee"],
@@ -242,7 +243,7 @@ def test_a_public_schema_certifies_what_statistics_of_the_rows_do_not(
     rows = [f"{i % 30},{i % 7},{'yes' if i % 7 > 3 else 'no'}" for i in range(300)]
     (tmp_path / "t.csv").write_text("\n".join(["who,x,y", *rows]))
     (tmp_path / "s.toml").write_text(SCHEMA)
-    table = ["--data", str(tmp_path / "t.csv"), "--label", "y", "--set", "training.rounds=2"]
+    table = ["--data", str(tmp_path / "t.csv"), "--label", "y", *TUNED]
     schema, by_owner = ["--schema", str(tmp_path / "s.toml")], ["--client-column", "who"]
 
     def guarantee(name: str, *more: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedveil.cli import console, main
+from tests.conftest import TUNED
 
 SMALL = ["--set", "training.rounds=6", "--set", "training.rate=0.3", "--set", "data.clients=40"]
 
@@ -334,7 +335,7 @@ def test_a_table_is_trained_on_and_its_run_resumed_from_elsewhere(
     rows = [f"c{i % 20},{i % 7},{'ab'[(i % 7) > 3]},{'xyz'[i % 3]}" for i in range(400)]
     (tmp_path / "t.csv").write_text("who,number,label,kind\n" + "\n".join(rows) + "\n")
     options = ["--data", "t.csv", "--client-column", "who", "--label", "label", "--json"]
-    done = fedveil("run", *options, "--set", "training.rounds=5", "--output", "out")
+    done = fedveil("run", *options, *TUNED, "--output", "out")
     assert done.returncode == 0, done.stderr
     assert any("not covered by the guarantee" in note for note in json.loads(done.stdout)["notes"])
     (tmp_path / "elsewhere").mkdir()

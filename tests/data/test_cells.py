@@ -14,6 +14,8 @@ from pyarrow import parquet
 
 from fedveil.core.errors import ConfigError
 from fedveil.data import cells
+from fedveil.data.encoding import numbers_of
+from fedveil.data.schema import Column, Kind
 from fedveil.data.table import from_table
 
 
@@ -186,3 +188,18 @@ def test_infinity_under_a_schema_is_clipped_like_any_other_number(tmp_path, form
     if form == "parquet":  # without one nobody knows how far to clip
         with pytest.raises(ConfigError, match="holds infinity"):
             from_table(path, label="y", client_column="w", test_fraction=0)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_stored_times_of_any_precision_are_days(unit, zone):
+    """A time with more digits than milliseconds once ended the program with a row's value."""
+    ticks = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    at = [0, 86_400 * ticks + 1, None, -(2**62), 2**62]
+    values = pa.chunked_array([pa.array(at, pa.timestamp(unit, zone))])
+    found = numbers_of(values, Column(Kind.DATE))
+    expected = [np.nan if one is None else one / (86_400 * ticks) for one in at]
+    np.testing.assert_allclose(found, expected, rtol=1e-15)
+    for kind, whole in ((pa.date32(), 18_262), (pa.date64(), 18_262 * 86_400_000)):
+        days = numbers_of(pa.chunked_array([pa.array([whole, None], kind)]), Column(Kind.DATE))
+        np.testing.assert_array_equal(days, [18_262, np.nan])

@@ -11,11 +11,12 @@ import pytest
 from fedveil.advise.proxy import some_clients
 from fedveil.core.errors import ConfigError
 from fedveil.data import declared
-from fedveil.data.federation import ARTIFICIAL_NOTE, Federation, Task
+from fedveil.data.federation import ARTIFICIAL_NOTE, HELD_OUT_NOTE, Examples, Federation, Task
 from fedveil.data.labels import STANDARDISED
 from fedveil.data.partition import IID, ByOwner, Dirichlet, SortedSlices
 from fedveil.data.table import COLUMNS, from_table
 from fedveil.datasets import load
+from fedveil.datasets.source import Pool, Source
 from fedveil.engines.shared_memory import share
 
 INPUTS = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
@@ -66,6 +67,29 @@ def test_dealing_by_labels_or_sizes_is_said(partition, says):
     assert federation.unprotected == says
     assert (ARTIFICIAL_NOTE in federation.notes) == (not isinstance(partition, ByOwner))
     assert made(classes=3, partition=partition, public=True).unprotected == ()
+
+
+@pytest.mark.parametrize(
+    ("partition", "says"),
+    [
+        (None, ()),
+        (ByOwner(at_least=3), (declared.left_out(3),)),
+        ("dirichlet", (declared.DEALT_BY_LABEL,)),
+    ],
+)
+def test_a_source_of_another_package_holds_somebody_s_records(partition, says):
+    """Names alone do not make data public, as those of the published benchmarks are."""
+
+    def build(arrays, copy):
+        return Pool(Examples(INPUTS, LABELS), owners=OWNERS)
+
+    about = {"what": "", "licence": "", "task": Task.CLASSIFICATION, "classes": 3, "examples": 60}
+    source = Source("ward", **about, clients=6, partition=ByOwner(), build=build, test_fraction=0.2)
+    settings = {"clients": 5, "alpha": 1.0} if partition == "dirichlet" else {}
+    federation = source.load(partition, **settings)
+    assert federation.unprotected == says
+    assert HELD_OUT_NOTE in federation.notes
+    assert load("digits", "dirichlet", clients=5, alpha=1.0).unprotected == ()
 
 
 def test_a_label_outside_the_declared_classes_is_refused():

@@ -14,10 +14,12 @@ import torch
 
 from fedveil.config.assemble import plan_of
 from fedveil.core.randomness import Randomness
-from fedveil.core.units import Unit
+from fedveil.core.units import Trust, Unit
+from fedveil.data.federation import Federation
+from fedveil.deploy.facts import Facts
 from fedveil.planning.plan import Plan
 from fedveil.run.run import Run
-from tests.deploy.world import facts_of, recipe_of, world
+from tests.deploy.world import POLICY, facts_of, recipe_of, world
 
 SEED = 11
 
@@ -26,7 +28,18 @@ CASES: dict[str, dict[str, Any]] = {
     "noise shares": {"training__method": "dp-fedavg", "privacy__trust": "distributed"},
     "a trusted hub": {"aggregation__sparse": True, "aggregation__honest_server": True},
     "a network": {"model__name": "mlp", "model__hidden": [5]},
+    "a tracked clip": {"privacy__clip_quantile": 0.5, "privacy__clip_noise": 0.5},
     "local noise": {"training__method": "client-noise", "aggregation__secure": None},
+    "a trusted hub": {
+        "training__method": "dp-fedavg",
+        "privacy__trust": "central",
+        "aggregation__secure": None,
+    },
+    "by turns": {
+        "training__sampling": "round-robin",
+        "training__cohort": 3,
+        "training__rounds": 3,
+    },
     "records, one step": {"training__method": "dp-sgd", "training__local_epochs": None},
     "records, several steps": {
         "training__method": "gradient-noise",
@@ -44,9 +57,24 @@ def test_the_same_weights_as_in_one_process(
 ) -> None:
     recipe = recipe_of(**CASES[name])
     unit = Unit.RECORD if name.startswith("records") else Unit.CLIENT
-    made = world(tmp_path, unit=unit, seed=SEED)
+    central = name == "a trusted hub"
+    allow = {**POLICY["allow"], "trust": ["central"]} if central else POLICY["allow"]
+    made = world(
+        tmp_path,
+        sites=4 if name == "by turns" else 3,
+        unit=unit,
+        seed=SEED,
+        policy={**POLICY, "allow": allow},
+        trust=Trust.CENTRAL if central else Trust.DISTRIBUTED,
+    )
+
+    def known(facts: Facts) -> Federation:
+        return facts.federation(made.data.test)
+
+    if central:  # the hub draws the noise
+        monkeypatch.setattr(Plan, "randomness", property(lambda self: Randomness(SEED)))
     try:
-        run = made.hub().start(recipe, facts_of(made.data, unit), tmp_path / "run", made.data.test)
+        run = made.hub().start(recipe, facts_of(made.data, unit), tmp_path / "run", known)
         metrics = run.finish()
         assert run.guarantee is not None
         assert run.guarantee.certified
@@ -56,9 +84,10 @@ def test_the_same_weights_as_in_one_process(
     monkeypatch.setattr(Plan, "randomness", property(lambda self: Randomness(SEED)))
     alone = Run(plan_of(recipe, made.data))
     expected = alone.finish()
-    assert run.state.rounds == alone.state.rounds == 2
+    assert run.state.rounds == alone.state.rounds == recipe.training.rounds
     assert not torch.equal(run.state.weights, run.plan.start)
     assert torch.equal(run.state.weights, alone.state.weights)
     assert metrics == expected
-    for guard in made.guards.values():
-        assert list(guard.store.ledger.runs().values()) == [2]
+    turns = [sum(guard.store.ledger.runs().values()) for guard in made.guards.values()]
+    expected_turns = {"by turns": [3, 2, 2, 2], "a tracked clip": [4, 4, 4]}  # two sums a round
+    assert turns == expected_turns.get(name, [2, 2, 2])

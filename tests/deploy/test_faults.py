@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +16,12 @@ import torch
 from fedveil.deploy.courier import MemoryCourier
 from fedveil.deploy.envelope import unseal
 from fedveil.deploy.guard import Guard
+from fedveil.deploy.work import Training
+from fedveil.privacy import client_events
+from fedveil.privacy.client_ledger import ClientLedger
 from fedveil.run.directory import RunDirectory
+from fedveil.run.run import Run
+from fedveil.secagg import round_log
 from tests.deploy.world import World, facts_of, recipe_of, world
 
 FOUR = {"aggregation__max_dropout": 0.25, "evaluation__every": 1}
@@ -96,26 +105,6 @@ def test_too_few_sites_release_nothing_and_are_not_charged(tmp_path: Path) -> No
         made.close()
 
 
-def test_a_killed_hub_resumes_and_draws_no_round_again(four: World, tmp_path: Path) -> None:
-    recipe = recipe_of(**FOUR, training__rounds=4)
-    run = four.hub().start(recipe, facts_of(four.data), tmp_path / "run")
-    rounds = iter(run)
-    next(rounds)
-    run.reserve(1)  # the second round is begun, and the hub ends
-    assert isinstance(run.directory, RunDirectory)
-    run.directory.close()
-
-    again = four.hub().resume(tmp_path / "run")
-    assert again.state.rounds == 1
-    assert torch.equal(again.state.weights, run.state.weights)
-    assert again.next_round == 2
-    assert [report.round_number for report in again] == [3, 4]
-    for guard in four.guards.values():
-        assert list(guard.store.ledger.runs().values()) == [3]
-    assert again.guarantee is not None
-    assert again.guarantee.certified
-
-
 def test_a_second_run_of_the_same_federation_goes_on_with_the_numbers(
     four: World, tmp_path: Path
 ) -> None:
@@ -131,13 +120,13 @@ def test_training_longer_than_a_request_is_asked_for_again(
     four: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, asked = threading.Event(), []
-    trained = Guard._trained
+    trained = Training._trained
 
-    def slow(self: Guard, *args: object) -> object:
+    def slow(self: Training, *args: Any) -> object:
         assert gate.wait(60)
-        return trained(self, *args)  # type: ignore[arg-type]
+        return trained(self, *args)
 
-    monkeypatch.setattr(Guard, "_trained", slow)
+    monkeypatch.setattr(Training, "_trained", slow)
     guard = four.guards["site-2"]
     guard._patience = 0.01
     four.courier.detach("site-2")
@@ -154,3 +143,147 @@ def test_training_longer_than_a_request_is_asked_for_again(
     assert report.dropouts is not None
     assert report.dropouts.survivors == 4
     assert asked.count("train") >= 3
+
+
+def survivors(run: Run) -> list[int]:
+    """Sites in each round's sum; -1 where nothing was released."""
+    reports = [report.dropouts for report in run]
+    assert all(reports)
+    return [-1 if one.not_released else one.survivors for one in reports if one]
+
+
+def rounds_paid(made: World) -> list[int]:
+    return [sum(guard.store.ledger.runs().values()) for guard in made.guards.values()]
+
+
+def spend_all(guard: Guard) -> None:
+    """As if the owner had taken part elsewhere meanwhile: nothing is left."""
+    ledger, spent = guard.store.ledger, guard.store.ledger.spent()
+    terms = {name: getattr(ledger, name) for name in ("unit", "adjacency", "trust")}
+    ClientLedger(ledger.path, max(spent, 1e-3), ledger.delta, **terms)
+
+
+def test_a_ledger_that_is_exhausted_in_the_middle_takes_its_site_out(
+    four: World, tmp_path: Path
+) -> None:
+    recipe = recipe_of(**FOUR, training__rounds=3)
+    hub = four.hub()
+    run = hub.start(recipe, facts_of(four.data), tmp_path / "run")
+    next(iter(run))
+    spend_all(four.guards["site-2"])
+    assert survivors(run) == [3, 3]
+    assert rounds_paid(four) == [3, 3, 1, 3]
+    assert "above this client's budget" in hub.sites.refusals["site-2"]
+
+
+def test_without_a_site_to_spare_an_exhausted_ledger_ends_the_releases(tmp_path: Path) -> None:
+    made = world(tmp_path)
+    try:
+        run = made.hub().start(recipe_of(training__rounds=3), facts_of(made.data), tmp_path / "run")
+        next(iter(run))
+        weights = run.state.weights
+        spend_all(made.guards["site-2"])
+        assert survivors(run) == [-1, -1]
+        assert torch.equal(run.state.weights, weights)
+        assert rounds_paid(made) == [1, 1, 1]  # what was reserved since has been given back
+    finally:
+        made.close()
+
+
+def test_two_hubs_with_one_key_get_one_answer_a_round(four: World, tmp_path: Path) -> None:
+    recipe = recipe_of(**FOUR)
+    first = four.hub().start(recipe, facts_of(four.data), tmp_path / "one")
+    second_hub = World(**{**vars(four), "folder": tmp_path / "copy"}).hub()
+    second = second_hub.start(recipe, facts_of(four.data), tmp_path / "two")  # same round numbers
+    assert survivors(first) == [4, 4]
+    assert survivors(second) == [-1, -1]
+    assert rounds_paid(four) == [2, 2, 2, 2]
+    assert any(
+        "numbers only rise" in said or "answered before" in said
+        for said in second_hub.sites.refusals.values()
+    )
+
+
+def full(*args: object, **settings: object) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_site_whose_disk_is_full_takes_no_part_until_there_is_room(
+    four: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard, append = four.guards["site-1"], client_events.Events.append
+
+    def no_room(self: Any, *args: Any) -> int:
+        return full() if self._path == guard.store.path else append(self, *args)
+
+    recipe = recipe_of(**FOUR, training__rounds=3)
+    run = four.hub().start(recipe, facts_of(four.data), tmp_path / "run")
+    rounds = iter(run)
+    monkeypatch.setattr(client_events.Events, "append", no_room)
+    first = next(rounds)
+    monkeypatch.setattr(client_events.Events, "append", append)
+    assert first.dropouts is not None
+    assert first.dropouts.survivors == 3
+    assert survivors(run) == [4, 4]
+    assert rounds_paid(four) == [3, 2, 3, 3]
+
+
+def test_a_hub_whose_disk_is_full_releases_nothing_that_it_cannot_keep(
+    four: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
+    monkeypatch.setattr(round_log, "_write", full)
+    with pytest.raises(ValueError, match=r"round log .* No space left"):
+        next(iter(run))
+    monkeypatch.undo()
+    assert isinstance(run.directory, RunDirectory)
+    run.directory.close()
+    again = four.hub().resume(tmp_path / "run")
+    assert survivors(again) == [4, 4]
+    assert rounds_paid(four) == [2, 2, 2, 2]
+
+
+def test_a_site_away_for_some_rounds_is_in_those_after(four: World, tmp_path: Path) -> None:
+    recipe = recipe_of(**FOUR, training__rounds=3)
+    run = four.hub(0.5).start(recipe, facts_of(four.data), tmp_path / "run")
+    four.courier.detach("site-3")
+    away = next(iter(run))
+    four.courier.attach("site-3", four.guards["site-3"].answer)
+    assert away.dropouts is not None
+    assert away.dropouts.survivors == 3
+    assert survivors(run) == [4, 4]
+    assert rounds_paid(four) == [3, 3, 3, 2]
+
+
+@pytest.mark.parametrize("cut", [lambda reply: reply[:-7], lambda reply: b"", lambda reply: reply])
+def test_a_reply_that_is_cut_off_or_lost_is_asked_for_again(
+    cut: Callable[[bytes], bytes], four: World, tmp_path: Path
+) -> None:
+    seen: dict[bytes, int] = {}
+    guard = four.guards["site-0"]
+
+    def flaky(frame: bytes) -> bytes:
+        seen[frame] = seen.get(frame, 0) + 1
+        reply = guard.answer(frame)
+        if seen[frame] > 1:
+            return reply
+        if cut(reply) == reply:
+            raise ConnectionResetError
+        return cut(reply)
+
+    four.courier.detach("site-0")
+    four.courier.attach("site-0", flaky)
+    run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
+    assert survivors(run) == [4, 4]
+    assert set(seen.values()) == {2}
+    assert rounds_paid(four) == [2, 2, 2, 2]
+
+
+def test_clocks_that_differ_change_nothing(
+    four: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jumps = iter(range(10**9))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + (-1) ** next(jumps) * 1e8)
+    run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
+    assert survivors(run) == [4, 4]

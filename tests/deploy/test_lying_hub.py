@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.deploy.envelope import Message, seal, unseal
-from fedveil.deploy.plan_document import Facts, PlanDocument, planned, resolved
+from fedveil.deploy.facts import Facts
+from fedveil.deploy.guard import MOST_PLANS, MOST_RUNS
+from fedveil.deploy.plan_document import PlanDocument, planned, resolved
 from fedveil.secagg.keys import new_keys
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.server import Server
@@ -113,7 +116,7 @@ LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
     ),
     "central trust": (
         central,
-        "no other trust is carried yet",
+        "it asks for central trust, not local, distributed",
     ),
     "more honest shares than there are sites": (
         lambda d: set_in(d, "aggregation", min_honest=9),
@@ -135,6 +138,10 @@ LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
     "another schema": (
         lambda d: replace(d, facts=replace(d.facts, input_shape=(7,))),
         "schema does not fit",
+    ),
+    "a schema of the same shape that nobody has agreed to": (
+        lambda d: replace(d, facts=replace(d.facts, agreement="00" * 32)),
+        "schema is not the one that this site has agreed to",
     ),
     "records counted where clients are protected": (
         lambda d: replace(d, facts=replace(d.facts, sizes=(20, 27, 34))),
@@ -227,7 +234,7 @@ def test_inflated_honest_shares_in_a_round_are_refused(made: World) -> None:
     signatures = accepted(made, document)
     assert begin(made, document, signatures).header["status"] == "done"
     plan = planned(document.parsed(), document.facts.federation())
-    terms = document.terms(plan)
+    terms = document.terms(plan)["update"]
     mechanism: Any = terms.release.mechanism
     inflated = replace(mechanism, share_std=mechanism.share_std * 2)
     lies = {
@@ -241,7 +248,12 @@ def test_inflated_honest_shares_in_a_round_are_refused(made: World) -> None:
         width, bits = mechanism.dimension, 32
         opened = server_of(made, document).open(0, range(3), width, bits, privacy=lie)
         reply = ask(
-            made, 0, Message({"kind": "open", "run": document.digest, "round": 0}, (opened.plan,))
+            made,
+            0,
+            Message(
+                {"kind": "open", "run": document.digest, "round": 0, "purpose": "update"},
+                (opened.plan,),
+            ),
         )
         assert "other noise or honest shares than the plan" in reply.header["reason"]
     assert made.guards["site-0"].store.ledger.spent() == 0
@@ -277,14 +289,60 @@ def test_a_replayed_round_is_refused_even_after_a_restart(made: World, tmp_path:
     assert again.store.ledger.spent() == spent > 0
 
 
+BY_TURNS = {"training__sampling": "round-robin", "training__cohort": 3, "training__rounds": 4}
+
+
+def test_a_round_out_of_turn_or_with_another_cohort_is_refused(tmp_path: Path) -> None:
+    made = world(tmp_path, sites=4)
+    try:
+        document = document_of(made, **BY_TURNS)
+        signatures = [propose(made, document, site).part() for site in range(4)]
+        assert begin(made, document, signatures).header["status"] == "done"
+        plan = planned(document.parsed(), document.facts.federation())
+        terms: Any = document.terms(plan)["update"]
+        width = terms.release.mechanism.dimension
+        for number, members, reason in (
+            (1, (0, 1, 2), "the round has another cohort"),  # 3, 0 and 1 are due
+            (3, (0, 1, 2), "round 4 is not this site's turn"),  # 1, 2 and 3 are
+        ):
+            opened = server_of(made, document).open(number, members, width, 32, privacy=terms)
+            header = {"kind": "open", "run": document.digest, "round": number, "purpose": "update"}
+            reply = ask(made, 0, Message(header, (opened.plan,)))
+            assert reason in reply.header["reason"]
+        assert made.guards["site-0"].store.ledger.spent() == 0
+    finally:
+        made.close()
+
+
+def test_turns_closer_than_the_owner_allows_are_refused(tmp_path: Path) -> None:
+    policy = {**POLICY, "allow": {**POLICY["allow"], "separation": 2}}
+    made = world(tmp_path, sites=4, policy=policy)
+    try:
+        reply = propose(made, document_of(made, **BY_TURNS))
+        assert "turns 1 rounds apart, at least 2" in reply.header["reason"]
+    finally:
+        made.close()
+
+
+def test_plans_without_end_take_no_memory_without_end(made: World) -> None:
+    guard = made.guards["site-0"]
+    for number in range(MOST_RUNS + 3):
+        document = replace(document_of(made), run=str(number))
+        assert propose(made, document).header["status"] == "done"
+    assert len(guard._runs) == MOST_RUNS
+    guard._plans.extend([monotonic()] * MOST_PLANS)
+    refused = propose(made, replace(document_of(made), run="one more"))
+    assert "plans in an hour" in refused.header["reason"]
+
+
 def test_a_round_beyond_the_plan_is_refused(made: World) -> None:
     document = document_of(made)
     assert begin(made, document, accepted(made, document)).header["status"] == "done"
     plan = planned(document.parsed(), document.facts.federation())
-    terms: Any = document.terms(plan)
+    terms: Any = document.terms(plan)["update"]
     width = terms.release.mechanism.dimension
     opened = server_of(made, document).open(2, range(3), width, 32, privacy=terms)
-    header = {"kind": "open", "run": document.digest, "round": 2}
+    header = {"kind": "open", "run": document.digest, "round": 2, "purpose": "update"}
     reply = ask(made, 0, Message(header, (opened.plan,)))
     assert reply.header["status"] == "refused"
     assert "the plan has 2" in reply.header["reason"]

@@ -15,10 +15,10 @@ from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.data.federation import Examples, Federation
 from fedveil.deploy.courier import Courier, MemoryCourier
+from fedveil.deploy.facts import Facts
 from fedveil.deploy.guard import Guard
 from fedveil.deploy.hub import Hub
 from fedveil.deploy.members import Members
-from fedveil.deploy.plan_document import Facts
 from fedveil.deploy.policy import Policy
 from fedveil.engines.one_client import lone
 from fedveil.secagg.device_store import DeviceStore, Lock
@@ -133,6 +133,7 @@ def world(
     policy: dict[str, Any] | None = None,
     seed: int | None = None,
     courier: Courier | None = None,
+    trust: Trust = Trust.DISTRIBUTED,
 ) -> World:
     """A federation whose guards are running."""
     key = Ed25519PrivateKey.generate()
@@ -146,7 +147,7 @@ def world(
             delta=1e-5,
             unit=unit,
             adjacency=adjacency,
-            trust=Trust.DISTRIBUTED,
+            trust=trust,
         )
         keys = store.enrol(f"fedveil/{NAME}", number)
         identities[f"site-{number}"] = keys.identity.public_key().public_bytes_raw()

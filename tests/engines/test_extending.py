@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedveil.client.local_training import LearningRate, LocalTraining
 from fedveil.core.errors import ConfigError
 from fedveil.engines import choose as choosing
 from fedveil.engines.batched import RowEngine
@@ -20,6 +21,16 @@ from fedveil.engines.choose import ENGINES, build_engine
 from fedveil.engines.contract import Engine, Job, RoundSum
 from fedveil.engines.contract_suite import ContractBroken, check_engine
 from fedveil.engines.registry import OUTSIDE, engine
+from fedveil.methods.dp_fedavg import dp_fedavg
+from fedveil.methods.parts.method import CohortRule, Scheme
+from fedveil.models.zoo import build as build_model
+from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.ledger import read
+from fedveil.run.directory import RunDirectory
+from fedveil.run.run import Run, Speed, job_of
+from fedveil.secagg.aggregator import OpenAggregator
+from tests.methods.reference import federation
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending" / "engine.md"
 
@@ -122,3 +133,67 @@ def test_an_unknown_name_and_an_obstacle_are_said_in_one_line() -> None:
         build_engine(job, "sequentiall")
     with pytest.raises(ContractBroken, match="supports none"):
         check_engine("picky")
+
+
+def certified_plan() -> Plan:
+    data = federation(2, (6,) * 4)
+    method = dp_fedavg(
+        rounds=1,
+        cohort=CohortRule(Scheme.EVERYONE),
+        local=LocalTraining(LearningRate(0.1), steps=1),
+        clip=Clip(1.0),
+    )
+    made = plan(method, data, build_model("logistic", data), budget=Budget(epsilon=4.0))
+    assert made.guarantee is not None
+    assert made.guarantee.certified
+    return made
+
+
+class Unclipped:
+    """Sends what it likes: a million grid steps in every coordinate."""
+
+    name = "unclipped"
+
+    def __init__(self, job: Job) -> None:
+        self._size = job.layout.size
+
+    def round_sum(self, weights, cohort, *args, **kwargs) -> RoundSum:  # type: ignore[no-untyped-def]
+        none = torch.zeros(len(cohort))
+        return RoundSum(torch.full((self._size,), 10**6), none, none, none, 0)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("given", [False, True])
+def test_an_engine_from_outside_certifies_nothing(given: bool, tmp_path: Path) -> None:
+    """Nothing clips what it sends, and the plan's epsilon rests on the clip."""
+    made = certified_plan()
+
+    @engine("unclipped")
+    def build(job: Job, chunk: int | None, device: torch.device) -> Engine:
+        return Unclipped(job)
+
+    if given:
+        run = Run(made, engine=Unclipped(job_of(made, made.randomness)))
+    else:
+        run = Run(made, speed=Speed(engine="unclipped"))
+    with pytest.raises(ConfigError, match="another plan"):
+        run.keep_in(RunDirectory.create(tmp_path / "promised", made, {}))
+    run.keep_in(RunDirectory.create(tmp_path / "run", run.plan, {}))
+    run.finish()
+    for guarantee in (run.guarantee, read(tmp_path / "run" / "ledger.jsonl").guarantee()):
+        assert guarantee is not None
+        assert not guarantee.certified
+        assert "Engine 'unclipped' is none of fedveil's own parts" in guarantee.reason
+
+
+def test_an_aggregator_from_outside_certifies_nothing() -> None:
+    class Noiseless(OpenAggregator):
+        pass
+
+    for aggregator, certified in ((OpenAggregator(None), True), (Noiseless(None), False)):
+        guarantee = Run(certified_plan(), aggregator=aggregator).guarantee
+        assert guarantee is not None
+        assert guarantee.certified is certified

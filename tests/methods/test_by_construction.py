@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.randomness import Randomness
 from fedveil.methods.ae_dpfl import ae_dpfl
 from fedveil.methods.dp_fedavg import dp_fedavg
+from fedveil.methods.gradient_noise import gradient_noise
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.local_noise import LocalNoise
@@ -123,6 +125,43 @@ def test_grids_are_not_the_caller_s() -> None:
     method = protected().method
     with pytest.raises(ConfigError, match="pipeline"):
         replace(method, pipeline=loose)
+
+
+@pytest.mark.parametrize(
+    "own", [{"last_step_noise": False}, {"gradient_grid": 0.5}, {"gradient_noise": 1e-9}], ids=str
+)
+def test_gradient_noise_is_not_the_caller_s(own: dict[str, Any]) -> None:
+    """A method without the last step's noise would promise it all the same."""
+    local = LocalTraining(LearningRate(0.1), steps=1, batch_size=6, **own)
+    with pytest.raises(ConfigError, match="local: the plan chooses"):
+        gradient_noise(
+            rounds=1,
+            cohort=CohortRule(Scheme.EVERYONE),
+            local=local,
+            clip_norm=1.0,
+            secure_sum=False,
+        )
+
+
+@pytest.mark.parametrize("secure_sum", [False, True])
+def test_what_is_sent_is_never_the_same_twice(secure_sum: bool) -> None:
+    """One local step: its noise is the only noise there is."""
+    data = federation(2, (6,) * 4)
+    method = gradient_noise(
+        rounds=1,
+        cohort=CohortRule(Scheme.EVERYONE),
+        local=LocalTraining(LearningRate(0.1), steps=1, batch_size=6),
+        clip_norm=1.0,
+        secure_sum=secure_sum,
+    )
+    made = plan(method, data, build("logistic", data), budget=Budget(epsilon=4.0))
+    seen = []
+    for _ in range(2):
+        run = Run(made)
+        run.finish()
+        run.close()
+        seen.append(run.weights)
+    assert (seen[0] != seen[1]).all()
 
 
 def test_a_model_that_does_not_fit_the_classes_is_refused_before_anything_is_spent() -> None:

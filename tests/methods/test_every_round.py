@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from fedveil.privacy.gradient_perturbation import GridGradients
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.run.run import Run
 from fedveil.run.sums import pipeline_in
+from fedveil.server.smoothing import Smoothing
 from tests.methods.reference import federation
 
 EVERYONE = CohortRule(Scheme.EVERYONE)
@@ -406,3 +408,40 @@ def test_rounding_adds_next_to_nothing_to_the_noise(clip: float, noise: float) -
     assert 13 * grid**2 / 12 <= 1e-8 * (noise * clip) ** 2  # twelve updates and the noise itself
     assert grid <= clip * 2.0**-20
     assert np.log2(grid) % 1 == 0
+
+
+@pytest.mark.parametrize("rate", [2e3, 1e300])
+def test_no_rate_of_a_tracked_clip_ends_a_round_that_was_paid_for(rate: float) -> None:
+    tracking = AdaptiveClipping(Clip(2.0), rate=rate)
+    for count, end in ((-10.0, 2e3), (10.0, 2e-3)):
+        state, _ = tracking.follow(count, 10.0, Clip(2.0), {})
+        assert float(state["clip_norm"]) == pytest.approx(end)
+
+
+class Unready:
+    """A server's step that needs what it never kept."""
+
+    def start(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {}
+
+    def step(
+        self,
+        weights: torch.Tensor,
+        update: torch.Tensor,
+        state: dict[str, torch.Tensor],
+        round_number: int,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return weights + state["velocity"], state
+
+
+@pytest.mark.parametrize(
+    "server",
+    [{"smoothing": Smoothing(1e20)}, {"optimizer": Unready()}],
+    ids=["smoothing", "optimizer"],
+)
+def test_a_server_that_cannot_take_its_step_is_found_before_anything_is_spent(
+    server: dict[str, Any],
+) -> None:
+    method = dp_fedavg(rounds=1, cohort=EVERYONE, local=STEP, clip=Clip(1.0), **server)
+    with pytest.raises(ConfigError, match="server: its step fails"):
+        made(method)

@@ -84,6 +84,8 @@ def test_zero_out_costs_what_add_remove_costs() -> None:
     assert counted is not None
     assert declared is not None
     assert counted.epsilon == declared.epsilon
+    assert any("at most" in one and "clients" in one for one in declared.rests_on)
+    assert not any("at most" in one and "clients" in one for one in counted.rests_on)
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLERS, "training.sampling=capped-poisson"])

@@ -98,11 +98,6 @@ REFUSED: dict[str, tuple[tuple[str, ...], type[FedveilError], str]] = {
         ConfigError,
         "delta",
     ),
-    "records without a batch size": (
-        ("gradient-noise",),
-        ConfigError,
-        "batch_size",
-    ),
     "votes without public inputs": (
         ("ae-dpfl", "voting.questions=50"),
         ConfigError,

@@ -213,6 +213,13 @@ class BatchMean(nn.Module):
         return inputs - 0.1 * inputs.mean(dim=0, keepdim=True)
 
 
+class FaintMean(nn.Module):
+    """Couples examples by next to nothing, until somebody brings a record of 1e30."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs - 1e-9 * inputs.mean(dim=0, keepdim=True)
+
+
 class Neighbour(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs + inputs.roll(1, dims=0)
@@ -311,6 +318,7 @@ def network(layer: nn.Module) -> nn.Module:
 
 COUPLED = {
     "batch mean": BatchMean,
+    "faint mean": FaintMean,
     "neighbour": Neighbour,
     "on the way back": Shares,
     "batch norm": lambda: nn.BatchNorm1d(4, track_running_stats=False),

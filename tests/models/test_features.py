@@ -13,6 +13,7 @@ from torch import Tensor
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.data.declared import AGAIN
 from fedveil.data.examples import Examples, Scaling
 from fedveil.data.federation import Federation, Task
 from fedveil.models.features import ScatteringFeatures, with_features
@@ -109,6 +110,22 @@ def test_predictions_see_the_features_of_the_training():
     for size in (1, 2, 5):
         assert made.featurizer(stored[:size]).tobytes() == made.train.inputs[:size].tobytes()
     assert made.test.inputs.tobytes() == made.train.inputs[:2].tobytes()
+
+
+def test_features_of_shared_examples_are_shared_examples(tmp_path: Path):
+    """Test examples that are trained on certify nothing, whatever they were turned into."""
+    federation = federation_with(images([3, 2]))
+    assert np.may_share_memory(federation.train.inputs, federation.test.inputs)
+    assert with_features(federation, MAP).unprotected == (AGAIN,)
+    apart = replace(federation, test=Examples(images([2], seed=1)[0], np.zeros(2, np.int64)))
+    assert with_features(apart, MAP).unprotected == ()
+
+
+def test_features_are_not_saved_without_the_map_that_made_them(tmp_path: Path):
+    """A guarantee names the map, which a stored federation would not know any more."""
+    with pytest.raises(ConfigError, match="save the federation they were made of"):
+        with_features(federation_with(images([3, 2])), MAP).save(tmp_path / "saved")
+    assert not list(tmp_path.iterdir())
 
 
 def test_features_are_made_once():

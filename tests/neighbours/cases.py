@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .recipes import draw_recipe
+from .recipes import correlate, draw_recipe
 from .values import Client, Draw, Kind, client
 
 # By how often they come. Every private method is here.
@@ -25,6 +25,7 @@ METHODS = {
     "ddgauss": 2,
     "ae-dpfl": 1,
 }
+CORRELATED = 4  # one case in so many has correlated noise, if it can
 RESUMED = 16  # one case in so many has a public schedule, and is killed and resumed as well
 
 
@@ -83,6 +84,8 @@ def draw_case(seed: int) -> Case:
         size = int(draw.choice((1, 2, 4, 7, 16)))
     clients = tuple(client(draw, kind, name, size, most) for name in names)
     table = draw_recipe(draw, method, len(clients), scheduled)
+    if seed % CORRELATED == 0:
+        correlate(np.random.default_rng([seed, 7]), table, len(clients))
     if slow:
         _shorten(table["training"])
     if path == "csv":

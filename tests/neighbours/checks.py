@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from fedveil.core.units import Adjacency, Unit
 from fedveil.privacy.accountants.steps import DiscreteSumStep, LaplaceStep, Step
+from fedveil.privacy.correlated import CorrelatedGaussian
 from fedveil.privacy.gradient_perturbation import NoisyGradients
 from fedveil.privacy.releases import PrivacyModel, Release
 
-from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints
+from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints, Notes, mixed
 from .worlds import World
 
 _ROUNDING = 1e-12  # of our own sums, into which exact integers go
@@ -135,6 +137,9 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
     """(b): how far each round's sums moved, in units of the noise that was drawn."""
     privacy_model = one.plan.privacy_model
     releases, steps = one.releases, one.steps
+    if isinstance(releases[0].mechanism, CorrelatedGaussian):
+        yield from _correlated(one, two, change, releases[0], steps[0])
+        return
     for round_number in range(one.plan.method.rounds):
         where = f"round {round_number + 1}"
         if isinstance(releases[0].mechanism, NoisyGradients):
@@ -149,6 +154,27 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
         else:  # one Gaussian for updates and count together
             spent = math.hypot(*(distance.l2 for distance in moved if distance is not None))
             yield from _within(spent, _allowed(releases[0], steps[0]), where)
+
+
+def _correlated(
+    one: World, two: World, change: Change, release: Release, step: Step
+) -> Iterator[Violation]:
+    """Noise of one round meets updates of several: all rounds together, by participations."""
+    yield from too_near(one.notes, release)
+    rounds = range(release.rounds)
+    moved = [_moved(one, two, change, UPDATES, number) for number in rounds]
+    total = math.hypot(*(distance.l2 for distance in moved if distance is not None))
+    allowed = math.sqrt(release.counted_participations) / step.noise
+    yield from _within(total, allowed, f"{len(rounds)} rounds together")
+
+
+def too_near(notes: Notes, release: Release) -> Iterator[Violation]:
+    """A client that took part twice within the bands of correlated noise."""
+    law = release.mechanism
+    bands = law.bands if isinstance(law, CorrelatedGaussian) else 1
+    for (one, who), (two, same) in pairwise(sorted(notes.rows, key=lambda key: key[::-1])):
+        if who == same and two - one < bands:
+            yield Violation("d", f"{who} took part after {two - one} rounds, accounted {bands}")
 
 
 def _allowed(release: Release, step: Step) -> float:
@@ -201,6 +227,13 @@ def _others(
     if name is not None:
         return 0
     rows = world.notes.rows if purpose == UPDATES else world.notes.halves
+    law = world.releases[0].mechanism
+    if isinstance(law, CorrelatedGaussian):
+        sums: dict[int, Ints] = {}
+        for (when, who), row in rows.items():
+            if who != change.name:
+                sums[when] = sums.get(when, 0) + row
+        return mixed(law.factor, sums, round_number)
     return sum(
         (row for (when, who), row in rows.items() if when == round_number and who != change.name),
         start=np.int64(0),

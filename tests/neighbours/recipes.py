@@ -139,3 +139,21 @@ def _shaping(
         privacy["rotate"] = True
     if method == "ddgauss" and draw.random() < 0.3:
         privacy["bits"] = 30
+
+
+def correlate(draw: Draw, table: dict[str, dict[str, Any]], clients: int) -> None:
+    """Make noise correlated where it can be: a trusted aggregator, a public schedule, one clip."""
+    training, privacy = table["training"], table["privacy"]
+    trusted = privacy.get("trust") == "central" and "public_clients" not in privacy
+    if not trusted or training["method"] in ("client-noise", "ae-dpfl"):
+        return
+    for key in ("clip_quantile", "clip_noise", "clip_rate", "noise", "adjacency"):
+        privacy.pop(key, None)
+    for key in ("rate", "cohort_cap"):
+        training.pop(key, None)
+    training |= {"sampling": "round-robin", "rounds": int(draw.integers(2, 8))}
+    training["cohort"] = int(draw.integers(1, clients // 2 + 1))
+    privacy["adjacency"] = str(draw.choice(("zero-out", "replace")))
+    privacy["correlated"] = str(draw.choice(("optimised", "square-root")))
+    if draw.random() < 0.3:
+        privacy["bands"] = int(draw.integers(1, 4))

@@ -27,8 +27,11 @@ from fedveil.engines import isolated_dual as lone_dual
 from fedveil.engines import isolated_moments as lone_moments
 from fedveil.methods.parts import central_noise, local_noise, noisy_votes
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.correlated_noise import CorrelatedNoise
 from fedveil.planning import plan as plan_module
 from fedveil.privacy import accounting, clipping
+from fedveil.privacy.correlated import ONE
+from fedveil.privacy.noise import correlated
 from fedveil.privacy.noise.modular_grid import NoisyIntegers
 from fedveil.run import run as run_module
 from fedveil.run.evaluation import Metrics
@@ -85,6 +88,7 @@ class _Real:
     shape: Callable[..., Any]
     halves: Callable[..., Any]
     build: Callable[..., Any]
+    correlate: Callable[..., Any]
 
 
 class Recorder:
@@ -92,8 +96,15 @@ class Recorder:
 
     def __init__(self, streams: Streams, first: Notes | None = None) -> None:
         self.streams, self.first, self.notes = streams, first, Notes()
-        self._real = _Real(contract.shape_rows, AdaptiveClipping.halves, run_module.build_engine)
+        self._real = _Real(
+            contract.shape_rows,
+            AdaptiveClipping.halves,
+            run_module.build_engine,
+            CorrelatedNoise.protect,
+        )
         self._cohort: list[str] = []
+        self._sums: dict[int, Ints] = {}  # without noise, by round
+        self._correlated: tuple[tuple[int, ...], float] = ((), 1.0)  # as accounted, and the grid
 
     def noisy(self, key: Key, draw: Draw, spread: float) -> Ints:
         """A noisy value of what entered."""
@@ -119,6 +130,21 @@ class Recorder:
             entered = entered + of[stream.round_number, stream.name]
         draw = Draw(entered, std, granularity, laplace=laplace)
         return self.noisy(key, draw, std) - entered + total
+
+    def correlate(self, placement: CorrelatedNoise, context, total, pipeline, this_round) -> Any:
+        """Around `CorrelatedNoise.protect`: what it is given, and what it says it will release."""
+        self._sums[this_round.round_number] = total.numpy().copy()
+        (said,) = placement.releases(context, context.rounds)
+        self._correlated = said.mechanism.factor, pipeline.granularity
+        return self._real.correlate(placement, context, total, pipeline, this_round)
+
+    def fresh_noise(self, stream: Tagged, count: int, steps: float) -> Ints:
+        """In the place of `fresh_noise`: what makes C x + g the same in every world."""
+        number, (factor, grid) = stream.round_number, self._correlated
+        entered = mixed(factor, self._sums, number)
+        fine = grid / ONE
+        key = (stream.purpose, number, stream.name, 0)
+        return self.noisy(key, Draw(entered, steps * fine, fine), steps * fine) - entered
 
     def add_shares(self, integers: NoisyIntegers, total: Ints, streams: Iterable[Tagged]) -> Ints:
         """In the place of `NoisyIntegers.noisy_sum`."""
@@ -188,6 +214,12 @@ class _Watched:
         return getattr(self._engine, name)
 
 
+def mixed(factor: tuple[int, ...], sums: dict[int, Ints], number: int) -> Ints:
+    """A row of C x, in steps of the finer grid; rounds that nobody was in have no sum."""
+    back = (factor[k] * sums[number - k] for k in range(len(factor)) if number - k in sums)
+    return sum(back, start=np.int64(0))
+
+
 @contextmanager
 def recording(recorder: Recorder, foreign: bool, room: int | None = None) -> Iterator[Notes]:
     """Run the program inside to have it noted; `foreign` if the model is none of the program's,
@@ -213,6 +245,8 @@ def recording(recorder: Recorder, foreign: bool, room: int | None = None) -> Ite
         (NoisyIntegers, "noisy_sum", method(recorder.add_shares)),
         (NoisyIntegers, "noisy", method(recorder.add_share)),
         (AdaptiveClipping, "halves", method(recorder.counted)),
+        (CorrelatedNoise, "protect", method(recorder.correlate)),
+        (correlated, "fresh_noise", recorder.fresh_noise),
         (contract, "shape_rows", recorder.shaped),
         (run_module, "build_engine", recorder.build_engine),
         (Randomness, "stream", method(streams.stream)),

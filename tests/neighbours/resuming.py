@@ -18,7 +18,7 @@ from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
 
 from .cases import Case
-from .checks import Violation
+from .checks import Violation, too_near
 from .coupling import Streams
 from .recording import Recorder, recording
 from .worlds import NEVER, names_of, plan_for, prepared, scratch, speed_of
@@ -61,7 +61,7 @@ def killed_and_resumed(case: Case, number: int) -> list[Violation]:
     name, most = max(notes.taken.items(), key=lambda item: item[1], default=("", 0))
     if most > accounted:
         return [Violation("d", f"{name} took part {most} times, accounted {accounted}")]
-    return []
+    return list(too_near(notes, releases[0]))
 
 
 def _session(case, chosen, federation, folder: Path, draw: np.random.Generator | None) -> None:

@@ -128,6 +128,7 @@ def _tags(case: Case, world: World) -> Iterator[str]:
         yield f"secure {case.table['aggregation']['secure']}"
     chosen = {
         "tracked clip": "clip_quantile" in privacy,
+        "correlated noise": "correlated" in privacy,
         "colluders": "colluders" in privacy,
         "rotated": "rotate" in privacy,
         "weights by examples": "weight_cap" in training,

@@ -21,8 +21,9 @@ from fedveil.advise.feasible import (
     without_proof,
 )
 from fedveil.advise.spending import about, remaining
+from fedveil.cli.plan_tables import _feasible_row
 from fedveil.core.errors import ConfigError, PrivacyRefusal
-from fedveil.core.units import Trust
+from fedveil.core.units import Adjacency, Trust
 from reproduction.claims.of_way import claim_of
 
 near = pytest.approx
@@ -269,3 +270,13 @@ def test_noise_without_a_proof_is_refused_and_delta_zero_needs_laplace() -> None
         ask(delta=0.0)
     with pytest.raises(ConfigError, match="noise"):
         ask(noise="uniform")
+
+
+def test_tables_round_noise_and_epsilons_up() -> None:
+    """What is copied from the screen must not be less noise, nor a smaller epsilon, than proved."""
+    row = Row(
+        Trust.CENTRAL, "poisson", Adjacency.ZERO_OUT, 5, 7, 7, 1.23441, 2.0, 1.0, 1.0, 9,
+        2.00013, 2.40049, None,
+    )  # fmt: skip
+    shown = _feasible_row(row)
+    assert [shown[2], *shown[5:7]] == ["1.235", "2.001", "2.401"]

@@ -71,15 +71,26 @@ class Page:
                 result: dict[str, Any] = answer["result"]
                 return result
 
-    def open(self, path: Path) -> None:
+    def open(self, place: Path | str) -> None:
+        """A file, or an address."""
         self._events.clear()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        url = place if isinstance(place, str) else place.resolve().as_uri()
+        self.call("Page.navigate", url=url)
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._receive()
 
+    def until(self, script: str) -> None:
+        """Wait until an expression in the page is true."""
+        until = time.monotonic() + PATIENCE
+        while not self.run(f"new Promise(done => setTimeout(() => done({script}), 50))"):
+            if time.monotonic() > until:
+                raise TimeoutError(script)
+
     def run(self, script: str) -> Any:
-        """The value of an expression in the page."""
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
+        """The value of an expression in the page; of a promise, what it becomes."""
+        answer = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in answer:
             raise RuntimeError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
@@ -96,8 +107,9 @@ class Page:
             mobile=width < 600,
         )
 
-    def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
+    def screenshot(self, path: Path, kind: str = "png") -> None:
+        how: dict[str, Any] = {"format": kind} | ({} if kind == "png" else {"quality": 60})
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **how)["data"]))
 
     def close(self) -> None:
         self._process.terminate()

@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import brentq
 
 import fedveil as fv
-from fedveil.report.attack import RATES, Attack, attack_on
+from fedveil.audit.proved import RATES, Attack, attack_on
 
 NORMAL = NormalDist()
 MODEL = fv.PrivacyModel(fv.Unit.CLIENT, fv.Adjacency.ZERO_OUT, fv.Trust.CENTRAL)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,8 @@ def document(page: Page) -> list[dict[str, Any]]:
 
 def test_it_is_drawn_without_an_error_or_a_request(page: Page) -> None:
     drawn = page.run("[...document.querySelectorAll('svg')].map(s => s.getBBox().width > 100)")
-    assert drawn == [True] * 5  # learning, attack, trust, epsilon; learning of the other run
+    # Both together; learning, attack, trust, epsilon; learning of the other run.
+    assert drawn == [True] * 6
     assert page.problems == []
 
 
@@ -75,7 +78,7 @@ def test_an_error_and_a_request_would_be_noticed(page: Page) -> None:
 def test_lines_values_and_hover_say_what_the_document_says(page: Page) -> None:
     runs = document(page)
     for run, name in [(0, "learning"), (0, "epsilon"), (0, "attack"), (1, "learning")]:
-        chart, key = runs[run]["charts"][name], f"{run}/{name}"
+        chart, key = runs[run]["charts"][name], f"runs/{run}/charts/{name}"
         here = f"document.querySelector('svg[data-chart=\"{key}\"]')"
         low, high, bottom, top = map(float, page.run(f"{here}.dataset.box").split(","))
         left, right, above, below = map(float, page.run(f"{here}.dataset.margins").split(","))
@@ -119,7 +122,8 @@ def test_the_pointer_finds_the_nearest_value(page: Page) -> None:
     (series,) = document(page)[1]["charts"]["learning"]["series"]
     for x, y in series["points"]:
         read = page.run(
-            "(() => { const svg = document.querySelector('svg[data-chart=\"1/learning\"]');"
+            "(() => { const svg = document.querySelector("
+            "'svg[data-chart=\"runs/1/charts/learning\"]');"
             "svg.scrollIntoView(); const box = svg.getBoundingClientRect();"
             "const [low, high] = svg.dataset.box.split(',').map(Number);"
             "const [left, right] = svg.dataset.margins.split(',').map(Number);"
@@ -189,7 +193,7 @@ def test_landmarks_headings_and_names_are_there(page: Page) -> None:
     assert {"main", "banner", "contentinfo"} <= set(named)
     assert len(named["main"]) == 1
     images = named.get("image", []) + named.get("img", [])
-    assert len(images) == 5
+    assert len(images) == 6
     for role in ("image", "img", "link", "region", "article", "heading"):
         assert all(named.get(role, ["-"]))
     levels = page.run("[...document.querySelectorAll('h1,h2,h3')].map(h => +h.tagName[1])")
@@ -211,3 +215,22 @@ def test_print_is_light_and_shows_what_is_folded(page: Page) -> None:
     assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     page.run("dispatchEvent(new Event('beforeprint'))")
     assert page.run("[...document.querySelectorAll('details')].every(d => d.open)")
+
+
+AXE = os.environ.get("AXE_CORE", str(Path(sys.prefix) / "axe-core" / "package" / "axe.min.js"))
+
+
+@pytest.mark.skipif(not Path(AXE).exists(), reason="no axe-core here: `make .venv/axe-core`")
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(page: Page, scheme: str, width: int) -> None:
+    page.look(width, prefers_color_scheme=scheme)
+    page.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.run(Path(AXE).read_text(encoding="utf-8") + ";0")
+    found = page.run("axe.run(document, {resultTypes: ['violations']}).then(r => r.violations.map("
+                     "v => [v.id, v.nodes.map(n => n.html)]))")  # fmt: skip
+    assert found == []
+    # It does look: a picture without a name is found.
+    page.run("document.querySelector('main').append(document.createElement('img'))")
+    broken = page.run("axe.run(document).then(r => r.violations.map(v => v.id))")
+    assert "image-alt" in broken

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from fedveil.audit.proved import RATES
 from fedveil.cli import main
 from fedveil.core.errors import ConfigError
-from fedveil.report.attack import RATES
+from tests.conftest import TUNED
 
 Capture = pytest.CaptureFixture[str]
 SMALL = ["--set", "training.rounds=3", "--set", "data.clients=30", "--quiet"]
@@ -112,7 +113,7 @@ def test_no_value_of_the_data_is_in_the_report(public: bool, tmp_path: Path) -> 
     words = ["--data", str(table), "--client-column", "who", "--label", "y", "--quiet"]
     words += ["--schema", str(tmp_path / "s.toml")] if public else []
     run = tmp_path / "run"
-    assert main(["run", *words, "--set", "training.rounds=2", "--output", str(run)]) == 0
+    assert main(["run", *words, *TUNED, "--output", str(run)]) == 0
     assert main(["report", str(run), "--format", "json"]) == 0
     assert embedded(run / "report.html")["runs"][0]["guarantee"]["certified"] is public
     for name in ("report.html", "report.json"):

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from reproduction.case import Case, Data, Without
+from reproduction.charts import lines_of
 from reproduction.experiment import Experiment, Panel, Scale
 from reproduction.pages import EXPERIMENTS, cheng_cases
 from reproduction.pages.cheng_findings import at_best_clips, at_one_clip, norm_findings
-from reproduction.pictures import draw, lines_of
+from reproduction.pictures import draw
 from reproduction.ridges import hills_of
 from reproduction.run_case import run_case
 from reproduction.summary import Row, paired

@@ -16,9 +16,10 @@ from fedveil.report.spread import spread_of
 from fedveil.report.store import Store
 from reproduction.budgets import planned
 from reproduction.case import Case, Certified, Claimed, Data, Without
+from reproduction.charts import lines_of
 from reproduction.experiment import Difference, Experiment, Panel, Scale
 from reproduction.federations import federation_of
-from reproduction.pictures import draw, lines_of
+from reproduction.pictures import draw
 from reproduction.run_case import recipe_of, run_case
 from reproduction.runner import finish, pending, tasks
 from reproduction.summary import rows_of

@@ -25,6 +25,7 @@ from fedveil.cli import console, main
 from fedveil.data import pieces as streaming
 from fedveil.data.pieces import pieces
 from fedveil.run.trained import Remarks
+from tests.conftest import TUNED
 
 PURPOSES = ("car", "house", "other")
 HEADER = ["state", "income", "purpose", "owner", "opened", "amount", "rate", "grade"]
@@ -66,7 +67,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     _write(home / "loans.csv", _rows(400, seed=1))
     _write(home / "new.csv", _rows(60, seed=2))
-    small = ["--set", "training.rounds=4", "--set", "training.learning_rate=0.5", "--quiet"]
+    small = [*TUNED, "--set", "training.rounds=4", "--set", "training.learning_rate=0.5", "--quiet"]
     data = ["--data", str(home / "loans.csv"), "--client-column", "state", "--seed", "1"]
     for label in ("grade", "rate"):
         model = ["--set", "model.name=mlp", "--set", "model.hidden=[5]"]
@@ -312,7 +313,7 @@ def test_a_run_says_when_it_has_learned_nothing(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--data", home / "loans.csv", "--client-column", "state", "--label", "rate"]
-    arguments += ["--seed", "1", "--set", "training.rounds=1", "--output", tmp_path / "bad"]
+    arguments += ["--seed", "1", *TUNED, "--output", tmp_path / "bad"]
     arguments += ["--set", "training.learning_rate=1e-6"]
     code, _, error = _call(capsys, "run", *arguments)
     assert code == 0

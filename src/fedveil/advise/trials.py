@@ -355,8 +355,17 @@ def trial_plan(recipe: Recipe, federation: Federation, noise: float, seed: int) 
     """The recipe's plan on public data with this noise, and no guarantee worked out."""
     method, chosen = in_one_draw(method_of(recipe)), recipe.model
     method = replace(method, cohort=replace(method.cohort, clients=None))  # these are counted
-    sizes = chosen.hidden, chosen.input_norm
-    model = build(chosen.name, federation, hidden=sizes[0], input_norm=sizes[1], seed=chosen.seed)
+    if chosen.start is not None:
+        raise ConfigError("model.start: trials are about models that start anew; leave it out")
+    model = build(
+        chosen.name,
+        federation,
+        hidden=chosen.hidden,
+        input_norm=chosen.input_norm,
+        seed=chosen.seed,
+        frozen=chosen.frozen,
+        adapter_rank=chosen.adapter_rank,
+    )
     bare = plan(replace(method, placement=None, clip_rule=None), federation, model, seed=seed)
     pipeline = bare.pipeline
     if method.clip_rule is not None:

@@ -1,14 +1,16 @@
-"""Both audits of a plan, and what they say together."""
+"""All audits of a plan, and what they say together."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from fedveil.audit.many_runs import ManyRuns, many_runs
 from fedveil.audit.one_run import OneRun, one_run
+from fedveil.audit.probes import Probe, probes
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust, Unit
 from fedveil.planning.plan import Plan
@@ -31,6 +33,7 @@ class Audit:
     """Certified beside audited."""
 
     guarantee: Guarantee
+    probes: tuple[Probe, ...]
     many: ManyRuns
     one: OneRun | None
 
@@ -54,17 +57,39 @@ class Audit:
     def refuted(self) -> str:
         """What the guarantee says and cannot be; empty if nothing contradicts it."""
         found, certified = self.many.refuted, self.guarantee
+        for probe in self.probes:
+            if probe.broken:
+                return (
+                    f"{probe.what} moves what is released by {probe.reached:.6g}, where "
+                    f"{probe.allowed:.6g} is accounted"
+                )
         if found is not None:
             return (
-                f"epsilon is at least {found.at_least:.3f} at delta {found.delta:g}, where the "
-                f"accountant proves {found.claimed:.3f}"
+                f"a canary is found with probability {found.at_least:.4f} or more at false alarms "
+                f"of {found.false_positives:.4f} at most, where the proof allows "
+                f"{found.allowed:.4f}"
             )
         if self.one is not None and self.one.epsilon > certified.epsilon:
             return (
                 f"one run shows epsilon at least {self.one.epsilon:.3f} at delta "
                 f"{certified.delta:g}, where {certified.epsilon:.3f} is promised"
             )
+        if self.one is not None and self.one.refuted:
+            return (
+                f"one run lets {self.one.right} of {self.one.guesses} guesses be right, which "
+                "contradicts the curve that the accountant proves"
+            )
         return ""
+
+    @property
+    def method(self) -> str:
+        """What was done, in a few words."""
+        parts = [f"{self.many.games} games"]
+        if self.probes:
+            parts.append(f"{len(self.probes)} probes")
+        if self.one is not None:
+            parts.append(f"one run with {self.one.canaries} canaries")
+        return ", ".join(parts)
 
     @property
     def not_tried(self) -> tuple[str, ...]:
@@ -80,10 +105,13 @@ class Audit:
                 "adjacency": str(self.guarantee.adjacency),
                 "trust": str(self.guarantee.trust),
             },
+            "method": self.method,
             "confidence": self.confidence,
+            "lower_bound": self.epsilon,
             "epsilon_at_least": self.epsilon,
             "gaussian_epsilon": self.gaussian,
             "refuted": self.refuted,
+            "probes": [asdict(probe) | {"broken": probe.broken} for probe in self.probes],
             "many_runs": asdict(self.many),
             "one_run": None if self.one is None else asdict(self.one),
             "not_tried": list(self.not_tried),
@@ -97,11 +125,15 @@ def audit(
     canaries: int | None = None,
     seed: int = 0,
     seconds: float = math.inf,
+    kept: Path | None = None,
+    also: Sequence[Probe] = (),
     progress: Progress = lambda what, done, of: None,
 ) -> Audit:
-    """Attack a plan's guarantee: many short games, then one run if clients are protected.
+    """Attack a plan's guarantee: probes, many short games, one run if clients are protected.
 
-    `canaries=0` leaves the run out. Each audit is wrong with probability 5 % at most.
+    `canaries=0` leaves the run out; games are `kept` in a file, from which a later audit goes on;
+    `also` are probes of how the data were dealt. Games and run are wrong with probability 5 % at
+    most each; probes are never.
     """
     if games < 200:
         raise ConfigError(f"games: need at least 200, got {games}")
@@ -109,12 +141,14 @@ def audit(
     if guarantee is None:
         raise ConfigError("audit: this method adds no noise and promises nothing")
     half = seconds / 2
+    tried = (*probes(plan), *also)
     many = many_runs(
         plan,
         games=games,
         alpha=ALPHA,
         seed=seed,
         seconds=half,
+        kept=kept,
         progress=lambda done, of: progress("games", done, of),
     )
     one = None
@@ -130,4 +164,4 @@ def audit(
             seconds=half,
             progress=lambda done, of: progress("rounds", done, of),
         )
-    return Audit(guarantee, many, one)
+    return Audit(guarantee, tried, many, one)

@@ -8,11 +8,12 @@ the two probabilities; nothing else is assumed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betaincinv, ndtri
+from scipy.special import betaincinv, ndtr, ndtri
 from scipy.stats import binom
 
 from fedveil.privacy.accountants.exact import gaussian_epsilon
@@ -95,16 +96,50 @@ def guessing_p_value(
     return min(1.0, tail + float((below / steps).max()) * 2 * canaries * delta)
 
 
+def contradicted(
+    least: Callable[[float], float], guesses: int, right: int, canaries: int, alpha: float
+) -> bool:
+    """Whether so many right guesses have probability alpha at most, whatever the adversary does.
+
+    `least(p)` is the smallest probability, without a unit, of what has probability p with it: the
+    whole curve of a mechanism and not one epsilon (Mahloujifar, Melis and Chaudhuri 2024,
+    algorithm 3, for two worlds). Goes down from `right` guesses to none: if their probability were
+    alpha, so much would have to be spent on fewer right guesses that it exceeds all there is.
+    """
+    hit, missed = alpha * right / canaries, alpha * (guesses - right) / canaries
+    for fewer in range(right - 1, -1, -1):
+        more = max(missed, least(hit))
+        if more == missed:
+            break
+        hit = min(1.0, hit + fewer / (guesses - fewer) * (more - missed))
+        missed = more
+    return hit + missed > guesses / canaries
+
+
+def guessed_separation(guesses: int, right: int, canaries: int, alpha: float) -> float:
+    """The largest mu whose Gaussian curve so many right guesses contradict; 0 if none."""
+
+    def refuted(mu: float) -> bool:
+        return contradicted(lambda p: float(ndtr(ndtri(p) - mu)), guesses, right, canaries, alpha)
+
+    return _largest(refuted)
+
+
 def guessed_epsilon(guesses: int, right: int, canaries: int, delta: float, alpha: float) -> float:
     """The largest epsilon that so many right guesses refute, wrong with probability alpha."""
-    if guessing_p_value(guesses, right, canaries, 0.0, delta) > alpha:
+    return _largest(lambda e: guessing_p_value(guesses, right, canaries, e, delta) <= alpha)
+
+
+def _largest(refuted: Callable[[float], bool]) -> float:
+    """Where a statement that is refuted from zero on ceases to be; 0 if it never is."""
+    if not refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0
-    while guessing_p_value(guesses, right, canaries, high, delta) <= alpha and high < 64:
+    while refuted(high) and high < 64:
         low, high = high, 2 * high
     for _ in range(50):
         middle = (low + high) / 2
-        if guessing_p_value(guesses, right, canaries, middle, delta) <= alpha:
+        if refuted(middle):
             low = middle
         else:
             high = middle

@@ -36,7 +36,9 @@ from fedveil.methods.parts.noise_placement import RoundContext, SecureNoisePlace
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.planning.plan import Plan
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.correlated import ONE, CorrelatedGaussian
 from fedveil.privacy.mechanisms import Laplace
+from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.sampling import FixedSize, Poisson
 from fedveil.run.sums import PrivateSum, pipeline_in
 
@@ -53,7 +55,8 @@ class View:
 
     `seen` lies around `loud` if the canary is there and around `quiet` if not; with a secret cohort
     it does so with probability `rate`, and around zero else. `read` marks the games in which the
-    rest of the cohort gives away that the canary was drawn, if anything does.
+    rest of the cohort gives away that the canary was drawn, if anything does. `bits` says of the
+    last two bits of what is seen whether they are those of `loud` (1), of `quiet` (-1) or neither.
     """
 
     seen: Floats
@@ -63,6 +66,7 @@ class View:
     laplace: bool = False
     rate: float = 1.0
     read: Bools | None = None
+    bits: Floats | None = None
 
     def scores(self) -> Scores:
         loud, quiet = self._against_zero(self.loud), self._against_zero(self.quiet)
@@ -70,6 +74,8 @@ class View:
         found["likelihood"] = self._mixed(loud) - self._mixed(quiet)
         if self.read is not None:
             found["cohort"] = np.where(self.read, loud - quiet, 0.0)
+        if self.bits is not None:
+            found["bits"] = self.bits
         return found
 
     def _against_zero(self, mean: float) -> Floats:
@@ -145,12 +151,19 @@ class ClientGame:
         if drawn is not None:  # the others are as loud the other way
             included, others = drawn[0][:, number], drawn[1][:, number]
         entered = sign * length * (np.where(there, 1.0, at.other) * included - others)
-        seen = sign * self._released(entered, pipeline, number, seed)
+        released = self._released(entered, pipeline, number, seed)
+        seen = sign * released
         # What the statistic expects comes from the claim: a clip that fails must not raise it.
         clip = (pipeline.clip or at.context.clip).norm
         noise = at.context.noise_multiplier * clip * math.sqrt(self._share)
+        if isinstance(at.release.mechanism, CorrelatedGaussian):
+            clip *= at.release.mechanism.norm  # later rounds show it again
         laplace = isinstance(at.release.mechanism, Laplace)
         view = View(seen, clip, at.other * clip, noise, laplace)
+        if drawn is None and pipeline.granularity is not None:
+            steps = np.rint(released / pipeline.granularity) % 4
+            loud, quiet = (sign * way * length % 4 for way in (1, at.other))
+            view = replace(view, bits=(steps == loud) * 1.0 - (steps == quiet) * 1.0)
         if drawn is None:
             return view
         one = length * (pipeline.granularity or 1.0)
@@ -173,7 +186,10 @@ class ClientGame:
             row = self._at.shaped(update, pipeline, number, Randomness(0))
             order = 2 if pipeline.clip is None else pipeline.clip.order
             norm = float(torch.linalg.vector_norm(row.double(), ord=order))
-            self._lengths[key] = norm if row.is_floating_point() else math.floor(norm)
+            # Odd, so that neither silence nor the opposite ends in the same two bits.
+            self._lengths[key] = (
+                norm if row.is_floating_point() else max(1, (math.floor(norm) + 1) // 2 * 2 - 1)
+            )
         return self._lengths[key]
 
     def _released(self, entered: Floats, shape: UpdatePipeline, number: int, seed: int) -> Floats:
@@ -181,7 +197,10 @@ class ClientGame:
         whole = torch.from_numpy(entered if shape.granularity is None else entered.astype(np.int64))
         alone = self._at.guarantee.trust is Trust.LOCAL
         clients = self._at.honest[:1] if alone else self._at.honest
-        this_round = RoundContext(number, clients, Randomness(seed))
+        this_round = RoundContext(number, clients, Randomness(seed), memory=NoiseMemory())
+        law = self._at.release.mechanism
+        if isinstance(law, CorrelatedGaussian):
+            return self._uncorrelated(whole, shape, this_round, law)
         if isinstance(placement, SecureNoisePlacement) and placement.secure_sum:
             integers = placement.integers(context, shape, number)
             if integers is not None:  # the server's own view, before anything is decoded
@@ -189,6 +208,26 @@ class ClientGame:
                 return integers.values(noisy)
         released = PrivateSum(placement, context, shape, this_round).protect(whole, clients)
         return np.asarray(released.numpy(), dtype=np.float64)
+
+    def _uncorrelated(
+        self,
+        whole: Tensor,
+        shape: UpdatePipeline,
+        this_round: RoundContext,
+        law: CorrelatedGaussian,
+    ) -> Floats:
+        """One participation as the proof reads it: C y of all rounds that show it, along c."""
+        placement, context, seen = self._at.plan.method.placement, self._at.context, []
+        if this_round.memory is not None:
+            this_round.memory.begin(this_round.round_number)
+        column = np.array(law.factor) / ONE
+        for later in range(law.bands):
+            then = replace(this_round, round_number=this_round.round_number + later)
+            sent = whole if later == 0 else torch.zeros_like(whole)
+            seen.append(PrivateSum(placement, context, shape, then).protect(sent, then.cohort))
+        rows = torch.stack(seen).double().numpy()
+        fresh = [column[: later + 1][::-1] @ rows[: later + 1] for later in range(law.bands)]
+        return np.asarray(column @ np.array(fresh) / law.norm)
 
     def _draw(self, seed: int, games: int) -> tuple[Bools, Floats]:
         """Whether the canary is drawn, and how many others, `[games, rounds]`."""
@@ -240,7 +279,9 @@ class RecordGame:
         self._clip, self._alone = Clip(clip.norm, clip.order), proof is Proof.ALONE
         self._one = clip.norm / float(plan.local.batch_size or 1)
         self.most = min(1000, plan.layout.size)  # uploads have room for so many loud coordinates
-        self.not_tried: tuple[str, ...] = ("how engines compute and clip one example's gradient",)
+        self.not_tried: tuple[str, ...] = (
+            "how engines compute and clip gradients, beyond the probes",
+        )
         if proof is Proof.CONVEX:
             self.not_tried += ("drift between the steps of a round",)
 

@@ -6,10 +6,14 @@ The other half count how often it is right, so that choosing costs no confidence
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,33 +26,25 @@ from fedveil.audit.bounds import (
     refuted_epsilon,
 )
 from fedveil.audit.games import Floats, Scores, game_of, play
+from fedveil.audit.proved import attack_on
+from fedveil.core.errors import ConfigError
+from fedveil.core.files import write_atomically
 from fedveil.planning.plan import Plan
-from fedveil.privacy.accountants import bounds
-from fedveil.privacy.accountants.steps import merged
 from fedveil.privacy.guarantee import Guarantee
-from fedveil.privacy.translation import step_of
 
 _POINTS = 400  # thresholds that are tried
-_DELTAS = (1e-3, 1e-2, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 _LEAST = 200  # games without which nothing is said
 
 Progress = Callable[[int, int], None]
 
 
-def claimed_epsilon(guarantee: Guarantee, delta: float) -> float:
-    """What is proved at another delta: a guarantee is a point of a curve."""
-    model = guarantee.privacy_model
-    steps = merged([step_of(release, model) for release in guarantee.releases])
-    return min(value for _, value in bounds(steps, delta, None, quick=True))
-
-
 @dataclass(frozen=True)
 class Refutation:
-    """A point of the proved curve that the games contradict."""
+    """What the games contradict: a true-positive rate above what is proved at a false one."""
 
-    delta: float
-    claimed: float
-    at_least: float
+    false_positives: float  # at most
+    at_least: float  # true positives
+    allowed: float
 
 
 @dataclass(frozen=True)
@@ -89,32 +85,36 @@ def many_runs(
     alpha: float = 0.05,
     seed: int = 0,
     seconds: float = math.inf,
+    kept: Path | None = None,
     progress: Progress = lambda done, of: None,
 ) -> ManyRuns:
-    """Play the plan's game and bound epsilon from below."""
+    """Play the plan's game and bound epsilon from below; go on with games `kept` in a file."""
     guarantee = plan.guarantee
-    game, scores, done = game_of(plan), list[Scores](), 0
+    game = game_of(plan)
     if guarantee is None:
         raise ValueError("a game needs a guarantee")
+    store = None if kept is None else _Kept(kept, guarantee, seed)
+    scores = [] if store is None else store.load()
+    done = sum(len(next(iter(one.values()))) for one in scores)
     ends = time.monotonic() + seconds
     while done < games and (done < _LEAST or time.monotonic() < ends):
         some = min(game.most, games - done) // 2 * 2 or 2
         there = np.arange(some) % 2 == 0
         scores.append(play(game, seed * 2**20 + len(scores), there))
         done += some
+        if store is not None:
+            store.save(scores)
         progress(min(done, games), games)
     joined = {name: np.concatenate([one[name] for one in scores]) for name in scores[0]}
     one, other = ({n: s[half::2] for n, s in joined.items()} for half in (0, 1))
-    (chosen_one, counted_one), (chosen_other, counted_other) = _halves(one), _halves(other)
     each = alpha / 4  # two attacks, two rates each
-    best, middle = _choose(chosen_one, chosen_other, guarantee.delta, each)
-    found = [attack.rates(counted_one, counted_other) for attack in (best, middle)]
+    statistic, found = judged(one, other, guarantee.delta, each)
     epsilon = max(float(refuted_epsilon(*one.bounds(each), guarantee.delta)) for one in found)
     low, high = found[1].separation(each)
     delta = guarantee.delta or 1e-5  # Gaussians have no epsilon at delta zero
     return ManyRuns(
         done,
-        best.statistic,
+        statistic,
         epsilon,
         (low, high),
         (gaussian_dp_epsilon(low, delta), gaussian_dp_epsilon(high, delta)),
@@ -122,6 +122,49 @@ def many_runs(
         game.not_tried,
         done >= games,
     )
+
+
+def judged(one: Scores, other: Scores, delta: float, alpha: float) -> tuple[str, list[Rates]]:
+    """Two attacks and how often they are right: half of the scores choose, the others count.
+
+    The first is best for epsilon at `delta`, the second for how far apart two Gaussians are.
+    """
+    (chosen_one, counted_one), (chosen_other, counted_other) = _halves(one), _halves(other)
+    attacks = _choose(chosen_one, chosen_other, delta, alpha)
+    return attacks[0].statistic, [each.rates(counted_one, counted_other) for each in attacks]
+
+
+class _Kept:
+    """Scores of finished games in a file, for this guarantee and seed and no other."""
+
+    def __init__(self, path: Path, guarantee: Guarantee, seed: int) -> None:
+        self._path = path
+        self._key = json.dumps([guarantee.to_dict()["releases"], guarantee.delta, seed])
+
+    def load(self) -> list[Scores]:
+        if not self._path.exists():
+            return []
+        try:
+            with np.load(self._path, allow_pickle=False) as file:
+                if str(file["key"]) != self._key:
+                    raise ConfigError(f"--keep {self._path}: games of another recipe or seed")
+                names = [str(name) for name in file["names"]]
+                return [
+                    {name: file[f"{batch}/{name}"] for name in names}
+                    for batch in range(int(file["batches"]))
+                ]
+        except (OSError, KeyError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"--keep {self._path}: damaged ({error!r}); remove it") from None
+
+    def save(self, scores: list[Scores]) -> None:
+        arrays: dict[str, Any] = {
+            f"{n}/{name}": one[name] for n, one in enumerate(scores) for name in one
+        }
+        out = io.BytesIO()
+        np.savez(out, key=self._key, names=list(scores[0]), batches=len(scores), **arrays)
+        write_atomically(self._path, out.getvalue(), durable=False)
 
 
 def _halves(scores: Scores) -> tuple[Scores, Scores]:
@@ -158,12 +201,9 @@ def _refutation(
 ) -> Refutation | None:
     """Where the proved curve is contradicted most; None if nowhere.
 
-    All points come from the same few bounds on rates, so looking at many costs no confidence.
+    The bounds on rates hold together, so comparing them with a whole curve costs no confidence.
     """
-    found = [Refutation(certified.delta, certified.epsilon, epsilon)]
-    for delta in _DELTAS:
-        shown = max(float(refuted_epsilon(*pair, delta)) for pair in rates)
-        if shown > 0:
-            found.append(Refutation(delta, claimed_epsilon(certified, delta), shown))
-    worst = max(found, key=lambda it: it.at_least - it.claimed)
-    return worst if worst.at_least > worst.claimed else None
+    proved = attack_on(certified)
+    found = [Refutation(false, true, proved.true_positives(false)) for true, false in rates]
+    worst = max(found, key=lambda it: it.at_least - it.allowed)
+    return worst if worst.at_least > worst.allowed or epsilon > certified.epsilon else None

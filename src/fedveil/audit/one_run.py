@@ -6,7 +6,9 @@ things are made of the same scores, how far what was released leans towards each
 
 * a Gaussian-DP estimate from the cosines (Andrew et al. 2023), of all released sums and of the
   last model alone: an estimate, whose interval takes cosines to be Gaussian;
-* guesses of the coins (Steinke, Nasr, Jagielski 2023) and a bound that assumes nothing.
+* guesses of the coins, and bounds that assume nothing: on epsilon at the certified delta (Steinke,
+  Nasr, Jagielski 2023), and against the whole curve that is proved (Mahloujifar, Melis, Chaudhuri
+  2024). The latter also give an epsilon if the curve is some Gaussian's.
 """
 
 from __future__ import annotations
@@ -24,12 +26,19 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from fedveil.audit.bounds import gaussian_dp_epsilon, guessed_epsilon
+from fedveil.audit.bounds import (
+    contradicted,
+    gaussian_dp_epsilon,
+    guessed_epsilon,
+    guessed_separation,
+)
+from fedveil.audit.proved import attack_on
 from fedveil.client.update_pipeline import Senders, UpdatePipeline, shape_rows
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Unit
 from fedveil.engines.contract import Cohort, Engine, RoundSum, Take
 from fedveil.planning.plan import Plan
+from fedveil.privacy.guarantee import Guarantee
 from fedveil.run.round import play_round
 from fedveil.run.run import Run
 
@@ -52,12 +61,18 @@ class Cosines:
 
 @dataclass(frozen=True)
 class OneRun:
-    """What one run shows. `epsilon` assumes nothing; the cosines' intervals are estimates."""
+    """What one run shows. `epsilon` assumes nothing; the cosines' intervals are estimates.
+
+    gaussian: at least so much, if the curve of the mechanism is a Gaussian's.
+    refuted: the guesses contradict the proved curve.
+    """
 
     canaries: int
     guesses: int
     right: int
     epsilon: float
+    gaussian: float
+    refuted: bool
     cosines: tuple[Cosines, ...]
     seconds: float
     complete: bool
@@ -96,10 +111,10 @@ def one_run(
     sums = _cosine(sent.directions, released)
     model = _cosine(sent.directions, (run.state.weights - plan.start).double())
     delta = guarantee.delta
-    guesses, right, epsilon = _guess(sums, sent.there, delta, alpha)
+    guessed = _guess(sums, sent.there, guarantee, alpha)
     named = (("all released sums", sums), ("the last model", model))
     cosines = tuple(_estimate(of, score, sent.there, delta, alpha) for of, score in named)
-    return OneRun(count, guesses, right, epsilon, cosines, time.monotonic() - began, complete)
+    return OneRun(count, *guessed, cosines, time.monotonic() - began, complete)
 
 
 class _Canaries:
@@ -185,21 +200,26 @@ def _cosine(directions: Tensor, seen: Tensor) -> Floats:
 
 
 def _guess(
-    scores: Floats, there: npt.NDArray[np.bool_], delta: float, alpha: float
-) -> tuple[int, int, float]:
-    """Guesses, right ones, and the epsilon that they refute; the best of a few ways to guess.
+    scores: Floats, there: npt.NDArray[np.bool_], guarantee: Guarantee, alpha: float
+) -> tuple[int, int, float, float, bool]:
+    """Guesses, right ones, the epsilons that they refute, and whether the proved curve is one.
 
-    The surest guesses are those at both ends. Each way gets its share of alpha.
+    The surest guesses are those at both ends. Each of a few ways to guess gets its share of alpha,
+    and in it the bound on epsilon and the test of the curve get half each.
     """
-    count, best = len(scores), (0, 0, -1.0)
-    ranked = np.argsort(scores, kind="stable")
+    count, found = len(scores), []
+    ranked, each = np.argsort(scores, kind="stable"), alpha / len(_SHARES) / 2
+    least = attack_on(guarantee).least
     for share in _SHARES:
         half = max(1, round(share * count / 2))
         right = int((~there[ranked[:half]]).sum() + there[ranked[count - half :]].sum())
-        epsilon = guessed_epsilon(2 * half, right, count, delta, alpha / len(_SHARES))
-        if epsilon > best[2]:
-            best = 2 * half, right, epsilon
-    return best
+        tried = 2 * half, right, count
+        epsilon = guessed_epsilon(*tried, guarantee.delta, each)
+        mu = guessed_separation(*tried, each)
+        found.append((*tried[:2], epsilon, mu, contradicted(least, *tried, each)))
+    best = max(found, key=lambda one: (one[2], one[3]))
+    gaussian = gaussian_dp_epsilon(max(one[3] for one in found), guarantee.delta or 1e-5)
+    return (*best[:3], gaussian, any(one[4] for one in found))
 
 
 def _estimate(

@@ -23,8 +23,13 @@ COMMANDS = {
     "reproduce": "the papers' tables and figures, run again on real data",
     "compare": "recipes side by side at equal epsilon, over several seeds",
     "audit": "attack what a recipe promises: lower bounds on epsilon",
+    "attack": "what others could learn from uploads and models, in pictures",
+    "check": "the true epsilon of a configuration written for another system",
     "methods": "which methods there are, whose data they protect, and from whom",
     "data": "which data sets there are; a schema file for a table",
+    "federation": "across machines: found a federation, see who is there, run a recipe",
+    "site": "across machines: an owner's side; join, start, ledger, pause, leave",
+    "hub": "across machines: the process that carries out a federation's runs",
 }
 
 
@@ -73,12 +78,17 @@ def _dispatch(arguments: list[str]) -> int:
         near = get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
         raise ConfigError(f"unknown command {name!r}: {hint}")
-    command = import_module(f"fedveil.cli.{name}")
-    parser = _Parser(prog=f"fedveil {name}", description=COMMANDS[name])
-    command.configure(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
-    code: int = command.execute(parser.parse_args(arguments[1:]))
+    args = parser_of(name).parse_args(arguments[1:])
+    code: int = import_module(f"fedveil.cli.{name}").execute(args)
     return code
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """What a command understands; the reference pages are made from it too."""
+    parser = _Parser(prog=f"fedveil {name}", description=COMMANDS[name])
+    import_module(f"fedveil.cli.{name}").configure(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    return parser
 
 
 def _usage() -> str:

@@ -1,13 +1,10 @@
-"""`fedveil audit`: attack what a recipe promises, and say how close the attacks came."""
+"""`fedveil audit`: attack what a recipe or a run promises, and say how close the attacks came."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import math
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,53 +22,51 @@ _OPTIONS: console.Options = {
     "--canaries N": (int, "canary clients of the one run (half of all); 0: no such run"),
     "--seed": (int, "of all randomness: audits are simulations and can be repeated (0)", 0),
     "--time SECONDS": (float, "stop about then, and say what was seen so far", math.inf),
-    "--report FILE": (Path, "where to write a refuted guarantee (audit-NAME.json)"),
+    "--keep FILE": (Path, "keep games here, and go on with those that are there"),
+    "--report FILE": (Path, "where to write it (a run: its audit.json; else if it is refuted)"),
     "--quiet": (bool, "no progress, only the result"),
 }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", type=Path, help="a TOML recipe, or the name of one")
+    parser.add_argument("recipe", type=Path, help="a recipe, the name of one, or a run directory")
     console.add_options(parser, _OPTIONS)
 
 
 def execute(args: argparse.Namespace) -> int:
     console.prepare_training()
-    recipe = recipes.with_defaults(recipes.parse(recipes.read(args.recipe), args.set))
+    run = args.recipe if args.recipe.is_dir() else None
+    if run is not None and args.set:
+        raise ConfigError("--set: a run is audited as it was; name a recipe to change one")
 
     from fedveil.audit.audit import audit
+    from fedveil.audit.dealing import dealing
     from fedveil.config.assemble import federation_of, plan_of
+    from fedveil.run.directory import stored_recipe
 
+    table = recipes.read(args.recipe) if run is None else stored_recipe(run)
+    recipe = recipes.with_defaults(recipes.parse(table, args.set))
     if not args.time > 0:
         raise ConfigError("--time: need a positive number of seconds")
-    plan = plan_of(recipe, federation_of(recipe.data))
+    federation = federation_of(recipe.data)
     found = audit(
-        plan,
+        plan_of(recipe, federation),
         games=args.games,
         canaries=args.canaries,
         seed=args.seed,
         seconds=args.time,
-        progress=_progress(args.quiet),
+        kept=args.keep,
+        also=dealing(recipe.data, federation),
+        progress=console.counting(args.quiet),
     )
-    if found.refuted:
-        path = args.report or Path(f"audit-{args.recipe.stem}.json")
+    path = args.report or (run / "audit.json" if run else Path(f"audit-{args.recipe.stem}.json"))
+    if found.refuted or run:
         document = json.dumps(console.plain(found.to_dict()), indent=2)
         path.write_text(document + "\n", encoding="utf-8")
+    if found.refuted:
         console.complain(f"{found.refuted}; the audit is in {path}")
     console.answer(args, found.to_dict(), lambda: _show(found))
     return 1 if found.refuted else 0
-
-
-def _progress(quiet: bool) -> Callable[[str, int, int], None]:
-    """A line every two seconds at most."""
-    shown = [time.monotonic()]
-
-    def show(what: str, done: int, of: int) -> None:
-        if not quiet and time.monotonic() - shown[0] > 2:
-            shown[0] = time.monotonic()
-            print(f"{what} {done:,} of {of:,}", file=sys.stderr, flush=True)
-
-    return show
 
 
 def _show(found: Audit) -> None:
@@ -86,6 +81,8 @@ def _show(found: Audit) -> None:
     if one is not None:
         text = f"one run, {one.right} of {one.guesses} guesses right"
         rows.append(("audited, at least", f"{one.epsilon:.3f}", text))
+        text = "the same guesses, if its curve is a Gaussian's"
+        rows.append(("audited, at least", f"{one.gaussian:.3f}", text))
         for each in one.cosines:
             text = f"{each.epsilon[0]:.3f} to {each.epsilon[1]:.3f}"
             how = f"one run, cosines with {each.of}"
@@ -93,6 +90,10 @@ def _show(found: Audit) -> None:
     who = f"{certified.unit}, {certified.adjacency}, {certified.trust} trust"
     title = f"Epsilon at delta {at_most(certified.delta)} ({who}); bounds hold with 95 % each"
     console.table(title, ("", "epsilon", "from"), rows)
+    if found.probes:
+        held = sum(not probe.broken for probe in found.probes)
+        told = f"{held} of {len(found.probes)} updates or records stayed within what is accounted."
+        console.say(told, heading="Probes:")
     if not many.complete or (one is not None and not one.complete):
         console.say("stopped by --time before the end.", heading="Cut short:")
     if found.refuted:

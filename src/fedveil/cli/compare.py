@@ -24,7 +24,7 @@ _OPTIONS: console.Options = {
     "--set KEY=VALUE": (list, "change it in every recipe"),
     "--output DIR": (
         Path,
-        "where runs, table and picture are kept (comparison); finished runs are used again",
+        "where runs, page and picture are kept (comparison); finished runs are used again",
         Path("comparison"),
     ),
     "--quiet": (bool, "no progress, only the result"),
@@ -40,7 +40,9 @@ def execute(args: argparse.Namespace) -> int:
     console.prepare_training()
     epsilons = _epsilons(args.epsilon)
 
+    from fedveil.core.files import write_atomically
     from fedveil.report import comparison
+    from fedveil.report.compared import comparison_page
     from fedveil.report.store import Store
 
     entered = comparison.contenders(args.recipes, args.set)
@@ -57,7 +59,10 @@ def execute(args: argparse.Namespace) -> int:
     table = comparison.cells(todo, store)
     figure, label = _figure(table)
     picture = args.output / "comparison.png"
+    page = args.output / "comparison.html"
     picture.write_bytes(comparison.draw(table, figure, label))
+    shown = console.plain(comparison.page_document(table, figure, label))
+    write_atomically(page, comparison_page(shown).encode(), durable=False)
     document = {
         "figure": figure,
         "delta": delta,
@@ -65,8 +70,9 @@ def execute(args: argparse.Namespace) -> int:
         "rows": comparison.to_document(table, figure),
         "promises_differ": list(comparison.differences(table)),
         "picture": str(picture),
+        "page": str(page),
     }
-    return console.answer(args, document, lambda: _show(table, figure, label, picture))
+    return console.answer(args, document, lambda: _show(table, figure, label, [page, picture]))
 
 
 def _epsilons(text: str | None) -> tuple[float, ...]:
@@ -111,7 +117,7 @@ def _figure(table: Sequence[Cell]) -> tuple[str, str]:
     return "loss", "loss"
 
 
-def _show(table: Sequence[Cell], figure: str, label: str, picture: Path) -> None:
+def _show(table: Sequence[Cell], figure: str, label: str, files: Sequence[Path]) -> None:
     from fedveil.report.comparison import differences
 
     scale = 100.0 if figure == "accuracy" else 1.0
@@ -141,4 +147,4 @@ def _show(table: Sequence[Cell], figure: str, label: str, picture: Path) -> None
         for line in lines:
             console.stdout().print(f"  {line}")
     console.say("Simulations with known seeds: none of these runs is certified.")
-    console.say(f"picture: {picture}")
+    console.say(", ".join(map(str, files)), heading="Written:")

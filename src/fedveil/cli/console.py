@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,28 @@ def add_options(parser: argparse.ArgumentParser, options: Options, title: str = 
         else:
             how |= {"choices": kind} if isinstance(kind, tuple) else {"type": kind}
         group.add_argument(flag, **how, **({"metavar": value} if value else {}))
+
+
+def add_actions(
+    parser: argparse.ArgumentParser, actions: Mapping[str, tuple[str, Sequence[str], Options]]
+) -> None:
+    """Declare a command's actions: what each does, its arguments ("NAME what it is") and options.
+
+    An argument whose name ends in three dots takes one value or more.
+    """
+    from argparse import SUPPRESS
+
+    chosen = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, (text, arguments, options) in actions.items():
+        own = chosen.add_parser(name, help=text, description=text)
+        for argument in arguments:
+            word, _, what = argument.partition(" ")
+            many = {"nargs": "+"} if word.endswith("...") else {}
+            word = word.removesuffix("...")
+            own.add_argument(word.lower(), metavar=word, help=what, **many)  # type: ignore[arg-type]
+        add_options(own, options)
+        # Declared by every command for itself too: here only if it is given.
+        own.add_argument("--json", action="store_true", default=SUPPRESS, help="one JSON document")
 
 
 def flag(name: str) -> str:
@@ -87,6 +110,18 @@ def plain(value: Any) -> Any:
 def complain(message: str) -> None:
     """Say what went wrong, in one line on stderr."""
     print(f"fedveil: {' '.join(message.split())}", file=sys.stderr)
+
+
+def counting(quiet: bool) -> Callable[[str, int, int], None]:
+    """Shows how far something has come: on stderr, a line every two seconds at most."""
+    shown = [time.monotonic()]
+
+    def show(what: str, done: int, of: int) -> None:
+        if not quiet and time.monotonic() - shown[0] > 2:
+            shown[0] = time.monotonic()
+            print(f"{what} {done:,} of {of:,}", file=sys.stderr, flush=True)
+
+    return show
 
 
 @cache

@@ -75,10 +75,10 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _schema(args: argparse.Namespace) -> int:
-    from fedveil.data.table import schema_template
+    from fedveil.data.table import schema_draft
 
     output: Path | None = args.output
-    text = schema_template(args.name, label=args.label, client_column=args.client_column)
+    text = schema_draft(args.name, label=args.label, client_column=args.client_column)
     if output is not None:
         try:
             with output.open("x", encoding="utf-8") as file:
@@ -90,7 +90,10 @@ def _schema(args: argparse.Namespace) -> int:
         if output is None:
             print(text, end="")
         else:
-            console.say(f"Fill in {output}, then give it as the schema.")
+            console.say(
+                f"Check the guesses in {output}, delete their marks, then give it as --schema. "
+                "Until then keep the file to yourself: it tells about the rows."
+            )
 
     return console.answer(args, {"schema": text, "file": output and str(output)}, show)
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.cli import console
+from fedveil.cli import console, own_data
 from fedveil.cli.plan_tables import (
     LOSS,
     TRUSTS,
@@ -58,6 +58,7 @@ _OPTIONS: dict[str, console.Options] = {
         "--pilot": (bool, "find settings by runs on the proxy"),
         "--plot FILE": (_picture, "draw it: .png, .pdf or .svg"),
     },
+    "a table of your own: what fedveil run would choose": own_data.OPTIONS,
     "pilot": {
         "--time": (float, "seconds to search (60)"),
         "--journal FILE": (Path, "keep trials, go on from them"),
@@ -139,6 +140,8 @@ def execute(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None:
             other = "--tune-on-private-data" if name == "output" else "--pilot"
             raise ConfigError(f"--{name}: can only be used with {other}")
+    if args.data is not None and args.recipe is None:
+        return own_data.plan_table(args)
     if args.recipe is not None or args.set:
         from fedveil.cli.plan_recipe import plan_recipe
 

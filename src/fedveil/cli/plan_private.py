@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.cli import console
 from fedveil.cli.plan_recipe import recipe_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.privacy.shown import at_most
 
 if TYPE_CHECKING:
     from fedveil.advise.private_tuning import Tuned
@@ -116,8 +117,8 @@ def _show(found: Tuned, output: Path) -> None:
     ]
     result = f"{found.loss:.4g}" if found.accuracy is None else f"{found.accuracy:.1%}"
     rows.append(["loss" if found.accuracy is None else "accuracy", f"{result} on public data"])
-    rows.append(["noise multiplier", f"{found.noise_multiplier:.4g}"])
-    rows.append(["  without tuning", f"{found.untuned_noise:.4g}"])
+    rows.append(["noise multiplier", at_most(found.noise_multiplier)])
+    rows.append(["  without tuning", at_most(found.untuned_noise)])
     rows.append(["files", str(output)])
     console.table("The chosen run", ["", ""], rows)
     console.say(found.guarantee.statement)

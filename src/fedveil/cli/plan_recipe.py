@@ -45,6 +45,7 @@ def plan_recipe(args: argparse.Namespace) -> int:
     """Both questions unless one of --iterations and --feasible was asked for."""
     recipe = recipe_of(args)
 
+    from fedveil.advise.free_gains import free_gains
     from fedveil.advise.from_recipe import situation_of
 
     by_records = args.score == "hu"  # Hu protects records, and the feasible set is about clients
@@ -67,8 +68,12 @@ def plan_recipe(args: argparse.Namespace) -> int:
             console.stdout().print(f"Note: {note}.")
     else:
         _iterations(args, situation, document)
+    gains = free_gains(recipe, situation.plan)
+    document["free_gains"] = [vars(gain) for gain in gains]
     if args.json:
         console.emit(document)
+    for gain in () if args.json else gains:
+        console.say(f"At no cost in privacy: {gain}.")
     return 0
 
 

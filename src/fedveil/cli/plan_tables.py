@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.cli import console
 from fedveil.cli.checkout import claim_of
 from fedveil.config import recipe as recipes
+from fedveil.privacy.shown import at_most
 
 if TYPE_CHECKING:
     from fedveil.advise.feasible import Question, Row
@@ -96,11 +97,11 @@ def _feasible_row(row: Row) -> list[str]:
     return [
         str(row.cohort),
         str(row.rounds),
-        f"{row.noise_multiplier:.3f}",
+        at_most(row.noise_multiplier),
         f"{row.signal_to_noise:.2g}",
         f"{row.run_signal_to_noise:.2g}",
-        f"{row.epsilon_if_dropped:.3f}",
-        f"{row.epsilon_if_colluding:.3f}",
+        at_most(row.epsilon_if_dropped),
+        at_most(row.epsilon_if_colluding),
         "none" if row.claim is None else f"{row.claim.value:.2f}",
     ]
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from fedveil.cli import console
@@ -14,6 +17,7 @@ from fedveil.core.errors import ConfigError
 _OPTIONS: console.Options = {
     "--format": (("html", "json"), "a page to read, or the same as a document (html)", "html"),
     "--output FILE": (Path, "where to (report.html in the run; here, if there are several)"),
+    "--watch": (bool, "serve the page on this machine while the runs grow, until Ctrl-C"),
 }
 
 
@@ -23,11 +27,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
+    if args.watch:
+        with suppress(KeyboardInterrupt), watched(args.runs):
+            Event().wait()
+        return 0
     documents = [document_of(path) for path in args.runs]
     file = args.output or _place(args.runs, args.format)
     write(documents, file, args.format)
     answer = {"file": str(file), "runs": documents}
     return console.answer(args, answer, lambda: console.say(str(file), heading="Report:"))
+
+
+@contextmanager
+def watched(paths: Sequence[Path]) -> Iterator[str]:
+    """Serve the page of runs that may still grow; its address is said on stderr."""
+    from fedveil.report.live import served
+    from fedveil.report.page import page
+
+    seen: dict[tuple[int, ...], str] = {}  # a page is made anew when a file has changed
+
+    def make() -> str:
+        files = [path / name for path in paths for name in ("metrics.jsonl", "result.json")]
+        now = tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
+        if now not in seen:
+            made = page([document_of(path) for path in paths], live=True)
+            seen.clear()
+            seen[now] = made
+        return seen[now]
+
+    with served(make) as address:
+        print(f"Watch: {address}", file=sys.stderr, flush=True)  # never wrapped: it is to be copied
+        yield address
 
 
 def document_of(path: Path) -> dict[str, Any]:
@@ -48,11 +78,11 @@ def document_of(path: Path) -> dict[str, Any]:
 
 
 def write(documents: Sequence[dict[str, Any]], file: Path, kind: str = "html") -> None:
-    from fedveil.report.page import page
-    from fedveil.run.checkpoint import write_atomically
+    from fedveil.core.files import write_atomically
+    from fedveil.report.page import page, together
 
     if kind == "json":
-        text = json.dumps({"runs": list(documents)}, indent=2, allow_nan=False) + "\n"
+        text = json.dumps(together(documents), indent=2, allow_nan=False) + "\n"
     else:
         text = page(documents)
     write_atomically(file, text.encode(), durable=False)

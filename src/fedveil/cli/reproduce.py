@@ -15,7 +15,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, help="how often each case is run")
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
     parser.add_argument(
-        "--report", action="store_true", help="write from finished runs only, run nothing"
+        "--report",
+        action="store_true",
+        help="write from finished runs, or draw what was written before; run nothing",
     )
 
 

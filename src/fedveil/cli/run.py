@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.cli import console
+from fedveil.cli import console, own_data
 from fedveil.config import recipe as recipes
 from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 
@@ -18,18 +19,18 @@ if TYPE_CHECKING:
     from fedveil.run.run import Run
 
 
+_MORE = "In full: --explain, and guarantee.json in the run directory."
+
 _OPTIONS: console.Options = {
     "--set KEY=VALUE": (list, "change one recipe entry"),
-    "--data FILE": (str, "a CSV or Parquet file to train on"),
-    "--client-column NAME": (str, "its column that names the client"),
-    "--label NAME": (str, "its column to predict"),
-    "--schema FILE": (str, "public statistics of its columns"),
+    **own_data.OPTIONS,
     "--seed": (int, "repeatable simulation instead of protected noise"),
     "--output DIR": (Path, "a new run directory"),
     "--resume DIR": (Path, "go on with this run"),
     "--moved": (bool, "with --resume: I declare that only this copy of the run will go on"),
-    "--explain": (bool, "say which engine runs, and why"),
+    "--explain": (bool, "the whole guarantee in words; which engine runs, and why"),
     "--quiet": (bool, "no progress, only the result"),
+    "--watch": (bool, "serve the growing report on this machine, and say where"),
     "--no-report": (bool, "write no report.html into the run directory"),
 }
 
@@ -46,8 +47,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     console.prepare_training()
-    recipe = recipes.with_defaults(_recipe(args))
+    recipe = _recipe(args)
+    usual = recipes.with_defaults(recipe)  # refuses what makes no sense
 
+    from fedveil.cli.report import watched
     from fedveil.config.assemble import (  # torch and all: only once input is sane
         federation_of,
         plan_of,
@@ -57,7 +60,9 @@ def execute(args: argparse.Namespace) -> int:
     from fedveil.run.directory import RunDirectory
     from fedveil.run.run import Run, Speed, follow_plan
 
-    plan = plan_of(recipe, federation_of(recipe.data))
+    chosen = own_data.chosen(args, recipe)
+    recipe = usual if chosen is None else chosen.recipe
+    plan = plan_of(recipe, federation_of(recipe.data) if chosen is None else chosen.federation)
     if recipe.evaluation.baseline and plan.protected:
         raise PrivacyRefusal(
             "evaluation.baseline trains without noise, and its accuracy would leave unprotected",
@@ -68,7 +73,9 @@ def execute(args: argparse.Namespace) -> int:
     if is_follower():  # torchrun started several of us, and another one leads
         follow_plan(plan, speed)
         return 0
+    own_data.say(chosen, quiet=args.quiet)
     run = Run(plan, speed=speed, every=recipe.evaluation.every)
+    plan = run.plan  # which knows what runs it
     if args.resume is not None:
         directory = RunDirectory.open(args.resume, plan, moved=args.moved)
     else:
@@ -77,7 +84,8 @@ def execute(args: argparse.Namespace) -> int:
     run.keep_in(directory)
     began = time.perf_counter()
     try:
-        rejected = _train(run, args)
+        with watched([directory.path]) if args.watch else nullcontext():
+            rejected = _train(run, args)
     except KeyboardInterrupt:
         run.save()
         console.complain(
@@ -90,23 +98,21 @@ def execute(args: argparse.Namespace) -> int:
         raise
     finally:
         run.close()
-    result = _result(run, recipe, time.perf_counter() - began)
+    result = result_of(run, recipe, time.perf_counter() - began)
+    if chosen is not None:
+        result["notes"] = [*chosen.notes, *result["notes"]]
+        result["warnings"] = [*filter(None, [chosen.warning]), *result["warnings"]]
     if not plan.protected:  # a protected run must not tell: the count has no noise
         result["rejected_updates"] = rejected
-    result["report"] = None if args.no_report else _report(directory.path)
+    result["report"] = None if args.no_report else write_report(directory.path)
     return console.answer(args, result, lambda: _show(result, run))
 
 
 def _recipe(args: argparse.Namespace) -> Recipe:
     """The recipe of this call: a file or a stopped run's, then --set, then the short options."""
-    short = {
-        "data.file": args.data,
-        "data.client_column": args.client_column,
-        "data.label": args.label,
-        "data.schema": args.schema,
-        "seed": args.seed,
-    }
-    given = {key: value for key, value in short.items() if value is not None}
+    given = own_data.given(args)
+    if args.seed is not None:
+        given["seed"] = args.seed
     if args.resume is not None:
         if given or args.set or args.recipe is not None or args.output is not None:
             raise ConfigError(
@@ -137,7 +143,7 @@ def _train(run: Run, args: argparse.Namespace) -> int:
     from fedveil.cli.progress import progress
 
     rejected = 0
-    _warn(run, quiet=args.quiet)
+    _warn(run, quiet=args.quiet, explain=args.explain)
     if args.explain:
         reason = run.choice.reason
         if run.plan.protected:  # how long rounds take depends on how much data clients have
@@ -150,7 +156,7 @@ def _train(run: Run, args: argparse.Namespace) -> int:
     return rejected
 
 
-def _warn(run: Run, *, quiet: bool) -> None:
+def _warn(run: Run, *, quiet: bool, explain: bool) -> None:
     """What must be known before training. Quiet leaves out what is only good to know."""
     from fedveil.cli.secure_sums import planned
 
@@ -172,12 +178,13 @@ def _warn(run: Run, *, quiet: bool) -> None:
         if not guarantee.certified:
             console.say(f"{guarantee.reason}.", heading="Not certified:", to=errors)
     else:
-        console.say(guarantee.statement, heading="Guarantee:", to=errors)
+        said = guarantee.statement if explain else f"{guarantee.summary}\n{_MORE}"
+        console.say(said, heading="Guarantee:", to=errors)
     if run.plan.secure_sums is not None and not quiet:
         console.say(planned(run.plan.secure_sums), heading="Secure sums:", to=errors)
 
 
-def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
+def result_of(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     """The document that `--json` prints; also what the final table is made from."""
     from fedveil.cli.secure_sums import secure_document
     from fedveil.run.result import write_result
@@ -213,15 +220,20 @@ def _result(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     }
     if directory is not None:
         chosen = recipe.model
-        architecture: dict[str, Any] = {"name": chosen.name, "hidden": list(chosen.hidden)}
-        architecture["input_norm"] = chosen.input_norm
+        architecture = {
+            "name": chosen.name,
+            "hidden": list(chosen.hidden),
+            "input_norm": chosen.input_norm,
+            "frozen": list(chosen.frozen),
+            "adapter_rank": chosen.adapter_rank,
+        }
         directory.write_model(run.bundle_file(architecture))
         write_result(directory.path, result)
         directory.close()
     return result
 
 
-def _report(path: Path) -> str | None:
+def write_report(path: Path) -> str | None:
     """Write report.html. The run is done and kept, so it does not fail with its report."""
     from fedveil.cli.report import document_of, write
 
@@ -275,16 +287,17 @@ def _show(result: dict[str, Any], run: Run) -> None:
         rows.append(["updates not finite: counted as zero", str(result["rejected_updates"])])
     if guarantee is not None:
         rows.append(["epsilon", f"{at_most(guarantee.epsilon)} (delta {at_most(guarantee.delta)})"])
-        rows.append(["certified", "yes" if guarantee.certified else f"no: {guarantee.reason}"])
+        rows.append(["certified", "yes" if guarantee.certified else "no"])
     if result["secure_sums"] is not None:
         rows += secure_rows(result["secure_sums"])
     rows.append(["files", result["directory"]])
     if result["report"] is not None:
         rows.append(["report", result["report"]])
     console.table(f"{plan.method.name} on {plan.federation.name}", ["result", ""], rows)
-    for warning in result["warnings"][len(plan.warnings) :]:
+    if not result.get("scores", {}).get("clearly_better_than_constant", True):
+        warning = result["warnings"][-1]  # those before it were said before the training
         console.say(warning, heading="warning:", colour="red", to=console.stderr())
-    if guarantee is not None:
-        console.say(guarantee.statement)
-    else:
+    if guarantee is None:
         console.say("No privacy is guaranteed: this method adds no noise.")
+    elif not guarantee.certified:
+        console.say(f"{guarantee.reason}.", heading="Not certified:")

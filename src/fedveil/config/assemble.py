@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import math
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
-from fedveil.core.errors import ConfigError
-from fedveil.core.units import Arithmetic
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Arithmetic, Trust, Unit
+from fedveil.data.bought import MOST_RELEASES, SHARE, Bought, Offer
 from fedveil.data.federation import Federation
 from fedveil.data.partition import named
 from fedveil.data.table import from_table
 from fedveil.datasets import SOURCES, load
 from fedveil.methods.parts.from_recipe import choice
-from fedveil.methods.registry import method_of
+from fedveil.methods.registry import METHODS, method_of
 from fedveil.models.features import named_features, with_features
+from fedveil.models.frozen import start_from
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.privacy.accountants.exact import gaussian_noise
+from fedveil.privacy.accounting import default_delta
 from fedveil.recipes.sections import DataSection, Recipe
 
-__all__ = ["federation_of", "method_of", "plan_of"]
+__all__ = ["federation_of", "method_of", "offer_of", "plan_of"]
+
+_LARGEST_BATCH = 2048  # beyond, rounding errors of a sum cost more than its records bring
 
 
-def federation_of(data: DataSection) -> Federation:
-    """The federation that a recipe's data section describes."""
+def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
+    """The federation that a recipe's data section describes; with an offer, statistics of a table
+    without a schema are bought."""
     if data.file is None:
         return load(
             data.source,
@@ -52,7 +63,10 @@ def federation_of(data: DataSection) -> Federation:
         data.file,
         client_column=data.client_column,
         label=data.label,
-        schema=data.schema,
+        schema={"columns": data.columns} if data.columns else data.schema,
+        classes=data.classes,
+        offer=offer,
+        bought=None if data.bought is None else Bought.from_dict(json.loads(data.bought)),
         task=data.task,
         partition=None if name is None else named(name, **given),
         test_fraction=data.test_fraction,
@@ -60,6 +74,22 @@ def federation_of(data: DataSection) -> Federation:
         holdout=data.holdout or "within",
         seed=data.seed,
     )
+
+
+def offer_of(recipe: Recipe, clients: int, rows: int) -> Offer | None:
+    """Terms for buying a table's statistics with a part of the recipe's budget; None where there is
+    no epsilon to divide, or no way to buy. `rows` count for unit record only."""
+    privacy, entry = recipe.privacy, METHODS.find(recipe.training.method, "training.method")
+    if not entry.private or privacy.epsilon is None:
+        return None
+    unit = choice(Unit, "privacy.unit", privacy.unit or entry.unit)
+    trust = choice(Trust, "privacy.trust", privacy.trust or entry.trust)
+    delta = privacy.delta or default_delta(rows if unit is Unit.RECORD else clients)
+    twice = 2 if trust is Trust.DISTRIBUTED else 1  # there a replaced record counts twice
+    noise = twice * math.sqrt(MOST_RELEASES) / SHARE * gaussian_noise(privacy.epsilon, delta)
+    with suppress(PrivacyRefusal):
+        return Offer(unit, trust, noise, delta / 10, clients, recipe.seed)
+    return None
 
 
 def plan_of(recipe: Recipe, federation: Federation) -> Plan:
@@ -74,8 +104,11 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         hidden=chosen.hidden,
         input_norm=chosen.input_norm,
         seed=chosen.seed,
+        frozen=chosen.frozen,
+        adapter_rank=chosen.adapter_rank,
     )
-    method = method_of(recipe)
+    started = () if chosen.start is None else start_from(model, chosen.start)
+    method = method_of(with_batch(recipe, federation))
     budget = None
     if method.placement is not None:
         privacy = recipe.privacy
@@ -91,9 +124,20 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         arithmetic=None
         if arithmetic is None
         else choice(Arithmetic, "privacy.arithmetic", arithmetic),
-        declared=declared,
+        declared=(*declared, *started),
         unprotected=unprotected,
     )
+
+
+def with_batch(recipe: Recipe, federation: Federation) -> Recipe:
+    """The recipe with a batch size where records are protected and it says none: sums of clipped
+    gradients are divided by a fixed number, and sizes of clients are public there."""
+    entry, training = METHODS.find(recipe.training.method, "training.method"), recipe.training
+    unit = recipe.privacy.unit or entry.unit
+    if not entry.private or unit != Unit.RECORD or training.batch_size is not None:
+        return recipe
+    batch = min(_LARGEST_BATCH, int(federation.sizes.max()))
+    return replace(recipe, training=replace(training, batch_size=batch))
 
 
 def _decoded_in_cache(data: DataSection) -> bool:
@@ -106,6 +150,10 @@ def _said(recipe: Recipe) -> tuple[list[str], list[str]]:
     if recipe.data.file is not None and recipe.data.schema is not None:
         name = Path(recipe.data.schema).name
         declared.append(f"The columns, ranges and categories of the schema {name} are public.")
+    if recipe.data.columns and not recipe.data.bought:
+        declared.append("The columns, ranges and categories in data.columns are public.")
+    if recipe.data.classes:
+        declared.append(f"The classes are public: {', '.join(recipe.data.classes)}.")
     for name in recipe.privacy.tuned_on:
         if _protected(recipe.data, name):
             unprotected.append(f"Settings were chosen by looking at {name}, the protected data.")

@@ -115,7 +115,15 @@ def parse(
                 merged[section].pop(replaced, None)
     for name, value in changes.items():
         _assign(merged, name, value)
+    _choose_by_unit(merged)
     return typing.cast(Recipe, build(Recipe, merged, ""))
+
+
+def _choose_by_unit(table: dict[str, Any]) -> None:
+    """A recipe that names no method but whose data to protect gets one that does."""
+    training, privacy = table.get("training", {}), table.get("privacy", {})
+    if isinstance(training, dict) and isinstance(privacy, dict) and privacy.get("unit") == "record":
+        table["training"] = {"method": "dp-sgd", **training}
 
 
 _SEEN_SAMPLING = {"local": "round-robin", "distributed": "balanced"}  # no credit for a sample
@@ -138,6 +146,8 @@ def with_defaults(recipe: Recipe) -> Recipe:
         usual = _SEEN_SAMPLING.get(privacy.trust or method.trust, "poisson")
         if not method.private:
             usual = "poisson"
+        elif privacy.correlated is not None:
+            usual = "round-robin"  # a public schedule keeps a client's turns apart
         training = replace(training, sampling=method.sampling or usual)
     if training.sampling != "everyone" and training.cohort is None and training.rate is None:
         training = replace(training, rate=0.5)
@@ -150,9 +160,11 @@ def with_defaults(recipe: Recipe) -> Recipe:
         name: str(Path(path).absolute()) for name, path in paths.items() if path is not None
     }
     data = replace(recipe.data, **absolute)  # a run can be resumed from anywhere
+    model, start = recipe.model, recipe.model.start
     return replace(
         recipe,
         data=data,
+        model=model if start is None else replace(model, start=str(Path(start).absolute())),
         training=training,
         method=method.settings(recipe.method),
         privacy=privacy,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedveil.data.encoding import (
     kind_of,
     numbers_of,
 )
-from fedveil.data.schema import Column, Kind, parse_schema
+from fedveil.data.schema import Column, Kind, entry_of, parse_schema
 
 Marked = dict[str, npt.NDArray[np.bool_]]  # by column, `[rows]`
 
@@ -61,7 +61,7 @@ class TableEncoder:
         for (name, column), width in zip(self.columns.items(), widths, strict=True):
             block = matrix[:, start : start + width]
             gaps[name] = encode(table.column(name), column, block)
-            if column.kind is Kind.CATEGORY:
+            if column.kind is Kind.CATEGORY and column.buckets is None:
                 unknown[name] = ~(block.any(1) | gaps[name])
             start += width
         return Encoded(matrix, gaps, unknown)
@@ -79,8 +79,8 @@ class TableEncoder:
         return numbers, ~np.isfinite(numbers)
 
     def to_dict(self) -> dict[str, Any]:
-        columns = {name: _entry(column) for name, column in self.columns.items()}
-        return {"columns": columns, "label": self.label, "target": _entry(self.target)}
+        columns = {name: entry_of(column) for name, column in self.columns.items()}
+        return {"columns": columns, "label": self.label, "target": entry_of(self.target)}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> TableEncoder:
@@ -98,14 +98,3 @@ def check_stored(path: Path | str, name: str, values: Any, column: Column, says:
     undated = column.kind is Kind.DATE and stored is Kind.NUMBER
     if stored is Kind.IGNORE or number_like or undated:
         raise ConfigError(f"{path}: column {name!r} holds {stored}, {says} {column.kind}")
-
-
-def _entry(column: Column) -> dict[str, Any]:
-    """A column as a schema file writes it."""
-    entry: dict[str, Any] = {"type": str(column.kind)}
-    for field in fields(Column):
-        value = getattr(column, field.name)
-        unset = value is None or value is False or value == ()
-        if field.name != "kind" and not unset:
-            entry[field.name] = list(value) if isinstance(value, tuple) else value
-    return entry

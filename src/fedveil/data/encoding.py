@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from fedveil.data.schema import Column, Kind
 MOST_CATEGORIES = 100  # a text column with more is no category
 FARTHEST = 5.0  # inputs are clipped there: one outlier must not rule a client's gradient
 NUMERIC_SHARE = 0.9  # text of which this share are numbers is a number with gaps
+_TICKS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
 _ID_NAMES = ("", "id", "index", "row", "key", "uuid")
 
 Floats = npt.NDArray[np.float32]
@@ -68,10 +70,11 @@ def judge(name: str, values: Any) -> Judged:
 
 
 def _judge_text(values: Any, distinct: int, missing: bool) -> Judged:
-    if distinct > MOST_CATEGORIES or distinct > max(20, (len(values) - values.null_count) // 2):
+    present = len(values) - values.null_count
+    if distinct > MOST_CATEGORIES or distinct > max(20, present // 2):
         numeric = pc.fill_null(pc.match_substring_regex(values, cells.NUMBER), False)
-        strange = len(values) - values.null_count - pc.sum(numeric).as_py()
-        if strange <= (1 - NUMERIC_SHARE) * len(values):
+        strange = present - pc.sum(numeric).as_py()
+        if strange <= (1 - NUMERIC_SHARE) * present:
             column = Column(Kind.NUMBER, missing=True)
             remark = f"{strange} entries that are no numbers count as missing"
             return Judged(_measured(column, numbers_of(values, column)), "", remark)
@@ -89,7 +92,8 @@ def _measured(column: Column, numbers: npt.NDArray[np.float64]) -> Column:
 def feature_names(name: str, column: Column) -> list[str]:
     gap = [f"{name} (missing)"] if column.missing else []
     if column.kind is Kind.CATEGORY:
-        return [*(f"{name}={category}" for category in column.categories), *gap]
+        values = column.categories or [f"#{bucket}" for bucket in range(column.buckets or 0)]
+        return [*(f"{name}={value}" for value in values), *gap]
     return [name, *gap]
 
 
@@ -98,7 +102,10 @@ def encode(values: Any, column: Column, out: Floats) -> npt.NDArray[np.bool_]:
     itself; which of its values are missing."""
     gaps: npt.NDArray[np.bool_]
     if column.kind is Kind.CATEGORY:
-        codes = category_codes(values, column.categories)
+        if column.buckets is None:
+            codes = category_codes(values, column.categories)
+        else:
+            codes = bucket_codes(values, column.buckets)
         out[:] = 0
         known = np.flatnonzero(codes >= 0)
         out[known, codes[known]] = 1
@@ -133,6 +140,15 @@ def category_codes(values: Any, categories: Sequence[str]) -> npt.NDArray[np.int
     return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
 
 
+def bucket_codes(values: Any, buckets: int) -> npt.NDArray[np.int64]:
+    """A number below `buckets` for every value, by a public hash of its text; -1 if missing."""
+    coded = pc.dictionary_encode(cells.canonical(as_text(values)))
+    coded = coded.combine_chunks() if isinstance(coded, pa.ChunkedArray) else coded
+    hashed = [zlib.crc32(text.encode()) % buckets for text in coded.dictionary.to_pylist()]
+    places = np.asarray(pc.fill_null(coded.indices, len(hashed))).astype(np.int64)
+    return np.array([*hashed, -1], dtype=np.int64)[places]
+
+
 def as_text(values: Any) -> Any:
     """Values as categories are written: whole numbers without a decimal point."""
     if pa.types.is_floating(values.type):
@@ -149,8 +165,10 @@ def numbers_of(values: Any, column: Column) -> npt.NDArray[np.float64]:
             values = cells.truths(values)
         else:
             values = cells.numbers(values, column.decimal or ".")
-    if pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
-        seconds = values.cast(pa.timestamp("ms")).cast(pa.int64()).cast(pa.float64(), safe=False)
-        values = pc.divide(seconds, 86_400_000.0)
+    if pa.types.is_date32(values.type):
+        values = values.cast(pa.int32())
+    elif pa.types.is_date(values.type) or pa.types.is_timestamp(values.type):
+        ticks = values.cast(pa.int64()).cast(pa.float64(), safe=False)
+        values = pc.divide(ticks, 86_400.0 * _TICKS[getattr(values.type, "unit", "ms")])
     floats = values.cast(pa.float64(), safe=False)
     return np.asarray(floats.to_numpy(), dtype=np.float64)

@@ -28,6 +28,7 @@ from fedveil.data.holdout import Holdout, deal
 from fedveil.data.partition import ByOwner, Partition
 
 if TYPE_CHECKING:
+    from fedveil.data.bought import Bought
     from fedveil.data.encoder import TableEncoder
 
 __all__ = ["ARTIFICIAL_NOTE", "HELD_OUT_NOTE", "Examples", "Federation", "Scaling", "Task"]
@@ -67,7 +68,9 @@ class Federation(Displayed):
     target_scaling: Scaling | None = None  # how regression targets were
     featurizer: Callable[[Array], Array] | None = None  # made the inputs of stored examples
     encoder: TableEncoder | None = None  # how rows of a table became examples
+    bought: Bought | None = None  # noisy statistics that made it; part of every guarantee
     verified: bool = False  # values were checked when they were saved
+    elsewhere: bool = False  # the training rows are on their owners' machines, and none is here
 
     def __post_init__(self) -> None:
         offsets = self.offsets

@@ -45,7 +45,7 @@ def pieces(source: Any, wanted: Collection[str], what: str) -> Iterator[Any]:
         if not rows:
             raise ConfigError(f"{path}: has a header but no rows")
         return
-    table = _frame(source)
+    table = frame_of(source)
     where = Path("the frame")
     table = table.rename_columns(unique_names(where, table.column_names))
     need_columns(where, table.column_names, wanted, what)
@@ -119,7 +119,7 @@ def _csv(path: Path, zipped: bool, wanted: Collection[str], what: str) -> Iterat
         raise ConfigError(f"{path}: cannot be read ({first_line(error)})") from None
 
 
-def _frame(source: Any) -> Any:
+def frame_of(source: Any) -> Any:
     """A frame of another library as an Arrow table."""
     try:
         if isinstance(source, pa.Table):

@@ -12,6 +12,8 @@ A schema is a TOML or JSON file:
     [columns.state]
     type = "category"
     categories = ["CA", "NY", "TX"]   # anything else has no input of its own
+    # or, if nobody knows them: buckets = 32; each value has one of so many inputs, by its hash
+    guess = true                      # in a draft: taken from the rows; delete once it is public
 
 The label and the client column may stand in it too. Columns that do not stand in it are not used.
 """
@@ -30,6 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.core.errors import ConfigError
+
+MOST_BUCKETS = 1024
 
 
 class Kind(StrEnum):
@@ -52,6 +56,8 @@ class Column:
     categories: tuple[str, ...] = ()
     missing: bool = False
     decimal: str | None = None  # None: as the file's form suggests
+    buckets: int | None = None  # of categories that nobody has listed
+    guess: bool = False  # taken from the rows, and nobody has said that it is public
 
     @property
     def centre(self) -> float:
@@ -68,6 +74,11 @@ class Column:
 
 def read_schema(path: Path) -> dict[str, Column]:
     """The columns that a schema file describes."""
+    return parse_schema({"columns": read_columns(path)}, f"schema {path}")
+
+
+def read_columns(path: Path) -> dict[str, Any]:
+    """The same as plain tables, as the file has them."""
     if not path.is_file():
         raise ConfigError(f"schema {path}: no such file")
     try:
@@ -75,16 +86,21 @@ def read_schema(path: Path) -> dict[str, Column]:
         document = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (ValueError, UnicodeDecodeError) as error:
         raise ConfigError(f"schema {path}: {error}") from None
-    return parse_schema(document, f"schema {path}")
+    return dict(_tables(document, f"schema {path}"))
 
 
 def parse_schema(document: Any, where: str = "schema") -> dict[str, Column]:
-    if not isinstance(document, Mapping) or not isinstance(document.get("columns"), Mapping):
-        raise ConfigError(f"{where}: needs a table [columns.NAME] for every column")
     return {
         str(name): _column(entry, f"{where}, column {name!r}")
-        for name, entry in document["columns"].items()
+        for name, entry in _tables(document, where).items()
     }
+
+
+def _tables(document: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(document, Mapping) or not isinstance(document.get("columns"), Mapping):
+        raise ConfigError(f"{where}: needs a table [columns.NAME] for every column")
+    columns: Mapping[str, Any] = document["columns"]
+    return columns
 
 
 def _column(entry: Any, where: str) -> Column:
@@ -113,6 +129,8 @@ def _column(entry: Any, where: str) -> Column:
         categories=tuple(_name(category) for category in categories),
         missing=bool(entry.get("missing", False)),
         decimal=entry.get("decimal"),
+        buckets=entry.get("buckets"),
+        guess=bool(entry.get("guess", False)),
     )
     _check(column, where)
     return column
@@ -121,8 +139,11 @@ def _column(entry: Any, where: str) -> Column:
 def _check(column: Column, where: str) -> None:
     if column.decimal not in (None, ".", ","):
         raise ConfigError(f"{where}: decimal={column.decimal!r}; must be a point or a comma")
-    if column.kind is Kind.CATEGORY and not column.categories:
-        raise ConfigError(f"{where}: type category needs a list of categories")
+    buckets = column.buckets
+    if buckets is not None and (type(buckets) is not int or not 2 <= buckets <= MOST_BUCKETS):
+        raise ConfigError(f"{where}: buckets must be a whole number from 2 to {MOST_BUCKETS}")
+    if column.kind is Kind.CATEGORY and bool(column.categories) == (buckets is not None):
+        raise ConfigError(f"{where}: type category needs a list of categories, or buckets")
     if column.kind in (Kind.NUMBER, Kind.DATE):
         ranged = column.min is not None and column.max is not None
         measured = column.mean is not None and column.std is not None
@@ -154,20 +175,30 @@ def _name(category: Any) -> str:
     return str(category)
 
 
-def template(kinds: Mapping[str, Kind], remarks: Mapping[str, str]) -> str:
-    """A schema file to fill in: names and types only, nothing that was measured."""
+def entry_of(column: Column) -> dict[str, Any]:
+    """A column as a schema file writes it."""
+    entry: dict[str, Any] = {"type": str(column.kind)}
+    for each in fields(Column):
+        value = getattr(column, each.name)
+        unset = value is None or value is False or value == ()
+        if each.name != "kind" and not unset:
+            entry[each.name] = list(value) if isinstance(value, tuple) else value
+    return entry
+
+
+def draft(columns: Mapping[str, Column], remarks: Mapping[str, str]) -> str:
+    """A schema file to check: what was guessed from the rows is marked as a guess."""
     lines = [
-        "# What is publicly known about the columns. Fill in the blanks from public knowledge,",
-        "# not from the data: whatever stands here is treated as known to everybody.",
+        "# What is publicly known about the columns. Everything marked `guess = true` was taken",
+        "# from the rows: as long as the mark is there, the guarantee is not certified. Replace a",
+        "# guess by what everybody knows anyway (or see that it is that), and delete the mark.",
         '# type = "ignore" leaves a column out.',
     ]
-    blanks = {
-        Kind.NUMBER: ["min = ", "max = "],
-        Kind.DATE: ["min = ", "max = "],
-        Kind.CATEGORY: ["categories = [ ]"],
-    }
-    for name, kind in kinds.items():
+    for name, column in columns.items():
         remark = f"  # {remarks[name]}" if name in remarks else ""
         lines += ["", f"[columns.{json.dumps(name, ensure_ascii=False)}]{remark}"]
-        lines += [f'type = "{kind}"', *(f"# {blank}" for blank in blanks.get(kind, []))]
+        entry = entry_of(column)
+        lines += [
+            f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items()
+        ]
     return "\n".join(lines) + "\n"

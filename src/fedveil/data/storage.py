@@ -17,6 +17,7 @@ from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 
 if TYPE_CHECKING:
+    from fedveil.data.bought import Bought
     from fedveil.data.encoder import TableEncoder
 
 FORMAT = "fedveil federation 2"
@@ -27,6 +28,8 @@ def save(federation: Federation, directory: Path) -> Path:
     """Write `directory`, which must not exist; it appears complete or not at all."""
     if directory.exists():
         raise ConfigError(f"{directory}: exists already; name a new directory")
+    if federation.featurizer is not None:  # its guarantees say what made the inputs; a file cannot
+        raise ConfigError("save: the inputs are features; save the federation they were made of")
     about = {
         "format": FORMAT,
         "name": federation.name,
@@ -37,6 +40,7 @@ def save(federation: Federation, directory: Path) -> Path:
         "notes": list(federation.notes),
         "unprotected": list(federation.unprotected),
         "encoder": None if federation.encoder is None else federation.encoder.to_dict(),
+        "bought": None if federation.bought is None else federation.bought.to_dict(),
     }
     write_columns(directory, _columns(federation), MANIFEST, about)
     return directory
@@ -91,6 +95,7 @@ def load(directory: Path) -> Federation:
             class_names=tuple(manifest["class_names"]),
             features=tuple(manifest["features"]),
             encoder=_encoder(manifest.get("encoder")),
+            bought=_bought(manifest.get("bought")),
             verified=True,
         )
     except (KeyError, ValueError) as error:
@@ -103,6 +108,14 @@ def _encoder(document: Mapping[str, Any] | None) -> TableEncoder | None:
     from fedveil.data.encoder import TableEncoder  # brings pyarrow
 
     return TableEncoder.from_dict(document)
+
+
+def _bought(document: Mapping[str, Any] | None) -> Bought | None:
+    if document is None:
+        return None
+    from fedveil.data.bought import Bought
+
+    return Bought.from_dict(document)
 
 
 def _columns(federation: Federation) -> dict[str, Array]:

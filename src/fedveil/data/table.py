@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Owners
+from fedveil.data.bought import Bought, Offer, buy
 from fedveil.data.encoder import TableEncoder, check_stored
-from fedveil.data.encoding import judge, kind_of
+from fedveil.data.encoding import judge
 from fedveil.data.federation import Federation, Task
 from fedveil.data.holdout import Holdout
 from fedveil.data.labels import targets_of
 from fedveil.data.partition import Partition
-from fedveil.data.schema import Column, Kind, parse_schema, read_schema, template
-from fedveil.data.tablefile import DECIMAL, need_column, read_table
+from fedveil.data.schema import Column, Kind, draft, parse_schema, read_schema
+from fedveil.data.tablefile import DECIMAL, column_names, need_column, read_table
 
 COLUMNS = "which columns are inputs, and of what kind, was decided from the data"
 FROM_DATA_NOTE = (
     "Means, deviations, categories and the counts in these notes were taken from the data "
     "themselves and are not covered by the guarantee; a schema of public ranges avoids this."
+)
+
+
+BOUGHT_NOTE = (
+    "Kinds and scales of the columns come from noisy counts that are part of the guarantee; rows "
+    "whose label is not known are left out."
 )
 
 
@@ -34,6 +43,9 @@ def from_table(
     label: str,
     client_column: str | None = None,
     schema: Path | str | Mapping[str, Any] | None = None,
+    classes: Sequence[str] = (),
+    offer: Offer | None = None,
+    bought: Bought | None = None,
     task: Task | str | None = None,
     partition: Partition | None = None,
     test_fraction: float | None = None,
@@ -47,8 +59,10 @@ def from_table(
     mean plus an input that says so. The client column is no input. Regression targets are
     standardised too (`target_scaling`). Everything decided on the way stands in `notes`. With a
     schema, what becomes of a row depends on the row and the schema alone; without one, statistics
-    come from the data, and `unprotected` says which. Test rows are held out within every client
-    unless `holdout` says otherwise; if every client has but one row, it must say `clients`.
+    are bought under an `offer`, or come from the data, and `unprotected` says which. `bought` says
+    that the schema was bought before. `classes` declares the label's names. Test rows are held out
+    within every client unless `holdout` says otherwise; if every client has but one row, it must
+    say `clients`.
     """
     path = Path(path)
     if client_column is None and partition is None:
@@ -56,8 +70,15 @@ def from_table(
     if client_column == label:
         raise ConfigError(f"{path}: label and client column are both {label!r}; name two columns")
     public = _public(schema)
+    if public is None and offer is not None and client_column is not None:
+        public, bought = _buy(path, label, client_column, offer, bool(classes))
+    if classes:
+        named = Column(Kind.CATEGORY, categories=tuple(map(str, classes)))
+        public = public if public is None else {**public, label: named}
     table = _read(path, public, label, client_column)
     table, notes = _with_labels_and_owners(path, table, label, client_column, public is None)
+    if bought is not None and public is not None and label in public:
+        table = _with_known_labels(path, table, label, _columns_of(public, table)[label])
     taken = (label, client_column)
     unprotected: tuple[str, ...] = ()
     if public is None:
@@ -65,11 +86,15 @@ def from_table(
         unprotected = _taken_from_data(columns)
     else:
         columns, remarks = _described(path, table, public, taken)
+        unprotected = _guessed(columns, public.get(label))
+        remarks = remarks if bought is None else [BOUGHT_NOTE]
     notes += remarks
     if not columns:
         why = f" ({remarks[0].rstrip('.')})" if remarks else ""
         raise ConfigError(f"{path}: no column besides {label!r} can be used as an input{why}")
     declared = None if public is None else _columns_of(public, table).get(label)
+    if declared is None and classes:
+        declared = named
     wanted = targets_of(path, label, table.column(label), task, declared)
     notes.append(wanted.remark)
     if public is None:
@@ -95,26 +120,73 @@ def from_table(
         federation,
         target_scaling=wanted.scaling,
         encoder=encoder,
+        bought=bought,
         unprotected=unprotected + wanted.unprotected + federation.unprotected,
         verified=True,
     )
 
 
-def schema_template(
+def _buy(
+    path: Path, label: str, client_column: str, offer: Offer, declared: bool
+) -> tuple[dict[str, Column], Bought]:
+    """A schema from noisy votes: every cell is read by itself, whatever its column holds."""
+    names = set(column_names(path)) - {client_column}
+    table = read_table(path, exact=client_column, by_cell=names)
+    need_column(path, table.column_names, label, "the label")
+    need_column(path, table.column_names, client_column, "the clients")
+    table, _ = _with_labels_and_owners(path, table, label, client_column, False)
+    wanted = [n for n in table.column_names if n != client_column and not (declared and n == label)]
+    codes = _owners(table.column(client_column)).codes
+    mark = (table.schema.metadata or {}).get(DECIMAL, b".").decode()
+    columns, bought = buy({n: table.column(n) for n in wanted}, label, codes, offer, mark)
+    found = columns.get(label)
+    if found is not None and found.kind is Kind.CATEGORY and len(found.categories) < 2:
+        raise ConfigError(
+            f"{path}: fewer than two values of label {label!r} stand out from the noise; declare "
+            "its classes (--classes), or raise privacy.epsilon"
+        )
+    return columns, bought
+
+
+def _with_known_labels(path: Path, table: Any, label: str, column: Column) -> Any:
+    """Only rows whose label was found, or is a number; each row for itself."""
+    _, wrong = TableEncoder({}, label, column).targets(table)
+    if wrong.all():
+        raise ConfigError(f"{path}: no row has a label that is known (column {label!r})")
+    return table.filter(pa.array(~wrong))
+
+
+def schema_draft(
     path: Path | str, *, label: str | None = None, client_column: str | None = None
 ) -> str:
-    """A schema file for this table to fill in: names and types of its columns, no statistics."""
+    """A schema file for this table, every column with a guess that is marked as one."""
     path = Path(path)
-    table = read_table(path)
-    remarks = {}
-    for name, remark in ((label, "the label"), (client_column, "whose row it is")):
+    table = read_table(path, exact=client_column)
+    for name, what in ((label, "the label"), (client_column, "whose row it is")):
         if name is not None:
-            need_column(path, table.column_names, name, remark)
-            remarks[name] = remark
-    kinds = {name: kind_of(table.column(name)) for name in table.column_names}
-    if client_column is not None:
-        kinds[client_column] = Kind.IGNORE
-    return template(kinds, remarks)
+            need_column(path, table.column_names, name, what)
+    columns, remarks = {}, {}
+    for name in table.column_names:
+        values = table.column(name)
+        if name == client_column:
+            columns[name], remarks[name] = Column(Kind.IGNORE), "whose row it is"
+        elif name == label:
+            column = targets_of(path, name, values.drop_null(), None, None).column
+            columns[name], remarks[name] = _guess(_as_read(table, name, column)), "the label"
+        elif (found := judge(name, values)).column is None:
+            columns[name], remarks[name] = Column(Kind.IGNORE), found.why_not
+        else:
+            columns[name] = _guess(_as_read(table, name, found.column))
+    return draft(columns, remarks)
+
+
+def _guess(column: Column) -> Column:
+    """Marked, and with no more digits than a guess deserves. Booleans leave nothing to guess."""
+    if column.mean is not None and column.std is not None:
+        digits = 1 - math.floor(math.log10(column.std))  # two of the deviation's
+        column = replace(column, mean=round(column.mean, digits), std=round(column.std, digits))
+    mark = None if column.decimal == "." else column.decimal
+    return replace(column, decimal=mark, guess=column.kind is not Kind.BOOLEAN)
 
 
 def _public(schema: Path | str | Mapping[str, Any] | None) -> dict[str, Column] | None:
@@ -151,6 +223,12 @@ def _taken_from_data(columns: Mapping[str, Column]) -> tuple[str, ...]:
     if named:
         said.append(f"categories of {_columns(named)} were taken from the data")
     return tuple(said)
+
+
+def _guessed(columns: Mapping[str, Column], label: Column | None) -> tuple[str, ...]:
+    count = sum(column.guess for column in (*columns.values(), *([label] if label else [])))
+    said = f"{_columns(count)} of the schema are guesses from the rows that nobody has confirmed"
+    return (said,) if count else ()
 
 
 def _columns(count: int) -> str:

@@ -21,6 +21,8 @@ MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NU
 DECIMAL = b"decimal"  # key of metadata: the mark a table's form suggests, or a column was read by
 _DELIMITERS = ",;\t|"
 _WHOLE = r"^(0|-?[1-9]\d{0,17})$"  # a whole number in its one spelling
+_POINT_ZERO = r"^(0|-?[1-9]\d{0,17})\.0+$"  # the same as a spreadsheet may write it
+_AS_UTF8 = "save the file as UTF-8, or convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW"
 
 
 def read_table(
@@ -33,7 +35,8 @@ def read_table(
     """The file as a `pyarrow.Table`: text trimmed, missing values null, column names unique.
 
     The `exact` column of a CSV file is read as text and becomes numbers only if no two texts become
-    one number: people must not melt together because their names look like numbers. The columns
+    one number: people must not melt together because their names look like numbers. (Only 7.0 is
+    7: the same name, as a spreadsheet writes it.) The columns
     `by_cell` stay text, to be read cell by cell; all others get the type that all their cells
     suggest. Columns besides `only` are left as they come.
     """
@@ -59,7 +62,10 @@ def read_table(
 def form_of(path: Path) -> tuple[bool, bool]:
     """Whether a file is Parquet, and whether it is zipped; refuses what is no file."""
     if path.is_dir():
-        raise ConfigError(f"{path}: is a directory; name a CSV or Parquet file")
+        raise ConfigError(
+            f"{path}: is a directory; name a CSV or Parquet file. If there is one file for each "
+            "client, join them into one with a column that names the client"
+        )
     if not path.is_file():
         near = get_close_matches(path.name, _neighbours(path), n=1)
         raise ConfigError(
@@ -69,7 +75,24 @@ def form_of(path: Path) -> tuple[bool, bool]:
         start = file.read(4)
     if not start:
         raise ConfigError(f"{path}: is empty")
+    if start in (b"PK\3\4", b"\xd0\xcf\x11\xe0"):
+        raise ConfigError(
+            f"{path}: an Excel or zip file; open it, save the sheet as CSV (UTF-8), and name that"
+        )
     return start == b"PAR1", start[:2] == b"\x1f\x8b"
+
+
+def column_names(path: Path) -> list[str]:
+    """The names in a file's first line, or in its schema."""
+    typed, zipped = form_of(path)
+    if not typed:
+        return unique_names(path, header_of(path, zipped)[0])
+    from pyarrow import parquet
+
+    try:
+        return unique_names(path, parquet.read_schema(path).names)
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"{path}: damaged Parquet file ({first_line(error)})") from None
 
 
 def unique_names(path: Path, written: Iterable[str]) -> list[str]:
@@ -173,7 +196,7 @@ def header_of(path: Path, zipped: bool) -> tuple[list[str], str]:
     try:
         header = line.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: the first line is not UTF-8; save the file as UTF-8") from None
+        raise ConfigError(f"{path}: the first line is not UTF-8; {_AS_UTF8}") from None
     delimiter = max(_DELIMITERS, key=header.count)
     return next(lines.reader([header], delimiter=delimiter), []), delimiter
 
@@ -187,7 +210,7 @@ def complaint(message: str) -> str:
         return f"{where} has {ragged[2]} fields, the header has {ragged[1]}"
     column = re.search(r"In CSV column #(\d+)", message)
     if column and "UTF8" in message:
-        return f"column {int(column[1]) + 1} is not UTF-8; save the file as UTF-8"
+        return f"column {int(column[1]) + 1} is not UTF-8; {_AS_UTF8}"
     if column:
         return f"column {int(column[1]) + 1} mixes kinds of values"
     return "cannot be read as CSV: " + message.splitlines()[0].split(":")[-1].strip()
@@ -212,6 +235,7 @@ def tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell: 
         text = pc.utf8_trim_whitespace(column)
         text = pc.if_else(pc.is_in(text, pa.array(MISSING)), None, text)
         if exact:
+            text = pc.replace_substring_regex(text, _POINT_ZERO, r"\1")
             return text.cast(pa.int64()) if _all_match(text, _WHOLE) else text
         if typed or by_cell:
             return text
@@ -268,6 +292,6 @@ def _need_utf8(path: Path, name: str, column: Any) -> None:
             (value.as_py() or b"").decode()
         except UnicodeDecodeError:
             raise ConfigError(
-                f"{path}: column {name!r}, row {row + 1} is not UTF-8; save the file as UTF-8"
+                f"{path}: column {name!r}, row {row + 1} is not UTF-8; {_AS_UTF8}"
             ) from None
     raise ConfigError(f"{path}: column {name!r} holds raw bytes; leave it out")

@@ -81,7 +81,7 @@ FEATURES = tuple(name for column in COLUMNS for name in feature_names(column, CO
 
 def decode(paths: Mapping[str, Path]) -> Arrays:
     """Both files' records, one after the other: inputs `[48842, 105]` and income classes."""
-    tables = [_records(path) for path in paths.values()]
+    tables = [records(path) for path in paths.values()]
     table = pa.concat_tables(tables)
     inputs = np.empty((table.num_rows, len(FEATURES)), np.float32)
     start = 0
@@ -92,7 +92,7 @@ def decode(paths: Mapping[str, Path]) -> Arrays:
     return {"inputs": inputs, "income": category_codes(table.column("income"), INCOMES)}
 
 
-def _records(path: Path) -> Any:
+def records(path: Path) -> Any:
     with reading(path):
         opener: Any = gzip.open if path.suffix == ".gz" else open
         with opener(path, "rb") as file:

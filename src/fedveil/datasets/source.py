@@ -93,10 +93,12 @@ class Source:
             scaling=pool.scaling,
             name=self.name,
             notes=pool.notes,
-            public=True,
+            # Fedveil's own sources are published; another package may bring anybody's records.
+            public=self.build.__module__.startswith("fedveil."),
             seed=seed,
         )
-        return replace(federation, unprotected=pool.unprotected, verified=True)
+        unprotected = (*federation.unprotected, *pool.unprotected)
+        return replace(federation, unprotected=unprotected, verified=True)
 
     def pool(self, data_dir: Path | str | None = None, **options: Any) -> Pool:
         """What the files hold, not dealt to anybody yet."""

@@ -10,6 +10,10 @@ and guards themselves, so FLARE need not be believed.
 
 from __future__ import annotations
 
+import ctypes
+import runpy
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from fedveil.deploy import sockets
 from fedveil.deploy.courier import Unreachable
 
 TOPIC = "fedveil"
+_PR_SET_PDEATHSIG = 1  # of Linux, where the engine runs
 _LONGEST = 60.0  # seconds for one request: guards answer sooner, or say that they are working
 
 
@@ -78,3 +83,16 @@ class HubRelay(FLComponent):  # type: ignore[misc]
             raise Unreachable(f"site {site!r} did not answer")
         answer: bytes = reply["frame"]
         return answer
+
+
+def _main(workspace: str, site: str) -> None:
+    """The engine as a process that ends with the one that started it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    kind, own = ("client", [f"uid={site}"]) if site else ("server", [])
+    variables = ["secure_train=true", "config_folder=config", "org=fedveil", *own]
+    sys.argv[1:] = ["-m", workspace, "-s", f"fed_{kind}.json", "--set", *variables]
+    runpy.run_module(f"nvflare.private.fed.app.{kind}.{kind}_train", run_name="__main__")
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -11,37 +11,33 @@ with the reason.
 from __future__ import annotations
 
 import hashlib
-import logging
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from time import monotonic
+from typing import Any
 
-import numpy as np
-import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Unit
 from fedveil.data.federation import Federation
-from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
+from fedveil.deploy.envelope import BadFrame, Message
 from fedveil.deploy.members import Members
 from fedveil.deploy.plan_document import PlanDocument, parameters, planned
 from fedveil.deploy.policy import Policy
-from fedveil.engines.choose import build_engine
-from fedveil.engines.contract import Engine
+from fedveil.deploy.responder import Handlers, Responder, UnknownRun
+from fedveil.deploy.scoring import Counting, Scoring, held_out
+from fedveil.deploy.work import Training, Work, scheduled
 from fedveil.engines.one_client import lone
-from fedveil.methods.parts.local_noise import LocalNoise
-from fedveil.methods.parts.noise_placement import RoundContext
+from fedveil.planning.limits import taken_from_records
 from fedveil.planning.plan import Plan
-from fedveil.run.run import job_of
-from fedveil.run.sums import PrivateSum, update_sum
+from fedveil.privacy.guarantee import Guarantee
 from fedveil.secagg import derive
 from fedveil.secagg.aggregation import UPDATE
-from fedveil.secagg.aggregator import Ints
 from fedveil.secagg.device import DeviceRound
 from fedveil.secagg.device_store import DeviceStore
 from fedveil.secagg.errors import Doubted
@@ -50,45 +46,34 @@ from fedveil.secagg.keys import signed
 from fedveil.secagg.messages import RoundPlan
 from fedveil.secagg.params import Limits
 from fedveil.secagg.participant import Participant
-from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.wire import MAX_FRAME, read
 
-_log = logging.getLogger(__name__)
-
 ACCEPT = b"fedveil accepts plan "
-
-
-class UnknownRun(FedveilError):
-    """A run that this guard has not been told about since it was started."""
+MOST_RUNS = 4  # in memory
+MOST_PLANS = 100  # looked at in an hour
 
 
 @dataclass
 class _Run:
     """A plan that this guard would take part in, and where it stands."""
 
-    document: PlanDocument
-    plan: Plan
-    terms: PrivacyTerms
+    work: Work
     roster: Roster
-    engine: Engine
     begun: bool = False
     participant: Participant | None = None
     round_number: int = -1
-    device: DeviceRound | None = None
+    devices: dict[str, DeviceRound] = field(default_factory=dict)  # by purpose
     answers: dict[bytes, Message] = field(default_factory=dict)  # of this round, by request
-    work: dict[bytes, Future[bytes]] = field(default_factory=dict)
-
-    @property
-    def participations(self) -> int:
-        return self.plan.releases(self.plan.method.rounds)[0].counted_participations
+    computing: dict[bytes, Future[bytes]] = field(default_factory=dict)
 
 
-class Guard:
+class Guard(Responder):
     """One site. `data` is a federation of one client, encoded as the public facts say.
 
     `randomness` is the system's; a seeded one is for tests alone. `patience`: seconds that a
-    request may wait for training before the hub is told to ask again.
+    request may wait for training before the hub is told to ask again. `stopped`: why the owner
+    takes part in nothing for now, or nothing.
     """
 
     def __init__(
@@ -101,50 +86,39 @@ class Guard:
         *,
         randomness: Randomness | None = None,
         patience: float = 2.0,
+        stopped: Callable[[], str] = str,
+        handlers: Handlers | None = None,
     ) -> None:
         if data.clients != 1:
             raise ConfigError(f"data: {data.clients} clients; a guard holds one owner's")
         self.site, self.members, self.store, self.policy = site, members, store, policy
         self.number = members.number(site)
-        self.keys = store.enrol(members.secagg_name, self.number)
+        super().__init__(members.hub, store.enrol(members.secagg_name, self.number), handlers)
         if self.keys.identity.public_key().public_bytes_raw() != members.sites[site]:
             raise ConfigError(f"site {site!r}: the members' list holds another key for it")
-        self._data, self._size = lone(data, 0), len(data.train)
+        self._data, self._held_out = lone(data, 0), held_out(data)
+        self._taken = taken_from_records(data)
         self._randomness = randomness or Randomness(None)
-        self._patience = patience
+        self._patience, self._stopped = patience, stopped
         if policy.ask.hubs and members.hub.hex() not in policy.ask.hubs:
             raise ConfigError("policy: ask.hubs does not name the hub of the members' list")
         self._runs: dict[str, _Run] = {}
-        self._lock = threading.RLock()
+        self._plans: list[float] = []  # when they came
         self._pool = ThreadPoolExecutor(1, f"guard-{site}")
 
     def close(self) -> None:
         """Stop training and forget all runs; the store keeps what must last."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         for run in self._runs.values():
-            run.engine.close()
+            run.work.close()
         self._runs.clear()
 
-    def answer(self, frame: bytes) -> bytes:
-        """One request's reply, whatever comes."""
-        try:
-            with self._lock:
-                reply = self._answered(frame)
-        except UnknownRun as error:
-            reply = Message({"status": "unknown", "reason": str(error)})
-        except FedveilError as error:
-            _log.warning("refused: %s", error)
-            reply = Message({"status": "refused", "reason": str(error)})
-        except Exception as error:  # a fault here is no business of the hub's
-            _log.exception("failed")
-            reply = Message({"status": "refused", "reason": f"failed: {type(error).__name__}"})
-        return seal(reply, self.keys.identity, frame)
-
-    def _answered(self, frame: bytes) -> Message:
-        request = unseal(frame, [self.members.hub])
+    def _answered(self, request: Message, frame: bytes) -> Message:
         kind = request.text("kind")
         if kind == "hello":
-            return Message({"status": "done", "version": version("fedveil")}, (self.keys.card(),))
+            return self._hello()
+        if stopped := self._stopped():
+            raise PrivacyRefusal(f"site {self.site!r}: {stopped}", "go on without it, or ask again")
         if kind == "plan":
             return self._accept(request.part())
         run = self._runs.get(request.text("run"))
@@ -173,18 +147,54 @@ class Guard:
 
     # --- before a run -----------------------------------------------------------------------------
 
+    def _hello(self) -> Message:
+        """What this owner shows to whoever runs the hub."""
+        shown = {"trusts": self.members.fingerprint, "stopped": self._stopped()}
+        said: dict[str, Any] = {"status": "done", "version": version("fedveil"), **shown}
+        if Unit.RECORD in self.policy.allow.units:  # such plans state it
+            said["records"] = len(self._data.train)
+        if self.policy.show.budget:
+            ledger = self.store.ledger
+            said["epsilon"], said["spent"] = ledger.budget_epsilon, ledger.spent()
+        return Message(said, (self.keys.card(),))
+
     def _accept(self, data: bytes) -> Message:
         """Work a plan out, hold it to the policy, and sign it."""
         document = PlanDocument.from_bytes(data)
         digest = document.digest
         if digest not in self._runs:
+            self._limit()
             roster = self._check_facts(document)
-            plan = self._planned(document)
-            job = job_of(plan, self._randomness.of_client(self.number))
-            engine = build_engine(replace(job, federation=self._data, isolated=True), threads=1)
-            terms = document.terms(plan)
-            self._runs[digest] = _Run(document, plan, terms, roster, engine)
+            self._runs[digest] = _Run(self._work(document), roster)
         return Message({"status": "done"}, (self.keys.identity.sign(ACCEPT + digest.encode()),))
+
+    def _work(self, document: PlanDocument) -> Work:
+        """What a plan comes to by this site's own accountant, if the owner allows it."""
+        work: Work
+        if document.scoring:
+            scoring = self._scored(document)
+            work = Counting(document, scoring, self.number, self._held_out, self._randomness)
+        else:
+            plan = self._planned(document)
+            work = Training(document, plan, self.number, self._data, self._randomness)
+        taken = self.store.ledger.runs().get(document.digest, 0) // len(work.terms)
+        left = work.participations - taken
+        if left > 0:  # whether the rest of the run fits into what the owner has left
+            model = next(iter(work.terms.values())).privacy_model
+            rest = [one.release for one in work.terms.values()]
+            rest = [replace(one, rounds=left, participations=left) for one in rest]
+            self.store.ledger.afford(rest, model)
+        return work
+
+    def _limit(self) -> None:
+        """Plans cost time to check and memory to keep. A run that was forgotten is told again."""
+        now = monotonic()
+        self._plans = [at for at in self._plans if now - at < 3600]
+        if len(self._plans) >= MOST_PLANS:
+            raise BadFrame(f"{MOST_PLANS} plans in an hour: ask later")
+        self._plans.append(now)
+        while len(self._runs) >= MOST_RUNS:
+            self._runs.pop(next(iter(self._runs))).work.close()
 
     def _check_facts(self, document: PlanDocument) -> Roster:
         """Whether the plan is about this federation, its members and this site's kind of data."""
@@ -202,6 +212,8 @@ class Guard:
         known = (str(data.task), data.classes, data.input_shape)
         if (facts.task, facts.classes, facts.input_shape) != known:
             raise ConfigError("plan: its schema does not fit this site's rows")
+        if facts.agreement != self.members.agreement:
+            raise ConfigError("plan: its schema is not the one that this site has agreed to")
         roster = Roster(
             self.members.secagg_name,
             Admission(self.members.pinned),
@@ -213,39 +225,56 @@ class Guard:
         return roster
 
     def _planned(self, document: PlanDocument) -> Plan:
-        """The plan by this site's own accountant."""
         recipe, federation = document.parsed(), document.facts.federation()
         name = recipe.model.name
         if name == "auto":
             raise ConfigError("model.name: say which; 'auto' is no name")
         self.policy.check_recipe(recipe, name, parameters(recipe, federation))
         plan = planned(recipe, federation)
-        self.policy.check_plan(plan)
         guarantee, model = plan.guarantee, plan.privacy_model
         if guarantee is None or model is None:
-            raise ConfigError("plan: it promises nothing")
-        if guarantee.epsilon > document.epsilon or guarantee.delta > document.delta:
-            raise PrivacyRefusal(
-                f"the hub states epsilon {document.epsilon:.6g} at delta {document.delta:.3g}, "
-                f"this site computes {guarantee.epsilon:.6g} at {guarantee.delta:.3g}",
-                "state what the plan costs",
-            )
-        size = document.facts.sizes[self.number]
-        if size != (self._size if model.unit is Unit.RECORD else 1):
-            raise ConfigError("plan: it states another number of records than this site has agreed")
-        self._check_lifetime(plan, document.digest)
+            raise PrivacyRefusal("the plan guarantees nothing", "ask with a private method")
+        self.policy.check(guarantee, model, plan.secure_sums)
+        self._check_stated(document, guarantee)
+        self._check_size(document, model.unit)
+        turns = [n for n in range(plan.method.rounds) if self.number in (scheduled(plan, n) or ())]
+        self.policy.check_turns(turns)
         return plan
 
-    def _check_lifetime(self, plan: Plan, run: str) -> None:
-        """Whether what is left of the run fits into what the owner has left."""
-        (release,) = plan.releases(plan.method.rounds)
-        left = release.counted_participations - self.store.ledger.runs().get(run, 0)
-        if plan.privacy_model is not None and left > 0:
-            self.store.ledger.afford(replace(release, participations=left), plan.privacy_model)
+    def _scored(self, document: PlanDocument) -> Scoring:
+        recipe = document.parsed()
+        federation = document.facts.federation()
+        self.policy.check_evaluation(recipe.model.name, parameters(recipe, federation))
+        scoring = Scoring.of(document)
+        guarantee = scoring.guarantee()
+        self.policy.check(guarantee, guarantee.privacy_model, scoring.sums)
+        self._check_stated(document, guarantee)
+        self._check_size(document, Unit.RECORD)
+        if not len(self._held_out):
+            raise ConfigError("evaluation: this site holds no rows out")
+        return scoring
+
+    def _check_stated(self, document: PlanDocument, found: Guarantee) -> None:
+        if found.epsilon > document.epsilon or found.delta > document.delta:
+            raise PrivacyRefusal(
+                f"the hub states epsilon {document.epsilon:.6g} at delta {document.delta:.3g}, "
+                f"this site computes {found.epsilon:.6g} at {found.delta:.3g}",
+                "state what the plan costs",
+            )
+
+    def _check_size(self, document: PlanDocument, unit: Unit) -> None:
+        if unit is Unit.RECORD and self._taken:
+            raise PrivacyRefusal(
+                f"one record of this site is more than one gradient: {self._taken[0]}",
+                "read the site's rows by a public schema, with declared classes",
+            )
+        size = document.facts.sizes[self.number]
+        if size != (len(self._data.train) if unit is Unit.RECORD else 1):
+            raise ConfigError("plan: it states another number of records than this site has agreed")
 
     def _begin(self, run: _Run, request: Message) -> Message:
         """Every site has signed this very plan, or this one does not take part."""
-        content = ACCEPT + run.document.digest.encode()
+        content = ACCEPT + run.work.document.digest.encode()
         signatures = dict(enumerate(request.parts))
         for number, (name, identity) in enumerate(self.members.sites.items()):
             key = Ed25519PublicKey.from_public_bytes(identity)
@@ -254,7 +283,7 @@ class Guard:
                     f"site {name!r} has not accepted this plan: it was shown another, or none",
                     "send every site the same plan",
                 )
-        sums = run.plan.secure_sums
+        sums = run.work.sums
         if sums is not None and run.participant is None:
             run.participant = Participant(
                 self.keys, run.roster, sums.params, self.members.hub, self.store
@@ -266,119 +295,111 @@ class Guard:
 
     def _enter(self, run: _Run, number: int) -> None:
         """Go to a round (from 0) of a run; those before it are over."""
-        if number >= run.plan.method.rounds:
-            raise PrivacyRefusal(f"round {number + 1}", f"the plan has {run.plan.method.rounds}")
+        work = run.work
+        if number >= work.rounds:
+            raise PrivacyRefusal(f"round {number + 1}", f"the plan has {work.rounds}")
         if number < run.round_number:
             raise PrivacyRefusal(f"round {number + 1} is over", "go on with the next one")
         if number == run.round_number:
             return
-        taken = self.store.ledger.runs().get(run.document.digest, 0)
-        if taken >= run.participations:
+        due, last = work.schedule(number), self.store.last_round(self.members.secagg_name)
+        if due is not None and self.number not in due:
+            raise PrivacyRefusal(
+                f"round {number + 1} is not this site's turn", "keep to the schedule"
+            )
+        gap, least = work.document.first_round + number - last, self.policy.allow.separation
+        if last >= 0 and 0 < gap < least:  # numbers that do not rise are refused by the journal
+            raise PrivacyRefusal(
+                f"round {number + 1} comes {gap} after the last one, at least {least} are to lie "
+                "between them",
+                "wait for this site's next turn",
+            )
+        taken = self.store.ledger.runs().get(work.document.digest, 0) // len(work.terms)
+        if taken >= work.participations:
             raise PrivacyRefusal(
                 f"this site has taken part {taken} times, as often as the plan counts",
                 "keep to the schedule",
             )
-        run.round_number, run.device = number, None
-        run.answers.clear()
-        run.work.clear()
+        run.round_number = number
+        work.new_round()
+        for kept in (run.devices, run.answers, run.computing):
+            kept.clear()
 
     def _open(self, run: _Run, request: Message, digest: bytes) -> Message:
         """Check a secure sum's plan, pay for the round, and share secrets for it."""
-        number, frame = request.number("round"), request.part()
-        if run.participant is None:
-            raise BadFrame("this plan has no secure sums")
+        number, frame, purpose = request.number("round"), request.part(), request.text("purpose")
+        work = run.work
+        if run.participant is None or work.sums is None or purpose not in work.terms:
+            raise BadFrame("this plan has no such secure sums")
         hub = Ed25519PublicKey.from_public_bytes(self.members.hub)
         asked = read(frame, RoundPlan, MAX_FRAME, hub)
-        if asked.round_number != run.document.first_round + number or asked.purpose != UPDATE:
+        if asked.round_number != work.document.first_round + number or asked.purpose != purpose:
             raise PrivacyRefusal("the secure sum has another number or purpose", "use the plan's")
-        if asked.privacy != run.terms.to_bytes():
+        if asked.privacy != work.terms[purpose].to_bytes():
             raise PrivacyRefusal(
                 "the round states other noise or honest shares than the plan that was accepted",
                 "use the plan's",
             )
-        sums = self._sums(run, number)
+        sums = work.summands(request)
         if (asked.dimension, asked.bits) != (sums.width, sums.word):
             raise PrivacyRefusal("the round has vectors of another shape", "use the plan's")
-        if run.plan.secure_sums is None or len(asked.members) != run.plan.secure_sums.cohort:
+        if len(asked.members) != work.sums.cohort:
             raise PrivacyRefusal("the round has a cohort of another size", "use the plan's")
         self._enter(run, number)
-        run.device = run.participant.join(frame)
-        return Message({"status": "done"}, (run.device.shares,))
+        if list(asked.members) != (work.schedule(number) or list(asked.members)):
+            raise PrivacyRefusal("the round has another cohort", "keep to the schedule")
+        run.devices[purpose] = run.participant.join(frame)
+        return Message({"status": "done"}, (run.devices[purpose].shares,))
 
     def _train(self, run: _Run, request: Message, digest: bytes) -> Message:
         """Start to compute what leaves in this round, or ask for patience."""
-        number = request.number("round")
-        if digest not in run.work:
-            weights = self._weights(run, request.part())
+        if digest not in run.computing:
             if run.participant is not None:
-                device = self._joined(run, number)
-                device.take_sharers(request.part(1))
-                run.work[digest] = self._pool.submit(self._masked, run, device, weights, number)
+                device = self._joined(run, request)
+                device.take_sharers(request.part())
+                started = self._pool.submit(self._masked, run.work, device, request)
             else:
-                paid = self._claimed(run, number)
-                run.work[digest] = self._pool.submit(self._noisy, run, weights, number, paid)
+                paid = self._claimed(run, request.number("round"))
+                started = self._pool.submit(self._uploaded, run.work, request, paid)
+            run.computing[digest] = started
         try:
-            return Message({"status": "done"}, (run.work[digest].result(self._patience),))
+            return Message({"status": "done"}, (run.computing[digest].result(self._patience),))
         except Late:
             return Message({"status": "working"})
 
-    def _masked(self, run: _Run, device: DeviceRound, weights: torch.Tensor, number: int) -> bytes:
-        sums = self._sums(run, number)
-        return device.mask(sums.share(self.number, self._trained(run, weights, number, sums)))
+    def _masked(self, work: Work, device: DeviceRound, request: Message) -> bytes:
+        return device.mask(work.summands(request).share(self.number, work.row(request)))
+
+    def _uploaded(self, work: Work, request: Message, paid: int) -> bytes:
+        row = work.upload(request)
+        self.store.settle(paid, left=True)
+        return row.astype("<i8").tobytes()
 
     def _claimed(self, run: _Run, number: int) -> int:
         """Charge a round without a secure sum to the ledger; the reservation's number."""
         self._enter(run, number)
         own = derive.digest(b"members", derive.id_bytes(self.number))
-        at = run.document.first_round + number
-        claim = Claim(self.members.secagg_name, at, UPDATE, own, Limits().round_step, run.terms)
+        at, terms = run.work.document.first_round + number, run.work.terms[UPDATE]
+        claim = Claim(self.members.secagg_name, at, UPDATE, own, Limits().round_step, terms)
         return self.store.claim(claim)
 
-    def _noisy(self, run: _Run, weights: torch.Tensor, number: int, paid: int) -> bytes:
-        """An upload that is private by its own noise."""
-        sums = self._sums(run, number)
-        placement, context = run.plan.method.placement, run.plan.context
-        if not isinstance(placement, LocalNoise) or context is None:
-            raise BadFrame("this plan has no noise for single uploads")
-        row = self._trained(run, weights, number, sums)
-        stream = sums.this_round.stream(self.number)
-        noisy = placement.upload(context, row, sums.pipeline, stream)
-        self.store.settle(paid, left=True)
-        return noisy.astype("<i8").tobytes()
-
     def _confirm(self, run: _Run, request: Message, digest: bytes) -> Message:
-        device = self._joined(run, request.number("round"))
+        device = self._joined(run, request)
         try:
             return Message({"status": "done"}, (device.confirm(request.part()),))
         except Doubted as doubt:
             return Message({"status": "doubted", "devices": list(doubt.devices)})
 
     def _unmask(self, run: _Run, request: Message, digest: bytes) -> Message:
-        device = self._joined(run, request.number("round"))
+        device = self._joined(run, request)
         return Message({"status": "done"}, (device.unmask(request.part()),))
 
     def _abort(self, run: _Run, request: Message, digest: bytes) -> Message:
-        self._joined(run, request.number("round")).abort(request.part())
+        self._joined(run, request).abort(request.part())
         return Message({"status": "done"})
 
-    def _joined(self, run: _Run, number: int) -> DeviceRound:
-        if run.device is None or number != run.round_number:
+    def _joined(self, run: _Run, request: Message) -> DeviceRound:
+        number, device = request.number("round"), run.devices.get(request.text("purpose"))
+        if device is None or number != run.round_number:
             raise BadFrame(f"this site has not joined round {number + 1}, or has left it behind")
-        return run.device
-
-    def _weights(self, run: _Run, data: bytes) -> torch.Tensor:
-        """The shared weights; whatever they are, what leaves is clipped and noisy."""
-        if len(data) != 4 * run.plan.layout.size:
-            raise BadFrame(f"weights: {len(data)} bytes, the model has {run.plan.layout.size}")
-        return torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
-
-    def _sums(self, run: _Run, number: int) -> PrivateSum:
-        own = np.array([self.number], np.int64)
-        return update_sum(run.plan, RoundContext(number, own, self._randomness), {})
-
-    def _trained(self, run: _Run, weights: torch.Tensor, number: int, sums: PrivateSum) -> Ints:
-        """This site's shaped update on the grid, int64 [width]: as a simulation computes it."""
-        alone = np.zeros(1, np.int64)
-        total = run.engine.round_sum(weights, alone, number, sums.pipeline).total
-        row: Ints = total.numpy()
-        return row
+        return device

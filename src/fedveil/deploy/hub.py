@@ -6,6 +6,7 @@ of the secure sum. The hub holds nobody's data; public test examples are its own
 
 from __future__ import annotations
 
+import json
 import secrets
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,30 +25,44 @@ from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.config import recipe as recipes
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.files import write_atomically
 from fedveil.core.randomness import Randomness
-from fedveil.data.federation import Examples
+from fedveil.data.federation import Federation
 from fedveil.deploy.courier import Courier, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
+from fedveil.deploy.facts import Facts
 from fedveil.deploy.members import Members
-from fedveil.deploy.plan_document import Facts, PlanDocument, planned, resolved
+from fedveil.deploy.plan_document import PlanDocument, planned, resolved
+from fedveil.deploy.scoring import CountSum, Scoring, figures
 from fedveil.engines.contract import Cohort, RoundSum, Take
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.planning.plan import Plan
+from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.noise import unsnap
-from fedveil.run.checkpoint import write_atomically
 from fedveil.run.directory import RunDirectory, stored_recipe
 from fedveil.run.run import Run
 from fedveil.run.sums import PrivateSum
+from fedveil.secagg.aggregation import COUNT, UPDATE, SecureSums
 from fedveil.secagg.aggregator import Aggregator, Ints, OpenSum, Summands
 from fedveil.secagg.dropouts import Dropouts
 from fedveil.secagg.errors import NotReleased, SecureAggregationError
+from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.server import Server
-from fedveil.secagg.server_round import Deadlines, ServerRound
+from fedveil.secagg.server_round import Deadlines, Phase, ServerRound
 from fedveil.secagg.stopwatch import Stopwatch
 
 DOCUMENT = "federation-plan.json"
+ACCEPTED = "federation-signatures.json"  # of all sites under the plan
 _ASK = 10.0  # seconds for one request; longer work is asked for again
 _PAUSE = 0.1  # seconds until a site that is away is asked again
+
+Known = Callable[[Facts], Federation]
+
+
+class SitesAway(PrivacyRefusal):
+    """Some sites are silent and none refuses: ask again when they are there."""
 
 
 class Sites:
@@ -57,6 +73,7 @@ class Sites:
             raise ConfigError("hub key: the members' list holds another one")
         self.members, self.key, self.courier = members, key, courier
         self.refusals: dict[str, str] = {}  # the last reason of each site that refused
+        self.silent: set[str] = set()  # sites that did not answer when they were asked last
         self._pause = threading.Event()  # never set
         self.introduce: Callable[[int], None] | None = None  # to a guard that was restarted
 
@@ -70,10 +87,11 @@ class Sites:
         waiting, replies, again = set(frames), dict[int, Message](), set[int]()
         while waiting and (left := until - monotonic()) > 0:
             wanted = {names[number]: frames[number] for number in sorted(waiting)}
-            found = self.courier.ask(wanted, min(left, _ASK))
+            found, working = self.courier.ask(wanted, min(left, _ASK)), False
             for number in sorted(waiting):
                 reply = self._reply(number, frames[number], found.get(names[number]))
                 status = None if reply is None else reply.header.get("status")
+                working = working or status == "working"
                 if reply is None or status == "working":
                     continue
                 if status == "unknown" and self.introduce is not None and number not in again:
@@ -85,7 +103,7 @@ class Sites:
                     self.refusals[names[number]] = str(reply.header.get("reason"))
                 else:
                     replies[number] = reply
-            if any(isinstance(found.get(names[number]), Unreachable) for number in waiting):
+            if waiting and not working:
                 self._pause.wait(min(_PAUSE, max(0.0, until - monotonic())))
         return replies
 
@@ -95,11 +113,14 @@ class Sites:
         name = self.members.names[number]
         if found is None or isinstance(found, Unreachable):
             self.refusals[name] = str(found)
+            self.silent.add(name)
             return None
+        self.silent.discard(name)
         try:
             return unseal(found, [self.members.sites[name]], frame)
-        except BadFrame as error:
-            return Message({"status": "refused", "reason": str(error)})
+        except BadFrame as error:  # cut off or changed on the way: ask again
+            self.refusals[name] = str(error)
+            return None
 
     def everybody(self, message: Message, seconds: float) -> dict[int, Message]:
         """A leg to all sites; refused if one of them does not go along."""
@@ -107,8 +128,9 @@ class Sites:
         replies = self.leg(dict.fromkeys(numbers, message), seconds)
         missing = [self.members.names[number] for number in numbers if number not in replies]
         if missing:
-            said = "; ".join(f"{name}: {self.refusals.get(name, 'silent')}" for name in missing)
-            raise PrivacyRefusal(f"not every site takes part: {said}", "no round was run")
+            said = "; ".join(f"{name}: {self.refusals[name]}" for name in missing)
+            kind = SitesAway if self.silent.issuperset(missing) else PrivacyRefusal
+            raise kind(f"not every site takes part: {said}", "no round was run")
         return replies
 
 
@@ -116,23 +138,49 @@ class Sites:
 class _RoundNow:
     """What engine and aggregator share of the round that is under way."""
 
-    number: int = 0
+    number: int = -1
+    purpose: str = UPDATE
+    clip: float | None = None  # a tracked one, as it is in this round
     server: ServerRound | None = None
     uploads: dict[int, Ints] = field(default_factory=dict)
 
 
 class RemoteAggregator(Aggregator):
-    """The hub's side of each round's sum; for local noise, of noisy uploads in the open."""
+    """The hub's side of each round's sum; without a secure one, of uploads in the open.
 
-    def __init__(self, plan: Plan, document: PlanDocument, sites: Sites, waits: Deadlines) -> None:
-        self.sums, self.watch = plan.secure_sums, Stopwatch()
-        self._plan, self._document, self._sites, self.waits = plan, document, sites, waits
+    Secure rounds are logged in `logs` before sites are told anything, so that a hub that ends in
+    the middle of one goes on where it stood.
+    """
+
+    def __init__(
+        self,
+        document: PlanDocument,
+        terms: Mapping[str, PrivacyTerms],
+        sums: SecureSums | None,
+        sites: Sites,
+        waits: Deadlines,
+        logs: Path,
+    ) -> None:
+        self.sums, self.watch = sums, Stopwatch()
+        self._document, self._terms, self._sites, self.waits = document, terms, sites, waits
         self.now = _RoundNow()
         self.server: Server | None = None
+        self._logged: list[ServerRound] = []  # of the round under way
+        # By round of the run (from 0) and purpose.
+        self._unfinished: dict[tuple[int, str], ServerRound] = {}
         if self.sums is not None:
             roster = Roster(sites.members.secagg_name, Admission(sites.members.pinned))
             roster.admit_all(document.cards)
-            self.server = Server(sites.key, roster, self.sums.params)
+            self.server = Server(sites.key, roster, self.sums.params, logs)
+            for found in self.server.resume():
+                about = found.layout.plan
+                number = about.round_number - document.first_round
+                self._unfinished[number, about.purpose] = found
+
+    def go_on_with(self, number: int | None) -> None:
+        """Keep the logs of the round (from 0) that is gone on with, if any; others are deleted."""
+        for old in [known for known in self._unfinished if known[0] != number]:
+            self._unfinished.pop(old).discard_log()
 
     def dropouts(self, cohort: Cohort, randomness: Randomness, round_number: int) -> Dropouts:
         """Nobody is simulated to drop out: some really do."""
@@ -141,32 +189,61 @@ class RemoteAggregator(Aggregator):
     def ask(
         self, kind: str, parts: Mapping[int, tuple[bytes, ...]], wait: float
     ) -> dict[int, Message]:
-        header = {"kind": kind, "run": self._document.digest, "round": self.now.number}
+        now = self.now
+        header = {"kind": kind, "run": self._document.digest, "round": now.number}
+        header |= {"purpose": now.purpose, "clip": now.clip}
         asked = {number: Message(header, own) for number, own in parts.items()}
         return self._sites.leg(asked, wait)
 
     def open(self, summands: Summands, cohort: Cohort, dropouts: Dropouts) -> OpenSum:
-        self.now = _RoundNow(summands.round_number)
+        number, purpose = summands.round_number, summands.purpose
+        if number != self.now.number:
+            self.done()
+        self.now = _RoundNow(number, purpose, self._clip(summands))
         if self.server is None:
             return _Uploads(self, summands, cohort)
-        opened = self.server.open(
-            self._document.first_round + summands.round_number,
+        opened = self._unfinished.pop((number, purpose), None) or self.server.open(
+            self._document.first_round + number,
             [int(member) for member in cohort],
             summands.width,
             summands.word,
-            summands.purpose,
-            self._document.terms(self._plan),
+            purpose,
+            self._terms[purpose],
         )
         self.now.server = opened
-        with self.watch.phase("share"):
-            plans = {int(member): (opened.plan,) for member in cohort}
-            self.take(opened, self.ask("open", plans, self.waits.shares))
-            try:
-                opened.close_sharing()
-            except NotReleased:
-                self.abort(opened)
-                raise
+        self._logged.append(opened)
+        if opened.phase is Phase.OVER:
+            raise NotReleased("the round had been given up when the hub ended")
+        if opened.phase is Phase.SHARES:
+            with self.watch.phase("share"):
+                plans = dict.fromkeys(opened.missing, (opened.plan,))
+                self.take(opened, self.ask("open", plans, self.waits.shares))
+                try:
+                    opened.close_sharing()
+                except NotReleased:
+                    self.abort(opened)
+                    raise
         return _MaskedUploads(self, summands, opened)
+
+    def compute(self, weights: bytes = b"") -> None:
+        """Have sites compute what they add to the sum under way, and collect it."""
+        opened = self.now.server
+        if opened is not None and opened.phase is Phase.VECTORS:
+            asked = {n: (opened.sharers_for(n), weights) for n in opened.missing}
+            self.take(opened, self.ask("train", asked, self.waits.vectors))
+
+    def _clip(self, summands: Summands) -> float | None:
+        """A tracked clip, for sites to work with; a count is about the updates before it."""
+        if COUNT not in self._terms:
+            return None
+        if summands.purpose == COUNT or not isinstance(summands, PrivateSum):
+            return self.now.clip
+        return None if summands.pipeline.clip is None else float(summands.pipeline.clip.norm)
+
+    def done(self) -> None:
+        """The last round is stored: its logs have no more use."""
+        while self._logged:
+            self._logged.pop().discard_log()
 
     def abort(self, opened: ServerRound) -> None:
         """Tell who has joined that there will be no sum: what has not left is not charged."""
@@ -183,26 +260,31 @@ class RemoteAggregator(Aggregator):
 
 
 class _MaskedUploads(OpenSum):
+    """A secure round after its sharing; each leg asks those who have not answered yet."""
+
     def __init__(self, hub: RemoteAggregator, summands: Summands, opened: ServerRound) -> None:
         self._hub, self._summands, self._round = hub, summands, opened
         self.clients = np.array(opened.sharers, np.int64)
 
     def release(self, total: Tensor) -> Tensor:
         hub, opened = self._hub, self._round
-        try:
-            opened.close_upload()
-        except NotReleased:
-            hub.abort(opened)
-            raise
+        if hub.now.purpose == COUNT:  # sites know their bits from the updates
+            hub.compute()
+        if opened.phase is Phase.VECTORS:
+            try:
+                opened.close_upload()
+            except NotReleased:
+                hub.abort(opened)
+                raise
         try:
             self.clients = np.array(opened.survivors, np.int64)
-            if opened.confirms:
+            if opened.phase is Phase.CONFIRMATIONS:
                 with hub.watch.phase("confirm"):
-                    self._confirm(opened.survivors)
+                    self._confirm(opened.missing)
                     opened.close_confirmation()
             with hub.watch.phase("unmask"):
                 last = opened.confirmed_for if opened.confirms else opened.survivors_for
-                told = {n: (last(n),) for n in opened.confirmed}
+                told = {n: (last(n),) for n in opened.missing}
                 hub.take(opened, hub.ask("unmask", told, hub.waits.unmasking))
                 private: Tensor = self._summands.decode(opened.finish())
                 return private
@@ -226,7 +308,7 @@ class _MaskedUploads(OpenSum):
 
 
 class _Uploads(OpenSum):
-    """Noisy uploads, each private by itself."""
+    """Uploads that are private each by itself, or that the hub is trusted with."""
 
     def __init__(self, hub: RemoteAggregator, summands: Summands, cohort: Cohort) -> None:
         self._hub, self._summands, self.clients = hub, summands, cohort
@@ -239,7 +321,9 @@ class _Uploads(OpenSum):
             raise ValueError("uploads are integers")
         self.clients = np.array(sorted(uploads), np.int64)
         whole: Ints = np.stack([uploads[n] for n in sorted(uploads)]).sum(axis=0)
-        return torch.from_numpy(unsnap(whole, summands.pipeline.granularity)).float()
+        if isinstance(summands.placement, LocalNoise):  # it is all there
+            return torch.from_numpy(unsnap(whole, summands.pipeline.granularity)).float()
+        return summands.protect(torch.from_numpy(whole), self.clients)
 
 
 class SitesEngine:
@@ -259,12 +343,9 @@ class SitesEngine:
         take: Take | None = None,
     ) -> RoundSum:
         hub, data = self._hub, weights.numpy().astype("<f4").tobytes()
-        opened = hub.now.server
-        if opened is not None:
-            asked = {n: (data, opened.sharers_for(n)) for n in map(int, cohort)}
-            hub.take(opened, hub.ask("train", asked, hub.waits.vectors))
-        else:
-            replies = hub.ask("train", {int(n): (data,) for n in cohort}, hub.waits.vectors)
+        hub.compute(data)
+        if hub.now.server is None:
+            replies = hub.ask("train", {int(n): (b"", data) for n in cohort}, hub.waits.vectors)
             rows = {n: np.frombuffer(reply.part(), "<i8") for n, reply in replies.items()}
             width = weights.numel()
             hub.now.uploads = {n: row for n, row in rows.items() if row.shape == (width,)}
@@ -273,6 +354,7 @@ class SitesEngine:
 
     def close(self) -> None:
         """The sites go on without this run."""
+        self._hub.done()
 
 
 class Hub:
@@ -289,56 +371,114 @@ class Hub:
         self.sites = Sites(members, key, courier)
         self.state, self.waits = state, waits or Deadlines()
 
+    def hellos(self) -> tuple[Message, ...]:
+        """What every site says of itself, in order; refused if one is not ready."""
+        said = self.sites.everybody(Message({"kind": "hello"}), self.waits.shares)
+        for number, one in said.items():
+            if one.header.get("trusts") != self.sites.members.fingerprint:
+                raise PrivacyRefusal(
+                    f"site {self.sites.members.names[number]!r} has not confirmed the members' "
+                    f"list {self.sites.members.fingerprint}",
+                    "its owner does so with: fedveil site trust FINGERPRINT",
+                )
+        return tuple(said[number] for number in sorted(said))
+
     def start(
-        self, recipe: Recipe, facts: Facts, output: Path, test: Examples | None = None
+        self, recipe: Recipe, facts: Facts, output: Path, known: Known = Facts.federation
     ) -> Run:
-        """A new run that all sites have accepted; iterate over it, or call `finish`."""
+        """A new run that all sites have accepted; iterate over it, or call `finish`.
+
+        `known` makes what the hub knows of the federation, public test examples among it.
+        """
         recipe = recipes.with_defaults(recipe)
-        plan = planned(recipe, facts.federation(test))
+        plan = planned(recipe, known(facts))
         if plan.guarantee is None:
             raise ConfigError("plan: it promises nothing")
-        hello = self.sites.everybody(Message({"kind": "hello"}), self.waits.shares)
-        cards = tuple(hello[number].part() for number in sorted(hello))
         document = PlanDocument(
             version("fedveil"),
             secrets.token_hex(16),
             resolved(recipe, plan),
             facts,
-            cards,
+            tuple(one.part() for one in self.hellos()),
             self._take_numbers(plan.method.rounds),
             float(plan.guarantee.epsilon),
             float(plan.guarantee.delta),
         )
-        self._agree(document)
+        accepted = self._agree(document)
         directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
+        write_atomically(output / ACCEPTED, json.dumps([one.hex() for one in accepted]).encode())
         write_atomically(output / DOCUMENT, document.to_bytes())
         return self._run(plan, document, directory, recipe)
 
-    def resume(self, path: Path, test: Examples | None = None) -> Run:
-        """Go on with a run whose hub has ended; a round that was under way is not drawn again."""
+    def score(
+        self, weights: Tensor, model: Mapping[str, Any], facts: Facts, noise: float, delta: float
+    ) -> tuple[dict[str, Any], Guarantee]:
+        """How good weights are on rows that sites hold out: figures from a noisy sum, its cost."""
+        scoring = Scoring(facts, noise, delta)
+        guarantee = scoring.guarantee()
+        document = PlanDocument(
+            version("fedveil"),
+            secrets.token_hex(16),
+            {"model": dict(model)},
+            facts,
+            tuple(one.part() for one in self.hellos()),
+            self._take_numbers(1),
+            float(guarantee.epsilon),
+            delta,
+            {"noise": noise},
+        )
+        self._agree(document)
+        terms, logs = scoring.terms(document.digest), self.state / "evaluations" / document.run
+        sums = RemoteAggregator(document, terms, scoring.sums, self.sites, self.waits, logs)
+        cohort = np.arange(len(facts.sizes), dtype=np.int64)
+        try:
+            opened = sums.open(CountSum(scoring, Randomness(None)), cohort, Dropouts())
+            sums.compute(weights.numpy().astype("<f4").tobytes())
+            table = opened.release(torch.zeros(0)).numpy().reshape(scoring.shape)
+        finally:
+            sums.done()
+        return figures(scoring, table), guarantee
+
+    def resume(self, path: Path, known: Known = Facts.federation) -> Run:
+        """Go on with a run whose hub has ended, in the round where it stood."""
         try:
             document = PlanDocument.from_bytes((path / DOCUMENT).read_bytes())
+            accepted = [bytes.fromhex(one) for one in json.loads((path / ACCEPTED).read_bytes())]
         except OSError:
             raise ConfigError(f"{path}: no run across machines (no {DOCUMENT})") from None
         recipe = recipes.parse(stored_recipe(path))
-        plan = planned(recipe, document.facts.federation(test))
-        self._agree(document)
+        plan = planned(recipe, known(document.facts))
+        self._introduce_with(document, accepted)
         return self._run(plan, document, RunDirectory.open(path, plan), recipe)
 
     def _run(
         self, plan: Plan, document: PlanDocument, directory: RunDirectory, recipe: Recipe
     ) -> Run:
-        sums = RemoteAggregator(plan, document, self.sites, self.waits)
+        logs = directory.path / "rounds"
+        terms = document.terms(plan)
+        sums = RemoteAggregator(document, terms, plan.secure_sums, self.sites, self.waits, logs)
         every, engine = recipe.evaluation.every, SitesEngine(sums)
-        return Run(plan, every=every, engine=engine, aggregator=sums).keep_in(directory)
+        run = Run(plan, every=every, engine=engine, aggregator=sums).keep_in(directory)
+        # Sites give the same request the same answer, and what was not logged they have not seen:
+        # nothing is drawn again. Only a trusted hub's own noise would be.
+        begun = run.next_round - 1 if run.next_round > run.state.rounds else None
+        run.unfinished = None if isinstance(plan.method.placement, CentralNoise) else begun
+        sums.go_on_with(run.unfinished)
+        return run
 
-    def _agree(self, document: PlanDocument) -> None:
+    def _agree(self, document: PlanDocument) -> list[bytes]:
         """Show every site the plan, and then every site that all have signed it."""
         plan = Message({"kind": "plan"}, (document.to_bytes(),))
         accepted = self.sites.everybody(plan, self.waits.shares)
-        signatures = tuple(accepted[number].part() for number in sorted(accepted))
-        begin = Message({"kind": "begin", "run": document.digest}, signatures)
+        signatures = [accepted[number].part() for number in sorted(accepted)]
+        begin = self._introduce_with(document, signatures)
         self.sites.everybody(begin, self.waits.shares)
+        return signatures
+
+    def _introduce_with(self, document: PlanDocument, signatures: list[bytes]) -> Message:
+        """Tell guards that were restarted about this run; the last thing that they are told."""
+        plan = Message({"kind": "plan"}, (document.to_bytes(),))
+        begin = Message({"kind": "begin", "run": document.digest}, tuple(signatures))
 
         def introduce(number: int) -> None:
             self.sites.introduce, kept = None, self.sites.introduce
@@ -349,6 +489,7 @@ class Hub:
                 self.sites.introduce = kept
 
         self.sites.introduce = introduce
+        return begin
 
     def _take_numbers(self, rounds: int) -> int:
         """Numbers for a run's rounds; nobody gets them again, even if the run never starts."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from fedveil.core.canonical import canonical
 from fedveil.core.errors import ConfigError
 
 
@@ -24,6 +25,7 @@ class Members:
     federation: str
     hub: bytes  # Ed25519
     sites: Mapping[str, bytes]  # name -> Ed25519
+    agreement: str = ""  # digest of what they have agreed on
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.federation.encode()) <= 100:
@@ -51,21 +53,30 @@ class Members:
             raise ConfigError(f"site {site!r} is none of {', '.join(self.names)}")
         return self.names.index(site)
 
-    def write(self, path: Path) -> None:
+    @property
+    def fingerprint(self) -> str:
+        """What owners read to each other: the same if they have the same list."""
+        digest = hashlib.sha256(b"fedveil members" + canonical(self._document)).hexdigest()
+        return "-".join(digest[at : at + 5] for at in range(0, 25, 5))
+
+    @property
+    def _document(self) -> dict[str, Any]:
         listed = [{"name": name, "identity": key.hex()} for name, key in self.sites.items()]
-        document = {"federation": self.federation, "hub": self.hub.hex(), "site": listed}
-        path.write_text(tomli_w.dumps(document), encoding="utf-8")
+        named = {"federation": self.federation, "hub": self.hub.hex()}
+        return {**named, "agreement": self.agreement, "site": listed}
+
+    def to_text(self) -> str:
+        return tomli_w.dumps(self._document)
 
     @staticmethod
-    def read(path: Path) -> Members:
+    def of(text: str) -> Members:
         try:
-            document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+            document: dict[str, Any] = tomllib.loads(text)
             listed = document["site"]
             sites = {str(one["name"]): bytes.fromhex(one["identity"]) for one in listed}
             if len(sites) < len(listed):
                 raise ValueError("two sites of one name")
-            return Members(document["federation"], bytes.fromhex(document["hub"]), sites)
-        except OSError as error:
-            raise ConfigError(f"members {path}: {error.strerror}") from None
+            hub = bytes.fromhex(document["hub"])
+            return Members(document["federation"], hub, sites, str(document["agreement"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"members {path}: cannot be read: {error}") from None
+            raise ConfigError(f"members: the list cannot be read: {error}") from None

@@ -10,10 +10,9 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedveil.config import recipe as recipes
@@ -21,67 +20,26 @@ from fedveil.config.assemble import plan_of
 from fedveil.config.recipe import DataSection, Recipe
 from fedveil.core.canonical import canonical
 from fedveil.core.errors import ConfigError
-from fedveil.data.federation import Examples, Federation, Task
+from fedveil.data.federation import Federation
+from fedveil.deploy.facts import Facts
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.models.zoo import build, own_name
 from fedveil.planning.plan import Plan
 from fedveil.recipes.sections import EngineSection, EvaluationSection
+from fedveil.secagg.aggregation import COUNT, UPDATE
 from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.privacy_terms import PrivacyTerms
 
 MAX_BYTES = 1 << 24
-_TASKS = (Task.CLASSIFICATION, Task.REGRESSION)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What everybody may know about the data.
-
-    `sizes`: records of each site, where single records are protected and their number is public;
-    elsewhere ones, for then nobody is told.
-    """
-
-    name: str
-    task: str
-    classes: int
-    input_shape: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if self.task not in _TASKS:
-            raise ConfigError(f"task = {self.task!r}: sites can train {' or '.join(_TASKS)}")
-        numbers = (*self.input_shape, *self.sizes)
-        if not self.sizes or any(type(one) is not int or not 1 <= one < 2**40 for one in numbers):
-            raise ConfigError("facts: input_shape and sizes need whole numbers above zero")
-        if type(self.classes) is not int or not 0 <= self.classes < 2**20:
-            raise ConfigError(f"classes = {self.classes}: need a whole number")
-
-    def federation(self, test: Examples | None = None) -> Federation:
-        """A stand-in for the federation: its public numbers, and rows of zeros that take no room.
-
-        `test`: public examples, at the hub.
-        """
-        kind = np.float32 if self.task == Task.REGRESSION else np.int64
-        rows = sum(self.sizes)
-        inputs = np.broadcast_to(np.zeros((), np.float32), (rows, *self.input_shape))
-        targets = np.broadcast_to(np.zeros((), kind), (rows,))
-        none = Examples(np.zeros((0, *self.input_shape), np.float32), np.zeros(0, kind))
-        return Federation(
-            Examples(inputs, targets),
-            np.concatenate([[0], np.cumsum(self.sizes)]),
-            none if test is None else test,
-            Task(self.task),
-            self.classes,
-            name=self.name,
-            verified=True,
-        )
 
 
 @dataclass(frozen=True)
 class PlanDocument:
     """What the hub proposes. Rounds of its secure sums are numbered from `first_round`: in one
-    federation no number is used twice. `epsilon`, `delta`: what the hub says it comes to."""
+    federation no number is used twice. `epsilon`, `delta`: what the hub says it comes to.
+    `scoring`: nothing is trained, but a model is evaluated on rows that sites hold out."""
 
     version: str
     run: str
@@ -91,6 +49,7 @@ class PlanDocument:
     first_round: int
     epsilon: float
     delta: float
+    scoring: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         cards = [card.hex() for card in self.cards]
@@ -130,8 +89,8 @@ class PlanDocument:
         """The recipe, with defaults where it is silent."""
         return recipes.with_defaults(recipes.parse(self.recipe))
 
-    def terms(self, plan: Plan) -> PrivacyTerms:
-        """What one participation costs."""
+    def terms(self, plan: Plan) -> dict[str, PrivacyTerms]:
+        """What one participation costs, by the purpose of each of its sums."""
         return round_terms(plan, self.digest)
 
 
@@ -166,20 +125,27 @@ def parameters(recipe: Recipe, federation: Federation) -> int:
 
 def planned(recipe: Recipe, federation: Federation) -> Plan:
     """The plan of a recipe, if it is one that sites can carry out today."""
+    if recipe.model.start is not None:
+        raise ConfigError("model.start: sites cannot start from a file yet; leave it out")
     plan = plan_of(recipe, federation)
     placement, sums = plan.method.placement, plan.secure_sums
     if plan.seed is not None:
         raise ConfigError("seed: a simulation protects nobody; leave it out across machines")
     if placement is None:
         raise ConfigError(f"training.method: {plan.method.name!r} adds no noise: nobody is safe")
-    if isinstance(plan.method.clip_rule, AdaptiveClipping):
-        raise ConfigError("privacy.clip_quantile: sites cannot follow a tracked clip yet")
+    if isinstance(plan.method.clip_rule, AdaptiveClipping) and sums is None:
+        raise ConfigError("privacy.clip_quantile: sites follow a tracked clip under masked sums")
     if plan.method.voting is not None:
         raise ConfigError(f"training.method: sites cannot vote yet ({plan.method.name})")
-    if sums is None and not isinstance(placement, LocalNoise):
+    if sums is None and not isinstance(placement, LocalNoise | CentralNoise):
         raise ConfigError(
             "aggregation: sites add noise shares under a masked sum, or (client-noise) all noise "
-            "of their own; no other trust is carried yet"
+            'of their own, or trust the hub with it (privacy.trust = "central")'
+        )
+    if any(release.amplified for release in plan.releases(1)):
+        raise ConfigError(
+            "training.sampling: sites know when they are asked, so a secret cohort counts for "
+            "nothing; use everyone, balanced or round-robin"
         )
     if sums is not None and sums.mode is not SecureMode.MASKED:
         raise ConfigError("aggregation.secure: across machines sums are 'masked'")
@@ -188,9 +154,17 @@ def planned(recipe: Recipe, federation: Federation) -> Plan:
     return plan
 
 
-def round_terms(plan: Plan, run: str) -> PrivacyTerms:
+def round_terms(plan: Plan, run: str) -> dict[str, PrivacyTerms]:
     """One participation in a plan, without what only people read."""
-    (release,) = plan.releases(1)
-    if plan.privacy_model is None:
+    method, context, model = plan.method, plan.context, plan.privacy_model
+    if method.placement is None or context is None or model is None:
         raise ConfigError("plan: it promises nothing")
-    return PrivacyTerms(release, replace(plan.privacy_model, declared=(), not_covered=()), run)
+    model = replace(model, declared=(), not_covered=())
+    contexts = {UPDATE: context}
+    if isinstance(method.clip_rule, AdaptiveClipping):
+        contexts[COUNT] = method.clip_rule.bit_terms(method.placement, context)
+    found = {}
+    for purpose, own in contexts.items():
+        (release,) = method.placement.releases(own, 1)
+        found[purpose] = PrivacyTerms(release, model, run)
+    return found

@@ -1,7 +1,11 @@
 """What an owner of data allows: a file at the site that no hub can change.
 
-[budget]            # of one run; the lifetime's is set once, when the site joins
+[budget]            # of one run
 epsilon = 2.0
+delta = 1e-5
+
+[lifetime]          # of all runs together; it can be lowered later, not raised
+epsilon = 10.0
 delta = 1e-5
 
 [allow]
@@ -11,6 +15,8 @@ units = ["client", "record"]
 trust = ["local", "distributed"]
 parameters = 1_000_000
 rounds = 200
+separation = 1      # rounds from one participation to the next, at least
+evaluation = false  # count how well models do on rows that this site holds out
 
 [cohort]
 minimum = 3         # sites in a round
@@ -19,22 +25,29 @@ colluders = 0       # sites that it must allow for, at least
 
 [ask]
 hubs = ["..."]      # public keys; none: the hub of the members' list
+
+[show]
+budget = false      # tell the hub what is left of the lifetime's budget
 """
 
 from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Trust, Unit
-from fedveil.planning.plan import Plan
+from fedveil.privacy.guarantee import Guarantee
+from fedveil.privacy.releases import PrivacyModel
 from fedveil.privacy.shown import at_most
 from fedveil.recipes.values import build
+from fedveil.secagg.aggregation import SecureSums
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,8 @@ class AllowPolicy:
     trust: tuple[str, ...] = (Trust.LOCAL, Trust.DISTRIBUTED)
     parameters: int = 1_000_000
     rounds: int = 1_000
+    separation: int = 1
+    evaluation: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +85,17 @@ class AskPolicy:
 
 
 @dataclass(frozen=True)
+class LifetimePolicy:
+    epsilon: float | None = None
+    delta: float = 1e-5
+
+
+@dataclass(frozen=True)
+class ShowPolicy:
+    budget: bool = False
+
+
+@dataclass(frozen=True)
 class Policy:
     """An owner's rules. Every reason for a refusal is given, not the first alone."""
 
@@ -77,6 +103,8 @@ class Policy:
     allow: AllowPolicy = AllowPolicy()
     cohort: CohortPolicy = CohortPolicy()
     ask: AskPolicy = AskPolicy()
+    show: ShowPolicy = ShowPolicy()
+    lifetime: LifetimePolicy = LifetimePolicy()
 
     @staticmethod
     def read(path: Path) -> Policy:
@@ -100,22 +128,22 @@ class Policy:
     def check_recipe(self, recipe: Recipe, model: str, parameters: int) -> None:
         """What can be seen before anything is computed; `model` is its name, resolved."""
         allow, training = self.allow, recipe.training
-        reasons = []
+        reasons = self._about_model(model, parameters)
         if training.method not in allow.methods:
             reasons.append(f"method {training.method!r} is none of {_listed(allow.methods)}")
-        if model not in allow.models:
-            reasons.append(f"model {model!r} is none of {_listed(allow.models)}")
-        if parameters > allow.parameters:
-            reasons.append(f"a model of {parameters:,} weights, at most {allow.parameters:,}")
         if training.rounds > allow.rounds:
             reasons.append(f"{training.rounds:,} rounds, at most {allow.rounds:,}")
         _refuse(reasons)
 
-    def check_plan(self, plan: Plan) -> None:
-        """What a plan guarantees, as this site has computed it, and what that rests on."""
-        guarantee, model = plan.guarantee, plan.privacy_model
-        if guarantee is None or model is None:
-            raise PrivacyRefusal("the plan guarantees nothing", "ask with a private method")
+    def check_evaluation(self, model: str, parameters: int) -> None:
+        """Whether a model may be evaluated on rows that this site holds out."""
+        reasons = self._about_model(model, parameters)
+        if not self.allow.evaluation:
+            reasons.append("no evaluation on this site's rows (allow.evaluation)")
+        _refuse(reasons)
+
+    def check(self, guarantee: Guarantee, model: PrivacyModel, sums: SecureSums | None) -> None:
+        """What this site computes that a plan guarantees, and what that rests on."""
         reasons = []
         if not guarantee.certified:
             reasons.append(f"its guarantee is not certified: {guarantee.reason}")
@@ -129,14 +157,26 @@ class Policy:
             reasons.append(f"it protects a {model.unit}, not {_listed(self.allow.units)}")
         if model.trust not in self.allow.trust:
             reasons.append(f"it asks for {model.trust} trust, not {_listed(self.allow.trust)}")
-        if plan.secure_sums is not None:
-            reasons += self._about_sums(plan)
+        if sums is not None:
+            reasons += self._about_sums(sums)
         _refuse(reasons)
 
-    def _about_sums(self, plan: Plan) -> list[str]:
-        rules, sums, reasons = self.cohort, plan.secure_sums, []
-        if sums is None:
-            return []
+    def check_turns(self, turns: Sequence[int]) -> None:
+        """In which rounds a schedule asks for this site."""
+        gaps = [later - former for former, later in pairwise(turns)]
+        if gaps and min(gaps) < self.allow.separation:
+            _refuse([f"turns {min(gaps)} rounds apart, at least {self.allow.separation}"])
+
+    def _about_model(self, model: str, parameters: int) -> list[str]:
+        allow, reasons = self.allow, []
+        if model not in allow.models:
+            reasons.append(f"model {model!r} is none of {_listed(allow.models)}")
+        if parameters > allow.parameters:
+            reasons.append(f"a model of {parameters:,} weights, at most {allow.parameters:,}")
+        return reasons
+
+    def _about_sums(self, sums: SecureSums) -> list[str]:
+        rules, reasons = self.cohort, []
         if sums.cohort < rules.minimum:
             reasons.append(f"a cohort of {sums.cohort}, need {rules.minimum}")
         if sums.honest_shares < rules.honest_shares:

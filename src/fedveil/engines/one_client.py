@@ -29,6 +29,7 @@ def lone(federation: Federation, client: int) -> Federation:
         federation.task,
         federation.classes,
         name=federation.name,
+        unprotected=federation.unprotected,
         verified=True,
     )
 

@@ -119,6 +119,7 @@ def dp_sgd(
     keys=("privacy.unit", *CHANGE, *COLLUSION),
     trust=Trust.DISTRIBUTED,
     sampling="balanced",
+    unit=Unit.RECORD,
 )
 def from_recipe(recipe: Recipe) -> Method:
     privacy = recipe.privacy
@@ -149,6 +150,7 @@ def from_recipe(recipe: Recipe) -> Method:
     keys=(*CHANGE, *COLLUSION),
     trust=Trust.DISTRIBUTED,
     sampling="balanced",
+    unit=Unit.RECORD,
 )
 def dp_sgd_recipe(recipe: Recipe) -> Method:
     privacy = recipe.privacy

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.registry import Registry
-from fedveil.core.units import Trust
+from fedveil.core.units import Trust, Unit
 from fedveil.recipes.sections import Recipe
 from fedveil.recipes.values import typed
 
@@ -34,6 +34,7 @@ COLLUSION = ("privacy.colluders", "privacy.honest_shares")
 CHANGE = ("privacy.trust", "privacy.adjacency")
 UPDATES = (
     *("privacy.noise", "privacy.public_clients", "privacy.rotate", "privacy.bits"),
+    *("privacy.correlated", "privacy.bands"),
     *(*CHANGE, *COLLUSION),
 )
 OPTIONAL = frozenset({BLUR, LUS, *CLIP, *UPDATES, "privacy.unit"})
@@ -64,6 +65,7 @@ class Entry:
     own: tuple[Key, ...] = ()
     trust: Trust = Trust.CENTRAL
     sampling: str | None = None
+    unit: Unit = Unit.CLIENT
 
     @property
     def private(self) -> bool:
@@ -102,6 +104,7 @@ def method(
     own: tuple[Key, ...] = (),
     trust: Trust = Trust.CENTRAL,
     sampling: str | None = None,
+    unit: Unit = Unit.CLIENT,
 ) -> Callable[[Builder], Builder]:
     """Register a function that makes a Method from a recipe (one with its defaults filled in).
 
@@ -109,7 +112,8 @@ def method(
     data it protects and from whom (leave them out if it adds no noise). `keys` are the optional
     recipe keys that it understands, of `OPTIONAL`; `own` its own, which the function finds in
     `recipe.method`. `trust` is what it assumes if the recipe says nothing, and `sampling` how
-    cohorts are then chosen (by default what suits the trust).
+    cohorts are then chosen (by default what suits the trust). `unit` is whose data are protected,
+    if the recipe says nothing or the method has no choice.
     """
     if unknown := set(keys) - OPTIONAL:
         raise ConfigError(
@@ -119,7 +123,7 @@ def method(
 
     def register(build: Builder) -> Builder:
         entry = Entry(
-            name, build, what, source, protects, towards, aliases, keys, own, trust, sampling
+            name, build, what, source, protects, towards, aliases, keys, own, trust, sampling, unit
         )
         METHODS.add(name, entry, f"{build.__module__}:{build.__qualname__}", aliases)
         return build
@@ -144,11 +148,17 @@ def method_of(recipe: Recipe) -> Method:
 
 
 def _check_keys(recipe: Recipe, entry: Entry) -> None:
-    for key in sorted(OPTIONAL - set(entry.keys)):
+    own_unit = {"privacy.unit"} if recipe.privacy.unit == entry.unit else set()
+    for key in sorted(OPTIONAL - set(entry.keys) - own_unit):
         section, name = key.split(".")
         given = getattr(recipe, section)
         default = next(field.default for field in fields(given) if field.name == name)
         if getattr(given, name) != default and (entry.private or section != "privacy"):
+            if key == "privacy.unit":
+                raise ConfigError(
+                    f"{key}: method {entry.name} protects {entry.protects}; leave training.method "
+                    "out, and one that protects the unit is chosen"
+                )
             users = ", ".join(n for n, other in METHODS.items() if key in other.keys)
             raise ConfigError(f"{key}: method {entry.name} does not use it; {users} do")
 

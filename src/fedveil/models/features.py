@@ -28,13 +28,15 @@ from torch import Tensor
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.columns import Array
+from fedveil.data.declared import used_again
 from fedveil.data.federation import Examples, Federation, Scaling
 from fedveil.data.storage import map_columns, write_columns
 from fedveil.datasets.files import cache_directory
 from fedveil.models.scattering import Scattering
 
 _BLOCK = 256  # examples read at a time
-_VERSION = 1  # of the features; another one makes cached ones worthless
+_VERSION = 2  # of the features; another one makes cached ones worthless
+_OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))  # of red, green and blue
 _FLOOR = 1e-5  # deviation below which nothing is blown up
 _MANIFEST = "features.json"
 
@@ -55,8 +57,9 @@ class FeatureMap(Protocol):
 class ScatteringFeatures:
     """Scattering of an image `[h, w]` or `[h, w, colours]`, normalised: `[h', w', channels]`.
 
-    Channels that differ in angles and colours only are normalised together, over this image alone;
-    an image's features then have length 1.
+    Three colours are turned into brightness, red against blue, and green against both: brightness
+    would drown the rest otherwise. Channels of one of them that differ in angles only are
+    normalised together, over this image alone; an image's features then have length 1.
     """
 
     scales: int = 2
@@ -70,10 +73,16 @@ class ScatteringFeatures:
                 f"model.features: scattering needs images, not inputs of shape {[*example.shape]}"
             )
         image = example[None] if example.ndim == 2 else example.permute(2, 0, 1)
+        if len(image) == len(_OPPONENTS):
+            image = _opponents(image)
         transform = _transform(*image.shape[1:], self.scales, self.angles, self.order)
-        paths, ends = transform(image), list(accumulate(transform.groups, initial=0))
-        parts = [_normalised(paths[:, begin:end]) for begin, end in pairwise(ends)]
-        features = torch.cat(parts, dim=1).flatten(0, 1).permute(1, 2, 0)
+        ends = list(accumulate(transform.groups, initial=0))
+        parts = [
+            _normalised(paths[begin:end])
+            for paths in transform(image)
+            for begin, end in pairwise(ends)
+        ]
+        features = torch.cat(parts).permute(1, 2, 0)
         return features / math.sqrt(features.numel())
 
 
@@ -95,6 +104,12 @@ def named_features(
 @lru_cache(maxsize=8)
 def _transform(height: int, width: int, scales: int, angles: int, order: int) -> Scattering:
     return Scattering(height, width, scales, angles, order)
+
+
+def _opponents(image: Tensor) -> Tensor:
+    """The opponents of an image `[3, h, w]`, sum by sum: matrix products may round otherwise."""
+    red, green, blue = image
+    return torch.stack([a * red + b * green + c * blue for a, b, c in _OPPONENTS])
 
 
 def _normalised(part: Tensor) -> Tensor:
@@ -183,8 +198,11 @@ def _made(federation: Federation, featurizer: Featurizer, keep: bool) -> Federat
         columns = {part: _mapped(featurizer, own.inputs) for part, own in parts.items()}
         columns = columns if home is None else _keep(home, columns)
     made = {part: Examples(columns[part], own.targets) for part, own in parts.items()}
+    # Features lie in memory of their own: that their images were shared would not show any more.
+    train, *others = (own.inputs for own in parts.values())
     return replace(
         federation,
+        unprotected=tuple(dict.fromkeys((*federation.unprotected, *used_again(train, *others)))),
         train=made["train"],
         test=made["test"],
         validation=made.get("validation"),

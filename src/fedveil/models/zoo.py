@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedveil.core.errors import ConfigError
 from fedveil.core.registry import Registry
 from fedveil.data.federation import Federation, Task
+from fedveil.models.frozen import adapt, freeze
 from fedveil.models.images import (
     ChannelsFirst,
     ChengCnn,
@@ -173,10 +174,13 @@ def build(
     hidden: Sequence[int] = (),
     input_norm: float | None = None,
     seed: int = 0,
+    frozen: Sequence[str] = (),
+    adapter_rank: int | None = None,
 ) -> nn.Module:
     """A freshly initialised model of this name that fits the federation.
 
-    The seed is public: initial weights do not depend on any data.
+    The seed is public: initial weights do not depend on any data. `frozen` names layers that are
+    not trained (`freeze`), `adapter_rank` puts adapters beside them (`adapt`).
     """
     name = own_name(name, federation.task)
     builder = MODELS.find(name, "model.name")
@@ -184,4 +188,5 @@ def build(
         raise ConfigError(f"model.input_norm: for linear models only, and {name!r} is none")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return builder(federation, Options(tuple(hidden), input_norm))
+        model = freeze(builder(federation, Options(tuple(hidden), input_norm)), frozen)
+        return model if adapter_rank is None else adapt(model, adapter_rank)

@@ -5,7 +5,7 @@ And what spoils it: private data that entered without noise, or parts that nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
@@ -24,6 +24,8 @@ from fedveil.data.federation import (
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.models.structure import as_written
+from fedveil.privacy.shown import at_most
+from fedveil.secagg.aggregation import SecureSums
 from fedveil.secagg.mode import SecureMode
 from fedveil.server.optimizers import Sgd
 
@@ -34,11 +36,7 @@ _KNOWN_LAYERS = ("torch.nn.modules.", "fedveil.models.")
 
 def unprotected(method: Method, context: NoiseContext) -> tuple[str, ...]:
     """What came from private data without noise, or from code without a proof."""
-    federation = context.federation
-    parts = federation.test, federation.validation
-    again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
-    found = list(dict.fromkeys((*federation.unprotected, *again)))
-    found += [_UNPROVED.format(name) for name in _foreign_data(federation)]
+    found = list(taken_from_records(context.federation))
     if context.pipeline.ballot is not None and HELD_OUT_NOTE in context.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
     # The server's optimiser and smoothing see released values alone: they may be anybody's.
@@ -47,13 +45,32 @@ def unprotected(method: Method, context: NoiseContext) -> tuple[str, ...]:
     return tuple(found)
 
 
-def declared(context: NoiseContext) -> tuple[str, ...]:
+def taken_from_records(federation: Federation) -> tuple[str, ...]:
+    """What became of a federation's records that depends on more than one of them."""
+    parts = federation.test, federation.validation
+    again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
+    foreign = (_UNPROVED.format(name) for name in _foreign_data(federation))
+    return (*dict.fromkeys((*federation.unprotected, *again)), *foreign)
+
+
+def unproved(parts: Mapping[str, object]) -> tuple[str, ...]:
+    """A sentence for each part of a run, by its name, that is there and none of fedveil's own."""
+    foreign = (name for name, part in parts.items() if part is not None and _not_own(part))
+    return tuple(_UNPROVED.format(name) for name in foreign)
+
+
+def declared(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
     """What has to be public, or made without the protected data, because nothing hides it."""
     federation = context.federation
     found = [
         f"The model's shape is public: {_shape(federation)}; so is how data are scaled.",
         "The initial weights were made without the protected data.",
     ]
+    if context.public_clients is not None:
+        found.append(
+            f"There are at most {context.public_clients} clients; that there are more would show, "
+            "for then nothing runs."
+        )
     if federation.featurizer is not None:
         found.append(
             f"Inputs are made of each example alone by {federation.featurizer}, a public map that "
@@ -63,6 +80,8 @@ def declared(context: NoiseContext) -> tuple[str, ...]:
         found.append(
             f"The {len(context.pipeline.ballot.inputs)} inputs that are voted on are public."
         )
+    if context.secure is not None and trust is Trust.DISTRIBUTED:
+        found += _graph(context.secure)
     own = sorted({type(layer).__name__ for layer in context.module.modules() if _foreign(layer)})
     if own:
         found.append(
@@ -70,6 +89,19 @@ def declared(context: NoiseContext) -> tuple[str, ...]:
             "remember nothing of them."
         )
     return tuple(found)
+
+
+def _graph(sums: SecureSums) -> Iterator[str]:
+    """What a sparse graph of masks takes for granted; a complete one takes nothing."""
+    graph = sums.params.topology(sums.cohort)
+    if graph.security_failure > 0:
+        yield (
+            "Who masks with whom is drawn anew for every round; with probability "
+            f"{at_most(graph.security_failure, 2)} the graph hides less than the sum of all, which "
+            "delta does not count."
+        )
+    if sums.params.honest_server and not graph.complete:
+        yield "The server of the secure sums does not lie about who has shared or was lost."
 
 
 def not_covered(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
@@ -87,6 +119,8 @@ def not_covered(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
             "Whoever runs this process: secure sums are ideal, taken without masks, and it sees "
             "what every client sends."
         )
+    elif context.federation.elsewhere:
+        found.append("Whoever runs a site: it holds that site's data, noise and keys.")
     elif trust is not Trust.CENTRAL:
         found.append("Whoever runs this process: it holds all clients' data, noise and keys.")
     return tuple(found)
@@ -122,10 +156,14 @@ def _foreign_parts(part: object) -> Iterator[str]:
         for inner in part:
             yield from _foreign_parts(inner)
     elif part is not None and not isinstance(part, (bool, int, float, str)):
-        if not type(part).__module__.startswith(_OWN):
+        if _not_own(part):
             yield type(part).__name__
         for each in fields(part) if is_dataclass(part) and not isinstance(part, type) else ():
             yield from _foreign_parts(getattr(part, each.name))
+
+
+def _not_own(part: object) -> bool:
+    return not type(part).__module__.startswith(_OWN)
 
 
 def _foreign(layer: nn.Module) -> bool:

@@ -55,10 +55,13 @@ def participations(plan: Plan, rounds: int | None = None) -> Participations:
 
 
 def _cost(plan: Plan, count: int, uses: int) -> float:
-    if count == 0 or plan.privacy_model is None or plan.guarantee is None:
+    if plan.privacy_model is None or plan.guarantee is None:
         return 0.0
-    releases = []
-    for release in plan.releases(plan.method.rounds):
+    bought = plan.federation.bought
+    releases = [] if bought is None else list(bought.releases)  # everybody paid for these
+    if count == 0 and not releases:
+        return 0.0
+    for release in plan.releases(plan.method.rounds)[: -len(releases) or None]:
         mechanism = release.mechanism
         if isinstance(mechanism, NoisyGradients | GridGradients):
             mechanism = replace(mechanism, record_uses=uses)

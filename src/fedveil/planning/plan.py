@@ -23,6 +23,7 @@ from fedveil.core.randomness import Randomness
 from fedveil.core.units import Arithmetic, Entropy, Trust, Unit
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.correlated_noise import CorrelatedNoise
 from fedveil.methods.parts.every_round import check_every_round
 from fedveil.methods.parts.isolation import check_isolation
 from fedveil.methods.parts.method import Method
@@ -31,7 +32,12 @@ from fedveil.models.check import check_model
 from fedveil.models.flat import Layout, flatten, layout_of
 from fedveil.planning import limits
 from fedveil.planning.fitting import context_of, distillation, fitted, pipeline_of, sampling_of
-from fedveil.planning.secure_sums import check_central, check_masks, check_sums
+from fedveil.planning.secure_sums import (
+    check_central,
+    check_chosen,
+    check_masks,
+    check_sums,
+)
 from fedveil.privacy.accounting import (
     PrivacyModel,
     Release,
@@ -124,6 +130,7 @@ class Plan(Displayed):
             for name in (each.name for each in fields(NoiseContext) if each.name not in _CHOSEN):
                 if getattr(context, name) is not getattr(self.basis[3], name):
                     raise ConfigError(f"context.{name}: follows from the method; change it there")
+            check_chosen(self.method, placement, context)
         else:
             check_model(self.module, self.federation)
             check_isolation(self.module, self.federation, self.method.local.per_example)
@@ -235,7 +242,9 @@ class Plan(Displayed):
         context, privacy_model = self.context, self.privacy_model
         if context is None or privacy_model is None or privacy_model.unit is not Unit.CLIENT:
             return ()
-        noise = context.noise_multiplier
+        noise, placement = context.noise_multiplier, self.method.placement
+        if isinstance(placement, CorrelatedNoise):
+            noise *= placement.noise_ratio(context)
         cohort, clients = self.sampling.expected_cohort, context.clients
         seen = math.sqrt(cohort) if privacy_model.trust is Trust.LOCAL else cohort
         ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise
@@ -358,13 +367,16 @@ def _privacy_model(
 ) -> PrivacyModel:
     """Who is protected from whom, as the noise's place has it, with all that the plan knows."""
     model, federation = placement.privacy_model(context), context.federation
+    entropy = Entropy.SYSTEM if seed is None else Entropy.SEEDED
+    if federation.bought is not None:
+        federation.bought.check(model.unit, model.trust, entropy)
     return replace(
         model,
         population=context.clients if model.unit is Unit.CLIENT else len(federation.train),
         arithmetic=context.arithmetic,
-        entropy=Entropy.SYSTEM if seed is None else Entropy.SEEDED,
+        entropy=entropy,
         unprotected=(*limits.unprotected(method, context), *unprotected),
-        declared=(*limits.declared(context), *declared),
+        declared=(*limits.declared(context, model.trust), *declared),
         not_covered=limits.not_covered(context, model.trust),
     )
 
@@ -372,9 +384,11 @@ def _privacy_model(
 def _releases(
     method: Method, placement: NoisePlacement, context: NoiseContext, rounds: int
 ) -> tuple[Release, ...]:
+    bought = context.federation.bought
+    before = () if bought is None else bought.releases
     if isinstance(method.clip_rule, AdaptiveClipping):
-        return method.clip_rule.releases(placement, context, rounds)
-    return placement.releases(context, rounds)
+        return (*method.clip_rule.releases(placement, context, rounds), *before)
+    return (*placement.releases(context, rounds), *before)
 
 
 def _calibrated(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Trust
 from fedveil.methods.parts.method import Method
@@ -34,6 +36,18 @@ def secure_sums(
     if cohort < 2 and not asked.asked:
         return None  # a sum of one hides nothing, and there are promises that do not need it
     return asked.resolve(federation, cohort, placement.colluders, placement.honest_shares)
+
+
+def check_chosen(method: Method, placement: NoisePlacement, context: NoiseContext) -> None:
+    """Masked or ideal, and how many are simulated to drop out, is a choice; who counts is not."""
+    chosen = context.secure
+    if chosen is None:
+        return
+    meant = secure_sums(method, placement, context.sampling, context.federation.name)
+    if meant is None or replace(chosen, mode=meant.mode, dropout=meant.dropout) != meant:
+        raise ConfigError(
+            "context.secure: follows from the method, but for mode and dropout; change it there"
+        )
 
 
 def on_integers(placement: NoisePlacement, context: NoiseContext) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,12 +140,14 @@ class ClientLedger:
             self._fits(charged, body, events.budget())
             return events.append("reserve", body)
 
-    def afford(self, release: Release, privacy_model: PrivacyModel) -> None:
-        """Refuse what `reserve` would refuse, and write nothing down."""
-        self._check(release, privacy_model)
+    def afford(self, releases: Sequence[Release], privacy_model: PrivacyModel) -> None:
+        """Refuse what `reserve` would refuse of all these together, and write nothing down."""
+        for release in releases:
+            self._check(release, privacy_model)
         with transaction(self.path) as events:
-            body = _body(release, privacy_model, "")
-            self._fits(events.charged(), body, events.budget())
+            *others, last = (_body(release, privacy_model, "") for release in releases)
+            charged = [*events.charged(), *((body, 1) for body in others)]
+            self._fits(charged, last, events.budget())
 
     def _fits(self, charged: list[tuple[Body, int]], body: Body, allowed: float) -> None:
         epsilon = self._epsilon([*charged, (body, 1)])

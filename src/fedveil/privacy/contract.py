@@ -132,7 +132,11 @@ class Mechanism(ABC):
 
 
 MECHANISMS: Registry[type[Mechanism]] = Registry("mechanism", "fedveil.mechanisms", None)
-_BUILT_IN = ("fedveil.privacy.mechanisms", "fedveil.privacy.gradient_perturbation")
+_BUILT_IN = (
+    "fedveil.privacy.mechanisms",
+    "fedveil.privacy.gradient_perturbation",
+    "fedveil.privacy.correlated",
+)
 
 Kind = TypeVar("Kind", bound=type[Mechanism])
 

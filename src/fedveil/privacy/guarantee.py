@@ -128,6 +128,13 @@ class Guarantee(Displayed):
 
         return statement_of(self)
 
+    @property
+    def summary(self) -> str:
+        """The guarantee in at most four plain lines."""
+        from fedveil.privacy.statement import summary_of
+
+        return summary_of(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain values; JSON has no infinity, so an infinite epsilon is null."""
         return {

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 from fedveil.core.arguments import count, not_negative, positive, settle
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Trust
-from fedveil.privacy.accountants.steps import DiscreteSumStep, LaplaceStep, Step, ZcdpStep
+from fedveil.privacy.accountants.steps import (
+    DiscreteSumStep,
+    LaplaceStep,
+    SelectionStep,
+    Step,
+    ZcdpStep,
+)
 from fedveil.privacy.contract import Mechanism, Use, mechanism
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.sampling import CappedPoisson, FixedSize, Poisson
@@ -187,6 +193,28 @@ class NoisyVotes(Mechanism):
 
     def step(self, use: Use) -> Step:
         return use.gaussian(self.noise_std / math.sqrt(use.factor))
+
+
+@mechanism("noisy-selection")
+@dataclass(frozen=True)
+class NoisySelection(Mechanism):
+    """Values whose noisy votes exceed a threshold; each unit spreads a vote of L2 norm 1.
+
+    noise_std: std of the noise on every value's votes.
+    missed: probability with which a value that one unit alone has is published.
+    """
+
+    noise_std: float
+    missed: float
+    law = "Gaussian noise on votes for values, published above a threshold"
+    adjacencies = EVERY_ADJACENCY
+
+    def __post_init__(self) -> None:
+        settle(self, noise_std=positive("noise_std", self.noise_std))
+        settle(self, missed=positive("missed", self.missed))
+
+    def step(self, use: Use) -> Step:
+        return SelectionStep(self.noise_std / math.sqrt(use.factor), missed=self.missed)
 
 
 @mechanism("zcdp")

@@ -35,3 +35,7 @@ class UnitRefused(PrivacyRefusal):
 
 class SensitivityRefused(PrivacyRefusal):
     """A sensitivity smaller than what one unit can do."""
+
+
+class SeparationRefused(PrivacyRefusal):
+    """Noise correlated over more rounds than lie between two turns of a client."""

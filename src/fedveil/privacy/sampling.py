@@ -34,6 +34,11 @@ class _Sampler:
         """Rounds in which one client may take part: in the worst case it is drawn every time."""
         return rounds
 
+    @property
+    def separation(self) -> int:
+        """Rounds from one turn of a client to its next, at least."""
+        return 1
+
 
 @dataclass(frozen=True)
 class _OfCohorts(_Sampler):
@@ -145,6 +150,11 @@ class RoundRobin(_OfCohorts):
         """ceil(rounds * cohort / clients): some client has already had its extra turn."""
         return -(-rounds * self.cohort // self.clients)
 
+    @property
+    def separation(self) -> int:
+        """Everybody else's turn comes first: floor((x + clients) / cohort) - floor(x / cohort)."""
+        return self.clients // self.cohort
+
 
 @dataclass(frozen=True)
 class Everyone(_Sampler):
@@ -198,6 +208,14 @@ class Balanced(_OfCohorts):
         if rounds > self.rounds:
             raise ConfigError(f"rounds: the schedule has {self.rounds} rounds, got {rounds}")
         return -(-rounds * self.cohort // self.clients)
+
+    @property
+    def separation(self) -> int:
+        """As this schedule has it: late in one shuffle and early in the next may be near."""
+        cohorts = _schedule(self)
+        order = np.argsort(cohorts, axis=None, kind="stable")  # by client, and then by round
+        gaps = np.diff(order // self.cohort)[np.diff(cohorts.ravel()[order]) == 0]
+        return int(gaps.min(initial=self.rounds))
 
 
 Sampling = Poisson | FixedSize | CappedPoisson | RoundRobin | Everyone | Balanced

@@ -59,6 +59,42 @@ def statement_of(guarantee: Guarantee) -> str:
     return "\n".join(lines)
 
 
+def summary_of(guarantee: Guarantee) -> str:
+    """The guarantee in four plain lines; `statement_of` says all of it."""
+    lines = [_verdict(guarantee)]
+    if not guarantee.certified:
+        lines[0] += f" {guarantee.reason[0].upper()}{guarantee.reason[1:]}."
+    what = CHANGE[guarantee.unit, guarantee.adjacency]
+    if math.isfinite(guarantee.epsilon):
+        would = "can" if guarantee.certified else "could"
+        lines.append(
+            f"Nobody who sees {_SEEN[guarantee.trust]} {would} tell whether {what} with more than "
+            f"{_surest(guarantee)} certainty, where a blind guess has 50 %."
+        )
+    lines.append(f"It rests on this, among others: {_trusted(guarantee)[0]}")
+    lines.append(f"It does not cover, among others: {guarantee.not_covered[0]}")
+    return "\n".join(lines)
+
+
+_SEEN = {
+    Trust.LOCAL: "every upload",
+    Trust.DISTRIBUTED: "the secure sums and the models",
+    Trust.CENTRAL: "the released models",
+}
+
+
+def _surest(guarantee: Guarantee) -> str:
+    """How often a guess between two equally likely worlds is right, at most: with likelihoods
+    within e^epsilon of each other, 1 / (1 + e^-epsilon), and delta on top; rounded up."""
+    epsilon, delta = guarantee.epsilon, guarantee.delta
+    right = 100 * min(1.0, 1 / (1 + math.exp(-epsilon)) + delta)
+    for digits in range(1, 7):  # as many as it takes to tell it from certainty
+        shown = math.ceil(right * 10**digits - 1e-9) / 10**digits
+        if shown < 100:
+            return f"{shown:.{digits}f} %".replace(".0 %", " %")
+    return "100 %"
+
+
 def _verdict(guarantee: Guarantee) -> str:
     whose = "one client" if guarantee.unit is Unit.CLIENT else "one record"
     if math.isinf(guarantee.epsilon):

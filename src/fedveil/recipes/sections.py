@@ -17,6 +17,10 @@ class DataSection:
     client_column: str | None = None
     label: str | None = None
     schema: str | None = None  # public statistics of the file's columns
+    statistics: str | None = None  # without a schema: bought, or data (then nothing is certified)
+    classes: tuple[str, ...] = ()  # of the label, where they are public
+    columns: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a schema, in place
+    bought: str | None = None  # what `columns` cost, as JSON; written by a run for its resumption
     task: str | None = None  # classification or regression; by default decided from the label
     partition: str | None = None  # iid, dirichlet, sorted or owner; None: the source's own
     clients: int | None = None
@@ -39,12 +43,15 @@ class ModelSection:
     scales: int | None = None  # of scattering: octaves; each halves height and width; None: 2
     angles: int | None = None  # of scattering: orientations of its wavelets; None: 8
     order: int | None = None  # of scattering: 0, 1 or 2 wavelets in a row at most; None: 2
+    start: str | None = None  # a safetensors file of public weights to start from
+    frozen: tuple[str, ...] = ()  # layers or weights by name, or "backbone": all but the last
+    adapter_rank: int | None = None  # train adapters of this rank beside the frozen layers
     seed: int = 0  # of the initial weights; public
 
 
 @dataclass(frozen=True)
 class TrainingSection:
-    method: str = "dp-fedavg"
+    method: str = "dp-fedavg"  # left out beside `privacy.unit = "record"`: dp-sgd
     rounds: int = 50
     sampling: str | None = None  # None: the method's own
     cohort: int | None = None  # (expected) clients in a round
@@ -52,7 +59,7 @@ class TrainingSection:
     cohort_cap: int | None = None
     local_steps: int | None = None
     local_epochs: int | None = None
-    batch_size: int | None = None
+    batch_size: int | None = None  # None: all of a client's; at record level 2,048 at most
     learning_rate: float = 0.1
     schedule: str = "constant"
     decay: float = 1.0
@@ -73,7 +80,7 @@ class PrivacySection:
     clip_norm: float = 1.0
     noise: str = "gaussian"  # or laplace, beside a clip in L1
     trust: str | None = None  # central, local or distributed; None: the method's own
-    unit: str | None = None  # record or client, where a method can protect either
+    unit: str | None = None  # record (one row) or client (all its rows); None: the method's own
     adjacency: str | None = None  # add-remove, replace or zero-out; None: the proof's own
     public_clients: int | None = None  # declared, not counted: hides that a client is there at all
     colluders: int = 0  # clients that work with the adversary and bring no noise
@@ -83,6 +90,8 @@ class PrivacySection:
     clip_quantile: float | None = None  # the clip follows this quantile of the update norms
     clip_rate: float = 0.2  # how fast; 0 only releases the share within the clip
     clip_noise: float = 0.05  # std on the released count, as a share of the cohort
+    correlated: str | None = None  # optimised or square-root: noise partly cancels between rounds
+    bands: int | None = None  # rounds that it spans; None: from a client's turn to its next
     arithmetic: str | None = None  # exact or idealised; None: exact without a seed
     tuned_on: tuple[str, ...] = ()  # what settings were tried out on: public, or not certified
 
@@ -133,7 +142,9 @@ class EvaluationSection:
 
 @dataclass(frozen=True)
 class EngineSection:
-    """Speed only: nothing here can change what is guaranteed."""
+    """Speed only: nothing here can change what is guaranteed. With an engine from outside the
+    package nothing is certified.
+    """
 
     name: str = "auto"
     chunk: int | None = None  # clients trained together

@@ -22,6 +22,7 @@ from fedveil.config.recipe import DataSection, Recipe
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
 from fedveil.methods.registry import METHODS
+from fedveil.report import compared
 from fedveil.report.spread import Spread, spread_of
 from fedveil.report.store import Outcome, Store
 from fedveil.run.run import Run, Speed
@@ -190,19 +191,15 @@ def draw(table: Sequence[Cell], figure: str, label: str) -> bytes:
     """Mean and deviation against epsilon, one line for each contender, as PNG."""
     import io
 
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    picture, axes = pyplot.subplots(figsize=(6.0, 4.0))
-    names = list(dict.fromkeys(cell.contender.name for cell in table))
+    picture = Figure(figsize=(6.0, 4.3), layout="constrained")
+    axes = picture.subplots()
     epsilons = sorted({cell.epsilon for cell in table if cell.epsilon is not None})
-    for place, name in enumerate(names):
-        own = [cell for cell in table if cell.contender.name == name]
+    for place, (name, own) in enumerate(_by_name(table).items()):
         colour = f"C{place}"
-        points = sorted((cell.epsilon, cell.spread(figure)) for cell in own if cell.epsilon)
-        points = [point for point in points if point[1].runs]
+        points = [(cell.epsilon, cell.spread(figure)) for cell in own if cell.epsilon]
+        points = sorted((point for point in points if point[1].runs), key=lambda point: point[0])
         if points:
             x, spreads = zip(*points, strict=True)
             middle = [spread.mean for spread in spreads]
@@ -217,15 +214,64 @@ def draw(table: Sequence[Cell], figure: str, label: str) -> bytes:
         axes.set_xscale("log")
         axes.set_xticks(epsilons, [f"{epsilon:g}" for epsilon in epsilons])
         axes.minorticks_off()
-    axes.set_xlabel("epsilon")
+    axes.set_xlabel("epsilon; bars: standard deviation of single runs; dashed: no budget set")
     axes.set_ylabel(label)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    picture.tight_layout()
+    picture.legend(loc="outside upper center", ncols=3, frameon=False)
     buffer = io.BytesIO()
     picture.savefig(buffer, dpi=150, metadata={"Software": None})
-    pyplot.close(picture)
     return buffer.getvalue()
+
+
+def page_document(table: Sequence[Cell], figure: str, label: str) -> dict[str, Any]:
+    """The comparison for its page."""
+    columns = ["recipe", "method", "epsilon", label, "runs", "diverged", "noise multiplier"]
+    rows = []
+    for row in to_document(table, figure):
+        mean = row["mean"] if row["runs"] else None
+        deviation = row["deviation"] if row["runs"] > 1 else None
+        rows.append([row["recipe"], row["method"], row["epsilon"], [mean, deviation]])
+        rows[-1] += [row["runs"], row["diverged"], row["noise_multiplier"]]
+    said = {
+        "Equal numbers, different promises": list(differences(table)),
+        "What these runs are": ["Simulations with known seeds: none of them is certified."],
+    }
+    title = f"{label} of {len(_by_name(table))} recipes"
+    return compared.document_of(title, said, _charts(table, figure, label), columns, rows)
+
+
+def _charts(table: Sequence[Cell], figure: str, label: str) -> list[dict[str, Any]]:
+    """One chart: against epsilon, or by name where no budget was set."""
+    chart: dict[str, Any] = {"title": f"{label}, mean of all seeds", "y": label, "zoom": True}
+    if any(len(cell.outcomes) > 1 for cell in table):
+        chart["bars"] = compared.DEVIATION
+    epsilons = [cell.epsilon for cell in table if cell.epsilon is not None]
+    known = [cell for cell in table if cell.spread(figure).runs]
+    if not known:
+        return []
+    if not epsilons:
+        points = [compared.point(at, cell.spread(figure)) for at, cell in enumerate(known)]
+        names = [cell.contender.name for cell in known]
+        series = [{"name": label, "points": points}]
+        return [chart | {"x": "recipe", "x_names": names, "series": series}]
+    series = []
+    for name, own in _by_name(known).items():
+        ends = (min(epsilons), max(epsilons))
+        points = [
+            compared.point(x, cell.spread(figure))
+            for cell in own
+            for x in (sorted(set(ends)) if cell.epsilon is None else [cell.epsilon])
+        ]
+        told = name if own[0].epsilon is not None else f"{name}, no budget set"
+        series.append({"name": told, "points": sorted(points)})
+    return [chart | {"x": "epsilon", "log_x": True, "series": series}]
+
+
+def _by_name(table: Sequence[Cell]) -> dict[str, list[Cell]]:
+    found: dict[str, list[Cell]] = {}
+    for cell in table:
+        found.setdefault(cell.contender.name, []).append(cell)
+    return found
 
 
 def to_document(table: Sequence[Cell], figure: str) -> list[dict[str, Any]]:

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedveil.audit.proved import RATES, Attack, attack_on
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.shown import at_most
-from fedveil.report.attack import RATES, Attack, attack_on
 from fedveil.report.checklist import checklists
 from fedveil.run.directory import stored_recipe
 from fedveil.run.evidence import metrics

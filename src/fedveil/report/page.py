@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -19,68 +21,125 @@ from fedveil.report.charts import line_chart, trust_diagram
 Facts = Mapping[str, Any]
 
 
-def page(documents: Sequence[Facts]) -> str:
+def page(documents: Sequence[Facts], *, live: bool = False) -> str:
     """The whole page. The documents are in it, as `report.json` has them."""
     title = f"Run {documents[0]['run']}" if len(documents) == 1 else f"{len(documents)} runs"
     body = "".join(_run(facts, number) for number, facts in enumerate(documents))
     if len(documents) > 1:
         body = _side_by_side(documents) + body
+    return filled(title, body, together(documents), live=live)
+
+
+def together(documents: Sequence[Facts]) -> dict[str, Any]:
+    """One document of several runs; those that are measured alike share a learning curve."""
+    document: dict[str, Any] = {"runs": list(documents)}
+    curves = [facts["charts"]["learning"] for facts in documents if "learning" in facts["charts"]]
+    if len(curves) == len(documents) > 1 and len({curve["y"] for curve in curves}) == 1:
+        series = [
+            {"name": f"{number}. {facts['run']}", "points": curve["series"][0]["points"]}
+            for number, (facts, curve) in enumerate(zip(documents, curves, strict=True), 1)
+        ]
+        document["charts"] = {
+            "learning": curves[0] | {"title": "Learning curves", "series": series}
+        }
+    return document
+
+
+def filled(title: str, body: str, document: Facts, *, live: bool = False) -> str:
+    """A page with its document inside; a live one asks its server for news."""
     # Without this character nothing in the data can end its script element.
-    data = json.dumps({"runs": list(documents)}, allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps(document, allow_nan=False).replace("<", "\\u003c")
     template = files("fedveil.report").joinpath("page.html").read_text(encoding="utf-8")
-    return Template(template).substitute(title=escape(title), body=body, data=data)
+    policy, mark = ("; connect-src 'self'", ' data-live="1"') if live else ("", "")
+    words = {"title": escape(title), "body": body, "data": data, "policy": policy, "mark": mark}
+    return Template(template).substitute(words)
 
 
 def _side_by_side(documents: Sequence[Facts]) -> str:
-    rows = []
+    rows: list[list[Cell]] = []
     for number, facts in enumerate(documents):
-        guarantee = facts["guarantee"]
-        epsilon = "none" if guarantee is None else _number(guarantee["epsilon"])
-        certified = guarantee is not None and guarantee["certified"]
-        whom = "nobody" if guarantee is None else f"one {guarantee['unit']}"
-        link = f'<a href="#run-{number}">{escape(facts["run"])}</a>'
-        cells = [facts["title"], _score(facts["result"]), epsilon, whom]
-        cells.append("yes" if certified else "no")
-        cells_html = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        rows.append(f'<tr><th scope="row">{link}</th>{cells_html}</tr>')
+        guarantee = facts["guarantee"] or {"epsilon": None, "certified": False}
+        whom = f"one {guarantee['unit']}" if facts["guarantee"] else "nobody"
+        name = f'<a href="#run-{number}">{number + 1}. {escape(facts["run"])}</a>'
+        score, epsilon = _score(facts["result"]), guarantee["epsilon"]
+        rows.append(
+            [
+                Cell(name, number),
+                Cell(escape(facts["title"]), facts["title"]),
+                Cell(score, score),
+                Cell(_number(epsilon), math.inf if epsilon is None else epsilon),
+                Cell(whom, whom),
+                Cell("yes" if guarantee["certified"] else "no", int(guarantee["certified"])),
+            ]
+        )
     head = ("run", "what", "result", "epsilon", "protects", "certified")
-    columns = "".join(f'<th scope="col">{name}</th>' for name in head)
-    table = f"<table><thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f"<section><h2>Side by side</h2>{_wide(table, 'Runs side by side')}</section>"
+    inside = table(head, rows, "Runs side by side")
+    for name, chart in together(documents).get("charts", {}).items():
+        inside += line_chart(chart, f"charts/{name}")
+    return f"<section><h2>Side by side</h2>{inside}</section>"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a table, as HTML, and the value by which its column is sorted."""
+
+    html: str
+    value: float | str
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[Cell]], name: str) -> str:
+    """A table whose columns sort at a click or a key; the first cell names its row."""
+    columns = "".join(
+        f'<th scope="col"><button type="button">{escape(column)}</button></th>' for column in head
+    )
+    body = []
+    for row in rows:
+        cells = [
+            f'<{tag} data-value="{_sortable(cell.value)}">{cell.html}</{tag.split()[0]}>'
+            for tag, cell in zip(['th scope="row"', *["td"] * len(row)], row, strict=False)
+        ]
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    inside = f"<thead><tr>{columns}</tr></thead><tbody>{''.join(body)}</tbody>"
+    return wide(f'<table class="sorts">{inside}</table>', name)
+
+
+def _sortable(value: float | str) -> str:
+    return "Infinity" if value == math.inf else escape(str(value))  # as JavaScript reads it
 
 
 def _run(facts: Facts, number: int) -> str:
     charts = {
-        name: line_chart(chart, f"{number}/{name}") for name, chart in facts["charts"].items()
+        name: line_chart(chart, f"runs/{number}/charts/{name}")
+        for name, chart in facts["charts"].items()
     }
     guarantee = facts["guarantee"]
     parts = [
         f'<h2 class="run" id="run-{number}">{escape(facts["title"])}</h2>',
         _badges(facts),
-        _section("Result", _result(facts) + charts.get("learning", "")),
+        section("Result", _result(facts) + charts.get("learning", "")),
     ]
     if guarantee is None:
         text = "No privacy is guaranteed: this method adds no noise. Treat the model as the data."
-        parts.append(_section("Guarantee", f"<p>{text}</p>"))
+        parts.append(section("Guarantee", f"<p>{text}</p>"))
     else:
         parts += [
-            _section("What is guaranteed", _plain_words(facts) + charts["attack"]),
-            _section("Who is protected from whom", _whom(facts)),
-            _section("Three epsilons", _three(facts) + charts.get("epsilon", "")),
-            _section("What it rests on", _list(guarantee["rests_on"])),
-            _section("What it does not cover", _list(guarantee["not_covered"])),
+            section("What is guaranteed", _plain_words(facts) + charts["attack"]),
+            section("Who is protected from whom", _whom(facts)),
+            section("Three epsilons", _three(facts) + charts.get("epsilon", "")),
+            section("What it rests on", listed(guarantee["rests_on"])),
+            section("What it does not cover", listed(guarantee["not_covered"])),
         ]
     parts += [
-        _section("Data card", _card(facts["data"])),
-        _section("Model card", _card(facts["model"])),
-        *(_section(name, _checklist(items)) for name, items in facts["checklists"].items()),
-        _section("Recipe", f"<pre tabindex='0'>{escape(tomli_w.dumps(facts['recipe']))}</pre>"),
-        _section("Versions, and how to compute it again", _again(facts)),
+        section("Data card", _card(facts["data"])),
+        section("Model card", _card(facts["model"])),
+        *(section(name, _checklist(items)) for name, items in facts["checklists"].items()),
+        section("Recipe", f"<pre tabindex='0'>{escape(tomli_w.dumps(facts['recipe']))}</pre>"),
+        section("Versions, and how to compute it again", _again(facts)),
     ]
     return f'<article aria-labelledby="run-{number}">{"".join(parts)}</article>'
 
 
-def _section(title: str, inside: str) -> str:
+def section(title: str, inside: str) -> str:
     return f"<section><h3>{escape(title)}</h3>{inside}</section>"
 
 
@@ -188,13 +247,13 @@ def _card(card: Facts) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, Mapping):
-        return _list([f"{key}: {item}" for key, item in value.items()])
+        return listed([f"{key}: {item}" for key, item in value.items()])
     if isinstance(value, (list, tuple)):
-        return _list(value)
+        return listed(value)
     return escape(f"{value:,}" if isinstance(value, int) else str(value))
 
 
-def _list(sentences: Sequence[str]) -> str:
+def listed(sentences: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in sentences)}</ul>"
 
 
@@ -203,8 +262,8 @@ def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
     return f'<dl class="tiles">{shown}</dl>'
 
 
-def _wide(table: str, name: str) -> str:
-    return f'<div class="wide" tabindex="0" role="region" aria-label="{escape(name)}">{table}</div>'
+def wide(table: str, name: str) -> str:
+    return f'<div class="wide" tabindex="0" role="group" aria-label="{escape(name)}">{table}</div>'
 
 
 def _score(result: Facts) -> str:

@@ -57,6 +57,8 @@ def draw_iterations(advice: Advice, path: Path) -> None:
     def paint(figure: Figure, left: Axes, right: Axes) -> None:
         _against_local_steps(left, advice)
         _against_total(right, advice)
+        right.sharey(left)  # the same bound: heights are compared
+        left.autoscale(axis="y")
 
     draw(path, paint)
 
@@ -76,13 +78,17 @@ def draw_feasible(rows: Sequence[Row], path: Path) -> None:
                 "linestyle": ("-", "--", ":", "-.")[number % 4],
                 "marker": "os^Dv"[number % 5],
                 "markersize": 4,
-                "label": f"{trust}, {sampling}" + (f", {cohort}" if several else ""),
+                "label": f"{trust}, {sampling}" + (f", cohort {cohort}" if several else ""),
             }
             left.loglog(rounds, [r.noise_multiplier for r in drawn], **style)
             right.loglog(rounds, [r.run_signal_to_noise for r in drawn], **style)
         left.set_ylabel("noise multiplier")
         right.set_ylabel("signal-to-noise over the run")
         right.axhline(1, color="0.6", linewidth=0.6)
+        edge = right.get_yaxis_transform()
+        right.text(
+            1, 1, "below: nothing is learnt", ha="right", va="top", transform=edge, fontsize=7
+        )
         for axes in (left, right):
             axes.set_xlabel("rounds")
         figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=3)
@@ -112,6 +118,8 @@ def draw_pilot(found: Findings, journal: Journal, path: Path) -> None:
             axes.axhline(found.trivial, color="0.6", linewidth=0.6, linestyle="--")
             axes.set_xlabel(name.replace("_", " "))
         accuracy = found.recommended.expected.accuracy
+        right.sharey(left)
+        left.autoscale(axis="y")
         left.set_ylabel("loss" if accuracy is None else "share of wrong answers")
         _legend_above(left)
 

@@ -7,10 +7,8 @@ Nothing in a protected run's checkpoint is un-noised, not even a hash of data.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import write_atomically
 from fedveil.data.federation import Federation
 from fedveil.run.evidence import Seen
 from fedveil.server.optimizers import State
@@ -36,35 +35,6 @@ class Checkpoint:
     rounds: int  # how many are done
     weights: Tensor  # [parameters]
     optimizer: State
-
-
-def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace a file whole or not at all; a failed write leaves nothing behind."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        partial.replace(path)
-        if durable:
-            sync_directory(path.parent)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def sync_directory(path: Path) -> None:
-    """Let the names in a directory survive a power cut, not only the files' contents."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that keeps names in its own way
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def save_checkpoint(

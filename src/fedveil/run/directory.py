@@ -16,6 +16,7 @@ from typing import IO, Any
 import tomli_w
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import sync_directory, write_atomically
 from fedveil.planning.plan import Plan
 from fedveil.privacy.ledger import Header, Inconsistent, Ledger
 from fedveil.run.checkpoint import (
@@ -23,8 +24,6 @@ from fedveil.run.checkpoint import (
     fingerprint,
     load_checkpoint,
     save_checkpoint,
-    sync_directory,
-    write_atomically,
 )
 from fedveil.run.evidence import (
     CHECKPOINT,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.core.errors import ConfigError
-from fedveil.run.checkpoint import write_atomically
+from fedveil.core.files import write_atomically
 
 RESULT = "result.json"
 _KEPT = ("accuracy", "rmse", "loss", "baseline", "scores", "rounds", "planned_rounds", "engine")

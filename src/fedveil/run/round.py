@@ -37,7 +37,7 @@ def play_round(run: Run, last: bool) -> RoundReport:
 
     # Clients train from the shared weights and shape their updates. A masked sum takes each one
     # with its own noise share as soon as it is there; otherwise noise goes into the plain sum.
-    this_round = RoundContext(number, cohort, run.randomness)
+    this_round = RoundContext(number, cohort, run.randomness, memory=run.memory)
     updates = update_sum(plan, this_round, state.optimizer)
     dropouts = run.aggregator.dropouts(cohort, run.randomness, number)
     try:

@@ -14,13 +14,17 @@ from torch import Tensor, nn
 
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import write_atomically
 from fedveil.core.randomness import Randomness
-from fedveil.engines.choose import Choice, build_engine, choose, device_of
+from fedveil.engines.choose import ENGINES, Choice, build_engine, choose, device_of
 from fedveil.engines.contract import Engine, Job, RoundSum
 from fedveil.engines.cost import Workload
+from fedveil.engines.registry import OUTSIDE
 from fedveil.models.flat import load
+from fedveil.planning.limits import unproved
 from fedveil.planning.plan import Plan
-from fedveil.run.checkpoint import Checkpoint, write_atomically
+from fedveil.privacy.noise.correlated import NoiseMemory
+from fedveil.run.checkpoint import Checkpoint
 from fedveil.run.directory import RunDirectory
 from fedveil.run.evaluation import Evaluator, Metrics
 from fedveil.run.round import play_round
@@ -40,7 +44,8 @@ _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo
 
 @dataclass(frozen=True)
 class Speed:
-    """Settings that change how fast a plan runs, never what it guarantees."""
+    """Settings that change how fast a plan runs, never what it guarantees; but with an engine from
+    outside the package nothing is certified."""
 
     engine: str = "auto"
     chunk: int | None = None  # clients trained together
@@ -71,20 +76,26 @@ class Run(Displayed):
             raise ConfigError("plan: a protected run needs a guarantee")
         if plan.protected:  # once more: a module may have been changed since it was planned with
             plan.check_still()
-        self.plan = plan
         self.directory: RunDirectory | None = None
         self.every = every or max(1, plan.method.rounds // 20)
         self.randomness = plan.randomness
+        self.memory = NoiseMemory()
         self.job = job_of(plan, self.randomness)
         if engine is None:
             self.choice, self.engine = _chosen(plan, self.job, speed or Speed())
         else:
             self.choice, self.engine = Choice(engine.name, "it was given"), engine
         self.aggregator = aggregator or build_aggregator(plan.secure_sums)
+        # What trains clients and takes their sums belongs to the mechanism as the plan does.
+        name = self.choice.name
+        trainer = OUTSIDE[name].build if engine is None and name not in ENGINES else engine
+        foreign = unproved({f"Engine {name!r}": trainer, "The aggregator": aggregator})
+        self.plan = replace(plan, unprotected=(*plan.unprotected, *foreign)) if foreign else plan
         self.dropouts: dict[int, RoundDropouts] = {}  # by round, from 1
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
         self._begun = 0  # number of the last round that was begun, from 1
+        self.unfinished: int | None = None  # a round (from 0), begun and paid for, to go on with
         self._saved = time.monotonic()
 
     def _display(self) -> tuple[str, dict[str, object]]:
@@ -132,6 +143,8 @@ class Run(Displayed):
         """
         if not self.plan.protected:
             return self.state.rounds
+        if self.unfinished is not None:
+            return self.unfinished
         return max(self._begun, self.state.rounds, self._ledger.reserved if self._ledger else 0)
 
     @property
@@ -151,8 +164,9 @@ class Run(Displayed):
 
     def reserve(self, number: int) -> None:
         """Pay for a round (from 0), before anything is computed in it."""
-        if self._ledger is not None:
+        if self._ledger is not None and number != self.unfinished:
             self._ledger.reserve(number)
+        self.unfinished = None
         self._begun = number + 1
 
     def store(self, state: Checkpoint, last: bool) -> None:
@@ -224,14 +238,16 @@ class Run(Displayed):
         return bundle_file(self._parameters(), bundle)
 
     def _parameters(self) -> dict[str, Tensor]:
-        views = self.plan.layout.views(self.weights)
-        return {name: value.contiguous() for name, value in views.items()}
+        named = {name: one.detach() for name, one in self.plan.module.named_parameters()}
+        named |= self.plan.layout.views(self.weights)  # the others are frozen
+        return {name: value.contiguous() for name, value in named.items()}
 
     def save_model(self, path: Path | str) -> None:
         """Write the trained parameters; `safetensors.torch.load_model(module, path)` reads them."""
         write_atomically(Path(path), self.model_file())
 
     def close(self) -> None:
+        self.memory.begin(0)  # forgotten
         self.engine.close()
 
 

@@ -220,14 +220,18 @@ class DeviceStore:
         if wanted.privacy is None:
             raise RuleBroken("the plan does not say what taking part costs; no round without it")
         with self._transaction() as database:
-            self._advance(database, self._progress(database, wanted).claimed(wanted), wanted)
+            self._advance(
+                database, self._progress(database, wanted.federation).claimed(wanted), wanted
+            )
             terms = wanted.privacy
             return self.ledger.reserve(terms.release, terms.privacy_model, run=terms.run)
 
     def draw(self, wanted: Claim, most: int) -> None:
         """Count one draw of a graph for a round that could be claimed; at most `most` of them."""
         with self._transaction() as database:
-            self._advance(database, self._progress(database, wanted).drawn(wanted, most), wanted)
+            self._advance(
+                database, self._progress(database, wanted.federation).drawn(wanted, most), wanted
+            )
             self._note({"draw": wanted.federation, "round": wanted.round_number})
 
     def settle(self, reservation: int, left: bool) -> None:
@@ -235,10 +239,15 @@ class DeviceStore:
         with self._transaction():
             (self.ledger.commit if left else self.ledger.cancel)(reservation)
 
+    def last_round(self, federation: str) -> int:
+        """The last round that was claimed in a federation; -1 if there was none."""
+        with self._transaction() as database:
+            return self._progress(database, federation).round_number
+
     @staticmethod
-    def _progress(database: sqlite3.Connection, wanted: Claim) -> Progress:
+    def _progress(database: sqlite3.Connection, federation: str) -> Progress:
         row = database.execute(
-            "SELECT state FROM progress WHERE federation = ?", (wanted.federation,)
+            "SELECT state FROM progress WHERE federation = ?", (federation,)
         ).fetchone()
         return Progress() if row is None else Progress.from_json(row[0])
 

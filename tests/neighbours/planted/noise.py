@@ -7,14 +7,18 @@ from typing import Any
 from unittest.mock import patch
 
 from fedveil.methods.parts import central_noise
+from fedveil.methods.parts.correlated_noise import CorrelatedNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.methods.parts.noisy_votes import VoteNoise
+from fedveil.privacy.correlated import CorrelatedGaussian
+from fedveil.privacy.noise.correlated import NoiseMemory
+from fedveil.privacy.sampling import RoundRobin
 from fedveil.run.sums import PrivateSum
 
-from .registry import plant, tracked
+from .registry import correlated, plant, tracked
 
 
 @plant(700, tracked)
@@ -53,7 +57,7 @@ def _less(kind: type[Any], share: float) -> Any:
     return patch.object(kind, "protect", protect)
 
 
-@plant(150, lambda case: case.table["privacy"].get("trust") == "central")
+@plant(150, lambda case: case.table["privacy"].get("trust") == "central" and not correlated(case))
 def a_thousandth_less_noise_in_sums() -> Any:
     return _less(central_noise.CentralNoise, 0.999)
 
@@ -94,3 +98,36 @@ def half_of_the_noise_on_votes() -> Any:
             return protect(self, *args)
 
     return patch.object(VoteNoise, "protect", halved)
+
+
+@plant(300, correlated)
+def a_tenth_less_correlated_noise() -> Any:
+    return _less(CorrelatedNoise, 0.9)
+
+
+@plant(300, correlated)
+def correlated_noise_without_its_factors_length() -> Any:
+    """Accounted as if later rounds did not show an update again."""
+    return patch.object(CorrelatedGaussian, "norm", 1.0)
+
+
+@plant(300, correlated)
+def a_schedule_that_overstates_its_gaps() -> Any:
+    """Bands overlap, and a client's turns add up in one draw of noise."""
+    return patch.object(RoundRobin, "separation", property(lambda self: self.clients))
+
+
+@plant(300, correlated)
+def past_noise_in_the_wrong_order() -> Any:
+    """What is released is then no function of what was accounted."""
+    real = NoiseMemory.draw
+
+    def draw(self: NoiseMemory, *args: Any) -> Any:
+        past = list(self._past)
+        self._past.reverse()
+        drawn = real(self, *args)
+        self._past.clear()
+        self._past.extend([drawn, *past][: len(args[-1]) - 1])
+        return drawn
+
+    return patch.object(NoiseMemory, "draw", draw)

@@ -37,5 +37,9 @@ def tracked(case: Case) -> bool:
     return "clip_quantile" in case.table["privacy"]
 
 
+def correlated(case: Case) -> bool:
+    return "correlated" in case.table["privacy"]
+
+
 def dealt(case: Case) -> bool:
     return case.path != "direct"

@@ -97,6 +97,10 @@ class AdaptiveClipping:
         for octaves in range(-reach, reach + 1):
             yield replace(self.initial, norm=self.initial.norm * 2.0 ** (octaves / _PER_OCTAVE))
 
+    def allows(self, norm: float) -> bool:
+        """Whether a tracked clip may ever come to this."""
+        return 1 / _WIDEST <= norm / self.initial.norm <= _WIDEST
+
     def bit_terms(self, placement: NoisePlacement, context: NoiseContext) -> NoiseContext:
         """The count as a sum of vectors of one coordinate, each of norm one half."""
         cohort = context.sampling.expected_cohort
@@ -152,7 +156,10 @@ class AdaptiveClipping:
         """The clip's next state, and the released share of norms within the present one."""
         share = 0.5 + count / clients
         norm = float(state["clip_norm"]) if "clip_norm" in state else clip.norm
-        moved = norm * math.exp(-self.rate * (min(1.0, max(0.0, share)) - self.quantile))
+        # Further than from one end to the other it cannot go, and exp() must not overflow.
+        far = 2 * math.log(_WIDEST)
+        turn = -self.rate * (min(1.0, max(0.0, share)) - self.quantile)
+        moved = norm * math.exp(min(far, max(-far, turn)))
         low, high = self.initial.norm / _WIDEST, self.initial.norm * _WIDEST
         return {"clip_norm": torch.tensor([min(high, max(low, moved))], dtype=torch.float64)}, share
 

@@ -1,4 +1,5 @@
-"""What cannot be run cannot be planned: every round's clip, grid and noise, tried beforehand.
+"""What cannot be run cannot be planned: every round's clip, grid and noise, and the server's step,
+tried beforehand.
 
 A round that fails after it was reserved has been spent for nothing. Rates, clips and grids change
 from round to round, so the first one says little about the last.
@@ -7,6 +8,8 @@ from round to round, so the first one says little about the last.
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+import torch
 
 from fedveil.client.local_training import Schedule
 from fedveil.core.errors import ConfigError
@@ -21,7 +24,7 @@ _FINEST = 2.0**-126  # below it single-precision numbers lose digits
 
 
 def check_every_round(method: Method, placement: NoisePlacement, context: NoiseContext) -> None:
-    """Raise BadInput if any round of the plan could not be run as it is accounted."""
+    """Raise a ConfigError if any round of the plan could not be run as it is accounted."""
     rule = method.clip_rule
     for number, clip in _rounds(method, placement, context):
         _check(placement, context, clip, number)
@@ -29,6 +32,23 @@ def check_every_round(method: Method, placement: NoisePlacement, context: NoiseC
         for clip in rule.clips():
             _check(placement, context, clip, 0)
         _check(placement, rule.bit_terms(placement, context), None, 0)
+    if method.voting is None:
+        _try_server(method, context)
+
+
+def _try_server(method: Method, context: NoiseContext) -> None:
+    """The server's steps of the first and the last round, on an update of zeros."""
+    start = update = torch.zeros(context.layout.size)
+    try:
+        if method.smoothing is not None:
+            update = method.smoothing(update, context.layout)
+        state = method.optimizer.start(start)
+        for number in (0, method.rounds - 1):
+            _, state = method.optimizer.step(start, update, state, number)
+    except (ArithmeticError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"server: its step fails, so that every round would be spent for nothing: {error}"
+        ) from None
 
 
 def _rounds(

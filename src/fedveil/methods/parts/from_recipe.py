@@ -11,11 +11,13 @@ from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.correlated_noise import CorrelatedNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.methods.parts.noise_placement import Noise, NoisePlacement
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.correlated import FactorKind
 from fedveil.recipes.sections import Recipe
 from fedveil.secagg.aggregation import Aggregation
 from fedveil.secagg.mode import SecureMode
@@ -159,6 +161,10 @@ def placement(recipe: Recipe, usual: Trust = Trust.CENTRAL) -> NoisePlacement:
     trusted, law = trust(recipe, usual), noise(recipe)
     if trusted is not Trust.DISTRIBUTED and (privacy.rotate or privacy.bits is not None):
         raise ConfigError("privacy.rotate, privacy.bits: only for trust distributed")
+    if privacy.correlated is not None:
+        return _correlated(recipe, trusted)
+    if privacy.bands is not None:
+        raise ConfigError("privacy.bands: goes with privacy.correlated, which is not set")
     if trusted is Trust.CENTRAL:
         return CentralNoise(law, change, privacy.colluders)
     if trusted is Trust.LOCAL:
@@ -174,6 +180,25 @@ def placement(recipe: Recipe, usual: Trust = Trust.CENTRAL) -> NoisePlacement:
         adjacency=change or Adjacency.ZERO_OUT,
         colluders=privacy.colluders,
         honest_shares=privacy.honest_shares,
+    )
+
+
+def _correlated(recipe: Recipe, trusted: Trust) -> CorrelatedNoise:
+    """Noise that partly cancels between rounds, fitted to what the server does with it."""
+    privacy, server = recipe.privacy, recipe.server
+    if trusted is not Trust.CENTRAL:
+        raise PrivacyRefusal(
+            f"correlated noise under {trusted} trust: every client would have to take back its own "
+            "old noise, also when it is not there, and nothing is proved of that",
+            "use privacy.trust central, or independent noise",
+        )
+    return CorrelatedNoise(
+        noise(recipe),
+        adjacency(recipe),
+        privacy.colluders,
+        choice(FactorKind, "privacy.correlated", privacy.correlated),
+        privacy.bands,
+        server.momentum if server.optimizer == "sgd" else 0.0,
     )
 
 

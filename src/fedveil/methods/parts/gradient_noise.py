@@ -101,12 +101,13 @@ class GradientNoise:
         )
 
     def local(self, context: NoiseContext) -> LocalTraining:
-        noisy = replace(context.local, gradient_noise=self._std(context))
-        if not context.exact:
-            return noisy
-        if self.proof(context) is Proof.ALONE:
-            return replace(noisy, gradient_grid=_gradient_grid(context))
-        return replace(noisy, last_step_noise=False)
+        alone = self.proof(context) is Proof.ALONE
+        return replace(
+            context.local,
+            gradient_noise=self._std(context),
+            gradient_grid=_gradient_grid(context) if context.exact and alone else None,
+            last_step_noise=alone or not context.exact,
+        )
 
     def pipeline(
         self, context: NoiseContext, clip: Clip | None, round_number: int = 0

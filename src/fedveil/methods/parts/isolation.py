@@ -22,7 +22,7 @@ from fedveil.models.check import token_limit
 from fedveil.privacy.refusals import SensitivityRefused
 
 _OTHERS = 2  # examples beside the one that is watched
-_SCALES = (1.0, 0.0, -7.0)  # of the company it is in
+_SCALES = (1.0, 0.0, 1e30, -7.0)  # of the company it is in: what mixes little shows beside much
 _STIR = 0.1  # how far weights are moved from where they start
 _SEED = 7  # of made-up inputs, and of layers that draw, such as dropout
 
@@ -53,7 +53,8 @@ def _try(model: nn.Module, federation: Federation, per_example: bool) -> None:
     alone, moved = _tried(model, watched)
     for extreme in _extremes(federation, model):
         _tried(model, extreme, False)  # whose record would end the run, would be known by that
-    for last, others in zip((False, False, True), company, strict=True):
+    for others in company:
+        last = others is company[-1]
         mixed = watched.clone()
         mixed[1:] = others[1:]
         beside, pull = _tried(model, mixed, last)
@@ -77,9 +78,11 @@ def _try(model: nn.Module, federation: Federation, per_example: bool) -> None:
 
 def _batch(federation: Federation, draw: np.random.Generator, scale: float) -> Tensor:
     """Made-up inputs of the federation's kind, `[examples, ...]`, as the model sees them."""
-    shape, kind = (1 + _OTHERS, *federation.input_shape), federation.train.inputs.dtype
+    shape = (1 + _OTHERS, *federation.input_shape)
+    kind: np.dtype[Any] = federation.train.inputs.dtype
     if np.issubdtype(kind, np.floating):
-        made = (scale * draw.random(shape)).astype(kind)
+        largest = float(np.finfo(kind).max)
+        made = np.clip(scale * draw.random(shape), -largest, largest).astype(kind)
     else:
         most = 2 if scale == 0 else max(2, min(federation.classes, 100))
         made = draw.integers(0, most, size=shape).astype(kind)

@@ -10,6 +10,7 @@ from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.methods.parts.adaptive_clipping import ClipRule
+from fedveil.methods.parts.correlated_noise import CorrelatedNoise
 from fedveil.methods.parts.noise_placement import NoisePlacement
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.privacy.sampling import (
@@ -168,6 +169,17 @@ class Method(Displayed):
             )
         if pipeline.granularity is not None or pipeline.ballot is not None:
             raise ConfigError("pipeline: the plan chooses grids and ballots; leave them out")
+        local = self.local
+        if local.gradient_noise or local.gradient_grid is not None or not local.last_step_noise:
+            raise ConfigError(
+                "local: the plan chooses gradient noise, its grid and its last step; leave them out"
+            )
+        if isinstance(placement, CorrelatedNoise) and self.clip_rule is not None:
+            raise PrivacyRefusal(
+                "correlated noise with a clip that may change: what later rounds take back would "
+                "be measured in another clip",
+                "use one clip (dp-fedavg without privacy.clip_quantile), or independent noise",
+            )
         if self.by_examples and pipeline.weight_cap is None:
             raise PrivacyRefusal(
                 "updates weighted by a client's number of examples, without a cap: one client "

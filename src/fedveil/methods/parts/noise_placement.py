@@ -22,6 +22,7 @@ from fedveil.core.units import Adjacency, Arithmetic, Trust
 from fedveil.data.federation import Federation
 from fedveil.models.flat import Layout
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.noise.modular_grid import Ints, NoisyIntegers
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.releases import PrivacyModel, Release
@@ -87,12 +88,16 @@ class NoiseContext:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """One use of noise: in which round, on whose sum, from which randomness, and what for."""
+    """One use of noise: in which round, on whose sum, from which randomness, and what for.
+
+    `memory` is what the run remembers of earlier noise, where that goes into later rounds.
+    """
 
     round_number: int
     cohort: Cohort
     randomness: Randomness
     purpose: str = "noise"
+    memory: NoiseMemory | None = field(default=None, repr=False, compare=False)
 
     def stream(self, client: int = -1) -> Stream:
         """The stream of the server's noise, or of one client's."""

@@ -108,9 +108,15 @@ def bounds(
     if isinstance(tuning, AllRuns):
         steps = tuple(with_count(step, step.count * tuning.runs) for step in steps)
     if isinstance(tuning, RandomRuns):
+        if any(step.failure for step in steps):
+            return (("none", math.inf),)  # how selection and failures mix is not proved
         selected = selected_epsilon(steps, delta, tuning.mean, tuning.repeats.shape)
         return (("rdp", math.inf if selected is None else selected),)
     found: dict[str, float] = {}
+    if failure := sum(step.failure * step.count for step in steps):
+        delta -= failure
+        if delta <= 0:
+            return (("none", math.inf),)
     for one in ACCOUNTANTS:
         if (
             (delta == 0 and not one.at_zero)

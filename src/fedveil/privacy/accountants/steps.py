@@ -48,6 +48,11 @@ class Step:
     count: int
 
     @property
+    def failure(self) -> float:
+        """Probability with which one release breaks what the answers below say; added to delta."""
+        return 0.0
+
+    @property
     def composed(self) -> int:
         """How often `losses` are composed."""
         return self.count
@@ -126,6 +131,22 @@ class GaussianStep(Step):
         from dp_accounting.pld import privacy_loss_distribution as pld
 
         return pld.from_gaussian_mechanism(self._whole, value_discretization_interval=interval)
+
+
+@dataclass(frozen=True)
+class SelectionStep(GaussianStep):
+    """`count` selections of values whose noisy votes exceed a threshold.
+
+    Values that somebody else has too are released as by a Gaussian. Values that one unit alone
+    has appear with probability `missed` at most: a mechanism that is (0, missed)-private.
+    """
+
+    missed: float = 0.0
+    theorem = "selection above a threshold (Gopi et al. 2020) and basic composition"
+
+    @property
+    def failure(self) -> float:
+        return self.missed
 
 
 class _SampledGaussian(Step):

@@ -41,6 +41,10 @@ class Attack:
         normal = NormalDist()
         return min(bound, normal.cdf(normal.inv_cdf(false_positives) + self.mu))
 
+    def least(self, share: float) -> float:
+        """The smallest probability in one world of what has probability `share` in the other."""
+        return 1 - self.true_positives(1 - share)
+
     @property
     def right_guesses(self) -> float:
         """How often the best guess is right if the unit was there in one of two cases.

@@ -1,0 +1,200 @@
+"""Seconds a round across machines, for several numbers of sites: `python -m benchmarks.deploy`.
+
+All guards live in this process, so on a few cores their training is one after the other. With
+--flare each site has an engine process of its own, and the hub's, all on this machine with mTLS;
+otherwise requests stay in memory. A round's time is split: `training` is the time in which guards
+compute updates, `protocol` the rest of the time in guards and hub (keys, noise, masks, signatures),
+`engine` what the courier adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedveil.config import recipe as recipes
+from fedveil.data.federation import Federation
+from fedveil.deploy.courier import Answer, Courier, MemoryCourier, Unreachable
+from fedveil.deploy.facts import Facts
+from fedveil.deploy.guard import Guard
+from fedveil.deploy.hub import Hub
+from fedveil.deploy.members import Members
+from fedveil.deploy.policy import Policy
+from fedveil.engines.one_client import lone
+from fedveil.secagg.device_store import DeviceStore, Lock
+
+MODELS: dict[str, dict[str, Any]] = {
+    "softmax 784x10": {"model.name": "logistic"},
+    "mlp, 1 M weights": {"model.name": "mlp", "model.hidden": [1258]},
+}
+RECIPE = {
+    "training.method": "dp-fedavg",
+    "privacy.trust": "distributed",
+    "training.sampling": "everyone",
+    "training.local_steps": 5,
+    "training.batch_size": 20,
+    "privacy.noise_multiplier": 1.0,
+    "privacy.delta": 1e-6,
+    "aggregation.secure": "masked",
+}
+POLICY = {
+    "budget": {"epsilon": 1e6, "delta": 0.1},
+    "allow": {"methods": ["dp-fedavg"], "models": ["logistic", "mlp"], "parameters": 2_000_000},
+    "cohort": {"minimum": 2},
+}
+EXAMPLES = 100  # of each site
+
+
+class Timed(Courier):
+    """Notes how long legs take, and for how long of that a guard is at work."""
+
+    def __init__(self, inner: Courier) -> None:
+        self.inner, self.legs, self.guards = inner, 0.0, 0.0
+        self._busy, self._since, self._lock = 0, 0.0, threading.Lock()
+
+    def attach(self, site: str, answer: Answer) -> None:
+        def timed(frame: bytes) -> bytes:
+            with self._lock:
+                self._busy += 1
+                if self._busy == 1:
+                    self._since = time.perf_counter()
+            try:
+                return answer(frame)
+            finally:
+                with self._lock:
+                    self._busy -= 1
+                    if not self._busy:
+                        self.guards += time.perf_counter() - self._since
+
+        self.inner.attach(site, timed)
+
+    def detach(self, site: str) -> None:
+        self.inner.detach(site)
+
+    def sites(self) -> tuple[str, ...]:
+        return self.inner.sites()
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
+        began = time.perf_counter()
+        try:
+            return self.inner.ask(frames, seconds)
+        finally:
+            self.legs += time.perf_counter() - began
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def measure(folder: Path, sites: int, model: str, rounds: int, inner: Courier) -> dict[str, Any]:
+    """Medians over rounds, the first left out."""
+    names = [f"site-{number}" for number in range(sites)]
+    key, lock = Ed25519PrivateKey.generate(), Lock(bytes(32), cost=2)
+    stores, identities = {}, {}
+    for number, name in enumerate(names):
+        stores[name] = DeviceStore.create(
+            folder / f"{name}.db", lock, budget_epsilon=1e9, delta=0.1
+        )
+        keys = stores[name].enrol("fedveil/bench", number)
+        identities[name] = keys.identity.public_key().public_bytes_raw()
+    members = Members("bench", key.public_key().public_bytes_raw(), identities)
+    data, courier = _rows(sites), Timed(inner)
+    trained, guards = _Training(), []
+    for number, name in enumerate(names):
+        guard = Guard(name, members, stores[name], Policy.of(POLICY), lone(data, number))
+        trained.watch(guard)
+        guards.append(guard)
+        courier.attach(name, guard.answer)
+    values = {**RECIPE, **MODELS[model], "training.rounds": rounds}
+    recipe = recipes.with_defaults(recipes.parse({}, (), values))
+    facts = Facts("bench", "classification", 10, (784,), (1,) * sites)
+    run = Hub(members, key, courier, folder / "hub").start(recipe, facts, folder / "run")
+    found = []
+    for _ in range(rounds):
+        before, began = (courier.legs, courier.guards, trained.seconds), time.perf_counter()
+        report = next(iter(run))
+        whole = time.perf_counter() - began
+        if report.dropouts is None or report.dropouts.survivors != sites:
+            raise RuntimeError("a site was lost: the round says nothing about time")
+        legs, working, training = (
+            now - then
+            for now, then in zip(
+                (courier.legs, courier.guards, trained.seconds), before, strict=True
+            )
+        )
+        engine = max(0.0, legs - working)
+        found.append((whole, training, engine, whole - training - engine))
+    courier.close()
+    for guard in guards:
+        guard.close()
+    medians = [statistics.median(column) for column in zip(*found[1:], strict=True)]
+    names_of = ("round", "training", "engine", "protocol")
+    times = {name: round(value, 3) for name, value in zip(names_of, medians, strict=True)}
+    return {"sites": sites, "model": model, "weights": run.plan.layout.size, **times}
+
+
+class _Training:
+    """Time in which at least one guard computes an update."""
+
+    def __init__(self) -> None:
+        self.seconds, self._busy, self._since = 0.0, 0, 0.0
+        self._lock = threading.Lock()
+
+    def watch(self, guard: Guard) -> None:
+        inner = guard._trained
+
+        def timed(*args: Any) -> Any:
+            with self._lock:
+                self._busy += 1
+                if self._busy == 1:
+                    self._since = time.perf_counter()
+            try:
+                return inner(*args)
+            finally:
+                with self._lock:
+                    self._busy -= 1
+                    if not self._busy:
+                        self.seconds += time.perf_counter() - self._since
+
+        guard._trained = timed  # type: ignore[method-assign]
+
+
+def _rows(sites: int) -> Federation:
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(size=(sites * EXAMPLES, 784)).astype(np.float32)
+    targets = draw.integers(0, 10, sites * EXAMPLES)
+    owners = np.repeat(np.arange(sites), EXAMPLES)
+    test = (inputs[:10].copy(), targets[:10].copy())
+    return Federation.from_arrays(inputs, targets, owners, test=test, classes=10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sites", type=int, nargs="+", default=[3, 10, 50])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--flare", action="store_true")
+    args = parser.parse_args()
+    for sites in args.sites:
+        for model in MODELS:
+            with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
+                if args.flare:
+                    from benchmarks.deploy_flare import engines
+
+                    with engines(Path(made), sites) as courier:
+                        shown = measure(Path(made), sites, model, args.rounds, courier)
+                else:
+                    shown = measure(Path(made), sites, model, args.rounds, MemoryCourier())
+            print(json.dumps({"engine used": "flare" if args.flare else "memory", **shown}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,313 @@
+"""Settings for a table that nobody has tuned, found in seconds without looking at its rows.
+
+They follow from public facts alone: the table's columns, how many clients there are, the budget and
+the unit. Settings are tried out on made-up data of the same shape, of which little or nearly
+everything can be predicted: what is chosen must do well on both, because nobody knows what the true
+rows are like.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedveil.advise.proxy import Proxy
+from fedveil.advise.synthetic_proxy import synthetic_proxy
+from fedveil.advise.trials import Candidate, Outcome, ProxyTrials, Trial, recipe_with_settings
+from fedveil.config.assemble import federation_of, offer_of, plan_of
+from fedveil.config.recipe import Recipe, with_defaults
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Unit
+from fedveil.data.bought import affordable
+from fedveil.data.declared import CLASS_NAMES
+from fedveil.data.federation import Federation, Task
+from fedveil.data.labels import STANDARDISED
+from fedveil.data.tablefile import column_names
+
+FEW = 30  # clients: fewer than these cannot hide one of them, so records are protected instead
+_ALL = 2000  # clients: up to so many take part in every round
+_COHORT = 1000  # of more
+_SIGNALS = {Task.REGRESSION: (0.7, 4.0), Task.CLASSIFICATION: (1.5, 6.0)}  # weak, strong
+_RECORDS = 50  # of a made-up client: how many the true ones have is private
+_MOST_RECORDS = 400  # of a made-up client where sizes are public
+_TRIED = 64  # clients of a trial
+_MOST_STEPS = 100
+_STABLE = 1.5  # times one over the largest curvature; from twice on, steps may grow without end
+_CURVED = 0.4  # of the largest possible curvature: made-up data have less
+_PASSES = 3
+_FRESH = (1, 2, 3)  # seeds
+_BETTER = 0.01  # by which the score must fall for a change to be worth it
+_LEARNT = 0.95  # of the constant answer's error: a result above it is hardly a result
+
+Point = Mapping[str, int]  # exponents of two
+_LEAST: Point = {"rounds": 1, "reach": -8, "stride": -6}
+_MOST: Point = {"rounds": 6, "reach": 8, "stride": 4}
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A recipe with its settings, sentences on them, and a warning if they cannot help much."""
+
+    recipe: Recipe
+    federation: Federation
+    notes: tuple[str, ...] = ()
+    warning: str = ""
+
+
+def choose(recipe: Recipe, given: Collection[str]) -> Chosen:
+    """What to run on a table; `given` are the recipe's keys that the user has set, and keeps."""
+    if "training.local_epochs" in given:
+        given = {*given, "training.local_steps"}
+    federation = federation_of(recipe.data)
+    recipe, unit = _with_unit(recipe, federation.clients, given)
+    recipe = with_defaults(_with_cohort(recipe, federation.clients, given))
+    recipe, federation, statistics = _with_statistics(recipe, federation)
+    notes = (*unit, *statistics)
+    ours = recipe.training.method in ("dp-fedavg", "dp-sgd")
+    if recipe.privacy.epsilon is None or not ours or set(_CHOSEN) <= set(given):
+        return Chosen(recipe, federation, notes)
+    search = _Search(recipe, federation, given)
+    point = search.best()
+    chosen = search.recipe_with(point)
+    return Chosen(chosen, federation, (*notes, search.sentence(chosen)), search.warning(point))
+
+
+def _with_statistics(
+    recipe: Recipe, federation: Federation
+) -> tuple[Recipe, Federation, tuple[str, ...]]:
+    """Buy the columns' statistics if nobody has described them and there are enough to hide in."""
+    data, encoder = recipe.data, federation.encoder
+    if data.schema or data.columns or encoder is None or data.file is None:
+        return recipe, federation, ()
+    if data.statistics not in (None, "bought", "data"):
+        raise ConfigError(f"data.statistics: unknown {data.statistics!r}; there are bought, data")
+    rows = sum(
+        len(part) for part in (federation.train, federation.test, federation.validation or ())
+    )
+    offer = offer_of(recipe, federation.clients, rows)
+    if data.statistics == "data" or offer is None or data.client_column is None:
+        return recipe, federation, ()
+    units = rows if offer.unit is Unit.RECORD else federation.clients
+    if data.statistics is None and not affordable(offer, units, len(column_names(Path(data.file)))):
+        less = "" if offer.unit is Unit.RECORD else ", or protect single rows (--unit record)"
+        said = (
+            f"{units:,} {offer.unit}s are too few to buy statistics of the columns with noise, so "
+            "they are taken from the rows, and the guarantee is not certified; describe the "
+            f"columns (fedveil data schema writes a draft){less}."
+        )
+        return recipe, federation, (said,)
+    federation = federation_of(data, offer)
+    if federation.encoder is None or federation.bought is None:
+        raise RuntimeError("statistics were bought for a table")
+    document = federation.encoder.to_dict()
+    columns = dict(document["columns"])
+    if not {CLASS_NAMES, STANDARDISED} & set(federation.unprotected):
+        columns[federation.encoder.label] = document["target"]
+    data = replace(data, columns=columns, bought=json.dumps(federation.bought.to_dict()))
+    said = (
+        "Kinds and scales of the columns were bought with noise, for about a twentieth of the "
+        "budget; values of categories share inputs by their hash."
+    )
+    return replace(recipe, data=data), federation, (said,)
+
+
+def _with_unit(
+    recipe: Recipe, clients: int, given: Collection[str]
+) -> tuple[Recipe, tuple[str, ...]]:
+    """Whom to protect, if nobody says: single records where there are few clients."""
+    privacy = recipe.privacy
+    if "training.method" in given or privacy.unit is not None:
+        return recipe, ()
+    if clients >= FEW:
+        said = "Whole clients are protected; --unit record protects single rows, with less noise."
+        return replace(recipe, privacy=replace(privacy, unit=Unit.CLIENT.value)), (said,)
+    said = (
+        f"{clients} clients are too few to hide what one of them brings, so single rows are "
+        "protected, not whole clients; --unit client insists."
+    )
+    training = replace(recipe.training, method="dp-sgd")
+    privacy = replace(privacy, unit=Unit.RECORD.value)
+    return replace(recipe, training=training, privacy=privacy), (said,)
+
+
+def _with_cohort(recipe: Recipe, clients: int, given: Collection[str]) -> Recipe:
+    """Everybody in every round, unless there are very many."""
+    if any(f"training.{key}" in given for key in ("sampling", "cohort", "rate")):
+        return recipe
+    training = recipe.training
+    if clients <= _ALL:
+        return replace(recipe, training=replace(training, sampling="everyone"))
+    return replace(recipe, training=replace(training, cohort=_COHORT))
+
+
+class _Search:
+    """Tries settings out on made-up data, one of rounds, reach and stride at a time.
+
+    Where whole updates are clipped, the reach is how far all rounds together may move the model,
+    which also sets the noise on it, and the stride is learning rate times local steps. The rate
+    itself is one at which no data of this shape diverge. Where each record's gradient is clipped,
+    the reach is that clip, and the stride is beside the same rate.
+    """
+
+    def __init__(self, recipe: Recipe, federation: Federation, given: Collection[str]) -> None:
+        self._recipe, self._given = recipe, given
+        self._by_record = recipe.training.method == "dp-sgd"
+        self._rate = 1 / _curvature(federation)
+        real = plan_of(replace(recipe, seed=recipe.seed or 0), federation)
+        self._epsilon = recipe.privacy.epsilon or 0.0
+        self._share = min(1.0, _TRIED / federation.clients)
+        self._noise, records = 1.0, _RECORDS
+        trial = recipe
+        if self._by_record:  # how many records clients have is public
+            batch = real.method.local.batch_size or 1
+            records = max(1, min(_MOST_RECORDS, round(len(federation.train) / federation.clients)))
+            self._noise = min(1.0, records / batch)
+            training = replace(recipe.training, batch_size=min(batch, records))
+            trial = replace(recipe, training=training)
+        signals = _SIGNALS[federation.task]
+        self._trials = [
+            ProxyTrials(trial, real, Proxy(made, "synthetic"))
+            for made in (
+                synthetic_proxy(federation, records, signal=signal, most_clients=_TRIED)
+                for signal in signals
+            )
+        ]
+        self._outcomes: dict[Candidate, list[Outcome]] = {}
+
+    def best(self) -> Point:
+        point: Point = {"rounds": 4, "reach": 1, "stride": 0}
+        if self._by_record:
+            point = {"rounds": 6, "reach": 1, "stride": 2}
+        for _ in range(_PASSES):
+            before = point
+            for name in point:
+                point = self._along(name, point)
+            if point == before:
+                break
+        return point
+
+    def _along(self, name: str, point: Point) -> Point:
+        """The best point on a line through this one, as far as each step is worth it."""
+        for direction in (1, -1):
+            start = point
+            while True:
+                there = {**point, name: point[name] + direction}
+                if not _LEAST[name] <= there[name] <= _MOST[name]:
+                    break
+                if not self._score(there) < self._score(point) - _BETTER:
+                    break
+                point = there
+            if point != start:
+                break
+        return point
+
+    def _score(self, point: Point) -> float:
+        """Sum of the logarithms of the losses: as good as possible on every made-up table."""
+        losses = [outcome.loss for outcome in self.outcomes(point)]
+        return sum(math.log(max(loss, 1e-12)) for loss in losses)
+
+    def outcomes(self, point: Point) -> list[Outcome]:
+        candidate = self.candidate(point)
+        if candidate not in self._outcomes:
+            trial = self._trial(candidate)
+            self._outcomes[candidate] = [trials(trial) for trials in self._trials]
+        return self._outcomes[candidate]
+
+    def _trial(self, candidate: Candidate) -> Trial:
+        """About the same path in fewer, longer steps: made-up data are known to stand them."""
+        stride = candidate.learning_rate * candidate.local_steps
+        steps = min(candidate.local_steps, math.ceil(stride * (1 + _CURVED / self._rate)))
+        shorter = replace(candidate, local_steps=steps, learning_rate=stride / steps)
+        return Trial(shorter, self._epsilon, self._share, 0, self._noise)
+
+    def candidate(self, point: Point) -> Candidate:
+        """The settings that a point stands for, with what the user has set."""
+        rounds, stride = 2 ** point["rounds"], 2.0 ** point["stride"]
+        if self._by_record:
+            found = Candidate(1, rounds, _short(stride * self._rate), 2.0 ** point["reach"])
+        else:
+            steps = max(1, min(_MOST_STEPS, round(stride / self._rate)))
+            clip = _short(2.0 ** point["reach"] / rounds)
+            found = Candidate(
+                steps, rounds, _short(min(stride / steps, _STABLE * self._rate)), clip
+            )
+        recipe = self._recipe
+        kept = {
+            key.partition(".")[2]: getattr(getattr(recipe, section), name)
+            for key in _CHOSEN
+            for section, _, name in [key.partition(".")]
+            if key in self._given
+        }
+        if "training.local_epochs" in self._given:  # with whole batches the same
+            kept["local_steps"] = recipe.training.local_epochs
+        return replace(found, **kept)
+
+    def recipe_with(self, point: Point) -> Recipe:
+        """The recipe with the settings of a point where the user has set nothing."""
+        made = recipe_with_settings(self._recipe, self.candidate(point))
+        training = made.training
+        if "training.local_epochs" in self._given:
+            epochs = self._recipe.training.local_epochs
+            training = replace(training, local_steps=None, local_epochs=epochs)
+        return replace(made, training=training)
+
+    def sentence(self, chosen: Recipe) -> str:
+        training, clip = chosen.training, chosen.privacy.clip_norm
+        local = f"{training.local_epochs} local epochs"
+        if training.local_steps is not None:
+            local = (
+                "1 local step"
+                if training.local_steps == 1
+                else f"{training.local_steps} local steps"
+            )
+        whose = "each row's gradient" if self._by_record else "each client's update"
+        return (
+            f"Settings: {training.rounds} rounds of {local} at rate {training.learning_rate:g}, "
+            f"{whose} clipped to {clip:g}; chosen by {self.runs} short runs on made-up data with "
+            "these columns, clients and budget, not by looking at any row. --set changes them."
+        )
+
+    @property
+    def runs(self) -> int:
+        return len(self._trials) * len(self._outcomes)
+
+    def warning(self, point: Point) -> str:
+        """A sentence if even predictable data come out hardly better than the constant answer."""
+        hopeless = []
+        for trials in self._trials:  # under seeds that have chosen nothing
+            trial = self._trial(self.candidate(point))
+            fresh = [trials(replace(trial, seed=seed)).error for seed in _FRESH]
+            hopeless.append(sum(fresh) / len(fresh) > _LEARNT * trials.trivial())
+        if not hopeless[0]:
+            return ""
+        what = "even if the columns tell nearly everything about the label"
+        if not hopeless[-1]:
+            what = "unless the columns tell nearly everything about the label"
+        clients = self._trials[0].everyone
+        less = "" if self._by_record else "protect single rows (--unit record), "
+        return (
+            f"do not expect the model to beat a constant answer with {clients} clients at epsilon "
+            f"{self._epsilon:g}, {what}; {less}use fewer columns, or raise privacy.epsilon"
+        )
+
+
+_CHOSEN = (
+    "training.rounds",
+    "training.local_steps",
+    "training.learning_rate",
+    "privacy.clip_norm",
+)
+
+
+def _curvature(federation: Federation) -> float:
+    """The largest curvature of a linear model's mean loss on standardised inputs of this shape."""
+    encoder = federation.encoder
+    length = 1.0 + (math.prod(federation.input_shape) if encoder is None else len(encoder.columns))
+    return length if federation.task is Task.REGRESSION else length / 2
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.3g}")

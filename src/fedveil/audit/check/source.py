@@ -1,0 +1,207 @@
+"""What a file of another system says: which of its privacy parts are made, and with what.
+
+Python files are read and never run. A value is known if it is a literal, arithmetic on known
+values, a name that the file gives one value, the default of a command-line option, or an entry of
+`[tool.flwr.app.config]` in a pyproject.toml beside the file. All else has to be said by the user.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedveil.core.errors import ConfigError
+
+_OPERATORS: dict[type[ast.AST], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Pow: operator.pow,
+}
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """An argument whose value the file does not tell."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A part that is made: its class or function, and its arguments in order and by name."""
+
+    name: str
+    positional: tuple[Any, ...]
+    named: Mapping[str, Any]
+    line: int | None = None
+
+    @property
+    def where(self) -> str:
+        return "" if self.line is None else f"line {self.line}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """All calls of a file, and every value that a name has in it, with where it stands."""
+
+    path: Path
+    calls: tuple[Call, ...]
+    values: Mapping[str, tuple[tuple[Any, str], ...]] = field(default_factory=dict)
+
+
+def read(path: Path) -> Source:
+    """The calls and values of a Python, JSON or TOML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".py":
+            return _python(path, ast.parse(text))
+        if path.suffix == ".json":
+            return _document(path, json.loads(text))
+        if path.suffix == ".toml":
+            return _document(path, tomllib.loads(text))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    raise ConfigError(f"{path}: need a .py, .json or .toml file")
+
+
+def _document(path: Path, document: Any) -> Source:
+    """Every object with a class in it: NVFlare's `path` or `name` with `args`, or our `class`."""
+    calls: list[Call] = []
+    values: dict[str, list[tuple[Any, str]]] = {}
+
+    def walk(node: Any) -> None:
+        if isinstance(node, list):
+            for item in node:
+                walk(item)
+        if not isinstance(node, dict):
+            return
+        made = node.get("class") or node.get("path") or node.get("name")
+        if isinstance(made, str):
+            given = node.get("args", {key: node[key] for key in node if key != "class"})
+            if isinstance(given, dict):
+                calls.append(Call(made.rsplit(".", 1)[-1], (), given))
+        for key, item in node.items():
+            if isinstance(item, (int, float, str)):
+                values.setdefault(_plain(key), []).append((item, f"{key} in {path.name}"))
+            walk(item)
+
+    walk(document)
+    return Source(path, tuple(calls), {name: tuple(found) for name, found in values.items()})
+
+
+def _python(path: Path, tree: ast.Module) -> Source:
+    known = _Values(_app_config(path))
+    for _ in range(3):  # a name may stand for another one
+        known.learn(tree)
+    calls = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and (name := _last_name(node.func)):
+            named = {word.arg: known.of(word.value) for word in node.keywords if word.arg}
+            given = () if any(isinstance(one, ast.Starred) for one in node.args) else node.args
+            calls.append(Call(name, tuple(known.of(one) for one in given), named, node.lineno))
+    return Source(path, tuple(calls), known.seen())
+
+
+class _Values:
+    """Names of one file and what they stand for, wherever they are assigned."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._names: dict[str, dict[str, Any]] = {
+            _plain(name): {f"{name} in pyproject.toml": value} for name, value in config.items()
+        }
+        self._config = config
+
+    def learn(self, tree: ast.Module) -> None:
+        for node in ast.walk(tree):
+            for name, value in _given(node):
+                found, where = self.of(value), f"line {getattr(value, 'lineno', '?')}"
+                if not isinstance(found, Unknown) and found is not None:
+                    self._names.setdefault(_plain(name), {})[where] = found
+
+    def seen(self) -> dict[str, tuple[tuple[Any, str], ...]]:
+        return {
+            name: tuple((value, where) for where, value in places.items())
+            for name, places in self._names.items()
+        }
+
+    def of(self, node: ast.expr) -> Any:
+        """The value of an expression, or `Unknown`."""
+        unknown = Unknown(ast.unparse(node))
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return _number(lambda x: -x, unknown, self.of(node.operand))
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            apply = _OPERATORS[type(node.op)]
+            return _number(apply, unknown, self.of(node.left), self.of(node.right))
+        if isinstance(node, ast.Call) and _last_name(node.func) in ("int", "float"):
+            kind = int if _last_name(node.func) == "int" else float
+            return _number(kind, unknown, *map(self.of, node.args))
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            places = self._names.get(_plain(_last_name(node)), {})
+            values = {repr(value) for value in places.values()}
+            return next(iter(places.values())) if len(values) == 1 else unknown
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            return self._config.get(str(node.slice.value), unknown)
+        return unknown
+
+
+def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Names that this node gives a value: an assignment, a default, an option, a keyword."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, (ast.Name, ast.Attribute)):
+                yield _last_name(target), node.value
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        yield _last_name(node.target), node.value
+    elif isinstance(node, ast.Call):
+        if _last_name(node.func) == "add_argument":
+            flags = [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
+            names = [flag.lstrip("-") for flag in flags if flag.startswith("--")]
+            for word in node.keywords:
+                if word.arg == "default" and names:
+                    yield names[0], word.value
+        else:
+            for word in node.keywords:
+                if word.arg:
+                    yield word.arg, word.value
+
+
+def _number(apply: Any, unknown: Unknown, *given: Any) -> Any:
+    if not all(isinstance(one, (int, float)) for one in given):
+        return unknown
+    try:
+        return apply(*given)
+    except (ArithmeticError, TypeError, ValueError):
+        return unknown
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "_").lower()
+
+
+def _app_config(path: Path) -> dict[str, Any]:
+    """`[tool.flwr.app.config]` of the nearest pyproject.toml, at most two folders up."""
+    for folder in list(path.resolve().parents)[:3]:
+        project = folder / "pyproject.toml"
+        if project.is_file():
+            document: Any = tomllib.loads(project.read_text(encoding="utf-8"))
+            for key in ("tool", "flwr", "app", "config"):
+                document = document.get(key, {}) if isinstance(document, dict) else {}
+            return document if isinstance(document, dict) else {}
+    return {}

@@ -1,0 +1,150 @@
+"""Does a clip hold for the worst that can be put in? Each probe has one right answer.
+
+Client level: updates that overflow, are not finite or are as long as numbers get are shaped by the
+program, and must come out no longer than the clip that is accounted. Record level: one record of a
+client is replaced by another, with inputs as large as numbers get, the client takes one step in the
+run's own engine, and the two updates must be no further apart than what is accounted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.client.local_training import LocalTraining
+from fedveil.client.update_pipeline import Senders, UpdatePipeline, shape_rows
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Unit
+from fedveil.data.columns import Array
+from fedveil.data.federation import Examples, Federation, Task
+from fedveil.engines.choose import build_engine
+from fedveil.engines.contract import Job
+from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.local_steps import rates
+from fedveil.planning.plan import Plan
+from fedveil.privacy.mechanisms import DiscreteGaussianSum
+
+_ROUNDING = 1e-5  # float32 norms of many numbers are off by less
+_HUGE = 3e38  # near the largest float32
+_RECORDS = 8  # of the client whose record is replaced
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How far one unit got, and how far it may get by what was accounted."""
+
+    what: str
+    reached: float
+    allowed: float
+
+    @property
+    def broken(self) -> bool:
+        return not self.reached <= self.allowed * (1 + _ROUNDING)  # what is no number broke it
+
+
+def probes(plan: Plan) -> tuple[Probe, ...]:
+    """All probes that this plan has an answer to; none where votes are sent."""
+    if plan.context is None or plan.guarantee is None or plan.method.voting is not None:
+        return ()
+    if isinstance(plan.method.placement, GradientNoise):
+        return _of_records(plan)
+    return _of_updates(plan) if plan.guarantee.unit is Unit.CLIENT else ()
+
+
+def _of_updates(plan: Plan) -> tuple[Probe, ...]:
+    shape = plan.pipeline
+    clip = (shape.clip or plan.context.clip) if plan.context else shape.clip
+    if clip is None:
+        return ()
+    width = plan.layout.size
+    chance = torch.Generator().manual_seed(0)
+    spread = torch.randn(width, generator=chance)
+    single = torch.zeros(width)
+    single[0] = 1.0
+    holed = spread.clone()
+    holed[0] = math.nan
+    infinite = spread.clone()
+    infinite[-1] = math.inf
+    tried = {
+        "an update a million times too long": 1e6 * clip.norm * spread,
+        "one coordinate as large as numbers get": _HUGE * single,
+        "all coordinates as large as numbers get": _HUGE * spread.sign(),
+        "an update with a NaN": holed,
+        "an update with an infinity": infinite,
+        "a NaN in an update that is too long": 1e6 * clip.norm * holed,
+        "an update just above the clip": (1 + 1e-6) * clip.norm * spread / spread.norm(),
+        "the smallest numbers there are": 1e-45 * spread.sign(),
+    }
+    allowed = _longest(plan, shape, clip.norm)
+    sizes = np.array([plan.federation.sizes[0]])
+    senders = Senders(np.array([0]), sizes, plan.start, 0, Randomness(0))
+    found = []
+    for what, update in tried.items():
+        row = shape_rows(update[None].clone(), shape, plan.layout, senders, update[None]).rows[0]
+        step = 1.0 if row.is_floating_point() else shape.granularity or 1.0
+        reached = step * float(torch.linalg.vector_norm(row.double(), ord=clip.order))
+        found.append(Probe(what, reached, allowed))
+    return tuple(found)
+
+
+def _longest(plan: Plan, shape: UpdatePipeline, clip: float) -> float:
+    """The norm that is accounted: rounding at random has one of its own."""
+    mechanism = plan.releases(plan.method.rounds)[0].mechanism
+    if isinstance(mechanism, DiscreteGaussianSum):
+        return mechanism.grid_sensitivity()[0] * mechanism.granularity
+    return clip
+
+
+def _of_records(plan: Plan) -> tuple[Probe, ...]:
+    """One step on few records, of which one is replaced."""
+    clip, batch, context = plan.local.gradient_clip, plan.local.batch_size, plan.context
+    if clip is None or batch is None or context is None or plan.federation.task is Task.SEQUENCE:
+        return ()
+    rule = replace(plan.local, steps=1, epochs=None, gradient_noise=0.0, gradient_grid=None)
+    rule = replace(rule, batch_size=min(batch, _RECORDS), weight_decay=0.0, penalty=0.0)
+    allowed = 2 * clip.norm / (rule.batch_size or 1) * rates(context, 0)[0]
+    train = plan.federation.train
+    rows = np.arange(_RECORDS) % len(train)
+    inputs, targets = np.array(train.inputs[rows], np.float32), np.array(train.targets[rows])
+    shape = inputs.shape[1:]
+    signs = np.where(np.arange(math.prod(shape)) % 2, 1.0, -1.0).reshape(shape)
+    tried = {
+        "an ordinary record replaced by another": (inputs[0], inputs[1]),
+        "a record of zeros replaced by a loud one": (0 * inputs[0], 1e4 * signs),
+        "a loud record replaced by its opposite": (1e4 * signs, -1e4 * signs),
+        "a record whose gradient overflows": (inputs[0], 1e30 * signs),
+        "a record as large as numbers get": (inputs[0], _HUGE * signs),
+    }
+    found = []
+    for what, pair in tried.items():
+        one, other = (_one_step(plan, rule, inputs, targets, record) for record in pair)
+        reached = float(torch.linalg.vector_norm((one - other).double(), ord=clip.order))
+        found.append(Probe(what, reached, allowed))
+    return tuple(found)
+
+
+def _one_step(
+    plan: Plan, rule: LocalTraining, inputs: Array, targets: Array, record: Array
+) -> Tensor:
+    own = inputs.copy()
+    own[0] = record
+    federation = Federation(
+        Examples(own, targets),
+        np.array([0, len(own)], np.int64),
+        plan.federation.test,
+        plan.federation.task,
+        plan.federation.classes,
+        verified=True,
+    )
+    job = Job(
+        federation, plan.module, plan.layout, rule, UpdatePipeline(), Randomness(0), isolated=True
+    )
+    engine = build_engine(job, processes=1)
+    try:
+        return engine.round_sum(plan.start, np.array([0]), 0).total
+    finally:
+        engine.close()

@@ -1,0 +1,121 @@
+"""`fedveil attack`: what others could learn from uploads and models of a recipe, in pictures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedveil.cli import console
+from fedveil.config import recipe as recipes
+from fedveil.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedveil.audit.attack.attack import Attack
+
+_OPTIONS: console.Options = {
+    "--set KEY=VALUE": (list, "change one recipe entry"),
+    "--only": (["reconstruct", "labels", "membership"], "try this alone; may be given twice"),
+    "--victims N": (int, "clients whose uploads are attacked (20)", 20),
+    "--records N": (int, "records of each victim (1: nothing to hide behind)", 1),
+    "--steps N": (int, "of the search, where a record cannot be read off directly (400)", 400),
+    "--runs N": (int, "models to train for membership inference (64)", 64),
+    "--seed": (int, "of all randomness (0)", 0),
+    "--time SECONDS": (float, "stop training models about then", math.inf),
+    "--out DIR": (Path, "where pictures, page and figures go (attack-NAME)"),
+    "--quiet": (bool, "no progress, only the result"),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", type=Path, help="a TOML recipe, or the name of one")
+    console.add_options(parser, _OPTIONS)
+
+
+def execute(args: argparse.Namespace) -> int:
+    console.prepare_training()
+    table = recipes.parse(recipes.read(args.recipe), [*args.set, f"seed={args.seed}"])
+    recipe = recipes.with_defaults(table)
+
+    from fedveil.audit.attack.attack import KINDS, attack
+    from fedveil.config.assemble import federation_of, plan_of
+
+    if not args.time > 0:
+        raise ConfigError("--time: need a positive number of seconds")
+    found = attack(
+        plan_of(recipe, federation_of(recipe.data)),
+        kinds=args.only or KINDS,
+        victims=args.victims,
+        records=args.records,
+        steps=args.steps,
+        runs=args.runs,
+        seed=args.seed,
+        seconds=args.time,
+        progress=console.counting(args.quiet),
+    )
+    folder = args.out or Path(f"attack-{args.recipe.stem}")
+    written = _write(found, args.recipe.stem, folder)
+    document = found.to_dict() | {"files": [str(path) for path in written]}
+    return console.answer(args, document, lambda: _show(found, written))
+
+
+def _write(found: Attack, name: str, folder: Path) -> list[Path]:
+    from fedveil.audit.attack.pictures import is_image, page, roc, sheet
+
+    folder.mkdir(parents=True, exist_ok=True)
+    promise = "no guarantee" if found.epsilon is None else f"epsilon {found.epsilon:.3g}"
+    pictures = {}
+    if found.reconstruction is not None and is_image(found.reconstruction):
+        pictures["reconstructions"] = sheet(found.reconstruction, f"{name}, {promise}")
+    if found.membership is not None:
+        title = f"{name}: was this {found.membership.unit} there?"
+        pictures["membership"] = roc(found.membership, title)
+    written = []
+    for title, picture in pictures.items():
+        written.append(folder / f"{title}.png")
+        written[-1].write_bytes(picture)
+    written += [folder / "attack.html", folder / "attack.json"]
+    written[-2].write_text(page(found, pictures, name), encoding="utf-8")
+    document = json.dumps(console.plain(found.to_dict()), indent=2)
+    written[-1].write_text(document + "\n", encoding="utf-8")
+    return written
+
+
+def _show(found: Attack, written: list[Path]) -> None:
+    if found.reconstruction is not None:
+        made = found.reconstruction
+        rows = [
+            (one.view, f"{one.correlation:.3f}", f"{one.found} of {one.victims}")
+            for one in made.likeness
+        ]
+        title = f"Records back from uploads ({made.attack})"
+        columns = ("what is seen", "correlation", f"found among {made.candidates:,}")
+        console.table(title, columns, rows)
+    if found.labels:
+        named = [(one.view, f"{one.right} of {one.victims}") for one in found.labels]
+        blind = f"a blind guess: {found.labels[0].by_chance:.0%}"
+        console.table(f"Most common label of a client ({blind})", ("what is seen", "right"), named)
+    if found.membership is not None:
+        members = found.membership
+        points = [
+            (
+                curve.attack,
+                f"{point.false_rate:.1%}",
+                f"{point.true_rate:.2%}",
+                "" if point.allowed is None else f"{point.allowed:.2%}",
+            )
+            for curve in members.curves
+            for point in curve.points
+        ]
+        title = (
+            f"Was this {members.unit} there, or is it that {members.without}? "
+            f"{members.runs} models, {members.trials:,} trials"
+        )
+        heads = ("attack", "false positives", "true positives", "allowed by epsilon")
+        console.table(title, heads, points)
+        if not members.complete:
+            console.say("stopped by --time before all models were trained.", heading="Cut short:")
+    console.say("; ".join(found.not_tried) + ".", heading="Not tried:")
+    console.say(", ".join(map(str, written)), heading="Written:")

@@ -1,0 +1,60 @@
+"""`fedveil hub`: the process that carries out a federation's runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedveil.cli import console
+from fedveil.cli.run import result_of, write_report
+
+if TYPE_CHECKING:
+    from fedveil.config.recipe import Recipe
+    from fedveil.run.run import Run
+
+_PAUSE = 0.2  # seconds without anything to do
+_ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
+    "start": (
+        "run the hub until it is told to stop; it goes on with what is in its queue",
+        [],
+        {"--home DIR": (Path, "the hub's directory (here)", Path())},
+    ),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    console.add_actions(parser, _ACTIONS)
+
+
+def execute(args: argparse.Namespace) -> int:
+    os.umask(0o077)
+    console.prepare_training()
+    from fedveil.deploy.engine_kit import EngineProcess
+    from fedveil.deploy.homes import HubHome
+    from fedveil.deploy.hub_service import HubService
+    from fedveil.deploy.logs import log_to_stderr
+    from fedveil.deploy.sockets import SocketCourier
+
+    home = HubHome(args.home)
+    log_to_stderr()
+    with home.lock():
+        engine = EngineProcess(home)
+        service = HubService(home, SocketCourier(home.socket, home.path), finish)
+        idle = threading.Event()
+        try:
+            while True:
+                engine.keep_running()
+                if not service.step():
+                    idle.wait(_PAUSE)
+        finally:
+            engine.stop()
+
+
+def finish(run: Run, recipe: Recipe) -> None:
+    """What `fedveil run` leaves behind: model, result, report."""
+    result_of(run, recipe, 0.0)
+    if run.directory is not None:
+        write_report(run.directory.path)

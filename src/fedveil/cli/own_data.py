@@ -1,0 +1,102 @@
+"""Options for a table of one's own, and what is chosen for it where the user says nothing."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from fedveil.cli import console
+
+if TYPE_CHECKING:
+    from fedveil.advise.defaults import Chosen
+    from fedveil.config.recipe import Recipe
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+OPTIONS: console.Options = {
+    "--data FILE": (str, "a CSV or Parquet file to train on"),
+    "--client-column NAME": (str, "its column that names the client"),
+    "--label NAME": (str, "its column to predict"),
+    "--schema FILE": (str, "public statistics of its columns"),
+    "--classes A,B": (_names, "the label's classes, if they are public"),
+    "--unit": (("record", "client"), "protect single rows, or all rows of a client together"),
+}
+_KEYS = {
+    "data.file": "data",
+    "data.client_column": "client_column",
+    "data.label": "label",
+    "data.schema": "schema",
+    "data.classes": "classes",
+    "privacy.unit": "unit",
+}
+
+
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """The recipe keys that these options set."""
+    values = {key: getattr(args, name) for key, name in _KEYS.items()}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def chosen(args: argparse.Namespace, recipe: Recipe) -> Chosen | None:
+    """What to run on a table that came without a recipe; None if there is one, or no table."""
+    if args.recipe is not None or getattr(args, "resume", None) or recipe.data.file is None:
+        return None
+    from fedveil.advise.defaults import choose
+
+    keys = {assignment.partition("=")[0].strip() for assignment in args.set}
+    return choose(recipe, keys | set(given(args)))
+
+
+def plan_table(args: argparse.Namespace) -> int:
+    """`fedveil plan --data`: what `fedveil run` would choose and promise."""
+    from dataclasses import replace
+
+    from fedveil.advise.defaults import choose
+    from fedveil.advise.proxy import with_look
+    from fedveil.cli.plan_tables import write_recipe
+    from fedveil.config import recipe as recipes
+    from fedveil.config.assemble import plan_of
+
+    recipe = recipes.parse({}, args.set, given(args))
+    if recipe.data.schema is None:  # nothing may be bought for a run that does not take place
+        recipe = replace(recipe, data=replace(recipe.data, statistics="data"))
+    keys = {assignment.partition("=")[0].strip() for assignment in args.set}
+    choice = choose(recipe, keys | set(given(args)))
+    guarantee = plan_of(choice.recipe, choice.federation).guarantee
+    if args.write is not None:
+        looked = () if recipe.data.schema is not None else (str(recipe.data.file),)
+        write_recipe(args.write, with_look(choice.recipe, looked), choice.notes)
+    document = {
+        "settings": recipes.to_table(choice.recipe),
+        "notes": list(choice.notes),
+        "warnings": [choice.warning] if choice.warning else [],
+        "guarantee": None if guarantee is None else guarantee.to_dict(),
+    }
+
+    def show() -> None:
+        say(choice)
+        if guarantee is not None:
+            console.say(guarantee.summary, heading="Guarantee:")
+        if args.write is not None:
+            console.say(f"Run it with: fedveil run {args.write}")
+
+    return console.answer(args, document, show)
+
+
+def say(choice: Chosen | None, *, quiet: bool = False) -> None:
+    """What was seen and chosen, on stderr. Quiet leaves out what is only good to know."""
+    if choice is None:
+        return
+    federation, errors = choice.federation, console.stderr()
+    if not quiet:
+        inputs = federation.input_shape[0]
+        seen = f"{federation.clients:,} clients, {inputs:,} inputs"
+        if federation.encoder is not None:
+            seen += f" from {len(federation.encoder.columns)} columns"
+        for sentence in (f"{seen}.", *choice.notes):
+            console.say(sentence, heading="note:", colour="yellow", to=errors)
+    if choice.warning:
+        console.say(choice.warning, heading="warning:", colour="red", to=errors)

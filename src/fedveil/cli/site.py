@@ -1,0 +1,186 @@
+"""`fedveil site`: an owner's side of a federation across machines."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.cli import console
+from fedveil.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedveil.deploy.homes import SiteHome
+
+_PAUSE = 1.0  # seconds between two looks at the engine
+_HOME: console.Options = {"--home DIR": (Path, "the site's directory (here)", Path())}
+_ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
+    "join": (
+        "set this site up from the bundle that it was sent",
+        ["BUNDLE that was made for this site"],
+        {
+            "--data FILE": (Path, "this owner's rows: CSV, Parquet or a saved federation"),
+            "--schema FILE": (Path, "the schema as you know it; must be the bundle's"),
+            "--policy FILE": (Path, "what this owner allows"),
+            "--home DIR": (Path, "a new directory for the site (./SITE)"),
+        },
+    ),
+    "start": ("answer the hub until told to stop", [], _HOME),
+    "members": ("whom the hub proposes, or this site trusts", [], _HOME),
+    "trust": (
+        "confirm the members' list that the other owners have too",
+        ["FINGERPRINT as they read it to you"],
+        _HOME,
+    ),
+    "ledger": ("what this owner has spent, and on which runs", [], _HOME),
+    "pause": ("take part in nothing for now", [], _HOME),
+    "resume": ("take part again", [], _HOME),
+    "renew": ("a fresh key for masks; between runs", [], _HOME),
+    "leave": ("leave the federation for good; the ledger stays", [], _HOME),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    console.add_actions(parser, _ACTIONS)
+
+
+def execute(args: argparse.Namespace) -> int:
+    os.umask(0o077)
+    if args.action == "join":
+        return _join(args)
+    from fedveil.deploy.homes import SiteHome
+
+    home = SiteHome(args.home)
+    acts = {"start": _start, "members": _members, "trust": _trust, "ledger": _ledger}
+    return acts.get(args.action, _change)(args, home)
+
+
+def _join(args: argparse.Namespace) -> int:
+    for option in ("data", "policy"):
+        if getattr(args, option) is None:
+            raise ConfigError(f"--{option}: say which")
+    from fedveil.data.schema import read_columns
+    from fedveil.deploy.homes import Bundle, SiteHome
+
+    bundle = Bundle.read(Path(args.bundle))
+    agreement = bundle.agreement
+    if args.schema is not None and read_columns(args.schema) != agreement.columns:
+        raise ConfigError(f"--schema {args.schema}: says something else than the bundle's schema")
+    rows = agreement.rows(args.data)
+    path = args.home or Path(bundle.site)
+    SiteHome.create(path, bundle, args.data, args.policy)
+    document = {
+        "site": bundle.site,
+        "federation": agreement.name,
+        "home": str(path),
+        "rows": len(rows.train),
+        "inputs": len(agreement.encoder.features),
+        "label": agreement.label,
+        "notes": list(rows.notes),
+    }
+
+    def show() -> None:
+        console.say(f"site {bundle.site!r} of {agreement.name!r} is in {path}", heading="Joined:")
+        said = f"{len(rows.train):,}, as {document['inputs']} inputs; label {agreement.label!r}"
+        console.say(said, heading="Rows:")
+        for note in rows.notes:
+            console.say(note, heading="note:", colour="yellow")
+        console.say(f"fedveil site start --home {path}", heading="Next:")
+
+    return console.answer(args, document, show)
+
+
+def _start(args: argparse.Namespace, home: SiteHome) -> int:
+    console.prepare_training()
+    from fedveil.deploy.engine_kit import EngineProcess
+    from fedveil.deploy.logs import log_to_stderr
+    from fedveil.deploy.site_service import SiteService
+    from fedveil.deploy.sockets import SocketCourier
+
+    if home.stopped and (home.path / "left").exists():
+        raise ConfigError(f"{home.path}: {home.stopped}")
+    log_to_stderr()
+    with home.lock():
+        engine, service = EngineProcess(home), SiteService(home)
+        courier = SocketCourier(home.socket, home.path)
+        courier.attach("fedveil", service.answer)
+        wait = threading.Event()
+        try:
+            while not (home.path / "left").exists():
+                if service.certificate_changed.is_set():
+                    service.certificate_changed.clear()
+                    engine.stop()
+                engine.keep_running()
+                wait.wait(_PAUSE)
+            return 0
+        finally:
+            courier.close()
+            engine.stop()
+
+
+def _members(args: argparse.Namespace, home: SiteHome) -> int:
+    members, trusted = home.members or home.proposed, home.members is not None
+    if members is None:
+        raise ConfigError("members: the hub has sent no list yet; start the site and wait")
+    sites = {name: key.hex() for name, key in members.sites.items()}
+    document = {"fingerprint": members.fingerprint, "trusted": trusted, "sites": sites}
+
+    def show() -> None:
+        rows = [(name, key[:16]) for name, key in sites.items()]
+        console.table(f"members of {members.federation}", ("site", "key"), rows)
+        console.say(members.fingerprint, heading="Fingerprint:")
+        if not trusted:
+            said = "call the other owners; if all read the same: fedveil site trust FINGERPRINT"
+            console.say(said, heading="Next:")
+
+    return console.answer(args, document, show)
+
+
+def _trust(args: argparse.Namespace, home: SiteHome) -> int:
+    members = home.trust(args.fingerprint)
+    document = {"fingerprint": members.fingerprint, "trusted": True}
+    said = f"{members.federation}: {', '.join(members.names)}"
+    return console.answer(args, document, lambda: console.say(said, heading="Trusted:"))
+
+
+def _ledger(args: argparse.Namespace, home: SiteHome) -> int:
+    from fedveil.privacy.shown import at_most
+
+    ledger, federation = home.store().ledger, home.agreement.name
+    spent = ledger.spent()
+    runs: list[dict[str, Any]] = [
+        {"run": run, "with": federation, "rounds": n} for run, n in ledger.runs().items()
+    ]
+    document: dict[str, Any] = {
+        "site": home.site,
+        "unit": str(ledger.unit),
+        "epsilon": spent,
+        "budget_epsilon": ledger.budget_epsilon,
+        "delta": ledger.delta,
+        "runs": runs,
+    }
+
+    def show() -> None:
+        rows = [(one["run"][:16], one["with"], str(one["rounds"])) for one in runs]
+        columns = ("run", "with", "rounds taken part in")
+        console.table(f"ledger of {home.site}", columns, rows)
+        whole = f"{at_most(spent)} of {document['budget_epsilon']:g} at delta {ledger.delta:g}"
+        console.say(f"{whole}, for one {ledger.unit}", heading="Lifetime epsilon:")
+
+    return console.answer(args, document, show)
+
+
+def _change(args: argparse.Namespace, home: SiteHome) -> int:
+    """Pause, resume, renew, leave."""
+    if args.action == "leave":
+        home.leave()
+    elif args.action == "renew":
+        with home.lock():  # a guard that runs would go on with the old key
+            home.store().renew(f"fedveil/{home.agreement.name}")
+    else:
+        home.pause(args.action == "pause")
+    document = {"site": home.site, "stopped": home.stopped}
+    said = home.stopped or ("takes part" if args.action == "resume" else "has a fresh key")
+    return console.answer(args, document, lambda: console.say(said, heading=f"{home.site}:"))

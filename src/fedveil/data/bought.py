@@ -1,0 +1,160 @@
+"""Buying a table's statistics: how much noise, who draws it, and what it is accounted as."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.randomness import Randomness, Stream
+from fedveil.core.units import Entropy, Trust, Unit
+from fedveil.data.labels import MOST_CLASSES
+from fedveil.data.schema import Column, Kind
+from fedveil.data.statistics import (
+    GRID,
+    Floats,
+    Ints,
+    Voters,
+    bought_columns,
+    spread_votes,
+    threshold,
+)
+from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisySelection, NoisyVotes
+from fedveil.privacy.noise import discrete_gaussian, protect_sum
+from fedveil.privacy.releases import Release
+from fedveil.privacy.sampling import Everyone
+
+MOST_RELEASES = 3  # coarse votes, fine votes, names of classes
+SHARE = 0.3  # of the budget's Gaussian parameter: leaves training 95 % of it
+_VISIBLE = 25.0  # times a vote's noise that the units' votes must be, to say anything
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Terms under which statistics may be bought.
+
+    noise: std on every vote / sensitivity of one unit, for each release.
+    missed: probability with which the name of a class that one unit alone has is published.
+    shares: under distributed trust, clients that each bring a share of the noise.
+    """
+
+    unit: Unit
+    trust: Trust
+    noise: float
+    missed: float
+    shares: int = 1
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.trust is Trust.LOCAL or (self.trust, self.unit) == (Trust.DISTRIBUTED, Unit.CLIENT):
+            raise PrivacyRefusal(
+                f"statistics for unit {self.unit} under {self.trust} trust are not offered",
+                "give a schema (fedveil data schema writes a draft)",
+            )
+
+
+@dataclass(frozen=True)
+class Bought:
+    """What was paid: the releases, and for whom they were made. Part of every guarantee."""
+
+    unit: Unit
+    trust: Trust
+    entropy: Entropy
+    releases: tuple[Release, ...]
+
+    def check(self, unit: Unit, trust: Trust, entropy: Entropy) -> None:
+        """Refuse a plan whose guarantee would be about somebody else, or about other noise."""
+        if entropy is Entropy.SYSTEM and self.entropy is Entropy.SEEDED:
+            raise PrivacyRefusal(
+                "the columns' statistics were bought with noise from a seed, which whoever knows "
+                "the seed can subtract",
+                "read the table again for this run",
+            )
+        if (unit, trust) != (self.unit, self.trust):
+            raise PrivacyRefusal(
+                f"the columns' statistics were bought for unit {self.unit} under {self.trust} "
+                f"trust, and this run is for {unit} under {trust}",
+                "read the table again for this run",
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "unit": str(self.unit),
+            "trust": str(self.trust),
+            "entropy": str(self.entropy),
+            "releases": [release.to_dict() for release in self.releases],
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Bought:
+        try:
+            releases = tuple(Release.from_dict(release) for release in document["releases"])
+            unit, trust = Unit(document["unit"]), Trust(document["trust"])
+            return cls(unit, trust, Entropy(document["entropy"]), releases)
+        except (KeyError, ValueError, TypeError) as error:
+            raise ConfigError(f"bought statistics: damaged description ({error})") from None
+
+
+def affordable(offer: Offer, units: int, columns: int) -> bool:
+    """Whether so many units' votes can be told from the noise."""
+    return units >= _VISIBLE * offer.noise * math.sqrt(columns)
+
+
+def buy(
+    table: Mapping[str, Any], label: str, clients: Ints, offer: Offer, decimal: str
+) -> tuple[dict[str, Column], Bought]:
+    """Columns of a table by name, the label included, from noisy votes alone.
+
+    `clients` numbers every row's client. A label that is found to be classes becomes a category
+    with names; where nobody may pick names (distributed trust) it is left out: somebody else must
+    declare them.
+    """
+    voters = Voters(None if offer.unit is Unit.RECORD else clients)
+    randomness, width = Randomness(offer.seed), len(table)
+    std = offer.noise * math.sqrt(width)
+    releases: list[Release] = []
+
+    def noisy(votes: Ints) -> Floats:
+        purpose = f"statistics {len(releases)}"
+        total, grid = votes.ravel(), 1.0 / voters.whole
+        if offer.trust is Trust.DISTRIBUTED:
+            share = std / math.sqrt(offer.shares)
+            for client in range(offer.shares):
+                stream = randomness.stream(purpose, 0, client)
+                total = total + discrete_gaussian(stream, total.size, share)
+            releases.append(_in_shares(offer, width, total.size))
+        else:
+            total = protect_sum(total, std, grid, randomness.stream(purpose))
+            releases.append(Release(NoisyVotes(offer.noise), Everyone(), 1))
+        return total.reshape(votes.shape).astype(np.float64) * grid
+
+    columns, classes = bought_columns(table, voters, noisy, std, decimal)
+    if offer.trust is Trust.CENTRAL and label in classes:
+        stream = randomness.stream("statistics of the label")
+        releases.append(Release(NoisySelection(offer.noise, offer.missed), Everyone(), 1))
+        names = _selected(table[label], voters, offer, stream)
+        columns[label] = Column(Kind.CATEGORY, categories=names)
+    elif label in classes:
+        columns.pop(label, None)
+    return columns, Bought(offer.unit, offer.trust, randomness.entropy, tuple(releases))
+
+
+def _in_shares(offer: Offer, width: int, size: int) -> Release:
+    """A secure sum of whole votes: one record has one in each column."""
+    clip, std = math.sqrt(width), offer.noise * math.sqrt(width / offer.shares)
+    mechanism = DiscreteGaussianSum(clip, 1.0, std, offer.shares, size, rounding_beta=None)
+    return Release(mechanism, Everyone(offer.shares), 1)
+
+
+def _selected(values: Any, voters: Voters, offer: Offer, stream: Stream) -> tuple[str, ...]:
+    """Values whose noisy votes exceed the threshold, sorted."""
+    names, votes = spread_votes(values, voters, MOST_CLASSES)
+    # The order of values must not tell who brought them first.
+    order = sorted(range(len(names)), key=lambda place: names[place])
+    noisy = protect_sum(votes[order], offer.noise, 1.0 / GRID, stream) / GRID
+    kept = noisy > threshold(MOST_CLASSES, offer.noise, offer.missed)
+    return tuple(names[place] for place, keep in zip(order, kept, strict=True) if keep)

@@ -1,0 +1,146 @@
+"""Certificates by which the engine's processes know each other (mTLS).
+
+The federation's authority signs one for the hub and one for each site. They carry bytes that are
+signed by hub and guards once more, so whoever holds the authority's key can disturb a federation
+and cannot speak for anybody in it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
+from cryptography.x509.oid import NameOID
+
+from fedveil.core.errors import ConfigError
+
+AUTHORITY_DAYS = 3650
+DAYS = 365
+RENEW_DAYS = 60  # before the end
+
+
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    digital_signature=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its private key (PEM)."""
+
+    certificate: str
+    key: str = field(repr=False)
+
+
+def new_authority(federation: str) -> Pair:
+    key = _new_key()
+    return Pair(_signed(federation, key, federation, key, AUTHORITY_DAYS), _pem(key))
+
+
+def new_pair(authority: Pair, name: str, host: str | None = None) -> Pair:
+    """A certificate for a party; `host`: where others reach it."""
+    key = _new_key()
+    return Pair(_issued(authority, name, key, host, DAYS), _pem(key))
+
+
+def renewed(authority: Pair, old: Pair, host: str | None = None, days: int = DAYS) -> Pair:
+    """The same party and key for another year: nothing secret has to travel."""
+    return Pair(
+        _issued(authority, _name(_read(old.certificate)), _key(old.key), host, days), old.key
+    )
+
+
+def days_left(certificate: str) -> float:
+    left = _read(certificate).not_valid_after_utc - datetime.now(UTC)
+    return left / timedelta(days=1)
+
+
+def check(certificate: str, authority: str, party: str, key: str) -> None:
+    """Refuse a certificate that is not this party's, for this key, by this authority."""
+    found, root = _read(certificate), _read(authority)
+    try:
+        found.verify_directly_issued_by(root)
+    except (ValueError, TypeError, InvalidSignature):
+        raise ConfigError("certificate: not by this federation's authority") from None
+    if _name(found) != party or found.public_key() != _key(key).public_key():
+        raise ConfigError(f"certificate: not for {party!r} and its key")
+
+
+def _issued(authority: Pair, name: str, key: RSAPrivateKey, host: str | None, days: int) -> str:
+    root = _read(authority.certificate)
+    return _signed(name, key, _name(root), _key(authority.key), days, host or name)
+
+
+def _signed(
+    name: str, key: RSAPrivateKey, issuer: str, by: RSAPrivateKey, days: int, host: str = ""
+) -> str:
+    begin = datetime.now(UTC) - timedelta(hours=1)  # clocks differ
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key()), False)
+        .add_extension(x509.BasicConstraints(ca=not host, path_length=None), True)
+    )
+    if host:
+        made = made.add_extension(x509.SubjectAlternativeName([_alternative(host)]), False)
+    else:
+        made = made.add_extension(_SIGNS_CERTIFICATES, True)
+    return made.sign(by, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _new_key() -> RSAPrivateKey:
+    return generate_private_key(65537, 2048)  # the engine signs its challenges with RSA
+
+
+def _pem(key: RSAPrivateKey) -> str:
+    form = serialization.PrivateFormat.PKCS8
+    none = serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, form, none).decode()
+
+
+def _key(pem: str) -> RSAPrivateKey:
+    try:
+        key = serialization.load_pem_private_key(pem.encode(), None)
+    except ValueError:
+        raise ConfigError("certificate: its key cannot be read") from None
+    if not isinstance(key, RSAPrivateKey):
+        raise ConfigError("certificate: need an RSA key")
+    return key
+
+
+def _read(pem: str) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(pem.encode())
+    except ValueError:
+        raise ConfigError("certificate: cannot be read") from None
+
+
+def _name(certificate: x509.Certificate) -> str:
+    (found,) = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(found.value)

@@ -1,0 +1,46 @@
+"""Counters in the text form that Prometheus reads, kept in memory and written to a file.
+
+The file is for node_exporter's textfile collector (or any web server): no port is opened. What is
+counted is public by the plan, or stays with its owner.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from fedveil.core.files import write_atomically
+
+
+class Counters:
+    def __init__(self, prefix: str) -> None:
+        self._prefix, self._lock = prefix, threading.Lock()
+        self._counts: dict[tuple[str, str], float] = {}
+        self._gauges: dict[str, float] = {}
+
+    def add(self, name: str, by: float = 1, **labels: str) -> None:
+        said = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
+        key = f"{self._prefix}_{name}_total", f"{{{said}}}" if said else ""
+        with self._lock:
+            self._counts[key] = self._counts.get(key, 0) + by
+
+    def set(self, name: str, value: float) -> None:
+        with self._lock:
+            self._gauges[f"{self._prefix}_{name}"] = value
+
+    def text(self) -> str:
+        with self._lock:
+            names = sorted({name for name, _ in self._counts})
+            lines = []
+            for name in names:
+                lines.append(f"# TYPE {name} counter")
+                own = sorted(
+                    (said, n) for (known, said), n in self._counts.items() if known == name
+                )
+                lines += [f"{name}{said} {n:g}" for said, n in own]
+            for name, value in sorted(self._gauges.items()):
+                lines += [f"# TYPE {name} gauge", f"{name} {value:.6g}"]
+        return "\n".join(lines) + "\n"
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, self.text().encode(), durable=False)

@@ -1,0 +1,59 @@
+"""What a plan says about everybody's data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedveil.core.errors import ConfigError
+from fedveil.data.federation import Examples, Federation, Task
+
+_TASKS = (Task.CLASSIFICATION, Task.REGRESSION)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What everybody may know about the data.
+
+    `sizes`: records of each site, where single records are protected and their number is public;
+    elsewhere ones, for then nobody is told. `agreement`: digest of what was agreed on, the schema
+    among it.
+    """
+
+    name: str
+    task: str
+    classes: int
+    input_shape: tuple[int, ...]
+    sizes: tuple[int, ...]
+    agreement: str = ""
+
+    def __post_init__(self) -> None:
+        if self.task not in _TASKS:
+            raise ConfigError(f"task = {self.task!r}: sites can train {' or '.join(_TASKS)}")
+        numbers = (*self.input_shape, *self.sizes)
+        if not self.sizes or any(type(one) is not int or not 1 <= one < 2**40 for one in numbers):
+            raise ConfigError("facts: input_shape and sizes need whole numbers above zero")
+        if type(self.classes) is not int or not 0 <= self.classes < 2**20:
+            raise ConfigError(f"classes = {self.classes}: need a whole number")
+
+    def federation(self, test: Examples | None = None) -> Federation:
+        """A stand-in for the federation: its public numbers, and rows of zeros that take no room.
+
+        `test`: public examples, at the hub.
+        """
+        kind = np.float32 if self.task == Task.REGRESSION else np.int64
+        rows = sum(self.sizes)
+        inputs = np.broadcast_to(np.zeros((), np.float32), (rows, *self.input_shape))
+        targets = np.broadcast_to(np.zeros((), kind), (rows,))
+        none = Examples(np.zeros((0, *self.input_shape), np.float32), np.zeros(0, kind))
+        return Federation(
+            Examples(inputs, targets),
+            np.concatenate([[0], np.cumsum(self.sizes)]),
+            none if test is None else test,
+            Task(self.task),
+            self.classes,
+            name=self.name,
+            verified=True,
+            elsewhere=True,
+        )

@@ -1,0 +1,73 @@
+"""Who answers a hub at a site: signed replies to the hub's own signed requests, whatever comes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from fedveil.core.errors import FedveilError
+from fedveil.deploy.counters import Counters
+from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
+from fedveil.secagg.keys import DeviceKeys
+
+_log = logging.getLogger(__name__)
+
+Handlers = Mapping[str, Callable[[Message], Message]]
+
+
+class UnknownRun(FedveilError):
+    """A run that this guard has not been told about since it was started."""
+
+
+class Responder(ABC):
+    """`handlers`: kinds of request that others answer."""
+
+    def __init__(self, hub: bytes, keys: DeviceKeys, handlers: Handlers | None = None) -> None:
+        self.keys = keys
+        self.counters = Counters("fedveil_site")
+        self._hub, self._handlers, self._lock = hub, dict(handlers or {}), threading.RLock()
+
+    def answer(self, frame: bytes) -> bytes:
+        """One request's reply, whatever comes."""
+        kind = "unsigned"
+        try:
+            request = unseal(frame, [self._hub])
+            kind = request.text("kind")
+            with self._lock:
+                found = self._handlers.get(kind)
+                reply = self._answered(request, frame) if found is None else found(request)
+        except UnknownRun as error:
+            reply = Message({"status": "unknown", "reason": str(error)})
+        except FedveilError as error:
+            _log.warning("refused (%s): %s", kind, error)
+            self.counters.add("refusals", kind=kind if kind in KINDS else "other")
+            reply = Message({"status": "refused", "reason": str(error)})
+        except Exception as error:  # a fault here is no business of the hub's
+            _log.exception("failed (%s)", kind)
+            self.counters.add("failures")
+            reply = Message({"status": "refused", "reason": f"failed: {type(error).__name__}"})
+        else:
+            self.counters.add("requests", kind=kind)
+        return seal(reply, self.keys.identity, frame)
+
+    @abstractmethod
+    def _answered(self, request: Message, frame: bytes) -> Message:
+        """The reply to a request that the hub has signed; `frame` is all of it."""
+
+
+KINDS = (
+    *("hello", "members", "certificate", "plan", "begin"),
+    *("open", "train", "count", "confirm", "unmask", "abort"),
+)
+
+
+class Candidate(Responder):
+    """A site whose owner has not yet said whom it trusts: it shows its key, and nothing else."""
+
+    def _answered(self, request: Message, frame: bytes) -> Message:
+        if request.text("kind") != "hello":
+            raise BadFrame("this site's owner has not confirmed the members' list yet")
+        identity = self.keys.identity.public_key().public_bytes_raw()
+        return Message({"status": "done", "trusts": "", "identity": identity.hex()})

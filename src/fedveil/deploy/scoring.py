@@ -1,0 +1,214 @@
+"""Federated evaluation: how good a model is on rows that the sites hold out, as one secure sum.
+
+Every record that a site holds out adds one to one cell of a table: of its class and the model's
+answer, or with two classes of its class and the model's score in so many bins. Each site adds its
+share of discrete Gaussian noise to every cell, and the hub learns the noisy sum of all tables. A
+record moves one count to another cell, which is what the cost is accounted for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.data.federation import Examples, Federation, Task
+from fedveil.deploy.envelope import Message
+from fedveil.deploy.facts import Facts
+from fedveil.deploy.plan_document import PlanDocument
+from fedveil.deploy.work import Work, weights_of
+from fedveil.models.flat import layout_of, load
+from fedveil.models.zoo import build
+from fedveil.privacy.accounting import PrivacyModel, Release, account
+from fedveil.privacy.guarantee import Guarantee
+from fedveil.privacy.mechanisms import DiscreteGaussianSum
+from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers
+from fedveil.privacy.sampling import Everyone
+from fedveil.secagg.aggregation import UPDATE, Aggregation, SecureSums
+from fedveil.secagg.aggregator import Ints
+from fedveil.secagg.mode import SecureMode
+from fedveil.secagg.privacy_terms import PrivacyTerms
+
+BINS = 20  # of scores between 0 and 1; even, so that one half lies between two of them
+_GRID = ModularGrid(1.0, 32)
+Table = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What is counted, with how much noise. `noise`: std on every cell of the sum."""
+
+    facts: Facts
+    noise: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if self.facts.task != Task.CLASSIFICATION:
+            raise ConfigError("evaluation: sites count classes; for numbers use public test rows")
+        if not (math.isfinite(self.noise) and self.noise > 0 and 0 < self.delta < 1):
+            raise ConfigError("evaluation: noise must be above 0, delta in (0, 1)")
+
+    @staticmethod
+    def of(document: PlanDocument) -> Scoring:
+        return Scoring(document.facts, float(document.scoring["noise"]), document.delta)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows by true class; columns by answer, or by the score of the second of two classes."""
+        classes = self.facts.classes
+        return (2, BINS) if classes == 2 else (classes, classes)
+
+    @property
+    def sums(self) -> SecureSums:
+        """All sites, or nothing is released."""
+        wanted = Aggregation(secure=SecureMode.MASKED)
+        return wanted.resolve(self.facts.name, len(self.facts.sizes), 0)
+
+    @property
+    def share_std(self) -> float:
+        return self.noise / math.sqrt(len(self.facts.sizes))
+
+    @property
+    def integers(self) -> NoisyIntegers:
+        return NoisyIntegers(_GRID, self.share_std)
+
+    def terms(self, run: str) -> dict[str, PrivacyTerms]:
+        """One record adds one to one cell, so its part has norm one."""
+        sites, width = len(self.facts.sizes), math.prod(self.shape)
+        counts = DiscreteGaussianSum(1.0, 1.0, self.share_std, sites, width, rounding_beta=None)
+        model = PrivacyModel(
+            Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED, honest_shares=self.sums.honest_shares
+        )
+        return {UPDATE: PrivacyTerms(Release(counts, Everyone(sites), 1), model, run)}
+
+    def guarantee(self) -> Guarantee:
+        """What this release costs by itself."""
+        terms = self.terms("")[UPDATE]
+        return account([terms.release], privacy_model=terms.privacy_model, delta=self.delta)
+
+
+class Counting(Work):
+    """A site's part: its held-out rows, counted."""
+
+    def __init__(
+        self,
+        document: PlanDocument,
+        scoring: Scoring,
+        number: int,
+        rows: Examples,
+        randomness: Randomness,
+    ) -> None:
+        super().__init__(document, scoring.terms(document.digest), scoring.sums, 1, 1)
+        self._scoring, self._number, self._rows = scoring, number, rows
+        self._randomness = randomness
+        self._module = model_of(document.recipe["model"], document.facts)
+        self._layout = layout_of(self._module)
+
+    def schedule(self, number: int) -> list[int]:
+        return list(range(len(self.document.facts.sizes)))
+
+    def summands(self, request: Message) -> CountSum:
+        return CountSum(self._scoring, self._randomness)
+
+    def row(self, request: Message) -> Ints:
+        weights = weights_of(request.part(1), self._layout.size)
+        load(self._module, weights)
+        counted = _counts(self._module, self._rows, self._scoring.shape)
+        return counted.reshape(-1)
+
+    def new_round(self) -> None:
+        """There is one round."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@dataclass(frozen=True)
+class CountSum:
+    """The one sum of an evaluation, for hub and sites."""
+
+    scoring: Scoring
+    randomness: Randomness
+    round_number: int = 0
+    purpose: str = UPDATE
+
+    @property
+    def width(self) -> int:
+        return math.prod(self.scoring.shape)
+
+    @property
+    def word(self) -> int:
+        return self.scoring.integers.word
+
+    def share(self, client: int, row: Ints) -> Ints:
+        stream = self.randomness.stream("evaluation", 0, client)
+        return self.scoring.integers.noisy(row, stream)
+
+    def decode(self, whole: Ints) -> Tensor:
+        return torch.from_numpy(self.scoring.integers.values(whole))
+
+    def protect(self, total: Tensor, clients: Ints) -> Tensor:
+        raise ValueError("counts are summed under masks")
+
+
+def model_of(chosen: Mapping[str, Any], facts: Facts) -> torch.nn.Module:
+    """The module of a model section."""
+    known = {name: chosen[name] for name in ("hidden", "input_norm") if name in chosen}
+    return build(str(chosen["name"]), facts.federation(), **known).eval()
+
+
+@torch.inference_mode()
+def _counts(module: torch.nn.Module, rows: Examples, shape: tuple[int, int]) -> Ints:
+    """A table of whole numbers; each row adds one to one cell, whatever the model says."""
+    found = np.zeros(shape, np.int64)
+    for begin in range(0, len(rows), 4096):
+        part = slice(begin, begin + 4096)
+        scores = module(torch.from_numpy(np.ascontiguousarray(rows.inputs[part], np.float32)))
+        if shape[1] == BINS and shape[0] == 2:
+            chance = torch.nan_to_num(scores.double().softmax(-1)[:, 1], nan=0.0)
+            columns = (chance * BINS).long().clamp(0, BINS - 1)
+        else:
+            columns = torch.nan_to_num(scores).argmax(-1)
+        np.add.at(found, (np.asarray(rows.targets[part], np.int64), columns.numpy()), 1)
+    return found
+
+
+def figures(scoring: Scoring, table: Table) -> dict[str, Any]:
+    """What the released table says: post-processing, at no further cost."""
+    rows, auc, split = float(table.sum()), None, table
+    right = len(table)  # cells that count right answers
+    if scoring.shape == (2, BINS):
+        split = np.stack([table[:, : BINS // 2].sum(1), table[:, BINS // 2 :].sum(1)], axis=1)
+        auc, right = _area(table), BINS
+    share = float(np.trace(split)) / rows if rows > 0 else math.nan
+    spread = math.sqrt(right * (1 - share) ** 2 + (table.size - right) * share**2)
+    return {
+        "rows": rows,
+        "accuracy": share,
+        "accuracy_noise": scoring.noise * spread / rows if rows > 0 else math.nan,  # std
+        "auc": auc,
+        "confusion": split.round(1).tolist(),
+        "noise": scoring.noise,
+    }
+
+
+def _area(table: Table) -> float:
+    """The chance that a score of the second class lies above one of the first, ties one half."""
+    first, second = table
+    below = np.cumsum(first) - first
+    pairs = float(first.sum() * second.sum())
+    return float(second @ (below + first / 2)) / pairs if pairs > 0 else math.nan
+
+
+def held_out(data: Federation) -> Examples:
+    """A site's rows that nothing is trained on, as a model sees them."""
+    return Examples(data.model_inputs(data.test.inputs), data.test.targets)

@@ -1,0 +1,112 @@
+"""A site's process: answers the hub for its owner, from the first hello to the last round."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from time import monotonic
+
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Randomness
+from fedveil.deploy import certificates
+from fedveil.deploy.certificates import Pair
+from fedveil.deploy.envelope import Message
+from fedveil.deploy.guard import Guard
+from fedveil.deploy.homes import SiteHome, keep_pair
+from fedveil.deploy.members import Members
+from fedveil.deploy.responder import Candidate, Responder
+
+_log = logging.getLogger(__name__)
+
+_COUNTERS = 1.0  # seconds between two files of counters
+
+
+class SiteService:
+    """`answer` is what a courier attaches. `randomness`: for tests alone."""
+
+    def __init__(self, home: SiteHome, randomness: Randomness | None = None) -> None:
+        self.home, self._randomness = home, randomness
+        self._lock, self._written = threading.Lock(), 0.0
+        self._store = home.store()
+        self._handlers = {"members": self._proposed, "certificate": self._renewed}
+        agreement = home.agreement
+        hub, keys = bytes.fromhex(agreement.hub), home.keys(self._store)
+        self._responder: Responder = Candidate(hub, keys, self._handlers)
+        self.certificate_changed = threading.Event()
+        self._confirmed()
+
+    def answer(self, frame: bytes) -> bytes:
+        reply = self._confirmed().answer(frame)
+        if monotonic() - self._written > _COUNTERS:
+            self._write_counters()
+        return reply
+
+    def _write_counters(self) -> None:
+        """What this owner may watch: nobody else is told."""
+        self._written = monotonic()
+        counters, ledger = self._responder.counters, self._store.ledger
+        counters.set("lifetime_epsilon_budget", ledger.budget_epsilon)
+        counters.set(
+            "certificate_days_left", certificates.days_left(self.home.certificate.certificate)
+        )
+        counters.write(self.home.path / "metrics.prom")
+
+    def close(self) -> None:
+        if isinstance(self._responder, Guard):
+            self._responder.close()
+
+    def _confirmed(self) -> Responder:
+        """The guard, as soon as the owner has confirmed the members' list."""
+        with self._lock:
+            if isinstance(self._responder, Candidate) and self.home.members is not None:
+                self._responder = self._guard(self.home.members)
+            return self._responder
+
+    def _guard(self, members: Members) -> Guard:
+        home = self.home
+        self._check(members)
+        data = home.agreement.rows(home.data)
+        return Guard(
+            home.site,
+            members,
+            self._store,
+            home.policy,
+            data,
+            randomness=self._randomness,
+            stopped=lambda: home.stopped,
+            handlers=self._handlers,
+        )
+
+    def _check(self, members: Members) -> None:
+        """Whether a list is about this federation, and has this site's own key in it."""
+        agreement, keys = self.home.agreement, self._responder.keys
+        own = keys.identity.public_key().public_bytes_raw()
+        if members.agreement != agreement.digest or members.hub.hex() != agreement.hub:
+            raise ConfigError("members: the list is about another agreement than this site's")
+        if members.federation != agreement.name or members.names != agreement.sites:
+            raise ConfigError("members: the list names other sites than the bundle")
+        if members.sites[self.home.site] != own:
+            raise ConfigError(f"members: the list has another key for {self.home.site!r}")
+
+    def _proposed(self, request: Message) -> Message:
+        """A members' list from the hub, for the owner to look at."""
+        members = Members.of(request.part().decode())
+        self._check(members)
+        trusted = self.home.members
+        if trusted is None and self.home.proposed != members:
+            self.home.propose(members)
+            _log.info("the hub proposes members %s: fedveil site trust", members.fingerprint)
+        elif trusted is not None and trusted.fingerprint != members.fingerprint:
+            raise ConfigError(f"members: this site trusts {trusted.fingerprint}, not another list")
+        return Message({"status": "done"})
+
+    def _renewed(self, request: Message) -> Message:
+        """A certificate for another year, for the key that is here."""
+        text, home = request.part().decode("ascii"), self.home
+        old = home.certificate
+        certificates.check(text, home.authority, home.site, old.key)
+        if certificates.days_left(text) > certificates.days_left(old.certificate):
+            keep_pair(home.path, "site", Pair(text, old.key))
+            _log.info("certificate renewed")
+            self.certificate_changed.set()
+        return Message({"status": "done"})

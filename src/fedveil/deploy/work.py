@@ -1,0 +1,176 @@
+"""What a plan has a site compute: updates, the bits of a tracked clip, or counts for a score."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from fedveil.core.randomness import Randomness
+from fedveil.data.federation import Federation
+from fedveil.deploy.envelope import BadFrame, Message
+from fedveil.deploy.plan_document import PlanDocument
+from fedveil.engines.choose import build_engine
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.noise_placement import RoundContext
+from fedveil.planning.plan import Plan
+from fedveil.run.run import job_of
+from fedveil.run.sums import PrivateSum, update_sum
+from fedveil.secagg.aggregation import COUNT, SecureSums
+from fedveil.secagg.aggregator import Ints
+from fedveil.secagg.privacy_terms import PrivacyTerms
+
+
+class Shared(Protocol):
+    """A secure sum as one site sees it."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def word(self) -> int: ...
+    def share(self, client: int, row: Ints) -> Ints: ...
+
+
+class Work(ABC):
+    """One site's part in a plan. Requests name the round (from 0) and a sum's purpose."""
+
+    def __init__(
+        self,
+        document: PlanDocument,
+        terms: dict[str, PrivacyTerms],
+        sums: SecureSums | None,
+        rounds: int,
+        participations: int,
+    ) -> None:
+        self.document, self.terms, self.sums = document, terms, sums
+        self.rounds, self.participations = rounds, participations
+
+    @abstractmethod
+    def schedule(self, number: int) -> list[int] | None:
+        """Who takes part in a round, by a public schedule; None if it is drawn at random."""
+
+    @abstractmethod
+    def summands(self, request: Message) -> Shared:
+        """The secure sum that a request is about."""
+
+    @abstractmethod
+    def row(self, request: Message) -> Ints:
+        """What this site adds to it, without noise."""
+
+    def upload(self, request: Message) -> Ints:
+        """What leaves where no secure sum is taken."""
+        raise BadFrame("this plan has no noise for single uploads")
+
+    @abstractmethod
+    def new_round(self) -> None:
+        """Forget the last one."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """No more rounds."""
+
+
+class Training(Work):
+    """Trains on the site's rows as a simulation would."""
+
+    def __init__(
+        self,
+        document: PlanDocument,
+        plan: Plan,
+        number: int,
+        data: Federation,
+        randomness: Randomness,
+    ) -> None:
+        rounds = plan.method.rounds
+        counted = plan.releases(rounds)[0].counted_participations
+        super().__init__(document, document.terms(plan), plan.secure_sums, rounds, counted)
+        self.plan, self._number, self._randomness = plan, number, randomness
+        job = job_of(plan, randomness.of_client(number))
+        self._engine = build_engine(replace(job, federation=data, isolated=True), threads=1)
+        self._norms: torch.Tensor | None = None  # of this round's update, [1]
+
+    def schedule(self, number: int) -> list[int] | None:
+        return scheduled(self.plan, number)
+
+    def summands(self, request: Message) -> PrivateSum:
+        updates = self._updates(request)
+        return updates if request.header.get("purpose") != COUNT else self._count(updates)[0]
+
+    def row(self, request: Message) -> Ints:
+        updates = self._updates(request)
+        if request.header.get("purpose") == COUNT:
+            return self._count(updates)[1]
+        return self._trained(request.part(1), updates)
+
+    def upload(self, request: Message) -> Ints:
+        """Private by its own noise, or for a hub that is trusted to add the noise."""
+        updates, plan = self._updates(request), self.plan
+        row, placement = self._trained(request.part(1), updates), plan.method.placement
+        if isinstance(placement, LocalNoise) and plan.context is not None:
+            stream = updates.this_round.stream(self._number)
+            return placement.upload(plan.context, row, updates.pipeline, stream)
+        return row if isinstance(placement, CentralNoise) else super().upload(request)
+
+    def new_round(self) -> None:
+        self._norms = None
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _updates(self, request: Message) -> PrivateSum:
+        """The sum of updates, under the clip that the hub says the released counts have led to.
+
+        Noise is in proportion to the clip, so no clip costs more than another.
+        """
+        rule, state = self.plan.method.clip_rule, {}
+        if isinstance(rule, AdaptiveClipping):
+            clip = request.header.get("clip")
+            if type(clip) is not float or not rule.allows(clip):
+                raise BadFrame("the round's clip is none of those that the plan may come to")
+            state = {"clip_norm": torch.tensor([clip], dtype=torch.float64)}
+        own = np.array([self._number], np.int64)
+        this_round = RoundContext(request.number("round"), own, self._randomness)
+        return update_sum(self.plan, this_round, state)
+
+    def _count(self, updates: PrivateSum) -> tuple[PrivateSum, Ints]:
+        """The sum of a tracked clip's bits: whether this round's update was within the clip."""
+        placement, context, rule = updates.placement, updates.context, self.plan.method.clip_rule
+        if placement is None or context is None or not isinstance(rule, AdaptiveClipping):
+            raise BadFrame("this plan tracks no clip")
+        if self._norms is None:
+            raise BadFrame("this site has not trained in this round, or has left it behind")
+        clip, number = updates.pipeline.clip or context.clip, updates.round_number
+        own, pipeline, halves = rule.halves(placement, context, self._norms, clip, number)
+        this_round = replace(updates.this_round, purpose=COUNT)
+        return PrivateSum(placement, own, pipeline, this_round), halves[0].numpy()
+
+    def _trained(self, data: bytes, updates: PrivateSum) -> Ints:
+        """This site's shaped update on the grid, int64 [width], from the shared weights.
+
+        Whatever they are, what leaves is clipped and noisy.
+        """
+        weights = weights_of(data, self.plan.layout.size)
+        alone = np.zeros(1, np.int64)
+        result = self._engine.round_sum(weights, alone, updates.round_number, updates.pipeline)
+        self._norms = result.norms
+        row: Ints = result.total.numpy()
+        return row
+
+
+def weights_of(data: bytes, size: int) -> torch.Tensor:
+    if len(data) != 4 * size:
+        raise BadFrame(f"weights: {len(data)} bytes, the model has {size}")
+    return torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
+
+
+def scheduled(plan: Plan, number: int) -> list[int] | None:
+    """Who takes part in a round of a plan; None if that is drawn at random."""
+    if plan.sampling.amplifies:
+        return None
+    unused = Randomness(0).stream("cohort", number)  # a public schedule draws nothing
+    return [int(one) for one in plan.sampling.draw(number, unused, plan.federation.clients)]

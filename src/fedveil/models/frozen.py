@@ -1,0 +1,140 @@
+"""Models of which only a part is trained: frozen layers, adapters beside them, a start from a file.
+
+What is frozen has no place in the flat vector of weights: it is not trained, not sent, and no
+noise is drawn for it. Frozen weights are public; they must come from public data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from fedveil.core.errors import ConfigError
+
+BACKBONE = "backbone"  # stands for all layers but the last
+
+
+class LowRank(nn.Module):
+    """A frozen layer and, beside it, a trained detour of `rank` channels (LoRA; Hu et al. 2022).
+
+    The detour adds nothing at first.
+    """
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d, rank: int) -> None:
+        super().__init__()
+        self.layer = layer
+        if isinstance(layer, nn.Linear):
+            self.down: nn.Module = nn.Linear(layer.in_features, rank, bias=False)
+            self.up: nn.Linear | nn.Conv2d = nn.Linear(rank, layer.out_features, bias=False)
+        else:
+            self.down = nn.Conv2d(
+                layer.in_channels,
+                rank,
+                layer.kernel_size,  # type: ignore[arg-type]
+                layer.stride,  # type: ignore[arg-type]
+                layer.padding,  # type: ignore[arg-type]
+                layer.dilation,  # type: ignore[arg-type]
+                bias=False,
+                padding_mode=layer.padding_mode,
+            )
+            self.up = nn.Conv2d(rank, layer.out_channels, 1, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs) + self.up(self.down(inputs))
+        return outputs
+
+
+def freeze(module: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Freeze parameters by their names, in place: `*` stands for anything, a layer's name for all
+    that is in it, and "backbone" for all layers but the last."""
+    for pattern in names:
+        found = list(_named(module, pattern))
+        if not found:
+            known = ", ".join(name for name, _ in module.named_parameters())
+            raise ConfigError(f"model.frozen: nothing is called {pattern!r}; there are {known}")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    return module
+
+
+def _named(module: nn.Module, pattern: str) -> Iterator[nn.Parameter]:
+    if pattern == BACKBONE:
+        *before, _ = (one for one in module.modules() if list(one.parameters(recurse=False)))
+        for layer in before:
+            yield from layer.parameters(recurse=False)
+        return
+    for name, parameter in module.named_parameters():
+        if fnmatchcase(name, pattern) or name.startswith(f"{pattern}."):
+            yield parameter
+
+
+def adapt(module: nn.Module, rank: int) -> nn.Module:
+    """Put an adapter beside every frozen linear or convolutional layer, in place."""
+    if rank < 1:
+        raise ConfigError(f"model.adapter_rank: must be at least 1, got {rank}")
+    if _adaptable(module):
+        return LowRank(module, rank)  # type: ignore[arg-type]
+    places = [
+        (parent, name)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if _adaptable(child)
+    ]
+    if not places:
+        raise ConfigError(
+            "model.adapter_rank: adapters go beside frozen linear and convolutional layers, and "
+            "there is none; see model.frozen"
+        )
+    for parent, name in places:
+        setattr(parent, name, LowRank(getattr(parent, name), rank))
+    return module
+
+
+def _adaptable(layer: nn.Module) -> bool:
+    known = type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)
+    return known and not any(parameter.requires_grad for parameter in layer.parameters())
+
+
+def start_from(module: nn.Module, path: Path | str) -> tuple[str, ...]:
+    """Load weights by name from a safetensors file, such as a run's model; what was found, in
+    sentences for a guarantee.
+
+    A frozen weight must be in the file. A trained one that is not, or has another shape there (as
+    the last layer for other classes has), starts as the model makes it.
+    """
+    try:
+        data = Path(path).read_bytes()
+        given = load(data)
+    except FileNotFoundError:
+        raise ConfigError(f"model.start: {path}: no such file") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ConfigError(f"model.start: {path}: not a safetensors file ({error})") from None
+    new = []
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            plain = ".".join(part for part in name.split(".") if part != "layer")  # no adapters
+            tensor = given.get(name, given.get(plain))
+            if tensor is not None and tensor.shape == parameter.shape:
+                parameter.copy_(tensor)
+            elif parameter.requires_grad:
+                new.append(name)
+            else:
+                raise ConfigError(
+                    f"model.start: {path} has no weights of shape {list(parameter.shape)} for "
+                    f"{name}, which is frozen"
+                )
+    if len(new) == sum(1 for _ in module.parameters()):
+        raise ConfigError(f"model.start: {path} has nothing that fits the model")
+    digest = sha256(data).hexdigest()[:16]
+    fresh = f"; new are {', '.join(new)}" if new else ""
+    return (
+        f"Weights start from {Path(path).name} (SHA-256 {digest}...), made of public data{fresh}.",
+    )

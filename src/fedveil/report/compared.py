@@ -1,0 +1,65 @@
+"""Methods side by side on one page: charts whose bars say what they are, tables that sort."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from fedveil.report.charts import line_chart
+from fedveil.report.page import Cell, filled, listed, section, table
+from fedveil.report.spread import Spread
+
+VERSION = 1
+DEVIATION = "standard deviation of single runs"
+
+
+def point(x: float, spread: Spread, *, of_mean: bool = False) -> list[float]:
+    """A place in a chart with half the length of its bar; one run has none."""
+    half = spread.error if of_mean else spread.deviation
+    known = [float(f"{half:.4g}")] if spread.runs > 1 else []
+    return [x, float(f"{spread.mean:.6g}"), *known]
+
+
+def document_of(
+    title: str,
+    said: Mapping[str, Sequence[str]],
+    charts: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+) -> dict[str, Any]:
+    """A comparison as plain values. `said` is sentences by heading; a cell of a row is a text, a
+    number, or a number and its deviation."""
+    return {
+        "version": VERSION,
+        "title": title,
+        "said": {heading: list(sentences) for heading, sentences in said.items()},
+        "charts": {str(number): dict(chart) for number, chart in enumerate(charts)},
+        "table": {"columns": list(columns), "rows": [list(row) for row in rows]},
+    }
+
+
+def comparison_page(document: Mapping[str, Any]) -> str:
+    """The page of a comparison; its document is inside."""
+    drawn = "".join(line_chart(chart, f"charts/{key}") for key, chart in document["charts"].items())
+    of = document["table"]
+    cells = [[_cell(value) for value in row] for row in of["rows"]]
+    note = f"<p class='note'>±: {DEVIATION}. A click on a heading sorts by it.</p>"
+    parts = [f"<article><h2>{escape(document['title'])}</h2>"]
+    parts += [section(name, listed(text)) for name, text in document["said"].items() if text]
+    if drawn:
+        parts.append(section("Pictures", f'<div class="charts">{drawn}</div>'))
+    parts.append(section("Figures", table(of["columns"], cells, "Figures") + note))
+    return filled(document["title"], "".join(parts) + "</article>", document)
+
+
+def _cell(value: Any) -> Cell:
+    if value is None:
+        return Cell("–", float("inf"))
+    if isinstance(value, (list, tuple)):
+        mean, deviation = value
+        shown = "" if deviation is None else f" ± {deviation:.2g}"
+        return _cell(None) if mean is None else Cell(f"{mean:.4g}{shown}", mean)
+    if isinstance(value, str):
+        return Cell(escape(value), value)
+    return Cell(f"{value:.4g}" if isinstance(value, float) else str(value), value)

@@ -1,0 +1,130 @@
+"""Audits of other systems' own code: `python -m tests.audit.peers`, where they are installed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedveil.audit.bounds import refuted_epsilon
+from fedveil.audit.many_runs import judged
+
+GAMES = 20_000
+Claim = tuple[float, float, Any, Any]  # epsilon, delta, scores with and without the canary
+
+
+def at_least(one: Any, other: Any, delta: float) -> float:
+    """A lower bound on epsilon at 95 %, from scores in two worlds."""
+    each = 0.05 / 4
+    _, found = judged({"score": one}, {"score": other}, delta, each)
+    return max(float(refuted_epsilon(*rates.bounds(each), delta)) for rates in found)
+
+
+def local_dp() -> Claim:
+    """Flower's LocalDpMod with sensitivity = clipping_norm, ten rounds, a client at both ends."""
+    from flwr.compat.common.parameter import ndarrays_to_parameters, parameters_to_ndarrays
+    from flwr.supercore.differential_privacy import (
+        add_localdp_gaussian_noise_to_params,
+        compute_clip_model_update,
+    )
+
+    epsilon, delta, clip = 1.0, 1e-5, 1.0
+    scores = []
+    for sign in (1.0, -1.0):
+        total = np.zeros(GAMES // 2)
+        for game in range(GAMES // 2):
+            for _ in range(10):
+                update = [np.array([sign * 100.0])]
+                compute_clip_model_update(update, [np.zeros(1)], clip)
+                sent = add_localdp_gaussian_noise_to_params(
+                    ndarrays_to_parameters(update), clip, epsilon, delta
+                )
+                total[game] += parameters_to_ndarrays(sent)[0][0]
+        scores.append(total)
+    return epsilon, delta, scores[0], scores[1]
+
+
+def shuffled_batches() -> Claim:
+    """Opacus with poisson_sampling=False: two epochs of 40 batches, canaries in the first.
+
+    Each of 250 canary records has a coordinate of its own, and so is a game of its own.
+    """
+    from opacus import PrivacyEngine
+
+    canaries, batches, epochs, delta = 250, 40, 2, 1e-5
+    chance, scores = np.random.default_rng(0), {True: [], False: []}
+    spent = 0.0
+    for _ in range(GAMES // canaries):
+        there = chance.random(canaries) < 0.5
+        inputs = torch.zeros(batches * canaries, canaries)
+        inputs[:canaries] = torch.from_numpy(np.diag(100.0 * there)).float()
+        net = torch.nn.Linear(canaries, 1, bias=False)
+        engine = PrivacyEngine()
+        net, optimizer, loader = engine.make_private(
+            module=net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=1.0),
+            data_loader=torch.utils.data.DataLoader(
+                torch.utils.data.TensorDataset(inputs), batch_size=canaries
+            ),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            poisson_sampling=False,
+            loss_reduction="sum",
+        )
+        seen = torch.zeros(canaries)
+        for _ in range(epochs):
+            for number, (batch,) in enumerate(loader):
+                optimizer.zero_grad()
+                net(batch).sum().backward()
+                optimizer.step()
+                if number == 0:
+                    seen += next(net.parameters()).grad[0]
+        for world in (True, False):
+            scores[world].append(seen.numpy()[there == world])
+        spent = spent or engine.get_epsilon(delta)
+    one, other = (np.concatenate(scores[world]) for world in (True, False))
+    return spent, delta, one, other
+
+
+def laplace_replaced() -> Claim:
+    """Laplace noise of scale 1 on one bit that is replaced: from -1 to 1, ten times.
+
+    The library's PLD accountant ignores that units are replaced when it meets a Laplace event.
+    """
+    from dp_accounting import NeighboringRelation, dp_event, pld
+
+    spent = pld.PLDAccountant(NeighboringRelation.REPLACE_ONE)
+    claimed = spent.compose(dp_event.LaplaceDpEvent(1.0), 10).get_epsilon(1e-5)
+    chance = np.random.default_rng(0)
+    scores = []
+    for centre in (1.0, -1.0):
+        seen = centre + chance.laplace(size=(GAMES // 2, 10))
+        scores.append((np.abs(seen + 1) - np.abs(seen - 1)).sum(axis=1))
+    return float(claimed), 1e-5, scores[0], scores[1]
+
+
+AUDITS: dict[str, Callable[[], Claim]] = {
+    "Flower, LocalDpMod(1.0, 1.0, 1.0, 1e-5), ten rounds": local_dp,
+    "Opacus, poisson_sampling=False, z = 1, 2 epochs of 40 batches": shuffled_batches,
+    "dp-accounting, Laplace under REPLACE_ONE, ten releases": laplace_replaced,
+}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    for name, run in AUDITS.items():
+        try:
+            claimed, delta, one, other = run()
+        except ImportError as missing:
+            print(f"{name}: not tried ({missing})")
+            continue
+        shown = at_least(one, other, delta)
+        verdict = "refuted" if shown > claimed else "not refuted"
+        print(f"{name}: claimed {claimed:.3f}, at least {shown:.3f} at delta {delta:g}: {verdict}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""What is said of other systems: read from their files, and true of what they do."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import norm
+
+from fedveil.audit.check.check import check
+from fedveil.audit.check.finding import Finding
+from fedveil.cli import main
+from fedveil.core.errors import ConfigError
+
+
+def found(tmp_path: Path, text: str, name: str = "app.py", **said: Any) -> Finding:
+    path = tmp_path / name
+    path.write_text(text)
+    (only,) = check(path, said)
+    return only
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """Delta of two unit Gaussians mu apart."""
+    upper = norm.cdf(mu / 2 - epsilon / mu)
+    return float(upper - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+
+
+FIXED = "strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 0.5, {sampled}{more})"
+
+
+def test_local_noise_is_charged_for_twice_the_clip_and_every_round(tmp_path: Path) -> None:
+    text = "mod = LocalDpMod(clipping_norm=2.0, sensitivity=1.0, epsilon=1.0, delta=1e-5)"
+    one = found(tmp_path, text, rounds=10)
+    std = math.sqrt(2 * math.log(1.25e5))
+    for row, uploads in zip(one.proved, (10, 1), strict=True):
+        mu = 2 * 2.0 * math.sqrt(uploads) / std
+        assert gaussian_delta(row.epsilon, mu) == pytest.approx(1e-5, rel=1e-3)
+    assert one.claimed == 1.0
+    assert not one.kept
+    assert len(one.why) == 2
+    # Said as it is, one upload keeps the promise: the formula is a theorem up to epsilon 1.
+    right = found(tmp_path, text, rounds=1, sensitivity=4.0)
+    assert right.kept
+    assert right.why == ()
+
+
+def test_a_cohort_of_fixed_size_breaks_add_or_remove_accounting(tmp_path: Path) -> None:
+    """The attack: 21 clients, 20 drawn, all others as loud the other way."""
+    text = FIXED.format(sampled=20, more=", accountant=spent")
+    said = {"rounds": 1, "delta": 1e-5, "clients": 21, "accountant": "rdp"}
+    one = found(tmp_path, text, **said)
+    assert one.claimed is not None
+
+    def broken_by(epsilon: float) -> float:
+        """Sums have unit noise around -18 if the canary is drawn, around -20 if not or absent."""
+        cuts = [x / 10 for x in range(-250, -100)]
+        there = [20 / 21 * norm.sf(cut + 18) + norm.sf(cut + 20) / 21 for cut in cuts]
+        absent = [norm.sf(cut + 20) for cut in cuts]
+        return max(p - math.exp(epsilon) * q for p, q in zip(there, absent, strict=True))
+
+    assert broken_by(one.claimed) > 10 * one.delta
+    assert broken_by(one.proved[0].epsilon) <= one.delta
+    assert not one.kept
+    everyone = found(tmp_path, text, **{**said, "clients": 20})
+    assert everyone.kept
+    few_of_many = found(tmp_path, text, **{**said, "clients": 1000})
+    assert few_of_many.kept  # sampling, which they do not count, outweighs it
+
+
+def test_weights_and_a_wrong_cohort_are_counted(tmp_path: Path) -> None:
+    text = FIXED.format(sampled=20, more="") + "\nFedAvg(fraction_train=0.1)\n"
+    one = found(tmp_path, text, rounds=1, delta=1e-5, clients=50)
+    rows = {row.what: row.epsilon for row in one.proved}
+    # Five are averaged and the noise is for twenty: a mean moves by C / 5, noise is C / 20.
+    alike = rows["one client's update zeroed, equal weights"]
+    assert gaussian_delta(alike, 20 / 5) == pytest.approx(1e-5, rel=1e-3)
+    anything = rows["one client's update zeroed, any weights"]
+    assert gaussian_delta(anything, 20) == pytest.approx(1e-5, rel=1e-2)
+    assert any("averages 5 clients" in reason for reason in one.why)
+    bounded = found(tmp_path, text, rounds=1, delta=1e-5, clients=50, largest_share=0.4)
+    known = {row.what: row.epsilon for row in bounded.proved}
+    assert known["one client's update zeroed, weights up to 0.4"] < anything
+
+
+def test_adaptive_clipping_never_costs_less_than_it_says(tmp_path: Path) -> None:
+    text = "DifferentialPrivacyClientSideAdaptiveClipping(FedAvg(), {z}, 100)"
+    for z in (0.5, 1.0, 4.0):
+        one = found(tmp_path, text.format(z=z), rounds=1, delta=1e-5)
+        alike = one.proved[1]
+        assert gaussian_delta(alike.epsilon, 1 / z) < 1e-5  # more than one Gaussian of z costs
+    with pytest.raises(ConfigError, match="Flower refuses"):
+        found(tmp_path, text.format(z=10.0), rounds=1, delta=1e-5)
+
+
+OPACUS = "engine.make_private(noise_multiplier=1.0, max_grad_norm=1.0{more})"
+
+
+def test_batches_that_are_not_drawn_get_no_amplification(tmp_path: Path) -> None:
+    said = {"examples": 60_000, "batch_size": 64, "epochs": 10, "delta": 1e-5}
+    drawn = found(tmp_path, OPACUS.format(more=""), **said)
+    assert drawn.kept
+    kept_order = found(tmp_path, OPACUS.format(more=", poisson_sampling=False"), **said)
+    assert kept_order.claimed == drawn.claimed
+    assert not kept_order.kept
+    # A record whose batches are known is seen ten times through noise of its own size.
+    mu = math.sqrt(10)
+    assert gaussian_delta(kept_order.proved[0].epsilon, mu) == pytest.approx(1e-5, rel=1e-3)
+    assert gaussian_delta(drawn.claimed or 0.0, mu) > 0.5
+    adaptive = found(tmp_path, OPACUS.format(more=", clipping='adaptive'"), **said)
+    assert math.isinf(adaptive.proved[0].epsilon)
+
+
+def test_a_target_gives_the_noise_and_rounds_are_not_forgotten(tmp_path: Path) -> None:
+    text = (
+        "engine = PrivacyEngine(accountant='rdp')\n"
+        "engine.make_private_with_epsilon(target_epsilon=3.0, target_delta=1e-5, epochs=2)"
+    )
+    said = {"examples": 1000, "batch_size": 100}
+    one = found(tmp_path, text, **said)
+    assert one.claimed == 3.0
+    assert one.proved[0].epsilon == pytest.approx(3.0, rel=1e-3)
+    assert one.kept
+    five = found(tmp_path, text, rounds=5, **said)
+    assert five.proved[0].epsilon > 1.5 * one.proved[0].epsilon
+    assert not five.kept
+
+
+def test_keras_batches_and_microbatches(tmp_path: Path) -> None:
+    text = "opt = DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=1.1, num_microbatches={n})"
+    said = {"examples": 60_000, "batch_size": 256, "epochs": 3, "delta": 1e-5}
+    single = found(tmp_path, text.format(n=256), **said)
+    mu = math.sqrt(3) / 1.1
+    assert gaussian_delta(single.proved[0].epsilon, mu) == pytest.approx(1e-5, rel=1e-3)
+    grouped = found(tmp_path, text.format(n=16), **said)
+    assert gaussian_delta(grouped.proved[0].epsilon, 2 * mu) == pytest.approx(1e-5, rel=1e-3)
+    assert grouped.claimed == single.claimed  # compute_dp_sgd_privacy does not know
+
+
+def test_sparse_vectors_are_paid_for_as_often_as_they_answer(tmp_path: Path) -> None:
+    document = {
+        "task_result_filters": [
+            {
+                "tasks": ["train"],
+                "filters": [
+                    {"path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy", "args": {}}
+                ],
+            }
+        ]
+    }
+    one = found(tmp_path, json.dumps(document), "config.json", parameters=1000, rounds=2)
+    threshold = 0.1 / (1 + 200 ** (2 / 3))
+    assert one.claimed == pytest.approx(2 * (0.1 + 10))
+    expected = 2 * (threshold + (0.1 - threshold) * 10 + 10)
+    assert one.proved[0].epsilon == pytest.approx(expected)
+    plain = {"name": "PercentilePrivacy", "args": {"percentile": 50}}
+    without = found(tmp_path, json.dumps(plain), "config.json")
+    assert math.isinf(without.proved[0].epsilon)
+    assert without.kept  # it claims no number
+
+
+def test_values_come_from_options_names_and_the_project(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.flwr.app.config]\nnoise-multiplier = 0.7\nnum-server-rounds = 4\n"
+    )
+    text = (
+        "parser.add_argument('--clip', '-c', default=2 * 0.25)\n"
+        "SAMPLED = 10\n"
+        "def main(context):\n"
+        "    z = context.run_config['noise-multiplier']\n"
+        "    DifferentialPrivacyServerSideFixedClipping(s, z, args.clip, SAMPLED)\n"
+    )
+    one = found(tmp_path, text, delta=1e-5)
+    known = {name: value for name, value, _ in one.settings}
+    assert known["noise_multiplier"] == 0.7
+    assert known["clipping_norm"] == 0.5
+    assert known["num_sampled_clients"] == 10
+    assert known["rounds"] == 4
+
+
+def test_what_is_not_known_is_asked_for_and_nothing_is_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, mark = tmp_path / "app.py", tmp_path / "mark"
+    path.write_text(
+        f"open({str(mark)!r}, 'w')\n"
+        "LocalDpMod(1.0, 1.0, choose(), 1e-5)\nrounds = 3\nrun(rounds=5)\n"
+    )
+    assert main(["check", str(path)]) == 2
+    assert "say --set epsilon=VALUE" in capsys.readouterr().err
+    assert main(["check", str(path), "--set", "epsilon=1"]) == 2
+    assert "rounds: the file has 3 (line 3) and 5 (line 4)" in capsys.readouterr().err
+    assert main(["check", str(path), "--set", "epsilon=1", "--set", "rounds=3", "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["findings"][0]["kept"] is False
+    assert main(["check", str(path), "--set", "epsilon=nan", "--set", "rounds=3"]) == 2
+    capsys.readouterr()
+    assert not mark.exists()
+    path.write_text("print('hello')\n")
+    assert main(["check", str(path)]) == 2
+    assert "is made here" in capsys.readouterr().err
+    path.write_text("def (")
+    assert main(["check", str(path)]) == 2

@@ -1,0 +1,347 @@
+"""Statistics that are bought: what they find, what they cost, and what one unit can do to them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+from scipy.special import log_ndtr
+
+import fedveil as fv
+from fedveil.cli import main
+from fedveil.core.units import Adjacency, Entropy, Trust, Unit
+from fedveil.data import bought, statistics
+from fedveil.data.bought import Offer, affordable, buy
+from fedveil.data.schema import Column, Kind
+from fedveil.data.statistics import GRID, Range, Voters, range_of, spread_votes, threshold
+from fedveil.privacy.accounting import account
+from fedveil.privacy.mechanisms import NoisySelection, NoisyVotes
+from fedveil.privacy.releases import PrivacyModel, Release
+from fedveil.privacy.sampling import Everyone
+from fedveil.privacy.translation import step_of
+
+NASTY = ("inf", "-inf", "nan", "1e999", "-1e999", "-0", "3e38", "1e-38", "0", "1,5", "1.234,5")
+NASTY += (
+    "2020-01-31",
+    "2020-13-45",
+    "1850-01-01",
+    "true",
+    "x" * 300,
+    "é",
+    "7.0",
+    "07",
+    "NULL ",
+    " ",
+)
+
+
+def cells(draw: np.random.Generator, rows: int) -> list[str | None]:
+    """Numbers, text, dates and gaps, and now and then something nasty."""
+    kinds = draw.integers(0, 5, rows)
+    found: list[str | None] = []
+    for kind in kinds:
+        if kind == 0:
+            found.append(f"{draw.normal() * 10.0 ** draw.integers(-8, 14):.6g}")
+        elif kind == 1:
+            found.append(f"word{draw.integers(6)}")
+        elif kind == 2:
+            found.append(f"{draw.integers(1880, 2120)}-0{draw.integers(1, 10)}-11")
+        elif kind == 3:
+            found.append(None)
+        else:
+            found.append(str(draw.choice(NASTY)))
+    return found
+
+
+class World:
+    """One world without noise: what enters it, what was drawn, and what it is accounted as.
+
+    The proof couples two worlds by the same noisy values, so the second one sees the ranges that
+    the first one found.
+    """
+
+    def __init__(self, table: dict[str, Any], clients: Any, offer: Offer, first: World | None):
+        self.stds: list[float] = []
+        self.ranges: list[Range] = []
+        self.sums: list[Any] = []
+        self._first, self._offer, seen = first, offer, []
+        votes = Voters.votes
+
+        def noted(voters: Voters, codes: Any, bins: int) -> Any:
+            found = votes(voters, codes, bins)
+            seen.append(found / voters.whole)
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bought, "protect_sum", self._central)
+            patch.setattr(bought, "discrete_gaussian", self._share)
+            patch.setattr(statistics, "range_of", self._range)
+            patch.setattr(Voters, "votes", noted)
+            _, self.paid = buy(table, "c0", clients, offer, ".")
+        width = len(table)
+        self.sums = [np.concatenate(seen[:width]), np.concatenate(seen[width:])]
+
+    def _central(self, total: Any, std: float, grid: float, stream: object) -> Any:
+        self.stds.append(std)
+        return total
+
+    def _share(self, stream: object, count: int, std: float) -> Any:
+        self.stds.append(std * math.sqrt(self._offer.shares))
+        return np.zeros(count, np.int64)
+
+    def _range(self, votes: Any, std: float) -> Range:
+        self.ranges.append(range_of(votes, 0.0))
+        return self.ranges[-1] if self._first is None else self._first.ranges[len(self.ranges) - 1]
+
+
+@pytest.mark.parametrize("unit", list(Unit))
+@pytest.mark.parametrize("seed", range(12))
+def test_one_unit_moves_the_votes_by_no_more_than_was_accounted(unit: Unit, seed: int) -> None:
+    """The program against its own claim: a replaced record, or client, moves what enters the noise
+    by at most the sensitivity that each release is charged with."""
+    draw = np.random.default_rng(seed)
+    rows, width = int(draw.integers(2, 60)), int(draw.integers(1, 6))
+    clients = np.unique(np.sort(draw.integers(0, 5, rows)), return_inverse=True)[1]
+    by_row = unit is Unit.RECORD
+    offer = Offer(
+        unit, Trust.DISTRIBUTED if by_row else Trust.CENTRAL, 7.0, 1e-6, int(clients.max()) + 1, 1
+    )
+    one = {f"c{i}": cells(draw, rows) for i in range(width)}
+    two = {name: list(values) for name, values in one.items()}
+    changed = [int(draw.integers(rows))] if by_row else np.flatnonzero(clients == clients[0])
+    for values in two.values():
+        for row in changed:
+            values[row] = cells(draw, 1)[0]
+    first, second = None, None
+    for values in (one, two):
+        table = {name: pa.chunked_array([column], pa.string()) for name, column in values.items()}
+        first, second = second, World(table, clients, offer, second)
+    assert first is not None
+    assert second is not None
+    model = PrivacyModel(unit, Adjacency.REPLACE, offer.trust)
+    assert first.paid.releases[:2] == second.paid.releases[:2]
+    for place, release in enumerate(first.paid.releases[:2]):
+        moved = float(np.linalg.norm(first.sums[place] - second.sums[place]))
+        step: Any = step_of(release, model)
+        allowed = (
+            1 / step.noise if not by_row else step.l2 / step.share_std / math.sqrt(step.shares)
+        )
+        assert first.stds[0] == second.stds[0]
+        assert moved / first.stds[0] <= allowed * (1 + 1e-12)
+
+
+def test_votes_of_a_client_never_exceed_one() -> None:
+    """However many rows it has, and however they fall: in each column its integers add up to the
+    whole at most, so its vector has length one at most."""
+    draw = np.random.default_rng(0)
+    for rows in (1, 2, 3, 7, 1000, 123_457):
+        codes = draw.integers(-1, 9, rows)
+        votes = Voters(np.zeros(rows, np.int64)).votes(codes, 9)
+        assert votes.min() >= 0
+        assert votes.sum() <= GRID
+
+
+@pytest.mark.parametrize("failure", [1e-4, 1e-7, 1e-12])
+@pytest.mark.parametrize("std", [0.3, 1.0, 20.0])
+def test_a_value_of_one_unit_alone_is_published_with_the_stated_probability(
+    failure: float, std: float
+) -> None:
+    """Exactly: t values of weight 1 / sqrt(t), each with its own noise, for every t."""
+    bound = threshold(20, std, failure)
+    chances = [
+        -math.expm1(t * float(log_ndtr((bound - 1 / math.sqrt(t)) / std))) for t in range(1, 21)
+    ]
+    assert max(chances) == pytest.approx(failure, rel=1e-3)  # and no more noise than needed
+    assert threshold(1, 1.0, 0.5) == pytest.approx(1.0)
+
+
+def test_every_unit_spreads_a_vote_of_length_one() -> None:
+    """A client with t values gives each 1 / sqrt(t), and names its 20 most frequent alone."""
+    values = [f"v{i}" for i in range(25)] + ["v3"] * 3 + ["a", "b", "a"]
+    clients = np.array([0] * 28 + [1] * 3)
+    names, votes = spread_votes(pa.chunked_array([values]), Voters(clients), 20)
+    found = dict(zip(names, votes / GRID, strict=True))
+    assert found["a"] == pytest.approx(1 / math.sqrt(2), abs=1e-5)
+    assert found["v3"] == pytest.approx(1 / math.sqrt(20), abs=1e-5)
+    own = [found[name] for name in found if name.startswith("v")]
+    assert sum(value > 0 for value in own) == 20
+    assert sum(value**2 for value in own) <= 1
+    assert spread_votes(pa.chunked_array([values]), Voters(None), 20)[1].max() == 4 * GRID
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_selection_costs_its_gaussian_and_its_failure(factor: int) -> None:
+    """Closed form: epsilon of all Gaussians together at what is left of delta."""
+    adjacency = Adjacency.REPLACE if factor == 2 else Adjacency.ZERO_OUT
+    model = PrivacyModel(Unit.CLIENT, adjacency, Trust.CENTRAL)
+    votes, picked = NoisyVotes(5.0), NoisySelection(4.0, 2e-6)
+    releases = [Release(votes, Everyone(), 1), Release(picked, Everyone(), 1)]
+    found = account(releases, privacy_model=model, delta=1e-5)
+    mu = math.sqrt(factor * (1 / 25 + 1 / 16))
+    assert found.epsilon == pytest.approx(get_epsilon_gaussian(1 / mu, 8e-6), rel=1e-9)
+    spent = account(releases, privacy_model=model, delta=2e-6)
+    assert math.isinf(spent.epsilon)
+
+
+def big(rows: int, seed: int = 0) -> dict[str, Any]:
+    draw = np.random.default_rng(seed)
+    income = np.exp(draw.normal(10.5, 0.7, rows))
+    day = np.datetime64("2015-01-01") + draw.integers(0, 900, rows)
+    table: dict[str, list[str]] = {
+        "income": [f"{value:.2f}" for value in income],
+        "year": [str(value) for value in draw.integers(1960, 2005, rows)],
+        "when": [str(value) for value in day],
+        "job": [f"job{value}" for value in draw.integers(0, 12, rows)],
+        "gap": [str(v) if v > 1 else "" for v in draw.integers(0, 9, rows)],
+        "empty": [""] * rows,
+        "ill": [("no", "yes")[value] for value in draw.integers(0, 2, rows)],
+    }
+    return {n: pa.chunked_array([[v or None for v in w]], pa.string()) for n, w in table.items()}
+
+
+@pytest.mark.parametrize("unit", list(Unit))
+def test_what_is_bought_is_about_right(unit: Unit) -> None:
+    """Kinds, centres within a third of a deviation, deviations of the bulk within a half."""
+    table, rows = big(20_000), 20_000
+    clients = np.arange(rows) % 5000
+    trust = Trust.DISTRIBUTED if unit is Unit.RECORD else Trust.CENTRAL
+    offer = Offer(unit, trust, 8.0, 1e-6, 5 if unit is Unit.RECORD else 5000, seed=3)
+    columns, paid = buy(table, "ill", clients, offer, ".")
+    kinds = {name: column.kind for name, column in columns.items()}
+    wanted = {"income": Kind.NUMBER, "year": Kind.NUMBER, "when": Kind.DATE, "gap": Kind.NUMBER}
+    assert wanted | {"job": Kind.CATEGORY} == {n: kinds[n] for n in kinds if n != "ill"}
+    assert columns["gap"].missing
+    assert not columns["year"].missing
+    for name in ("income", "year", "when"):
+        values = table[name].to_numpy(zero_copy_only=False)
+        if name == "when":
+            numbers = values.astype("datetime64[D]").astype(float)
+        else:
+            numbers = values.astype(float)
+        column = columns[name]
+        assert abs(column.centre - numbers.mean()) < 0.35 * numbers.std()
+        assert 0.4 < column.width / numbers.std() < 1.5
+    if unit is Unit.CLIENT:
+        assert columns["ill"] == Column(Kind.CATEGORY, categories=("no", "yes"))
+    else:
+        assert "ill" not in columns  # nobody may pick names from a secure sum
+    assert paid.entropy is Entropy.SEEDED
+    assert affordable(offer, 5000, len(table))
+    assert not affordable(offer, 50, len(table))
+
+
+def test_a_name_that_one_client_alone_has_is_not_published() -> None:
+    """200 attempts, each of which may fail with probability 1e-6: a false alarm in 5,000 runs."""
+    table, rows = big(600), 600
+    labels = table["ill"].to_pylist()
+    labels[7] = "secret"
+    table = {"income": table["income"], "ill": pa.chunked_array([labels])}
+    clients = np.arange(rows) % 300
+    for seed in range(200):
+        columns, _ = buy(
+            table, "ill", clients, Offer(Unit.CLIENT, Trust.CENTRAL, 3.0, 1e-6, seed=seed), "."
+        )
+        assert "secret" not in columns["ill"].categories
+
+
+SECTION = ("--client-column", "site", "--label", "ill", "--classes", "no,yes", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three of them, with a job that one patient alone has."""
+    folder = tmp_path_factory.mktemp("hospitals")
+    draw, lines = np.random.default_rng(1), ["site,age,pressure,job,ill"]
+    for row in range(4500):
+        age, job = draw.normal(50, 15), f"job{draw.integers(5)}"
+        pressure = draw.normal(120, 15) + 0.3 * (age - 50)
+        ill = "yes" if (age - 50) / 15 + (pressure - 120) / 15 + draw.normal() > 0 else "no"
+        lines.append(
+            f"h{row % 3},{age:.0f},{pressure:.1f},{job if row != 7 else 'astronaut'},{ill}"
+        )
+    (folder / "visits.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_a_run_is_certified_without_a_schema(
+    hospitals: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three hospitals, default command, classes declared: a certified epsilon that holds the
+    statistics too, a good model, and nothing in its files that one patient alone has."""
+    out = hospitals / "run"
+    assert (
+        main(["run", "--data", str(hospitals / "visits.csv"), *SECTION, "--output", str(out)]) == 0
+    )
+    capsys.readouterr()
+    guarantee = fv.Guarantee.from_dict(json.loads((out / "guarantee.json").read_text()))
+    assert guarantee.certified, guarantee.reason
+    assert guarantee.unit is Unit.RECORD
+    assert 3.5 < guarantee.epsilon <= 4
+    assert len(guarantee.releases) == 3  # two kinds of votes beside the training
+    alone = account(
+        guarantee.releases[:1], privacy_model=guarantee.privacy_model, delta=guarantee.delta
+    )
+    assert alone.epsilon < guarantee.epsilon  # the votes were paid for
+    scores = json.loads((out / "result.json").read_text())["scores"]
+    assert scores["accuracy"] > scores["constant"]["accuracy"] + 0.2
+    for file in out.rglob("*"):
+        assert not file.is_file() or b"astronaut" not in file.read_bytes(), file
+    assert main(["account", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["epsilon"] == pytest.approx(guarantee.epsilon)
+    assert main(["run", "--resume", str(out), "--quiet"]) == 0  # nothing is bought again
+    assert json.loads((out / "guarantee.json").read_text()) == guarantee.to_dict()
+    capsys.readouterr()
+    model = fv.load_run(out)
+    frame = {"age": [80, 20], "pressure": [150.0, 90.0], "job": ["job1", "never seen"]}
+    assert model.predict(frame).tolist() == ["yes", "no"]
+
+
+def test_statistics_are_for_the_run_they_were_bought_for(hospitals: Path) -> None:
+    """Not for another unit, not with a seed in a protected run, not without their price."""
+    offer = Offer(Unit.RECORD, Trust.DISTRIBUTED, 8.0, 1e-6, 3, seed=1)
+    federation = fv.from_table(
+        hospitals / "visits.csv",
+        label="ill",
+        client_column="site",
+        classes=("no", "yes"),
+        offer=offer,
+    )
+    assert federation.unprotected == ()
+    again = fv.Federation.open(federation.save(hospitals / "saved"))
+    assert again.bought == federation.bought
+    method = fv.dp_fedavg(
+        rounds=2,
+        cohort=fv.CohortRule(rate=1.0),
+        local=fv.LocalTraining(fv.LearningRate(0.1), steps=1),
+        clip=fv.Clip(1.0),
+    )
+    model = fv.build("logistic", federation)
+    with pytest.raises(fv.PrivacyRefusal, match="bought for unit record"):
+        fv.plan(method, federation, model, budget=fv.Budget(epsilon=4), seed=1)
+    rows = fv.dp_sgd(
+        rounds=2,
+        cohort=fv.CohortRule(fv.Scheme.EVERYONE),
+        local=fv.LocalTraining(fv.LearningRate(0.1), steps=1, batch_size=64),
+        clip_norm=1.0,
+    )
+    with pytest.raises(fv.PrivacyRefusal, match="noise from a seed"):
+        fv.plan(rows, federation, model, budget=fv.Budget(epsilon=4))
+    planned = fv.plan(rows, federation, model, budget=fv.Budget(epsilon=4), seed=1)
+    assert planned.guarantee is not None
+    assert planned.guarantee.epsilon <= 4
+    assert federation.bought is not None
+    assert set(federation.bought.releases) <= set(planned.guarantee.releases)
+
+
+@pytest.mark.parametrize(
+    ("unit", "trust"), [(Unit.CLIENT, Trust.DISTRIBUTED), (Unit.CLIENT, Trust.LOCAL)]
+)
+def test_what_is_not_proved_is_not_offered(unit: Unit, trust: Trust) -> None:
+    with pytest.raises(fv.PrivacyRefusal, match="not offered"):
+        Offer(unit, trust, 8.0, 1e-6)

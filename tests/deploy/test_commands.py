@@ -1,0 +1,166 @@
+"""The commands as an engineer types them: answers, one-line errors, exit codes. No engine runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from fedveil.cli import main
+from fedveil.core.errors import ConfigError
+from fedveil.deploy import engine_kit
+from fedveil.deploy.engine_kit import EngineProcess, write_kit
+from fedveil.deploy.homes import HubHome, SiteHome
+from tests.deploy.hospitals import COLUMNS, POLICY, SITES, table
+
+SHELL = [word for site in SITES for word in ("--site", site)]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with what the engineers have; the commands change the process's umask."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "schema.toml").write_text(tomli_w.dumps({"columns": COLUMNS}))
+    (tmp_path / "policy.toml").write_text(POLICY)
+    (tmp_path / "patients.csv").write_text(table(50, 1))
+    before = os.umask(0o022)
+    yield tmp_path
+    os.umask(before)
+
+
+def answer(capsys: Any, *words: str) -> Any:
+    assert main([*words, "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def refusal(capsys: Any, *words: str) -> str:
+    """The one line of a command that fails."""
+    assert main(list(words)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("fedveil: ")
+    return str(line)
+
+
+def init(capsys: Any, *more: str) -> Any:
+    words = ("federation", "init", "hospitals", "--hub", "localhost:8002", *SHELL)
+    return answer(capsys, *words, "--schema", "schema.toml", "--label", "ill", *more)
+
+
+def join(capsys: Any, *more: str) -> Any:
+    words = ("site", "join", "hospitals/bundles/north.bundle", "--data", "patients.csv")
+    return answer(capsys, *words, "--policy", "policy.toml", *more)
+
+
+def test_from_nothing_to_a_site(here: Path, capsys: Any) -> None:
+    made = init(capsys)
+    assert list(made["bundles"]) == list(SITES)
+    joined = join(capsys, "--schema", "schema.toml")
+    assert (joined["rows"], joined["inputs"], joined["label"]) == (50, 5, "ill")
+    ledger = answer(capsys, "site", "ledger", "--home", "north")
+    assert (ledger["epsilon"], ledger["budget_epsilon"], ledger["unit"]) == (0.0, 50.0, "record")
+    home = ("--home", "north")
+    assert answer(capsys, "site", "pause", *home)["stopped"] == "paused by its owner"
+    assert answer(capsys, "site", "resume", *home)["stopped"] == ""
+    assert answer(capsys, "site", "renew", *home)["stopped"] == ""
+    assert "left" in answer(capsys, "site", "leave", *home)["stopped"]
+    assert "left" in refusal(capsys, "site", "start", *home)
+    for root in (here / "hospitals", here / "north"):
+        for path in root.rglob("*"):
+            assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+def test_what_people_read(here: Path, capsys: Any) -> None:
+    words = ("--hub", "localhost:8002", *SHELL, "--schema", "schema.toml", "--label", "ill")
+    assert main(["federation", "init", "hospitals", *words]) == 0
+    assert "for north alone" in capsys.readouterr().out
+    bundle = ("hospitals/bundles/north.bundle", "--data", "patients.csv")
+    assert main(["site", "join", *bundle, "--policy", "policy.toml"]) == 0
+    assert "50, as 5 inputs" in capsys.readouterr().out
+    assert main(["site", "ledger", "--home", "north"]) == 0
+    assert "of 50 at delta" in capsys.readouterr().out
+
+
+def test_mistakes_get_one_line_that_says_what_to_do(here: Path, capsys: Any) -> None:
+    said = refusal(capsys, "federation", "init", "hospitals", *SHELL)
+    assert "--hub: say which" in said
+    init(capsys)
+    assert "exists already" in refusal(
+        *(capsys, "federation", "init", "hospitals", "--hub", "localhost:1", *SHELL),
+        *("--schema", "schema.toml", "--label", "ill"),
+    )
+    bundle = "hospitals/bundles/north.bundle"
+    joining = ("site", "join", bundle, "--policy", "policy.toml", "--data")
+    assert "nobody.csv" in refusal(capsys, *joining, "nobody.csv")
+    (here / "other.toml").write_text(tomli_w.dumps({"columns": {**COLUMNS, "age": COLUMNS["ill"]}}))
+    said = refusal(capsys, *joining, "patients.csv", "--schema", "other.toml")
+    assert "something else than the bundle's schema" in said
+    (here / "policy.toml").write_text(POLICY.replace("[lifetime]", "[liftime]"))
+    assert "unknown key" in refusal(capsys, *joining, "patients.csv")
+    (here / "policy.toml").write_text(POLICY)
+    assert "not the directory of a site" in refusal(capsys, "site", "ledger")
+    join(capsys)
+    assert "no list yet" in refusal(capsys, "site", "members", "--home", "north")
+    assert "no list yet" in refusal(capsys, "site", "trust", "abc", "--home", "north")
+    home = ("--home", "hospitals")
+    assert "not in the queue" in refusal(capsys, "federation", "stop", "x", *home)
+    assert "neither stopped" in refusal(capsys, "federation", "resume", "x", *home)
+    assert "invalid choice" in refusal(capsys, "site", "fly")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--hub", "nowhere"), "need HOST:PORT"),
+        (("--hub", "localhost:99999"), "need HOST:PORT"),
+        (("--site", "north"), "different names"),
+        (("--site", "../etc"), "small letters"),
+        (("--label", "nobody"), "must be in it"),
+        (("--label", "age", "--holdout", "1.5"), "need a share"),
+    ],
+)
+def test_an_agreement_that_cannot_hold_is_refused(
+    words: tuple[str, ...], said: str, here: Path, capsys: Any
+) -> None:
+    usual = ("--hub", "localhost:8002", *SHELL, "--schema", "schema.toml", "--label", "ill")
+    assert said in refusal(capsys, "federation", "init", "hospitals", *usual, *words)
+    assert not (here / "hospitals").exists()
+
+
+def test_the_engine_gets_no_rights_at_a_site(here: Path, capsys: Any) -> None:
+    init(capsys)
+    join(capsys)
+    home = SiteHome(here / "north")
+    write_kit(home)
+    read = {path.name: path for path in home.engine.rglob("*.json")}
+    resources = json.loads(read["resources.json"].read_text())
+    assert resources["class_list_enforcement_mode"] == "enforce"
+    assert resources["class_allow_list"] == []
+    assert resources["allow_log_streaming"] is False
+    assert [part["path"] for part in resources["components"]] == ["fedveil.deploy.flare.SiteRelay"]
+    assert json.loads(read["authorization.json"].read_text())["permissions"] == {"nobody": "none"}
+    client = json.loads(read["fed_client.json"].read_text())["client"]
+    assert client["connection_security"] == "mtls"
+
+
+def test_without_flare_it_is_said_how_to_get_it(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(capsys)
+    monkeypatch.setattr(engine_kit, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedveil\[flare\]'"):
+        EngineProcess(HubHome(here / "hospitals"))
+
+
+def test_a_second_process_for_one_directory_is_refused(here: Path, capsys: Any) -> None:
+    init(capsys)
+    home = HubHome(here / "hospitals")
+    with home.lock(), pytest.raises(ConfigError, match="another process runs it"):
+        home.lock()

@@ -1,0 +1,109 @@
+"""Federated evaluation: right but for its noise, paid for, and refused where it is not allowed."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, roc_auc_score
+
+from fedveil.deploy.facts import Facts
+from fedveil.deploy.hub_service import EVALUATION, Job
+from fedveil.deploy.scoring import BINS, Scoring, figures
+from tests.deploy.hospitals import POLICY, SITES, Hospitals, hospitals
+
+ALLOWED = POLICY.replace("[show]", "evaluation = true\n[show]").replace(
+    'units = ["record", "client"]\n\nevaluation', 'units = ["record", "client"]\nevaluation'
+)
+
+
+def evaluated(made: Hospitals, noise: float) -> dict[str, Any]:
+    made.meet()
+    made.queue(training__rounds=2)
+    service = made.service()
+    service.step()
+    service.queue.put(Job("score", {}, evaluate="first", noise=noise))
+    service.step()
+    assert service.queue.ended("score") == {"outcome": "done", "reason": ""}
+    found: dict[str, Any] = json.loads((made.hub.runs / "first" / EVALUATION).read_text())
+    return found
+
+
+def test_the_noisy_table_is_near_the_truth_and_in_every_ledger(tmp_path: Path) -> None:
+    made = hospitals(tmp_path, ALLOWED, holdout=0.4, rows=1490)
+    try:
+        found = evaluated(made, noise=4.0)
+        ((run, _),) = made.finished
+        held = [made.hub.agreement.rows(home.data).test for home in made.homes.values()]
+        targets = np.concatenate([part.targets for part in held])
+        inputs = np.concatenate([part.inputs for part in held])
+        assert len(targets) == 1800  # two fifths of 1490, 1500 and 1510
+        model = run.model()
+        with torch.inference_mode():
+            chance = model(torch.from_numpy(inputs)).softmax(-1)[:, 1].numpy()
+        # Sums of up to all cells with noise of std 4 each: six deviations.
+        far = 6 * 4 * math.sqrt(2 * BINS)
+        assert abs(found["rows"] - 1800) < far
+        truth = accuracy_score(targets, chance >= 0.5)
+        assert abs(found["accuracy"] - truth) < far / (1800 - far)
+        assert abs(found["auc"] - roc_auc_score(targets, chance)) < 0.15
+        assert found["accuracy_noise"] < far / 6 / (1800 - far)
+        guarantee = found["guarantee"]
+        assert guarantee["certified"]
+        for home in made.homes.values():
+            assert sorted(home.store().ledger.runs().values()) == [1, 2]
+    finally:
+        made.close()
+
+
+def test_it_is_refused_unless_the_owner_allows_it(tmp_path: Path) -> None:
+    for policy, holdout, noise, reason in (
+        (POLICY, 0.4, 5.0, "no evaluation on this site's rows"),
+        (ALLOWED, 0.0, 5.0, "this site holds no rows out"),
+        (ALLOWED, 0.4, 0.5, "at most 20 a run"),
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        made = hospitals(folder, policy, holdout)
+        try:
+            made.meet()
+            made.queue(training__rounds=2)
+            service = made.service()
+            service.step()
+            service.queue.put(Job("score", {}, evaluate="first", noise=noise))
+            service.step()
+            ended = service.queue.ended("score")
+            assert ended is not None
+            assert ended["outcome"] == "refused"
+            assert reason in ended["reason"]
+            for home in made.homes.values():
+                assert list(home.store().ledger.runs().values()) == [2]
+        finally:
+            made.close()
+
+
+def test_figures_of_a_table_without_noise_are_those_of_scikit_learn() -> None:
+    draw = np.random.default_rng(3)
+    targets = draw.integers(0, 2, 4000)
+    chance = np.clip(draw.normal(0.4 + 0.2 * targets, 0.2), 0, 0.999)
+    binned = np.floor(chance * BINS)
+    table = np.zeros((2, BINS))
+    np.add.at(table, (targets, binned.astype(int)), 1)
+    scoring = Scoring(Facts("f", "classification", 2, (3,), (1,) * len(SITES)), 1.0, 1e-6)
+    found = figures(scoring, table)
+    assert found["rows"] == 4000
+    assert found["accuracy"] == pytest.approx(accuracy_score(targets, chance >= 0.5))
+    assert found["auc"] == pytest.approx(roc_auc_score(targets, binned))
+
+
+def test_more_classes_are_counted_by_answer() -> None:
+    scoring = Scoring(Facts("f", "classification", 3, (3,), (1,) * 3), 1.0, 1e-6)
+    assert scoring.shape == (3, 3)
+    found = figures(scoring, np.array([[5.0, 1, 0], [0, 7, 1], [2, 0, 4]]))
+    assert found["accuracy"] == 16 / 20
+    assert found["auc"] is None

@@ -1,0 +1,204 @@
+"""From nothing to a trained model, by the parts behind the commands; in memory, so quickly."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedveil.core.errors import ConfigError
+from fedveil.deploy import certificates
+from fedveil.deploy.envelope import Message, claimed, seal
+from fedveil.deploy.homes import Bundle, SiteHome, keep_pair
+from tests.deploy.hospitals import SITES, Hospitals, hospitals
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Hospitals]:
+    found = hospitals(tmp_path)
+    yield found
+    found.close()
+
+
+def test_a_federation_trains_and_everybody_has_a_ledger(made: Hospitals) -> None:
+    made.meet()
+    made.queue()
+    service = made.service()
+    assert service.step()
+    assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
+    ((run, _),) = made.finished
+    assert run.state.rounds == 3
+    assert not torch.equal(run.weights, run.plan.start)
+    assert run.guarantee is not None
+    assert run.guarantee.certified
+    assert run.guarantee.unit == "record"
+    sentences = " ".join(run.guarantee.not_covered)
+    assert "Whoever runs a site" in sentences
+    assert "this process" not in sentences
+    for home in made.homes.values():
+        assert list(home.store().ledger.runs().values()) == [3]
+    assert 'fedveil_hub_rounds_total{released="yes"} 3' in service.counters.text()
+    said = service.hellos()
+    assert all(isinstance(one, Message) and one.header["spent"] > 0 for one in said.values())
+
+
+def test_a_client_level_run_of_the_same_federation_tells_no_sizes(made: Hospitals) -> None:
+    made.meet()
+    made.queue(training__method="ddgauss", training__local_epochs=1)
+    service = made.service()
+    service.step()
+    assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
+    ((run, _),) = made.finished
+    assert run.plan.federation.sizes.tolist() == [1, 1, 1]
+
+
+def test_nothing_runs_until_every_owner_has_confirmed_the_list(made: Hospitals) -> None:
+    for site in SITES:
+        made.start(site)
+    service = made.service()
+    service.step()
+    members = made.hub.members
+    assert members is not None
+    assert members.names == SITES
+    made.homes["north"].trust(members.fingerprint)
+    made.homes["south"].trust(members.fingerprint.upper())
+    made.queue()
+    service.step()
+    ended = service.queue.ended("first")
+    assert ended is not None
+    assert "'east' has not confirmed the members' list" in ended["reason"]
+    with pytest.raises(ConfigError, match="somebody was shown another list"):
+        made.homes["east"].trust("00000-00000-00000-00000-00000")
+
+
+def test_a_list_with_another_key_of_this_site_is_refused(made: Hospitals) -> None:
+    made.meet()
+    site, members = made.start("north"), made.hub.members
+    assert members is not None
+    swapped = members.to_text().replace(members.sites["north"].hex(), "ab" * 32)
+    reply = site.answer(seal(Message({"kind": "members"}, (swapped.encode(),)), made.hub.key))
+    assert "another key for 'north'" in claimed(reply).text("reason")
+
+
+def test_what_is_kept_is_for_its_owner_alone(made: Hospitals) -> None:
+    made.meet()
+    made.queue()
+    made.service().step()
+    for root in (made.hub.path, *(home.path for home in made.homes.values())):
+        assert stat.S_IMODE(root.stat().st_mode) == 0o700
+        for kind in ("*.key", "*.pem", "*.db", "*.bundle", "*.toml"):
+            for path in root.glob(kind):
+                assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def test_a_paused_site_refuses_and_says_so(made: Hospitals) -> None:
+    made.meet()
+    made.homes["south"].pause(True)
+    made.queue()
+    service = made.service()
+    service.step()
+    ended = service.queue.ended("first")
+    assert ended is not None
+    assert "'south': paused by its owner" in ended["reason"]
+    made.homes["south"].pause(False)
+    made.queue("second")
+    service.step()
+    assert service.queue.ended("second") == {"outcome": "done", "reason": ""}
+
+
+def test_a_run_waits_for_a_site_that_is_away(made: Hospitals) -> None:
+    made.meet()
+    made.seconds = 0.3
+    made.end("east")
+    made.queue()
+    service = made.service()
+    service.step()
+    assert service.queue.ended("first") is None
+    assert "east" in service.queue.waiting("first")
+    made.seconds = 60.0
+    made.start("east")
+    service = made.service()
+    service.step()
+    assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
+
+
+def test_who_has_left_keeps_the_ledger_and_nothing_else(made: Hospitals) -> None:
+    made.meet()
+    made.queue()
+    made.service().step()
+    home = made.homes["north"]
+    home.leave()
+    assert list(home.store().ledger.runs().values()) == [3]
+    made.queue("second")
+    service = made.service()
+    service.step()
+    ended = service.queue.ended("second")
+    assert ended is not None
+    assert "has left" in ended["reason"]
+
+
+def test_certificates_are_renewed_before_they_expire(made: Hospitals) -> None:
+    made.meet()
+    pair = made.hub.site_certificate("north")
+    short = certificates.renewed(made.hub.authority, pair, days=10)
+    keep_pair(made.hub.path / "bundles", "north", short)
+    keep_pair(made.homes["north"].path, "site", short)
+    site = made.start("north")
+    made.service().step()
+    assert site.certificate_changed.is_set()
+    assert certificates.days_left(made.homes["north"].certificate.certificate) > 300
+    assert made.homes["north"].certificate.key == pair.key
+    # Another authority's, and another site's, are not taken.
+    stranger = certificates.new_authority("hospitals")
+    for bad in (
+        certificates.renewed(stranger, pair, days=900),
+        certificates.renewed(made.hub.authority, made.hub.site_certificate("south"), days=900),
+    ):
+        told = Message({"kind": "certificate"}, (bad.certificate.encode(),))
+        assert claimed(site.answer(seal(told, made.hub.key))).header["status"] == "refused"
+
+
+def test_the_lifetime_budget_is_lowered_by_the_policy_and_never_raised(made: Hospitals) -> None:
+    home = made.homes["north"]
+    policy = home.path / "policy.toml"
+    policy.write_text(policy.read_text().replace("epsilon = 50.0", "epsilon = 30.0"))
+    assert home.store().ledger.budget_epsilon == 30.0
+    policy.write_text(policy.read_text().replace("epsilon = 30.0", "epsilon = 40.0"))
+    with pytest.raises(ConfigError, match="cannot be raised"):
+        home.store()
+
+
+def test_bundles_that_do_not_fit_are_refused(made: Hospitals, tmp_path: Path) -> None:
+    path = made.hub.path / "bundles" / "north.bundle"
+    text = path.read_text()
+    for old, new, said in (
+        ('site = "north"', 'site = "west"', "none of the federation's"),
+        ('site = "north"', 'site = "south"', "not for 'south'"),
+        ("authority = ", "nothing = ", "no 'authority'"),
+    ):
+        bad = tmp_path / "bad.bundle"
+        bad.write_text(text.replace(old, new))
+        with pytest.raises(ConfigError, match=said):
+            Bundle.read(bad)
+    with pytest.raises(ConfigError, match="exists already"):
+        SiteHome.create(made.homes["north"].path, Bundle.read(path), path, tmp_path / "policy.toml")
+
+
+def test_a_run_that_was_stopped_is_gone_on_with(made: Hospitals) -> None:
+    made.meet()
+    made.queue()
+    service = made.service()
+    service.queue.stop("first")
+    service.step()
+    assert service.queue.ended("first") == {"outcome": "stopped", "reason": ""}
+    assert not made.finished
+    service.queue.again("first")
+    service.step()
+    assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
+    ((run, _),) = made.finished
+    assert run.state.rounds == 3
+    with pytest.raises(ConfigError, match="neither stopped"):
+        service.queue.again("first")

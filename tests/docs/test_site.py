@@ -1,0 +1,93 @@
+"""The documentation site: built without a warning, and read without a network."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedveil.cli import COMMANDS
+from tests.docs.blocks import ROOT
+from tests.report.browser import Page, installed
+
+pytest.importorskip("material", reason="the site needs its tools: make docs")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_reference_has_every_command_and_every_public_name(site: Path) -> None:
+    import fedveil as fv
+
+    commands = (site / "reference" / "commands.html").read_text(encoding="utf-8")
+    for name in COMMANDS:
+        assert f"fedveil {name}" in commands
+    assert "--client-column" in commands
+    names = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    for name in fv.__all__:
+        assert f"fv.{name}" in names
+
+
+def test_no_page_loads_anything_from_outside(site: Path) -> None:
+    outside = re.compile(r'(?:src|href|url)[=(]\s*["\']?(?:https?:)?//[^"\')\s>]+')
+    for page in site.rglob("*.html"):
+        text = re.sub(r"<a [^>]*>", "", page.read_text(encoding="utf-8"))  # links are only followed
+        assert outside.findall(text) == [], page.name
+
+
+def test_results_and_their_pictures_are_in_the_site(site: Path) -> None:
+    results = (site / "results.html").read_text(encoding="utf-8")
+    pictures = re.findall(r'<img[^>]* src="([^"]+)"', results)
+    assert len(pictures) > 10
+    for picture in pictures:
+        assert (site / picture).exists()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Page]:
+    program = installed()
+    if program is None:
+        pytest.skip("no Chromium here: install it with apt-get install chromium")
+    page = Page(program)
+    yield page
+    page.close()
+
+
+@pytest.mark.parametrize("name", ["index.html", "start.html", "reference/python.html"])
+def test_it_opens_from_a_disk_without_an_error_or_a_request(
+    site: Path, browser: Page, name: str
+) -> None:
+    browser.problems.clear()
+    browser.look(1200, 800)
+    browser.open(site / name)
+    assert browser.run("document.querySelector('h1').innerText.length") > 0
+    assert browser.run("document.documentElement.scrollWidth") <= 1200
+    assert browser.problems == []
+
+
+def test_search_works_from_a_disk(site: Path, browser: Page) -> None:
+    browser.problems.clear()
+    browser.look(1300, 800)
+    browser.open(site / "index.html")
+    browser.until("document.querySelector('[data-md-component=search-query]') !== null")
+    browser.run(
+        "(() => { const field = document.querySelector('[data-md-component=search-query]');"
+        "document.querySelector('#__search').click(); field.focus(); field.value = 'colluders';"
+        "field.dispatchEvent(new Event('keyup')); field.dispatchEvent(new Event('input')); })()"
+    )
+    browser.until("document.querySelectorAll('.md-search-result__item').length > 0")
+    assert browser.problems == []

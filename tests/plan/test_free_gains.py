@@ -1,0 +1,59 @@
+"""What `fedveil plan` proposes at no cost in privacy."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedveil import cli
+from fedveil.advise.free_gains import free_gains
+from fedveil.config import recipe as recipes
+from fedveil.config.assemble import federation_of, plan_of
+
+ROBIN = ["training.sampling=round-robin", "training.cohort=20", "training.rounds=20"]
+
+
+def settings(*assignments: str) -> tuple[list[str], float]:
+    """What is proposed, and the noise multiplier's equivalent of what is planned."""
+    chosen = recipes.with_defaults(recipes.parse({"seed": 1}, ["privacy.epsilon=4", *assignments]))
+    plan = plan_of(chosen, federation_of(chosen.data))
+    noise = plan.noise_multiplier or 0.0
+    ratio = getattr(plan.method.placement, "noise_ratio", lambda _: 1.0)(plan.context)
+    return [gain.setting for gain in free_gains(chosen, plan)], noise * ratio
+
+
+def test_what_is_left_out_is_proposed_and_what_is_there_is_not() -> None:
+    assert settings()[0] == ["model.features", "server.average"]
+    assert settings("server.average=tail", "model.features=scattering", "model.scales=1")[0] == []
+    assert settings("model.name=mlp", "server.average=tail")[0] == []
+    assert "privacy.correlated" in settings(*ROBIN)[0]
+    for more in ("privacy.correlated=optimised", "training.cohort=60"):
+        assert "privacy.correlated" not in settings(*ROBIN, more)[0]
+    tracked = ("privacy.clip_quantile=0.5", "privacy.clip_noise=0.5")
+    assert "privacy.correlated" not in settings(*ROBIN, *tracked)[0]
+    assert "privacy.correlated" not in settings("privacy.trust=local")[0]
+
+
+def test_the_gain_that_is_named_is_what_a_plan_has() -> None:
+    chosen = recipes.with_defaults(recipes.parse({"seed": 1}, [*ROBIN, "privacy.epsilon=4"]))
+    *_, gain = free_gains(chosen, plan_of(chosen, federation_of(chosen.data)))
+    independent, correlated = (
+        settings(*ROBIN)[1],
+        settings(*ROBIN, "privacy.correlated=optimised")[1],
+    )
+    named = float(gain.why.partition("cancel: ")[2].split()[0])
+    assert named == pytest.approx(independent / correlated, abs=0.06)
+    assert named > 1.3
+
+
+def test_plan_shows_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "plan", "what a budget buys")
+    line = ["plan", "dp-fedavg", "--set", "data.clients=20", "--set", "training.rounds=4"]
+    assert cli.main([*line, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["free_gains"]
+    assert {one["setting"] for one in said} >= {"server.average"}
+    assert cli.main(line) == 0
+    assert "At no cost in privacy: server.average" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,141 @@
+"""The growing page: whoever knows its address sees it grow, and nobody else sees anything."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from fedveil.cli import main
+from fedveil.cli.report import watched
+from fedveil.core.errors import ConfigError
+from fedveil.report.live import served
+from tests.report.browser import Page, installed
+
+SMALL = ["--set", "training.rounds=3", "--set", "data.clients=30", "--quiet", "--seed", "1"]
+
+
+def get(address: str, path: str | None = None, **headers: str) -> tuple[int, str]:
+    found = urlsplit(address)
+    connection = http.client.HTTPConnection(str(found.hostname), found.port, timeout=600)
+    connection.request("GET", found.path if path is None else path, headers=headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    assert answer.headers["Cache-Control"] == "no-store"
+    connection.close()
+    return answer.status, text
+
+
+def test_only_the_whole_address_on_this_machine_is_answered() -> None:
+    with served(lambda: "<p>page</p>") as address:
+        place = urlsplit(address).path
+        assert get(address) == (200, "<p>page</p>")
+        assert get(address, Host=f"localhost:{urlsplit(address).port}")[0] == 200
+        for path in ("/", place[:-2] + "x/", place + "more", "//", place.upper()):
+            assert get(address, path) == (404, "")
+        # Another name for this machine is how a foreign web page would reach it.
+        assert get(address, Host="attacker.example") == (404, "")
+        assert urlsplit(address).hostname == "127.0.0.1"
+        assert len(place) > 30
+    with pytest.raises(ConnectionRefusedError):
+        get(address)
+
+
+def test_two_addresses_have_nothing_in_common() -> None:
+    with served(lambda: "") as one, served(lambda: "") as other:
+        assert urlsplit(one).path != urlsplit(other).path
+
+
+def test_a_page_that_cannot_be_made_yet_is_asked_for_again() -> None:
+    pages = iter(["fail", "first", "fail", "second"])
+
+    def make() -> str:
+        if (page := next(pages)) == "fail":
+            raise ConfigError("half of a round")
+        return page
+
+    with served(make) as address:
+        status, text = get(address)
+        assert status == 503
+        assert "http-equiv='refresh'" in text
+        assert [get(address)[1] for _ in range(3)] == ["first", "first", "second"]
+
+
+def test_a_run_that_is_watched_ends_as_any_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *SMALL, "--watch", "--output", str(tmp_path / "run")]) == 0
+    assert "http://127.0.0.1:" in capsys.readouterr().err
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_the_page_grows_with_the_run_of_another_process(tmp_path: Path) -> None:
+    """`report --watch` shows what is there when it is asked, and ends at Ctrl-C."""
+    run = tmp_path / "run"
+    assert main(["run", *SMALL, "--no-report", "--output", str(run)]) == 0
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    kept = (run / "result.json").read_bytes()
+    (run / "result.json").unlink()
+    (run / "metrics.jsonl").write_text("".join(lines[:1]))
+    # What a shell starts in the background ignores Ctrl-C, and so does what that starts.
+    program = (
+        "import signal, sys; from fedveil.cli import main; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, "report", str(run), "--watch"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    try:
+        assert process.stderr is not None
+        address = next(line for line in process.stderr if "http" in line).split()[-1]
+        assert rounds_in(get(address)[1]) == 1
+        (run / "metrics.jsonl").write_text("".join(lines))
+        (run / "result.json").write_bytes(kept)
+        assert rounds_in(get(address)[1]) == 3
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def rounds_in(page: str) -> int:
+    start = page.index('id="document">') + len('id="document">')
+    document = json.loads(page[start : page.index("</script>", start)])
+    rounds: int = document["runs"][0]["rounds"]
+    return rounds
+
+
+@pytest.mark.skipif(installed() is None, reason="no Chromium here: apt-get install chromium")
+def test_a_browser_shows_news_without_being_asked(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(["run", *SMALL, "--no-report", "--output", str(run)]) == 0
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text.splitlines(keepends=True)[0])
+    program = installed()
+    assert program is not None
+    page = Page(program)
+    try:
+        with watched([run]) as address:
+            page.open(address)
+            before = page.run("document.querySelectorAll('.chart .dot').length")
+            page.run("document.querySelector('details').open = true")
+            (run / "metrics.jsonl").write_text(text)
+            page.until(f"document.querySelectorAll('.chart .dot').length > {before}")
+            assert page.run("document.querySelector('details').open")
+            # Charts that came later answer to keys as the first ones did.
+            page.run(
+                "document.querySelector('svg[data-chart]').dispatchEvent("
+                "new KeyboardEvent('keydown', {key: 'End'}))"
+            )
+            assert page.run("document.querySelector('.read').textContent").startswith("round 3")
+            assert page.problems == [f"asked for {address}"] * len(page.problems)
+        page.until("document.querySelector('footer').textContent.includes('has ended')")
+    finally:
+        page.close()

@@ -1,0 +1,257 @@
+"""Three hospitals and a hub, as separate processes with mTLS: `make demo`.
+
+Adult is dealt to three hospitals, who protect single records under a secure sum. On the way one
+hospital and the hub are killed (-9) and started again. At the end there are a certified model, a
+ledger at each hospital and a report. Everything is done by the commands of docs/deploy.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from pyarrow import csv
+
+from fedveil.data.encoder import TableEncoder
+from fedveil.data.schema import Column, Kind
+from fedveil.datasets.adult import ADULT, COLUMNS, INCOMES, records
+from fedveil.datasets.files import cache_directory, data_directory, open_source
+
+SITES = ("north", "south", "east")
+POLICY = """\
+# What this hospital allows. What is not named is not allowed.
+[budget]            # of one run
+epsilon = 3.0
+delta = 1e-5
+
+[lifetime]          # of all runs together
+epsilon = 6.0
+delta = 1e-5
+
+[allow]
+methods = ["dp-sgd"]
+models = ["logistic"]
+units = ["record"]
+rounds = 100
+
+[cohort]
+minimum = 3
+honest_shares = 2
+
+[show]
+budget = true
+"""
+RECIPE = """\
+# One noisy gradient of every hospital in a round, under a secure sum; a record is protected.
+[model]
+name = "logistic"
+input_norm = 3.0
+
+[training]
+method = "dp-sgd"
+rounds = {rounds}
+sampling = "everyone"
+batch_size = {batch}
+learning_rate = 2.0
+
+[privacy]
+epsilon = 2.0
+delta = 1e-6
+clip_norm = 1.0
+
+[aggregation]
+secure = "masked"
+
+[evaluation]
+every = 1
+"""
+
+
+@dataclass
+class Demo:
+    """Commands and processes, in one folder."""
+
+    folder: Path
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.began:6.1f} s] {text}", flush=True)
+
+    def fedveil(self, *arguments: str) -> Any:
+        """A command's JSON answer."""
+        command = [sys.executable, "-m", "fedveil", *arguments, "--json"]
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"fedveil {' '.join(arguments)}: {done.stderr.strip()}")
+        return json.loads(done.stdout)
+
+    def start(self, name: str) -> None:
+        kind = "hub" if name == "hospitals" else "site"
+        command = [sys.executable, "-m", "fedveil", kind, "start", "--home", name]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def kill(self, name: str) -> None:
+        self.processes[name].send_signal(signal.SIGKILL)
+        self.processes[name].wait()
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            process.wait()
+
+    def wait(self, what: str, ready: Any, seconds: float = 120.0) -> Any:
+        """What `ready` gives as soon as it gives something."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            ended = [name for name, one in self.processes.items() if one.poll() is not None]
+            if ended:
+                said = (self.folder / f"{ended[0]}.log").read_text()[-2000:]
+                sys.exit(f"{ended[0]} has ended:\n{said}")
+            if found := ready():
+                return found
+            time.sleep(0.2)
+        sys.exit(f"waited {seconds:.0f} s for {what}; see the logs in {self.folder}")
+
+    def rounds(self, run: str) -> int:
+        path = self.folder / "hospitals" / "runs" / run / "metrics.jsonl"
+        return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def write_tables(folder: Path, rows: int | None) -> None:
+    """Adult's training file dealt to the hospitals; its test file, public, at the hub."""
+    copy, _ = open_source("adult", ADULT.copies, None)
+    home = data_directory(None) or cache_directory() / "files" / "adult"
+    train, test = (records(home / file.name) for file in copy.files)
+    order = np.random.default_rng(0).permutation(train.num_rows)[: rows or train.num_rows]
+    for site, own in zip(SITES, np.array_split(order, len(SITES)), strict=True):
+        csv.write_csv(train.take(own), folder / f"{site}.csv")
+    csv.write_csv(test.slice(0, rows), folder / "test.csv")
+    label = Column(Kind.CATEGORY, categories=INCOMES)
+    known = TableEncoder(COLUMNS, "income", label).to_dict()
+    columns = {**known["columns"], "income": known["target"]}
+    (folder / "schema.toml").write_text(tomli_w.dumps({"columns": columns}))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def found(demo: Demo, rounds: int, rows: int | None) -> None:
+    """Files, federation and bundles; every hospital joins."""
+    write_tables(demo.folder, rows)
+    (demo.folder / "policy.toml").write_text(POLICY)
+    batch = min(2000, (rows or 30_000) // 6)
+    (demo.folder / "recipe.toml").write_text(RECIPE.format(rounds=rounds, batch=batch))
+    sites = [word for site in SITES for word in ("--site", site)]
+    schema = ("--schema", "schema.toml", "--label", "income")
+    address = f"localhost:{free_port()}"
+    demo.fedveil("federation", "init", "hospitals", "--hub", address, *sites, *schema)
+    demo.say(f"federation founded, hub at {address}; a bundle for each of {', '.join(SITES)}")
+    for site in SITES:
+        bundle = f"hospitals/bundles/{site}.bundle"
+        own = ("--data", f"{site}.csv", "--policy", "policy.toml", *schema[:2])
+        joined = demo.fedveil("site", "join", bundle, *own)
+        demo.say(f"{site} has joined with {joined['rows']} rows that stay where they are")
+
+
+def confirm(demo: Demo) -> None:
+    """Start everybody; the owners compare the members' list and confirm it."""
+    for name in ("hospitals", *SITES):
+        demo.start(name)
+    proposed = [demo.folder / site / "members-proposed.toml" for site in SITES]
+    demo.wait("the members' list", lambda: all(path.exists() for path in proposed))
+    lists = [demo.fedveil("site", "members", "--home", site) for site in SITES]
+    (fingerprint,) = {one["fingerprint"] for one in lists}
+    demo.say(f"hub and hospitals are connected (mTLS); all owners read {fingerprint}")
+    for site in SITES:
+        demo.fedveil("site", "trust", fingerprint, "--home", site)
+
+
+def train(demo: Demo, rounds: int) -> dict[str, Any]:
+    """One run, with a hospital and the hub killed on the way."""
+    wanted = ("--name", "adult", "--test", "test.csv", "--home", "hospitals")
+    demo.fedveil("federation", "run", "recipe.toml", *wanted, "--detach")
+    demo.wait("the first rounds", lambda: demo.rounds("adult") >= rounds // 4)
+    demo.kill("south")
+    demo.say(f"south was killed (-9) after round {demo.rounds('adult')}")
+    demo.start("south")
+    demo.wait("more rounds", lambda: demo.rounds("adult") >= rounds // 2)
+    demo.kill("hospitals")
+    demo.say(f"the hub was killed (-9) after round {demo.rounds('adult')}")
+    demo.start("hospitals")
+    ended = demo.folder / "hospitals" / "queue" / "adult.ended.json"
+    demo.wait("the end of the run", ended.exists)
+    outcome: dict[str, Any] = json.loads(ended.read_text())
+    if outcome["outcome"] != "done":
+        sys.exit(f"the run was {outcome['outcome']}: {outcome['reason']}")
+    return outcome
+
+
+def show(demo: Demo) -> dict[str, Any]:
+    """What there is at the end."""
+    run = demo.folder / "hospitals" / "runs" / "adult"
+    (report,) = demo.fedveil("report", str(run))["runs"]
+    result = json.loads((run / "result.json").read_text())
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        came = line["dropouts"]
+        said = came.get("not_released") or f"{came['survivors']} of {came['cohort']} hospitals"
+        demo.say(f"  round {line['round']}: {said}, accuracy {line['accuracy']:.1%}")
+    certified = bool(report["guarantee"]["certified"])
+    demo.say(f"accuracy {result['accuracy']:.1%} on public test rows; certified: {certified}")
+    ledgers = [demo.fedveil("site", "ledger", "--home", site) for site in SITES]
+    for one in ledgers:
+        (spent,) = one["runs"]
+        demo.say(
+            f"ledger of {one['site']}: epsilon {one['epsilon']:.3f} of {one['budget_epsilon']:g} "
+            f"for one {one['unit']}, {spent['rounds']} rounds"
+        )
+    demo.say(f"report: {run / 'report.html'}")
+    seconds = time.monotonic() - demo.began
+    return {"result": result, "certified": certified, "ledgers": ledgers, "seconds": seconds}
+
+
+def play(folder: Path, rounds: int, rows: int | None) -> dict[str, Any]:
+    demo = Demo(folder)
+    try:
+        found(demo, rounds, rows)
+        confirm(demo)
+        train(demo, rounds)
+        return show(demo)
+    finally:
+        demo.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help="a new folder to work in")
+    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--rows", type=int, help="of Adult; all of them if not given")
+    args = parser.parse_args()
+    os.umask(0o077)
+    folder = args.folder or Path(tempfile.mkdtemp(prefix="fedveil-demo-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    play(folder.absolute(), args.rounds, args.rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The pictures of README and docs: `python tools/pictures.py [claims terminal report site]`.
+
+`claims` is drawn from results/*.json. `terminal` is what `fedveil run` prints. `report` and `site`
+are screenshots by a headless Chromium; `site` needs `make docs` first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
+# What a line is called; which file it is from; which of its rows: labels that must be so.
+CLAIMS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
+    ("Liang, table 1, Poisson", "liang-table-1", {"sampling": "poisson", "epsilon": 9}),
+    ("Liang, table 1, uniform", "liang-table-1", {"sampling": "fixed", "epsilon": 9}),
+    ("Liang, table 2", "liang-table-2", {"z": 1.0}),
+    ("Hu, figure 5, DP-SGD", "hu-figure-5", {"method": "DP-SGD"}),
+    ("Fu, table II", "fu-table-2", {"clients": 5000, "epsilon": 5}),
+    ("Hu, figure 5, secure sum", "hu-figure-5", {"method": "secure sum"}),
+    ("Fu, table IV *", "fu-table-4", {"epsilon": 10, "E": 1}),
+    ("Cheng, table 1 *", "cheng-table-1", {"epsilon": 8.0}),
+    ("Hu, figure 8, secure sum", "hu-figure-8", {"method": "secure sum", "epsilon": 10.0}),
+)
+
+
+def claims() -> list[tuple[str, float, float]]:
+    """For the noise of each experiment: its name, the epsilon claimed of it, and the one proved."""
+    found = []
+    for name, file, wanted in CLAIMS:
+        document = json.loads((ROOT / "results" / f"{file}.json").read_text(encoding="utf-8"))
+        row = next(
+            row
+            for row in document["rows"]
+            if (wanted | {"noise": "paper"}).items() <= row["labels"].items()
+        )
+        found.append((name, float(row["epsilon_claimed"]), float(row["epsilon_certified"])))
+    return found
+
+
+def draw_claims(path: Path) -> None:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    style: dict[Any, Any] = {"font.size": 10, "svg.hashsalt": "fedveil", "svg.fonttype": "none"}
+    with rc_context(style):
+        figure = Figure(figsize=(7.2, 3.5), layout="constrained")
+        axes = figure.subplots()
+        lines = claims()
+        for place, (_, claimed, proved) in enumerate(reversed(lines)):
+            colour = "#b3261e" if proved > claimed else "#1f6fb4"
+            axes.plot([claimed, proved], [place, place], color=colour, linewidth=2, zorder=1)
+            axes.scatter([claimed], [place], s=46, color="white", edgecolor=colour, linewidth=1.6)
+            axes.scatter([proved], [place], s=52, color=colour)
+            side = 1 if proved > claimed else -1
+            axes.annotate(
+                f"{proved:.3g}", (proved, place), (7 * side, 0), textcoords="offset points",
+                va="center", ha="left" if side > 0 else "right", color=colour, fontweight="bold",
+            )  # fmt: skip
+        axes.set_xscale("log")
+        ticks = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlim(0.2, 900)
+        axes.set_yticks(range(len(lines)), [name for name, _, _ in reversed(lines)])
+        axes.set_xlabel(
+            "epsilon, log scale      * with the constant 1, which the paper does not give"
+        )
+        last = len(lines) - 1
+        for at, place, text, colour in (
+            (20, last, "far more noise than needed", "#1f6fb4"),
+            (0.22, 1, "less privacy\nthan promised", "#b3261e"),
+        ):
+            axes.text(at, place, text, va="center", color=colour, fontstyle="italic")
+        axes.grid(axis="x", color="0.9", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+        figure.suptitle("The same noise: epsilon as published ○ and as proved ●", fontsize=11)
+        described = json.dumps(lines)
+        figure.savefig(path, metadata={"Date": None, "Description": described}, facecolor="white")
+
+
+def draw_terminal(path: Path) -> None:
+    """A run as it looks in a terminal; in a font that is everywhere, so that none is loaded."""
+    from rich.console import Console
+    from rich.text import Text
+
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "fedveil", "run", "--output", "runs/first"]
+        result = subprocess.run(
+            command, cwd=folder, check=True, capture_output=True, text=True, env=_environment()
+        )
+    rounds = [line for line in result.stderr.splitlines() if line.startswith("round ")]
+    screen = Console(record=True, width=80, file=open("/dev/null", "w"))  # noqa: SIM115
+    screen.print(Text("$ fedveil run", style="bold"))
+    for line in [*rounds[:2], "...", *rounds[-2:]]:
+        screen.print(Text(line))
+    table, _, _ = result.stdout.partition("\nGuarantee")
+    for line in table.splitlines()[:22]:
+        screen.print(Text(line))
+    drawn = screen.export_svg(title="fedveil")
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+    path.write_text(drawn.replace("Fira Code", "DejaVu Sans Mono"), encoding="utf-8")
+
+
+def shoot_report(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        run = Path(place) / "first"
+        command = [sys.executable, "-m", "fedveil", "run", "--quiet", "--output", str(run)]
+        subprocess.run(command, check=True, capture_output=True, env=_environment())
+        views: dict[str, Callable[[Any], None]] = {
+            "report": lambda page: page.look(900, 1500),
+            "report-phone": lambda page: page.look(390, 1500),
+            "report-dark": lambda page: page.look(900, 1500, prefers_color_scheme="dark"),
+            "report-print": lambda page: page.call("Emulation.setEmulatedMedia", media="print"),
+        }
+        _shoot({name: (run / "report.html", view) for name, view in views.items()}, folder)
+
+
+def shoot_site(folder: Path) -> None:
+    def look(page: Any) -> None:
+        page.look(1200, 800)
+
+    _shoot({"site": (ROOT / "site" / "index.html", look)}, folder)
+
+
+def _shoot(views: Mapping[str, tuple[Path, Callable[[Any], None]]], folder: Path) -> None:
+    sys.path.append(str(ROOT))
+    from tests.report.browser import Page, installed
+
+    program = installed()
+    if program is None:
+        raise SystemExit("no Chromium here: install it with apt-get install chromium")
+    page = Page(program)
+    try:
+        for name, (file, view) in views.items():
+            page.look(900, 1500)
+            page.open(file)
+            view(page)
+            page.screenshot(folder / f"{name}.webp", "webp")
+    finally:
+        page.close()
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | {"COLUMNS": "80"}
+
+
+PICTURES: dict[str, Callable[[], None]] = {
+    "claims": lambda: draw_claims(IMAGES / "claims.svg"),
+    "terminal": lambda: draw_terminal(IMAGES / "run.svg"),
+    "report": lambda: shoot_report(IMAGES),
+    "site": lambda: shoot_site(IMAGES),
+}
+
+
+if __name__ == "__main__":
+    for chosen in sys.argv[1:] or PICTURES:
+        PICTURES[chosen]()
