@@ -4,7 +4,8 @@ All guards live in this process, so on a few cores their training is one after t
 --flare each site has an engine process of its own, and the hub's, all on this machine with mTLS;
 otherwise requests stay in memory. A round's time is split: `training` is the time in which guards
 compute updates, `protocol` the rest of the time in guards and hub (keys, noise, masks, signatures),
-`engine` what the courier adds.
+`engine` what the courier adds. `processor` is the processor's time of this process, which a busy
+machine changes little.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -30,6 +33,7 @@ from fedveil.deploy.guard import Guard
 from fedveil.deploy.hub import Hub
 from fedveil.deploy.members import Members
 from fedveil.deploy.policy import Policy
+from fedveil.deploy.work import Training
 from fedveil.engines.one_client import lone
 from fedveil.secagg.device_store import DeviceStore, Lock
 
@@ -59,22 +63,12 @@ class Timed(Courier):
     """Notes how long legs take, and for how long of that a guard is at work."""
 
     def __init__(self, inner: Courier) -> None:
-        self.inner, self.legs, self.guards = inner, 0.0, 0.0
-        self._busy, self._since, self._lock = 0, 0.0, threading.Lock()
+        self.inner, self.legs, self.guards = inner, 0.0, _Busy()
 
     def attach(self, site: str, answer: Answer) -> None:
         def timed(frame: bytes) -> bytes:
-            with self._lock:
-                self._busy += 1
-                if self._busy == 1:
-                    self._since = time.perf_counter()
-            try:
+            with self.guards:
                 return answer(frame)
-            finally:
-                with self._lock:
-                    self._busy -= 1
-                    if not self._busy:
-                        self.guards += time.perf_counter() - self._since
 
         self.inner.attach(site, timed)
 
@@ -96,7 +90,7 @@ class Timed(Courier):
 
 
 def measure(folder: Path, sites: int, model: str, rounds: int, inner: Courier) -> dict[str, Any]:
-    """Medians over rounds, the first left out."""
+    """Medians over the rounds."""
     names = [f"site-{number}" for number in range(sites)]
     key, lock = Ed25519PrivateKey.generate(), Lock(bytes(32), cost=2)
     stores, identities = {}, {}
@@ -108,10 +102,9 @@ def measure(folder: Path, sites: int, model: str, rounds: int, inner: Courier) -
         identities[name] = keys.identity.public_key().public_bytes_raw()
     members = Members("bench", key.public_key().public_bytes_raw(), identities)
     data, courier = _rows(sites), Timed(inner)
-    trained, guards = _Training(), []
+    training, guards = _Busy(), []
     for number, name in enumerate(names):
         guard = Guard(name, members, stores[name], Policy.of(POLICY), lone(data, number))
-        trained.watch(guard)
         guards.append(guard)
         courier.attach(name, guard.answer)
     values = {**RECIPE, **MODELS[model], "training.rounds": rounds}
@@ -119,53 +112,55 @@ def measure(folder: Path, sites: int, model: str, rounds: int, inner: Courier) -
     facts = Facts("bench", "classification", 10, (784,), (1,) * sites)
     run = Hub(members, key, courier, folder / "hub").start(recipe, facts, folder / "run")
     found = []
-    for _ in range(rounds):
-        before, began = (courier.legs, courier.guards, trained.seconds), time.perf_counter()
-        report = next(iter(run))
-        whole = time.perf_counter() - began
-        if report.dropouts is None or report.dropouts.survivors != sites:
-            raise RuntimeError("a site was lost: the round says nothing about time")
-        legs, working, training = (
-            now - then
-            for now, then in zip(
-                (courier.legs, courier.guards, trained.seconds), before, strict=True
-            )
-        )
-        engine = max(0.0, legs - working)
-        found.append((whole, training, engine, whole - training - engine))
+    with _watched(training):
+        for report in run:
+            clocks = time.perf_counter(), time.process_time()
+            found.append((*clocks, training.seconds, courier.legs, courier.guards.seconds))
+            if report.dropouts is None or report.dropouts.survivors != sites:
+                raise RuntimeError("a site was lost: the round says nothing about time")
     courier.close()
     for guard in guards:
         guard.close()
-    medians = [statistics.median(column) for column in zip(*found[1:], strict=True)]
-    names_of = ("round", "training", "engine", "protocol")
-    times = {name: round(value, 3) for name, value in zip(names_of, medians, strict=True)}
+    # The first round makes keys and samplers, and is left out.
+    steps = [[now - then for now, then in zip(b, a, strict=True)] for a, b in pairwise(found)]
+    columns = zip(*steps, strict=True)
+    whole, processor, trained, legs, working = map(statistics.median, columns)
+    engine = max(0.0, legs - working)
+    times = {"round": whole, "processor": processor, "training": trained, "engine": engine}
+    times["protocol"] = whole - trained - engine
+    times = {name: round(value, 3) for name, value in times.items()}
     return {"sites": sites, "model": model, "weights": run.plan.layout.size, **times}
 
 
-class _Training:
-    """Time in which at least one guard computes an update."""
+class _Busy:
+    """Time in which at least one thread is at work."""
 
     def __init__(self) -> None:
         self.seconds, self._busy, self._since = 0.0, 0, 0.0
         self._lock = threading.Lock()
 
-    def watch(self, guard: Guard) -> None:
-        inner = guard._trained
+    def __enter__(self) -> None:
+        with self._lock:
+            self._busy += 1
+            if self._busy == 1:
+                self._since = time.perf_counter()
 
-        def timed(*args: Any) -> Any:
-            with self._lock:
-                self._busy += 1
-                if self._busy == 1:
-                    self._since = time.perf_counter()
-            try:
-                return inner(*args)
-            finally:
-                with self._lock:
-                    self._busy -= 1
-                    if not self._busy:
-                        self.seconds += time.perf_counter() - self._since
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._busy -= 1
+            if not self._busy:
+                self.seconds += time.perf_counter() - self._since
 
-        guard._trained = timed  # type: ignore[method-assign]
+
+def _watched(busy: _Busy) -> Any:
+    """A stand-in for the method that trains, which notes its time."""
+    inner = Training._trained
+
+    def timed(self: Training, *args: Any) -> Any:
+        with busy:
+            return inner(self, *args)
+
+    return mock.patch.object(Training, "_trained", timed)
 
 
 def _rows(sites: int) -> Federation:

@@ -81,7 +81,9 @@ def paint(name: str, charts: Sequence[Chart], before: Sequence[Painter] = ()) ->
             known = {label: handle for pair in found for handle, label in zip(*pair, strict=True)}
             shown = [name for name in looks[charts[0]["by"]] if name in known]
             handles, title = [known[name] for name in shown], charts[0]["by"]
-            figure.legend(handles, shown, title=title, loc="outside upper center", ncols=6)
+            fit = int(3.7 * columns * 14 / (max(map(len, shown)) + 8))  # about 14 letters an inch
+            many = max(1, min(6, fit))
+            figure.legend(handles, shown, title=title, loc="outside upper center", ncols=many)
         if said := _bars(charts):
             figure.supxlabel(f"Bands and bars: {said}.", fontsize=7.5)
         buffer = io.BytesIO()

@@ -147,10 +147,16 @@ def test_what_is_shown_is_what_is_there() -> None:
     assert "clients 20" in federation
     assert "rounds 2" in method
     assert "clip norm 1" in method
+    assert "noise CentralNoise" in method
     assert "epsilon 8" in plan
     assert "seed 0" in plan
     assert "certified no" in guarantee
     assert "rounds 0 of 2" in run
+
+
+def test_a_method_without_protection_says_so() -> None:
+    local = fv.LocalTraining(fv.LearningRate(0.5), epochs=1)
+    assert "noise none" in repr(fv.fedavg(rounds=2, cohort=fv.CohortRule(size=5), local=local))
 
 
 def test_names_of_the_data_are_escaped_in_html() -> None:

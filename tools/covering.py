@@ -118,33 +118,35 @@ class Covering:
         self._data = CoverageData(str(_LINES))
         self._data.read()
         self._files: dict[Path, dict[int, set[str]]] = {}
+        self._by_file: dict[str, list[str]] = {}
+        for name in self.seconds:
+            self._by_file.setdefault(_file(name), []).append(name)
 
-    def tests(self, file: Path, lines: range) -> list[str]:
-        """Tests that execute one of the lines, the nearest first, then the shortest.
-
-        Lines that run on import belong to every test of the file. An empty list: none runs them.
+    def tests(self, file: Path, lines: range, on_import: bool) -> list[str]:
+        """Tests that execute one of the lines, the nearest first, then the shortest; all tests of
+        the file if they run `on_import`, whoever was first. An empty list: none runs them.
         """
         by_line = self._lines(file)
         ran = [by_line[line] for line in lines if line in by_line]
-        if not ran:
-            return []
-        names = set().union(*ran) or set().union(*by_line.values())
+        names = set().union(*(by_line.values() if ran and on_import else ran))
         return sorted(names, key=lambda name: (_distance(file, name), self.seconds[name], name))
 
     def _lines(self, file: Path) -> dict[int, set[str]]:
         if file not in self._files:
             contexts = self._data.contexts_by_lineno(str(file))
             self._files[file] = {
-                line: {test for name in names if (test := _test(name)) in self.seconds}
+                line: {test for name in names for test in self._tests(name)}
                 for line, names in contexts.items()
             }
         return self._files[file]
 
-
-def _test(context: str) -> str:
-    """`tests/a.py::b|run` in the test's own process, `tests/a.py::b (call)` in one it started."""
-    name = context.rpartition("|")[0] if "|" in context else context.rpartition(" (")[0]
-    return name or context
+    def _tests(self, context: str) -> list[str]:
+        """`tests/a.py::b|run` in the test's own process, `tests/a.py::b (call)` in one it started.
+        What the set-up of a test makes, its file's other tests may use as well."""
+        name, _, when = context.rpartition(" (" if context.endswith(")") else "|")
+        if when.startswith("setup"):
+            return self._by_file.get(_file(name), [])
+        return [name] if name in self.seconds else []
 
 
 @cache

@@ -22,6 +22,15 @@ BESIDE = {"results": ("*.md", "*.png", "planner/*.md", "planner/*.png"), "benchm
 _LINK = re.compile(r"(!?\[)([^\]]*)(\]\()([^)#\s:]+)([^)]*\))")
 
 
+def on_config(config: Any) -> Any:
+    """A page that nobody has given a place stands at the end instead of being lost."""
+    named = set(re.findall(r"[\w/-]+\.md", json.dumps(config.nav)))
+    pages = sorted(path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md"))
+    if rest := [page.as_posix() for page in pages if page.as_posix() not in named]:
+        config.nav.append({"More": rest})
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 

@@ -20,8 +20,10 @@ import copy
 import difflib
 import hashlib
 import json
+import math
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -95,6 +97,7 @@ class Mutant:
     place: int
     line: int
     statement: range  # its lines, without those of its body
+    on_import: bool  # it runs once, when the module is imported
     function: str
     what: str
     original: str
@@ -198,14 +201,15 @@ def _parse(file: Path) -> ast.Module:
 def mutants(file: Path) -> list[Mutant]:
     lines = file.read_text(encoding="utf-8").splitlines()
     tree = _parse(file)
-    functions = _functions(tree)
+    functions, later = _functions(tree), _later(tree)
     statements = {line: span for span in _statements(tree) for line in span}
     found, seen = [], Counter[tuple[str, str, str]]()
     for place, (_, what, line) in enumerate(_changes(tree)):
         text, function = lines[line - 1].strip(), functions.get(line, "")
         span = statements.get(line, range(line, line + 1))
         number = seen[function, text, what]
-        found.append(Mutant(file, place, line, span, function, what, text, number))
+        first = line not in later
+        found.append(Mutant(file, place, line, span, first, function, what, text, number))
         seen[function, text, what] += 1
     return found
 
@@ -220,6 +224,16 @@ def _functions(tree: ast.AST, above: str = "") -> dict[int, str]:
             names |= dict.fromkeys(range(node.lineno, (node.end_lineno or 0) + 1), name)
         names |= _functions(node, name)
     return names
+
+
+def _later(tree: ast.AST) -> set[int]:
+    """The lines of all functions' bodies."""
+    return {
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)
+    }
 
 
 def _statements(tree: ast.Module) -> Iterator[range]:
@@ -273,7 +287,7 @@ def judge(mutant: Mutant, covering: Covering, budget: float) -> Result:
     """Run the mutant's tests, up to `budget` seconds of their usual time, until one fails."""
     tests: list[str] = []
     usual = 0.0
-    for name in covering.tests(mutant.file, mutant.statement):
+    for name in covering.tests(mutant.file, mutant.statement, mutant.on_import):
         usual += covering.seconds[name]
         if tests and usual > budget:
             break
@@ -304,19 +318,21 @@ def _first_failure(mutant: Mutant, tests: list[str], seconds: float) -> str:
 
 def _outcome(folder: Path, tests: list[str], seconds: float) -> tuple[int | None, str]:
     """The exit code of the tests, None if they take too long, and what they print."""
-    process = _FORKS.Process(target=_pytest, args=(folder, tests))
+    process = _FORKS.Process(target=_pytest, args=(folder, tests, seconds))
     process.start()
-    process.join(seconds)
-    code = process.exitcode
+    # Loops end by the limit on CPU time; what hangs has longer the busier the machine is.
+    process.join(seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    code = None if process.exitcode == -signal.SIGXCPU else process.exitcode
     with suppress(ProcessLookupError):  # also what the tests have started and not ended
         os.killpg(process.pid or 0, signal.SIGKILL)
     process.join()
     return code, (folder / "output").read_text(encoding="utf-8", errors="replace")
 
 
-def _pytest(folder: Path, tests: list[str]) -> None:
+def _pytest(folder: Path, tests: list[str], seconds: float) -> None:
     """In a process of its own: the tests with the changed package, until one fails."""
     os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), resource.RLIM_INFINITY))
     output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -427,10 +443,11 @@ def main() -> int:
     if options.list:
         print(*sample, sep="\n")
         return 0
+    known = equivalent(everything)
     if options.cover is not None:
         cover(options.cover)
     began = time.monotonic()
-    results = run(sample, equivalent(everything), options)
+    results = run(sample, known, options)
     survivors = [result for result in results if result.status == "survived"]
     killed = sum(result.status == "killed" for result in results)
     print(f"\n{table(results)}\n")

@@ -104,8 +104,8 @@ def draw_terminal(path: Path) -> None:
     screen.print(Text("$ fedveil run", style="bold"))
     for line in [*rounds[:2], "...", *rounds[-2:]]:
         screen.print(Text(line))
-    table, _, _ = result.stdout.partition("\nGuarantee")
-    for line in table.splitlines()[:22]:
+    table, end, _ = result.stdout.partition("┘")
+    for line in (table + end).splitlines():
         screen.print(Text(line))
     drawn = screen.export_svg(title="fedveil")
     drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)

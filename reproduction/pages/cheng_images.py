@@ -249,7 +249,7 @@ EXPERIMENTS = (
           _compared("CIFAR-10, α = 0.1, ε = 8", "p", "probability p to take part")),
     _page("cheng-where", "beyond the paper: where BLUR and LUS pay", where_cases,
           tuple(Panel(f"CIFAR-10, α = 0.1, {words}", "setting", "accuracy", "method",
-                      (("noise", kind),), " ", "gain (points)", minus=BASE)
+                      (("noise", kind),), " ", _DIFFERENCE, minus=BASE)
                 for kind, words in (("certified", "ε = 8"), ("none", "no noise"))),
           quick_minutes=8, full_minutes=8),
 )  # fmt: skip

@@ -1,5 +1,7 @@
 # The public names, each with its home. `__init__.py` reads this list: a name that is added here is
 # exported, typed and completed.
+from fedveil.advise.estimator import DPFedClassifier as DPFedClassifier
+from fedveil.advise.estimator import DPFedRegressor as DPFedRegressor
 from fedveil.client.local_training import GradientClip as GradientClip
 from fedveil.client.local_training import LearningRate as LearningRate
 from fedveil.client.local_training import LocalTraining as LocalTraining

@@ -168,6 +168,31 @@ def test_the_command_writes_pictures_a_page_and_figures(
     capsys.readouterr()
 
 
+def test_several_recipes_are_put_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = ["attack", "client-noise", "bounded-sparse", "--only", "reconstruct", "--only", "labels"]
+    assert main([*call, "--victims", "3", "--out", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [one["recipe"] for one in document["attacks"]] == ["client-noise", "bounded-sparse"]
+    assert (tmp_path / "attacks-side-by-side.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "bounded-sparse" / "attack.html").exists()
+    for one in document["attacks"]:
+        views = {view["view"]: view for view in one["reconstruction"]["views"]}
+        assert views["clipped, noise"]["found"] == 0
+
+
+def test_pictures_of_a_protected_run_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    small = ["--set", "training.rounds=1", "--set", "data.clients=50", "--quiet", "--no-report"]
+    assert main(["run", "dp-fedavg", *small, "--output", str(run)]) == 0
+    assert main(["attack", str(run), "--only", "labels"]) == 2
+    assert "protected run" in capsys.readouterr().err
+    assert not (run / "attack").exists()
+
+
 def test_votes_have_no_upload_and_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["attack", "ae-dpfl", "--only", "reconstruct"]) == 2
     assert "vote" in capsys.readouterr().err

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
+import fedveil as fv
 from fedveil.audit.audit import audit
 from fedveil.audit.many_runs import many_runs
 from fedveil.audit.one_run import one_run
+from fedveil.audit.probes import probes
 from fedveil.cli import main
 from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Assignment
@@ -173,3 +175,28 @@ def test_what_cannot_be_audited_is_refused_in_one_line(capsys: pytest.CaptureFix
     assert main(["audit", "fedavg"]) == 2
     assert "promises nothing" in capsys.readouterr().err
     assert main(["audit", "dp-fedavg", "--games", "10"]) == 2
+
+
+@pytest.mark.parametrize("regression", [False, True])
+def test_what_an_audit_writes_down_of_records_is_nobody_s(regression: bool) -> None:
+    """A run's audit.json lies beside its model: what probes reached must not follow from rows."""
+    found = []
+    for seed in (0, 1):
+        draw = np.random.default_rng(seed)
+        inputs = draw.normal(size=(40, 3)).astype(np.float32)
+        targets = inputs[:, 0] if regression else (inputs[:, 0] > 0).astype(np.int64)
+        classes = None if regression else 2
+        nobody = inputs[:0].copy(), targets[:0].copy()
+        data = fv.Federation.from_arrays(
+            inputs, targets, np.arange(40) // 10, classes=classes, test=nobody
+        )
+        method = fv.dp_sgd(
+            rounds=1,
+            cohort=fv.CohortRule(fv.Scheme.EVERYONE),
+            local=fv.LocalTraining(fv.LearningRate(0.1), steps=1, batch_size=10),
+            clip_norm=1.0,
+        )
+        module = fv.build("linear" if regression else "logistic", data)
+        found.append(probes(fv.plan(method, data, module, budget=fv.Budget(epsilon=4.0))))
+    assert found[0] == found[1] != ()
+    assert not any(probe.broken for probe in found[0])

@@ -181,6 +181,29 @@ def test_values_come_from_options_names_and_the_project(tmp_path: Path) -> None:
     assert known["rounds"] == 4
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f(z):\n    LocalDpMod(1.0, 1.0, z, 1e-5)\nz = 1.0\nf(9.0)\n",  # somebody else's z
+        "z = 1.0\nz *= 5\nLocalDpMod(1.0, 1.0, z, 1e-5)\n",
+        "z = 1.0\nif late:\n    z = load()\nLocalDpMod(1.0, 1.0, z, 1e-5)\n",
+        "z = 1.0\nfor z in (1.0, 8.0):\n    LocalDpMod(1.0, 1.0, z, 1e-5)\n",
+        "z = 1.0\nz, y = load()\nLocalDpMod(1.0, 1.0, z, 1e-5)\n",
+        "Z = 1.0\nLocalDpMod(1.0, 1.0, z, 1e-5)\n",
+    ],
+)
+def test_a_name_that_may_be_something_else_is_not_believed(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="say --set epsilon=VALUE"):
+        found(tmp_path, text, rounds=1)
+
+
+def test_noise_behind_another_rule_than_a_mean_bounds_nothing(tmp_path: Path) -> None:
+    text = FIXED.format(sampled=20, more="").replace("FedAvg()", "FedAdam()")
+    one = found(tmp_path, text, rounds=1, delta=1e-5)
+    assert math.isinf(one.proved[0].epsilon)
+    assert "FedAdam" in one.why[0]
+
+
 def test_what_is_not_known_is_asked_for_and_nothing_is_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,3 +227,49 @@ def test_what_is_not_known_is_asked_for_and_nothing_is_run(
     assert "is made here" in capsys.readouterr().err
     path.write_text("def (")
     assert main(["check", str(path)]) == 2
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "check.md").read_text()
+_FLOWER = {"rounds": 100, "delta": 1e-5, "clients": 1000}
+_OPACUS = {"examples": 60_000, "batch_size": 64, "epochs": 10, "delta": 1e-5}
+_KERAS = {"examples": 60_000, "batch_size": 256, "epochs": 15, "delta": 1e-5}
+_ACCOUNTED = FIXED.format(sampled=20, more=", accountant=spent")
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "row"),
+    [
+        (_ACCOUNTED, {**_FLOWER, "accountant": "rdp"}, "with an `accountant`"),
+        (_ACCOUNTED, {**_FLOWER, "accountant": "rdp", "clients": 21}, "20 of 21 clients"),
+        ("LocalDpMod(1.0, 1.0, 1.0, 1e-5)", {"rounds": 1}, "one round"),
+        ("LocalDpMod(1.0, 1.0, 1.0, 1e-5)", {"rounds": 10}, "the same, ten rounds"),
+        (OPACUS.format(more=""), _OPACUS, "Opacus, `make_private("),
+        (OPACUS.format(more=", poisson_sampling=False"), _OPACUS, "`poisson_sampling=False` |"),
+        (OPACUS.format(more=""), {**_OPACUS, "accountant": "gdp"}, 'accountant="gdp"'),
+        (
+            "SVTPrivacy(epsilon_release=0.9)",
+            {"parameters": 60_000, "rounds": 10},
+            "epsilon_release=0.9",
+        ),
+        ("DPKerasSGDOptimizer(1.0, 1.1)", _KERAS, "`DPKerasSGDOptimizer(1.0, 1.1)`"),
+        ("DPKerasSGDOptimizer(1.0, 1.1, 16)", _KERAS, "`num_microbatches=16`"),
+    ],
+)
+def test_the_page_says_what_the_command_says(
+    tmp_path: Path, text: str, said: dict[str, Any], row: str
+) -> None:
+    (line,) = [line for line in PAGE.splitlines() if line.startswith("|") and row in line]
+    one = found(tmp_path, text, **said)
+    _, claims, proved, *_ = (cell.strip() for cell in line.strip("|").split(" | "))
+    assert float(claims) == pytest.approx(one.claimed, rel=2e-3)
+    assert float(proved) == pytest.approx(one.proved[0].epsilon, rel=1e-3)
+    assert float(proved) >= one.proved[0].epsilon
+
+
+def test_the_toml_file_of_the_page_is_understood(tmp_path: Path) -> None:
+    lines = PAGE.split("      [upload]")[1].split("\n\n")[0]
+    text = "[upload]" + "\n".join(line.strip() for line in lines.splitlines())
+    text = text.replace("[upload]", "[upload]\n", 1)
+    one = found(tmp_path, text, "settings.toml")
+    assert one.part == "LocalDpMod"
+    assert one.proved[0].epsilon == pytest.approx(5.978, rel=1e-3)

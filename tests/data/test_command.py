@@ -74,6 +74,15 @@ def test_a_schema_is_printed_or_written_to_a_new_file(capsys, tmp_path):
         call("schema", str(table), "--output", str(tmp_path / "s.toml"))
 
 
+def test_a_schema_with_a_column_that_is_not_there_is_refused(tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("state,x,grade\n1,2,a\n1,3,b\n")
+    with pytest.raises(ConfigError, match=r"no column 'grades' .*; did you mean 'grade'\?"):
+        call("schema", str(table), "--label", "grades")
+    with pytest.raises(ConfigError, match=r"no column 'State' .*; did you mean 'state'\?"):
+        call("schema", str(table), "--label", "grade", "--client-column", "State")
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -17,6 +17,7 @@ from fedveil.data.federation import (
     Task,
 )
 from fedveil.data.partition import IID
+from fedveil.data.storage import write_columns
 
 
 def numbered(examples, owners, **settings):
@@ -274,3 +275,21 @@ def test_saving_never_overwrites_nor_leaves_half_a_directory(tmp_path):
     with pytest.raises(ConfigError, match="exists already"):
         federation.save(tmp_path / "f")
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_what_cannot_be_written_leaves_nothing_behind(tmp_path):
+    columns = {"fine": np.arange(3), "not for a file": np.array([object()])}
+    with pytest.raises(ValueError, match="Object arrays"):
+        write_columns(tmp_path / "f", columns, "about.json", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_opening_reads_no_values(tmp_path, monkeypatch):
+    """They were checked before they were saved, and may be larger than memory."""
+    directory = Federation.from_arrays(FINE, LABELS, OWNERS).save(tmp_path / "f")
+
+    def read(self, part, examples):
+        raise AssertionError(f"the {part} part was read")
+
+    monkeypatch.setattr(Federation, "_check_values", read)
+    assert Federation.open(directory).clients == len(set(OWNERS))

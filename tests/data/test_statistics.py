@@ -19,7 +19,7 @@ from fedveil.core.units import Adjacency, Entropy, Trust, Unit
 from fedveil.data import bought, statistics
 from fedveil.data.bought import Offer, affordable, buy
 from fedveil.data.schema import Column, Kind
-from fedveil.data.statistics import GRID, Range, Voters, range_of, spread_votes, threshold
+from fedveil.data.statistics import GRID, ROW, Range, Voters, range_of, spread_votes, threshold
 from fedveil.privacy.accounting import account
 from fedveil.privacy.mechanisms import NoisySelection, NoisyVotes
 from fedveil.privacy.releases import PrivacyModel, Release
@@ -92,7 +92,7 @@ class World:
         return total
 
     def _share(self, stream: object, count: int, std: float) -> Any:
-        self.stds.append(std * math.sqrt(self._offer.shares))
+        self.stds.append(std * math.sqrt(self._offer.shares) / ROW)
         return np.zeros(count, np.int64)
 
     def _range(self, votes: Any, std: float) -> Range:
@@ -302,6 +302,67 @@ def test_a_run_is_certified_without_a_schema(
     assert model.predict(frame).tolist() == ["yes", "no"]
 
 
+def test_several_processes_do_not_buy_several_times(
+    hospitals: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would train its clients on statistics of its own, of which the ledger counts one."""
+    names = {"TORCHELASTIC_RUN_ID": "one", "WORLD_SIZE": "2", "RANK": "1"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    table = str(hospitals / "visits.csv")
+    assert main(["run", "--data", table, *SECTION, "--output", str(hospitals / "two")]) == 2
+    assert "each process would choose" in capsys.readouterr().err
+    assert not (hospitals / "two").exists()
+
+
+def test_nothing_that_was_bought_is_shown_before_it_is_in_a_ledger(
+    hospitals: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (hospitals / "taken").mkdir()
+    table = str(hospitals / "visits.csv")
+    loud = [word for word in SECTION if word != "--quiet"]
+    assert main(["run", "--data", table, *loud, "--output", str(hospitals / "taken")]) == 2
+    said = capsys.readouterr().err
+    assert "exists already" in said
+    assert "inputs" not in said
+
+
+@pytest.mark.parametrize("odd", ["maybe", "7", "x" * 99])
+def test_no_row_vanishes_with_its_label(hospitals: Path, tmp_path: Path, odd: str) -> None:
+    """A record with a label that nobody declared is still one row of its client: sizes are public
+    where records are replaced, so they must not move."""
+    lines = (hospitals / "visits.csv").read_text().splitlines()
+    lines[9] = lines[9].rpartition(",")[0] + f",{odd}"
+    (tmp_path / "odd.csv").write_text("\n".join(lines) + "\n")
+    offer = Offer(Unit.RECORD, Trust.DISTRIBUTED, 8.0, 1e-6, 3, seed=1)
+    names = {"label": "ill", "client_column": "site", "classes": ("no", "yes"), "offer": offer}
+    plain = fv.from_table(hospitals / "visits.csv", **names)
+    found = fv.from_table(tmp_path / "odd.csv", **names)
+    assert found.offsets.tolist() == plain.offsets.tolist()
+    assert len(found.test) == len(plain.test)
+    assert (found.notes, found.features) == (plain.notes, plain.features)
+    changed = (found.train.targets != plain.train.targets).sum()
+    assert changed + (found.test.targets != plain.test.targets).sum() <= 1
+
+
+def test_what_was_not_paid_for_was_not_bought() -> None:
+    document = {"unit": "record", "trust": "local", "entropy": "system", "releases": []}
+    with pytest.raises(fv.ConfigError, match="nothing was paid"):
+        bought.Bought.from_dict(document)
+
+
+def test_shares_of_many_clients_cost_what_they_should() -> None:
+    """2,000 noise shares on a grid cost within 1 % of one Gaussian of the same size."""
+    rows = {"a": pa.chunked_array([["1"] * 10]), "c0": pa.chunked_array([["2"] * 10])}
+    offer = Offer(Unit.RECORD, Trust.DISTRIBUTED, 12.0, 1e-6, 2000, seed=1)
+    _, paid = buy(rows, "c0", np.zeros(10, np.int64), offer, ".")
+    model = PrivacyModel(Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED)
+    found = account(paid.releases, privacy_model=model, delta=1e-6).epsilon
+    one = PrivacyModel(Unit.RECORD, Adjacency.REPLACE, Trust.LOCAL)
+    plain = Release(fv.DiscreteGaussian(12.0), Everyone(), 2)
+    assert found == pytest.approx(account([plain], privacy_model=one, delta=1e-6).epsilon, rel=0.01)
+
+
 def test_statistics_are_for_the_run_they_were_bought_for(hospitals: Path) -> None:
     """Not for another unit, not with a seed in a protected run, not without their price."""
     offer = Offer(Unit.RECORD, Trust.DISTRIBUTED, 8.0, 1e-6, 3, seed=1)
@@ -339,9 +400,15 @@ def test_statistics_are_for_the_run_they_were_bought_for(hospitals: Path) -> Non
     assert set(federation.bought.releases) <= set(planned.guarantee.releases)
 
 
-@pytest.mark.parametrize(
-    ("unit", "trust"), [(Unit.CLIENT, Trust.DISTRIBUTED), (Unit.CLIENT, Trust.LOCAL)]
-)
+@pytest.mark.parametrize("unit", list(Unit))
+@pytest.mark.parametrize("trust", list(Trust))
 def test_what_is_not_proved_is_not_offered(unit: Unit, trust: Trust) -> None:
-    with pytest.raises(fv.PrivacyRefusal, match="not offered"):
-        Offer(unit, trust, 8.0, 1e-6)
+    """Clients behind a trusted aggregator, records in a secure sum, or records of one owner who
+    adds the noise itself; nothing else."""
+    offered = [(Unit.CLIENT, Trust.CENTRAL), (Unit.RECORD, Trust.DISTRIBUTED)]
+    for shares in (1, 2):
+        if (unit, trust) in offered or (unit, trust, shares) == (Unit.RECORD, Trust.LOCAL, 1):
+            Offer(unit, trust, 8.0, 1e-6, shares)
+            continue
+        with pytest.raises(fv.PrivacyRefusal, match="not offered"):
+            Offer(unit, trust, 8.0, 1e-6, shares)

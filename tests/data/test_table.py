@@ -226,6 +226,8 @@ def test_a_schema_can_be_toml_and_describe_a_numeric_label(tmp_path):
         ({"age": {"type": "numbr"}}, "column 'age': type='numbr'"),
         ({"age": {"type": "number"}}, "column 'age': needs min and max, or mean and std"),
         ({"age": {"type": "number", "min": 3, "max": 3}}, "min must be below max"),
+        ({"age": {"type": "number", "min": 0, "mean": 3, "std": 1}}, "needs min and max, or mean"),
+        ({"age": {"type": "number", "min": 0, "max": 9, "std": 1}}, "needs min and max, or mean"),
         ({"age": {"type": "number", "mean": 0, "std": -1}}, "std positive"),
         ({"age": {"type": "number", "minimum": 3}}, "unknown key 'minimum'; did you mean 'min'?"),
         ({"age": {"type": "number", "min": "low", "max": 3}}, "neither a number nor a date"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -123,12 +126,22 @@ class Hospitals:
             self.end(site)
 
 
+@cache
+def _founded(holdout: float) -> TemporaryDirectory[str]:
+    """Keys take a second to make: once for all tests."""
+    made = TemporaryDirectory()
+    schema = {"label": "ill", "columns": COLUMNS, "holdout": holdout}
+    hub = Path(made.name) / "hub"
+    HubHome.create(hub, "hospitals", "localhost:8002", SITES, **schema)
+    return made
+
+
 def hospitals(
     folder: Path, policy: str = POLICY, holdout: float = 0.0, rows: int = 80
 ) -> Hospitals:
     """A federation that was founded and joined; nobody is there yet."""
-    schema = {"label": "ill", "columns": COLUMNS, "holdout": holdout}
-    hub = HubHome.create(folder / "hub", "hospitals", "localhost:8002", SITES, **schema)
+    shutil.copytree(_founded(holdout).name, folder, dirs_exist_ok=True)
+    hub = HubHome(folder / "hub")
     (folder / "policy.toml").write_text(policy)
     (folder / "test.csv").write_text(table(60, 99))
     homes = {}

@@ -134,6 +134,16 @@ def test_an_agreement_that_cannot_hold_is_refused(
     assert not (here / "hospitals").exists()
 
 
+def test_a_guessed_schema_is_agreed_on_by_nobody(here: Path, capsys: Any) -> None:
+    """`fedveil data schema` drafts one from a site's own rows, and marks what it took from them."""
+    drafted = {"columns": {**COLUMNS, "age": {**COLUMNS["age"], "guess": True}}}
+    (here / "drafted.toml").write_text(tomli_w.dumps(drafted))
+    usual = ("--hub", "localhost:8002", *SHELL, "--schema", "drafted.toml", "--label", "ill")
+    said = refusal(capsys, "federation", "init", "hospitals", *usual)
+    assert "column 'age' is a guess from somebody's rows" in said
+    assert not (here / "hospitals").exists()
+
+
 def test_the_engine_gets_no_rights_at_a_site(here: Path, capsys: Any) -> None:
     init(capsys)
     join(capsys)

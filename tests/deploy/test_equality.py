@@ -26,10 +26,7 @@ SEED = 11
 CASES: dict[str, dict[str, Any]] = {
     "noise shares, rotated": {},
     "noise shares": {"training__method": "dp-fedavg", "privacy__trust": "distributed"},
-    "a hub that is declared honest": {
-        "aggregation__sparse": True,
-        "aggregation__honest_server": True,
-    },
+    "a hub that does not lie": {"aggregation__sparse": True, "aggregation__honest_server": True},
     "a network": {"model__name": "mlp", "model__hidden": [5]},
     "a tracked clip": {"privacy__clip_quantile": 0.5, "privacy__clip_noise": 0.5},
     "local noise": {"training__method": "client-noise", "aggregation__secure": None},

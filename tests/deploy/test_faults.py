@@ -173,7 +173,7 @@ def test_a_ledger_that_is_exhausted_in_the_middle_takes_its_site_out(
     spend_all(four.guards["site-2"])
     assert survivors(run) == [3, 3]
     assert rounds_paid(four) == [3, 3, 1, 3]
-    assert "above this client's budget" in hub.sites.refusals["site-2"]
+    assert hub.sites.refusals["site-2"] == "this site's lifetime budget does not allow it"
 
 
 def test_without_a_site_to_spare_an_exhausted_ledger_ends_the_releases(tmp_path: Path) -> None:

@@ -22,22 +22,24 @@ ALLOWED = POLICY.replace("[show]", "evaluation = true\n[show]").replace(
 )
 
 
-def evaluated(made: Hospitals, noise: float) -> dict[str, Any]:
+def evaluated(made: Hospitals, noise: float) -> dict[str, str]:
+    """How the evaluation of a short run has ended."""
     made.meet()
     made.queue(training__rounds=2)
     service = made.service()
     service.step()
     service.queue.put(Job("score", {}, evaluate="first", noise=noise))
     service.step()
-    assert service.queue.ended("score") == {"outcome": "done", "reason": ""}
-    found: dict[str, Any] = json.loads((made.hub.runs / "first" / EVALUATION).read_text())
-    return found
+    ended = service.queue.ended("score")
+    assert ended is not None
+    return ended
 
 
 def test_the_noisy_table_is_near_the_truth_and_in_every_ledger(tmp_path: Path) -> None:
     made = hospitals(tmp_path, ALLOWED, holdout=0.4, rows=1490)
     try:
-        found = evaluated(made, noise=4.0)
+        assert evaluated(made, noise=4.0) == {"outcome": "done", "reason": ""}
+        found: dict[str, Any] = json.loads((made.hub.runs / "first" / EVALUATION).read_text())
         ((run, _),) = made.finished
         held = [made.hub.agreement.rows(home.data).test for home in made.homes.values()]
         targets = np.concatenate([part.targets for part in held])
@@ -61,30 +63,27 @@ def test_the_noisy_table_is_near_the_truth_and_in_every_ledger(tmp_path: Path) -
         made.close()
 
 
-def test_it_is_refused_unless_the_owner_allows_it(tmp_path: Path) -> None:
-    for policy, holdout, noise, reason in (
+@pytest.mark.parametrize(
+    ("policy", "holdout", "noise", "reason"),
+    [
         (POLICY, 0.4, 5.0, "no evaluation on this site's rows"),
         (ALLOWED, 0.0, 5.0, "this site holds no rows out"),
         (ALLOWED, 0.4, 0.5, "at most 20 a run"),
-    ):
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        made = hospitals(folder, policy, holdout)
-        try:
-            made.meet()
-            made.queue(training__rounds=2)
-            service = made.service()
-            service.step()
-            service.queue.put(Job("score", {}, evaluate="first", noise=noise))
-            service.step()
-            ended = service.queue.ended("score")
-            assert ended is not None
-            assert ended["outcome"] == "refused"
-            assert reason in ended["reason"]
-            for home in made.homes.values():
-                assert list(home.store().ledger.runs().values()) == [2]
-        finally:
-            made.close()
+    ],
+    ids=["not allowed", "nothing held out", "too little noise"],
+)
+def test_it_is_refused_with_the_reason(
+    policy: str, holdout: float, noise: float, reason: str, tmp_path: Path
+) -> None:
+    made = hospitals(tmp_path, policy, holdout)
+    try:
+        ended = evaluated(made, noise)
+        assert ended["outcome"] == "refused"
+        assert reason in ended["reason"]
+        for home in made.homes.values():
+            assert list(home.store().ledger.runs().values()) == [2]
+    finally:
+        made.close()
 
 
 def test_figures_of_a_table_without_noise_are_those_of_scikit_learn() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedveil.cli import main
+from fedveil.cli.hub import finish
 from fedveil.core.errors import ConfigError
 from fedveil.deploy import certificates
+from fedveil.deploy.certificates import Pair
 from fedveil.deploy.envelope import Message, claimed, seal
 from fedveil.deploy.homes import Bundle, SiteHome, keep_pair
 from tests.deploy.hospitals import SITES, Hospitals, hospitals
@@ -69,7 +73,7 @@ def test_nothing_runs_until_every_owner_has_confirmed_the_list(made: Hospitals) 
     service.step()
     ended = service.queue.ended("first")
     assert ended is not None
-    assert "'east' has not confirmed the members' list" in ended["reason"]
+    assert "'east' is not ready: its owner has not confirmed" in ended["reason"]
     with pytest.raises(ConfigError, match="somebody was shown another list"):
         made.homes["east"].trust("00000-00000-00000-00000-00000")
 
@@ -142,22 +146,27 @@ def test_who_has_left_keeps_the_ledger_and_nothing_else(made: Hospitals) -> None
 
 def test_certificates_are_renewed_before_they_expire(made: Hospitals) -> None:
     made.meet()
-    pair = made.hub.site_certificate("north")
-    short = certificates.renewed(made.hub.authority, pair, days=10)
-    keep_pair(made.hub.path / "bundles", "north", short)
-    keep_pair(made.homes["north"].path, "site", short)
-    site = made.start("north")
-    made.service().step()
+    pair, authority = made.homes["north"].certificate, made.hub.authority
+    short = certificates.renewed(authority, pair.certificate, days=10)
+    made.hub.keep_site_certificate("north", short)
+    keep_pair(made.homes["north"].path, "site", Pair(short, pair.key))
+    own = made.hub.certificate
+    ending = certificates.renewed(authority, own.certificate, "localhost", days=10)
+    keep_pair(made.hub.path, "hub", Pair(ending, own.key))
+    site, service = made.start("north"), made.service()
+    service.step()
     assert site.certificate_changed.is_set()
+    assert service.certificate_changed
+    assert certificates.days_left(made.hub.certificate.certificate) > 300
     assert certificates.days_left(made.homes["north"].certificate.certificate) > 300
     assert made.homes["north"].certificate.key == pair.key
     # Another authority's, and another site's, are not taken.
     stranger = certificates.new_authority("hospitals")
     for bad in (
-        certificates.renewed(stranger, pair, days=900),
-        certificates.renewed(made.hub.authority, made.hub.site_certificate("south"), days=900),
+        certificates.renewed(stranger, pair.certificate, days=900),
+        certificates.renewed(authority, made.hub.site_certificate("south"), days=900),
     ):
-        told = Message({"kind": "certificate"}, (bad.certificate.encode(),))
+        told = Message({"kind": "certificate"}, (bad.encode(),))
         assert claimed(site.answer(seal(told, made.hub.key))).header["status"] == "refused"
 
 
@@ -187,6 +196,32 @@ def test_bundles_that_do_not_fit_are_refused(made: Hospitals, tmp_path: Path) ->
         SiteHome.create(made.homes["north"].path, Bundle.read(path), path, tmp_path / "policy.toml")
 
 
+def test_a_site_that_cannot_read_its_rows_says_so_and_not_what_they_hold(
+    made: Hospitals, caplog: pytest.LogCaptureFixture
+) -> None:
+    made.homes["north"].data.write_text("age,pressure,ward,ill\n77,120,a,secret\n")
+    made.meet()
+    made.queue()
+    service = made.service()
+    service.step()
+    ended = service.queue.ended("first")
+    assert ended is not None
+    assert "'north' is not ready: it cannot read its rows" in ended["reason"]
+    assert "secret" not in ended["reason"]
+    assert "secret" in caplog.text  # for the owner
+    with pytest.raises(ConfigError, match="secret"):
+        made.start("north")
+
+
+def test_names_of_runs_stay_in_the_directory(made: Hospitals) -> None:
+    for name in ("../first", "", ".hidden", "a/b"):
+        with pytest.raises(ConfigError, match="use letters"):
+            made.queue(name)
+    made.queue("first")
+    with pytest.raises(ConfigError, match="exists already"):
+        made.queue("first")
+
+
 def test_a_run_that_was_stopped_is_gone_on_with(made: Hospitals) -> None:
     made.meet()
     made.queue()
@@ -202,3 +237,34 @@ def test_a_run_that_was_stopped_is_gone_on_with(made: Hospitals) -> None:
     assert run.state.rounds == 3
     with pytest.raises(ConfigError, match="neither stopped"):
         service.queue.again("first")
+
+
+def test_a_run_leaves_what_fedveil_run_leaves(
+    made: Hospitals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made.meet()
+    made.queue("tested")
+    made.queue("untested", test=False)
+    service = made.service(finish)
+    service.step()
+    service.step()
+    for name in ("tested", "untested"):
+        assert service.queue.ended(name) == {"outcome": "done", "reason": ""}
+        run = made.hub.runs / name
+        assert "Certified" in (run / "report.html").read_text()
+        result = json.loads((run / "result.json").read_text())
+        assert ("accuracy" in result) is (name == "tested")
+    rows = str(made.folder / "test.csv")
+    assert main(["evaluate", str(made.hub.runs / "untested"), rows, "--json"]) == 0
+    assert '"accuracy"' in capsys.readouterr().out  # the model reads rows by the agreed schema
+    assert main(["account", str(made.hub.runs / "tested"), "--json"]) == 0
+
+
+def test_nobody_trains_without_noise(made: Hospitals) -> None:
+    made.meet()
+    made.queue(evaluation__baseline=True)
+    service = made.service()
+    service.step()
+    ended = service.queue.ended("first")
+    assert ended is not None
+    assert "nobody trains without noise" in ended["reason"]

@@ -65,9 +65,16 @@ def test_an_update_that_cancels_is_still_clipped_at_its_norm() -> None:
 
 
 def test_moments_are_kept_only_if_they_are_small_beside_the_data() -> None:
-    layer = Affine(Slot("w", (1, 10), 0), Slot("b", (1,), 10))
-    for records, fit in ((80, True), (20, False)):
-        inputs = np.zeros((5 * records, 10), np.float32)
+    """A client's moments are s * s + s + 1 numbers of s weights, its data 10 a record."""
+    with_bias = Affine(Slot("w", (1, 10), 0), Slot("b", (1,), 10)), 10
+    single = Affine(Slot("w", (1, 1), 0), None), 1
+    for (layer, width), records, fit in (
+        (with_bias, 27, True),  # 2 * 133 numbers beside 270
+        (with_bias, 26, False),
+        (single, 6, True),  # 2 * 3 beside 6
+        (single, 5, False),
+    ):
+        inputs = np.zeros((5 * records, width), np.float32)
         examples = Examples(inputs, np.zeros(5 * records, np.float32))
         offsets = np.arange(6, dtype=np.int64) * records
         federation = Federation(examples, offsets, examples, Task.REGRESSION, 0)
@@ -157,6 +164,17 @@ def test_kept_gram_matrices_change_nothing(
         expected = torch.stack([client.update for client in clients]).sum(0)
         allowed = sum(client.update_error for client in clients)
         assert float((result.total - expected).norm()) <= allowed
+
+
+def test_a_gram_matrix_that_is_kept_is_found_again() -> None:
+    job = make_job("wide softmax", RULES["momentum"], UpdatePipeline(), (4, 3))
+    cache = grams.GramCache(job.federation, 5)
+    assert cache.known(1, 3) is None
+    cache.keep(1, torch.arange(9.0).view(3, 3))
+    found = cache.known(1, 3)
+    assert found is not None
+    assert torch.equal(found, torch.arange(9.0).view(3, 3))
+    assert cache.known(0, 4) is None
 
 
 def test_gram_matrices_are_kept_only_if_they_are_small_beside_the_data() -> None:

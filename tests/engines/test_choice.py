@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +14,14 @@ from fedveil.client.local_training import GradientClip, LearningRate, LocalTrain
 from fedveil.core.errors import ConfigError
 from fedveil.engines import choose as choosing
 from fedveil.engines.choose import ENGINES, build_engine, choose, device_of, supports
-from fedveil.engines.contract import Job
+from fedveil.engines.contract import Engine, Job
 from fedveil.engines.cost import Prediction, Workload, operations
+from fedveil.engines.registry import OUTSIDE
+from fedveil.engines.registry import engine as outside_engine
 from fedveil.models.flat import layout_of
 from fedveil.models.images import WideCnn
 
-from .jobs import MODELS, RULES, SHAPINGS, SIZES, make_job, start_of
+from .jobs import GRIDS, MODELS, RULES, SHAPINGS, SIZES, make_job, start_of
 
 FASTEST = {
     "linear": "algebra",
@@ -181,6 +184,105 @@ def test_short_operations_stay_on_one_thread_and_leave_torch_as_it_was() -> None
     build_engine(job, choice, threads=3).round_sum(start_of(job), np.arange(len(SIZES)), 0)
     assert seen[-1] == 3
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("model", "round_seconds", "step_seconds", "threads"),
+    [
+        ("cnn", 10.0, 0.001, 1),  # one client at a time: its steps count,
+        ("cnn", 0.05, 0.01, None),
+        ("own module", 10.0, 0.001, None),  # clients together: the round counts
+        ("own module", 0.05, 0.01, 1),
+    ],
+)
+def test_a_second_thread_is_for_operations_that_are_long(
+    model: str,
+    round_seconds: float,
+    step_seconds: float,
+    threads: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    predicted = Prediction(round_seconds, step_seconds, rounds=100)
+    monkeypatch.setattr(choosing, "cores", lambda: 1)
+    monkeypatch.setattr(choosing, "predict", lambda *_: predicted)
+    job = make_job(model, RULES["one epoch of batches"], SHAPINGS["clip"])
+    assert choose(job, workload=Workload(10, 100)).threads == threads
+
+
+def test_what_the_dual_saves_is_not_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that takes 0.11 s by rows is short where most of its arithmetic is left out."""
+    monkeypatch.setattr(choosing, "cores", lambda: 1)
+    monkeypatch.setattr(choosing, "predict", lambda *_: Prediction(0.11, 0.01, 100))
+    plain = LocalTraining(LearningRate(0.1), epochs=20, batch_size=4)
+    through_dual = make_job("wide mlp", plain, SHAPINGS["clip"], (2, 3, 2))
+    by_rows = replace(through_dual, rule=replace(plain, momentum=0.5))
+    assert choose(through_dual, workload=Workload(3, 100)).threads == 1
+    assert choose(by_rows, workload=Workload(3, 100)).threads is None
+
+
+def test_isolated_clients_have_one_thread_whatever_was_asked_for() -> None:
+    """Sums of several threads round differently from machine to machine."""
+    seen = []
+
+    class Spy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.get_num_threads())
+            scores: Tensor = super().forward(x)
+            return scores
+
+    job = with_module(make_job("softmax", RULES["momentum"], GRIDS["grid"]), Spy(5, 3))
+    engine = build_engine(replace(job, isolated=True), "sequential", threads=3)
+    seen.clear()
+    engine.round_sum(start_of(job), np.arange(len(SIZES)), 0)
+    assert set(seen) == {1}
+
+
+@pytest.mark.parametrize(
+    ("affinity", "count", "asked", "found"),
+    [
+        (3, 8, None, 3),
+        (3, 8, "2", 2),
+        (3, 8, "5", 3),
+        (3, 8, "0", 3),
+        (3, 8, "all", 3),
+        (None, 8, None, 8),  # not every system knows which cores a process may use
+        (None, None, None, 1),
+    ],
+)
+def test_cores_are_those_that_the_process_may_use(
+    affinity: int | None,
+    count: int | None,
+    asked: str | None,
+    found: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if affinity is None:
+        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    else:
+        cpus = set(range(affinity))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cpus, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert choosing.cores() == found
+
+
+def test_an_engine_of_the_main_program_stays_in_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registered = OUTSIDE._things, OUTSIDE._origins
+    for name, before in zip(("_things", "_origins"), registered, strict=True):
+        monkeypatch.setattr(OUTSIDE, name, dict(before))
+
+    def build(job: Job, chunk: int | None, device: torch.device) -> Engine:
+        return build_engine(job, "sequential", chunk)
+
+    build.__module__ = "__main__"
+    outside_engine("homemade")(build)
+    job = make_job("softmax", RULES["momentum"], SHAPINGS["clip"])
+    with pytest.raises(ConfigError, match="'homemade' is defined in the main program; move it"):
+        choose(job, "homemade", processes=2)
 
 
 def test_a_model_of_the_main_program_cannot_be_sent_to_other_processes() -> None:

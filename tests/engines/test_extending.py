@@ -105,6 +105,25 @@ def registered() -> Iterator[None]:
         del OUTSIDE._things[name], OUTSIDE._origins[name]
 
 
+class Deaf(RowEngine):
+    """Shapes updates as the job says, whatever its round says."""
+
+    def round_sum(self, weights, cohort, round_number, pipeline=None, take=None) -> RoundSum:  # type: ignore[no-untyped-def, override]
+        return super().round_sum(weights, cohort, round_number, None, take)
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_suite_notices_an_engine_that_ignores_the_clip_of_a_round() -> None:
+    @engine("deaf")
+    def build(job: Job, chunk: int | None, device: torch.device) -> Engine:
+        right = choosing._together(job, "sequential", chunk, device, "")
+        assert isinstance(right, RowEngine)
+        return Deaf("deaf", job, right.gradients, 1, device, draws=True)
+
+    with pytest.raises(ContractBroken, match=r"'deaf'.*exceeds the round's own clip"):
+        check_engine("deaf")
+
+
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("name", WRONG)
 def test_the_suite_notices_what_is_wrong(name: str) -> None:

@@ -7,6 +7,7 @@ in other processes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -20,9 +21,12 @@ from fedveil.client.ballot import Ballot
 from fedveil.client.local_training import LearningRate, LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.data.federation import Examples, Federation
+from fedveil.engines import isolated_mlp
 from fedveil.engines.choose import ENGINES, build_engine, supports
 from fedveil.engines.contract import Cohort, Job, RoundSum
 from fedveil.engines.cost import operations
+from fedveil.engines.isolated_dual import rounded_up
+from fedveil.engines.isolated_mlp import LoneStack
 from fedveil.engines.processes import split
 from fedveil.models.flat import layout_of
 from fedveil.privacy.clipping import Clip
@@ -308,3 +312,32 @@ def test_a_probe_of_the_model_reads_nobodys_records(monkeypatch: pytest.MonkeyPa
     assert operations(job) > 0
     assert len(seen) == 2
     assert not any(inputs.any() for inputs in seen)
+
+
+def test_groups_of_isolated_clients_stay_within_their_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client holds eight vectors of weights and three copies of its records."""
+    job = replace(make_job("mlp", RULES["momentum"], GRID, (5,) * 11), isolated=True)
+    each = 8 * job.layout.size + 3 * 5 * math.prod(job.federation.input_shape)
+    groups: list[int] = []
+    add_group = LoneStack._add_group
+
+    def spy(self, total, weights, cohort, sizes, where, round_number):  # type: ignore[no-untyped-def]
+        groups.append(len(where))
+        add_group(self, total, weights, cohort, sizes, where, round_number)
+
+    monkeypatch.setattr(LoneStack, "_add_group", spy)
+    sums = []
+    for memory in (5 * each - 1, each - 1, 100 * each):
+        monkeypatch.setattr(isolated_mlp, "_TOGETHER", memory)
+        engine = build_engine(job, "mlp")
+        sums.append(engine.round_sum(start_of(job), np.arange(11), 2).total)
+    assert groups == [4, 4, 3] + [1] * 11 + [11]
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[0], sums[2])
+
+
+def test_sizes_are_rounded_up_to_few_binary_digits() -> None:
+    sizes = np.array([1, 8, 9, 63, 64, 65, 128, 129, 256, 257])
+    assert rounded_up(sizes).tolist() == [8, 8, 16, 64, 64, 80, 128, 160, 256, 320]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedveil.engines.kernels import tuned
 from fedveil.models.images import ChengCnn, FuCnn, SmallCnn
@@ -33,6 +33,22 @@ def test_outputs_and_gradients_are_equal_up_to_rounding(name: str) -> None:
         nn.functional.cross_entropy(module(images), labels).backward()
     for (key, slow), quick in zip(network.named_parameters(), fast.parameters(), strict=True):
         torch.testing.assert_close(quick.grad, slow.grad, rtol=1e-4, atol=1e-6, msg=key)
+
+
+class TakesApart(nn.Module):
+    """Uses two of its three layers, as only its own code can know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.body[1](self.body[0](images))  # type: ignore[no-any-return]
+
+
+def test_a_module_with_code_of_its_own_stays_as_it_is() -> None:
+    module, images = TakesApart(), torch.randn(2, 1, 6, 6)
+    assert torch.equal(tuned(module)(images), module(images))
 
 
 def test_pooling_moves_before_relu_unless_somebody_watches() -> None:

@@ -21,7 +21,7 @@ from fedveil.client.batches import step_counts
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.data.federation import Examples, Federation
 from fedveil.engines.choose import build_engine
-from fedveil.engines.process_group import WorkerFailed
+from fedveil.engines.process_group import WorkerFailed, Workers
 from fedveil.engines.processes import ProcessEngine, split
 from fedveil.engines.shared_memory import bytes_to_copy, share
 from fedveil.engines.threads import threads_at
@@ -69,6 +69,32 @@ def test_two_processes_give_the_sum_and_the_statistics_of_one(
     torch.testing.assert_close(together.total, single.total, rtol=1e-6, atol=1e-9)
     for name in ("norms", "shaped_norms", "losses", "rejected"):
         assert np.array_equal(getattr(together, name), getattr(single, name)), name
+
+
+class Deaf:
+    """A worker that does not end by itself."""
+
+    stdin = None
+    killed = False
+    waited = 0.0
+
+    def wait(self, timeout: float | None = None) -> None:
+        if timeout is not None:
+            self.waited += timeout
+            raise subprocess.TimeoutExpired("worker", timeout)
+        assert self.killed
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+def test_workers_that_do_not_end_are_killed_after_two_seconds() -> None:
+    workers, deaf = object.__new__(Workers), [Deaf(), Deaf()]
+    workers._processes, workers._logs = deaf, []  # type: ignore[assignment]
+    workers.close()
+    for process in deaf:
+        assert process.killed
+        assert 0 <= process.waited <= 2
 
 
 def test_clients_left_out_are_counted_once_wherever_they_train(

@@ -10,7 +10,7 @@ from fedveil.config import recipe as recipes
 from fedveil.config.assemble import plan_of
 from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 from fedveil.methods.gradient_noise import dp_sgd
-from fedveil.methods.parts.method import CohortRule, Scheme
+from fedveil.methods.parts.method import CohortRule, Scheme, Voting
 from fedveil.methods.registry import METHODS
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.refusals import AdjacencyRefused, HonestSharesRefused
@@ -204,6 +204,12 @@ def test_random_cohorts_get_no_credit_from_who_sees_them() -> None:
     assert hidden.noise_multiplier is not None
     assert open_.noise_multiplier is not None
     assert hidden.noise_multiplier < open_.noise_multiplier
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, float("nan")])
+def test_a_server_that_could_not_learn_from_votes_is_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match=r"server\.learning_rate: must be positive"):
+        Voting(learning_rate=rate)
 
 
 def test_post_processing_cannot_change_the_guarantee() -> None:

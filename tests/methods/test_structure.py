@@ -301,6 +301,19 @@ class Shares(nn.Module):
         return _Shares.apply(inputs)
 
 
+class Chooses(nn.Module):
+    """Which weights learn depends on the other examples of the batch; the outputs do not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if float(inputs.detach().abs().max()) < 3:
+            return inputs
+        return inputs + self.shift - self.shift.detach()
+
+
 class Offset(nn.Module):
     """Has a buffer, and leaves it alone."""
 
@@ -321,6 +334,7 @@ COUPLED = {
     "faint mean": FaintMean,
     "neighbour": Neighbour,
     "on the way back": Shares,
+    "which weights learn": Chooses,
     "batch norm": lambda: nn.BatchNorm1d(4, track_running_stats=False),
     "running batch norm": lambda: nn.BatchNorm1d(4),
 }
@@ -344,6 +358,18 @@ APART: dict[str, Callable[[], nn.Module]] = {
 def test_models_that_mix_examples_are_refused_for_records(layer: Callable[[], nn.Module]) -> None:
     with pytest.raises(SensitivityRefused, match="mixes the examples"):
         check_isolation(network(layer()), DATA, per_example=True)
+
+
+def test_an_example_is_watched_beside_others_that_are_no_two_alike() -> None:
+    """What shows between two neighbours of the watched example needs two different ones."""
+    seen: list[Tensor] = []
+    model = network(nn.Identity())
+    model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].clone()))
+    check_isolation(model, DATA, per_example=True)
+    far = [batch for batch in seen if bool((batch[1:] < 0).all() & (batch[0] > 0).all())]
+    assert far
+    for batch in far:
+        assert len(batch.flatten(1).unique(dim=0)) == len(batch)
 
 
 @pytest.mark.parametrize("layer", STATEFUL.values(), ids=STATEFUL.keys())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +42,8 @@ def frozen_part(module: nn.Module) -> dict[str, torch.Tensor]:
     [
         (('model.frozen=["backbone"]',), 9 * 10 + 10),
         (('model.frozen=["1", "3.bias"]',), 12 * 9 + 9 * 10 + 10),
-        (('model.frozen=["backbone"]', "model.adapter_rank=2"), 2 * (64 + 12 + 12 + 9) + 100),
-        (('model.frozen=["*"]', "model.adapter_rank=1"), 64 + 12 + 12 + 9 + 9 + 10),
+        (('model.frozen=["backbone"]', "model.adapter_rank=2"), 2 * (12 + 9) + 100),
+        (('model.frozen=["*"]', "model.adapter_rank=1"), 12 + 9 + 10),
     ],
 )
 def test_only_the_rest_is_trained_sent_and_noised(
@@ -87,10 +88,7 @@ def test_an_adapter_adds_nothing_at_first_and_then_what_it_says(layer: nn.Module
     adapted = adapt(freeze(layer, ["*"]), 2)
     assert isinstance(adapted, LowRank)
     assert torch.equal(adapted(inputs), expected)
-    assert {name.split(".")[0] for name in (slot.name for slot in layout_of(adapted))} == {
-        "down",
-        "up",
-    }
+    assert [slot.name for slot in layout_of(adapted)] == ["up.weight"]
     nn.init.normal_(adapted.up.weight)
     if isinstance(layer, nn.Linear):
         merged = layer.weight + adapted.up.weight @ adapted.down.weight  # type: ignore[operator]
@@ -110,7 +108,7 @@ def test_a_start_fills_what_fits_and_refuses_a_frozen_gap(tmp_path: Path) -> Non
     save_file({k: v.contiguous() for k, v in source.state_dict().items()}, tmp_path / "a")
     freeze(other, ["0"])
     head = other[1].weight.detach().clone()
-    (said,) = start_from(other, tmp_path / "a")
+    said = start_from(other, tmp_path / "a").sentence
     assert torch.equal(other[0].weight, source[0].weight)
     assert torch.equal(other[1].weight, head)
     assert "new are 1.weight, 1.bias" in said
@@ -141,6 +139,22 @@ def test_what_makes_no_sense_is_refused(more: tuple[str, ...], said: str) -> Non
         planned(*more)
 
 
+def test_a_guarantee_names_its_start(tmp_path: Path) -> None:
+    plain = planned(seed=None)
+    named = {name: one.detach().contiguous() for name, one in plain.module.named_parameters()}
+    save_file(named, tmp_path / "public.safetensors")
+    started = planned(f"model.start={tmp_path}/public.safetensors", seed=None)
+    assert started.guarantee is not None
+    assert started.guarantee.certified
+    assert "public.safetensors (SHA-256" in started.guarantee.statement
+    said = {"fedveil": json.dumps({"description": json.dumps({"data": "patients.csv"})})}
+    save_file(named, tmp_path / "other.safetensors", said)
+    other = planned(f"model.start={tmp_path}/other.safetensors", seed=None).guarantee
+    assert other is not None
+    (said_of,) = [each for each in other.rests_on if "other.safetensors" in each]
+    assert said_of.endswith("made of patients.csv. That those data are public is declared.")
+
+
 def test_from_one_run_to_the_next_and_to_predictions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,7 +165,9 @@ def test_from_one_run_to_the_next_and_to_predictions(
     frozen = ["--set", 'model.frozen=["backbone"]', "--set", "model.adapter_rank=2"]
     start = ["--set", f"model.start={public}/model.safetensors"]
     assert main([*line, *frozen, *start, "--output", str(private)]) == 0
-    assert "model.safetensors (SHA-256" in (private / "guarantee.json").read_text()
+    promised = json.loads((private / "guarantee.json").read_text())
+    assert not promised["certified"]  # they were trained on these very data before
+    assert "model.safetensors (SHA-256" in promised["reason"]
     capsys.readouterr()
     before, after = (load_file(each / "model.safetensors") for each in (public, private))
     assert torch.equal(before["1.weight"], after["1.layer.weight"])
@@ -160,10 +176,12 @@ def test_from_one_run_to_the_next_and_to_predictions(
     inputs = np.random.default_rng(1).random((3, 8, 8)).astype(np.float32)
     again = load_run(private)
     for one in (model, again):
-        assert frozen_part(one.module).keys() == {"1.layer.weight", "1.layer.bias"} | {
-            "3.layer.weight",
-            "3.layer.bias",
+        assert frozen_part(one.module).keys() == {
+            f"{layer}.{part}"
+            for layer in (1, 3)
+            for part in ("layer.weight", "layer.bias", "down.weight")
         }
+        assert torch.equal(one.module.get_parameter("1.down.weight"), after["1.down.weight"])
     found = [one.module(torch.from_numpy(inputs)) for one in (model, again)]
     assert torch.equal(*found)
     assert flatten(model.module).numel() == layout_of(again.module).size

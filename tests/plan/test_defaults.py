@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedveil.advise.defaults import FEW, Chosen, choose
+from fedveil.cli.own_data import say
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.core.errors import ConfigError
@@ -76,6 +77,19 @@ def test_the_choice_knows_nothing_of_private_values_and_sizes(tmp_path: Path) ->
     assert found[0].warning == found[1].warning
     settings = [replace(one.recipe, data=found[0].recipe.data) for one in found]
     assert settings[0] == settings[1]
+
+
+def test_where_the_number_of_clients_is_declared_the_true_one_decides_nothing(
+    tmp_path: Path,
+) -> None:
+    """Add-remove hides whether a client was there at all, so also from what is chosen and said."""
+    found = []
+    for clients in (33, 28):  # one of them would be few
+        path = table(tmp_path, f"{clients}.csv", clients=clients, each=5, seed=0, signal=1.0)
+        choice = chosen_for(path, "privacy.public_clients=40", "training.rounds=4")
+        found.append((choice.notes, choice.warning, replace(choice.recipe, data=None)))
+    assert found[0] == found[1]
+    assert found[0][2].privacy.unit == "client"
 
 
 def test_the_default_learns_what_there_is_to_learn(tmp_path: Path) -> None:
@@ -161,3 +175,19 @@ def test_records_need_no_batch_size() -> None:
     assert plan.guarantee is not None
     assert plan.guarantee.unit is Unit.RECORD
     assert plan.method.local.batch_size == plan.federation.sizes.max()
+
+
+def test_nothing_chosen_follows_the_true_number_of_clients_if_another_is_declared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Across the number below which records are protected, and above which statistics are bought;
+    the promise is that nobody can tell whether one client is there at all."""
+    seen = []
+    for clients in (FEW - 1, FEW):
+        path = table(tmp_path, f"{clients}.csv", clients=clients, each=2, seed=1, signal=1.0)
+        found = chosen_for(path, "privacy.public_clients=400", "training.rounds=2")
+        data = replace(found.recipe.data, file=None)
+        say(found)
+        seen.append((replace(found.recipe, data=data), found.notes, capsys.readouterr().err))
+    assert seen[0] == seen[1]
+    assert "400 clients" in seen[0][2]

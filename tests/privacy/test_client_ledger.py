@@ -21,6 +21,7 @@ from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.accounting import PrivacyModel, Release, account
 from fedveil.privacy.client_ledger import ClientLedger, LifetimeBudgetExceeded, TermsRefused
+from fedveil.privacy.correlated import CorrelatedGaussian
 from fedveil.privacy.mechanisms import (
     DiscreteGaussian,
     DiscreteGaussianSum,
@@ -28,7 +29,7 @@ from fedveil.privacy.mechanisms import (
     Laplace,
     Zcdp,
 )
-from fedveil.privacy.sampling import Everyone, FixedSize, Poisson
+from fedveil.privacy.sampling import Everyone, FixedSize, Poisson, RoundRobin
 
 DELTA = 1e-6
 LOCAL = PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL)
@@ -560,3 +561,21 @@ def test_taking_part_is_never_free(path: Path, release: Release) -> None:
     ledger = ClientLedger(path, 8.0, 1e-5, trust=Trust.LOCAL)
     with pytest.raises(ConfigError, match="no participation"):
         ledger.reserve(release, PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.LOCAL))
+
+
+def test_noise_that_spans_rounds_is_not_charged_round_by_round(path: Path) -> None:
+    """Two turns in a row move what is released by |c + c shifted| = 2.14 clips, not by sqrt(2) |c|
+    = 1.73: one by one they would add up to less than they cost."""
+    factor = (4096, 2048, 1536, 1280)
+    column = [one / 4096 for one in factor]
+    near = math.hypot(*(a + b for a, b in zip([*column, 0.0], [0.0, *column], strict=True)))
+    assert near > 1.2 * math.sqrt(2) * math.hypot(*column)
+    ledger = ClientLedger(path, 50.0, DELTA, trust=Trust.CENTRAL)
+    model = PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.CENTRAL)
+    turn = Release(CorrelatedGaussian(4.0, factor), RoundRobin(40, 10), 1)
+    ledger.reserve(turn, model, run="one by one")
+    with pytest.raises(TermsRefused, match="all its rounds together"):
+        ledger.reserve(turn, model, run="one by one")
+    ledger.reserve(replace(turn, rounds=8), model, run="in full")
+    mu = math.hypot(*column) / 4.0
+    assert ledger.spent() == pytest.approx(gaussian_epsilon(mu * math.sqrt(3)), rel=1e-6)

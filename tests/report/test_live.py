@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from fedveil.cli import main
-from fedveil.cli.report import watched
+from fedveil.cli.report import watched, watched_apart
 from fedveil.core.errors import ConfigError
 from fedveil.report.live import served
 from tests.report.browser import Page, installed
@@ -68,12 +69,47 @@ def test_a_page_that_cannot_be_made_yet_is_asked_for_again() -> None:
         assert [get(address)[1] for _ in range(3)] == ["first", "first", "second"]
 
 
-def test_a_run_that_is_watched_ends_as_any_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_run_is_watched_by_a_process_of_its_own_that_ends_with_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """Accountants set the number of digits for a whole process: two of them must not share one."""
+    with watched_apart([tmp_path]):
+        (process,) = multiprocessing.active_children()
+        assert process.pid != os.getpid()
+        said = ""
+        while "http" not in said:
+            assert process.is_alive()
+            said += capfd.readouterr().err
+        address = said.split()[-1]
+        assert get(address)[0] == 503  # there is no run yet
+    assert not process.is_alive()
+    with pytest.raises(ConnectionRefusedError):
+        get(address)
     assert main(["run", *SMALL, "--watch", "--output", str(tmp_path / "run")]) == 0
-    assert "http://127.0.0.1:" in capsys.readouterr().err
     assert (tmp_path / "run" / "report.html").exists()
+    assert multiprocessing.active_children() == []
+
+
+def test_the_page_of_a_run_that_is_killed_ends_with_it(tmp_path: Path) -> None:
+    """A pipe tells, whose other end only the run had: it is closed however the run ends."""
+    script = (
+        "import os, sys\nfrom pathlib import Path\nfrom fedveil.cli.report import watched_apart\n"
+        "if __name__ == '__main__':\n"
+        "    with watched_apart([Path(sys.argv[1])]):\n"
+        "        sys.stdin.readline()\n        os.kill(os.getpid(), 9)\n"
+    )
+    file = tmp_path / "killed.py"
+    file.write_text(script)
+    command = [sys.executable, str(file), str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:  # type: ignore[call-overload]
+        address = next(line for line in process.stderr if "http" in line).split()[-1]
+        assert get(address)[0] == 503
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.stderr.read()  # ends when the last process that can write to it has ended
+    with pytest.raises(ConnectionRefusedError):
+        get(address)
 
 
 def test_the_page_grows_with_the_run_of_another_process(tmp_path: Path) -> None:

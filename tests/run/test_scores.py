@@ -140,6 +140,21 @@ def test_a_confident_model_with_a_poor_log_loss_still_counts_by_its_hits() -> No
     assert found.clearly_better
 
 
+@pytest.mark.parametrize(("times", "clear"), [(1, False), (20, False), (1000, True)])
+def test_a_saving_in_log_loss_is_clear_from_three_standard_errors_on(
+    times: int, clear: bool
+) -> None:
+    """Row by row beside a constant that gives each class its share, here one half; the answer is
+    class 0 in every row, so that the hits are those of the constant, too."""
+    positive = np.tile([0.05, 0.45, 0.45, 0.3, 0.45, 0.45, 0.45, 0.4, 0.3, 0.49], times)
+    targets = np.tile(np.repeat([0, 1], 5), times)
+    saved = np.log(2) + np.log(np.where(targets == 1, positive, 1 - positive))
+    assert (saved.mean() > 3 * saved.std() / math.sqrt(len(saved))) == clear
+    assert saved.mean() > 0.01 * np.log(2)
+    found = _tallied(np.column_stack([1 - positive, positive]), targets)
+    assert found.clearly_better == clear
+
+
 def test_noise_is_seldom_called_clearly_better() -> None:
     """Answers unrelated to the labels: each of three one-sided tests at three standard errors errs
     with probability 0.0014, so more than 12 of 1000 has a probability below 1e-3."""

@@ -350,6 +350,35 @@ def test_one_file_is_all_it_takes(home: Path, tmp_path: Path) -> None:
     assert model.guarantee == fv.Guarantee.from_dict(document)
 
 
+@pytest.mark.parametrize("label", ["grade", "rate"])
+@pytest.mark.parametrize("suffix", ["pt2", "onnx"])
+def test_an_exported_model_gives_the_same_numbers(
+    home: Path, tmp_path: Path, label: str, suffix: str
+) -> None:
+    """On the encoder's inputs, for any number of rows; double precision after the last layer, and
+    rounding of some hundred products in single precision before it."""
+    if suffix == "onnx":
+        pytest.importorskip("onnxscript")
+        runtime = pytest.importorskip("onnxruntime")
+    model, path = fv.load_run(home / label), tmp_path / f"model.{suffix}"
+    model.export(path)
+    assert model.bundle.encoder is not None
+    columns = [*model.bundle.encoder.columns]
+    (piece,) = pieces(home / "new.csv", columns, "needed")
+    inputs = model.bundle.encoder.encode(piece).inputs
+    wanted = model.predict(piece) if label == "rate" else model.predict_proba(piece)
+    for rows in (inputs, inputs[:1]):
+        if suffix == "pt2":
+            found = torch.export.load(path).module()(torch.from_numpy(rows)).detach().numpy()
+        else:
+            session = runtime.InferenceSession(str(path))
+            (found,) = session.run(None, {session.get_inputs()[0].name: rows})
+        assert np.allclose(found, wanted[: len(rows)], rtol=1e-4, atol=1e-5)
+    for wrong, said in ((path, "exists already"), (tmp_path / "model.pkl", "ends in .pt2")):
+        with pytest.raises(fv.ConfigError, match=said):
+            model.export(wrong)
+
+
 def test_models_of_arrays_take_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--set", "training.rounds=3", "--quiet", "--seed", "1"]
     assert _call(capsys, "run", *small, "--output", tmp_path / "digits")[0] == 0

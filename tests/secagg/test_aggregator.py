@@ -107,3 +107,8 @@ def test_the_outer_phase_stands_still_while_an_inner_one_runs():
     with watch.phase("train"), watch.phase("mask"):
         pass
     assert watch.seconds == {"mask": 2.0, "train": 8.0}
+
+
+def test_what_a_round_added_is_the_time_since_its_beginning():
+    watch = Stopwatch({"mask": 5.0, "train": 2.0, "sum": 0.5})
+    assert watch.since({"mask": 5.0, "train": 0.5}) == {"train": 1.5, "sum": 0.5}

@@ -305,6 +305,21 @@ def test_shares_leave_only_after_enough_neighbours_confirmed_the_same_list():
     play.rounds[10].unmask(play.server.confirmed_for(10))
 
 
+def test_a_device_that_was_lost_confirms_nothing():
+    # One that missed its upload must not count towards the threshold.
+    cast = assemble(5, min_honest=2, max_dropout=0.2)
+    play = uploaded(cast, lost={50})
+    for device in (10, 20, 30, 40):
+        play.send(play.rounds[device].confirm(play.server.survivors_for(device)))
+    play.server.close_confirmation()
+    message = peek(play.server.confirmed_for(10), Confirmed)
+    everybody = play.bitmap(set(cast.ids))
+    tags = message.tags + bytes(16)
+    with pytest.raises(RuleBroken, match="confirmed that had not survived"):
+        play.rounds[10].unmask(play.lie(replace(message, present=everybody, tags=tags)))
+    play.rounds[10].unmask(play.server.confirmed_for(10))
+
+
 def test_frames_of_another_round_or_device_are_out_of_turn():
     cast = assemble(4)
     first, second = shared(cast, round_number=1), shared(cast, round_number=2)

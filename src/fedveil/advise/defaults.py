@@ -20,7 +20,7 @@ from fedveil.advise.trials import Candidate, Outcome, ProxyTrials, Trial, recipe
 from fedveil.config.assemble import federation_of, offer_of, plan_of
 from fedveil.config.recipe import Recipe, with_defaults
 from fedveil.core.errors import ConfigError
-from fedveil.core.units import Unit
+from fedveil.core.units import Trust, Unit
 from fedveil.data.bought import affordable
 from fedveil.data.declared import CLASS_NAMES
 from fedveil.data.federation import Federation, Task
@@ -62,17 +62,25 @@ def choose(recipe: Recipe, given: Collection[str]) -> Chosen:
     if "training.local_epochs" in given:
         given = {*given, "training.local_steps"}
     federation = federation_of(recipe.data)
-    recipe, unit = _with_unit(recipe, federation.clients, given)
-    recipe = with_defaults(_with_cohort(recipe, federation.clients, given))
+    clients = public_clients(recipe, federation)
+    recipe, unit = _with_unit(recipe, clients, given)
+    recipe = with_defaults(_with_cohort(recipe, clients, given))
+    if recipe.training.method not in _OURS:
+        return Chosen(recipe, federation, unit)
     recipe, federation, statistics = _with_statistics(recipe, federation)
     notes = (*unit, *statistics)
-    ours = recipe.training.method in ("dp-fedavg", "dp-sgd")
-    if recipe.privacy.epsilon is None or not ours or set(_CHOSEN) <= set(given):
+    if recipe.privacy.epsilon is None or set(_CHOSEN) <= set(given):
         return Chosen(recipe, federation, notes)
     search = _Search(recipe, federation, given)
     point = search.best()
     chosen = search.recipe_with(point)
     return Chosen(chosen, federation, (*notes, search.sentence(chosen)), search.warning(point))
+
+
+def public_clients(recipe: Recipe, federation: Federation) -> int:
+    """How many clients there are for all to know: where that is declared, the true number is
+    private, and nothing may follow from it."""
+    return recipe.privacy.public_clients or federation.clients
 
 
 def _with_statistics(
@@ -87,10 +95,11 @@ def _with_statistics(
     rows = sum(
         len(part) for part in (federation.train, federation.test, federation.validation or ())
     )
-    offer = offer_of(recipe, federation.clients, rows)
+    clients = public_clients(recipe, federation)
+    offer = offer_of(recipe, clients, rows)
     if data.statistics == "data" or offer is None or data.client_column is None:
         return recipe, federation, ()
-    units = rows if offer.unit is Unit.RECORD else federation.clients
+    units = rows if offer.unit is Unit.RECORD else clients
     if data.statistics is None and not affordable(offer, units, len(column_names(Path(data.file)))):
         less = "" if offer.unit is Unit.RECORD else ", or protect single rows (--unit record)"
         said = (
@@ -107,11 +116,7 @@ def _with_statistics(
     if not {CLASS_NAMES, STANDARDISED} & set(federation.unprotected):
         columns[federation.encoder.label] = document["target"]
     data = replace(data, columns=columns, bought=json.dumps(federation.bought.to_dict()))
-    said = (
-        "Kinds and scales of the columns were bought with noise, for about a twentieth of the "
-        "budget; values of categories share inputs by their hash."
-    )
-    return replace(recipe, data=data), federation, (said,)
+    return replace(recipe, data=data), federation, ()
 
 
 def _with_unit(
@@ -138,6 +143,9 @@ def _with_cohort(recipe: Recipe, clients: int, given: Collection[str]) -> Recipe
     if any(f"training.{key}" in given for key in ("sampling", "cohort", "rate")):
         return recipe
     training = recipe.training
+    if clients == 1 and training.method == "dp-sgd" and recipe.privacy.trust is None:
+        # Nobody to hide a sum among: the only owner adds all noise itself.
+        recipe = replace(recipe, privacy=replace(recipe.privacy, trust=Trust.LOCAL.value))
     if clients <= _ALL:
         return replace(recipe, training=replace(training, sampling="everyone"))
     return replace(recipe, training=replace(training, cohort=_COHORT))
@@ -158,7 +166,8 @@ class _Search:
         self._rate = 1 / _curvature(federation)
         real = plan_of(replace(recipe, seed=recipe.seed or 0), federation)
         self._epsilon = recipe.privacy.epsilon or 0.0
-        self._share = min(1.0, _TRIED / federation.clients)
+        clients = public_clients(recipe, federation)
+        self._share = min(1.0, _TRIED / clients)
         self._noise, records = 1.0, _RECORDS
         trial = recipe
         if self._by_record:  # how many records clients have is public
@@ -171,7 +180,7 @@ class _Search:
         self._trials = [
             ProxyTrials(trial, real, Proxy(made, "synthetic"))
             for made in (
-                synthetic_proxy(federation, records, signal=signal, most_clients=_TRIED)
+                synthetic_proxy(federation, records, signal=signal, clients=min(clients, _TRIED))
                 for signal in signals
             )
         ]
@@ -294,6 +303,7 @@ class _Search:
         )
 
 
+_OURS = ("dp-fedavg", "dp-sgd")
 _CHOSEN = (
     "training.rounds",
     "training.local_steps",

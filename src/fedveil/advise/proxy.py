@@ -178,7 +178,7 @@ def _made_up(recipe: Recipe, federation: Federation, records: int | None) -> Pro
             f"clients were taken to have {records} records each; how many they have is private, so "
             "say --records if you know it from elsewhere"
         )
-    made = synthetic_proxy(federation, records)
+    made = synthetic_proxy(federation, records, clients=recipe.privacy.public_clients)
     return Proxy(made, f"synthetic, {records} records a client", tuple(notes), looked_at)
 
 

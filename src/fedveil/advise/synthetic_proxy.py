@@ -32,21 +32,22 @@ def synthetic_proxy(
     records: int,
     seed: int = 0,
     signal: float = _SIGNAL,
-    most_clients: int = _MOST_CLIENTS,
+    clients: int | None = None,
 ) -> Federation:
     """Clients with made-up inputs and targets that a linear model can partly predict.
 
-    They have the shape of `like`: its clients, inputs, classes and names of inputs, of which
-    `name=value` inputs of one name exclude each other and `name (missing)` marks gaps. As in real
-    tables, numbers go together to some degree, and the first values of a category are the frequent
-    ones. Every client has `records` examples, and numbers with a mean of their own, so clients
-    disagree about the model. `signal` is how much of the targets can be predicted.
+    They have the shape of `like`: its clients (or as many as `clients` says), inputs, classes and
+    names of inputs, of which `name=value` inputs of one name exclude each other and `name
+    (missing)` marks gaps. As in real tables, numbers go together to some degree, and the first
+    values of a category are the frequent ones. Every client has `records` examples, and numbers
+    with a mean of their own, so clients disagree about the model. `signal` is how much of the
+    targets can be predicted.
     """
     count("records", records)
     if like.task is Task.SEQUENCE:
         raise ConfigError("--proxy synthetic: there are no made-up sequences; name public data")
     teacher = _teacher(like, seed, signal)
-    clients = min(like.clients, most_clients)
+    clients = min(like.clients, _MOST_CLIENTS) if clients is None else clients
     made = like, teacher, signal
     train = _examples(*made, clients, records, generator(seed, "synthetic train"))
     return Federation(

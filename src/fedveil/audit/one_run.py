@@ -33,10 +33,11 @@ from fedveil.audit.bounds import (
     guessed_separation,
 )
 from fedveil.audit.proved import attack_on
-from fedveil.client.update_pipeline import Senders, UpdatePipeline, shape_rows
+from fedveil.audit.stand_ins import StandIns
+from fedveil.client.update_pipeline import Senders, ShapedRows, UpdatePipeline, shape_rows
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Unit
-from fedveil.engines.contract import Cohort, Engine, RoundSum, Take
+from fedveil.engines.contract import Cohort
 from fedveil.planning.plan import Plan
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.run.round import play_round
@@ -118,10 +119,10 @@ def one_run(
 
 
 class _Canaries:
-    """Stands between a run and its engine: canaries train nothing and send their directions."""
+    """Clients that train nothing and send their directions, and notes of what is released."""
 
     def __init__(self, run: Run, plan: Plan, chance: np.random.Generator, count: int) -> None:
-        self._plan, self._engine = plan, run.engine
+        self._plan = plan
         clients = plan.federation.clients
         self._place = np.full(clients, -1)
         self._place[np.sort(chance.choice(clients, count, replace=False))] = np.arange(count)
@@ -132,7 +133,7 @@ class _Canaries:
         self._sent = np.where(self.there, 1.0, -1.0 if replaced else 0.0)
         self.released = torch.zeros(plan.layout.size, dtype=torch.float64)
         self._randomness = run.randomness
-        run.engine = self
+        run.engine = StandIns(run.engine, plan, self._place < 0, self._send)
         opened = run.aggregator.open
 
         def noting(*args: Any) -> Any:
@@ -149,49 +150,16 @@ class _Canaries:
             self.released = private.double()
         return private
 
-    @property
-    def name(self) -> str:
-        return self._engine.name
-
-    def close(self) -> None:
-        self._engine.close()
-
-    def round_sum(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None = None,
-        take: Take | None = None,
-    ) -> RoundSum:
-        """The engine's sum over real clients, and what the program makes of the canaries'."""
-        shape = pipeline or self._plan.pipeline
-        own = self._place[cohort] >= 0
-        places, real = np.flatnonzero(own), np.flatnonzero(~own)
-
-        def of_real(where: Cohort, rows: Tensor) -> None:
-            if take is not None:
-                take(real[where], rows)
-
-        engine: Engine = self._engine
-        found = engine.round_sum(
-            weights, cohort[real], round_number, pipeline, None if take is None else of_real
-        )
-        which = self._place[cohort[places]]
+    def _send(
+        self, clients: Cohort, weights: Tensor, round_number: int, shape: UpdatePipeline
+    ) -> ShapedRows:
+        """What the program makes of the canaries' directions."""
+        which = self._place[clients]
         norm = _LOUD * (1.0 if shape.clip is None else shape.clip.norm)
         updates = self.directions[which] * torch.from_numpy(norm * self._sent[which])[:, None]
-        sizes = np.asarray(self._plan.federation.sizes)[cohort[places]]
-        senders = Senders(cohort[places], sizes, weights, round_number, self._randomness)
-        shaped = shape_rows(updates.float(), shape, self._plan.layout, senders)
-        if take is not None and len(places):
-            take(places, shaped.rows)
-        ours = {"norms": shaped.norms, "shaped_norms": shaped.shaped_norms}
-        joined = {name: torch.zeros(len(cohort)) for name in (*ours, "losses")}
-        for name, values in joined.items():
-            values[real] = getattr(found, name).float()
-            values[places] = ours[name].float() if name in ours else 0.0
-        total = found.total + shaped.rows.sum(dim=0).to(found.total.dtype)
-        return RoundSum(total, rejected=found.rejected, **joined)
+        sizes = np.asarray(self._plan.federation.sizes)[clients]
+        senders = Senders(clients, sizes, weights, round_number, self._randomness)
+        return shape_rows(updates.float(), shape, self._plan.layout, senders)
 
 
 def _cosine(directions: Tensor, seen: Tensor) -> Floats:

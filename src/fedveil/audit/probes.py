@@ -107,9 +107,7 @@ def _of_records(plan: Plan) -> tuple[Probe, ...]:
     rule = replace(plan.local, steps=1, epochs=None, gradient_noise=0.0, gradient_grid=None)
     rule = replace(rule, batch_size=min(batch, _RECORDS), weight_decay=0.0, penalty=0.0)
     allowed = 2 * clip.norm / (rule.batch_size or 1) * rates(context, 0)[0]
-    train = plan.federation.train
-    rows = np.arange(_RECORDS) % len(train)
-    inputs, targets = np.array(train.inputs[rows], np.float32), np.array(train.targets[rows])
+    inputs, targets = _made_up(plan.federation)
     shape = inputs.shape[1:]
     signs = np.where(np.arange(math.prod(shape)) % 2, 1.0, -1.0).reshape(shape)
     tried = {
@@ -125,6 +123,15 @@ def _of_records(plan: Plan) -> tuple[Probe, ...]:
         reached = float(torch.linalg.vector_norm((one - other).double(), ord=clip.order))
         found.append(Probe(what, reached, allowed))
     return tuple(found)
+
+
+def _made_up(like: Federation) -> tuple[Array, Array]:
+    """Records like a federation's. Its own are not looked at: what is reached is written down."""
+    draw = np.random.default_rng(0)
+    inputs = draw.normal(size=(_RECORDS, *like.input_shape)).astype(np.float32)
+    if like.task is Task.REGRESSION:
+        return inputs, draw.normal(size=_RECORDS).astype(np.float32)
+    return inputs, np.arange(_RECORDS) % like.classes
 
 
 def _one_step(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
-from fedveil.config import recipe as recipes
+from fedveil.cli.load_guarantee import recipe_of
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,27 +25,60 @@ _OPTIONS: console.Options = {
     "--runs N": (int, "models to train for membership inference (64)", 64),
     "--seed": (int, "of all randomness (0)", 0),
     "--time SECONDS": (float, "stop training models about then", math.inf),
-    "--out DIR": (Path, "where pictures, page and figures go (attack-NAME)"),
+    "--out DIR": (Path, "where pictures, page and figures go (attack-NAME, or in the run)"),
     "--quiet": (bool, "no progress, only the result"),
 }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", type=Path, help="a TOML recipe, or the name of one")
+    parser.add_argument(
+        "recipe", type=Path, nargs="+", help="recipes, names of some, or run directories"
+    )
     console.add_options(parser, _OPTIONS)
 
 
 def execute(args: argparse.Namespace) -> int:
     console.prepare_training()
-    table = recipes.parse(recipes.read(args.recipe), [*args.set, f"seed={args.seed}"])
-    recipe = recipes.with_defaults(table)
+    if not args.time > 0:
+        raise ConfigError("--time: need a positive number of seconds")
+    many = len(args.recipe) > 1
+    found: dict[str, Attack] = {}
+    documents: list[dict[str, Any]] = []
+    for path in args.recipe:
+        name = path.resolve().name if path.is_dir() else path.stem
+        own = path / "attack" if path.is_dir() else Path(f"attack-{name}")
+        folder = own if args.out is None else args.out / name if many else args.out
+        found[name] = one = _attacked(path, args)
+        written = _write(one, name, folder)
+        documents.append(one.to_dict() | {"recipe": name, "files": list(map(str, written))})
+        if not args.json:
+            console.say(name, heading="Attacks on")
+            _show(one, written)
+    if many:
+        from fedveil.audit.attack.pictures import is_image, side_by_side
 
+        made = {_promise(name, one): one.reconstruction for name, one in found.items()}
+        images = {name: one for name, one in made.items() if one is not None and is_image(one)}
+    if many and len(images) > 1:
+        together = (args.out or Path()) / "attacks-side-by-side.png"
+        together.write_bytes(side_by_side(images, "The same attack on each"))
+        console.say(str(together), heading="Written:", to=console.stderr())
+    document = {"attacks": documents} if many else documents[0]
+    return console.answer(args, document, lambda: None)
+
+
+def _attacked(path: Path, args: argparse.Namespace) -> Attack:
     from fedveil.audit.attack.attack import KINDS, attack
     from fedveil.config.assemble import federation_of, plan_of
 
-    if not args.time > 0:
-        raise ConfigError("--time: need a positive number of seconds")
-    found = attack(
+    recipe = recipe_of(path, args.set)
+    if path.is_dir() and recipe.seed is None:
+        raise ConfigError(
+            f"{path}: a protected run; pictures of its records have no place in it, nor anywhere "
+            "that others see"
+        )
+    recipe = replace(recipe, seed=args.seed)
+    return attack(
         plan_of(recipe, federation_of(recipe.data)),
         kinds=args.only or KINDS,
         victims=args.victims,
@@ -55,23 +89,23 @@ def execute(args: argparse.Namespace) -> int:
         seconds=args.time,
         progress=console.counting(args.quiet),
     )
-    folder = args.out or Path(f"attack-{args.recipe.stem}")
-    written = _write(found, args.recipe.stem, folder)
-    document = found.to_dict() | {"files": [str(path) for path in written]}
-    return console.answer(args, document, lambda: _show(found, written))
+
+
+def _promise(name: str, found: Attack) -> str:
+    told = "no guarantee" if found.epsilon is None else f"epsilon {found.epsilon:.3g}"
+    return f"{name}, {told}"
 
 
 def _write(found: Attack, name: str, folder: Path) -> list[Path]:
     from fedveil.audit.attack.pictures import is_image, page, roc, sheet
 
     folder.mkdir(parents=True, exist_ok=True)
-    promise = "no guarantee" if found.epsilon is None else f"epsilon {found.epsilon:.3g}"
     pictures = {}
     if found.reconstruction is not None and is_image(found.reconstruction):
-        pictures["reconstructions"] = sheet(found.reconstruction, f"{name}, {promise}")
+        pictures["reconstructions"] = sheet(found.reconstruction, _promise(name, found))
     if found.membership is not None:
         title = f"{name}: was this {found.membership.unit} there?"
-        pictures["membership"] = roc(found.membership, title)
+        pictures["membership"] = roc({title: found.membership})
     written = []
     for title, picture in pictures.items():
         written.append(folder / f"{title}.png")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.cli import console
-from fedveil.config import recipe as recipes
+from fedveil.cli.load_guarantee import recipe_of
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.shown import at_most
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _OPTIONS: console.Options = {
     "--set KEY=VALUE": (list, "change one recipe entry"),
     "--games N": (int, "games to play: more of them come closer (20000)", 20_000),
-    "--canaries N": (int, "canary clients of the one run (half of all); 0: no such run"),
+    "--canaries N": (int, "canary clients of the one run (half of all, none of a protected run)"),
     "--seed": (int, "of all randomness: audits are simulations and can be repeated (0)", 0),
     "--time SECONDS": (float, "stop about then, and say what was seen so far", math.inf),
     "--keep FILE": (Path, "keep games here, and go on with those that are there"),
@@ -42,17 +42,18 @@ def execute(args: argparse.Namespace) -> int:
     from fedveil.audit.audit import audit
     from fedveil.audit.dealing import dealing
     from fedveil.config.assemble import federation_of, plan_of
-    from fedveil.run.directory import stored_recipe
 
-    table = recipes.read(args.recipe) if run is None else stored_recipe(run)
-    recipe = recipes.with_defaults(recipes.parse(table, args.set))
+    recipe = recipe_of(args.recipe, args.set)
     if not args.time > 0:
         raise ConfigError("--time: need a positive number of seconds")
     federation = federation_of(recipe.data)
+    canaries = args.canaries
+    if run is not None and recipe.seed is None and canaries is None:
+        canaries = 0  # its data have been paid for once, and must not be trained on again
     found = audit(
         plan_of(recipe, federation),
         games=args.games,
-        canaries=args.canaries,
+        canaries=canaries,
         seed=args.seed,
         seconds=args.time,
         kept=args.keep,

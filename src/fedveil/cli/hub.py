@@ -46,6 +46,9 @@ def execute(args: argparse.Namespace) -> int:
         idle = threading.Event()
         try:
             while True:
+                if service.certificate_changed:
+                    service.certificate_changed = False
+                    engine.stop()
                 engine.keep_running()
                 if not service.step():
                     idle.wait(_PAUSE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from fedveil.privacy.shown import at_most
 
 if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee
+    from fedveil.recipes.sections import Recipe
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,14 @@ class RunProgress:
             f"costs its whole plan. Had it been fixed beforehand that it ends here, its rounds "
             f"would cost epsilon {at_most(self.epsilon)}; that is not certified."
         )
+
+
+def recipe_of(path: Path, changes: Sequence[str] = ()) -> Recipe:
+    """A recipe from a file or by its name, or that of a run directory."""
+    from fedveil.run.directory import stored_recipe
+
+    table = stored_recipe(path) if path.is_dir() else recipes.read(path)
+    return recipes.with_defaults(recipes.parse(table, changes))
 
 
 def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, RunProgress | None]:

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
+from fedveil.core.errors import PrivacyRefusal
 
 if TYPE_CHECKING:
     from fedveil.advise.defaults import Chosen
@@ -45,7 +46,14 @@ def chosen(args: argparse.Namespace, recipe: Recipe) -> Chosen | None:
     if args.recipe is not None or getattr(args, "resume", None) or recipe.data.file is None:
         return None
     from fedveil.advise.defaults import choose
+    from fedveil.engines.distributed_env import under_torchrun
 
+    if under_torchrun():
+        raise PrivacyRefusal(
+            "under torchrun each process would choose settings and buy statistics of its own, and "
+            "all of them would have to be paid for",
+            "write a recipe first (fedveil plan --data FILE --schema FILE --write FILE)",
+        )
     keys = {assignment.partition("=")[0].strip() for assignment in args.set}
     return choose(recipe, keys | set(given(args)))
 
@@ -93,7 +101,8 @@ def say(choice: Chosen | None, *, quiet: bool = False) -> None:
     federation, errors = choice.federation, console.stderr()
     if not quiet:
         inputs = federation.input_shape[0]
-        seen = f"{federation.clients:,} clients, {inputs:,} inputs"
+        clients = choice.recipe.privacy.public_clients or federation.clients
+        seen = f"{clients:,} clients, {inputs:,} inputs"
         if federation.encoder is not None:
             seen += f" from {len(federation.encoder.columns)} columns"
         for sentence in (f"{seen}.", *choice.notes):

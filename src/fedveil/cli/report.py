@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 _OPTIONS: console.Options = {
     "--format": (("html", "json"), "a page to read, or the same as a document (html)", "html"),
@@ -58,6 +62,32 @@ def watched(paths: Sequence[Path]) -> Iterator[str]:
     with served(make) as address:
         print(f"Watch: {address}", file=sys.stderr, flush=True)  # never wrapped: it is to be copied
         yield address
+
+
+@contextmanager
+def watched_apart(paths: Sequence[Path]) -> Iterator[None]:
+    """The same from a process of its own: a page must neither slow a run down nor share what is a
+    setting of the process, such as the number of digits that accountants compute with."""
+    from multiprocessing import get_context
+
+    context = get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve, args=(paths, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.join()
+        here.close()
+
+
+def _serve(paths: Sequence[Path], starter: Connection) -> None:
+    """Serve until whoever started this process is gone, however it ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run
+    with suppress(EOFError), watched(paths):
+        starter.recv()
 
 
 def document_of(path: Path) -> dict[str, Any]:

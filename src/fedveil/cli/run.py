@@ -50,7 +50,7 @@ def execute(args: argparse.Namespace) -> int:
     recipe = _recipe(args)
     usual = recipes.with_defaults(recipe)  # refuses what makes no sense
 
-    from fedveil.cli.report import watched
+    from fedveil.cli.report import watched_apart
     from fedveil.config.assemble import (  # torch and all: only once input is sane
         federation_of,
         plan_of,
@@ -73,7 +73,6 @@ def execute(args: argparse.Namespace) -> int:
     if is_follower():  # torchrun started several of us, and another one leads
         follow_plan(plan, speed)
         return 0
-    own_data.say(chosen, quiet=args.quiet)
     run = Run(plan, speed=speed, every=recipe.evaluation.every)
     plan = run.plan  # which knows what runs it
     if args.resume is not None:
@@ -82,9 +81,10 @@ def execute(args: argparse.Namespace) -> int:
         output = args.output or _fresh_directory(plan)
         directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
     run.keep_in(directory)
+    own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
     began = time.perf_counter()
     try:
-        with watched([directory.path]) if args.watch else nullcontext():
+        with watched_apart([directory.path]) if args.watch else nullcontext():
             rejected = _train(run, args)
     except KeyboardInterrupt:
         run.save()
@@ -190,13 +190,14 @@ def result_of(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
     from fedveil.run.result import write_result
 
     directory = run.directory
-    metrics = run.evaluate()
     result: dict[str, Any] = {}
-    if metrics.accuracy is not None:
-        result["accuracy"] = metrics.accuracy
-    result["loss"] = metrics.loss
-    if metrics.accuracy is None:
-        result["rmse"] = metrics.rmse * _label_unit(run.plan)
+    if len(run.plan.federation.test):  # a hub may have none
+        metrics = run.evaluate()
+        if metrics.accuracy is not None:
+            result["accuracy"] = metrics.accuracy
+        result["loss"] = metrics.loss
+        if metrics.accuracy is None:
+            result["rmse"] = metrics.rmse * _label_unit(run.plan)
     scores = run.scores()
     if scores is not None:
         result["scores"] = scores.to_dict()

@@ -107,7 +107,6 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         frozen=chosen.frozen,
         adapter_rank=chosen.adapter_rank,
     )
-    started = () if chosen.start is None else start_from(model, chosen.start)
     method = method_of(with_batch(recipe, federation))
     budget = None
     if method.placement is not None:
@@ -115,6 +114,13 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         budget = Budget(privacy.epsilon, privacy.delta, privacy.noise_multiplier)
     arithmetic = recipe.privacy.arithmetic
     declared, unprotected = _said(recipe)
+    if chosen.start is not None:
+        start = start_from(model, chosen.start)
+        if start.data == federation.name:
+            unprotected.append(start.sentence)
+        else:
+            public = "" if start.data is None else " That those data are public is declared."
+            declared.append(start.sentence + public)
     return plan(
         method,
         federation,
@@ -124,7 +130,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         arithmetic=None
         if arithmetic is None
         else choice(Arithmetic, "privacy.arithmetic", arithmetic),
-        declared=(*declared, *started),
+        declared=declared,
         unprotected=unprotected,
     )
 

@@ -33,13 +33,17 @@ SHARE = 0.3  # of the budget's Gaussian parameter: leaves training 95 % of it
 _VISIBLE = 25.0  # times a vote's noise that the units' votes must be, to say anything
 
 
+_OFFERED = ((Unit.CLIENT, Trust.CENTRAL), (Unit.RECORD, Trust.DISTRIBUTED))
+
+
 @dataclass(frozen=True)
 class Offer:
     """Terms under which statistics may be bought.
 
     noise: std on every vote / sensitivity of one unit, for each release.
     missed: probability with which the name of a class that one unit alone has is published.
-    shares: under distributed trust, clients that each bring a share of the noise.
+    shares: under distributed trust, clients that each bring a share of the noise; under local
+        trust there must be one alone, who has all rows and adds all of it.
     """
 
     unit: Unit
@@ -50,7 +54,8 @@ class Offer:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.trust is Trust.LOCAL or (self.trust, self.unit) == (Trust.DISTRIBUTED, Unit.CLIENT):
+        alone = self.trust is Trust.LOCAL and self.unit is Unit.RECORD and self.shares == 1
+        if not alone and (self.unit, self.trust) not in _OFFERED:
             raise PrivacyRefusal(
                 f"statistics for unit {self.unit} under {self.trust} trust are not offered",
                 "give a schema (fedveil data schema writes a draft)",
@@ -65,6 +70,10 @@ class Bought:
     trust: Trust
     entropy: Entropy
     releases: tuple[Release, ...]
+
+    def __post_init__(self) -> None:
+        if not self.releases:
+            raise ConfigError("bought statistics: nothing was paid, so nothing was bought")
 
     def check(self, unit: Unit, trust: Trust, entropy: Entropy) -> None:
         """Refuse a plan whose guarantee would be about somebody else, or about other noise."""
@@ -122,18 +131,18 @@ def buy(
         purpose = f"statistics {len(releases)}"
         total, grid = votes.ravel(), 1.0 / voters.whole
         if offer.trust is Trust.DISTRIBUTED:
-            share = std / math.sqrt(offer.shares)
+            share = std * voters.whole / math.sqrt(offer.shares)
             for client in range(offer.shares):
                 stream = randomness.stream(purpose, 0, client)
                 total = total + discrete_gaussian(stream, total.size, share)
-            releases.append(_in_shares(offer, width, total.size))
+            releases.append(_in_shares(offer, width, grid, total.size))
         else:
             total = protect_sum(total, std, grid, randomness.stream(purpose))
             releases.append(Release(NoisyVotes(offer.noise), Everyone(), 1))
         return total.reshape(votes.shape).astype(np.float64) * grid
 
     columns, classes = bought_columns(table, voters, noisy, std, decimal)
-    if offer.trust is Trust.CENTRAL and label in classes:
+    if offer.trust is not Trust.DISTRIBUTED and label in classes:
         stream = randomness.stream("statistics of the label")
         releases.append(Release(NoisySelection(offer.noise, offer.missed), Everyone(), 1))
         names = _selected(table[label], voters, offer, stream)
@@ -143,10 +152,10 @@ def buy(
     return columns, Bought(offer.unit, offer.trust, randomness.entropy, tuple(releases))
 
 
-def _in_shares(offer: Offer, width: int, size: int) -> Release:
+def _in_shares(offer: Offer, width: int, grid: float, size: int) -> Release:
     """A secure sum of whole votes: one record has one in each column."""
     clip, std = math.sqrt(width), offer.noise * math.sqrt(width / offer.shares)
-    mechanism = DiscreteGaussianSum(clip, 1.0, std, offer.shares, size, rounding_beta=None)
+    mechanism = DiscreteGaussianSum(clip, grid, std, offer.shares, size, rounding_beta=None)
     return Release(mechanism, Everyone(offer.shares), 1)
 
 

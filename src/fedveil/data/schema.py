@@ -145,9 +145,8 @@ def _check(column: Column, where: str) -> None:
     if column.kind is Kind.CATEGORY and bool(column.categories) == (buckets is not None):
         raise ConfigError(f"{where}: type category needs a list of categories, or buckets")
     if column.kind in (Kind.NUMBER, Kind.DATE):
-        ranged = column.min is not None and column.max is not None
-        measured = column.mean is not None and column.std is not None
-        if ranged == measured:
+        told = {k for k in ("min", "max", "mean", "std") if getattr(column, k) is not None}
+        if told not in ({"min", "max"}, {"mean", "std"}):  # nothing is ignored
             raise ConfigError(f"{where}: needs min and max, or mean and std")
         if not column.width > 0:
             raise ConfigError(f"{where}: min must be below max, and std positive")

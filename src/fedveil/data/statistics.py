@@ -31,6 +31,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 GRID = 2**20  # a client's whole vote in a column, as an integer
+ROW = 2**6  # a row's vote: shares of many clients' noise stay wide beside the grid
 BUCKETS = 32
 _CLEAR = 4.0  # standard deviations of noise that a bin must stand out by: 3e-5 of empty ones do
 FINE = 32
@@ -55,12 +56,12 @@ class Voters:
     @property
     def whole(self) -> int:
         """What one vote counts, as an integer."""
-        return 1 if self.clients is None else GRID
+        return ROW if self.clients is None else GRID
 
     def votes(self, codes: Ints, bins: int) -> Ints:
         """The sum of all votes `[bins]`; `codes` has a bin for every row, -1 for none."""
         if self.clients is None:
-            return np.bincount(codes[codes >= 0], minlength=bins).astype(np.int64)
+            return np.bincount(codes[codes >= 0], minlength=bins).astype(np.int64) * ROW
         sizes = np.bincount(self.clients)
         cast = codes >= 0
         pairs = self.clients[cast].astype(np.int64) * bins + codes[cast]

@@ -16,7 +16,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Owners
 from fedveil.data.bought import Bought, Offer, buy
 from fedveil.data.encoder import TableEncoder, check_stored
-from fedveil.data.encoding import judge
+from fedveil.data.encoding import as_text, judge
 from fedveil.data.federation import Federation, Task
 from fedveil.data.holdout import Holdout
 from fedveil.data.labels import targets_of
@@ -32,8 +32,9 @@ FROM_DATA_NOTE = (
 
 
 BOUGHT_NOTE = (
-    "Kinds and scales of the columns come from noisy counts that are part of the guarantee; rows "
-    "whose label is not known are left out."
+    "Kinds and scales of the columns were bought with noise, for about a twentieth of the budget; "
+    "values of categories share inputs by their hash; a label that was not found counts as the "
+    "first class, or as the mean."
 )
 
 
@@ -78,7 +79,7 @@ def from_table(
     table = _read(path, public, label, client_column)
     table, notes = _with_labels_and_owners(path, table, label, client_column, public is None)
     if bought is not None and public is not None and label in public:
-        table = _with_known_labels(path, table, label, _columns_of(public, table)[label])
+        table = _with_known_labels(table, label, _columns_of(public, table)[label])
     taken = (label, client_column)
     unprotected: tuple[str, ...] = ()
     if public is None:
@@ -143,17 +144,25 @@ def _buy(
     if found is not None and found.kind is Kind.CATEGORY and len(found.categories) < 2:
         raise ConfigError(
             f"{path}: fewer than two values of label {label!r} stand out from the noise; declare "
-            "its classes (--classes), or raise privacy.epsilon"
+            "its classes (--classes), or raise privacy.epsilon. (Asking has cost its part of the "
+            "budget, and asking again will)"
         )
     return columns, bought
 
 
-def _with_known_labels(path: Path, table: Any, label: str, column: Column) -> Any:
-    """Only rows whose label was found, or is a number; each row for itself."""
+def _with_known_labels(table: Any, label: str, column: Column) -> Any:
+    """Labels that were not found become the first class, or the mean. A row must not vanish with
+    its label: how many rows and clients there are would tell of it."""
     _, wrong = TableEncoder({}, label, column).targets(table)
-    if wrong.all():
-        raise ConfigError(f"{path}: no row has a label that is known (column {label!r})")
-    return table.filter(pa.array(~wrong))
+    values = table.column(label)
+    usual: Any = column.categories[0] if column.categories else column.centre
+    if pa.types.is_string(values.type):
+        usual = usual if column.categories else repr(usual).replace(".", column.decimal or ".")
+    elif column.categories:
+        values = as_text(values)
+    usual = pa.scalar(usual, values.type if pa.types.is_string(values.type) else pa.float64())
+    kept = pc.if_else(pa.array(wrong), usual, values)
+    return table.set_column(table.column_names.index(label), label, kept)
 
 
 def schema_draft(

@@ -74,6 +74,11 @@ class Agreement:
     def encoder(self) -> TableEncoder:
         """How rows become inputs, by the schema alone."""
         known = parse_schema({"columns": self.columns})
+        if guessed := [name for name, column in known.items() if column.guess]:
+            raise ConfigError(
+                f"schema: column {guessed[0]!r} is a guess from somebody's rows; everybody is to "
+                "know it, so make it what everybody may know, and delete the mark"
+            )
         target = known.pop(self.label, None)
         if target is None or target.kind not in (Kind.CATEGORY, Kind.BOOLEAN, Kind.NUMBER):
             raise ConfigError(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -47,20 +48,20 @@ class Pair:
 
 def new_authority(federation: str) -> Pair:
     key = _new_key()
-    return Pair(_signed(federation, key, federation, key, AUTHORITY_DAYS), _pem(key))
+    own = _signed(federation, key.public_key(), federation, key, AUTHORITY_DAYS)
+    return Pair(own, _pem(key))
 
 
 def new_pair(authority: Pair, name: str, host: str | None = None) -> Pair:
     """A certificate for a party; `host`: where others reach it."""
     key = _new_key()
-    return Pair(_issued(authority, name, key, host, DAYS), _pem(key))
+    return Pair(_issued(authority, name, key.public_key(), host, DAYS), _pem(key))
 
 
-def renewed(authority: Pair, old: Pair, host: str | None = None, days: int = DAYS) -> Pair:
-    """The same party and key for another year: nothing secret has to travel."""
-    return Pair(
-        _issued(authority, _name(_read(old.certificate)), _key(old.key), host, days), old.key
-    )
+def renewed(authority: Pair, old: str, host: str | None = None, days: int = DAYS) -> str:
+    """A certificate for the same party and key for another year: nothing secret has to travel."""
+    found = _read(old)
+    return _issued(authority, _name(found), found.public_key(), host, days)
 
 
 def days_left(certificate: str) -> float:
@@ -79,24 +80,22 @@ def check(certificate: str, authority: str, party: str, key: str) -> None:
         raise ConfigError(f"certificate: not for {party!r} and its key")
 
 
-def _issued(authority: Pair, name: str, key: RSAPrivateKey, host: str | None, days: int) -> str:
+def _issued(authority: Pair, name: str, key: Any, host: str | None, days: int) -> str:
     root = _read(authority.certificate)
     return _signed(name, key, _name(root), _key(authority.key), days, host or name)
 
 
-def _signed(
-    name: str, key: RSAPrivateKey, issuer: str, by: RSAPrivateKey, days: int, host: str = ""
-) -> str:
+def _signed(name: str, key: Any, issuer: str, by: RSAPrivateKey, days: int, host: str = "") -> str:
     begin = datetime.now(UTC) - timedelta(hours=1)  # clocks differ
     made = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(begin)
         .not_valid_after(begin + timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(by.public_key()), False)
         .add_extension(x509.BasicConstraints(ca=not host, path_length=None), True)
     )

@@ -89,7 +89,9 @@ class EngineProcess:
         self._started = monotonic()
         write_kit(self._home)
         site = self._home.site if isinstance(self._home, SiteHome) else ""
-        command = [sys.executable, "-m", "fedveil.deploy.flare", str(self._home.engine), site]
+        # -P: no modules from whatever directory this was started in.
+        command = [sys.executable, "-P", "-m", "fedveil.deploy.flare"]
+        command += [str(self._home.engine), site]
         with (self._home.path / "engine.out").open("wb") as output:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output

@@ -1,7 +1,8 @@
-"""What a plan says about everybody's data."""
+"""What a plan says about everybody's data, and what names a plan."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation, Task
 
+MAX_PLAN = 1 << 24  # bytes
 _TASKS = (Task.CLASSIFICATION, Task.REGRESSION)
 
 
@@ -57,3 +59,8 @@ class Facts:
             verified=True,
             elsewhere=True,
         )
+
+
+def plan_digest(data: bytes) -> str:
+    """What names the run of a plan, in every ledger and under every round."""
+    return hashlib.sha256(b"fedveil plan" + data).hexdigest()

@@ -14,28 +14,24 @@ import hashlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import version
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Unit
 from fedveil.data.federation import Federation
 from fedveil.deploy.envelope import BadFrame, Message
+from fedveil.deploy.facts import MAX_PLAN, plan_digest
 from fedveil.deploy.members import Members
-from fedveil.deploy.plan_document import PlanDocument, parameters, planned
 from fedveil.deploy.policy import Policy
 from fedveil.deploy.responder import Handlers, Responder, UnknownRun
-from fedveil.deploy.scoring import Counting, Scoring, held_out
-from fedveil.deploy.work import Training, Work, scheduled
-from fedveil.engines.one_client import lone
-from fedveil.planning.limits import taken_from_records
-from fedveil.planning.plan import Plan
-from fedveil.privacy.guarantee import Guarantee
+from fedveil.privacy.client_ledger import LifetimeBudgetExceeded
 from fedveil.secagg import derive
 from fedveil.secagg.aggregation import UPDATE
 from fedveil.secagg.device import DeviceRound
@@ -46,8 +42,12 @@ from fedveil.secagg.keys import signed
 from fedveil.secagg.messages import RoundPlan
 from fedveil.secagg.params import Limits
 from fedveil.secagg.participant import Participant
-from fedveil.secagg.roster import Admission, Roster
+from fedveil.secagg.roster import Roster
 from fedveil.secagg.wire import MAX_FRAME, read
+
+if TYPE_CHECKING:
+    from fedveil.deploy.examiner import Examiner
+    from fedveil.deploy.work import Work
 
 ACCEPT = b"fedveil accepts plan "
 MOST_RUNS = 4  # in memory
@@ -93,17 +93,18 @@ class Guard(Responder):
             raise ConfigError(f"data: {data.clients} clients; a guard holds one owner's")
         self.site, self.members, self.store, self.policy = site, members, store, policy
         self.number = members.number(site)
-        super().__init__(members.hub, store.enrol(members.secagg_name, self.number), handlers)
+        keys = store.enrol(members.secagg_name, self.number)
+        most = 4 * policy.allow.parameters + MAX_PLAN + (1 << 20)  # weights, or a plan
+        super().__init__(members.hub, keys, handlers, most)
         if self.keys.identity.public_key().public_bytes_raw() != members.sites[site]:
             raise ConfigError(f"site {site!r}: the members' list holds another key for it")
-        self._data, self._held_out = lone(data, 0), held_out(data)
-        self._taken = taken_from_records(data)
-        self._randomness = randomness or Randomness(None)
+        self._data, self._randomness = data, randomness or Randomness(None)
         self._patience, self._stopped = patience, stopped
         if policy.ask.hubs and members.hub.hex() not in policy.ask.hubs:
             raise ConfigError("policy: ask.hubs does not name the hub of the members' list")
         self._runs: dict[str, _Run] = {}
         self._plans: list[float] = []  # when they came
+        self._charged: tuple[dict[str, int], float] = ({}, 0.0)
         self._pool = ThreadPoolExecutor(1, f"guard-{site}")
 
     def close(self) -> None:
@@ -145,6 +146,14 @@ class Guard(Responder):
             run.answers[digest] = reply
         return run.answers[digest]
 
+    def _told(self, error: FedveilError) -> str:
+        """The reason; but what is left of the budget is told only if the owner shows it."""
+        reasons = (error, error.__cause__)
+        spent = any(isinstance(reason, LifetimeBudgetExceeded) for reason in reasons)
+        if spent and not self.policy.show.budget:
+            return "this site's lifetime budget does not allow it"
+        return str(error)
+
     # --- before a run -----------------------------------------------------------------------------
 
     def _hello(self) -> Message:
@@ -154,37 +163,31 @@ class Guard(Responder):
         if Unit.RECORD in self.policy.allow.units:  # such plans state it
             said["records"] = len(self._data.train)
         if self.policy.show.budget:
-            ledger = self.store.ledger
-            said["epsilon"], said["spent"] = ledger.budget_epsilon, ledger.spent()
+            said["epsilon"], said["spent"] = self.store.ledger.budget_epsilon, self._spent()
         return Message(said, (self.keys.card(),))
+
+    def _spent(self) -> float:
+        """The lifetime's epsilon so far, worked out again only when something was charged."""
+        charged = self.store.ledger.runs()
+        if charged != self._charged[0]:
+            self._charged = charged, self.store.ledger.spent()
+        return self._charged[1]
 
     def _accept(self, data: bytes) -> Message:
         """Work a plan out, hold it to the policy, and sign it."""
-        document = PlanDocument.from_bytes(data)
-        digest = document.digest
+        digest = plan_digest(data)
         if digest not in self._runs:
             self._limit()
-            roster = self._check_facts(document)
-            self._runs[digest] = _Run(self._work(document), roster)
+            self._runs[digest] = _Run(*self._examiner.examined(data))
         return Message({"status": "done"}, (self.keys.identity.sign(ACCEPT + digest.encode()),))
 
-    def _work(self, document: PlanDocument) -> Work:
-        """What a plan comes to by this site's own accountant, if the owner allows it."""
-        work: Work
-        if document.scoring:
-            scoring = self._scored(document)
-            work = Counting(document, scoring, self.number, self._held_out, self._randomness)
-        else:
-            plan = self._planned(document)
-            work = Training(document, plan, self.number, self._data, self._randomness)
-        taken = self.store.ledger.runs().get(document.digest, 0) // len(work.terms)
-        left = work.participations - taken
-        if left > 0:  # whether the rest of the run fits into what the owner has left
-            model = next(iter(work.terms.values())).privacy_model
-            rest = [one.release for one in work.terms.values()]
-            rest = [replace(one, rounds=left, participations=left) for one in rest]
-            self.store.ledger.afford(rest, model)
-        return work
+    @cached_property
+    def _examiner(self) -> Examiner:
+        """Made for the first plan: a site that only waits does without torch."""
+        from fedveil.deploy.examiner import Examiner
+
+        known = (self.number, self.members, self.store, self.policy)
+        return Examiner(*known, self._data, self._randomness)
 
     def _limit(self) -> None:
         """Plans cost time to check and memory to keep. A run that was forgotten is told again."""
@@ -195,82 +198,6 @@ class Guard(Responder):
         self._plans.append(now)
         while len(self._runs) >= MOST_RUNS:
             self._runs.pop(next(iter(self._runs))).work.close()
-
-    def _check_facts(self, document: PlanDocument) -> Roster:
-        """Whether the plan is about this federation, its members and this site's kind of data."""
-        if document.version != version("fedveil"):
-            raise ConfigError(
-                f"plan: made by fedveil {document.version}, this site runs {version('fedveil')}"
-            )
-        facts, data = document.facts, self._data
-        if facts.name != self.members.federation:
-            raise ConfigError(f"plan: for federation {facts.name!r}, not this one")
-        if len(facts.sizes) != len(self.members.sites):
-            raise ConfigError(
-                f"plan: {len(facts.sizes)} sites, the members' list has {len(self.members.sites)}"
-            )
-        known = (str(data.task), data.classes, data.input_shape)
-        if (facts.task, facts.classes, facts.input_shape) != known:
-            raise ConfigError("plan: its schema does not fit this site's rows")
-        if facts.agreement != self.members.agreement:
-            raise ConfigError("plan: its schema is not the one that this site has agreed to")
-        roster = Roster(
-            self.members.secagg_name,
-            Admission(self.members.pinned),
-            self.store.memory(self.members.secagg_name),
-        )
-        roster.admit_all(document.cards)
-        if len(roster) != len(self.members.sites):
-            raise ConfigError(f"plan: key cards of {len(roster)} sites, need all")
-        return roster
-
-    def _planned(self, document: PlanDocument) -> Plan:
-        recipe, federation = document.parsed(), document.facts.federation()
-        name = recipe.model.name
-        if name == "auto":
-            raise ConfigError("model.name: say which; 'auto' is no name")
-        self.policy.check_recipe(recipe, name, parameters(recipe, federation))
-        plan = planned(recipe, federation)
-        guarantee, model = plan.guarantee, plan.privacy_model
-        if guarantee is None or model is None:
-            raise PrivacyRefusal("the plan guarantees nothing", "ask with a private method")
-        self.policy.check(guarantee, model, plan.secure_sums)
-        self._check_stated(document, guarantee)
-        self._check_size(document, model.unit)
-        turns = [n for n in range(plan.method.rounds) if self.number in (scheduled(plan, n) or ())]
-        self.policy.check_turns(turns)
-        return plan
-
-    def _scored(self, document: PlanDocument) -> Scoring:
-        recipe = document.parsed()
-        federation = document.facts.federation()
-        self.policy.check_evaluation(recipe.model.name, parameters(recipe, federation))
-        scoring = Scoring.of(document)
-        guarantee = scoring.guarantee()
-        self.policy.check(guarantee, guarantee.privacy_model, scoring.sums)
-        self._check_stated(document, guarantee)
-        self._check_size(document, Unit.RECORD)
-        if not len(self._held_out):
-            raise ConfigError("evaluation: this site holds no rows out")
-        return scoring
-
-    def _check_stated(self, document: PlanDocument, found: Guarantee) -> None:
-        if found.epsilon > document.epsilon or found.delta > document.delta:
-            raise PrivacyRefusal(
-                f"the hub states epsilon {document.epsilon:.6g} at delta {document.delta:.3g}, "
-                f"this site computes {found.epsilon:.6g} at {found.delta:.3g}",
-                "state what the plan costs",
-            )
-
-    def _check_size(self, document: PlanDocument, unit: Unit) -> None:
-        if unit is Unit.RECORD and self._taken:
-            raise PrivacyRefusal(
-                f"one record of this site is more than one gradient: {self._taken[0]}",
-                "read the site's rows by a public schema, with declared classes",
-            )
-        size = document.facts.sizes[self.number]
-        if size != (len(self._data.train) if unit is Unit.RECORD else 1):
-            raise ConfigError("plan: it states another number of records than this site has agreed")
 
     def _begin(self, run: _Run, request: Message) -> Message:
         """Every site has signed this very plan, or this one does not take part."""

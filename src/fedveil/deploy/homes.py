@@ -93,7 +93,7 @@ class HubHome(Home):
         keep_pair(path, "hub", own)
         for site in agreement.sites:
             pair = certificates.new_pair(authority, site)
-            keep_pair(path / "bundles", site, pair)
+            keep_secret(path / "bundles" / f"{site}.crt", pair.certificate)
             bundle = Bundle(site, agreement, pair, authority.certificate)
             keep_secret(path / "bundles" / f"{site}.bundle", tomli_w.dumps(bundle.to_table()))
         keep_secret(path / "federation.toml", tomli_w.dumps(agreement.to_table()))
@@ -112,8 +112,14 @@ class HubHome(Home):
     def certificate(self) -> Pair:
         return read_pair(self.path, "hub")
 
-    def site_certificate(self, site: str) -> Pair:
-        return read_pair(self.path / "bundles", site)
+    def site_certificate(self, site: str) -> str:
+        return self._of_site(site).read_text(encoding="utf-8")
+
+    def keep_site_certificate(self, site: str, certificate: str) -> None:
+        keep_secret(self._of_site(site), certificate)
+
+    def _of_site(self, site: str) -> Path:
+        return self.path / "bundles" / f"{site}.crt"
 
 
 @dataclass(frozen=True)

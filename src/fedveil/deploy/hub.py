@@ -376,10 +376,10 @@ class Hub:
         said = self.sites.everybody(Message({"kind": "hello"}), self.waits.shares)
         for number, one in said.items():
             if one.header.get("trusts") != self.sites.members.fingerprint:
+                why = one.header.get("stopped") or "it trusts another members' list"
                 raise PrivacyRefusal(
-                    f"site {self.sites.members.names[number]!r} has not confirmed the members' "
-                    f"list {self.sites.members.fingerprint}",
-                    "its owner does so with: fedveil site trust FINGERPRINT",
+                    f"site {self.sites.members.names[number]!r} is not ready: {why}",
+                    "its owner can help (fedveil site members, trust, start)",
                 )
         return tuple(said[number] for number in sorted(said))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.units import Unit
 from fedveil.deploy import certificates
+from fedveil.deploy.certificates import Pair
 from fedveil.deploy.counters import Counters
 from fedveil.deploy.courier import Courier, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, claimed, seal, unseal
@@ -33,8 +35,9 @@ from fedveil.secagg.server_round import Deadlines
 
 _log = logging.getLogger(__name__)
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 _HELLO = 4.0  # seconds: what is asked before the other side is ready hangs until then
-_MEET = 2.0  # seconds between two rounds of hellos
+_MEET, _SETTLED = 2.0, 30.0  # seconds between two rounds of hellos, before and after all agree
 _QUEUED, _ENDED, _STOP, _WAITING = ".job.json", ".ended.json", ".stop", ".waiting"
 
 EVALUATION = "federated-evaluation.json"
@@ -60,9 +63,12 @@ class Queue:
         self._home = home
 
     def put(self, job: Job) -> None:
-        if (self._home.runs / job.name).exists() or self.ended(job.name) is not None:
+        if self._known(job.name) or (self._home.runs / job.name).exists():
             raise ConfigError(f"run {job.name!r}: exists already; choose another name")
         write_json(self._place(job.name, _QUEUED), vars(job))
+
+    def _known(self, name: str) -> bool:
+        return any(self._place(name, kind).exists() for kind in (_QUEUED, _ENDED))
 
     def next(self) -> Job | None:
         """The oldest that has not ended."""
@@ -122,6 +128,8 @@ class Queue:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def _place(self, name: str, kind: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"run {name!r}: use letters, digits, points and hyphens")
         return self._home.queue / f"{name}{kind}"
 
 
@@ -135,13 +143,14 @@ class HubService:
         self.counters = Counters("fedveil_hub")
         self._finish, self._waits, self._key = finish, waits, home.key
         self._identities: dict[str, bytes] = {}
-        self._met = 0.0
+        self.certificate_changed = False  # the hub's own: its engine is to be started again
+        self._next_meeting = 0.0
 
     def step(self) -> bool:
         """One thing, if there is one to do."""
-        if time.monotonic() - self._met > _MEET:
-            self._meet()
-            self._met = time.monotonic()
+        if time.monotonic() > self._next_meeting:
+            settled = self._meet()
+            self._next_meeting = time.monotonic() + (_SETTLED if settled else _MEET)
         members, job = self.home.members, self.queue.next()
         if members is None or job is None:
             return False
@@ -175,8 +184,11 @@ class HubService:
         except (BadFrame, ValueError) as error:
             return f"not believed: {error}"
 
-    def _meet(self) -> None:
-        """Collect the sites' keys, show everybody the list, renew certificates in time."""
+    def _meet(self) -> bool:
+        """Collect the sites' keys, show everybody the list, renew certificates in time.
+
+        Returns whether all sites are there and have confirmed the list.
+        """
         said = {site: one for site, one in self.hellos().items() if isinstance(one, Message)}
         self.counters.set("sites_present", len(said))
         members = self.home.members
@@ -192,9 +204,13 @@ class HubService:
             self._renew(site)
         own = self.home.certificate
         if certificates.days_left(own.certificate) < certificates.RENEW_DAYS:
-            fresh = certificates.renewed(self.home.authority, own, self.home.agreement.host)
-            keep_pair(self.home.path, "hub", fresh)
+            host = self.home.agreement.host
+            fresh = certificates.renewed(self.home.authority, own.certificate, host)
+            keep_pair(self.home.path, "hub", Pair(fresh, own.key))
+            self.certificate_changed = True
         self.counters.write(self.home.path / "metrics.prom")
+        trusting = [one for one in said.values() if one.header.get("trusts")]
+        return len(trusting) == len(self.home.agreement.sites)
 
     def _listed(self, identities: dict[str, bytes]) -> Members:
         agreement = self.home.agreement
@@ -205,23 +221,24 @@ class HubService:
         return members
 
     def _renew(self, site: str) -> None:
-        pair = self.home.site_certificate(site)
-        if certificates.days_left(pair.certificate) < certificates.RENEW_DAYS:
-            pair = certificates.renewed(self.home.authority, pair)
-            told = Message({"kind": "certificate"}, (pair.certificate.encode(),))
-            if self._tell(site, told):
-                keep_pair(self.home.path / "bundles", site, pair)
+        old = self.home.site_certificate(site)
+        if certificates.days_left(old) < certificates.RENEW_DAYS:
+            fresh = certificates.renewed(self.home.authority, old)
+            if self._tell(site, Message({"kind": "certificate"}, (fresh.encode(),))):
+                self.home.keep_site_certificate(site, fresh)
 
     def _tell(self, site: str, message: Message) -> bool:
-        reply = self.courier.ask({site: seal(message, self._key)}, _HELLO)[site]
-        if isinstance(reply, Unreachable):
-            return False
-        return claimed(reply).header.get("status") == "done"
+        """Whether a member has done what it was told."""
+        frame = seal(message, self._key)
+        reply = self._introduced(site, frame, self.courier.ask({site: frame}, _HELLO)[site])
+        return isinstance(reply, Message) and reply.header.get("status") == "done"
 
     # --- runs -------------------------------------------------------------------------------------
 
     def _carry_out(self, job: Job, members: Members) -> str:
         """Start a run, or go on with it, to its end; how it ended."""
+        if recipes.parse(job.recipe).evaluation.baseline:
+            raise ConfigError("evaluation.baseline: nobody trains without noise across machines")
         if job.evaluate is not None:
             return self._evaluate(job, members, self.home.runs / job.evaluate)
         recipe = recipes.with_defaults(recipes.parse(job.recipe))
@@ -233,6 +250,7 @@ class HubService:
             run = hub.resume(output, known)
         else:
             run = hub.start(recipe, self._facts(hub, recipe), output, known)
+        self.queue.wait(job.name, "")
         try:
             for report in run:
                 lost = report.dropouts is not None and report.dropouts.not_released
@@ -307,11 +325,10 @@ def status_of(home: HubHome) -> dict[str, Any]:
 
 def _site_status(home: HubHome, site: str, said: Message | str) -> dict[str, Any]:
     header = said.header if isinstance(said, Message) else {}
-    pair = home.site_certificate(site)
     return {
         "site": site,
         "state": said if isinstance(said, str) else header.get("stopped") or "ready",
         "trusts": header.get("trusts"),
         **{name: header.get(name) for name in ("version", "records", "epsilon", "spent")},
-        "certificate_days": round(certificates.days_left(pair.certificate), 1),
+        "certificate_days": round(certificates.days_left(home.site_certificate(site)), 1),
     }

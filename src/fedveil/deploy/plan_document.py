@@ -6,7 +6,6 @@ no weights. Hub and guards make the same `Plan` of it, each with its own account
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from fedveil.config.recipe import DataSection, Recipe
 from fedveil.core.canonical import canonical
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
-from fedveil.deploy.facts import Facts
+from fedveil.deploy.facts import MAX_PLAN, Facts, plan_digest
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
@@ -31,8 +30,6 @@ from fedveil.recipes.sections import EngineSection, EvaluationSection
 from fedveil.secagg.aggregation import COUNT, UPDATE
 from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.privacy_terms import PrivacyTerms
-
-MAX_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -58,12 +55,12 @@ class PlanDocument:
     @property
     def digest(self) -> str:
         """What names the run, in every ledger and under every round."""
-        return hashlib.sha256(b"fedveil plan" + self.to_bytes()).hexdigest()
+        return plan_digest(self.to_bytes())
 
     @staticmethod
     def from_bytes(data: bytes) -> PlanDocument:
-        if len(data) > MAX_BYTES:
-            raise ConfigError(f"plan: {len(data)} bytes, at most {MAX_BYTES} are taken")
+        if len(data) > MAX_PLAN:
+            raise ConfigError(f"plan: {len(data)} bytes, at most {MAX_PLAN} are taken")
         try:
             document = json.loads(data)
             facts = document["facts"]

@@ -22,10 +22,12 @@ class UnknownRun(FedveilError):
 
 
 class Responder(ABC):
-    """`handlers`: kinds of request that others answer."""
+    """`handlers`: kinds of request that others answer. `most`: bytes of a request."""
 
-    def __init__(self, hub: bytes, keys: DeviceKeys, handlers: Handlers | None = None) -> None:
-        self.keys = keys
+    def __init__(
+        self, hub: bytes, keys: DeviceKeys, handlers: Handlers | None = None, most: int = 1 << 20
+    ) -> None:
+        self.keys, self._most = keys, most
         self.counters = Counters("fedveil_site")
         self._hub, self._handlers, self._lock = hub, dict(handlers or {}), threading.RLock()
 
@@ -33,7 +35,7 @@ class Responder(ABC):
         """One request's reply, whatever comes."""
         kind = "unsigned"
         try:
-            request = unseal(frame, [self._hub])
+            request = unseal(frame, [self._hub], most=self._most)
             kind = request.text("kind")
             with self._lock:
                 found = self._handlers.get(kind)
@@ -43,7 +45,7 @@ class Responder(ABC):
         except FedveilError as error:
             _log.warning("refused (%s): %s", kind, error)
             self.counters.add("refusals", kind=kind if kind in KINDS else "other")
-            reply = Message({"status": "refused", "reason": str(error)})
+            reply = Message({"status": "refused", "reason": self._told(error)})
         except Exception as error:  # a fault here is no business of the hub's
             _log.exception("failed (%s)", kind)
             self.counters.add("failures")
@@ -51,6 +53,10 @@ class Responder(ABC):
         else:
             self.counters.add("requests", kind=kind)
         return seal(reply, self.keys.identity, frame)
+
+    def _told(self, error: FedveilError) -> str:
+        """What the hub hears of a refusal."""
+        return str(error)
 
     @abstractmethod
     def _answered(self, request: Message, frame: bytes) -> Message:
@@ -64,10 +70,13 @@ KINDS = (
 
 
 class Candidate(Responder):
-    """A site whose owner has not yet said whom it trusts: it shows its key, and nothing else."""
+    """A site that takes part in nothing yet: it shows its key, and says what it waits for."""
+
+    waits_for = "its owner has not confirmed the members' list"
 
     def _answered(self, request: Message, frame: bytes) -> Message:
         if request.text("kind") != "hello":
-            raise BadFrame("this site's owner has not confirmed the members' list yet")
+            raise BadFrame(self.waits_for)
         identity = self.keys.identity.public_key().public_bytes_raw()
-        return Message({"status": "done", "trusts": "", "identity": identity.hex()})
+        said = {"trusts": "", "identity": identity.hex(), "stopped": self.waits_for}
+        return Message({"status": "done", **said})

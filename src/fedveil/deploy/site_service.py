@@ -6,7 +6,7 @@ import logging
 import threading
 from time import monotonic
 
-from fedveil.core.errors import ConfigError
+from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.randomness import Randomness
 from fedveil.deploy import certificates
 from fedveil.deploy.certificates import Pair
@@ -33,7 +33,8 @@ class SiteService:
         hub, keys = bytes.fromhex(agreement.hub), home.keys(self._store)
         self._responder: Responder = Candidate(hub, keys, self._handlers)
         self.certificate_changed = threading.Event()
-        self._confirmed()
+        if home.members is not None:  # what is wrong is said at the start
+            self._responder = self._guard(home.members)
 
     def answer(self, frame: bytes) -> bytes:
         reply = self._confirmed().answer(frame)
@@ -58,8 +59,13 @@ class SiteService:
     def _confirmed(self) -> Responder:
         """The guard, as soon as the owner has confirmed the members' list."""
         with self._lock:
-            if isinstance(self._responder, Candidate) and self.home.members is not None:
-                self._responder = self._guard(self.home.members)
+            waiting = self._responder
+            if isinstance(waiting, Candidate) and self.home.members is not None:
+                try:
+                    self._responder = self._guard(self.home.members)
+                except (FedveilError, OSError) as error:  # the hub is not told what rows hold
+                    waiting.waits_for = "it cannot read its rows or its policy"
+                    _log.error("this site takes part in nothing: %s", error)
             return self._responder
 
     def _guard(self, members: Members) -> Guard:

@@ -6,14 +6,15 @@ noise is drawn for it. Frozen weights are public; they must come from public dat
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import sha256
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedveil.core.errors import ConfigError
@@ -22,9 +23,10 @@ BACKBONE = "backbone"  # stands for all layers but the last
 
 
 class LowRank(nn.Module):
-    """A frozen layer and, beside it, a trained detour of `rank` channels (LoRA; Hu et al. 2022).
+    """A frozen layer and, beside it, a detour of `rank` channels (LoRA; Hu et al. 2022).
 
-    The detour adds nothing at first.
+    The way down is random and stays so; the way up is trained, and adds nothing at first. Noise in
+    both would be multiplied (FFA-LoRA; Sun et al. 2024).
     """
 
     def __init__(self, layer: nn.Linear | nn.Conv2d, rank: int) -> None:
@@ -45,6 +47,7 @@ class LowRank(nn.Module):
                 padding_mode=layer.padding_mode,
             )
             self.up = nn.Conv2d(rank, layer.out_channels, 1, bias=False)
+        self.down.requires_grad_(False)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -103,21 +106,23 @@ def _adaptable(layer: nn.Module) -> bool:
     return known and not any(parameter.requires_grad for parameter in layer.parameters())
 
 
-def start_from(module: nn.Module, path: Path | str) -> tuple[str, ...]:
-    """Load weights by name from a safetensors file, such as a run's model; what was found, in
-    sentences for a guarantee.
+@dataclass(frozen=True)
+class Start:
+    """Where weights come from, in a sentence for a guarantee, and the data that the file names."""
+
+    sentence: str
+    data: str | None  # None: it was not written by fedveil
+
+
+def start_from(module: nn.Module, path: Path | str) -> Start:
+    """Load weights by name from a safetensors file, such as a run's model.
 
     A frozen weight must be in the file. A trained one that is not, or has another shape there (as
     the last layer for other classes has), starts as the model makes it.
     """
-    try:
-        data = Path(path).read_bytes()
-        given = load(data)
-    except FileNotFoundError:
-        raise ConfigError(f"model.start: {path}: no such file") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ConfigError(f"model.start: {path}: not a safetensors file ({error})") from None
-    new = []
+    given, data = _read(Path(path))
+    adapters = [name for name, one in module.named_modules() if isinstance(one, LowRank)]
+    random, new = {f"{name}.down.weight".lstrip(".") for name in adapters}, []
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             plain = ".".join(part for part in name.split(".") if part != "layer")  # no adapters
@@ -126,15 +131,30 @@ def start_from(module: nn.Module, path: Path | str) -> tuple[str, ...]:
                 parameter.copy_(tensor)
             elif parameter.requires_grad:
                 new.append(name)
-            else:
+            elif name not in random:
                 raise ConfigError(
                     f"model.start: {path} has no weights of shape {list(parameter.shape)} for "
                     f"{name}, which is frozen"
                 )
-    if len(new) == sum(1 for _ in module.parameters()):
+    if len(new) + len(random) == sum(1 for _ in module.parameters()):
         raise ConfigError(f"model.start: {path} has nothing that fits the model")
-    digest = sha256(data).hexdigest()[:16]
+    digest = sha256(Path(path).read_bytes()).hexdigest()[:16]
+    made = "of public data" if data is None else f"of {data}"
     fresh = f"; new are {', '.join(new)}" if new else ""
-    return (
-        f"Weights start from {Path(path).name} (SHA-256 {digest}...), made of public data{fresh}.",
+    return Start(
+        f"Weights start from {Path(path).name} (SHA-256 {digest}...), made {made}{fresh}.", data
     )
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """The tensors of a file, and the name of the data that a run's model was trained on."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            said = json.loads((file.metadata() or {}).get("fedveil", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        described = json.loads(said.get("description", "{}"))
+        return tensors, described.get("data")
+    except FileNotFoundError:
+        raise ConfigError(f"model.start: {path}: no such file") from None
+    except (SafetensorError, OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"model.start: {path}: not a safetensors file ({error})") from None

@@ -117,8 +117,9 @@ class ClientLedger:
         """Write down that the client is about to take part, or refuse; the reservation's number.
 
         `release` is what taking part now may show: normally one round, reserved before every
-        participation. An amplified release is the exception: its proof counts every round of the
-        run, those without this client too, so it is reserved once, before the run, in full.
+        participation. Some are reserved once, before the run, in full: an amplified release, whose
+        proof counts every round, those without this client too; and one that shows in later rounds
+        as well, whose proof needs to know how far apart participations are.
         """
         if release.counted_participations == 0:
             raise ConfigError(
@@ -128,13 +129,13 @@ class ClientLedger:
         body = _body(release, privacy_model, run)
         with transaction(self.path) as events:
             charged = events.charged()
-            if release.amplified and any(
-                other["run"] == run and Release.from_dict(other["release"]).amplified
+            if _whole(release) and any(
+                other["run"] == run and _whole(Release.from_dict(other["release"]))
                 for other, _ in charged
             ):
                 raise TermsRefused(
-                    f"run {run!r} has an amplified reservation already, and that covers a fixed "
-                    "number of rounds, drawn or not",
+                    f"run {run!r} has a reservation already whose proof is about all its rounds "
+                    "together",
                     "reserve once with all rounds, and name another run differently",
                 )
             self._fits(charged, body, events.budget())
@@ -238,6 +239,11 @@ class ClientLedger:
             step = step_of(release, self._terms(release, _privacy_model(body)))
             steps.append(with_count(step, step.count * times))
         return min(epsilon for _, epsilon in bounds(merged(steps), self.delta))
+
+
+def _whole(release: Release) -> bool:
+    """Whether the proof is about all rounds of a run, which then do not add up one by one."""
+    return release.amplified or release.mechanism.bands > 1
 
 
 def _body(release: Release, privacy_model: PrivacyModel, run: str) -> Body:

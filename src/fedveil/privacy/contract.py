@@ -103,6 +103,11 @@ class Mechanism(ABC):
         """Raise a PrivacyRefusal for what else the proof does not cover."""
         return
 
+    @property
+    def bands(self) -> int:
+        """Rounds over which one participation shows, its own included."""
+        return 1
+
     def noise_shares(self) -> int | None:
         """Equal independent shares that the noise on a sum consists of, if that is fixed."""
         return None

@@ -207,6 +207,7 @@ class NoisySelection(Mechanism):
     noise_std: float
     missed: float
     law = "Gaussian noise on votes for values, published above a threshold"
+    trusts = EVERY_TRUST - {Trust.DISTRIBUTED}
     adjacencies = EVERY_ADJACENCY
 
     def __post_init__(self) -> None:

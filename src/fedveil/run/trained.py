@@ -143,6 +143,16 @@ class TrainedModel(Displayed):
             raise ConfigError(f"no row has a label (column {encoder.label!r})")
         return tally.scores()
 
+    def export(self, path: Path | str) -> None:
+        """Write the model for other programs, as `.pt2` (torch.export) or `.onnx` (an extra).
+
+        It takes the inputs that the encoder makes, `[rows, inputs]` in single precision, and gives
+        probabilities, or numbers in the label's own unit.
+        """
+        from fedveil.run.export import export
+
+        export(self.bundle, self.module, Path(path))
+
     def tally(self) -> ClassTally | NumberTally:
         """What adds up the scores of this kind of model."""
         if self.bundle.task is Task.REGRESSION:

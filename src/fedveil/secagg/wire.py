@@ -194,17 +194,18 @@ def parse(frame: bytes, kind: type[MessageT]) -> MessageT:
     return kind(**values)
 
 
-_SPECS: dict[type[Message], tuple[tuple[str, codecs.Codec, str], ...]] = {}
+_Specs = tuple[tuple[str, codecs.Codec, str], ...]
+_known: dict[type[Message], _Specs] = {}
 
 
-def _specs(kind: type[Message]) -> tuple[tuple[str, codecs.Codec, str], ...]:
-    """Name, codec and full name of each field; looked up once for each kind."""
-    if kind not in _SPECS:
-        _SPECS[kind] = tuple(
+def _specs(kind: type[Message]) -> _Specs:
+    """Name, codec and full name of each field."""
+    if kind not in _known:
+        _known[kind] = tuple(
             (spec.name, spec.metadata["codec"], f"{kind.__name__}.{spec.name}")
             for spec in fields(kind)
         )
-    return _SPECS[kind]
+    return _known[kind]
 
 
 def _signed(claims: bytes, content: bytes) -> bytes:

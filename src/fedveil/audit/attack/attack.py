@@ -11,7 +11,7 @@ import numpy as np
 
 from fedveil.audit.attack.labels import LabelGuess, guess_labels
 from fedveil.audit.attack.membership import Membership, membership
-from fedveil.audit.attack.reconstruct import Reconstruction, reconstruct
+from fedveil.audit.attack.reconstruct import Reconstruction, first_affine, reconstruct
 from fedveil.audit.attack.uploads import crowd_of, uploads
 from fedveil.core.errors import ConfigError
 from fedveil.planning.plan import Plan
@@ -23,6 +23,8 @@ _NOT_TRIED = (
     "records of a client with several of them, one by one (a first layer shows their mixture)",
     "attacks trained on labelled uploads of other clients",
 )
+
+_SEARCHED = 4  # victims at most, where a record has to be searched for
 
 Progress = Callable[[str, int, int], None]
 
@@ -91,7 +93,9 @@ def attack(
     chance = np.random.default_rng([seed, 1])
 
     def of_uploads(what: str) -> Any:
-        sent = uploads(plan, crowd_of(plan.federation, victims, records, chance), victims, seed)
+        searched = what == "reconstruct" and first_affine(plan) is None
+        some = min(victims, _SEARCHED) if searched else victims
+        sent = uploads(plan, crowd_of(plan.federation, some, records, chance), some, seed)
         if what == "labels":
             return guess_labels(plan, sent)
         show = lambda done, of: progress("views", done, of)  # noqa: E731

@@ -24,12 +24,11 @@ from torch.func import functional_call
 
 from fedveil.audit.bounds import at_least
 from fedveil.audit.proved import attack_on
+from fedveil.audit.stand_ins import StandIns, silence
 from fedveil.client.records import as_tensor
-from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Unit
 from fedveil.data.federation import Examples, Federation, Task
-from fedveil.engines.contract import Cohort, Engine, RoundSum, Take
 from fedveil.models.losses import class_scores
 from fedveil.planning.plan import Plan
 from fedveil.run.evaluation import rows_at_once
@@ -159,7 +158,7 @@ class _Worlds:
             plan = replace(plan, federation=self._chosen(coins))
         run = Run(plan, every=_NEVER)
         if not self._rows:
-            run.engine = _Silent(run.engine, coins)
+            run.engine = StandIns(run.engine, plan, coins, silence(plan))
         try:
             for _ in run:
                 pass
@@ -211,45 +210,6 @@ class _Worlds:
             rest = outputs.scatter(1, targets[:, None], -math.inf)
             found.append((own - rest.logsumexp(dim=1)).numpy())
         return np.concatenate(found)
-
-
-class _Silent:
-    """An engine some of whose clients send nothing."""
-
-    def __init__(self, engine: Engine, loud: Bools) -> None:
-        self._engine, self._loud = engine, loud
-
-    @property
-    def name(self) -> str:
-        return self._engine.name
-
-    def close(self) -> None:
-        self._engine.close()
-
-    def round_sum(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None = None,
-        take: Take | None = None,
-    ) -> RoundSum:
-        heard = np.flatnonzero(self._loud[cohort])
-
-        def of_heard(where: Cohort, rows: Tensor) -> None:
-            if take is not None:
-                take(heard[where], rows)
-
-        hear = None if take is None else of_heard
-        found = self._engine.round_sum(weights, cohort[heard], round_number, pipeline, hear)
-        silent = np.flatnonzero(~self._loud[cohort])
-        if take is not None and len(silent):
-            take(silent, torch.zeros((len(silent), len(found.total)), dtype=found.total.dtype))
-        figures = {}
-        for name in ("norms", "shaped_norms", "losses"):
-            figures[name] = torch.zeros(len(cohort))
-            figures[name][heard] = getattr(found, name).float()
-        return RoundSum(found.total, rejected=found.rejected, **figures)
 
 
 def _pairs(federation: Federation, unit: Unit) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -17,50 +17,75 @@ from fedveil.audit.attack.reconstruct import Reconstruction
 
 _ROWS = 4  # victims that are shown
 
+Image = npt.NDArray[Any]
+
 
 def sheet(made: Reconstruction, title: str) -> bytes:
     """A PNG: victims in rows, the original and then each view in columns."""
+    rows = range(min(_ROWS, len(made.originals)))
+    return _sheet([("", _row(made, row)) for row in rows], title)
+
+
+def side_by_side(made: Mapping[str, Reconstruction], title: str) -> bytes:
+    """A PNG: the first victim of each, one below the other, with the views that all have."""
+    rows = [(name, _row(one, 0)) for name, one in made.items()]
+    shared = [view for view in rows[0][1] if all(view in row for _, row in rows)]
+    return _sheet([(name, {view: row[view] for view in shared}) for name, row in rows], title)
+
+
+def _row(made: Reconstruction, victim: int) -> dict[str, Image]:
+    views = {view: images[victim] for view, images in made.images.items()}
+    return {"original": made.originals[victim], **views}
+
+
+def _sheet(rows: Sequence[tuple[str, Mapping[str, Image]]], title: str) -> bytes:
     from matplotlib.figure import Figure
 
-    columns = ["original", *made.images]
-    rows = min(_ROWS, len(made.originals))
-    figure = Figure(figsize=(1.05 * len(columns), 1.08 * rows + 0.75), dpi=110)
-    axes = figure.subplots(rows, len(columns), squeeze=False)
-    for row in range(rows):
-        for place, name in enumerate(columns):
-            image = made.originals[row] if place == 0 else made.images[name][row]
-            axis = axes[row][place]
+    columns, left = list(rows[0][1]), 1.3 if rows[0][0] else 0.1
+    width, height = 1.05 * len(columns) + left, 1.08 * len(rows) + 0.75
+    figure = Figure(figsize=(width, height), dpi=110)
+    axes = figure.subplots(len(rows), len(columns), squeeze=False)
+    for row, (name, images) in enumerate(rows):
+        for place, column in enumerate(columns):
+            axis, image = axes[row][place], images[column]
             axis.set_axis_off()
             grey = np.ndim(image) < 3 or np.shape(image)[-1] == 1
             axis.imshow(_shown(image), cmap="gray" if grey else None, interpolation="nearest")
             if row == 0:
-                axis.set_title(name.replace(", ", "\n"), fontsize=8)
+                axis.set_title(column.replace(", ", "\n"), fontsize=8)
+        middle = 1 - (0.75 + 1.08 * (row + 0.5)) / height
+        figure.text(0.05 / width, middle, name.replace(", ", "\n"), fontsize=8, va="center")
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.01, top=1 - 0.62 / (rows + 0.7),
-                           wspace=0.06, hspace=0.06)  # fmt: skip
+    edges = {"left": left / width, "right": 1 - 0.1 / width, "top": 1 - 0.75 / height}
+    figure.subplots_adjust(bottom=0.05 / height, wspace=0.06, hspace=0.06, **edges)
     return _png(figure)
 
 
-def roc(found: Membership, title: str) -> bytes:
-    """A PNG with both axes logarithmic, where low false-positive rates can be seen."""
+def roc(found: Mapping[str, Membership]) -> bytes:
+    """A PNG, one panel for each title; logarithmic, so that low false-positive rates show."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.6, 4.2), dpi=110)
-    axis = figure.subplots()
-    for curve in found.curves:
-        x, y = zip(*((x, y) for x, y in curve.curve if x > 0 and y > 0), strict=True)
-        axis.plot(x, y, label=f"{curve.attack} (AUC {curve.auc:.3f})")
-    if found.allowed:
-        x, y = zip(*((x, y) for x, y in found.allowed if x > 0), strict=True)
-        axis.plot(x, y, "k--", label=f"allowed by epsilon {found.epsilon:.3g}")
-    axis.plot([1e-4, 1], [1e-4, 1], color="0.6", lw=0.8, label="guessing")
-    axis.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.05))
-    axis.set_xlabel("false-positive rate")
-    axis.set_ylabel("true-positive rate")
-    axis.set_title(title, fontsize=10)
-    axis.legend(fontsize=8)
+    figure = Figure(figsize=(4.2 * len(found) + 0.4, 4.2), dpi=110)
+    axes = figure.subplots(1, len(found), squeeze=False)[0]
+    for axis, (title, one) in zip(axes, found.items(), strict=True):
+        for curve in one.curves:
+            axis.plot(*_axes(curve.curve), label=f"{curve.attack} (AUC {curve.auc:.3f})")
+        if one.allowed:
+            told = f"allowed by epsilon {one.epsilon:.3g}"
+            axis.plot(*_axes(one.allowed), "k--", label=told)
+        axis.plot([1e-4, 1], [1e-4, 1], color="0.6", lw=0.8, label="guessing")
+        axis.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.05))
+        axis.set(xlabel="false-positive rate", ylabel="true-positive rate")
+        axis.set_title(title, fontsize=10)
+        axis.legend(fontsize=8, loc="lower right")
     figure.tight_layout()
     return _png(figure)
+
+
+def _axes(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """Points as two lists, without those that a logarithm has no place for."""
+    shown = [point for point in points if min(point) > 0]
+    return [x for x, _ in shown], [y for _, y in shown]
 
 
 def is_image(made: Reconstruction) -> bool:
@@ -111,7 +136,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return f"<table>{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
 
 
-def _shown(image: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _shown(image: Image) -> Image:
     """Stretched to the whole range of greys: an attacker would do that too."""
     low, high = float(image.min()), float(image.max())
     return (np.asarray(image) - low) / max(high - low, 1e-12)

@@ -74,7 +74,7 @@ def reconstruct(
     records = int(federation.sizes[0])
     first = federation.train.inputs[: sent.victims * records]
     originals = plan.federation.model_inputs(np.asarray(first)).astype(np.float32)
-    slots = _first_affine(plan)
+    slots = first_affine(plan)
     attack = "optimisation" if slots is None else "exact"
     images: dict[str, Floats] = {}
     for done, (view, rows) in enumerate(sent.views.items()):
@@ -95,7 +95,7 @@ def reconstruct(
     return Reconstruction(attack, len(candidates), originals[::records], images, likeness)
 
 
-def _first_affine(plan: Plan) -> tuple[Slot, Slot] | None:
+def first_affine(plan: Plan) -> tuple[Slot, Slot] | None:
     """The weights and bias of a first layer that sees the flattened input; None if another does."""
     slots, features = list(plan.layout), math.prod(plan.federation.input_shape)
     if len(slots) > 1 and slots[0].shape[1:] == (features,) and len(slots[1].shape) == 1:
@@ -116,7 +116,9 @@ def _differ(rows: Tensor, weight: Slot, bias: Slot, labels: Tensor) -> Floats:
     """The row of each victim's label, less that of the class that seems to be nobody's."""
     outer = rows[:, weight.start : weight.stop].reshape(len(rows), *weight.shape)
     places = torch.arange(len(rows))
-    nobody = rows[:, bias.start : bias.stop].argmin(dim=1)
+    known = rows[:, bias.start : bias.stop].clone()
+    known[places, labels] = math.inf  # somebody has the victim's own
+    nobody = known.argmin(dim=1)
     inputs: Floats = (outer[places, labels] - outer[places, nobody]).float().numpy()
     return inputs
 
@@ -186,7 +188,8 @@ def _likeness(
     own = np.arange(len(originals)).reshape(len(images), records)
     best = np.array([alike[place, mine].max() for place, mine in enumerate(own)])
     nearest = alike.argmax(axis=1)
-    found = sum(int(nearest[place] in mine) for place, mine in enumerate(own))
+    # An image of one colour resembles nothing, and all alike.
+    found = sum(int(nearest[n] in mine and alike[n].max() > 0) for n, mine in enumerate(own))
     return Likeness(view, float(best.mean()), found, len(images))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -84,6 +84,8 @@ class Settings:
         if value is ...:
             raise ConfigError(f"{name}: {self._call.name} needs it; say --set {name}=VALUE")
         origin = self._call.where or "the file" if name in self._given else "its default"
+        if name in self._call.texts:
+            origin += f": {self._call.texts[name]}"
         return self._use(name, value, origin)
 
     def around(self, name: str, *words: str, default: Any = ...) -> Any:
@@ -94,12 +96,12 @@ class Settings:
         if given is not None:
             return self._use(name, self.argument(given), self._call.where or "the file")
         found = {
-            (value, where)
+            (value.text if isinstance(value, Unknown) else value, where)
             for word in (name, *words)
             for value, where in self._source.values.get(word, ())
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
+            if isinstance(value, (int, float, Unknown)) and not isinstance(value, bool)
         }
-        if len({value for value, _ in found}) > 1:
+        if len({value for value, _ in found}) > 1 or any(isinstance(v, str) for v, _ in found):
             told = " and ".join(f"{v} ({w})" for v, w in sorted(found, key=str))
             raise ConfigError(f"{name}: the file has {told}; say --set {name}=VALUE")
         if found:
@@ -118,6 +120,10 @@ class Settings:
         if self.positive(name, value) != int(value):
             raise ConfigError(f"{name}: need a whole number, got {value!r}")
         return int(value)
+
+    def made(self, names: Collection[str]) -> str:
+        """The first of these classes or functions that the file uses; empty if none."""
+        return next((call.name for call in self._source.calls if call.name in names), "")
 
     def table(self) -> tuple[tuple[str, Any, str], ...]:
         return tuple((name, value, origin) for name, (value, origin) in self.used.items())

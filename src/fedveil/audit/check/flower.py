@@ -124,6 +124,10 @@ def local_dp(settings: Settings) -> Finding:
     )  # fmt: skip
 
 
+_NOT_MEANS = {
+    "Bulyan", "FedAdagrad", "FedAdam", "FedAvgM", "FedMedian", "FedOpt", "FedTrimmedAvg",
+    "FedXgbBagging", "FedXgbCyclic", "FedYogi", "Krum", "MultiKrum", "QFedAvg",
+}  # fmt: skip
 _ROUNDS = ("num_rounds", "num_server_rounds", "rounds")
 
 
@@ -142,11 +146,17 @@ class _Around:
         least = settings.around("min_train_nodes", "min_fit_clients", default=None)
         if fraction is not None and self.clients is not None:  # as FedAvg computes it
             self.cohort = max(int(self.clients * fraction), int(least or 2))
+        self.other = settings.made(_NOT_MEANS)
         said = settings.around("largest_share", default=None)
         self.share = 1.0 if said is None else settings.positive("largest_share", said)
 
     def why(self, *, equal_weights_checked: bool) -> tuple[str, ...]:
         found = []
+        if self.other:
+            found.append(
+                f"the noise is added to what {self.other} makes of the clipped updates, which is "
+                "not their mean: nothing bounds how far one client moves it"
+            )
         if self.cohort != self._sampled:
             found.append(
                 f"FedAvg averages {self.cohort} clients, while the noise is made for "
@@ -172,7 +182,9 @@ class _Around:
         noise: the multiplier if one client moves the mean by so many times the C / sampled that
         the noise was made for.
         """
-        rows = []
+        if self.other:
+            return (Proved(f"one client's update zeroed, behind {self.other}", math.inf),)
+        rows: list[Proved] = []
 
         def row(what: str, mean: float, adjacency: Adjacency, sampling: Any = None) -> None:
             rows.append(

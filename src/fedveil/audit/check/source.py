@@ -43,6 +43,7 @@ class Call:
     positional: tuple[Any, ...]
     named: Mapping[str, Any]
     line: int | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)  # of arguments that are no literals
 
     @property
     def where(self) -> str:
@@ -91,7 +92,8 @@ def _document(path: Path, document: Any) -> Source:
                 calls.append(Call(made.rsplit(".", 1)[-1], (), given))
         for key, item in node.items():
             if isinstance(item, (int, float, str)):
-                values.setdefault(_plain(key), []).append((item, f"{key} in {path.name}"))
+                name = key.replace("-", "_").lower()
+                values.setdefault(name, []).append((item, f"{key} in {path.name}"))
             walk(item)
 
     walk(document)
@@ -99,39 +101,54 @@ def _document(path: Path, document: Any) -> Source:
 
 
 def _python(path: Path, tree: ast.Module) -> Source:
-    known = _Values(_app_config(path))
+    known = _Values(_app_config(path), tree)
     for _ in range(3):  # a name may stand for another one
         known.learn(tree)
     calls = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (name := _last_name(node.func)):
-            named = {word.arg: known.of(word.value) for word in node.keywords if word.arg}
-            given = () if any(isinstance(one, ast.Starred) for one in node.args) else node.args
-            calls.append(Call(name, tuple(known.of(one) for one in given), named, node.lineno))
+            named = {word.arg: word.value for word in node.keywords if word.arg}
+            starred = any(isinstance(one, ast.Starred) for one in node.args)
+            given = () if starred else tuple(known.of(one) for one in node.args)
+            texts = {
+                word: ast.unparse(value)
+                for word, value in named.items()
+                if not isinstance(value, ast.Constant)
+            }
+            values = {word: known.of(value) for word, value in named.items()}
+            calls.append(Call(name, given, values, node.lineno, texts))
     return Source(path, tuple(calls), known.seen())
 
 
 class _Values:
     """Names of one file and what they stand for, wherever they are assigned."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], tree: ast.Module) -> None:
         self._names: dict[str, dict[str, Any]] = {
-            _plain(name): {f"{name} in pyproject.toml": value} for name, value in config.items()
+            name.replace("-", "_"): {f"{name} in pyproject.toml": value}
+            for name, value in config.items()
         }
         self._config = config
+        self._free = set(_without_default(tree))  # what they are, only a caller knows
 
     def learn(self, tree: ast.Module) -> None:
         for node in ast.walk(tree):
             for name, value in _given(node):
-                found, where = self.of(value), f"line {getattr(value, 'lineno', '?')}"
-                if not isinstance(found, Unknown) and found is not None:
-                    self._names.setdefault(_plain(name), {})[where] = found
+                where = f"line {getattr(value, 'lineno', '?')}"
+                found = self.of(value)
+                # A keyword that is not known says nothing; a name that is set to it is not known.
+                if not (isinstance(found, Unknown) and isinstance(node, ast.Call)):
+                    self._names.setdefault(name.replace("-", "_"), {})[where] = found
+            for name in _changed(node):
+                unknown = Unknown(ast.unparse(node).split("\n")[0])
+                self._names.setdefault(name, {})[f"line {node.lineno}"] = unknown  # type: ignore[attr-defined]
 
     def seen(self) -> dict[str, tuple[tuple[Any, str], ...]]:
-        return {
-            name: tuple((value, where) for where, value in places.items())
-            for name, places in self._names.items()
-        }
+        found: dict[str, list[tuple[Any, str]]] = {}
+        for name, places in self._names.items():
+            for where, value in places.items():
+                found.setdefault(name.lower(), []).append((value, where))
+        return {name: tuple(values) for name, values in found.items()}
 
     def of(self, node: ast.expr) -> Any:
         """The value of an expression, or `Unknown`."""
@@ -146,8 +163,10 @@ class _Values:
         if isinstance(node, ast.Call) and _last_name(node.func) in ("int", "float"):
             kind = int if _last_name(node.func) == "int" else float
             return _number(kind, unknown, *map(self.of, node.args))
+        if isinstance(node, ast.Name) and node.id in self._free:
+            return unknown
         if isinstance(node, (ast.Name, ast.Attribute)):
-            places = self._names.get(_plain(_last_name(node)), {})
+            places = self._names.get(_last_name(node), {})
             values = {repr(value) for value in places.values()}
             return next(iter(places.values())) if len(values) == 1 else unknown
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
@@ -163,6 +182,8 @@ def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                 yield _last_name(target), node.value
     elif isinstance(node, ast.AnnAssign) and node.value is not None:
         yield _last_name(node.target), node.value
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        yield from _defaults(node.args)
     elif isinstance(node, ast.Call):
         if _last_name(node.func) == "add_argument":
             flags = [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
@@ -174,6 +195,38 @@ def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             for word in node.keywords:
                 if word.arg:
                     yield word.arg, word.value
+
+
+def _defaults(given: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
+    positional = [*given.posonlyargs, *given.args]
+    for one, value in zip(reversed(positional), reversed(given.defaults), strict=False):
+        yield one.arg, value
+    for one, only in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        if only is not None:
+            yield one.arg, only
+
+
+def _without_default(tree: ast.Module) -> Iterator[str]:
+    """Parameters of functions that callers have to give."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            given = node.args
+            told = {name for name, _ in _defaults(given)}
+            every = (*given.posonlyargs, *given.args, *given.kwonlyargs)
+            yield from (one.arg for one in every if one.arg not in told)
+
+
+def _changed(node: ast.AST) -> Iterator[str]:
+    """Names that get values which are not followed here."""
+    targets: list[ast.expr] = []
+    if isinstance(node, (ast.AugAssign, ast.For)):
+        targets = [node.target]
+    elif isinstance(node, ast.Assign):
+        targets = [one for one in node.targets if isinstance(one, (ast.Tuple, ast.List))]
+    for target in targets:
+        for part in ast.walk(target):
+            if isinstance(part, (ast.Name, ast.Attribute)):
+                yield _last_name(part)
 
 
 def _number(apply: Any, unknown: Unknown, *given: Any) -> Any:
@@ -189,10 +242,6 @@ def _last_name(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return node.id
     return node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def _plain(name: str) -> str:
-    return name.replace("-", "_").lower()
 
 
 def _app_config(path: Path) -> dict[str, Any]:

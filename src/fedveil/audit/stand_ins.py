@@ -1,0 +1,76 @@
+"""An engine some of whose clients train nothing: what they send is said by somebody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedveil.client.update_pipeline import ShapedRows, UpdatePipeline
+from fedveil.engines.contract import Cohort, Engine, RoundSum, Take
+from fedveil.planning.plan import Plan
+
+# What these clients send, trained from these weights in this round and shaped so.
+Send = Callable[[Cohort, Tensor, int, UpdatePipeline], ShapedRows]
+
+
+class StandIns:
+    """Stands between a run and its engine, which trains the clients that `train` and no others."""
+
+    def __init__(
+        self, engine: Engine, plan: Plan, train: npt.NDArray[np.bool_], send: Send
+    ) -> None:
+        self._engine, self._plan, self._train, self._send = engine, plan, train, send
+
+    @property
+    def name(self) -> str:
+        return self._engine.name
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def round_sum(
+        self,
+        weights: Tensor,
+        cohort: Cohort,
+        round_number: int,
+        pipeline: UpdatePipeline | None = None,
+        take: Take | None = None,
+    ) -> RoundSum:
+        """The engine's sum over real clients, and what the others send."""
+        real = np.flatnonzero(self._train[cohort])
+        others = np.flatnonzero(~self._train[cohort])
+
+        def of_real(where: Cohort, rows: Tensor) -> None:
+            if take is not None:
+                take(real[where], rows)
+
+        found = self._engine.round_sum(
+            weights, cohort[real], round_number, pipeline, None if take is None else of_real
+        )
+        sent = self._send(cohort[others], weights, round_number, pipeline or self._plan.pipeline)
+        if take is not None and len(others):
+            take(others, sent.rows)
+        figures = {name: torch.zeros(len(cohort)) for name in ("norms", "shaped_norms", "losses")}
+        for name, values in figures.items():
+            values[real] = getattr(found, name).float()
+            values[others] = getattr(sent, name).float() if name != "losses" else 0.0
+        total = found.total + sent.rows.sum(dim=0).to(found.total.dtype)
+        return RoundSum(total, rejected=found.rejected, **figures)
+
+
+def silence(plan: Plan) -> Send:
+    """Nothing at all."""
+
+    def send(
+        clients: Cohort, weights: Tensor, round_number: int, shape: UpdatePipeline
+    ) -> ShapedRows:
+        kind = torch.float32 if shape.granularity is None else torch.int64
+        none = torch.zeros(len(clients))
+        rows = torch.zeros((len(clients), shape.width(plan.layout)), dtype=kind)
+        return ShapedRows(rows, none, none, 0)
+
+    return send

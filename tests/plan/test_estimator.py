@@ -1,0 +1,89 @@
+"""The scikit-learn estimators: its own checks, pipelines, text, and a guarantee after fit."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import make_blobs, make_regression
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import fedveil as fv
+
+# Settings of one's own: the checks are about conventions, not about the search.
+QUICK = {
+    "training.rounds": 30,
+    "training.local_steps": 1,
+    "training.learning_rate": 0.5,
+    "privacy.clip_norm": 2.0,
+    "data.statistics": "data",
+}
+
+
+@parametrize_with_checks(
+    [
+        fv.DPFedClassifier(settings=QUICK, epsilon=50.0, random_state=0),
+        fv.DPFedRegressor(settings=QUICK, epsilon=50.0, random_state=0),
+    ]
+)
+def test_scikit_learn_s_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def test_a_classifier_with_owners_learns_and_says_what_it_promises() -> None:
+    X, y = make_blobs(1200, centers=3, n_features=4, cluster_std=2.0, random_state=1)
+    names = np.array(["red", "green", "blue"])[y]
+    owners = np.arange(1200) % 100
+    model = fv.DPFedClassifier(settings=QUICK | {"training.local_steps": 10}, random_state=1)
+    assert clone(model).get_params() == model.get_params()
+    model.fit(X[:1000], names[:1000], owners[:1000])
+    assert model.score(X[1000:], names[1000:]) > 0.85
+    assert model.classes_.tolist() == ["blue", "green", "red"]
+    assert model.guarantee_ is not None
+    assert model.guarantee_.unit is fv.Unit.CLIENT
+    assert model.guarantee_.epsilon <= 4
+    assert "seed" in model.guarantee_.reason
+    again = pickle.loads(pickle.dumps(model))
+    assert (again.predict(X) == model.predict(X)).all()
+    rows = model.predict_proba(X[:5])
+    assert np.allclose(rows.sum(1), 1)
+    assert (model.classes_[rows.argmax(1)] == model.predict(X[:5])).all()
+
+
+def test_it_stands_in_a_pipeline_and_under_cross_validation() -> None:
+    X, y = make_regression(600, 5, noise=5.0, random_state=2)
+    pipeline = make_pipeline(
+        StandardScaler(), fv.DPFedRegressor(settings=QUICK, epsilon=8.0, random_state=2)
+    )
+    assert cross_val_score(pipeline, X, y, cv=2).min() > 0.7
+
+
+def test_protected_and_certified_with_public_knowledge() -> None:
+    """Classes and scales declared, no seed: the promise is certified, and holds for one row."""
+    X, y = make_blobs(900, centers=2, n_features=2, random_state=3)
+    columns = {f"x{i}": {"type": "number", "mean": 0.0, "std": 5.0} for i in range(2)}
+    settings = {key: QUICK[key] for key in QUICK if key != "data.statistics"}
+    model = fv.DPFedClassifier(classes=[0, 1], schema=columns, settings=settings).fit(X, y)
+    assert model.guarantee_ is not None
+    assert model.guarantee_.certified, model.guarantee_.reason
+    assert model.guarantee_.unit is fv.Unit.RECORD
+    assert model.score(X, y) > 0.9
+    with pytest.raises(fv.ConfigError, match="not one of classes"):
+        model.fit(X, y + 1)
+
+
+def test_frames_may_hold_text() -> None:
+    draw = np.random.default_rng(4)
+    job, age = draw.choice(["nurse", "driver", "clerk"], 800), draw.normal(50, 10, 800)
+    y = (job == "nurse") * 2.0 + age / 10 + draw.normal(0, 0.3, 800)
+    frame = pa.table({"job": job, "age": age})
+    model = fv.DPFedRegressor(settings=QUICK, epsilon=8.0, random_state=4).fit(frame, y)
+    assert model.feature_names_in_.tolist() == ["job", "age"]
+    assert model.score(frame, y) > 0.7
