@@ -76,6 +76,12 @@ def central(document: PlanDocument) -> PlanDocument:
 
 
 LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
+    "adapters too large": (
+        lambda d: set_in(
+            d, "model", name="mlp", hidden=[5], frozen=["backbone"], adapter_rank=10**9
+        ),
+        r"weights, at most 5,000",
+    ),
     "a model too large": (
         lambda d: set_in(d, "model", name="mlp", hidden=[100_000, 100_000]),
         r"10,001,000,002 weights, at most 5,000",

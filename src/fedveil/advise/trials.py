@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedveil.advise.proxy import Proxy, some_clients
 from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.config.assemble import method_of
+from fedveil.config.assemble import method_of, model_of
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic, Unit
@@ -32,7 +32,6 @@ from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import Noise, NoiseContext, RoundContext
-from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, Plan, plan, quick_noise
 from fedveil.privacy.sampling import Everyone
 from fedveil.run.evaluation import Metrics
@@ -357,15 +356,7 @@ def trial_plan(recipe: Recipe, federation: Federation, noise: float, seed: int) 
     method = replace(method, cohort=replace(method.cohort, clients=None))  # these are counted
     if chosen.start is not None:
         raise ConfigError("model.start: trials are about models that start anew; leave it out")
-    model = build(
-        chosen.name,
-        federation,
-        hidden=chosen.hidden,
-        input_norm=chosen.input_norm,
-        seed=chosen.seed,
-        frozen=chosen.frozen,
-        adapter_rank=chosen.adapter_rank,
-    )
+    model = model_of(chosen, federation)
     bare = plan(replace(method, placement=None, clip_rule=None), federation, model, seed=seed)
     pipeline = bare.pipeline
     if method.clip_rule is not None:

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from torch import nn
+
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic, Trust, Unit
 from fedveil.data.bought import MOST_RELEASES, SHARE, Bought, Offer
@@ -23,9 +25,9 @@ from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import default_delta
-from fedveil.recipes.sections import DataSection, Recipe
+from fedveil.recipes.sections import DataSection, ModelSection, Recipe
 
-__all__ = ["federation_of", "method_of", "offer_of", "plan_of"]
+__all__ = ["federation_of", "method_of", "model_of", "offer_of", "plan_of"]
 
 _LARGEST_BATCH = 2048  # beyond, rounding errors of a sum cost more than its records bring
 
@@ -97,13 +99,9 @@ def offer_of(recipe: Recipe, clients: int, rows: int) -> Offer | None:
     return None
 
 
-def plan_of(recipe: Recipe, federation: Federation) -> Plan:
-    """The plan of a recipe on its federation: noise calibrated, guarantee known."""
-    chosen = recipe.model
-    features = named_features(chosen.features, chosen.scales, chosen.angles, chosen.order)
-    if features is not None:
-        federation = with_features(federation, features, keep=_decoded_in_cache(recipe.data))
-    model = build(
+def model_of(chosen: ModelSection, federation: Federation) -> nn.Module:
+    """The model of a recipe as it starts, without weights from a file."""
+    return build(
         chosen.name,
         federation,
         hidden=chosen.hidden,
@@ -112,6 +110,15 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         frozen=chosen.frozen,
         adapter_rank=chosen.adapter_rank,
     )
+
+
+def plan_of(recipe: Recipe, federation: Federation) -> Plan:
+    """The plan of a recipe on its federation: noise calibrated, guarantee known."""
+    chosen = recipe.model
+    features = named_features(chosen.features, chosen.scales, chosen.angles, chosen.order)
+    if features is not None:
+        federation = with_features(federation, features, keep=_decoded_in_cache(recipe.data))
+    model = model_of(chosen, federation)
     method = method_of(with_batch(recipe, federation))
     budget = None
     if method.placement is not None:

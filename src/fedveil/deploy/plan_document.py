@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fedveil.config import recipe as recipes
-from fedveil.config.assemble import plan_of
+from fedveil.config.assemble import model_of, plan_of
 from fedveil.config.recipe import DataSection, Recipe
 from fedveil.core.canonical import canonical
 from fedveil.core.errors import ConfigError
@@ -24,7 +24,7 @@ from fedveil.deploy.facts import MAX_PLAN, Facts, plan_digest
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
-from fedveil.models.zoo import build, own_name
+from fedveil.models.zoo import own_name
 from fedveil.planning.plan import Plan
 from fedveil.recipes.sections import EngineSection, EvaluationSection
 from fedveil.secagg.aggregation import COUNT, UPDATE
@@ -109,12 +109,9 @@ def resolved(recipe: Recipe, plan: Plan) -> dict[str, Any]:
 
 def parameters(recipe: Recipe, federation: Federation) -> int:
     """How large the model would be, found without making it."""
-    chosen = recipe.model
     try:
         with torch.device("meta"):
-            module = build(
-                chosen.name, federation, hidden=chosen.hidden, input_norm=chosen.input_norm
-            )
+            module = model_of(recipe.model, federation)
     except (RuntimeError, OverflowError):
         raise ConfigError("model: its size is beyond all bounds") from None
     return sum(parameter.numel() for parameter in module.parameters())
