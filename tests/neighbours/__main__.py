@@ -21,6 +21,9 @@ from pathlib import Path
 
 from .planted.search import examine_with
 from .search import Found
+from .variants import VALUES
+
+_Work = tuple[int, tuple[int, ...], str | None]  # case, values at each place, planted bug
 
 
 @dataclass
@@ -69,13 +72,15 @@ def main() -> int:
     parser.add_argument("--first", type=int, help="number of the first case; none: a random one")
     parser.add_argument("--pairs", type=int, default=1000, help="stop after so many")
     parser.add_argument("--minutes", type=float, help="or after so long")
+    told = "at each of the three places that change: more give more pairs from one run"
+    parser.add_argument("--values", type=int, nargs=3, default=VALUES, help=told)
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--plant", help="with this bug in the program (see planted)")
     parser.add_argument("--go-on", action="store_true", help="do not stop at a violation")
     parser.add_argument("--state", type=Path, help="keep what was done here, and go on from it")
     args = parser.parse_args()
     if args.seed is not None:
-        found = examine_with((args.seed, args.plant))
+        found = examine_with((args.seed, tuple(args.values), args.plant))
         print(found, found.refused and f"refused: {found.refused}", *found.tags, sep="\n")
         print(f"{found.pairs} pairs from {found.runs} runs: {dict(found.kinds)}")
         return bool(found.violations)
@@ -131,7 +136,7 @@ def _search(args: argparse.Namespace, progress: Progress) -> int:
 
 
 def _founds(stack: ExitStack, first: int, args: argparse.Namespace) -> Iterator[Found]:
-    work = ((seed, args.plant) for seed in count(first))
+    work = ((seed, tuple(args.values), args.plant) for seed in count(first))
     if args.processes == 1:
         return map(examine_with, work)
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -139,7 +144,7 @@ def _founds(stack: ExitStack, first: int, args: argparse.Namespace) -> Iterator[
     return pool.imap(examine_with, _bounded(work), chunksize=4)
 
 
-def _bounded(work: Iterator[tuple[int, str | None]]) -> Iterator[tuple[int, str | None]]:
+def _bounded(work: Iterator[_Work]) -> Iterator[_Work]:
     """The pool reads ahead: not for ever."""
     return (item for item, _ in zip(work, range(10_000_000), strict=False))
 

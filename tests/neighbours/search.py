@@ -14,7 +14,7 @@ from .cases import RESUMED, Case, draw_case
 from .checks import Change, Violation, claimed, compare
 from .resuming import killed_and_resumed
 from .values import Client
-from .variants import coming_or_going, variants
+from .variants import VALUES, coming_or_going, variants
 from .worlds import World, play
 from .written import files_differ
 
@@ -34,16 +34,20 @@ class Found:
     tags: list[str] = field(default_factory=list)  # what the case is
     kinds: Counter[str] = field(default_factory=Counter)  # its pairs
     case: Case | None = None
+    values: tuple[int, ...] = VALUES
 
     def __str__(self) -> str:
         said = [f"[{law.law}] {which}: {law.what[:300]}" for which, law in self.violations[:6]]
         command = f"python -m tests.neighbours --seed {self.seed}"
+        if self.values != VALUES:
+            command += f" --values {' '.join(map(str, self.values))}"
         return "\n".join([f"case {self.seed}: {command}", f"  {self.case}", *said])
 
 
-def examine(seed: int) -> Found:
-    """Run the case of this number and compare it with its neighbours."""
-    found = Found(seed, case=draw_case(seed))
+def examine(seed: int, values: tuple[int, ...] = VALUES) -> Found:
+    """Run the case of this number and compare it with its neighbours, with so many values at each
+    place that changes."""
+    found = Found(seed, case=draw_case(seed), values=values)
     try:
         _examine(found, found.case)
     except Exception as error:  # whatever it is, its case must be known
@@ -60,7 +64,7 @@ def _examine(found: Found, case: Case) -> None:
     found.tags = [*_tags(case, first)]
     if not claimed(first):
         return
-    around = variants(case, first)
+    around = variants(case, first, found.values)
     worlds = {
         pick: _play(found, case, clients, first) if any(pick) else first
         for pick, clients in around.worlds()

@@ -20,7 +20,7 @@ from .checks import Change
 from .values import Client, Draw, Record, client, other_record, with_record
 from .worlds import World
 
-_VALUES = (3, 3, 2)  # at each place
+VALUES = (3, 3, 2)  # at each place
 
 Pick = tuple[int, ...]  # which value stands at each place; all 0: the case as it was drawn
 Clients = tuple[Client, ...]
@@ -94,7 +94,7 @@ class Variants:
                     yield one, two, "replaced"
 
 
-def variants(case: Case, world: World) -> Variants:
+def variants(case: Case, world: World, values_each: tuple[int, ...] = VALUES) -> Variants:
     """Worlds around one, which differ in what its guarantee is about and in who took part."""
     draw = np.random.default_rng([case.seed, 5])
     privacy_model = world.plan.privacy_model
@@ -102,7 +102,7 @@ def variants(case: Case, world: World) -> Variants:
     present = sorted({name for _, name in notes.rows} | {k[2] for k in notes.draws if k[2]})
     places: dict[tuple[str, int | None], Place] = {}
     names = draw.permutation(present)
-    for number, values in enumerate(_VALUES if present else ()):
+    for number, values in enumerate(values_each if present else ()):
         name = str(names[number % len(names)])
         if privacy_model.unit is Unit.RECORD:
             place = _record(draw, case, name, values, privacy_model.adjacency)

@@ -8,10 +8,10 @@ from ..search import Found, examine
 from .registry import PLANTED
 
 
-def examine_with(work: tuple[int, str | None]) -> Found:
+def examine_with(work: tuple[int, tuple[int, ...], str | None]) -> Found:
     """A case by its number, with the bug of this name in the program if there is a name."""
-    seed, plant = work
+    seed, values, plant = work
     with ExitStack() as stack:
         if plant is not None:
             stack.enter_context(PLANTED[plant]())
-        return examine(seed)
+        return examine(seed, values)
