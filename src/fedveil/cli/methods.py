@@ -19,16 +19,15 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         console.emit({"methods": [_document(entry) for entry in chosen]})
         return 0
-    from rich.table import Table
+    from rich.padding import Padding
+    from rich.text import Text
 
-    table = Table(show_lines=True)
-    table.add_column("method", no_wrap=True)
-    for column in ("what it does", "protects", "towards", "from"):
-        table.add_column(column, overflow="fold")
-    for entry in chosen:
-        table.add_row(entry.name, entry.what, entry.protects, entry.towards, entry.source)
     screen = console.stdout()
-    screen.print(table)
+    for entry in chosen:
+        screen.print(Text(entry.name, "bold"), Text(f"({entry.source})", "dim"), soft_wrap=True)
+        seen_by = f", from {entry.towards}" if entry.private else ""
+        for said in (entry.what, f"protects {entry.protects}{seen_by}"):
+            screen.print(Padding(Text(said), (0, 0, 0, 4), expand=False))
     if args.name is None:
         screen.print("fedveil run NAME trains the recipe of that name; fedveil methods NAME says")
         screen.print("more. A recipe's file can be copied and changed: fedveil methods NAME --json")
