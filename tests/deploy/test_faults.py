@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ import torch
 
 from fedveil.deploy import hub as hub_module
 from fedveil.deploy.courier import MemoryCourier, Unreachable
-from fedveil.deploy.envelope import unseal
+from fedveil.deploy.envelope import Message, claimed, seal, unseal
 from fedveil.deploy.guard import Guard
 from fedveil.deploy.work import Training
 from fedveil.privacy import client_events
 from fedveil.privacy.client_ledger import ClientLedger
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
-from fedveil.secagg import round_log
+from fedveil.secagg import round_log, wire
+from fedveil.secagg.errors import RuleBroken
+from fedveil.secagg.journal import Claim
+from fedveil.secagg.messages import Shares
 from tests.deploy.world import World, facts_of, recipe_of, world
 
 FOUR = {"aggregation__max_dropout": 0.25, "evaluation__every": 1}
@@ -79,10 +83,128 @@ def test_a_site_killed_at_any_leg_comes_back(
     # Killed before it was asked to join, it is told the plan again and misses nothing.
     lost = (kind, after) in (("open", True), ("train", False), ("train", True))
     assert first.dropouts.survivors == (3 if lost else 4)
+    # With its unmasking it had joined the second round, which it cannot remember.
+    joined = (kind, after) == ("unmask", True)
     assert second.dropouts is not None
-    assert second.dropouts.survivors == 4
+    assert second.dropouts.survivors == (3 if joined else 4)
     for guard in four.guards.values():
         assert list(guard.store.ledger.runs().values()) == [2]
+
+
+class Answering:
+    """A site that signs what it likes in reply to requests of one kind."""
+
+    def __init__(self, made: World, site: str, kind: str, replies: list[Message]) -> None:
+        self.made, self.site, self.kind, self.replies = made, site, kind, replies
+        made.courier.detach(site)
+        made.courier.attach(site, self.answer)
+
+    def answer(self, frame: bytes) -> bytes:
+        guard = self.made.guards[self.site]
+        if unseal(frame, [self.made.members.hub]).header["kind"] != self.kind or not self.replies:
+            return guard.answer(frame)
+        return seal(self.replies.pop(), guard.keys.identity, frame)
+
+
+def test_replies_that_are_not_what_was_asked_for_cost_their_site_its_place_and_nobody_else(
+    four: World, tmp_path: Path
+) -> None:
+    evil: list[Any] = [None, 5, {}, [[1]], [1.0], [True], [10**30, -1], [0, 1, 2]]
+    doubts = [Message({"status": "doubted", "devices": one}) for one in evil]
+    doubts += [Message({"status": "doubted"}), Message({"status": ["done"]}), Message({})]
+    Answering(four, "site-3", "confirm", doubts)
+    recipe = recipe_of(**FOUR, training__rounds=10)
+    for report in four.hub().start(recipe, facts_of(four.data), tmp_path / "run"):
+        assert report.dropouts is not None
+        assert not report.dropouts.not_released
+    assert doubts == []
+
+
+def test_a_site_that_lies_about_its_keys_costs_the_others_nothing(
+    four: World, tmp_path: Path
+) -> None:
+    """It signs another fingerprint of the key that it shares with the first site. That one sees
+    the signature and leaves out their mask; the liar hears the truth and does not go on."""
+
+    def answer(frame: bytes) -> bytes:
+        guard, name = four.guards["site-3"], "site-3"
+        reply = unseal(guard.answer(frame), [four.members.sites[name]], frame)
+        if claimed(frame).header["kind"] == "open":
+            told = wire.parse(reply.part(), Shares)
+            checks = bytes([told.checks[0] ^ 1]) + told.checks[1:]
+            lie = wire.seal(replace(told, checks=checks), guard.keys.identity)
+            reply = Message(reply.header, (lie,))
+        return seal(reply, guard.keys.identity, frame)
+
+    four.courier.detach("site-3")
+    four.courier.attach("site-3", answer)
+    run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
+    for report in run:
+        assert report.dropouts is not None
+        assert (report.dropouts.survivors, report.dropouts.not_released) == (3, "")
+
+
+def test_an_upload_of_the_wrong_length_is_left_out(four: World, tmp_path: Path) -> None:
+    wrong = [(), (b"",), (bytes(7),), (bytes(8 * 10**4),)]
+    Answering(four, "site-3", "train", [Message({"status": "done"}, parts) for parts in wrong])
+    local = {"training__method": "client-noise", "aggregation__secure": None}
+    recipe = recipe_of(**local, training__rounds=4)
+    run = four.hub().start(recipe, facts_of(four.data), tmp_path / "run")
+    assert [report.round_number for report in run] == [1, 2, 3, 4]
+    assert not torch.equal(run.state.weights, run.plan.start)
+
+
+class Counting(MemoryCourier):
+    """Counts the legs of each kind, but not requests to a site that is still at work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.legs: dict[bytes, str] = {}
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
+        for frame in frames.values():
+            message = claimed(frame)
+            about = f"{message.header.get('round')} {message.header.get('purpose')}"
+            self.legs[frame] = f"{message.header['kind']} {about}"
+        return super().ask(frames, seconds)
+
+
+def test_sites_join_the_next_round_while_they_unmask_this_one(tmp_path: Path) -> None:
+    courier = Counting()
+    made = world(tmp_path, sites=4, courier=courier)
+    try:
+        refusing = made.guards["site-3"]
+        claim = refusing.store.claim
+
+        def claimed_but_once(wanted: Claim) -> int:
+            if wanted.round_number == 1 and not refused:
+                refused.append(wanted.round_number)
+                raise RuleBroken("not now")
+            return claim(wanted)
+
+        refused: list[int] = []
+        refusing.store.claim = claimed_but_once  # type: ignore[method-assign]
+        hub = made.hub()
+        run = hub.start(recipe_of(**FOUR, training__rounds=5), facts_of(made.data), tmp_path / "a")
+        for report in run:
+            assert report.dropouts is not None
+            assert (report.dropouts.survivors, report.dropouts.not_released) == (4, "")
+            if report.round_number == 3:
+                break
+            hub.stopping = lambda: run.state.rounds == 2  # in the third round
+        run.close()
+        legs = set(courier.legs.values())
+        # The first round is opened by itself; one site had refused to join the second so early.
+        assert {leg for leg in legs if leg.startswith("open")} == {"open 0 update", "open 1 update"}
+        asked = [leg for leg in courier.legs.values() if leg == "open 1 update"]
+        assert (len(asked), refused) == (1, [1])
+        assert {f"unmask {number} update" for number in range(3)} <= legs
+        # Nobody has paid for a round that a stopped run does not come to.
+        assert list((tmp_path / "a" / "rounds").iterdir()) == []
+        for guard in made.guards.values():
+            assert list(guard.store.ledger.runs().values()) == [3]
+    finally:
+        made.close()
 
 
 def test_too_few_sites_release_nothing_and_are_not_charged(tmp_path: Path) -> None:

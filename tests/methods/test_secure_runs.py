@@ -240,10 +240,10 @@ def test_nobody_lost_costs_no_noise() -> None:
 
 
 def test_noise_counts_the_smallest_group_that_a_lying_server_can_single_out() -> None:
-    """10 % colluders and 10 % losses of 100: docs/secagg.md gives degree 44, group 24."""
+    """10 % colluders and 10 % losses of 100: docs/secagg.md gives degree 42, group 23."""
     sparse = Aggregation(max_dropout=0.1, sparse=True).resolve("x", 100, 10)
-    assert sparse.params.topology(100).degree == 44
-    assert sparse.honest_shares == sparse.params.honest_shares == 24
+    assert sparse.params.topology(100).degree == 42
+    assert sparse.honest_shares == sparse.params.honest_shares == 23
     trusting = Aggregation(max_dropout=0.1, sparse=True, honest_server=True).resolve("x", 100, 10)
     complete = Aggregation(max_dropout=0.1).resolve("x", 100, 10)
     assert trusting.honest_shares == complete.honest_shares == 80

@@ -128,6 +128,10 @@ class Fuzzer:
                 here = restarted(here)
             here.close_sharing()
             for i in here.sharers:
+                for shown in here.odds_for(i):
+                    self.attack(rounds[i].take_odds, shown)
+                    if not self._refused(lambda i=i, s=shown: rounds[i].take_odds(s)):
+                        assert i == culprit, "an honest device does not see that its neighbour lies"
                 frame = here.sharers_for(i)
                 self.attack(rounds[i].take_sharers, frame)
                 if self._refused(lambda i=i, f=frame: rounds[i].take_sharers(f)) and not lost():
@@ -154,7 +158,8 @@ class Fuzzer:
             self.seen["released"] += 1
         except NotReleased:
             self.seen["not released"] += 1
-        assert {fault.device for fault in here.faults} | here.unsigned <= {culprit}, "wrong blame"
+        blamed = {fault.device for fault in here.faults} | here.unsigned | here.suspects
+        assert blamed <= {culprit}, "wrong blame"
         here.discard_log()
         self.seen["rounds"] += 1
         assert time.process_time() - start < SLOWEST, "a round hangs"

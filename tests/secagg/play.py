@@ -112,7 +112,15 @@ class Play:
                 self.rounds[device] = self.cast.devices[device].join(self.server.plan)
                 self.send(self.rounds[device].shares)
         self.server.close_sharing()
+        self.take_sharers()
+
+    def take_sharers(self) -> None:
         for device in self.server.sharers:
+            for shown in self.server.odds_for(device):
+                if self.server.dealt_by(device) == self.rounds[device].shares:
+                    self.rounds[device].take_odds(shown)
+                else:  # it has lied itself, and plays along
+                    self.rounds[device]._liars.add(wire.head(shown).device)
             self.rounds[device].take_sharers(self.server.sharers_for(device))
 
     def upload(

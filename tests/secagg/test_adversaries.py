@@ -25,6 +25,7 @@ from fedveil.secagg.errors import (
 from fedveil.secagg.graph import Graph
 from fedveil.secagg.masks import apply_masks
 from fedveil.secagg.messages import Confirm, Confirmed, Masked, Sharers, Shares, Survivors, Unmask
+from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.recovery import Recovery
 from fedveil.secagg.topology import choose
 from tests.secagg.play import assemble, peek, plain_sum, small_vectors
@@ -450,7 +451,7 @@ def test_devices_told_of_different_sharers_do_not_unmask_each_other():
             play.rounds[device].confirm(play.server.survivors_for(device))
 
 
-@pytest.mark.parametrize("large_groups", [None, 0])
+@pytest.mark.parametrize("large_groups", [False, True])
 def test_splitting_the_circle_never_shows_a_sum_of_fewer_than_the_stated_group(large_groups):
     # A model of the rules on a sparse graph: the server tells arcs of the circle different lists.
     cohort, losses = 60, 6
@@ -499,6 +500,226 @@ def test_splitting_the_circle_never_shows_a_sum_of_fewer_than_the_stated_group(l
         shown += [len(c) for c in nx.connected_components(kept) if c <= self_known]
     assert shown  # some of these lies do yield a sum
     assert min(shown) >= found.smallest_group(cohort)
+
+
+class TwoFaced:
+    """A server that lies to the devices of one sparse round, with colluders that help it.
+
+    Every device is a real state machine, and what is counted are shares that really left. The
+    circle is cut into arcs; each arc is told its own lists. Colluders confirm any list, and give
+    both kinds of share.
+    """
+
+    def __init__(self, cast, play, colluders, rng: random.Random) -> None:
+        self.cast, self.play, self.colluders, self.rng = cast, play, colluders, rng
+        self.layout, self.threshold = play.server.layout, play.server.layout.plan.threshold
+        members = self.layout.plan.members
+        self.circle = [members[place] for place in self.layout.graph._order.tolist()]
+
+    def arcs(self, count: int) -> dict[int, int]:
+        """By device, the arc in which it stands."""
+        n = len(self.circle)
+        cuts = sorted(self.rng.sample(range(n), count))
+        return {
+            device: sum(place >= cut for cut in cuts) % count
+            for place, device in enumerate(self.circle)
+        }
+
+    def without_arc(self, most: int) -> frozenset[int]:
+        """Everybody but the devices of a short arc, or some anywhere."""
+        n, size = len(self.circle), self.rng.randint(0, most)
+        start = self.rng.randrange(n)
+        gone = {self.circle[(start + i) % n] for i in range(size)}
+        if self.rng.random() < 0.3:
+            gone = set(self.rng.sample(self.circle, size))
+        return frozenset(self.circle) - gone
+
+    def told(self, count: int, most: int) -> dict[int, frozenset[int]]:
+        arcs, lists = self.arcs(count), [self.without_arc(most) for _ in range(count)]
+        return {device: lists[arc] for device, arc in arcs.items()}
+
+    def share(self, told: dict[int, frozenset[int]]) -> None:
+        """Each device learns of its own list of sharers, and masks."""
+        play, near = self.play, self.layout.graph.neighbours
+        for device in self.cast.ids:
+            play.rounds[device] = self.cast.devices[device].join(play.server.plan)
+            play.send(play.rounds[device].shares)
+        play.server.close_sharing()
+        self.vectors: dict[int, Masked] = {}
+        self.masked_for: dict[int, frozenset[int]] = {}
+        for device in self.cast.ids:
+            message = peek(play.server.sharers_for(device), Sharers)
+            listed = told[device] | {device}
+            kept = [rank for rank, n in enumerate(near(device)) if n in listed]
+
+            def cut(joined: bytes, size: int, kept=kept) -> bytes:
+                return b"".join(joined[size * rank :][:size] for rank in kept)
+
+            lie = replace(
+                message,
+                present=play.bitmap(listed),
+                nonces=cut(message.nonces, 16),
+                sealed=cut(message.sealed, 64),
+                marks=cut(message.marks, 32),
+            )
+            try:
+                play.rounds[device].take_sharers(play.lie(lie))
+            except RuleBroken:
+                continue
+            self.vectors[device] = peek(play.rounds[device].mask(VECTORS(device)), Masked)
+            self.masked_for[device] = listed
+
+    def finish(self, told: dict[int, frozenset[int]]) -> dict[int, tuple[frozenset[int], Unmask]]:
+        """Each device learns of its own list of survivors; what those that act on it answer."""
+        play, layout, confirmed = self.play, self.layout, {}
+        for device in self.vectors:
+            one = play.rounds[device]
+            listed = (told[device] | {device}) & self.masked_for[device]
+            alive = [n for n in one._partners if n in listed]
+            tags = b"".join(self._tag_of(n, device) for n in alive)
+            lie = Survivors(layout.digest, device, play.bitmap(listed), tags, (), b"")
+            try:
+                frame = one.confirm(play.lie(lie))
+            except SecureAggregationError:
+                continue
+            confirmed[device] = (listed, peek(frame, Confirm), alive)
+        answers = {}
+        frames = {d: self._shown(d, *confirmed[d][:2], confirmed) for d in confirmed}
+        for device, frame in frames.items():
+            try:
+                reply = play.rounds[device].unmask(frame)
+            except SecureAggregationError:
+                continue
+            answers[device] = (confirmed[device][0], peek(reply, Unmask))
+        return {d: found for d, found in answers.items() if d not in self.colluders}
+
+    def _tag_of(self, author: int, device: int) -> bytes:
+        """The upload tag that one device made for another, if it did."""
+        partners = self.play.rounds[author]._partners
+        if author not in self.vectors or device not in partners:
+            return bytes(16)
+        return self.vectors[author].tags[16 * partners.index(device) :][:16]
+
+    def _shown(self, device: int, listed, own: Confirm, confirmed) -> bytes:
+        """Every tag that can be had for this device's list."""
+        one, tags, shown = self.play.rounds[device], b"", []
+        for n in one._partners:
+            if n not in listed:
+                continue
+            if n in self.colluders and n in self.play.rounds:
+                tags += self.play.rounds[n]._tag(device, b"confirm", n, own.survivors)
+                shown.append(n)
+            elif n in confirmed and confirmed[n][1].survivors == own.survivors:
+                tags += confirmed[n][1].tags[16 * confirmed[n][2].index(device) :][:16]
+                shown.append(n)
+        message = Confirmed(self.layout.digest, device, self.play.bitmap(shown), tags)
+        return self.play.lie(message)
+
+    def learnt(self, answers) -> tuple[set[int], set[int]]:
+        """Honest devices whose own mask, and whose pair masks, can be computed."""
+        both = []
+        for survived in (True, False):
+            found = set()
+            for device in set(self.vectors) - self.colluders:
+                near = self.layout.graph.neighbours(device)
+                gave = sum(
+                    n in answers
+                    and device in self.play.rounds[n]._partners
+                    and (device in answers[n][0]) == survived
+                    for n in near
+                )
+                if gave + len(self.colluders & set(near)) >= self.threshold:
+                    found.add(device)
+            both.append(found)
+        return both[0], both[1]
+
+    def groups(self, own: set[int], lost: set[int]) -> list[set[int]]:
+        """Sets of honest devices whose sum shows: no mask that is unknown leaves them."""
+        honest = set(self.vectors) - self.colluders - lost
+        joined = nx.Graph()
+        joined.add_nodes_from(honest)
+        hidden = honest - own
+        for device in honest:
+            for n in self.play.rounds[device]._partners:
+                if n in self.colluders or n in lost:
+                    continue  # that mask is known
+                if n in honest and device in self.play.rounds[n]._partners:
+                    joined.add_edge(device, n)
+                else:  # nobody else applied it: it hides this device for ever
+                    hidden.add(device)
+        return [c for c in nx.connected_components(joined) if not c & hidden]
+
+
+def test_no_lie_on_a_sparse_graph_shows_both_masks_of_a_device_or_a_small_group():
+    # As above on complete graphs, with real devices: the server tells arcs of the circle different
+    # lists of sharers, of survivors, or both, and a colluder helps it.
+    rng = random.Random(3)
+    cast = assemble(100, min_honest=90, colluders=1, max_dropout=0.05)
+    most, everybody = cast.params.losses(100), frozenset(cast.ids)
+    assert cast.params.topology(100).degree == 14
+    acted, shown = set(), []
+    for round_number, (sharers, survivors) in enumerate(((1, 1), (1, 2), (1, 3), (2, 1), (2, 2))):
+        server = TwoFaced(cast, cast.play(round_number), {rng.choice(cast.ids)}, rng)
+        told = server.told(sharers, most // 2)
+        server.share(told if sharers > 1 else dict.fromkeys(cast.ids, everybody))
+        answers = server.finish(server.told(survivors, most))
+        own, lost = server.learnt(answers)
+        assert not own & lost
+        acted.add(len({listed for listed, _ in answers.values()}))
+        shown.append([len(group) for group in server.groups(own, lost)])
+    assert acted >= {1, 2}  # some lies make devices act on different lists
+    assert shown[0]
+    assert min(min(sizes, default=100) for sizes in shown) >= cast.params.counted(100) >= 40
+
+
+@pytest.fixture(scope="module")
+def large():
+    return assemble(300, min_honest=270, max_dropout=0.1)
+
+
+def cut_circle(cast, round_number: int) -> list[int]:
+    """The server calls two blocks of degree/2 neighbours lost, which cuts the circle of masks in
+    two. The sizes of the groups whose sums show."""
+    server = TwoFaced(cast, cast.play(round_number), set(), random.Random(4))
+    everybody, half = frozenset(cast.ids), server.layout.plan.degree // 2
+    assert 2 * half <= cast.params.losses(300)
+    server.share(dict.fromkeys(cast.ids, everybody))
+    gone = {*server.circle[:half], *server.circle[150 : 150 + half]}
+    answers = server.finish(dict.fromkeys(cast.ids, everybody - gone))
+    own, lost = server.learnt(answers)
+    assert not own & lost
+    return [len(group) for group in server.groups(own, lost)]
+
+
+def test_cutting_the_circle_of_masks_in_two_shows_neither_half(large):
+    assert cut_circle(large, 1) == []
+
+
+def with_threshold(monkeypatch, threshold: int) -> None:
+    """Devices and server that agree on a threshold below the one that their terms ask for."""
+    usual = SecAggParams.topology
+    monkeypatch.setattr(SecAggParams, "check", lambda *_: None)
+    monkeypatch.setattr(
+        SecAggParams, "topology", lambda self, n: replace(usual(self, n), threshold=threshold)
+    )
+
+
+def test_control_with_a_low_threshold_the_same_cut_shows_both_halves(large, monkeypatch):
+    with_threshold(monkeypatch, 7)
+    assert cut_circle(large, 2) == [135, 135]
+
+
+def test_control_with_a_low_threshold_different_lists_show_both_masks(monkeypatch):
+    with_threshold(monkeypatch, 4)
+    cast = assemble(40, min_honest=10, colluders=1, max_dropout=0.2)
+    server = TwoFaced(cast, cast.play(), {10}, random.Random(5))
+    everybody = frozenset(cast.ids)
+    server.share(dict.fromkeys(cast.ids, everybody))
+    # Half of the circle hears that eight devices next to the cut are lost, the others do not.
+    half, gone = set(server.circle[:20]), frozenset(server.circle[20:28])
+    told = {device: everybody - gone if device in half else everybody for device in cast.ids}
+    own, lost = server.learnt(server.finish(told))
+    assert own & lost
 
 
 def test_every_frame_of_a_round_hides_the_secrets_it_carries():

@@ -123,3 +123,30 @@ def test_a_slipped_in_chunk_costs_a_second_try_and_nothing_else():
             whole = assembler.take(i, chunk)
         play.server.receive(whole)
     finish(cast, play)
+
+
+def test_a_first_chunk_that_comes_twice_does_not_start_the_frame_again():
+    cast, play, frames = uploading()
+    assembler = Assembler(play.server.expects, 10**6, 1000)
+    first, second, *rest = chunks(frames[10], 1000)
+    for chunk in (first, second, first, second, *rest[:-1]):
+        assert assembler.take(10, chunk) is None
+    assert assembler.take(10, rest[-1]) == frames[10]
+    assert assembler.held == 0
+    # Another frame of the device begins anew, and so does one in which bytes were wrong.
+    other = cast.play(round_number=2)
+    fresh = Assembler(lambda _: len(frames[10]), 10**6, 1000)
+    fresh.take(10, first)
+    fresh.take(10, second)
+    begun = frames[10][:6] + bytes([frames[10][6]]) + other.server.plan[7:1000]
+    fresh.take(10, bytes(8) + begun[:7] + frames[10][7:14] + begun[14:])
+    assert fresh.held < 1000
+    with pytest.raises(OutOfTurn):
+        fresh.take(10, rest[0])
+    for chunk in (first, second[:8] + bytes(1000)):
+        fresh.take(10, chunk)
+    with pytest.raises(OutOfTurn, match="from its start"):
+        fresh.take(10, second)
+    for chunk in (first, second, *rest):
+        whole = fresh.take(10, chunk)
+    assert whole == frames[10]

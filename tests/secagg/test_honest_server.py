@@ -163,9 +163,7 @@ def test_the_masks_of_honest_survivors_hang_together_as_often_as_stated():
 
 
 def test_the_published_numbers():
-    found = topology.choose(
-        1000, 50, 100, security_failure=2.0**-64, recovery_failure=2.0**-20, large_groups=None
-    )
+    found = topology.choose(1000, 50, 100, security_failure=2.0**-64, recovery_failure=2.0**-20)
     assert (found.degree, found.threshold) == (86, 59)
     assert found.masks < 36
     assert found.security_failure <= 2.0**-64

@@ -152,7 +152,20 @@ def test_without_cards_or_with_those_of_others_nobody_joins(cast):
     newer = cast.devices[neighbour].keys.renewed().card()
     with pytest.raises(ForeignKey, match="not the ones this device knows"):
         joined(cast, 100, plan, lie(cards=message.cards + newer))
-    joined(cast, 100, plan, frame)
+    # Whatever it was shown, a device keeps no card of a round that it has not joined: else the
+    # newer one would make it refuse this plan.
+    one = alone(cast, 100)
+    for changes in ({"cards": message.cards + newer}, {"proof": bytes(32) + message.proof[32:]}):
+        with pytest.raises(ForeignKey):
+            one.join(plan, lie(**changes))
+        assert len(one.roster) == 1
+    one.join(plan, frame)
+    late = alone(cast, 110)
+    late.join(other.server.plan, cast.server.cards_for(other.server, 110))
+    known = len(late.roster)
+    with pytest.raises(RuleBroken, match="numbers only rise"):
+        late.join(plan, cast.server.cards_for(play.server, 110))
+    assert len(late.roster) == known
 
 
 def test_an_old_card_in_the_tree_is_noticed_by_its_owner(cast):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 from fedveil.core.errors import ConfigError
 from fedveil.secagg import pairs, wire
 from fedveil.secagg.blame import Fault, Wrong, given, proven
+from fedveil.secagg.derive import id_bytes
 from fedveil.secagg.errors import Doubted, Forged, NotReleased, OutOfTurn, RuleBroken
 from fedveil.secagg.messages import Confirm, Disclosure, Masked, Sharers, Shares, Survivors, Unmask
 from fedveil.secagg.shares import split
@@ -39,8 +41,7 @@ def shared(cast, spoil=lambda play, device, frame: frame, culprits=(BAD,), **det
         frame = play.rounds[device].shares
         play.send(spoil(play, device, frame) if device in culprits else frame)
     play.server.close_sharing()
-    for device in play.server.sharers:
-        play.rounds[device].take_sharers(play.server.sharers_for(device))
+    play.take_sharers()
     return play
 
 
@@ -102,6 +103,39 @@ def test_a_wrong_share_under_no_signature_costs_its_sender_its_place_all_the_sam
     assert cast.server.judge(play.server) == [BAD]
 
 
+def test_a_dealer_that_copies_a_mark_frames_no_holder():
+    # Dealer 10 signs a second `Shares` in which its mark for 30 is the one that 20 made for 30.
+    # Whatever is put together of that and of what 30 signed, 30 has answered properly.
+    cast = assemble(6, min_honest=3, colluders=1)
+    play = shared(cast)
+    assert np.array_equal(finished(play), plain_sum(VECTORS, cast.ids))
+    layout, holder, dealer, copied = play.server.layout, 30, 10, 20
+    unmask = next(f for f in play.frames if f[5] == Unmask.KIND and wire.head(f).device == holder)
+    dealt = {d: peek(play.server.dealt_by(d), Shares) for d in cast.ids}
+
+    def mark(d: int) -> bytes:
+        at = 32 * layout.rank(d, holder)
+        return dealt[d].marks[at : at + 32]
+
+    near = layout.graph.neighbours(holder)
+    changed = bytearray(dealt[dealer].marks)
+    at = 32 * layout.rank(dealer, holder)
+    changed[at : at + 32] = mark(copied)
+    forged = wire.seal(
+        replace(dealt[dealer], marks=bytes(changed)), cast.devices[dealer].keys.identity
+    )
+    ids = b"".join(id_bytes(d) for d in near)
+    swapped = ids[8:16] + ids[:8] + ids[16:]
+    marks = b"".join(map(mark, near))
+    for about, frames, values in itertools.product(
+        cast.ids,
+        ((unmask,), (forged, unmask), (unmask, forged), (play.server.dealt_by(dealer), unmask)),
+        ((marks,), (ids, marks), (swapped, marks), (marks, ids), (ids, mark(copied) + marks[32:])),
+    ):
+        fault = Fault(holder, about, Wrong.SHARE, layout.digest, frames, values)
+        assert not proven(fault, layout, play.server.identities)
+
+
 def test_as_many_wrong_shares_as_the_threshold_leaves_over_do_not_matter():
     cast = assemble(9, min_honest=3, max_dropout=0.3)  # threshold 5 of 8
     play = cast.play()
@@ -150,76 +184,156 @@ def test_random_checks_cost_their_sender_its_place_and_nobody_else():
         cast.play(round_number=9)
 
 
-def one_check(victim: int):
+def one_check(victim: int, field: str = "checks"):
     def spoil(play, device: int, frame: bytes) -> bytes:
-        checks = bytearray(peek(frame, Shares).checks)
-        checks[16 * play.server.layout.rank(device, victim)] ^= 1
-        return resend(play, device, frame, checks=bytes(checks))
+        said, layout = bytearray(getattr(peek(frame, Shares), field)), play.server.layout
+        rank = layout.rank if field == "checks" else layout.mask_rank
+        said[16 * rank(device, victim)] ^= 1
+        return resend(play, device, frame, **{field: bytes(said)})
 
     return spoil
 
 
-def test_two_at_odds_lose_the_mask_between_them_and_both_stay():
+@pytest.mark.parametrize("field", ["checks", "roots"])
+def test_two_at_odds_lose_the_mask_between_them_and_both_stay(field):
     cast = assemble(8, min_honest=4, max_dropout=0.25)
-    play = shared(cast, one_check(20))
+    play = shared(cast, one_check(20, field))
     assert play.server.sharers == cast.ids
     assert 20 not in play.rounds[BAD]._partners
     assert BAD not in play.rounds[20]._partners
     assert np.array_equal(finished(play), plain_sum(VECTORS, cast.ids))
+    assert play.server.odds == {20: {BAD}, BAD: {20}}
     assert not play.server.suspects
     assert not play.server.faults
     # The same with either of them lost: nobody had applied that mask.
     for round_number, lost in ((2, 20), (3, BAD)):
-        play = shared(cast, one_check(20), round_number=round_number)
+        play = shared(cast, one_check(20, field), round_number=round_number)
         total = finished(play, {lost})
         assert np.array_equal(total, plain_sum(VECTORS, set(cast.ids) - {lost}))
 
 
-def without_first(message: Sharers, count: int) -> Sharers:
-    """The first neighbours are to be left out."""
-    return replace(
-        message,
-        off=bytes([(1 << count) - 1]),
-        nonces=message.nonces[16 * count :],
-        sealed=message.sealed[64 * count :],
-        marks=message.marks[32 * count :],
-    )
-
-
-def test_a_device_leaves_out_no_more_masks_than_its_terms_allow():
-    cast = assemble(8, min_honest=4, max_dropout=0.25)  # one
-    play = shared(cast)
-    fresh = cast.play(round_number=2)
-    for device in cast.ids:
-        fresh.rounds[device] = cast.devices[device].join(fresh.server.plan)
-        fresh.send(fresh.rounds[device].shares)
-    fresh.server.close_sharing()
-    message = peek(fresh.server.sharers_for(10), Sharers)
-    two = without_first(message, 2)
-    with pytest.raises(RuleBroken, match="2 pair masks are to be left out, at most 1"):
-        fresh.rounds[10].take_sharers(fresh.lie(two))
-    one = without_first(message, 1)
-    fresh.rounds[10].take_sharers(fresh.lie(one))
-    assert play.server.sharers == cast.ids
-
-
-def test_survivors_whose_tag_was_not_seen_do_not_count_for_the_noise():
-    # A server that has every device leave out the mask with 20 could claim that 20 survived.
-    cast = assemble(6, min_honest=5, max_dropout=1 / 6)
+def test_a_device_leaves_out_a_mask_only_if_the_neighbour_itself_signed_other_keys():
+    cast = assemble(8, min_honest=4, max_dropout=0.25)
     play = cast.play()
     for device in cast.ids:
         play.rounds[device] = cast.devices[device].join(play.server.plan)
-        play.send(play.rounds[device].shares)
+        frame = play.rounds[device].shares
+        play.send(one_check(10)(play, device, frame) if device == 20 else frame)
     play.server.close_sharing()
-    message = peek(play.server.sharers_for(10), Sharers)
-    lie = without_first(message, 1)
-    play.rounds[10].take_sharers(play.lie(lie))
-    play.rounds[10].mask(VECTORS(10))
-    layout = play.server.layout
-    listed = play.bitmap({10, 20, 30, 40, 50})  # five survive, four have shown it
-    told = Survivors(layout.digest, 10, listed, bytes(16 * 3), (), b"")
-    with pytest.raises(RuleBroken, match="4 survivors have shown that they masked, need 5"):
-        play.rounds[10].confirm(play.lie(told))
+    victim, message = play.rounds[10], peek(play.server.sharers_for(10), Sharers)
+    with pytest.raises(RuleBroken, match=r"mask with device 20 .* nothing shows that it lies"):
+        victim.take_sharers(play.server.sharers_for(10))
+    for proper in (play.rounds[20].shares, play.server.dealt_by(30)):
+        with pytest.raises(RuleBroken, match="agrees with this one"):
+            victim.take_odds(proper)
+    (shown,) = play.server.odds_for(10)
+    assert victim.expects(shown[: wire.HEADER]) == len(shown)
+    forged = bytearray(shown)
+    forged[-1] ^= 1
+    with pytest.raises(Forged):
+        victim.take_odds(bytes(forged))
+    other = cast.play(round_number=2).server.plan
+    with pytest.raises(OutOfTurn):
+        victim.take_odds(cast.devices[20].join(other).shares)
+    victim.take_odds(shown)
+    with pytest.raises(RuleBroken, match="mask with device 30"):
+        victim.take_sharers(play.lie(without_two(message)))
+    victim.take_sharers(play.server.sharers_for(10))
+    victim.take_odds(shown)  # once more changes nothing
+    assert 20 not in victim._partners
+
+
+def without_two(message: Sharers) -> Sharers:
+    """The first neighbour is left out already; the second is to be as well."""
+    return replace(
+        message,
+        off=b"\x03",
+        nonces=message.nonces[16:],
+        sealed=message.sealed[64:],
+        marks=message.marks[32:],
+    )
+
+
+@pytest.mark.parametrize("colluders", [0, 1])
+def test_liars_beyond_those_that_may_collude_do_not_count_for_the_noise(colluders):
+    cast = assemble(6, min_honest=5 - colluders, colluders=colluders, max_dropout=1 / 6)
+    play = shared(cast, one_check(10), culprits=(20,))
+    play.upload(VECTORS, silent={60})
+    told = play.server.survivors_for(10)  # five, as many as are needed, but one of them lies
+    if colluders:
+        play.rounds[10].confirm(told)
+    else:
+        with pytest.raises(RuleBroken, match="4 survivors may be honest or collude, need 5"):
+            play.rounds[10].confirm(told)
+
+
+@pytest.mark.parametrize("honest_server", [True, False], ids=["honest", "lying"])
+def test_as_many_liars_as_may_collude_put_no_honest_device_out_of_a_round(honest_server):
+    # They flip their checks about one chosen device.
+    cast = assemble(40, min_honest=20, colluders=3, max_dropout=0.1, honest_server=honest_server)
+    victim, graphs = 300, []
+    for round_number in (1, 2):
+        play = cast.play(round_number)
+        layout = play.server.layout
+        assert layout.plan.degree < 39
+        graphs.append(layout.graph.neighbours(victim))
+        liars = set(graphs[0][:3])
+        for device in cast.ids:
+            play.rounds[device] = cast.devices[device].join(play.server.plan)
+            frame = play.rounds[device].shares
+            lies = device in liars & set(graphs[-1])
+            play.send(one_check(victim)(play, device, frame) if lies else frame)
+        play.server.close_sharing()
+        assert play.server.sharers == cast.ids
+        play.take_sharers()
+        assert not liars & set(play.rounds[victim]._partners)
+        assert np.array_equal(finished(play), plain_sum(VECTORS, cast.ids))
+        assert not play.server.suspects
+        assert cast.server.judge(play.server) == []
+    assert graphs[0] != graphs[1]  # one in which devices were at odds is not used again
+
+
+def test_who_contradicts_more_devices_than_may_collude_is_found_out_over_the_rounds():
+    # One lie a round, about another neighbour each time: never enough in one round.
+    cast = assemble(9, min_honest=3, colluders=2, max_dropout=0.2)
+    gone = []
+    for round_number, victim in enumerate((10, 20, 30, 40, 60)):
+        play = shared(cast, one_check(victim), round_number=round_number)
+        assert not play.server.suspects
+        assert np.array_equal(finished(play), plain_sum(VECTORS, cast.ids))
+        gone.append(cast.server.judge(play.server))
+    assert gone == [[], [], [], [], [BAD]]  # the third victim is one too many; three such rounds
+
+
+def test_a_device_that_is_left_too_few_holders_by_liars_sits_the_round_out_and_is_not_blamed():
+    # Seven devices, threshold 5 of 6: two liars leave 10 with four holders of its shares, and no
+    # sum could be had if it stayed.
+    cast = assemble(7, min_honest=3, colluders=2, max_dropout=1 / 7)
+    play = shared(cast, one_check(10), culprits=(20, 30))
+    assert play.server.layout.plan.threshold == 5
+    assert set(cast.ids) - set(play.server.sharers) == {10}
+    assert np.array_equal(finished(play), plain_sum(VECTORS, play.server.sharers))
+    assert not play.server.suspects
+
+
+def test_doubts_that_are_made_up_harm_nobody_but_who_makes_them():
+    for details in (
+        {"count": 40, "min_honest": 10, "colluders": 2, "max_dropout": 0.2},
+        {"count": 12, "min_honest": 3, "colluders": 4},
+    ):
+        cast = assemble(**details)
+        liars = cast.ids[:2]
+        for round_number in (1, 2, 3):
+            play = shared(cast, round_number=round_number)
+            play.upload(VECTORS)
+            for liar in liars:
+                told = play.server.survivors_for(liar, [*cast.ids, 5, -1])
+                near = play.server.layout.graph.neighbours(liar)
+                assert peek(told, Survivors).doubted == near
+            play.confirm()
+            assert np.array_equal(play.unmask(), plain_sum(VECTORS, cast.ids))
+            gone = cast.server.judge(play.server)
+        assert gone == liars
 
 
 def test_bad_tags_stop_nobody_and_make_their_sender_suspect():
@@ -372,7 +486,7 @@ def test_a_complaint_about_proper_shares_proves_nothing():
         if device == BAD:  # says that 10 had sealed nonsense to it
             kept, bad = play.server._kept, np.zeros(5, dtype=np.bool_)
             bad[0] = True  # its first neighbour
-            accepted = kept.accepted(kept.places[BAD], bad)
+            accepted = kept.layout.accepted(*kept.accepted(kept.places[BAD], bad))
             answers = peek(frame, Unmask).answers[32:]
             frame = resend(play, BAD, frame, bad=b"\x01", accepted=accepted, answers=answers)
         play.send(frame)
@@ -485,7 +599,7 @@ def test_a_disclosure_out_of_place_is_refused():
 
 @pytest.mark.parametrize("round_number", range(6))
 def test_a_sparse_round_survives_every_kind_of_poison(round_number):
-    cast = assemble(40, min_honest=10, colluders=2, max_dropout=0.2, dropped_edges=2)
+    cast = assemble(40, min_honest=10, colluders=2, max_dropout=0.2)
     spoil = (random_checks, one_check, garbage_seals, None, None, None)[round_number]
     play = cast.play(round_number=round_number)
     neighbours = play.server.layout.graph.neighbours(BAD)
@@ -499,8 +613,7 @@ def test_a_sparse_round_survives_every_kind_of_poison(round_number):
         frame = play.rounds[device].shares
         play.send(spoil(play, device, frame) if device == BAD and spoil else frame)
     play.server.close_sharing()
-    for device in play.server.sharers:
-        play.rounds[device].take_sharers(play.server.sharers_for(device))
+    play.take_sharers()
     play.upload(VECTORS, silent=set(cast.ids[-3:]))
     play.confirm()
     for device in play.server.confirmed:

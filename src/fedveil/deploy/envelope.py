@@ -50,6 +50,13 @@ class Message:
             raise BadFrame(f"message: {name} must be text")
         return value
 
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers of the header."""
+        value = self.header.get(name)
+        if type(value) is not list or not all(type(one) is int for one in value):
+            raise BadFrame(f"message: {name} must be a list of whole numbers")
+        return tuple(value)
+
     def part(self, at: int = 0) -> bytes:
         if at >= len(self.parts):
             raise BadFrame(f"message: part {at + 1} is missing")

@@ -11,6 +11,7 @@ with the reason.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
@@ -48,6 +49,8 @@ from fedveil.secagg.wire import MAX_FRAME, read
 if TYPE_CHECKING:
     from fedveil.deploy.examiner import Examiner
     from fedveil.deploy.work import Work
+
+_log = logging.getLogger(__name__)
 
 ACCEPT = b"fedveil accepts plan "
 MOST_RUNS = 4  # in memory
@@ -286,6 +289,8 @@ class Guard(Responder):
         if digest not in run.computing:
             if run.participant is not None:
                 device = self._joined(run, request)
+                for shown in request.parts[2:]:
+                    device.take_odds(shown)
                 device.take_sharers(request.part())
                 started = self._pool.submit(self._masked, run.work, device, request)
             else:
@@ -321,8 +326,17 @@ class Guard(Responder):
             return Message({"status": "doubted", "devices": list(doubt.devices)})
 
     def _unmask(self, run: _Run, request: Message, digest: bytes) -> Message:
-        device = self._joined(run, request)
-        return Message({"status": "done"}, (device.unmask(request.part()),))
+        """Give shares away; and join the next round if its plan came along and nothing forbids."""
+        unmasked = self._joined(run, request).unmask(request.part())
+        if len(request.parts) == 1:
+            return Message({"status": "done"}, (unmasked,))
+        try:
+            later = {**request.header, "round": request.number("round") + 1}
+            shares = self._open(run, Message(later, request.parts[1:]), digest).part()
+        except FedveilError as error:  # the hub hears it again when it asks for that round alone
+            _log.warning("refused (open): %s", error)
+            return Message({"status": "done"}, (unmasked,))
+        return Message({"status": "done"}, (unmasked, shares))
 
     def _abort(self, run: _Run, request: Message, digest: bytes) -> Message:
         self._joined(run, request).abort(request.part())

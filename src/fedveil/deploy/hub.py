@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +35,7 @@ from fedveil.deploy.facts import Facts
 from fedveil.deploy.members import Members
 from fedveil.deploy.plan_document import PlanDocument, planned, resolved
 from fedveil.deploy.scoring import CountSum, Scoring, figures
+from fedveil.deploy.work import scheduled
 from fedveil.engines.contract import Cohort, RoundSum, Take
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
@@ -122,6 +124,14 @@ class Sites:
             self.refusals[name] = str(error)
             return None
 
+    @contextmanager
+    def dropping(self, number: int) -> Iterator[None]:
+        """Read a site's reply: one that is not what was asked for is no reply, and no more."""
+        try:
+            yield
+        except (SecureAggregationError, BadFrame) as error:
+            self.refusals[self.members.names[number]] = str(error)
+
     def everybody(self, message: Message, seconds: float) -> dict[int, Message]:
         """A leg to all sites; refused if one of them does not go along."""
         numbers = range(len(self.members.sites))
@@ -149,7 +159,9 @@ class RemoteAggregator(Aggregator):
     """The hub's side of each round's sum; without a secure one, of uploads in the open.
 
     Secure rounds are logged in `logs` before sites are told anything, so that a hub that ends in
-    the middle of one goes on where it stood.
+    the middle of one goes on where it stood. `schedule` says who takes part in a round (from 0), if
+    that is known beforehand: sites then join it while they unmask the one before, which saves a
+    round trip. Once `stopping`, no more rounds are opened so early.
     """
 
     def __init__(
@@ -160,9 +172,12 @@ class RemoteAggregator(Aggregator):
         sites: Sites,
         waits: Deadlines,
         logs: Path,
+        schedule: Callable[[int], list[int] | None] = lambda _: None,
+        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._schedule, self._stopping = schedule, stopping
         self.sums, self.watch = sums, Stopwatch()
-        self._document, self._terms, self._sites, self.waits = document, terms, sites, waits
+        self._document, self._terms, self.sites, self.waits = document, terms, sites, waits
         self.now = _RoundNow()
         self.server: Server | None = None
         self._logged: list[ServerRound] = []  # of the round under way
@@ -177,9 +192,9 @@ class RemoteAggregator(Aggregator):
                 number = about.round_number - document.first_round
                 self._unfinished[number, about.purpose] = found
 
-    def go_on_with(self, number: int | None) -> None:
-        """Keep the logs of the round (from 0) that is gone on with, if any; others are deleted."""
-        for old in [known for known in self._unfinished if known[0] != number]:
+    def go_on_from(self, number: int) -> None:
+        """Keep the logs of this round (from 0) and of a later one; those before are deleted."""
+        for old in [known for known in self._unfinished if known[0] < number]:
             self._unfinished.pop(old).discard_log()
 
     def dropouts(self, cohort: Cohort, randomness: Randomness, round_number: int) -> Dropouts:
@@ -193,7 +208,7 @@ class RemoteAggregator(Aggregator):
         header = {"kind": kind, "run": self._document.digest, "round": now.number}
         header |= {"purpose": now.purpose, "clip": now.clip}
         asked = {number: Message(header, own) for number, own in parts.items()}
-        return self._sites.leg(asked, wait)
+        return self.sites.leg(asked, wait)
 
     def open(self, summands: Summands, cohort: Cohort, dropouts: Dropouts) -> OpenSum:
         number, purpose = summands.round_number, summands.purpose
@@ -202,14 +217,8 @@ class RemoteAggregator(Aggregator):
         self.now = _RoundNow(number, purpose, self._clip(summands))
         if self.server is None:
             return _Uploads(self, summands, cohort)
-        opened = self._unfinished.pop((number, purpose), None) or self.server.open(
-            self._document.first_round + number,
-            [int(member) for member in cohort],
-            summands.width,
-            summands.word,
-            purpose,
-            self._terms[purpose],
-        )
+        opened = self._unfinished.pop((number, purpose), None)
+        opened = opened or self._begun(self.server, number, cohort.tolist(), summands)
         self.now.server = opened
         self._logged.append(opened)
         if opened.phase is Phase.OVER:
@@ -225,11 +234,36 @@ class RemoteAggregator(Aggregator):
                     raise
         return _MaskedUploads(self, summands, opened)
 
+    def _begun(
+        self, server: Server, number: int, members: list[int], summands: Summands
+    ) -> ServerRound:
+        """A round's sum, logged; nobody has been told of it yet."""
+        at, purpose = self._document.first_round + number, summands.purpose
+        shape = (summands.width, summands.word)
+        return server.open(at, members, *shape, purpose, self._terms[purpose])
+
+    def following(self, summands: Summands) -> ServerRound | None:
+        """The next round, for sites to join while they unmask this one; None if it has to wait.
+
+        All sums of one round must be opened before the next round is; a tracked clip has two.
+        """
+        number = self.now.number + 1
+        known, members = self._unfinished.get((number, UPDATE)), self._schedule(number)
+        if known is not None or self.server is None or members is None:
+            return known
+        if self._stopping() or COUNT in self._terms:
+            return None
+        with suppress(ConfigError):  # `open` will say why it cannot be; this round goes on
+            self._unfinished[number, UPDATE] = self._begun(self.server, number, members, summands)
+        return self._unfinished.get((number, UPDATE))
+
     def compute(self, weights: bytes = b"") -> None:
         """Have sites compute what they add to the sum under way, and collect it."""
         opened = self.now.server
         if opened is not None and opened.phase is Phase.VECTORS:
-            asked = {n: (opened.sharers_for(n), weights) for n in opened.missing}
+            asked = {
+                n: (opened.sharers_for(n), weights, *opened.odds_for(n)) for n in opened.missing
+            }
             self.take(opened, self.ask("train", asked, self.waits.vectors))
 
     def _clip(self, summands: Summands) -> float | None:
@@ -248,15 +282,15 @@ class RemoteAggregator(Aggregator):
     def abort(self, opened: ServerRound) -> None:
         """Tell who has joined that there will be no sum: what has not left is not charged."""
         frame = opened.abort()
+        if self.server is not None:  # who has spoiled it is known all the same
+            self.server.judge(opened)
         self.ask("abort", dict.fromkeys(opened.sharers, (frame,)), _ASK)
 
-    def take(self, opened: ServerRound, replies: Mapping[int, Message]) -> None:
+    def take(self, opened: ServerRound, replies: Mapping[int, Message], part: int = 0) -> None:
         """Frames of a leg; a site that sends something else has dropped out."""
         for number, reply in replies.items():
-            try:
-                opened.receive(reply.part())
-            except (SecureAggregationError, BadFrame) as error:
-                self._sites.refusals[self._sites.members.names[number]] = str(error)
+            with self.sites.dropping(number):
+                opened.receive(reply.part(part))
 
 
 class _MaskedUploads(OpenSum):
@@ -284,8 +318,15 @@ class _MaskedUploads(OpenSum):
                     opened.close_confirmation()
             with hub.watch.phase("unmask"):
                 last = opened.confirmed_for if opened.confirms else opened.survivors_for
-                told = {n: (last(n),) for n in opened.missing}
-                hub.take(opened, hub.ask("unmask", told, hub.waits.unmasking))
+                told: dict[int, tuple[bytes, ...]] = {n: (last(n),) for n in opened.missing}
+                following = hub.following(self._summands)
+                if following is not None:  # its members that are here get its plan as well
+                    joining = told.keys() & following.identities.keys()
+                    told |= {n: (*told[n], following.plan) for n in joining}
+                replies = hub.ask("unmask", told, hub.waits.unmasking)
+                hub.take(opened, replies)
+                if following is not None:
+                    hub.take(following, {n: r for n, r in replies.items() if r.parts[1:]}, part=1)
                 private: Tensor = self._summands.decode(opened.finish())
                 return private
         finally:
@@ -295,15 +336,13 @@ class _MaskedUploads(OpenSum):
     def _confirm(self, survivors: Collection[int]) -> None:
         hub, opened = self._hub, self._round
         told = {n: (opened.survivors_for(n),) for n in survivors}
-        replies = hub.ask("confirm", told, hub.waits.confirmations)
-        doubting = {
-            n: tuple(reply.header.get("devices", ()))
-            for n, reply in replies.items()
-            if reply.header.get("status") == "doubted"
-        }
+        replies, told = hub.ask("confirm", told, hub.waits.confirmations), {}
+        doubting = {n: r for n, r in replies.items() if r.header.get("status") == "doubted"}
         hub.take(opened, {n: reply for n, reply in replies.items() if n not in doubting})
-        if doubting:
-            told = {n: (opened.survivors_for(n, doubted),) for n, doubted in doubting.items()}
+        for n, reply in doubting.items():
+            with hub.sites.dropping(n):
+                told[n] = (opened.survivors_for(n, reply.numbers("devices")),)
+        if told:
             hub.take(opened, hub.ask("confirm", told, hub.waits.confirmations))
 
 
@@ -346,9 +385,11 @@ class SitesEngine:
         hub.compute(data)
         if hub.now.server is None:
             replies = hub.ask("train", {int(n): (b"", data) for n in cohort}, hub.waits.vectors)
-            rows = {n: np.frombuffer(reply.part(), "<i8") for n, reply in replies.items()}
-            width = weights.numel()
-            hub.now.uploads = {n: row for n, row in rows.items() if row.shape == (width,)}
+            for n, reply in replies.items():
+                with hub.sites.dropping(n):
+                    if len(row := reply.part()) != 8 * weights.numel():
+                        raise BadFrame(f"upload: {len(row)} bytes, need 8 for each weight")
+                    hub.now.uploads[n] = np.frombuffer(row, "<i8")
         nothing = torch.full((len(cohort),), float("nan"))  # nobody tells the hub
         return RoundSum(torch.zeros(0), nothing, nothing, nothing, 0)
 
@@ -370,6 +411,7 @@ class Hub:
     ) -> None:
         self.sites = Sites(members, key, courier)
         self.state, self.waits = state, waits or Deadlines()
+        self.stopping: Callable[[], bool] = lambda: False  # whether a run is to end early
 
     def hellos(self) -> tuple[Message, ...]:
         """What every site says of itself, in order; refused if one is not ready."""
@@ -456,14 +498,22 @@ class Hub:
     ) -> Run:
         logs = directory.path / "rounds"
         terms = document.terms(plan)
-        sums = RemoteAggregator(document, terms, plan.secure_sums, self.sites, self.waits, logs)
+        common = (plan.secure_sums, self.sites, self.waits, logs)
+        last = plan.method.rounds - 1
+        sums = RemoteAggregator(
+            document,
+            terms,
+            *common,
+            lambda number: scheduled(plan, number) if number <= last else None,
+            lambda: self.stopping(),
+        )
         every, engine = recipe.evaluation.every, SitesEngine(sums)
         run = Run(plan, every=every, engine=engine, aggregator=sums).keep_in(directory)
         # Sites give the same request the same answer, and what was not logged they have not seen:
         # nothing is drawn again. Only a trusted hub's own noise would be.
         begun = run.next_round - 1 if run.next_round > run.state.rounds else None
         run.unfinished = None if isinstance(plan.method.placement, CentralNoise) else begun
-        sums.go_on_with(run.unfinished)
+        sums.go_on_from(run.next_round)
         return run
 
     def _agree(self, document: PlanDocument) -> list[bytes]:

@@ -243,6 +243,7 @@ class HubService:
             return self._evaluate(job, members, self.home.runs / job.evaluate)
         recipe = recipes.with_defaults(recipes.parse(job.recipe))
         hub = Hub(members, self._key, self.courier, self.home.path, self._waits)
+        hub.stopping = lambda: self.queue.stopping(job.name)
         output, known = self.home.runs / job.name, self._known(job.test)
         if output.exists() and not (output / DOCUMENT).exists():
             shutil.rmtree(output)  # the hub ended before any site was asked for a round
@@ -296,7 +297,7 @@ class HubService:
     def _told_facts(self, hub: Hub) -> Facts | None:
         """The agreement with the sites' numbers of records, if all of them tell."""
         told = (one.header.get("records") for one in hub.hellos())
-        sizes = tuple(size for size in told if type(size) is int and size > 0)
+        sizes = tuple(size for size in told if type(size) is int and 0 < size < 2**32)
         agreement = self.home.agreement
         return agreement.facts(sizes) if len(sizes) == len(agreement.sites) else None
 
@@ -325,10 +326,12 @@ def status_of(home: HubHome) -> dict[str, Any]:
 
 def _site_status(home: HubHome, site: str, said: Message | str) -> dict[str, Any]:
     header = said.header if isinstance(said, Message) else {}
+    figures = {name: header.get(name) for name in ("records", "epsilon", "spent")}
     return {
         "site": site,
-        "state": said if isinstance(said, str) else header.get("stopped") or "ready",
+        "state": said if isinstance(said, str) else str(header.get("stopped") or "ready"),
         "trusts": header.get("trusts"),
-        **{name: header.get(name) for name in ("version", "records", "epsilon", "spent")},
+        "version": str(header.get("version")),
+        **{name: one if type(one) in (int, float) else None for name, one in figures.items()},
         "certificate_days": round(certificates.days_left(home.site_certificate(site)), 1),
     }

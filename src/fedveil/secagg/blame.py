@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.secagg import derive, pairs, wire
 from fedveil.secagg.dealing import nonsense
-from fedveil.secagg.derive import KEY_BYTES
+from fedveil.secagg.derive import ID_BYTES, KEY_BYTES
 from fedveil.secagg.errors import SecureAggregationError
 from fedveil.secagg.keys import signed
 from fedveil.secagg.layout import Layout, piece
@@ -94,23 +94,24 @@ def given(
 
 
 def _share(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
-    """frames: the dealer's Shares, the holder's Unmask; values: all marks that the holder had
-    accepted. A mark names dealer and holder, so it stands at one place only."""
+    """frames: the holder's Unmask; values: the dealers whose shares it had accepted, their marks.
+
+    All of it is the holder's own word: nothing that a dealer signs can turn against a holder.
+    """
     holder, dealer = fault.device, fault.about
-    dealt = _frame(fault.frames[0], Shares, dealer, layout, identities)
-    unmask = wire.parse(fault.frames[1], Unmask)
+    unmask = wire.parse(fault.frames[0], Unmask)
     said = (unmask.survivors, unmask.bad, unmask.accepted, unmask.answers)
     stated = given(layout.digest, holder, *said)
     if not signed(identities[holder], unmask.signature, stated):
         return False
-    (marks,) = fault.values
-    if unmask.accepted != layout.accepted(marks):
+    dealers, marks = fault.values
+    if unmask.accepted != layout.accepted(dealers, marks):
         return False
-    mark = piece(dealt.marks, MARK_BYTES, layout.rank(dealer, holder))
-    count = len(marks) // MARK_BYTES
-    place = [piece(marks, MARK_BYTES, at) for at in range(count)].index(mark)
-    if len(unmask.answers) != SHARE_BYTES * count:
+    ids = [piece(dealers, ID_BYTES, at) for at in range(len(dealers) // ID_BYTES)]
+    place = ids.index(derive.id_bytes(dealer))
+    if len(unmask.answers) != SHARE_BYTES * len(ids):
         return True  # an honest device answers about each share that it has accepted
+    mark = piece(marks, MARK_BYTES, place)
     answer = piece(unmask.answers, SHARE_BYTES, place)
     # Of either kind: which one was owed does not matter for the proof.
     return not any(

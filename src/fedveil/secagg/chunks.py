@@ -51,17 +51,21 @@ class Assembler:
         if type(chunk) is not bytes or not 8 < len(chunk) <= 8 + self._size:
             raise Malformed(f"a chunk holds 1 to {self._size} bytes after its offset")
         offset, data = int.from_bytes(chunk[:8], "little"), chunk[8:]
-        length = self._opening(sender, data) if offset == 0 else None
+        opening = self._opening(sender, data) if offset == 0 else None
         with self._lock:
-            if length is not None:
+            _, before = self._begun.get(sender, (0, b""))
+            if offset < len(before) and before[offset : offset + len(data)] == data:
+                return None  # sent again
+            if opening is not None:  # another frame
                 self._drop(sender)
-                self._begun[sender] = (length, bytearray())
+                self._begun[sender] = (opening, bytearray())
             if sender not in self._begun:
                 raise OutOfTurn(f"device {sender}: send this frame from its start")
             length, held = self._begun[sender]
-            if offset + len(data) <= len(held) and held[offset : offset + len(data)] == data:
-                return None  # sent again
-            if offset != len(held):
+            if offset < len(held):  # one of the two is wrong, and nobody can tell which
+                self._drop(sender)
+                raise OutOfTurn(f"device {sender}: other bytes came before; send it from its start")
+            if offset > len(held):
                 raise OutOfTurn(f"device {sender}: {len(held)} bytes came, not {offset}")
             if offset + len(data) > length:
                 self._drop(sender)

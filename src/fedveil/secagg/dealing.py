@@ -10,7 +10,7 @@ from itertools import repeat
 import numpy as np
 
 from fedveil.secagg import pairs
-from fedveil.secagg.errors import OutOfTurn, RuleBroken
+from fedveil.secagg.errors import RuleBroken
 from fedveil.secagg.layout import Bytes, Flags, Layout, piece, rows
 from fedveil.secagg.messages import Disclosure, Shares
 from fedveil.secagg.pairs import MARK_BYTES, NONCE_BYTES, PRINT_BYTES, SEALED_BYTES, PairKeys
@@ -95,11 +95,19 @@ def nonsense(dealt: Shares, layout: Layout, seal: bytes, holder: int) -> bool:
     return not found.fits[0]
 
 
+def contradicts(dealt: Shares, layout: Layout, keys: PairKeys, holder: int) -> bool:
+    """Whether a dealer's fingerprints of the keys it shares with a holder are not the holder's."""
+    said = [piece(dealt.checks, PRINT_BYTES, layout.rank(dealt.device, holder))]
+    held = [pairs.seal_print(keys.seal)]
+    if keys.root:
+        said.append(piece(dealt.roots, PRINT_BYTES, layout.mask_rank(dealt.device, holder)))
+        held.append(pairs.root_print(keys.root))
+    return said != held
+
+
 def disclosure(layout: Layout, dealt: Shares, keys: PairKeys, holder: int) -> Disclosure:
     """The key that shows nonsense in what a dealer signed; `RuleBroken` if there is none in it."""
     dealer = dealt.device
-    if dealt.plan != layout.digest:
-        raise OutOfTurn("Shares of another round")
     said = piece(dealt.checks, PRINT_BYTES, layout.rank(dealer, holder))
     if said != pairs.seal_print(keys.seal):
         raise RuleBroken(f"devices {dealer} and {holder} hold different keys")

@@ -13,13 +13,14 @@ from functools import cache
 from hashlib import blake2b
 
 PROTOCOL = b"fedveil.secagg.v4."
+ID_BYTES = 8
 KEY_BYTES = 32
 TAG_BYTES = 16
 
 
 def id_bytes(device: int) -> bytes:
     """A device's id as 8 bytes."""
-    return device.to_bytes(8, "little")
+    return device.to_bytes(ID_BYTES, "little")
 
 
 def digest(label: bytes, *parts: bytes) -> bytes:

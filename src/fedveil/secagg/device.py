@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeVar
@@ -24,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive, pairs, wire
 from fedveil.secagg.blame import given
-from fedveil.secagg.dealing import Holding, deal, disclosure, opened
+from fedveil.secagg.dealing import Holding, contradicts, deal, disclosure, opened
 from fedveil.secagg.derive import TAG_BYTES
 from fedveil.secagg.errors import Doubted, OutOfTurn, RuleBroken
 from fedveil.secagg.journal import Journal
@@ -109,7 +110,7 @@ class DeviceRound:
         self._place = layout.graph.place(self._id)
         self._near = layout.graph.near(self._place)
         self._self_secret = draw_secret()
-        self._off: Flags = np.zeros(len(self._near), dtype=np.bool_)  # whom it does not mask with
+        self._liars: set[int] = set()  # neighbours that signed other keys than the two share
         self._partners: list[int] = []  # neighbours whose shares it was sent
         self._partner_places = self._near[:0]
         self._held: Holding | None = None
@@ -130,9 +131,26 @@ class DeviceRound:
 
     def expects(self, start: bytes) -> int:
         """How long the frame is that begins so, or an error: ask before reading on."""
-        kinds = {kind.KIND: kind for kind in _STEPS}
+        kinds: dict[int, type[wire.Message]] = {kind.KIND: kind for kind in _STEPS}
+        kinds[Shares.KIND] = Shares  # of a neighbour, as evidence
         kind = kinds.get(wire.head(start).kind, Sharers)
         return wire.expect(start, kind, self._limit(kind)).size
+
+    def take_odds(self, frame: bytes) -> None:
+        """See by a neighbour's own `Shares` that it lies about the keys that the two share.
+
+        Only with such neighbours this device leaves out its mask: they are corrupt, so the mask
+        protects nothing. Honest ones hold the same keys by the plan, and sign nothing else.
+        """
+        with self._lock:
+            message = self._dealt(frame, self._pairs)
+            if message.device in self._liars:
+                return
+            if self.step is not Step.SHARERS:
+                raise OutOfTurn(f"odds while waiting for {self.step.name}")
+            if not contradicts(message, self.layout, self._pairs[message.device], self._id):
+                raise RuleBroken(f"device {message.device} agrees with this one on their keys")
+            self._liars.add(message.device)
 
     def take_sharers(self, frame: bytes) -> None:
         """Learn who has shared, and open the shares sent to this device."""
@@ -146,9 +164,12 @@ class DeviceRound:
             self._check_count(sharers, "shared")
             near = sharers[self._near]
             off = unpacked(message.off, len(near), "Sharers.off") & near
-            most = self._terms.droppable(self.layout.graph.complete)
-            if (count := int(off.sum())) > most:
-                raise RuleBroken(f"{count} pair masks are to be left out, at most {most} may be")
+            for column in np.flatnonzero(off).tolist():
+                if (neighbour := self._neighbours[column]) not in self._liars:
+                    raise RuleBroken(
+                        f"the mask with device {neighbour} is to be left out, and nothing shows "
+                        "that it lies"
+                    )
             columns = np.flatnonzero(near & ~off).tolist()
             if len(columns) < self.layout.plan.threshold:
                 raise RuleBroken(
@@ -168,8 +189,11 @@ class DeviceRound:
             self._disputed = {
                 partners[at]: self._pairs[partners[at]] for at in np.flatnonzero(~held.fits)
             }
-            self._held, self._accepted = held, self.layout.accepted(fitting.tobytes())
-            self._off, self._partners, self._sharers = off, partners, message.present
+            dealers = b"".join(
+                derive.id_bytes(partners[at]) for at in np.flatnonzero(held.fits).tolist()
+            )
+            self._held, self._accepted = held, self.layout.accepted(dealers, fitting.tobytes())
+            self._partners, self._sharers = partners, message.present
             self._partner_places = self._near[columns]
             self.step = Step.VECTOR
             self._keep(frame, b"")
@@ -274,14 +298,19 @@ class DeviceRound:
         whoever signs nonsense is corrupt, and could tell the server as much.
         """
         with self._lock:
-            dealer = wire.expect(frame, Shares, self._limit(Shares)).device
-            keys = self._disputed.get(dealer)
-            if keys is None:
-                raise RuleBroken(f"device {self._id} has no complaint about device {dealer}")
-            author = self._roster.get(dealer).identity
-            message = wire.read(frame, Shares, self._limit(Shares), author)
-            shown = disclosure(self.layout, message, keys, self._id)
+            message = self._dealt(frame, self._disputed)
+            shown = disclosure(self.layout, message, self._disputed[message.device], self._id)
             return wire.seal(shown, self._identity)
+
+    def _dealt(self, frame: bytes, among: Mapping[int, PairKeys]) -> Shares:
+        """What a neighbour has signed for this round, if it is one of those."""
+        claims = wire.expect(frame, Shares, self._limit(Shares))
+        if claims.context != self.layout.digest:
+            raise OutOfTurn("Shares of another round")
+        if claims.device not in among:
+            raise RuleBroken(f"device {self._id} has no complaint about device {claims.device}")
+        author = self._roster.get(claims.device).identity
+        return wire.read(frame, Shares, self._limit(Shares), author)
 
     def _checked(self, message: Survivors) -> tuple[Flags, bytes]:
         """The survivors, if this device may act on them, and what stands for that list."""
@@ -291,7 +320,11 @@ class DeviceRound:
         if (survivors & ~self.layout.present(self._sharers)).any():
             raise RuleBroken("a survivor had never shared")
         self._check_count(survivors, "survived")
-        self._check_vouched(int(survivors.sum() - (self._off & survivors[self._near]).sum()))
+        # Who is known to lie may have sent no noise: the terms reckon with so many, and no more.
+        lying = sum(survivors[self._near[self._neighbours.index(liar)]] for liar in self._liars)
+        counted = int(survivors.sum()) - max(0, int(lying) - self._terms.colluders)
+        if counted < (fewest := max(self._terms.min_survivors, self.layout.plan.min_survivors)):
+            raise RuleBroken(f"{counted} survivors may be honest or collude, need {fewest}")
         return survivors, self.layout.survivors_digest(self._sharers, message.present)
 
     def _check_uploads(self, message: Survivors, alive: list[int]) -> None:
@@ -373,14 +406,6 @@ class DeviceRound:
         plan, cohort, count = self.layout.plan, len(present), int(present.sum())
         if count < (fewest := max(self._terms.fewest_survivors(cohort), plan.min_survivors)):
             raise RuleBroken(f"{count} of {cohort} devices {what}, need {fewest}")
-
-    def _check_vouched(self, count: int) -> None:
-        """Only neighbours whose upload tag was seen count as survivors whose noise is there."""
-        if not self.layout.graph.complete:
-            return  # most survivors are no neighbours; see Theorem 2
-        fewest = max(self._terms.min_survivors, self.layout.plan.min_survivors)
-        if count < fewest:
-            raise RuleBroken(f"{count} survivors have shown that they masked, need {fewest}")
 
 
 _STEPS: dict[type[wire.Message], Step] = {

@@ -51,9 +51,9 @@ class Layout:
         """Binds both bitmaps: devices that agree on it agree on everything so far."""
         return derive.digest(b"survivors", self.digest, sharers, survivors)
 
-    def accepted(self, marks: bytes) -> bytes:
-        """Stands for the marks of all shares that a device holds."""
-        return derive.digest(b"accepted", self.digest, marks)
+    def accepted(self, dealers: bytes, marks: bytes) -> bytes:
+        """Stands for all shares that a device holds: ids of who dealt them, and their marks."""
+        return derive.digest(b"accepted", self.digest, dealers, marks)
 
 
 def lay_out(plan: RoundPlan, digest: bytes, seed: bytes) -> Layout:

@@ -1,28 +1,26 @@
-"""Pairs that say different things about their common keys: whom to leave out, and what.
+"""Pairs that contradict each other: who of them must lie.
 
-One of the two lies, and nobody can tell which. A liar that is at odds with many is left out of the
-round; otherwise only the mask between the two is.
+Of two at odds one lies, and a server cannot tell which: an honest device is at odds with liars
+only. So who contradicts more neighbours than may lie next to an honest device lies itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 
-def resolve(between: dict[int, set[int]], droppable: int) -> tuple[set[int], set[int]]:
-    """Who must go so that nobody leaves out more than `droppable` masks, and who of them is at odds
-    with more devices than any of those are: only that one is suspect.
 
-    `between`: by device, those it is at odds with; what remains in it leaves out masks.
+def exposed(odds: Mapping[int, set[int]], liars: int) -> set[int]:
+    """Who contradicts more than `liars` others, not counting those who do so even more.
+
+    `odds`: by device, with whom it is at odds; a pair stands there twice.
     """
-    gone: set[int] = set()
-    suspects: set[int] = set()
-    while True:
-        count = {device: len(others) for device, others in between.items()}
-        worst = max(count, key=lambda device: count[device], default=None)
-        if worst is None or count[worst] <= droppable:
-            return gone, suspects
-        others = between.pop(worst)
-        gone.add(worst)
-        if all(count[other] < count[worst] for other in others):
-            suspects.add(worst)
-        for other in others:
-            between[other].discard(worst)
+    left = {device: set(others) for device, others in odds.items()}
+    found: set[int] = set()
+    while left:
+        worst = max(left, key=lambda device: len(left[device]))
+        if len(left[worst]) <= liars:
+            break
+        found.add(worst)
+        for other in left.pop(worst):
+            left[other].discard(worst)
+    return found

@@ -58,9 +58,6 @@ class SecAggParams:
         is calibrated for; by default what the sparsest graph of these terms gives.
     `honest_server`: the server is trusted to follow the protocol: it draws the graph at random and
         tells the truth about who shared and survived. Nobody confirms it, and masks are fewer.
-    `dropped_edges`: pair masks that a device leaves out because its neighbour and it disagree on
-        their keys (by the server's word); by default 1, or as many as there are colluders where
-        everybody is joined to everybody, but never so many that groups fall apart.
     `purposes`: all that one round number may be used for.
     """
 
@@ -73,7 +70,6 @@ class SecAggParams:
     sparse: bool = False
     honest_shares: int | None = None
     honest_server: bool = False
-    dropped_edges: int | None = None
     purposes: tuple[str, ...] = ("update",)
     limits: Limits = Limits()
 
@@ -96,8 +92,6 @@ class SecAggParams:
             raise ConfigError(
                 f"honest_shares = {self.honest_shares}: need 2 to min_honest = {self.min_honest}"
             )
-        if self.dropped_edges is not None and self.dropped_edges < 0:
-            raise ConfigError(f"dropped_edges = {self.dropped_edges}: cannot be negative")
         names = self.purposes
         if not names or len(set(names)) < len(names) or len(names) > 16:
             raise ConfigError(f"purposes = {names}: need 1 to 16 different names")
@@ -122,17 +116,15 @@ class SecAggParams:
         """Uploads without which neither the noise nor the graph is what was assumed."""
         return max(self.min_survivors, cohort - self.losses(cohort))
 
-    def droppable(self, complete: bool) -> int:
-        """Pair masks that each device may leave out."""
-        usual = max(1, self.colluders) if complete else 1
-        wanted = usual if self.dropped_edges is None else self.dropped_edges
-        return min(wanted, (self.min_honest - 1) // 2)
+    def liars(self, cohort: int) -> int:
+        """Neighbours that may lie about an honest device: those that collude, one in any case."""
+        return max(1, self.topology(cohort).colluding_neighbours)
 
     def group(self, found: Topology) -> int:
         """Honest devices in the smallest sum that anybody can learn on such a graph."""
         if self.honest_server:
             return self.min_honest
-        return found.smallest_group(self.min_honest, self.droppable(found.complete))
+        return found.smallest_group(self.min_honest)
 
     def counted(self, cohort: int) -> int:
         """Noise shares that the guarantee counts on."""
@@ -157,7 +149,7 @@ class SecAggParams:
             security_failure=self.security_failure,
             recovery_failure=self.recovery_failure,
             sparse=self.sparse,
-            large_groups=None if self.honest_server else self.droppable(complete=False),
+            large_groups=not self.honest_server,
         )
         if found.degree > self.limits.degree:
             raise ConfigError(

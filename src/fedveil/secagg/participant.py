@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +30,7 @@ from fedveil.secagg.pairs import pair_keys, pair_seed
 from fedveil.secagg.params import Limits, SecAggParams
 from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.ratchet import Ratchet
-from fedveil.secagg.roster import Roster
+from fedveil.secagg.roster import Enrolled, Roster
 
 
 class Participant:
@@ -67,7 +67,8 @@ class Participant:
         self._ratchets: dict[int, tuple[bytes, Ratchet]] = {}  # neighbour -> its card, the ratchet
         self._round = -1  # the last one joined, and its open plans
         self._open: dict[bytes, DeviceRound] = {}
-        self._offered: dict[bytes, bytes] = {}  # draft -> bytes drawn and not yet revealed
+        # draft -> its round, and the bytes drawn for it and not yet revealed
+        self._offered: dict[bytes, tuple[int, bytes]] = {}
         self._revealed: dict[bytes, bytes] = {}  # list of commitments -> the reveal for it
         self._proven: tuple[bytes, dict[int, bytes]] = (b"", {})  # a roster's root, known leaves
 
@@ -91,24 +92,24 @@ class Participant:
         with self._lock:
             for device in devices:
                 if device != self.keys.device:
-                    self._remember(device, *self._turned(device, max(0, self._round)))
+                    turned = self._turned(self.roster.get(device), max(0, self._round))
+                    self._remember(device, *turned)
             self.keys = replace(self.keys, agreement=None)
 
     def agree(self, device: int, round_number: int) -> bytes:
         """The key shared with an enrolled device in a round, agreed on first use."""
         with self._lock:
-            return self._turned(device, round_number)[1].key
+            return self._turned(self.roster.get(device), round_number)[1].key
 
-    def _turned(self, device: int, round_number: int) -> tuple[bytes, Ratchet]:
+    def _turned(self, other: Enrolled, round_number: int) -> tuple[bytes, Ratchet]:
         """A neighbour's card and the ratchet at this round; nothing is remembered yet."""
-        other = self.roster.get(device)
-        known = self._ratchets.get(device)
+        known = self._ratchets.get(other.device)
         if known is not None and known[0] == other.fingerprint:
             return other.fingerprint, ratchet.advance(known[1], round_number)
         if self.keys.agreement is None:
             raise RuleBroken(
                 f"device {self.keys.device} has forgotten its X25519 key and knows no seed with "
-                f"device {device}; renew the key"
+                f"device {other.device}; renew the key"
             )
         seed = pair_seed(self.roster.get(self.keys.device), self.keys.agreement, other)
         return other.fingerprint, ratchet.begin(seed, round_number)
@@ -137,8 +138,9 @@ class Participant:
             digest = draw.draft_digest(invitation)
             if digest not in self._offered:
                 self._journal.draw(self._claim(invitation, terms), self.params.limits.draws)
-                self._offered[digest] = os.urandom(draw.DRAWN_BYTES)
-            hidden = draw.hide(digest, self.keys.device, self._offered[digest])
+                fresh = os.urandom(draw.DRAWN_BYTES)
+                self._offered[digest] = (invitation.round_number, fresh)
+            hidden = draw.hide(digest, self.keys.device, self._offered[digest][1])
             return wire.seal(Commitment(digest, self.keys.device, hidden), self.keys.identity)
 
     def reveal(self, frame: bytes) -> bytes:
@@ -154,9 +156,9 @@ class Participant:
         with self._lock:
             if commitments in self._revealed:
                 return self._revealed[commitments]
-            drawn = self._offered.get(draft)
-            if drawn is None:
+            if draft not in self._offered:
                 raise OutOfTurn("commitments for a draft that this device has not offered for")
+            _, drawn = self._offered[draft]
             if hidden[message.devices.index(own)] != draw.hide(draft, own, drawn):
                 raise Forged("the commitment listed for this device is not its own")
             del self._offered[draft]
@@ -178,10 +180,15 @@ class Participant:
             if known is not None:
                 return known
             terms = self._check(plan)
-            proof = None if cards is None else self._admitted(cards, digest)
-            identities = {m: self.roster.get(m).identity_bytes for m in plan.drawers}
+            shown = None if cards is None else self._shown(cards, digest)
+            fresh = {} if shown is None else self.roster.examined(wire.split(shown.cards))
+
+            def enrolled(device: int) -> Enrolled:  # new cards are kept with the round's claim
+                return fresh.get(device) or self.roster.get(device)
+
+            identities = {m: enrolled(m).identity_bytes for m in plan.drawers}
             layout = lay_out(plan, digest, draw.drawn_seed(plan, self.params, identities))
-            self._check_cards(layout, proof)
+            self._check_cards(layout, enrolled, None if shown is None else shown.proof)
             own = self.keys.device
             near = dict(
                 zip(
@@ -190,11 +197,14 @@ class Participant:
                     strict=True,
                 )
             )
-            turned = {n: self._turned(n, plan.round_number) for n in near}
+            turned = {n: self._turned(enrolled(n), plan.round_number) for n in near}
             handshake = session.begin(plan.exchange, digest, own)
             reservation = self._journal.claim(self._claim(plan, terms))
+            self.roster.enrol(list(fresh.values()))
             if plan.round_number > self._round:
                 self._round, self._open = plan.round_number, {}
+                for draft in [d for d, (at, _) in self._offered.items() if at < self._round]:
+                    del self._offered[draft]
             for neighbour, (card, at) in turned.items():
                 self._remember(neighbour, card, at)
             keys = {n: pair_keys(at.key, digest, near[n]) for n, (_, at) in turned.items()}
@@ -211,25 +221,25 @@ class Participant:
             self._open[digest] = opened
             return opened
 
-    def _admitted(self, frame: bytes, plan: bytes) -> bytes:
-        """Enrol the neighbours whose cards the server passes on; the proof that comes with them."""
+    def _shown(self, frame: bytes, plan: bytes) -> Cards:
+        """The neighbours' cards that the server passes on, and the proof that comes with them."""
         claims = wire.expect(frame, Cards, self._limit(Cards))
         if claims.context != plan or claims.device != self.keys.device:
             raise OutOfTurn("Cards of another round or for another device")
-        message = wire.read(frame, Cards, self._limit(Cards), self._server)
-        self.roster.admit_all(wire.split(message.cards))
-        return message.proof
+        return wire.read(frame, Cards, self._limit(Cards), self._server)
 
-    def _check_cards(self, layout: Layout, proof: bytes | None) -> None:
+    def _check_cards(
+        self, layout: Layout, enrolled: Callable[[int], Enrolled], proof: bytes | None
+    ) -> None:
         """The plan is about the very cards that this device has of itself and its neighbours.
 
         Without a proof it has had one for this roster before, or has everybody's cards.
         """
         plan, places = layout.plan, needed_places(layout, self.keys.device)
-        own = self.roster.get(self.keys.device)
+        own = enrolled(self.keys.device)
         if own.agreement.public_bytes_raw() != self.keys.public:
             raise ForeignKey(f"device {self.keys.device}: the roster holds another key of its own")
-        leaves = {place: self.roster.get(plan.members[place]).fingerprint for place in places}
+        leaves = {place: enrolled(plan.members[place]).fingerprint for place in places}
         root, proven = self._proven
         if proof is None and root == plan.roster and leaves.items() <= proven.items():
             return

@@ -7,7 +7,6 @@ step of the server walks over pairs in Python.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -22,7 +21,7 @@ from fedveil.secagg.keys import signed
 from fedveil.secagg.layout import Bytes, Flags, Layout, packed, rows, unpacked
 from fedveil.secagg.masks import word_type
 from fedveil.secagg.messages import Confirm, Masked, Shares, Unmask
-from fedveil.secagg.odds import resolve
+from fedveil.secagg.odds import exposed
 from fedveil.secagg.pairs import MARK_BYTES, NONCE_BYTES, PRINT_BYTES, SEALED_BYTES
 from fedveil.secagg.shares import SHARE_BYTES, valid_elements
 from fedveil.secagg.sizes import STATEMENT_BYTES
@@ -47,6 +46,7 @@ class Kept:
         self.confirms = confirms
         self.total = np.zeros(plan.dimension, dtype=word_type(plan.bits))  # of masked vectors
         self.places = {member: place for place, member in enumerate(plan.members)}
+        self.members = np.array(plan.members, dtype="<u8")
         tables = layout.graph.tables
         self.neighbours, self.ranks = tables.near, tables.ranks
         self.columns, self.mask_ranks = tables.columns, tables.mask_ranks
@@ -60,7 +60,7 @@ class Kept:
 
         self.shared, self.uploaded, self.confirmed, self.answered = (flags() for _ in range(4))
         self.partners = flags(members, degree)  # holds shares of, once the sharers are known
-        self.off = flags(members, degree)  # at odds with: the mask between the two is left out
+        self.off = flags(members, degree)  # contradicts: the mask between the two is left out
         self.bad = flags(members, degree)  # complains about
         self.sealed, self.marks = pieces(SEALED_BYTES), pieces(MARK_BYTES)
         self.checks = pieces(PRINT_BYTES)
@@ -84,34 +84,61 @@ class Kept:
         place = self.places.get(device)
         return place is not None and bool(flags[place])
 
-    def close_sharing(self, droppable: int) -> set[int]:
-        """Settle who masks with whom; returns the devices that are suspect."""
-        members = self.layout.plan.members
-        between = self._at_odds()
-        gone, suspects = resolve(between, droppable)
-        self.shared[list(gone)] = False
-        for place, others in between.items():
-            self.off[place] = np.isin(self.neighbours[place], list(others))
-        self.partners = self.shared[:, None] & self.shared[self.neighbours] & ~self.off
-        self.sharers = packed(self.shared)
-        return {members[place] for place in suspects}
+    def close_sharing(self, liars: int) -> dict[int, set[int]]:
+        """Settle who masks with whom; returns, by device, with whom it is at odds about keys.
 
-    def _at_odds(self) -> dict[int, set[int]]:
-        """By place, with whom a sharer is at odds about keys."""
-        between: dict[int, set[int]] = defaultdict(set)
+        The mask between two at odds is left out. Who is at odds with more than `liars` neighbours
+        must go, and so must who would keep too few holders of its shares: there would be no sum.
+        """
+        odds, between = self._at_odds(), dict[int, set[int]]()
+        for device, other in self._pairs(odds):
+            between.setdefault(device, set()).add(other)
+        self.shared[[self.places[device] for device in exposed(between, liars)]] = False
+        while True:
+            both = self.shared[:, None] & self.shared[self.neighbours]
+            self.off, self.partners = both & odds, both & ~odds
+            count, holders = self.off.sum(axis=1), self.partners.sum(axis=1)
+            stuck = (count > 0) & (holders < self.layout.plan.threshold)
+            if not stuck.any():
+                break
+            self.shared[np.argmax(np.where(stuck, count, 0))] = False
+        self.sharers = packed(self.shared)
+        return between
+
+    def _at_odds(self) -> Flags:
+        """By place and neighbour, whether two sharers are at odds about keys."""
+        odds = np.zeros_like(self.off)
         for start in range(0, len(self.shared), _BLOCK):
             block = slice(start, start + _BLOCK)
             near, ranks = self.neighbours[block], self.ranks[block]
-            masked = np.take_along_axis(near, self.columns[block], axis=1)
-            for members, said, theirs in (
-                (near, self.checks[block], self.checks[near, ranks]),
-                (masked, self.roots[block], self.roots[masked, self.mask_ranks[block]]),
-            ):
-                differ = (said != theirs).any(axis=2)
-                differ &= self.shared[block, None] & self.shared[members]
-                for row, column in np.argwhere(differ).tolist():
-                    between[start + row].add(int(members[row, column]))
-        return between
+            columns = self.columns[block]
+            masked = np.take_along_axis(near, columns, axis=1)
+            theirs = self.roots[masked, self.mask_ranks[block]]
+            differ = (self.checks[block] != self.checks[near, ranks]).any(axis=2)
+            roots = (self.roots[block] != theirs).any(axis=2)
+            roots |= np.take_along_axis(differ, columns, axis=1)
+            np.put_along_axis(differ, columns, roots, axis=1)
+            odds[block] = differ & self.shared[block, None] & self.shared[near]
+        return odds
+
+    def _pairs(self, flags: Flags) -> list[tuple[int, int]]:
+        """Devices and those of their neighbours that are flagged."""
+        members = self.layout.plan.members
+        return [
+            (members[place], members[int(self.neighbours[place, column])])
+            for place, column in np.argwhere(flags).tolist()
+        ]
+
+    def contradicting(self, device: int) -> list[int]:
+        """Places of the neighbours with whom a device does not mask, by what they have signed."""
+        place = self.places[device]
+        found: list[int] = self.neighbours[place][self.off[place]].tolist()
+        return found
+
+    def partners_of(self, device: int) -> set[int]:
+        """The neighbours with whom a device masks or holds shares."""
+        place = self.places[device]
+        return set(self.members[self.neighbours[place][self.partners[place]]].tolist())
 
     def relayed(self, device: int) -> tuple[bytes, bytes, bytes, bytes]:
         """For a device: flags of whom it does not mask with; the others' nonces, sealed shares and
@@ -135,22 +162,15 @@ class Kept:
         found: bytes = pieces[self.neighbours[place][chosen], self.ranks[place][chosen]].tobytes()
         return found
 
-    def held(self, place: int) -> Flags:
-        """The neighbours whose shares a device holds."""
-        chosen: Flags = self.partners[place] & ~self.bad[place]
-        return chosen
-
-    def accepted(self, place: int, bad: Flags) -> bytes:
-        """What a device that complains about these neighbours says about all others."""
-        return self.layout.accepted(self._from(place, self.partners[place] & ~bad, self.marks))
+    def accepted(self, place: int, bad: Flags) -> tuple[bytes, bytes]:
+        """Of a device that complains about these neighbours: all others' ids, and their marks."""
+        held = self.partners[place] & ~bad
+        dealers = self.members[self.neighbours[place][held]].tobytes()
+        return dealers, self._from(place, held, self.marks)
 
     def disputes(self) -> list[tuple[int, int]]:
         """Who complains about whose shares: pairs of holder and dealer."""
-        members = self.layout.plan.members
-        return [
-            (members[place], members[int(self.neighbours[place, column])])
-            for place, column in np.argwhere(self.bad).tolist()
-        ]
+        return self._pairs(self.bad)
 
     # --- evidence ---------------------------------------------------------------------------------
 
@@ -162,19 +182,18 @@ class Kept:
     def share_fault(self, holder: int, dealer: int) -> Fault:
         """The evidence, by places, that a holder gave another share than it had accepted."""
         members, digest = self.layout.plan.members, self.layout.digest
-        held = self.held(holder)
+        accepted = self.accepted(holder, self.bad[holder])
         given = Unmask(
             digest,
             members[holder],
             self.layout.survivors_digest(self.sharers, self.survivors),
             packed(self.bad[holder, self.partners[holder]]),
-            self.accepted(holder, self.bad[holder]),
-            self.answers[holder, held].tobytes(),
+            self.layout.accepted(*accepted),
+            self.answers[holder, self.partners[holder] & ~self.bad[holder]].tobytes(),
             self.given[holder],
         )
-        frames = (self.dealt_frame(dealer), wire.rebuilt(given, bytes(64)))
-        values = (self._from(holder, held, self.marks),)
-        return Fault(members[holder], members[dealer], Wrong.SHARE, digest, frames, values)
+        frames = (wire.rebuilt(given, bytes(64)),)
+        return Fault(members[holder], members[dealer], Wrong.SHARE, digest, frames, accepted)
 
     # --- what comes in ----------------------------------------------------------------------------
 
@@ -251,7 +270,7 @@ class Kept:
         partners = self.partners[place]
         bad = np.zeros(self.layout.plan.degree, dtype=np.bool_)
         bad[partners] = unpacked(message.bad, int(partners.sum()), "Unmask.bad")
-        if message.accepted != self.accepted(place, bad):
+        if message.accepted != self.layout.accepted(*self.accepted(place, bad)):
             raise Forged(f"device {device} has accepted other shares than it was sent")
         held = partners & ~bad
         answers = _cut(message.answers, self.answers, held, "Unmask.answers")

@@ -102,16 +102,30 @@ class Roster:
 
     def admit_all(self, frames: Iterable[bytes]) -> list[Enrolled]:
         """Enrol many devices with one write to the disk: all of them, or nobody."""
-        entries = [self._card(frame) for frame in frames]
+        return self.enrol([self._card(frame) for frame in frames])
+
+    def enrol(self, entries: Sequence[Enrolled]) -> list[Enrolled]:
+        """The same with cards that were examined before."""
         with self._lock:
-            fresh: dict[int, Enrolled] = {}
-            for entry in entries:
-                if self._newer(entry, fresh.get(entry.device)):
-                    fresh[entry.device] = entry
+            fresh = self._fresh(entries)
             self._keep({i: Known(e.identity_bytes, e.version) for i, e in fresh.items()})
             self._enrolled |= fresh
             self._last = None if fresh else self._last
             return [self._enrolled[entry.device] for entry in entries]
+
+    def examined(self, frames: Iterable[bytes]) -> dict[int, Enrolled]:
+        """What of these cards would be new here, if all may be admitted; nobody is enrolled yet."""
+        entries = [self._card(frame) for frame in frames]
+        with self._lock:
+            return self._fresh(entries)
+
+    def _fresh(self, entries: Iterable[Enrolled]) -> dict[int, Enrolled]:
+        """Those of the cards that are to be kept; `ForeignKey` if one of them must not be."""
+        fresh: dict[int, Enrolled] = {}
+        for entry in entries:
+            if self._newer(entry, fresh.get(entry.device)):
+                fresh[entry.device] = entry
+        return fresh
 
     def _card(self, frame: bytes) -> Enrolled:
         """What a card says, if whoever it names may say so."""

@@ -17,6 +17,7 @@ from fedveil.secagg.draw import DRAWN_BYTES, Drawing
 from fedveil.secagg.layout import needed_places
 from fedveil.secagg.messages import Cards, Draft, RoundPlan
 from fedveil.secagg.modulus import check_bits
+from fedveil.secagg.odds import exposed
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.ratchet import ROUNDS
@@ -25,7 +26,7 @@ from fedveil.secagg.round_log import Unopened
 from fedveil.secagg.server_round import ServerRound
 from fedveil.secagg.session import exchange_key
 
-SUSPICIONS = 3  # rounds in which a device was at odds with its neighbours until it must go
+SUSPICIONS = 3  # rounds in which a device contradicts more others than may lie, until it must go
 
 
 class Server:
@@ -44,6 +45,7 @@ class Server:
         self.params = params
         self.evicted: dict[int, str] = {}  # device -> why
         self._suspicions: Counter[int] = Counter()
+        self._odds: dict[int, set[int]] = {}  # by device, whom it has ever contradicted
         self._exchange = exchange_key(key).public_key().public_bytes_raw()
         self._graph = (b"", b"")  # the last roster for which this server drew, and what it drew
 
@@ -135,17 +137,23 @@ class Server:
         return ServerRound(plan, self.key, identities, self.params, self.logs)
 
     def judge(self, round_number: ServerRound) -> list[int]:
-        """Evict whom a round's evidence convicts, and who is at odds with others time and again.
+        """Evict whom a round's evidence convicts, and who contradicts too many others.
 
-        Returns the devices evicted now. Evidence convicts at once; being at odds on keys proves
-        nothing about either side, so it takes several rounds, and several neighbours in each.
+        Returns the devices evicted now. Evidence convicts at once. Of two at odds either may lie;
+        but an honest device is at odds with liars only, so who contradicts more neighbours than may
+        lie next to it, or over the rounds more devices than may collude, lies itself.
         """
         before = set(self.evicted)
         for fault in round_number.faults:
             self.convict(fault, round_number)
         for device in round_number.unsigned:
             self.evicted.setdefault(device, "gave a wrong share that it had not signed")
-        for device in round_number.suspects:
+        if round_number.odds:
+            self._graph = (b"", b"")  # liars are not to stay next to whom they have chosen
+        for device, others in round_number.odds.items():
+            self._odds.setdefault(device, set()).update(others)
+        lying = exposed(self._odds, max(1, self.params.colluders)) & round_number.odds.keys()
+        for device in lying | round_number.suspects:
             self._suspicions[device] += 1
             if self._suspicions[device] >= SUSPICIONS:
                 self.evicted.setdefault(device, f"at odds with others in {SUSPICIONS} rounds")

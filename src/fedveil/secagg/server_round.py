@@ -37,6 +37,7 @@ from fedveil.secagg.messages import (
     Unmask,
 )
 from fedveil.secagg.modulus import IntVector, decode
+from fedveil.secagg.odds import exposed
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.recovery import Recovery
 from fedveil.secagg.relay import Kept
@@ -93,7 +94,7 @@ class ServerRound:
         }
         self.phase = Phase.SHARES
         self.faults: list[Fault] = []
-        self.suspects: set[int] = set()  # at odds with more neighbours than an honest device is
+        self.odds: dict[int, set[int]] = {}  # by device, whom it contradicts: one of each two lies
         self.unsigned: set[int] = set()  # gave a wrong share under a signature that does not hold
         self.confirms = not params.honest_server  # whether there are confirmations
         self._lock = threading.RLock()
@@ -101,9 +102,8 @@ class ServerRound:
         self._exchange = exchange_key(key)
         self._sessions: dict[int, Session] = {}
         self._fewest = params.fewest_survivors(len(plan.members))
-        self._droppable = params.droppable(self.layout.graph.complete)
+        self._liars = params.liars(len(plan.members))
         self._seen: dict[tuple[int, int], bytes] = {}  # kind, device -> signature
-        self._doubters: dict[int, set[int]] = {}
         self._kept = Kept(self.layout, self.identities, self.confirms)
         self._confirmed = b""
         self._log: RoundLog | None = None
@@ -191,6 +191,11 @@ class ServerRound:
         return self._kept.ids(self._kept.confirmed)
 
     @property
+    def suspects(self) -> set[int]:
+        """Who contradicts more neighbours than may lie next to an honest device: it lies itself."""
+        return exposed(self.odds, self._liars)
+
+    @property
     def disputes(self) -> list[tuple[int, int]]:
         """Who complains about whose shares: pairs of holder and dealer."""
         return self._kept.disputes()
@@ -253,12 +258,12 @@ class ServerRound:
     def close_sharing(self) -> None:
         """No more shares: from here on those who have not shared are out of the round.
 
-        A device at odds about keys with more neighbours than devices agree to leave out goes too;
-        the other pairs at odds leave out the mask between them.
+        A device at odds about keys with more neighbours than may lie goes too; other pairs at odds
+        leave out the mask between them (`odds_for`).
         """
         with self._lock:
             self._expect_phase(Phase.SHARES)
-            self.suspects = self._kept.close_sharing(self._droppable)
+            self.odds = self._kept.close_sharing(self._liars)
             self._close(Phase.VECTORS, len(self.sharers), "shared")
 
     def sharers_for(self, device: int) -> bytes:
@@ -267,6 +272,12 @@ class ServerRound:
         lists = self._kept.relayed(device)
         told = Sharers(self.layout.digest, device, self._kept.sharers, *lists)
         return wire.seal(told, self._sessions[device].down)
+
+    def odds_for(self, device: int) -> tuple[bytes, ...]:
+        """What a sharer is to see before its `Sharers`: the neighbours' own signed `Shares` that
+        contradict its keys. It masks with everybody else."""
+        self._expect(Phase.VECTORS, device, self._kept.shared)
+        return tuple(map(self._kept.dealt_frame, self._kept.contradicting(device)))
 
     def close_upload(self) -> None:
         """No more vectors: who has not sent one is lost, and a late one is refused."""
@@ -282,18 +293,18 @@ class ServerRound:
         """The frame that names the survivors to one of them; without confirmations, it unmasks.
 
         `doubted`: neighbours whose tags the device refused (`Doubted`); it then gets their signed
-        statements. Devices that are doubted by many become suspect.
+        statements. The two are at odds: the device may have made it up.
         """
         kept = self._kept
         phase = Phase.CONFIRMATIONS if self.confirms else Phase.UNMASKING
         self._expect(phase, device, kept.uploaded)
         tags = kept.tags_for(device, kept.upload_tags, kept.uploaded) if self.confirms else b""
-        named = tuple(sorted(other for other in set(doubted) if kept.has(kept.uploaded, other)))
+        known = kept.partners_of(device).intersection(doubted)
+        named = tuple(sorted(other for other in known if kept.has(kept.uploaded, other)))
         with self._lock:
             for other in named:
-                self._doubters.setdefault(other, set()).add(device)
-                if len(self._doubters[other]) > self._droppable:
-                    self.suspects.add(other)
+                self.odds.setdefault(other, set()).add(device)
+                self.odds.setdefault(device, set()).add(other)
         statements = b"".join(kept.statements.get(kept.places[other], b"") for other in named)
         told = Survivors(self.layout.digest, device, self._kept.survivors, tags, named, statements)
         return wire.seal(told, self._sessions[device].down)

@@ -10,8 +10,8 @@ threshold t. With C colluding and D lost devices, both fixed independently of th
   neighbours different things. Honest neighbours give one kind, colluding ones both, so
   2t > degree + c suffices.
 * *large groups*: such a server can still learn the sums of groups of devices. Each member of a
-  group has s = t - c - (dropped edges) neighbours in it. If that is more than degree/2, a group
-  goes all around the circle and holds at least
+  group has s = t - c neighbours in it. If that is more than degree/2, a group goes all around the
+  circle and holds at least
   (s + 1) * floor((cohort + degree/2 - 1) / (1.5 degree)) devices; otherwise s + 1.
 * *connected*: the honest survivors must form one connected graph of masks, else the sums of the
   pieces show. If everybody masks with the m/2 nearest on either side, falling apart takes two
@@ -54,14 +54,11 @@ class Topology:
     def complete(self) -> bool:
         return self.degree == self.cohort - 1
 
-    def smallest_group(self, min_honest: int, dropped_edges: int = 0) -> int:
-        """Honest devices in the smallest sum a server could learn by lying.
-
-        `dropped_edges`: pair masks that each device leaves out if the server says so.
-        """
+    def smallest_group(self, min_honest: int) -> int:
+        """Honest devices in the smallest sum a server could learn by lying."""
         if self.complete:
             return min_honest
-        inside = self.threshold - self.colluding_neighbours - dropped_edges
+        inside = self.threshold - self.colluding_neighbours
         return max(0, min(min_honest, smallest_closed_set(self.cohort, self.degree, inside)))
 
 
@@ -121,13 +118,13 @@ def choose(
     security_failure: float,
     recovery_failure: float,
     sparse: bool = True,
-    large_groups: int | None = None,
+    large_groups: bool = False,
 ) -> Topology:
     """The smallest degree whose failures stay below the given probabilities, else complete.
 
-    Cohorts of up to `SMALL_COHORT` devices always get the complete graph. `large_groups`, if given,
-    asks for a threshold that makes groups go around the circle although every device leaves out
-    that many masks; without it, the server is one that does not lie, and masks may be fewer.
+    Cohorts of up to `SMALL_COHORT` devices always get the complete graph. `large_groups` asks for a
+    threshold that makes groups go around the circle; without it, the server is one that does not
+    lie, and masks may be fewer.
     """
     if cohort < 2:
         raise ConfigError(
@@ -137,12 +134,12 @@ def choose(
         near = _colluding_neighbours(cohort, degree, colluders, security_failure)
         if near is None:
             continue
-        extra = near if large_groups is None else 2 * (near + large_groups)
+        extra = 2 * near if large_groups else near
         threshold = (degree + extra) // 2 + 1
         if threshold > degree:
             continue
         chances = (colluders, losses, security_failure)
-        fewest = _sparse_degrees(cohort).start if large_groups is None else degree
+        fewest = degree if large_groups else _sparse_degrees(cohort).start
         for masks in range(min(fewest, degree), degree + 1, 2):
             found = assess(cohort, degree, threshold, *chances, masks)
             if found.recovery_failure > recovery_failure:
