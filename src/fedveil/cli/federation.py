@@ -28,6 +28,7 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
             "--site NAME": (list, "a site; give it once for each"),
             "--schema FILE": (Path, "what is publicly known about the columns"),
             "--label NAME": (str, "the column to predict"),
+            "--engine NAME": (str, "what carries the bytes: flare or flower (flare)", "flare"),
             "--holdout SHARE": (float, "of each site's rows, to evaluate on (none)", 0.0),
             "--home DIR": (Path, "a new directory for the hub (./NAME)"),
         },
@@ -81,6 +82,7 @@ def _init(args: argparse.Namespace) -> int:
     path = args.home or Path(args.name)
     columns = read_columns(args.schema)
     schema = {"label": args.label, "columns": columns, "holdout": args.holdout}
+    schema["engine"] = args.engine
     home = HubHome.create(path, args.name, args.hub, args.site, **schema)
     bundles = {site: str(path / "bundles" / f"{site}.bundle") for site in home.agreement.sites}
     document = {"home": str(path), "agreement": home.agreement.digest, "bundles": bundles}

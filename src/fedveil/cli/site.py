@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,11 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
             "--home DIR": (Path, "a new directory for the site (./SITE)"),
         },
     ),
-    "start": ("answer the hub until told to stop", [], _HOME),
+    "start": (
+        "answer the hub until told to stop",
+        [],
+        {**_HOME, "--rest SECONDS": (float, "without a run, to give memory back (3600)", 3600.0)},
+    ),
     "members": ("whom the hub proposes, or this site trusts", [], _HOME),
     "trust": (
         "confirm the members' list that the other owners have too",
@@ -112,6 +117,10 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
                 if service.certificate_changed.is_set():
                     service.certificate_changed.clear()
                     engine.stop()
+                if service.rested(args.rest):  # begin anew, without torch and what runs needed
+                    for part in (courier.close, service.close, engine.stop):
+                        part()
+                    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
                 engine.keep_running()
                 wait.wait(_PAUSE)
             return 0

@@ -21,6 +21,7 @@ from fedveil.data.schema import Column, Kind, parse_schema
 from fedveil.data.table import from_table
 from fedveil.deploy.facts import Facts
 
+ENGINES = ("flare", "flower")
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 
@@ -39,6 +40,7 @@ class Agreement:
     label: str
     columns: Mapping[str, Any]
     holdout: float = 0.0
+    engine: str = ENGINES[0]  # what carries the bytes
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.sites):
@@ -57,6 +59,8 @@ class Agreement:
             raise ConfigError(f"hub address {self.address!r}: need HOST:PORT, as sites reach it")
         if not isinstance(self.holdout, float) or not 0 <= self.holdout < 1:
             raise ConfigError(f"holdout = {self.holdout!r}: need a share in [0, 1)")
+        if self.engine not in ENGINES:
+            raise ConfigError(f"engine {self.engine!r}: choose from {', '.join(ENGINES)}")
         if not re.fullmatch("[0-9a-f]{64}", self.hub):
             raise ConfigError("hub key: need 64 hexadecimal digits")
         self.encoder  # noqa: B018  # a schema that cannot be used is refused here
@@ -64,6 +68,10 @@ class Agreement:
     @property
     def host(self) -> str:
         return self.address.rpartition(":")[0]
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
 
     @cached_property
     def digest(self) -> str:

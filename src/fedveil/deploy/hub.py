@@ -56,6 +56,7 @@ from fedveil.secagg.stopwatch import Stopwatch
 DOCUMENT = "federation-plan.json"
 ACCEPTED = "federation-signatures.json"  # of all sites under the plan
 _ASK = 10.0  # seconds for one request; longer work is asked for again
+_SLOWEST = 1 << 19  # bytes a second that a connection carries at least, there and back
 _PAUSE = 0.1  # seconds until a site that is away is asked again
 
 Known = Callable[[Facts], Federation]
@@ -87,7 +88,8 @@ class Sites:
         waiting, replies, again = set(frames), dict[int, Message](), set[int]()
         while waiting and (left := until - monotonic()) > 0:
             wanted = {names[number]: frames[number] for number in sorted(waiting)}
-            found, working = self.courier.ask(wanted, min(left, _ASK)), False
+            patience = _ASK + max(map(len, wanted.values())) / _SLOWEST
+            found, working = self.courier.ask(wanted, min(left, patience)), False
             for number in sorted(waiting):
                 reply = self._reply(number, frames[number], found.get(names[number]))
                 status = None if reply is None else reply.header.get("status")
