@@ -228,9 +228,16 @@ def _evaluate(args: argparse.Namespace) -> int:
     document = json.loads((home.runs / args.run / EVALUATION).read_text(encoding="utf-8"))
 
     def show() -> None:
-        share = f"{document['accuracy']:.1%} (noise: {document['accuracy_noise']:.1%})"
-        rows = [["accuracy", share], ["rows held out", f"about {document['rows']:.0f}"]]
-        if document["auc"] is not None:
+        rows = [["rows held out", f"about {document['rows']:.0f}"]]
+        if "accuracy" in document:
+            share = f"{document['accuracy']:.1%} (noise: {document['accuracy_noise']:.1%})"
+            rows.append(["accuracy", share])
+        for name in ("mae", "rmse"):
+            if name in document:
+                rows.append(
+                    [name, f"{document[name]:.4g} (noise: {document[f'{name}_noise']:.2g})"]
+                )
+        if document.get("auc") is not None:
             rows.append(["AUC", f"{document['auc']:.3f}"])
         console.table(f"run {args.run}, on rows that sites hold out", ["figure", ""], rows)
         console.say(document["guarantee"]["statement"])

@@ -97,6 +97,12 @@ class Agreement:
             raise ConfigError(f"schema: no column besides {self.label!r} can be used as an input")
         return TableEncoder(inputs, self.label, target)
 
+    @property
+    def unit(self) -> float:
+        """What one stands for in a number to predict."""
+        target = self.encoder.target
+        return target.width if target.kind is Kind.NUMBER else 1.0
+
     def facts(self, sizes: tuple[int, ...]) -> Facts:
         """What a plan says about everybody's data."""
         classes = _classes(self.encoder.target)

@@ -413,10 +413,10 @@ class Hub:
         return self._run(plan, document, directory, recipe)
 
     def score(
-        self, weights: Tensor, model: Mapping[str, Any], facts: Facts, noise: float, delta: float
+        self, weights: Tensor, model: Mapping[str, Any], scoring: Scoring, unit: float
     ) -> tuple[dict[str, Any], Guarantee]:
         """How good weights are on rows that sites hold out: figures from a noisy sum, its cost."""
-        scoring = Scoring(facts, noise, delta)
+        facts, noise, delta = scoring.facts, scoring.noise, scoring.delta
         guarantee = scoring.guarantee()
         document = PlanDocument(
             version("fedveil"),
@@ -439,7 +439,7 @@ class Hub:
             table = opened.release(torch.zeros(0)).numpy().reshape(scoring.shape)
         finally:
             sums.done()
-        return figures(scoring, table), guarantee
+        return figures(scoring, table, unit), guarantee
 
     def resume(self, path: Path, known: Known = Facts.federation) -> Run:
         """Go on with a run whose hub has ended, in the round where it stood."""

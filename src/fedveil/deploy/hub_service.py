@@ -29,6 +29,7 @@ from fedveil.deploy.homes import HubHome, keep_pair, keep_secret, write_json
 from fedveil.deploy.hub import DOCUMENT, Hub, Known, SitesAway
 from fedveil.deploy.members import Members
 from fedveil.deploy.plan_document import PlanDocument, planned
+from fedveil.deploy.scoring import Scoring
 from fedveil.deploy.sockets import SocketCourier
 from fedveil.run.run import Run
 from fedveil.secagg.server_round import Deadlines
@@ -284,7 +285,8 @@ class HubService:
         facts = self._told_facts(hub)
         if facts is None:
             raise ConfigError("evaluation: needs sites whose policies protect records")
-        found, guarantee = hub.score(weights, model, facts, job.noise, document.delta)
+        scoring = Scoring(facts, job.noise, document.delta)
+        found, guarantee = hub.score(weights, model, scoring, self.home.agreement.unit)
         said = {**guarantee.to_dict(), "statement": guarantee.statement}
         write_json(path / EVALUATION, {**found, "guarantee": said})
         return "done"
