@@ -26,8 +26,8 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         {
             "--hub HOST:PORT": (str, "where sites reach the hub"),
             "--site NAME": (list, "a site; give it once for each"),
-            "--schema FILE": (Path, "what is publicly known about the columns"),
-            "--label NAME": (str, "the column to predict"),
+            "--schema FILE": (Path, "what is publicly known about columns, or arrays"),
+            "--label NAME": (str, "the column to predict, of a table"),
             "--engine NAME": (str, "what carries the bytes: flare or flower (flare)", "flare"),
             "--holdout SHARE": (float, "of each site's rows, to evaluate on (none)", 0.0),
             "--home DIR": (Path, "a new directory for the hub (./NAME)"),
@@ -73,16 +73,17 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _init(args: argparse.Namespace) -> int:
-    for option in ("hub", "schema", "label"):
+    for option in ("hub", "schema"):
         if getattr(args, option) is None:
             raise ConfigError(f"--{option}: say which")
-    from fedveil.data.schema import read_columns
     from fedveil.deploy.homes import HubHome
+    from fedveil.deploy.schemas import read_schema_file
 
     path = args.home or Path(args.name)
-    columns = read_columns(args.schema)
-    schema = {"label": args.label, "columns": columns, "holdout": args.holdout}
-    schema["engine"] = args.engine
+    schema = read_schema_file(args.schema)
+    if "columns" in schema and args.label is None:
+        raise ConfigError("--label: say which")
+    schema |= {"label": args.label or "", "holdout": args.holdout, "engine": args.engine}
     home = HubHome.create(path, args.name, args.hub, args.site, **schema)
     bundles = {site: str(path / "bundles" / f"{site}.bundle") for site in home.agreement.sites}
     document = {"home": str(path), "agreement": home.agreement.digest, "bundles": bundles}
