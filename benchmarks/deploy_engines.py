@@ -21,7 +21,8 @@ class Homes(Courier):
     is there is who is attached here as well."""
 
     def __init__(self, hub: HubHome, homes: dict[str, SiteHome]) -> None:
-        self.home, self.hub = hub, SocketCourier(hub.socket, hub.path)
+        self.home, self.homes = hub, homes
+        self.hub = SocketCourier(hub.socket, hub.path)
         self._ends = {name: SocketCourier(hub.socket, home.path) for name, home in homes.items()}
         self._attached: set[str] = set()
         self.memory: list[int] = []  # of the engines, the hub's first, when they were stopped

@@ -125,6 +125,7 @@ class EngineProcess:
                 stdout=output,
                 stderr=output,
                 env={**os.environ, **_quiet(self._home)},
+                umask=0o077,
             )
 
     def stop(self) -> None:

@@ -24,6 +24,8 @@ import sys
 import threading
 import time
 import zipfile
+from base64 import b64decode
+from collections.abc import Mapping
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,12 +34,22 @@ from typing import Any
 import uvicorn
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, ErrorCode, SubStatus
+from flwr.common.constant import (
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    TIMESTAMP_HEADER,
+    ErrorCode,
+    SubStatus,
+)
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest
 from flwr.supercore.auth.typing import AccountInfo
-from flwr.supercore.constant import TaskType
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    TaskType,
+)
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
 from flwr.supercore.interceptors import (
@@ -45,6 +57,7 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid.http_grid import HttpGrid
@@ -64,6 +77,10 @@ _LONGEST = 20.0  # seconds for one request: guards answer sooner, or are asked a
 _POLL, _IDLE = 0.1, 1.0  # seconds between two looks
 _AWAKE = 60.0  # seconds after a message in which the next one is expected
 _SPARE = 60.0  # seconds that a message lives longer than it is waited for: clocks differ
+_PROOF = tuple(
+    name.encode() for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
+)
+_STAMP = TIMESTAMP_HEADER.encode()
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _LOCAL = "127.0.0.1"
 _APP = """\
@@ -191,7 +208,9 @@ class _Hub:
             "ssl_certfile": str(workspace / "server.crt"),
             "ssl_keyfile": str(workspace / "server.key"),
         }
-        _serve(_only(app, "/v1/fleet/"), host="0.0.0.0", port=known["port"], **tls)
+        keys = {key.encode(): self._nodes[site] for site, key in known["nodes"].items()}
+        fleet = _for_nodes(_only(app, "/v1/fleet/"), self._state, keys)
+        _serve(fleet, host="0.0.0.0", port=known["port"], **tls)
         _serve(_only(app, "/v1/runtime/"), host=_LOCAL, port=inside)
         self._grid = self._started(inside)
         self._pause = threading.Event()  # never set
@@ -249,17 +268,51 @@ def _only(app: Any, prefix: str) -> Any:
     """Nothing of the application but what lies under a path."""
 
     async def filtered(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(prefix):
+        if scope["path"].startswith(prefix):
             await app(scope, receive, send)
         else:
-            await send({"type": "http.response.start", "status": 404, "headers": []})
-            await send({"type": "http.response.body", "body": b""})
+            await _refuse(send, 404)
 
     return filtered
 
 
+def _for_nodes(app: Any, state: Any, nodes: Mapping[bytes, int]) -> Any:
+    """The application for whoever signs as a node, by its public key (PEM).
+
+    Flower finds out as well, after it has read all of a request: strangers are not to fill the
+    hub's memory. A node that comes back before it was missed is let in at once.
+    """
+
+    async def filtered(scope: Any, receive: Any, send: Any) -> None:
+        node = _signer(dict(scope["headers"]), nodes)
+        if node is None:
+            await _refuse(send, 401)
+            return
+        if scope["path"].endswith("/activate-node"):
+            state.deactivate_node(node)
+        await app(scope, receive, send)
+
+    return filtered
+
+
+def _signer(headers: Mapping[bytes, bytes], nodes: Mapping[bytes, int]) -> int | None:
+    try:
+        key, signature = (b64decode(headers[name], validate=True) for name in _PROOF)
+        known = bytes_to_public_key(key) if key in nodes else None
+        signed = known is not None and verify_signature(known, headers[_STAMP], signature)
+    except (KeyError, ValueError):
+        return None
+    return nodes[key] if signed else None
+
+
+async def _refuse(send: Any, status: int) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
 def _serve(app: Any, **settings: Any) -> None:
-    config = uvicorn.Config(app, lifespan="off", access_log=False, log_config=None, **settings)
+    quiet = {"lifespan": "off", "ws": "none", "access_log": False, "log_config": None}
+    config = uvicorn.Config(app, **quiet, **settings)
     threading.Thread(target=_or_end, args=(uvicorn.Server(config).run,), daemon=True).start()
 
 
@@ -277,7 +330,8 @@ def _main(workspace: str, site: str) -> None:
     flower.handlers.clear()
     flower.setLevel(logging.WARNING)
     if site:
-        _site(folder)
+        _site(folder)  # until the hub does not know it any more: then it is started again
+        return
     hub = _Hub(folder)
     known = json.loads((folder / "flower.json").read_text(encoding="utf-8"))
     listening = sockets.relay(Path(known["socket"]), hub.forward, hub.sites)
