@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import socket
 import ssl
@@ -9,10 +12,12 @@ import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.deploy_engines import Homes, engines
+from fedveil.cli import main
 from fedveil.deploy.courier import Courier
 from tests.deploy.courier_suite import CourierSuite
 from tools import demo
@@ -63,9 +68,19 @@ def _greeted(context: ssl.SSLContext, port: int) -> bytes:
         return b""
 
 
+def in_this_process(self: demo.Demo, *words: str) -> Any:
+    """A command without a process of its own, of which there would be fourteen."""
+    said = io.StringIO()
+    with contextlib.chdir(self.folder), contextlib.redirect_stdout(said):
+        assert main([*words, "--json"]) == 0
+    return json.loads(said.getvalue())
+
+
 @pytest.mark.skipif("FEDVEIL_DATA" not in os.environ, reason="FEDVEIL_DATA names no copy of Adult")
 def test_the_demonstration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hub and hospitals are processes; the hub and a hospital are killed (-9) on the way."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(demo.Demo, "fedveil", in_this_process)
     with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
         folder = Path(made)
         shown = demo.play(folder, rounds=4, rows=1500)

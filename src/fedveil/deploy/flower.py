@@ -97,7 +97,7 @@ clientapp = "nothing:here"
 carrier = ClientApp()
 
 
-@carrier.query()  # type: ignore[misc]
+@carrier.query()  # type: ignore[untyped-decorator]
 def carry(message: Message, context: Context) -> Message:
     """Ask the guard, and bring its answer back."""
     guard, frame = Path(str(context.node_config["guard"])), message.content[_RECORD][_FRAME]
