@@ -16,34 +16,24 @@ from typing import Any
 
 import pytest
 
-from benchmarks.deploy_engines import Homes, engines
+from benchmarks.deploy_engines import Homes
 from fedveil.cli import main
-from fedveil.deploy.courier import Courier
-from tests.deploy.courier_suite import CourierSuite
+from tests.deploy.engine_suite import EngineSuite, connected
 from tools import demo
 
 pytestmark = pytest.mark.skipif(
     find_spec("nvflare") is None, reason="nvflare is not installed: pip install 'fedveil[flare]'"
 )
-SITES = ("a", "b", "c", "quick", "slow")
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Homes]:
-    with (
-        tempfile.TemporaryDirectory(prefix="fedveil-") as made,  # short: sockets lie in it
-        engines(Path(made), SITES, "flare") as courier,
-    ):
+    with connected("flare") as courier:
         yield courier
 
 
-class TestFlareCourier(CourierSuite):
-    @pytest.fixture(autouse=True)
-    def use(self, running: Homes) -> None:
-        self.running = running
-
-    def make(self) -> Courier:
-        return self.running
+class TestFlareCourier(EngineSuite):
+    """The contract, with real processes."""
 
 
 def test_nobody_is_let_in_without_a_certificate(running: Homes, tmp_path: Path) -> None:

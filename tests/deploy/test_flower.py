@@ -22,33 +22,23 @@ from cryptography.hazmat.primitives.serialization import (
     load_ssh_private_key,
 )
 
-from benchmarks.deploy_engines import Homes, engines
-from fedveil.deploy.courier import Courier
-from tests.deploy.courier_suite import CourierSuite
+from benchmarks.deploy_engines import Homes
+from tests.deploy.engine_suite import EngineSuite, connected
 from tools import demo
 
 pytestmark = pytest.mark.skipif(
     find_spec("flwr") is None, reason="flwr is not installed: pip install 'fedveil[flower]'"
 )
-SITES = ("a", "b", "c", "quick", "slow")
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Homes]:
-    with (
-        tempfile.TemporaryDirectory(prefix="fedveil-") as made,  # short: sockets lie in it
-        engines(Path(made), SITES, "flower") as courier,
-    ):
+    with connected("flower") as courier:
         yield courier
 
 
-class TestFlowerCourier(CourierSuite):
-    @pytest.fixture(autouse=True)
-    def use(self, running: Homes) -> None:
-        self.running = running
-
-    def make(self) -> Courier:
-        return self.running
+class TestFlowerCourier(EngineSuite):
+    """The contract, with real processes."""
 
 
 PATHS = (
