@@ -1,11 +1,15 @@
-"""Seconds a round across machines, for several numbers of sites: `python -m benchmarks.deploy`.
+"""What a federation across machines costs, on one machine: `python -m benchmarks.deploy WHAT`.
 
-All guards live in this process, so on a few cores their training is one after the other. With
---flare each site has an engine process of its own, and the hub's, all on this machine with mTLS;
-otherwise requests stay in memory. A round's time is split: `training` is the time in which guards
-compute updates, `protocol` the rest of the time in guards and hub (keys, noise, masks, signatures),
-`engine` what the courier adds. `processor` is the processor's time of this process, which a busy
-machine changes little.
+    rounds      seconds a round for several numbers of sites (--engine flare or flower: each site
+                has an engine process of its own, with TLS; otherwise requests stay in memory)
+    echo        a leg of 4 MB over FLARE: by the engine alone, and by fedveil through it
+    memory      of a site's processes, idle and after a run
+    secaggplus  the same job as Flower's legacy workflow of SecAgg+, with its own processes
+
+All guards live in this process, so on a few cores their training is one after the other. A round's
+time is split: `training` is the time in which guards compute updates, `protocol` the rest of the
+time in guards and hub (keys, noise, masks, signatures), `engine` what the courier adds. `processor`
+is the processor's time of this process, which a busy machine changes little.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,9 +42,9 @@ from fedveil.deploy.work import Training
 from fedveil.engines.one_client import lone
 from fedveil.secagg.device_store import DeviceStore, Lock
 
-MODELS: dict[str, dict[str, Any]] = {
-    "softmax 784x10": {"model.name": "logistic"},
-    "mlp, 1 M weights": {"model.name": "mlp", "model.hidden": [1258]},
+MODELS = {  # by what it is called here: its name in a recipe, and the shape of an input
+    "softmax 784x10": ("logistic", (784,)),
+    "CNN, 1 M weights": ("cheng-cnn", (28, 28)),
 }
 RECIPE = {
     "training.method": "dp-fedavg",
@@ -53,7 +58,11 @@ RECIPE = {
 }
 POLICY = {
     "budget": {"epsilon": 1e6, "delta": 0.1},
-    "allow": {"methods": ["dp-fedavg"], "models": ["logistic", "mlp"], "parameters": 2_000_000},
+    "allow": {
+        "methods": ["dp-fedavg"],
+        "models": ["logistic", "cheng-cnn"],
+        "parameters": 2_000_000,
+    },
     "cohort": {"minimum": 2},
 }
 EXAMPLES = 100  # of each site
@@ -101,15 +110,16 @@ def measure(folder: Path, sites: int, model: str, rounds: int, inner: Courier) -
         keys = stores[name].enrol("fedveil/bench", number)
         identities[name] = keys.identity.public_key().public_bytes_raw()
     members = Members("bench", key.public_key().public_bytes_raw(), identities)
-    data, courier = _rows(sites), Timed(inner)
+    network, shape = MODELS[model]
+    data, courier = _rows(sites, shape), Timed(inner)
     training, guards = _Busy(), []
     for number, name in enumerate(names):
         guard = Guard(name, members, stores[name], Policy.of(POLICY), lone(data, number))
         guards.append(guard)
         courier.attach(name, guard.answer)
-    values = {**RECIPE, **MODELS[model], "training.rounds": rounds}
+    values = {**RECIPE, "model.name": network, "training.rounds": rounds}
     recipe = recipes.with_defaults(recipes.parse({}, (), values))
-    facts = Facts("bench", "classification", 10, (784,), (1,) * sites)
+    facts = Facts("bench", "classification", 10, shape, (1,) * sites)
     run = Hub(members, key, courier, folder / "hub").start(recipe, facts, folder / "run")
     found = []
     with _watched(training):
@@ -163,32 +173,53 @@ def _watched(busy: _Busy) -> Any:
     return mock.patch.object(Training, "_trained", timed)
 
 
-def _rows(sites: int) -> Federation:
+def _rows(sites: int, shape: tuple[int, ...]) -> Federation:
     draw = np.random.default_rng(0)
-    inputs = draw.normal(size=(sites * EXAMPLES, 784)).astype(np.float32)
+    inputs = draw.normal(size=(sites * EXAMPLES, *shape)).astype(np.float32)
     targets = draw.integers(0, 10, sites * EXAMPLES)
     owners = np.repeat(np.arange(sites), EXAMPLES)
     test = (inputs[:10].copy(), targets[:10].copy())
     return Federation.from_arrays(inputs, targets, owners, test=test, classes=10)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sites", type=int, nargs="+", default=[3, 10, 50])
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--flare", action="store_true")
-    args = parser.parse_args()
+def time_rounds(args: argparse.Namespace) -> None:
     for sites in args.sites:
-        for model in MODELS:
-            with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
-                if args.flare:
-                    from benchmarks.deploy_flare import engines
+        names = [f"site-{number}" for number in range(sites)]
+        for model in args.models:
+            with tempfile.TemporaryDirectory(prefix="fedveil-") as made, ExitStack() as stack:
+                courier: Courier = MemoryCourier()
+                if args.engine != "memory":
+                    from benchmarks.deploy_engines import engines
 
-                    with engines(Path(made), sites) as courier:
-                        shown = measure(Path(made), sites, model, args.rounds, courier)
-                else:
-                    shown = measure(Path(made), sites, model, args.rounds, MemoryCourier())
-            print(json.dumps({"engine used": "flare" if args.flare else "memory", **shown}))
+                    courier = stack.enter_context(engines(Path(made), names, args.engine))
+                shown = measure(Path(made), sites, model, args.rounds, courier)
+            print(json.dumps({"engine used": args.engine, **shown}), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["rounds", "echo", "memory", "secaggplus"])
+    parser.add_argument("--sites", type=int, nargs="+", default=[3, 10, 50])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--engine", choices=["memory", "flare", "flower"], default="memory")
+    args = parser.parse_args()
+    if args.what == "rounds":
+        time_rounds(args)
+    elif args.what == "echo":
+        from benchmarks import deploy_echo
+
+        deploy_echo.run()
+    elif args.what == "memory":
+        from benchmarks import deploy_memory
+
+        deploy_memory.run()
+    else:
+        from benchmarks import deploy_secaggplus
+
+        deploy_secaggplus.run(args.sites, args.models, args.rounds)
 
 
 if __name__ == "__main__":

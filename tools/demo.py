@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from fedveil.data.encoder import TableEncoder
 from fedveil.data.schema import Column, Kind
 from fedveil.datasets.adult import ADULT, COLUMNS, INCOMES, records
 from fedveil.datasets.files import cache_directory, data_directory, open_source
+from fedveil.deploy.sockets import free_port
 
 SITES = ("north", "south", "east")
 POLICY = """\
@@ -98,9 +98,9 @@ class Demo:
             sys.exit(f"fedveil {' '.join(arguments)}: {done.stderr.strip()}")
         return json.loads(done.stdout)
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, *more: str) -> None:
         kind = "hub" if name == "hospitals" else "site"
-        command = [sys.executable, "-m", "fedveil", kind, "start", "--home", name]
+        command = [sys.executable, "-m", "fedveil", kind, "start", "--home", name, *more]
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 command, cwd=self.folder, stdout=log, stderr=log, start_new_session=True
@@ -149,13 +149,7 @@ def write_tables(folder: Path, rows: int | None) -> None:
     (folder / "schema.toml").write_text(tomli_w.dumps({"columns": columns}))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def found(demo: Demo, rounds: int, rows: int | None) -> None:
+def found(demo: Demo, rounds: int, rows: int | None, engine: str) -> None:
     """Files, federation and bundles; every hospital joins."""
     write_tables(demo.folder, rows)
     (demo.folder / "policy.toml").write_text(POLICY)
@@ -164,7 +158,8 @@ def found(demo: Demo, rounds: int, rows: int | None) -> None:
     sites = [word for site in SITES for word in ("--site", site)]
     schema = ("--schema", "schema.toml", "--label", "income")
     address = f"localhost:{free_port()}"
-    demo.fedveil("federation", "init", "hospitals", "--hub", address, *sites, *schema)
+    place = ("--hub", address, "--engine", engine)
+    demo.fedveil("federation", "init", "hospitals", *place, *sites, *schema)
     demo.say(f"federation founded, hub at {address}; a bundle for each of {', '.join(SITES)}")
     for site in SITES:
         bundle = f"hospitals/bundles/{site}.bundle"
@@ -230,10 +225,10 @@ def show(demo: Demo) -> dict[str, Any]:
     return {"result": result, "certified": certified, "ledgers": ledgers, "seconds": seconds}
 
 
-def play(folder: Path, rounds: int, rows: int | None) -> dict[str, Any]:
+def play(folder: Path, rounds: int, rows: int | None, engine: str = "flare") -> dict[str, Any]:
     demo = Demo(folder)
     try:
-        found(demo, rounds, rows)
+        found(demo, rounds, rows, engine)
         confirm(demo)
         train(demo, rounds)
         return show(demo)
@@ -246,11 +241,12 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, help="a new folder to work in")
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--rows", type=int, help="of Adult; all of them if not given")
+    parser.add_argument("--engine", choices=["flare", "flower"], default="flare")
     args = parser.parse_args()
     os.umask(0o077)
     folder = args.folder or Path(tempfile.mkdtemp(prefix="fedveil-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
-    play(folder.absolute(), args.rounds, args.rows)
+    play(folder.absolute(), args.rounds, args.rows, args.engine)
 
 
 if __name__ == "__main__":

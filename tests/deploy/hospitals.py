@@ -84,6 +84,7 @@ class Hospitals:
     courier: MemoryCourier = field(default_factory=MemoryCourier)
     sites: dict[str, SiteService] = field(default_factory=dict)
     finished: list[tuple[Run, Recipe]] = field(default_factory=list)
+    recipe: dict[str, Any] = field(default_factory=lambda: RECIPE)
     seconds: float = 600.0  # as long as a very busy machine may take
 
     def start(self, site: str, randomness: Randomness | None = None) -> SiteService:
@@ -117,7 +118,7 @@ class Hospitals:
 
     def queue(self, name: str = "first", test: bool = True, **changed: Any) -> None:
         given = {key.replace("__", "."): value for key, value in changed.items()}
-        recipe = recipes.to_table(recipes.parse(RECIPE, (), given))
+        recipe = recipes.to_table(recipes.parse(self.recipe, (), given))
         rows = str(self.folder / "test.csv") if test else None
         self.service().queue.put(Job(name, recipe, rows))
 
@@ -127,20 +128,28 @@ class Hospitals:
 
 
 @cache
-def _founded(holdout: float) -> TemporaryDirectory[str]:
+def _founded(holdout: float, label: str) -> TemporaryDirectory[str]:
     """Keys take a second to make: once for all tests."""
     made = TemporaryDirectory()
-    schema = {"label": "ill", "columns": COLUMNS, "holdout": holdout}
+    columns = dict(COLUMNS)
+    if label == "pressure":
+        columns[label] = {key: COLUMNS[label][key] for key in ("type", "mean", "std")}
+    schema = {"label": label, "columns": columns, "holdout": holdout}
     hub = Path(made.name) / "hub"
     HubHome.create(hub, "hospitals", "localhost:8002", SITES, **schema)
     return made
 
 
 def hospitals(
-    folder: Path, policy: str = POLICY, holdout: float = 0.0, rows: int = 80
+    folder: Path,
+    policy: str = POLICY,
+    holdout: float = 0.0,
+    rows: int = 80,
+    label: str = "ill",
+    table: Callable[[int, int], str] = table,
 ) -> Hospitals:
     """A federation that was founded and joined; nobody is there yet."""
-    shutil.copytree(_founded(holdout).name, folder, dirs_exist_ok=True)
+    shutil.copytree(_founded(holdout, label).name, folder, dirs_exist_ok=True)
     hub = HubHome(folder / "hub")
     (folder / "policy.toml").write_text(policy)
     (folder / "test.csv").write_text(table(60, 99))

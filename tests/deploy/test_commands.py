@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+)
 
 from fedveil.cli import main
 from fedveil.core.errors import ConfigError
 from fedveil.deploy import engine_kit
 from fedveil.deploy.engine_kit import EngineProcess, write_kit
 from fedveil.deploy.homes import HubHome, SiteHome
+from fedveil.deploy.site_service import SiteService
 from tests.deploy.hospitals import COLUMNS, POLICY, SITES, table
 
 SHELL = [word for site in SITES for word in ("--site", site)]
@@ -118,6 +126,7 @@ def test_mistakes_get_one_line_that_says_what_to_do(here: Path, capsys: Any) -> 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("--engine", "pigeon"), "choose from flare, flower"),
         (("--hub", "nowhere"), "need HOST:PORT"),
         (("--hub", "localhost:99999"), "need HOST:PORT"),
         (("--site", "north"), "different names"),
@@ -160,13 +169,63 @@ def test_the_engine_gets_no_rights_at_a_site(here: Path, capsys: Any) -> None:
     assert client["connection_security"] == "mtls"
 
 
-def test_without_flare_it_is_said_how_to_get_it(
+def test_flower_knows_sites_by_the_keys_of_their_certificates(here: Path, capsys: Any) -> None:
+    init(capsys, "--engine", "flower")
+    join(capsys)
+    hub, site = HubHome(here / "hospitals"), SiteHome(here / "north")
+    for home in (hub, site):
+        write_kit(home)
+        for path in home.engine.iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    known = json.loads((hub.engine / "flower.json").read_text())
+    own = load_ssh_private_key((site.engine / "node.key").read_bytes(), None).public_key()
+    form = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    assert known["nodes"]["north"] == own.public_bytes(*form).decode()
+    assert len(set(known["nodes"].values())) == len(SITES)
+
+
+@pytest.mark.parametrize("engine", ["flare", "flower"])
+def test_without_the_engine_it_is_said_how_to_get_it(
+    engine: str, here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(capsys, "--engine", engine)
+    monkeypatch.setattr(engine_kit, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"pip install 'fedveil\[{engine}\]'"):
+        EngineProcess(HubHome(here / "hospitals"))
+
+
+class NoEngine:
+    """Stands for an engine's process."""
+
+    ended = False
+
+    def __init__(self, home: SiteHome) -> None: ...
+
+    def keep_running(self) -> None: ...
+
+    def stop(self) -> None:
+        NoEngine.ended = True
+
+
+def test_a_site_that_has_rested_begins_anew(
     here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     init(capsys)
-    monkeypatch.setattr(engine_kit, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'fedveil\[flare\]'"):
-        EngineProcess(HubHome(here / "hospitals"))
+    join(capsys)
+    begun: list[list[str]] = []
+
+    def execute(program: str, words: list[str]) -> None:
+        begun.append(words)
+        raise SystemExit
+
+    monkeypatch.setattr(engine_kit, "EngineProcess", NoEngine)
+    monkeypatch.setattr(SiteService, "rested", lambda self, seconds: seconds == 5.0)
+    monkeypatch.setattr(os, "execv", execute)
+    with pytest.raises(SystemExit):
+        main(["site", "start", "--home", "north", "--rest", "5"])
+    assert begun == [[sys.executable, *sys.orig_argv[1:]]]
+    assert NoEngine.ended
+    assert not SiteHome(here / "north").running
 
 
 def test_a_second_process_for_one_directory_is_refused(here: Path, capsys: Any) -> None:

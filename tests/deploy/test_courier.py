@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -10,7 +11,7 @@ from typing import cast
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedveil.deploy.courier import Courier, MemoryCourier
+from fedveil.deploy.courier import Courier, MemoryCourier, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
 from fedveil.deploy.sockets import SocketCourier, _send, relay, request
 from tests.deploy.courier_suite import LONG, CourierSuite
@@ -55,6 +56,32 @@ class TestSocketCourier(CourierSuite):
                 asking.connect(str(self.folder / "hub.sock"))
                 asking.sendall(nonsense)
         assert courier.ask({"a": b"x"}, LONG) == {"a": b"x"}
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_connection_cut_in_the_middle_of_an_upload_brings_nothing(
+    share: float, tmp_path: Path
+) -> None:
+    """The first reply ends after a share of its bytes; whoever asks again gets all of it."""
+    content, cuts = bytes(range(256)) * 1000, [share]
+
+    def serve() -> None:
+        for _ in range(2):
+            asking, _ = listening.accept()
+            asking.recv(100)
+            whole = len(content).to_bytes(8, "little") + content
+            asking.sendall(whole[: int(cuts.pop() * (len(whole) - 1))] if cuts else whole)
+            asking.close()
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "hub.sock"))
+        listening.listen()
+        serving = threading.Thread(target=serve)
+        serving.start()
+        with pytest.raises(Unreachable):
+            request(tmp_path / "hub.sock", b"x", LONG)
+        assert request(tmp_path / "hub.sock", b"x", LONG) == content
+        serving.join()
 
 
 def test_an_answer_to_nothing_may_come_before_the_sender_is_done() -> None:

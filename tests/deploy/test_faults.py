@@ -268,6 +268,25 @@ def test_training_longer_than_a_request_is_asked_for_again(
     assert asked.count("train") >= 3
 
 
+class Slow(MemoryCourier):
+    """A connection that carries half a megabyte a second, there and back."""
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
+        assert all(len(frame) / 5e5 <= seconds for frame in frames.values()), "it is cut off"
+        return super().ask(frames, 600.0)
+
+
+def test_what_takes_longer_than_a_request_to_carry_gets_the_time(tmp_path: Path) -> None:
+    made = world(tmp_path, courier=Slow())
+    try:
+        sites = made.hub().sites
+        large = Message({"kind": "hello"}, (bytes(8_000_000),))  # sixteen seconds
+        sites.leg(dict.fromkeys(range(3), large), 1e6)
+        assert not sites.silent
+    finally:
+        made.close()
+
+
 def survivors(run: Run) -> list[int]:
     """Sites in each round's sum; -1 where nothing was released."""
     reports = [report.dropouts for report in run]

@@ -1,7 +1,10 @@
-"""The demonstration over NVIDIA FLARE, smaller: processes, mTLS, two of them killed (-9)."""
+"""NVIDIA FLARE as the courier: the contract, mTLS, and a smaller demonstration."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
 import socket
 import ssl
@@ -9,33 +12,70 @@ import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedveil.deploy.courier import Unreachable
-from fedveil.deploy.engine_kit import EngineProcess
-from fedveil.deploy.homes import HubHome
-from fedveil.deploy.sockets import SocketCourier
-from tests.deploy.hospitals import COLUMNS, SITES
+from benchmarks.deploy_engines import Homes
+from fedveil.cli import main
+from tests.deploy.engine_suite import EngineSuite, connected
 from tools import demo
 
 pytestmark = pytest.mark.skipif(
     find_spec("nvflare") is None, reason="nvflare is not installed: pip install 'fedveil[flare]'"
 )
-SECONDS = 120.0
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short path: sockets lie in it."""
-    with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
-        yield Path(made)
+@pytest.fixture(scope="module")
+def running() -> Iterator[Homes]:
+    with connected("flare") as courier:
+        yield courier
+
+
+class TestFlareCourier(EngineSuite):
+    """The contract, with real processes."""
+
+
+def test_nobody_is_let_in_without_a_certificate(running: Homes, tmp_path: Path) -> None:
+    home = running.home
+    known = ssl.create_default_context(cadata=home.authority.certificate)
+    known.set_alpn_protocols(["h2"])
+    assert _greeted(known, home.agreement.port) == b""
+    own = tmp_path / "own.pem"
+    own.write_text(home.certificate.certificate + home.certificate.key)
+    known.load_cert_chain(own)
+    assert _greeted(known, home.agreement.port) != b""
+
+
+def _greeted(context: ssl.SSLContext, port: int) -> bytes:
+    """The first bytes that the engine says to somebody who speaks HTTP/2 to it."""
+    plain = socket.create_connection(("localhost", port), timeout=60)
+    try:
+        with context.wrap_socket(plain, server_hostname="localhost") as tls:
+            tls.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04" + bytes(5))
+            return tls.recv(100)
+    except (ssl.SSLError, ConnectionError):  # with TLS 1.3 the refusal comes after the handshake
+        return b""
+
+
+def in_this_process(self: demo.Demo, *words: str) -> Any:
+    """A command without a process of its own, of which there would be fourteen."""
+    said = io.StringIO()
+    with contextlib.chdir(self.folder), contextlib.redirect_stdout(said):
+        assert main([*words, "--json"]) == 0
+    return json.loads(said.getvalue())
 
 
 @pytest.mark.skipif("FEDVEIL_DATA" not in os.environ, reason="FEDVEIL_DATA names no copy of Adult")
-def test_the_demonstration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demonstration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hub and hospitals are processes; the hub and a hospital are killed (-9) on the way."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    shown = demo.play(folder, rounds=4, rows=1500)
+    monkeypatch.setattr(demo.Demo, "fedveil", in_this_process)
+    with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
+        folder = Path(made)
+        shown = demo.play(folder, rounds=4, rows=1500)
+        report = folder / "hospitals" / "runs" / "adult" / "report.html"
+        assert "Certified" in report.read_text()
     assert shown["certified"]
     assert shown["result"]["rounds"] == 4
     for ledger in shown["ledgers"]:
@@ -43,45 +83,3 @@ def test_the_demonstration(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert 0 < ledger["epsilon"] <= 2.0
         # Nothing is paid twice, whoever was killed; a round that was given up may cost nothing.
         assert 3 <= run["rounds"] <= 4
-    report = folder / "hospitals" / "runs" / "adult" / "report.html"
-    assert "Certified" in report.read_text()
-
-
-def test_nobody_is_let_in_without_a_certificate(folder: Path) -> None:
-    port = demo.free_port()
-    schema = {"label": "ill", "columns": COLUMNS}
-    home = HubHome.create(folder / "h", "hospitals", f"localhost:{port}", SITES, **schema)
-    engine = EngineProcess(home)
-    engine.keep_running()
-    courier = SocketCourier(home.socket, home.path)
-    try:
-        demo.Demo(folder).wait("the engine", lambda: _listens(courier, port), SECONDS)
-        known = ssl.create_default_context(cadata=home.authority.certificate)
-        known.set_alpn_protocols(["h2"])
-        assert _greeted(known, port) == b""
-        own = folder / "own.pem"
-        own.write_text(home.certificate.certificate + home.certificate.key)
-        known.load_cert_chain(own)
-        assert _greeted(known, port) != b""
-    finally:
-        engine.stop()
-
-
-def _listens(courier: SocketCourier, port: int) -> bool:
-    try:
-        courier.sites()
-        socket.create_connection(("localhost", port), timeout=1).close()
-    except (Unreachable, OSError):
-        return False
-    return True
-
-
-def _greeted(context: ssl.SSLContext, port: int) -> bytes:
-    """The first bytes that the engine says to somebody who speaks HTTP/2 to it."""
-    plain = socket.create_connection(("localhost", port), timeout=10)
-    try:
-        with context.wrap_socket(plain, server_hostname="localhost") as tls:
-            tls.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04" + bytes(5))
-            return tls.recv(100)
-    except (ssl.SSLError, ConnectionError):  # with TLS 1.3 the refusal comes after the handshake
-        return b""

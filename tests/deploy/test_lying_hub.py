@@ -247,6 +247,9 @@ def test_inflated_honest_shares_in_a_round_are_refused(made: World) -> None:
         "more noise than is added": replace(
             terms, release=replace(terms.release, mechanism=inflated)
         ),
+        "more honest shares than were accepted": replace(
+            terms, privacy_model=replace(terms.privacy_model, honest_shares=9)
+        ),
         "another run": replace(terms, run="elsewhere"),
         "no cost at all": None,
     }

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, roc_auc_score
+from sklearn.metrics import accuracy_score, mean_squared_error, roc_auc_score
 
 from fedveil.deploy.facts import Facts
 from fedveil.deploy.hub_service import EVALUATION, Job
-from fedveil.deploy.scoring import BINS, Scoring, figures
-from tests.deploy.hospitals import POLICY, SITES, Hospitals, hospitals
+from fedveil.deploy.scoring import BINS, ERRORS, FARTHEST, Scoring, figures
+from tests.deploy.hospitals import POLICY, RECIPE, SITES, Hospitals, hospitals
 
 ALLOWED = POLICY.replace("[show]", "evaluation = true\n[show]").replace(
     'units = ["record", "client"]\n\nevaluation', 'units = ["record", "client"]\nevaluation'
@@ -98,6 +98,60 @@ def test_figures_of_a_table_without_noise_are_those_of_scikit_learn() -> None:
     assert found["rows"] == 4000
     assert found["accuracy"] == pytest.approx(accuracy_score(targets, chance >= 0.5))
     assert found["auc"] == pytest.approx(roc_auc_score(targets, binned))
+
+
+def numbers(rows: int, seed: int) -> str:
+    """The blood pressure of made-up patients, of which some is by age."""
+    draw = np.random.default_rng(seed)
+    age = draw.integers(18, 90, rows)
+    pressure = 100 + age / 2 + draw.normal(0, 8, rows)
+    wards = draw.choice(["a", "b"], rows)
+    lines = (f"{a},{p:.1f},{w},false" for a, p, w in zip(age, pressure, wards, strict=True))
+    return "\n".join(["age,pressure,ward,ill", *lines]) + "\n"
+
+
+def test_errors_of_numbers_are_near_the_truth_in_their_own_unit(tmp_path: Path) -> None:
+    allowed = ALLOWED.replace('"logistic"', '"linear"')
+    made = hospitals(tmp_path, allowed, holdout=0.4, label="pressure", table=numbers, rows=490)
+    try:
+        made.recipe = {**RECIPE, "model": {"name": "linear", "input_norm": 2.0}}
+        assert evaluated(made, noise=4.0) == {"outcome": "done", "reason": ""}
+        found: dict[str, Any] = json.loads((made.hub.runs / "first" / EVALUATION).read_text())
+        ((run, _),) = made.finished
+        held = [made.hub.agreement.rows(home.data).test for home in made.homes.values()]
+        targets = np.concatenate([part.targets for part in held])
+        inputs = np.concatenate([part.inputs for part in held])
+        with torch.inference_mode():
+            off = 20.0 * (run.model()(torch.from_numpy(inputs)).reshape(-1).numpy() - targets)
+        # Six deviations of the noise, and bins whose errors are not quite even.
+        assert abs(found["rows"] - 600) < 6 * 4 * math.sqrt(ERRORS)
+        rmse = mean_squared_error(off, np.zeros_like(off)) ** 0.5
+        assert abs(found["rmse"] - rmse) < 6 * found["rmse_noise"] + 0.02 * rmse
+        assert abs(found["mae"] - np.abs(off).mean()) < 6 * found["mae_noise"] + 0.02 * rmse
+        for home in made.homes.values():
+            assert sorted(home.store().ledger.runs().values()) == [1, 2]
+    finally:
+        made.close()
+
+
+def test_figures_of_errors_without_noise_are_those_of_scikit_learn() -> None:
+    draw = np.random.default_rng(4)
+    off = np.abs(draw.normal(0, 0.4, 20_000)).clip(max=FARTHEST)
+    edges = FARTHEST * (np.arange(ERRORS + 1) / ERRORS) ** 2
+    table = np.histogram(off, edges)[0].astype(np.float64)[None]
+    scoring = Scoring(Facts("f", "regression", 0, (3,), (1,) * 3), 1.0, 1e-6)
+    assert scoring.shape == table.shape
+    found = figures(scoring, table, unit=20.0)
+    assert found["rmse"] == pytest.approx(20 * np.sqrt((off**2).mean()), rel=0.02)
+    assert found["mae"] == pytest.approx(20 * off.mean(), rel=0.02)
+    # The stated noise is that of the figures, within four deviations of 400 draws' own.
+    noisy = [
+        figures(scoring, table + 20 * draw.standard_normal(table.shape), 20.0) for _ in range(400)
+    ]
+    stated = figures(Scoring(scoring.facts, 20.0, 1e-6), table, 20.0)
+    for name in ("rmse", "mae"):
+        spread = np.std([one[name] for one in noisy])
+        assert spread == pytest.approx(stated[f"{name}_noise"], rel=4 / math.sqrt(800))
 
 
 def test_more_classes_are_counted_by_answer() -> None:

@@ -49,6 +49,17 @@ def test_a_federation_trains_and_everybody_has_a_ledger(made: Hospitals) -> None
     assert all(isinstance(one, Message) and one.header["spent"] > 0 for one in said.values())
 
 
+def test_a_site_gives_memory_back_after_a_run(made: Hospitals) -> None:
+    made.meet()
+    site = made.sites["north"]
+    made.service().hellos()
+    assert not site.rested(0.0)  # nothing was computed
+    made.queue()
+    made.service().step()
+    assert site.rested(0.0)
+    assert not site.rested(1e9)
+
+
 def test_a_client_level_run_of_the_same_federation_tells_no_sizes(made: Hospitals) -> None:
     made.meet()
     made.queue(training__method="ddgauss", training__local_epochs=1)

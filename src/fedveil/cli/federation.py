@@ -26,8 +26,9 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         {
             "--hub HOST:PORT": (str, "where sites reach the hub"),
             "--site NAME": (list, "a site; give it once for each"),
-            "--schema FILE": (Path, "what is publicly known about the columns"),
-            "--label NAME": (str, "the column to predict"),
+            "--schema FILE": (Path, "what is publicly known about columns, or arrays"),
+            "--label NAME": (str, "the column to predict, of a table"),
+            "--engine NAME": (str, "what carries the bytes: flare or flower (flare)", "flare"),
             "--holdout SHARE": (float, "of each site's rows, to evaluate on (none)", 0.0),
             "--home DIR": (Path, "a new directory for the hub (./NAME)"),
         },
@@ -72,15 +73,17 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _init(args: argparse.Namespace) -> int:
-    for option in ("hub", "schema", "label"):
+    for option in ("hub", "schema"):
         if getattr(args, option) is None:
             raise ConfigError(f"--{option}: say which")
-    from fedveil.data.schema import read_columns
     from fedveil.deploy.homes import HubHome
+    from fedveil.deploy.schemas import read_schema_file
 
     path = args.home or Path(args.name)
-    columns = read_columns(args.schema)
-    schema = {"label": args.label, "columns": columns, "holdout": args.holdout}
+    schema = read_schema_file(args.schema)
+    if "columns" in schema and args.label is None:
+        raise ConfigError("--label: say which")
+    schema |= {"label": args.label or "", "holdout": args.holdout, "engine": args.engine}
     home = HubHome.create(path, args.name, args.hub, args.site, **schema)
     bundles = {site: str(path / "bundles" / f"{site}.bundle") for site in home.agreement.sites}
     document = {"home": str(path), "agreement": home.agreement.digest, "bundles": bundles}
@@ -226,9 +229,16 @@ def _evaluate(args: argparse.Namespace) -> int:
     document = json.loads((home.runs / args.run / EVALUATION).read_text(encoding="utf-8"))
 
     def show() -> None:
-        share = f"{document['accuracy']:.1%} (noise: {document['accuracy_noise']:.1%})"
-        rows = [["accuracy", share], ["rows held out", f"about {document['rows']:.0f}"]]
-        if document["auc"] is not None:
+        rows = [["rows held out", f"about {document['rows']:.0f}"]]
+        if "accuracy" in document:
+            share = f"{document['accuracy']:.1%} (noise: {document['accuracy_noise']:.1%})"
+            rows.append(["accuracy", share])
+        for name in ("mae", "rmse"):
+            if name in document:
+                rows.append(
+                    [name, f"{document[name]:.4g} (noise: {document[f'{name}_noise']:.2g})"]
+                )
+        if document.get("auc") is not None:
             rows.append(["AUC", f"{document['auc']:.3f}"])
         console.table(f"run {args.run}, on rows that sites hold out", ["figure", ""], rows)
         console.say(document["guarantee"]["statement"])

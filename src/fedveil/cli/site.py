@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +29,11 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
             "--home DIR": (Path, "a new directory for the site (./SITE)"),
         },
     ),
-    "start": ("answer the hub until told to stop", [], _HOME),
+    "start": (
+        "answer the hub until told to stop",
+        [],
+        {**_HOME, "--rest SECONDS": (float, "without a run, to give memory back (3600)", 3600.0)},
+    ),
     "members": ("whom the hub proposes, or this site trusts", [], _HOME),
     "trust": (
         "confirm the members' list that the other owners have too",
@@ -61,12 +67,13 @@ def _join(args: argparse.Namespace) -> int:
     for option in ("data", "policy"):
         if getattr(args, option) is None:
             raise ConfigError(f"--{option}: say which")
-    from fedveil.data.schema import read_columns
     from fedveil.deploy.homes import Bundle, SiteHome
+    from fedveil.deploy.schemas import read_schema_file
 
     bundle = Bundle.read(Path(args.bundle))
     agreement = bundle.agreement
-    if args.schema is not None and read_columns(args.schema) != agreement.columns:
+    agreed = {"arrays": agreement.arrays} if agreement.arrays else {"columns": agreement.columns}
+    if args.schema is not None and read_schema_file(args.schema) != agreed:
         raise ConfigError(f"--schema {args.schema}: says something else than the bundle's schema")
     rows = agreement.rows(args.data)
     path = args.home or Path(bundle.site)
@@ -76,14 +83,15 @@ def _join(args: argparse.Namespace) -> int:
         "federation": agreement.name,
         "home": str(path),
         "rows": len(rows.train),
-        "inputs": len(agreement.encoder.features),
+        "inputs": math.prod(agreement.schema.shape),
         "label": agreement.label,
         "notes": list(rows.notes),
     }
 
     def show() -> None:
         console.say(f"site {bundle.site!r} of {agreement.name!r} is in {path}", heading="Joined:")
-        said = f"{len(rows.train):,}, as {document['inputs']} inputs; label {agreement.label!r}"
+        label = f"; label {agreement.label!r}" if agreement.label else ""
+        said = f"{len(rows.train):,}, as {document['inputs']:,} inputs{label}"
         console.say(said, heading="Rows:")
         for note in rows.notes:
             console.say(note, heading="note:", colour="yellow")
@@ -112,6 +120,10 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
                 if service.certificate_changed.is_set():
                     service.certificate_changed.clear()
                     engine.stop()
+                if service.rested(args.rest):  # begin anew, without torch and what runs needed
+                    for part in (courier.close, service.close, engine.stop):
+                        part()
+                    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
                 engine.keep_running()
                 wait.wait(_PAUSE)
             return 0

@@ -1,7 +1,8 @@
-"""The engine's files for a party, written by its own fedveil: NVIDIA FLARE 2.9.0 without jobs.
+"""The engine's files for a party, written by its own fedveil, and the engine's process.
 
-The hub sends certificates, never files that FLARE would run or obey. At a site nobody's commands
-are allowed, no class may be loaded for a job, nothing can launch one, and no logs are streamed.
+NVIDIA FLARE 2.9.0 runs without jobs, Flower 1.41 without apps. The hub sends certificates, never
+files that an engine would run or obey. At a site nobody's commands are allowed, no class may be
+loaded for a job, nothing can launch one, and no logs are streamed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -19,12 +21,14 @@ from time import monotonic
 from typing import Any
 
 from fedveil.core.errors import ConfigError
+from fedveil.deploy import certificates
 from fedveil.deploy.agreement import Agreement
-from fedveil.deploy.homes import Home, HubHome, SiteHome, keep_secret
+from fedveil.deploy.homes import HubHome, SiteHome, keep_secret
 
 _log = logging.getLogger(__name__)
 
 _AGAIN = 5.0  # seconds between two starts
+_NEEDS = {"flare": ("nvflare", "NVIDIA FLARE"), "flower": ("flwr", "Flower")}
 _RELAY = "fedveil.deploy.flare."
 _NOBODY = {"format_version": "1.0", "permissions": {"nobody": "none"}}
 _LOGGING = {
@@ -44,17 +48,37 @@ _LOGGING = {
 }
 
 
-def write_kit(home: Home) -> None:
+def write_kit(home: HubHome | SiteHome) -> None:
     """All that the engine reads at this party."""
+    home.engine.mkdir(mode=0o700, parents=True, exist_ok=True)
+    texts = _flower(home) if home.agreement.engine == "flower" else _flare(home)
+    for place, text in texts.items():
+        keep_secret(home.engine / place, text)
+
+
+def _flower(home: HubHome | SiteHome) -> dict[str, str]:
+    agreement, socket = home.agreement, os.fspath(home.socket)
+    if isinstance(home, SiteHome):
+        known: dict[str, Any] = {"address": agreement.address, "guard": socket}
+        key = certificates.as_openssh(home.certificate.key)
+        own = {"node.key": key, "secret": secrets.token_hex(32)}
+        return {"flower.json": json.dumps(known), "rootCA.pem": home.authority, **own}
+    nodes = {site: certificates.public_key(home.site_certificate(site)) for site in agreement.sites}
+    known = {"port": agreement.port, "socket": socket, "nodes": nodes}
+    pair = {"server.crt": home.certificate.certificate, "server.key": home.certificate.key}
+    return {"flower.json": json.dumps(known), **pair}
+
+
+def _flare(home: HubHome | SiteHome) -> dict[str, str]:
     if isinstance(home, HubHome):
         name, startup, resources = "server", _server(home.agreement), _server_resources(home)
         pair, authority = home.certificate, home.authority.certificate
-    elif isinstance(home, SiteHome):
+    else:
         name, startup, resources = "client", _client(home), _client_resources(home)
         pair, authority = home.certificate, home.authority
     for folder in ("startup", "local", "transfer"):
         (home.engine / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-    texts = {
+    return {
         f"startup/fed_{name}.json": json.dumps(startup),
         f"startup/{name}.crt": pair.certificate,
         f"startup/{name}.key": pair.key,
@@ -63,16 +87,18 @@ def write_kit(home: Home) -> None:
         "local/authorization.json": json.dumps(_NOBODY),
         "local/log_config.json": json.dumps(_LOGGING),
     }
-    for place, text in texts.items():
-        keep_secret(home.engine / place, text)
 
 
 class EngineProcess:
     """The engine's process at this party; it ends with ours, however that ends."""
 
-    def __init__(self, home: Home) -> None:
-        if find_spec("nvflare") is None:
-            raise ConfigError("NVIDIA FLARE is not installed here: pip install 'fedveil[flare]'")
+    def __init__(self, home: HubHome | SiteHome) -> None:
+        self._module = home.agreement.engine
+        package, name = _NEEDS[self._module]
+        if find_spec(package) is None:
+            raise ConfigError(
+                f"{name} is not installed here: pip install 'fedveil[{self._module}]'"
+            )
         self._home, self._started = home, 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -90,11 +116,16 @@ class EngineProcess:
         write_kit(self._home)
         site = self._home.site if isinstance(self._home, SiteHome) else ""
         # -P: no modules from whatever directory this was started in.
-        command = [sys.executable, "-P", "-m", "fedveil.deploy.flare"]
+        command = [sys.executable, "-P", "-m", f"fedveil.deploy.{self._module}"]
         command += [str(self._home.engine), site]
         with (self._home.path / "engine.out").open("wb") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **_quiet(self._home)},
+                umask=0o077,
             )
 
     def stop(self) -> None:
@@ -104,8 +135,14 @@ class EngineProcess:
         self._process = None
 
 
+def _quiet(home: HubHome | SiteHome) -> dict[str, str]:
+    """Flower is to tell nobody that it runs, and to talk to itself without a proxy."""
+    direct = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
+    own = {"FLWR_HOME": os.fspath(home.engine), "NO_PROXY": direct, "no_proxy": direct}
+    return {**own, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+
+
 def _server(agreement: Agreement) -> dict[str, Any]:
-    port = int(agreement.address.rpartition(":")[2])
     service = {"target": agreement.address, "scheme": "grpc"}
     keys = {"ssl_private_key": "server.key", "ssl_cert": "server.crt"}
     return {
@@ -115,7 +152,7 @@ def _server(agreement: Agreement) -> dict[str, Any]:
                 "name": agreement.name,
                 "service": service,
                 "admin_server": agreement.host,
-                "admin_port": port,
+                "admin_port": agreement.port,
                 **keys,
                 "ssl_root_cert": "rootCA.pem",
                 "connection_security": "mtls",

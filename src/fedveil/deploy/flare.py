@@ -10,9 +10,7 @@ and guards themselves, so FLARE need not be believed.
 
 from __future__ import annotations
 
-import ctypes
 import runpy
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,6 @@ from fedveil.deploy import sockets
 from fedveil.deploy.courier import Unreachable
 
 TOPIC = "fedveil"
-_PR_SET_PDEATHSIG = 1  # of Linux, where the engine runs
 _LONGEST = 60.0  # seconds for one request: guards answer sooner, or say that they are working
 
 
@@ -87,7 +84,7 @@ class HubRelay(FLComponent):  # type: ignore[misc]
 
 def _main(workspace: str, site: str) -> None:
     """The engine as a process that ends with the one that started it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    sockets.end_with_parent()
     kind, own = ("client", [f"uid={site}"]) if site else ("server", [])
     variables = ["secure_train=true", "config_folder=config", "org=fedveil", *own]
     sys.argv[1:] = ["-m", workspace, "-s", f"fed_{kind}.json", "--set", *variables]

@@ -109,7 +109,12 @@ class Guard(Responder):
         self._runs: dict[str, _Run] = {}
         self._plans: list[float] = []  # when they came
         self._charged: tuple[dict[str, int], float] = ({}, 0.0)
+        self._worked = monotonic()  # when it was last asked about a run
         self._pool = ThreadPoolExecutor(1, f"guard-{site}")
+
+    def rested(self, seconds: float) -> bool:
+        """Whether it has looked at a plan, and was asked about no run for so long."""
+        return "_examiner" in vars(self) and monotonic() - self._worked >= seconds
 
     def close(self) -> None:
         """Stop training and forget all runs; the store keeps what must last."""
@@ -122,6 +127,7 @@ class Guard(Responder):
         kind = request.text("kind")
         if kind == "hello":
             return self._hello()
+        self._worked = monotonic()
         if stopped := self._stopped():
             raise PrivacyRefusal(f"site {self.site!r}: {stopped}", "go on without it, or ask again")
         if kind == "plan":

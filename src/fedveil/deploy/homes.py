@@ -35,6 +35,8 @@ MEMBERS, PROPOSED = "members.toml", "members-proposed.toml"
 class Home:
     """A directory with an agreement in it. One process runs it at a time."""
 
+    agreement: Agreement
+
     def __init__(self, path: Path, marker: str, what: str) -> None:
         self.path = path.absolute()
         if not (self.path / marker).is_file():
@@ -103,7 +105,7 @@ class HubHome(Home):
             keep_pair(path, "authority", authority)
             keep_pair(path, "hub", own)
             for site in agreement.sites:
-                pair = certificates.new_pair(authority, site)
+                pair = certificates.new_pair(authority, site, engine=agreement.engine)
                 keep_secret(path / "bundles" / f"{site}.crt", pair.certificate)
                 bundle = Bundle(site, agreement, pair, authority.certificate)
                 keep_secret(path / "bundles" / f"{site}.bundle", tomli_w.dumps(bundle.to_table()))

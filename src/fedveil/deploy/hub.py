@@ -58,6 +58,7 @@ from fedveil.secagg.stopwatch import Stopwatch
 DOCUMENT = "federation-plan.json"
 ACCEPTED = "federation-signatures.json"  # of all sites under the plan
 _ASK = 10.0  # seconds for one request; longer work is asked for again
+_SLOWEST = 1 << 19  # bytes a second that a connection carries at least, there and back
 _PAUSE = 0.1  # seconds until a site that is away is asked again
 
 Known = Callable[[Facts], Federation]
@@ -89,7 +90,8 @@ class Sites:
         waiting, replies, again = set(frames), dict[int, Message](), set[int]()
         while waiting and (left := until - monotonic()) > 0:
             wanted = {names[number]: frames[number] for number in sorted(waiting)}
-            found, working = self.courier.ask(wanted, min(left, _ASK)), False
+            patience = _ASK + max(map(len, wanted.values())) / _SLOWEST
+            found, working = self.courier.ask(wanted, min(left, patience)), False
             for number in sorted(waiting):
                 reply = self._reply(number, frames[number], found.get(names[number]))
                 status = None if reply is None else reply.header.get("status")
@@ -453,10 +455,10 @@ class Hub:
         return self._run(plan, document, directory, recipe)
 
     def score(
-        self, weights: Tensor, model: Mapping[str, Any], facts: Facts, noise: float, delta: float
+        self, weights: Tensor, model: Mapping[str, Any], scoring: Scoring, unit: float
     ) -> tuple[dict[str, Any], Guarantee]:
         """How good weights are on rows that sites hold out: figures from a noisy sum, its cost."""
-        scoring = Scoring(facts, noise, delta)
+        facts, noise, delta = scoring.facts, scoring.noise, scoring.delta
         guarantee = scoring.guarantee()
         document = PlanDocument(
             version("fedveil"),
@@ -479,7 +481,7 @@ class Hub:
             table = opened.release(torch.zeros(0)).numpy().reshape(scoring.shape)
         finally:
             sums.done()
-        return figures(scoring, table), guarantee
+        return figures(scoring, table, unit), guarantee
 
     def resume(self, path: Path, known: Known = Facts.federation) -> Run:
         """Go on with a run whose hub has ended, in the round where it stood."""

@@ -29,6 +29,7 @@ from fedveil.deploy.homes import HubHome, keep_pair, keep_secret, write_json
 from fedveil.deploy.hub import DOCUMENT, Hub, Known, SitesAway
 from fedveil.deploy.members import Members
 from fedveil.deploy.plan_document import PlanDocument, planned
+from fedveil.deploy.scoring import Scoring
 from fedveil.deploy.sockets import SocketCourier
 from fedveil.run.run import Run
 from fedveil.secagg.server_round import Deadlines
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 _HELLO = 4.0  # seconds: what is asked before the other side is ready hangs until then
+_SLOWER = {"flower": 4}  # it looks for messages every now and then
 _MEET, _SETTLED = 2.0, 30.0  # seconds between two rounds of hellos, before and after all agree
 _QUEUED, _ENDED, _STOP, _WAITING = ".job.json", ".ended.json", ".stop", ".waiting"
 
@@ -142,6 +144,7 @@ class HubService:
         self.home, self.courier, self.queue = home, courier, Queue(home)
         self.counters = Counters("fedveil_hub")
         self._finish, self._waits, self._key = finish, waits, home.key
+        self._hello = _HELLO * _SLOWER.get(home.agreement.engine, 1)
         self._identities: dict[str, bytes] = {}
         self.certificate_changed = False  # the hub's own: its engine is to be started again
         self._next_meeting = 0.0
@@ -169,7 +172,7 @@ class HubService:
     def hellos(self) -> dict[str, Message | str]:
         """What each site says of itself; a word on who does not."""
         frame = seal(Message({"kind": "hello"}), self._key)
-        found = self.courier.ask(dict.fromkeys(self.home.agreement.sites, frame), _HELLO)
+        found = self.courier.ask(dict.fromkeys(self.home.agreement.sites, frame), self._hello)
         return {site: self._introduced(site, frame, reply) for site, reply in found.items()}
 
     def _introduced(self, site: str, frame: bytes, reply: bytes | Unreachable) -> Message | str:
@@ -230,7 +233,7 @@ class HubService:
     def _tell(self, site: str, message: Message) -> bool:
         """Whether a member has done what it was told."""
         frame = seal(message, self._key)
-        reply = self._introduced(site, frame, self.courier.ask({site: frame}, _HELLO)[site])
+        reply = self._introduced(site, frame, self.courier.ask({site: frame}, self._hello)[site])
         return isinstance(reply, Message) and reply.header.get("status") == "done"
 
     # --- runs -------------------------------------------------------------------------------------
@@ -283,7 +286,8 @@ class HubService:
         facts = self._told_facts(hub)
         if facts is None:
             raise ConfigError("evaluation: needs sites whose policies protect records")
-        found, guarantee = hub.score(weights, model, facts, job.noise, document.delta)
+        scoring = Scoring(facts, job.noise, document.delta)
+        found, guarantee = hub.score(weights, model, scoring, self.home.agreement.schema.unit)
         said = {**guarantee.to_dict(), "statement": guarantee.statement}
         write_json(path / EVALUATION, {**found, "guarantee": said})
         return "done"

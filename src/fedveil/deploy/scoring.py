@@ -1,15 +1,15 @@
 """Federated evaluation: how good a model is on rows that the sites hold out, as one secure sum.
 
 Every record that a site holds out adds one to one cell of a table: of its class and the model's
-answer, or with two classes of its class and the model's score in so many bins. Each site adds its
-share of discrete Gaussian noise to every cell, and the hub learns the noisy sum of all tables. A
-record moves one count to another cell, which is what the cost is accounted for.
+answer, with two classes of its class and the model's score in so many bins, and for numbers of how
+far off the model is. Each site adds its share of discrete Gaussian noise to every cell, and the hub
+learns the noisy sum of all tables. A record moves one count to another cell, which is what the cost
+is accounted for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedveil.config.assemble import model_of
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency, Trust, Unit
@@ -27,18 +28,22 @@ from fedveil.deploy.facts import Facts
 from fedveil.deploy.plan_document import PlanDocument
 from fedveil.deploy.work import Work, weights_of
 from fedveil.models.flat import layout_of, load
-from fedveil.models.zoo import build
 from fedveil.privacy.accounting import PrivacyModel, Release, account
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers
 from fedveil.privacy.sampling import Everyone
+from fedveil.run.evaluation import rows_at_once
 from fedveil.secagg.aggregation import UPDATE, Aggregation, SecureSums
 from fedveil.secagg.aggregator import Ints
 from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.privacy_terms import PrivacyTerms
 
 BINS = 20  # of scores between 0 and 1; even, so that one half lies between two of them
+# Bins of errors, in half ranges or deviations of the target's schema. What is farther off counts as
+# FARTHEST: bins of large errors that nobody makes would only add noise. Bins grow with the error.
+ERRORS, FARTHEST = 16, 2.0
+_EDGES = FARTHEST * (np.arange(ERRORS + 1) / ERRORS) ** 2
 _GRID = ModularGrid(1.0, 32)
 Table = npt.NDArray[np.float64]
 
@@ -52,8 +57,6 @@ class Scoring:
     delta: float
 
     def __post_init__(self) -> None:
-        if self.facts.task != Task.CLASSIFICATION:
-            raise ConfigError("evaluation: sites count classes; for numbers use public test rows")
         if not (math.isfinite(self.noise) and self.noise > 0 and 0 < self.delta < 1):
             raise ConfigError("evaluation: noise must be above 0, delta in (0, 1)")
 
@@ -63,7 +66,10 @@ class Scoring:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows by true class; columns by answer, or by the score of the second of two classes."""
+        """Rows by true class; columns by answer, or by the score of the second of two classes.
+        For numbers one row, by error."""
+        if self.facts.task == Task.REGRESSION:
+            return 1, ERRORS
         classes = self.facts.classes
         return (2, BINS) if classes == 2 else (classes, classes)
 
@@ -110,7 +116,7 @@ class Counting(Work):
         super().__init__(document, scoring.terms(document.digest), scoring.sums, 1, 1)
         self._scoring, self._number, self._rows = scoring, number, rows
         self._randomness = randomness
-        self._module = model_of(document.recipe["model"], document.facts)
+        self._module = model_of(document.parsed().model, document.facts.federation()).eval()
         self._layout = layout_of(self._module)
 
     def schedule(self, number: int) -> list[int]:
@@ -122,8 +128,8 @@ class Counting(Work):
     def row(self, request: Message) -> Ints:
         weights = weights_of(request.part(1), self._layout.size)
         load(self._module, weights)
-        counted = _counts(self._module, self._rows, self._scoring.shape)
-        return counted.reshape(-1)
+        batch = rows_at_once(self._module, self.document.facts.input_shape)
+        return _counts(self._module, self._rows, self._scoring, batch).reshape(-1)
 
     def new_round(self) -> None:
         """There is one round."""
@@ -160,30 +166,35 @@ class CountSum:
         raise ValueError("counts are summed under masks")
 
 
-def model_of(chosen: Mapping[str, Any], facts: Facts) -> torch.nn.Module:
-    """The module of a model section."""
-    known = {name: chosen[name] for name in ("hidden", "input_norm") if name in chosen}
-    return build(str(chosen["name"]), facts.federation(), **known).eval()
-
-
 @torch.inference_mode()
-def _counts(module: torch.nn.Module, rows: Examples, shape: tuple[int, int]) -> Ints:
+def _counts(module: torch.nn.Module, rows: Examples, scoring: Scoring, batch: int) -> Ints:
     """A table of whole numbers; each row adds one to one cell, whatever the model says."""
-    found = np.zeros(shape, np.int64)
-    for begin in range(0, len(rows), 4096):
-        part = slice(begin, begin + 4096)
-        scores = module(torch.from_numpy(np.ascontiguousarray(rows.inputs[part], np.float32)))
-        if shape[1] == BINS and shape[0] == 2:
-            chance = torch.nan_to_num(scores.double().softmax(-1)[:, 1], nan=0.0)
-            columns = (chance * BINS).long().clamp(0, BINS - 1)
+    found = np.zeros(scoring.shape, np.int64)
+    for begin in range(0, len(rows), batch):
+        part = slice(begin, begin + batch)
+        inputs = torch.from_numpy(np.ascontiguousarray(rows.inputs[part], np.float32))
+        scores, targets = module(inputs).double(), np.asarray(rows.targets[part])
+        if scoring.facts.task == Task.REGRESSION:
+            errors = np.abs(scores.reshape(-1).numpy() - targets)
+            errors = np.nan_to_num(errors, nan=FARTHEST, posinf=FARTHEST)
+            columns = np.searchsorted(_EDGES[1:-1], errors, side="right")
+            targets = np.zeros(len(targets), np.int64)
+        elif scoring.facts.classes == 2:
+            chance = torch.nan_to_num(scores.softmax(-1)[:, 1], nan=0.0)
+            columns = (chance * BINS).long().clamp(0, BINS - 1).numpy()
         else:
-            columns = torch.nan_to_num(scores).argmax(-1)
-        np.add.at(found, (np.asarray(rows.targets[part], np.int64), columns.numpy()), 1)
+            columns = torch.nan_to_num(scores).argmax(-1).numpy()
+        np.add.at(found, (targets.astype(np.int64), columns), 1)
     return found
 
 
-def figures(scoring: Scoring, table: Table) -> dict[str, Any]:
-    """What the released table says: post-processing, at no further cost."""
+def figures(scoring: Scoring, table: Table, unit: float = 1.0) -> dict[str, Any]:
+    """What the released table says: post-processing, at no further cost.
+
+    `unit`: of the target's schema, what a number of one stands for.
+    """
+    if scoring.facts.task == Task.REGRESSION:
+        return _errors(scoring.noise, table[0], unit)
     rows, auc, split = float(table.sum()), None, table
     right = len(table)  # cells that count right answers
     if scoring.shape == (2, BINS):
@@ -199,6 +210,21 @@ def figures(scoring: Scoring, table: Table) -> dict[str, Any]:
         "confusion": split.round(1).tolist(),
         "noise": scoring.noise,
     }
+
+
+def _errors(noise: float, counts: npt.NDArray[np.float64], unit: float) -> dict[str, Any]:
+    """Means over bins, as if errors were even within each; `_noise` is a standard deviation."""
+    low, high, rows = _EDGES[:-1], _EDGES[1:], float(counts.sum())
+    found: dict[str, Any] = {"rows": rows, "noise": noise}
+    means = {"mae": (low + high) / 2, "mse": (low**2 + low * high + high**2) / 3}
+    for name, each in means.items():
+        mean = float(counts @ each) / rows if rows > 0 else math.nan
+        spread = noise * float(np.linalg.norm(each - mean)) / rows if rows > 0 else math.nan
+        if name == "mse":  # noise may have made it negative
+            name, mean = "rmse", math.sqrt(max(mean, 0.0))
+            spread = spread / (2 * mean) if mean > 0 else math.nan
+        found |= {name: unit * mean, f"{name}_noise": unit * spread}
+    return found
 
 
 def _area(table: Table) -> float:

@@ -52,6 +52,10 @@ class SiteService:
         )
         counters.write(self.home.path / "metrics.prom")
 
+    def rested(self, seconds: float) -> bool:
+        """Whether this process holds memory for runs that nobody has asked about for so long."""
+        return isinstance(self._responder, Guard) and self._responder.rested(seconds)
+
     def close(self) -> None:
         if isinstance(self._responder, Guard):
             self._responder.close()

@@ -8,8 +8,10 @@ At a site the guard listens; the engine's part there asks it. At the hub the eng
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import socketserver
 import threading
@@ -20,6 +22,8 @@ from pathlib import Path
 from fedveil.core.errors import ConfigError
 from fedveil.deploy.courier import Answer, Courier, Unreachable
 from fedveil.deploy.envelope import MAX_FRAME
+
+_PR_SET_PDEATHSIG = 1  # of Linux, where engines run
 
 Forward = Callable[[str, bytes, float], bytes]  # site, frame, seconds; raises if nothing comes back
 
@@ -153,3 +157,24 @@ def _exactly(of: socket.socket, size: int) -> bytearray:
             raise OSError("cut off")
         view = view[got:]
     return content
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def accepts(port: int) -> bool:
+    """Whether somebody listens at a port of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def end_with_parent() -> None:
+    """This process ends with the one that started it, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

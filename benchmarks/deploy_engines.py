@@ -1,53 +1,57 @@
-"""FLARE's processes for the benchmark of rounds: a hub and some sites, all on this machine."""
+"""An engine's processes: a hub and some sites, all on this machine, with guards in this process."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from fedveil.deploy.courier import Answer, Courier, Unreachable
 from fedveil.deploy.engine_kit import EngineProcess
 from fedveil.deploy.homes import Bundle, HubHome, SiteHome
-from fedveil.deploy.sockets import SocketCourier
-from tools.demo import free_port
+from fedveil.deploy.sockets import SocketCourier, free_port
 
 COLUMNS = {"x": {"type": "number", "min": 0, "max": 1}, "y": {"type": "boolean"}}
 POLICY = "[budget]\nepsilon = 1.0\n[lifetime]\nepsilon = 1.0\n"
 
 
 class Homes(Courier):
-    """Each site listens in a directory of its own."""
+    """Each site listens in a directory of its own. The engines stay connected all the time, so who
+    is there is who is attached here as well."""
 
     def __init__(self, hub: HubHome, homes: dict[str, SiteHome]) -> None:
+        self.home, self.homes = hub, homes
         self.hub = SocketCourier(hub.socket, hub.path)
         self._ends = {name: SocketCourier(hub.socket, home.path) for name, home in homes.items()}
+        self._attached: set[str] = set()
+        self.memory: list[int] = []  # of the engines, the hub's first, when they were stopped
 
     def attach(self, site: str, answer: Answer) -> None:
         self._ends[site].attach("fedveil", answer)
+        self._attached.add(site)
 
     def detach(self, site: str) -> None:
         self._ends[site].detach("fedveil")
+        self._attached.discard(site)
 
     def sites(self) -> tuple[str, ...]:
-        return self.hub.sites()
+        return tuple(site for site in self.hub.sites() if site in self._attached)
 
     def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
         return self.hub.ask(frames, seconds)
 
     def close(self) -> None:
-        for end in self._ends.values():
-            end.close()
+        for site in tuple(self._attached):
+            self.detach(site)
 
 
 @contextmanager
-def engines(folder: Path, sites: int, seconds: float = 300.0) -> Iterator[Homes]:
+def engines(
+    folder: Path, names: Sequence[str], engine: str, seconds: float = 600.0
+) -> Iterator[Homes]:
     """All processes, connected."""
-    names = [f"site-{number}" for number in range(sites)]
-    schema = {"label": "y", "columns": COLUMNS}
+    schema = {"label": "y", "columns": COLUMNS, "engine": engine}
     hub = HubHome.create(folder / "h", "bench", f"localhost:{free_port()}", names, **schema)
     (folder / "policy.toml").write_text(POLICY)
     homes = {}
@@ -66,7 +70,7 @@ def engines(folder: Path, sites: int, seconds: float = 300.0) -> Iterator[Homes]
             time.sleep(0.2)
         yield courier
     finally:
-        print(json.dumps({"engines' memory, MB": _memory(processes)}))
+        courier.memory = [memory_of(process.pid) for process in processes]
         courier.close()
         for process in processes:
             process.stop()
@@ -74,16 +78,15 @@ def engines(folder: Path, sites: int, seconds: float = 300.0) -> Iterator[Homes]
 
 def _all_there(courier: Homes, names: list[str]) -> bool:
     try:
-        return set(courier.sites()) == set(names)
+        return set(courier.hub.sites()) == set(names)
     except Unreachable:
         return False
 
 
-def _memory(processes: list[EngineProcess]) -> list[int]:
-    """Resident megabytes of each process, the hub's first."""
-    found = []
-    for process in processes:
-        pid = "" if process.pid is None else str(process.pid)
-        said = subprocess.run(["ps", "-o", "rss=", "-p", pid], capture_output=True, text=True)
-        found.append(int(said.stdout or 0) // 1024)
-    return found
+def memory_of(pid: int | None) -> int:
+    """Resident megabytes of a process; 0 if it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS")), 0)

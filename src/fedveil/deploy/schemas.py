@@ -1,0 +1,173 @@
+"""What is publicly known about everybody's rows: the columns of a table, or arrays of one shape."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fedveil.core.errors import ConfigError
+from fedveil.data.encoder import TableEncoder
+from fedveil.data.federation import Examples, Federation, Scaling, Task
+from fedveil.data.partition import IID
+from fedveil.data.schema import Kind, parse_schema, read_columns
+from fedveil.data.table import from_table
+
+ARRAYS = "arrays"
+
+
+class RowSchema(Protocol):
+    """How an owner's rows become examples, by what everybody knows alone."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example's inputs."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of what is predicted; none if it is a number."""
+
+    @property
+    def unit(self) -> float:
+        """What one stands for in a number that is predicted."""
+
+    def named(self, plain: Federation) -> Federation:
+        """A federation of these rows with all that is known about them."""
+
+    def from_file(self, path: Path, holdout: float) -> Federation:
+        """One owner's rows."""
+
+
+def task_of(schema: RowSchema) -> Task:
+    return Task.CLASSIFICATION if schema.classes else Task.REGRESSION
+
+
+def rows_of(schema: RowSchema, path: Path, holdout: float) -> Federation:
+    """One owner's rows: a file, or a folder that `Federation.save` wrote."""
+    if not path.is_dir():
+        return schema.from_file(path, holdout)
+    found = Federation.open(path)
+    known = (task_of(schema), len(schema.classes), schema.shape)
+    named, fits = schema.named(found), (found.task, found.classes, found.input_shape) == known
+    if not fits or found.clients != 1 or found.features not in ((), named.features):
+        raise ConfigError(f"data {path}: not one owner's rows of the agreed schema")
+    return named
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """`columns` as the schema's file has them; `label` names the one to predict."""
+
+    label: str
+    columns: Mapping[str, Any]
+
+    @cached_property
+    def encoder(self) -> TableEncoder:
+        known = parse_schema({"columns": self.columns})
+        if guessed := [name for name, column in known.items() if column.guess]:
+            raise ConfigError(
+                f"schema: column {guessed[0]!r} is a guess from somebody's rows; everybody is to "
+                "know it, so make it what everybody may know, and delete the mark"
+            )
+        target = known.pop(self.label, None)
+        if target is None or target.kind not in (Kind.CATEGORY, Kind.BOOLEAN, Kind.NUMBER):
+            raise ConfigError(
+                f"schema: the label {self.label!r} must be in it, as category, boolean or number"
+            )
+        inputs = {name: column for name, column in known.items() if column.kind is not Kind.IGNORE}
+        if not inputs:
+            raise ConfigError(f"schema: no column besides {self.label!r} can be used as an input")
+        return TableEncoder(inputs, self.label, target)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.encoder.features),)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        target = self.encoder.target
+        return ("false", "true") if target.kind is Kind.BOOLEAN else target.categories
+
+    @property
+    def unit(self) -> float:
+        return 1.0 if self.classes else self.encoder.target.width
+
+    def named(self, plain: Federation) -> Federation:
+        target, scaling = self.encoder.target, None
+        if not self.classes:
+            shift, factor = (np.asarray(x, np.float32) for x in (target.centre, 1 / target.width))
+            scaling = Scaling(shift, factor)
+        return replace(
+            plain,
+            class_names=self.classes,
+            features=self.encoder.features,
+            encoder=self.encoder,
+            target_scaling=scaling,
+        )
+
+    def from_file(self, path: Path, holdout: float) -> Federation:
+        schema = {"columns": self.columns}
+        return from_table(
+            path, label=self.label, schema=schema, partition=IID(1), test_fraction=holdout
+        )
+
+
+@dataclass(frozen=True)
+class ArraySchema:
+    """Images or signals: numbers from `low` to `high`, which models see as 0 to 1."""
+
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    low: float
+    high: float
+    unit: float = 1.0
+
+    @staticmethod
+    def of(given: Mapping[str, Any]) -> ArraySchema:
+        try:
+            shape, classes = tuple(given["shape"]), tuple(given["classes"])
+            low, high = float(given["min"]), float(given["max"])
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError("schema: [arrays] needs shape, classes, min and max") from None
+        if not shape or any(type(one) is not int or one < 1 for one in shape):
+            raise ConfigError(f"schema: shape = {list(shape)}: need whole numbers above zero")
+        names = [one for one in classes if isinstance(one, str) and one]
+        if len(set(names)) != len(classes) or len(classes) < 2:
+            raise ConfigError("schema: classes need two different names or more")
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ConfigError(f"schema: min = {low:g}, max = {high:g}: need a range")
+        if extra := set(given) - {"shape", "classes", "min", "max"}:
+            raise ConfigError(f"schema: [arrays] does not know {sorted(extra)[0]!r}")
+        return ArraySchema(shape, classes, low, high)
+
+    def named(self, plain: Federation) -> Federation:
+        factor = np.asarray(1 / (self.high - self.low), np.float32)
+        scaling = Scaling(np.asarray(self.low, np.float32), factor)
+        return replace(plain, class_names=self.classes, scaling=scaling)
+
+    def from_file(self, path: Path, holdout: float) -> Federation:
+        raise ConfigError(f"data {path}: arrays come from a folder that Federation.save wrote")
+
+
+def read_schema_file(path: Path) -> dict[str, Any]:
+    """What a schema's file says: `columns`, or `arrays`."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        found = {}  # what is wrong is said below
+    if set(found) == {ARRAYS}:
+        return {ARRAYS: found[ARRAYS]}
+    return {"columns": read_columns(path)}
+
+
+def public_examples(found: Federation) -> Examples:
+    """All rows of somebody's, who shows them to everybody."""
+    parts = [part for part in (found.train, found.test) if len(part)]
+    inputs, targets = zip(*((part.inputs, part.targets) for part in parts), strict=True)
+    return Examples(np.concatenate(inputs), np.concatenate(targets))
