@@ -32,7 +32,7 @@ from fedveil.deploy.courier import Courier, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
 from fedveil.deploy.facts import Facts
 from fedveil.deploy.members import Members
-from fedveil.deploy.plan_document import PlanDocument, planned, resolved
+from fedveil.deploy.plan_document import PlanDocument, planned, resolved, terms_at
 from fedveil.deploy.scoring import CountSum, Scoring, figures
 from fedveil.engines.contract import Cohort, RoundSum, Take
 from fedveil.methods.parts.central_noise import CentralNoise
@@ -208,7 +208,7 @@ class RemoteAggregator(Aggregator):
             summands.width,
             summands.word,
             purpose,
-            self._terms[purpose],
+            terms_at(self._terms, summands),
         )
         self.now.server = opened
         self._logged.append(opened)
