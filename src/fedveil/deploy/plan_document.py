@@ -173,7 +173,7 @@ def round_terms(plan: Plan, run: str) -> dict[str, PrivacyTerms]:
 
 
 def terms_at(terms: Mapping[str, PrivacyTerms], summands: object) -> PrivacyTerms:
-    """What one round's secure sum states: under a tracked clip, the clip and the grid of that round.
+    """What a round's secure sum states: under a tracked clip, the clip and grid of that round.
 
     Noise and update of a site are in proportion to the clip, and integers on its grid. A site that
     was told a finer grid than the others would not be covered by their noise; what the sum states
