@@ -149,7 +149,7 @@ def test_votes_of_a_client_never_exceed_one() -> None:
         assert votes.sum() <= GRID
 
 
-@pytest.mark.parametrize("failure", [1e-4, 1e-7, 1e-12])
+@pytest.mark.parametrize("failure", [1e-4, 1e-7, 1e-12, 1e-15, 1e-18])
 @pytest.mark.parametrize("std", [0.3, 1.0, 20.0])
 def test_a_value_of_one_unit_alone_is_published_with_the_stated_probability(
     failure: float, std: float
@@ -159,7 +159,7 @@ def test_a_value_of_one_unit_alone_is_published_with_the_stated_probability(
     chances = [
         -math.expm1(t * float(log_ndtr((bound - 1 / math.sqrt(t)) / std))) for t in range(1, 21)
     ]
-    assert max(chances) == pytest.approx(failure, rel=1e-3)  # and no more noise than needed
+    assert max(chances) == pytest.approx(failure, rel=1e-3, abs=0)  # and no more noise than needed
     assert threshold(1, 1.0, 0.5) == pytest.approx(1.0)
 
 
@@ -345,6 +345,23 @@ def test_no_row_vanishes_with_its_label(hospitals: Path, tmp_path: Path, odd: st
     assert (found.notes, found.features) == (plain.notes, plain.features)
     changed = (found.train.targets != plain.train.targets).sum()
     assert changed + (found.test.targets != plain.test.targets).sum() <= 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("odd", ["1e300", "-1e308", "1e39", "1e999"])
+def test_no_label_stops_a_run_by_its_size(tmp_path: Path, odd: str) -> None:
+    """Whoever sees a run end, or warn, would know that such a label is there."""
+    draw = np.random.default_rng(0)
+    rows = [f"c{i % 300},{draw.normal():.3f},{10 + 3 * draw.normal():.3f}" for i in range(3000)]
+    rows[7] = f"c7,0.5,{odd}"
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["who,x,y", *rows]) + "\n")
+    number = {"type": "number", "mean": 10, "std": 3}
+    offer = Offer(Unit.CLIENT, Trust.CENTRAL, 0.5, 1e-6, 300)
+    for known in ({"schema": {"columns": {"x": number, "y": number}}}, {"offer": offer}):
+        found = fv.from_table(path, label="y", client_column="who", **known)
+        assert len(found.train) + len(found.test) == 3000
+        assert found.unprotected == ()
 
 
 def test_a_recipe_that_asks_for_bought_statistics_does_not_get_others(hospitals: Path) -> None:

@@ -120,6 +120,14 @@ LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
         lambda d: set_in(d, "aggregation", secure="ideal"),
         "aggregation.secure: across machines sums are 'masked'",
     ),
+    "a hub that calls itself honest": (
+        lambda d: set_in(d, "aggregation", sparse=True, honest_server=True),
+        "it takes the hub to be honest",
+    ),
+    "a look at the site's disk": (
+        lambda d: set_in(set_in(d, "data", file="/etc/passwd"), "privacy", tuned_on=["/etc/x"]),
+        "data, engine and evaluation are each party's own",
+    ),
     "central trust": (
         central,
         "it asks for central trust, not local, distributed",
@@ -379,3 +387,34 @@ def test_facts_hold_whole_numbers() -> None:
         }
         with pytest.raises(ConfigError):
             Facts(**{**good, **wrong})
+
+
+TRACKED = {"privacy__clip_quantile": 0.5, "privacy__clip_noise": 0.5}
+
+
+def opened_under(made: World, site: int, document: PlanDocument, told: float) -> Message:
+    """The first round opened at a site, under the clip that it is told."""
+    plan = planned(document.parsed(), document.facts.federation())
+    terms = document.terms(plan)["update"]
+    mechanism: Any = terms.release.mechanism
+    opened = server_of(made, document).open(0, range(3), mechanism.dimension, 32, privacy=terms)
+    header = {"kind": "open", "run": document.digest, "round": 0, "purpose": "update"}
+    return ask(made, site, Message({**header, "clip": told}, (opened.plan,)))
+
+
+def test_sites_told_different_clips_are_not_in_one_sum(made: World) -> None:
+    """Grids are powers of two: just below twice the first clip, integers are nearly twice as long.
+    Beside others on the first grid, whose noise is in integers too, half the noise was missing."""
+    document = document_of(made, **TRACKED)
+    signatures = accepted(made, document)
+    for site in range(3):
+        assert begin(made, document, signatures, site).header["status"] == "done"
+    rule: Any = planned(document.parsed(), document.facts.federation()).method.clip_rule
+    first = rule.initial.norm
+    assert opened_under(made, 0, document, first).header["status"] == "done"
+    for told in (first * 2.0 ** (7 / 8), first / 2.0 ** (1 / 8)):
+        reply = opened_under(made, 1, document, told)
+        assert "another clip than this site is told" in reply.header.get("reason", "")
+    header = {"kind": "train", "run": document.digest, "round": 0, "purpose": "update"}
+    later = ask(made, 0, Message({**header, "clip": 2 * first}, (b"", b"")))
+    assert "opened under another clip" in later.header["reason"]

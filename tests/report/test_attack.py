@@ -10,6 +10,7 @@ from scipy.optimize import brentq
 
 import fedveil as fv
 from fedveil.audit.proved import RATES, Attack, attack_on
+from fedveil.privacy.mechanisms import NoisySelection
 
 NORMAL = NormalDist()
 MODEL = fv.PrivacyModel(fv.Unit.CLIENT, fv.Adjacency.ZERO_OUT, fv.Trust.CENTRAL)
@@ -48,6 +49,16 @@ def test_the_best_attacks_on_a_sampled_gaussian_stay_below_and_come_close() -> N
         assert best <= found.true_positives(rate) <= best + 0.02
     apart = q * (2 * NORMAL.cdf(0.5 / noise) - 1)
     assert 0.5 + apart / 2 <= found.right_guesses <= 0.5 + apart / 2 + 0.02
+
+
+def test_a_value_that_one_unit_alone_has_gives_it_away_as_often_as_is_stated() -> None:
+    """Names that are selected by noisy votes show it with a probability of their own, beside which
+    all else may be hidden in noise."""
+    missed, rate = 5e-3, 1e-3
+    votes = fv.Release(NoisySelection(100.0, missed), fv.Everyone(), rounds=1)
+    found = attack_on(guarantee(votes, delta=9e-3))
+    assert found.true_positives(rate) >= missed + (1 - missed) * rate
+    assert found.right_guesses >= 0.5 + missed / 2
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.1), (1.0, 1e-5), (4.0, 0.0), (800.0, 0.0)])

@@ -61,12 +61,13 @@ class Attack:
 def attack_on(guarantee: Guarantee) -> Attack:
     """What the releases of a guarantee allow an attacker at most.
 
-    A mu is exact if every release is an unsampled Gaussian. For sampled ones it is known in the
-    limit only, and a limit proves nothing about a run.
+    A mu is exact if every release is an unsampled Gaussian, and nothing else: not one that may fail
+    with a small probability. For sampled ones it is known in the limit only, and a limit proves
+    nothing about a run.
     """
     model, own = guarantee.privacy_model, (guarantee.epsilon, guarantee.delta)
     steps = merged([step_of(release, model) for release in guarantee.releases])
-    noises = [step.gaussian() or 0.0 for step in steps]
+    noises = [0.0 if step.failure else step.gaussian() or 0.0 for step in steps]
     if guarantee.tuning is None and all(noise > 0 for noise in noises):
         squares = (step.count / noise**2 for step, noise in zip(steps, noises, strict=True))
         return Attack((own,), math.sqrt(math.fsum(squares)))

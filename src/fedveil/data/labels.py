@@ -71,8 +71,12 @@ def targets_of(
     scaling = Scaling(
         np.asarray(column.centre, np.float32), np.asarray(1 / column.width, np.float32)
     )
+    far = scaled(numbers, column)
+    if public is not None:  # a label as far out as they go: a run that it stopped would tell of it
+        most = float(np.finfo(np.float32).max)
+        far = np.clip(far, -most, most)
     with np.errstate(over="ignore"):  # what no float32 holds is reported as infinity, with its row
-        stored = scaled(numbers, column).astype(np.float32)
+        stored = far.astype(np.float32)
     return Targets(stored, Task.REGRESSION, column, (), scaling, said, unprotected)
 
 

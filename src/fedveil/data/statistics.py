@@ -100,7 +100,7 @@ class Range:
         if self.kind not in (Kind.NUMBER, Kind.DATE):
             return np.full(len(values), -1, dtype=np.int64)
         numbers = _days(values) if self.kind is Kind.DATE else _numbers(values, decimal)
-        with np.errstate(invalid="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             places = np.floor((numbers - self.low) / (self.high - self.low) * FINE)
         inside = (places >= 0) & (places < FINE)
         return np.where(inside, places, -1).astype(np.int64)
@@ -178,7 +178,8 @@ def threshold(most: int, std: float, failure: float) -> float:
     A value that one unit alone brings then appears with a probability of at most `failure`.
     """
     t = np.arange(1, most + 1)
-    bounds = 1 / np.sqrt(t) + std * norm.ppf((1 - failure) ** (1 / t))
+    beyond = -np.expm1(np.log1p(-failure) / t)  # 1 - (1 - failure)^(1/t), which may be tiny
+    bounds = 1 / np.sqrt(t) + std * norm.isf(beyond)
     return float(bounds.max())
 
 

@@ -274,9 +274,10 @@ class Guard(Responder):
         asked = read(frame, RoundPlan, MAX_FRAME, hub)
         if asked.round_number != work.document.first_round + number or asked.purpose != purpose:
             raise PrivacyRefusal("the secure sum has another number or purpose", "use the plan's")
-        if asked.privacy != work.terms[purpose].to_bytes():
+        if asked.privacy != work.stated(request).to_bytes():
             raise PrivacyRefusal(
-                "the round states other noise or honest shares than the plan that was accepted",
+                "the round states other noise or honest shares than the plan that was accepted, or "
+                "another clip than this site is told",
                 "use the plan's",
             )
         sums = work.summands(request)
@@ -295,6 +296,10 @@ class Guard(Responder):
         if digest not in run.computing:
             if run.participant is not None:
                 device = self._joined(run, request)
+                if device.privacy != run.work.stated(request):
+                    raise PrivacyRefusal(
+                        "this sum was opened under another clip", "keep to what it states"
+                    )
                 for shown in request.parts[2:]:
                     device.take_odds(shown)
                 device.take_sharers(request.part())

@@ -33,7 +33,7 @@ from fedveil.deploy.courier import Courier, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
 from fedveil.deploy.facts import Facts
 from fedveil.deploy.members import Members
-from fedveil.deploy.plan_document import PlanDocument, planned, resolved
+from fedveil.deploy.plan_document import PlanDocument, planned, resolved, terms_at
 from fedveil.deploy.scoring import CountSum, Scoring, figures
 from fedveil.deploy.work import scheduled
 from fedveil.engines.contract import Cohort, RoundSum, Take
@@ -242,7 +242,7 @@ class RemoteAggregator(Aggregator):
         """A round's sum, logged; nobody has been told of it yet."""
         at, purpose = self._document.first_round + number, summands.purpose
         shape = (summands.width, summands.word)
-        return server.open(at, members, *shape, purpose, self._terms[purpose])
+        return server.open(at, members, *shape, purpose, terms_at(self._terms, summands))
 
     def following(self, summands: Summands) -> ServerRound | None:
         """The next round, for sites to join while they unmask this one; None if it has to wait.

@@ -26,10 +26,14 @@ from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.models.zoo import own_name
 from fedveil.planning.plan import Plan
+from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.recipes.sections import EngineSection, EvaluationSection
+from fedveil.run.sums import PrivateSum
 from fedveil.secagg.aggregation import COUNT, UPDATE
 from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.privacy_terms import PrivacyTerms
+
+_OWN = (DataSection(), EngineSection(), EvaluationSection())
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,12 @@ class PlanDocument:
         return found
 
     def parsed(self) -> Recipe:
-        """The recipe, with defaults where it is silent."""
-        return recipes.with_defaults(recipes.parse(self.recipe))
+        """The recipe, with defaults where it is silent. Files and speed are each party's own: what
+        a site said of a path of the hub's choice would tell what lies on its disk."""
+        recipe = recipes.parse(self.recipe)
+        if (recipe.data, recipe.engine, recipe.evaluation) != _OWN:
+            raise ConfigError("plan: data, engine and evaluation are each party's own")
+        return recipes.with_defaults(recipe)
 
     def terms(self, plan: Plan) -> dict[str, PrivacyTerms]:
         """What one participation costs, by the purpose of each of its sums."""
@@ -162,3 +170,25 @@ def round_terms(plan: Plan, run: str) -> dict[str, PrivacyTerms]:
         (release,) = method.placement.releases(own, 1)
         found[purpose] = PrivacyTerms(release, model, run)
     return found
+
+
+def terms_at(terms: Mapping[str, PrivacyTerms], summands: object) -> PrivacyTerms:
+    """What a round's secure sum states: under a tracked clip, the clip and grid of that round.
+
+    Noise and update of a site are in proportion to the clip, and integers on its grid. A site that
+    was told a finer grid than the others would not be covered by their noise; what the sum states
+    is the same for all.
+    """
+    if not isinstance(summands, PrivateSum) or summands.purpose == COUNT or COUNT not in terms:
+        return terms[getattr(summands, "purpose", UPDATE)]
+    stated, clip, integers = terms[UPDATE], summands.pipeline.clip, summands.integers
+    law = stated.release.mechanism
+    if clip is None or integers is None or not isinstance(law, DiscreteGaussianSum):
+        raise ConfigError("plan: a tracked clip goes with noise shares on a grid")
+    now = replace(
+        law,
+        clip_norm=clip.norm,
+        granularity=integers.grid.granularity,
+        share_std=integers.share_std,
+    )
+    return replace(stated, release=replace(stated.release, mechanism=now))

@@ -17,6 +17,7 @@ parameters = 1_000_000
 rounds = 200
 separation = 1      # rounds from one participation to the next, at least
 evaluation = false  # count how well models do on rows that this site holds out
+honest_hub = false  # secure sums in which nobody checks whom the hub calls lost
 
 [cohort]
 minimum = 3         # sites in a round
@@ -70,6 +71,7 @@ class AllowPolicy:
     rounds: int = 1_000
     separation: int = 1
     evaluation: bool = False
+    honest_hub: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,8 @@ class Policy:
             reasons.append(f"a cohort of {sums.cohort}, need {rules.minimum}")
         if sums.honest_shares < rules.honest_shares:
             reasons.append(f"sums of {sums.honest_shares} honest sites, need {rules.honest_shares}")
+        if sums.params.honest_server and not self.allow.honest_hub:
+            reasons.append("it takes the hub to be honest (aggregation.honest_server)")
         if sums.params.colluders < rules.colluders:
             reasons.append(
                 f"it allows for {sums.params.colluders} colluding sites, need {rules.colluders}"

@@ -12,7 +12,7 @@ import torch
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
 from fedveil.deploy.envelope import BadFrame, Message
-from fedveil.deploy.plan_document import PlanDocument
+from fedveil.deploy.plan_document import PlanDocument, terms_at
 from fedveil.engines.choose import build_engine
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
@@ -58,6 +58,10 @@ class Work(ABC):
     def summands(self, request: Message) -> Shared:
         """The secure sum that a request is about."""
 
+    def stated(self, request: Message) -> PrivacyTerms:
+        """What that sum must state that taking part costs."""
+        return self.terms[request.text("purpose")]
+
     @abstractmethod
     def row(self, request: Message) -> Ints:
         """What this site adds to it, without noise."""
@@ -101,6 +105,11 @@ class Training(Work):
         updates = self._updates(request)
         return updates if request.header.get("purpose") != COUNT else self._count(updates)[0]
 
+    def stated(self, request: Message) -> PrivacyTerms:
+        if request.text("purpose") == COUNT:
+            return super().stated(request)
+        return terms_at(self.terms, self._updates(request))
+
     def row(self, request: Message) -> Ints:
         updates = self._updates(request)
         if request.header.get("purpose") == COUNT:
@@ -125,7 +134,8 @@ class Training(Work):
     def _updates(self, request: Message) -> PrivateSum:
         """The sum of updates, under the clip that the hub says the released counts have led to.
 
-        Noise is in proportion to the clip, so no clip costs more than another.
+        Noise is in proportion to the clip, so no clip costs more than another, if all sites have
+        the same (`terms_at`).
         """
         rule, state = self.plan.method.clip_rule, {}
         if isinstance(rule, AdaptiveClipping):

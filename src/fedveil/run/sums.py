@@ -61,10 +61,11 @@ class PrivateSum:
 
     @property
     def word(self) -> int:
-        return 32 if self._integers is None else self._integers.word
+        return 32 if self.integers is None else self.integers.word
 
     @cached_property
-    def _integers(self) -> NoisyIntegers | None:
+    def integers(self) -> NoisyIntegers | None:
+        """What clients send into a secure sum; None if that is no vector of integers."""
         if self.context is None or not isinstance(self.placement, SecureNoisePlacement):
             return None
         return self.placement.integers(self.context, self.pipeline, self.round_number)
@@ -80,9 +81,9 @@ class PrivateSum:
 
     def share(self, client: int, row: Ints) -> Ints:
         """What a client sends under its masks: its integers with its own noise share."""
-        if self._integers is None:
+        if self.integers is None:
             raise ValueError("masks hide integers, and there are none")
-        return self._integers.noisy(row, self.this_round.stream(client))
+        return self.integers.noisy(row, self.this_round.stream(client))
 
     def decode(self, whole: Ints) -> Tensor:
         """The private sum from the sum of what clients sent."""
