@@ -18,7 +18,7 @@ from fedveil.cli import main
 from fedveil.cli.report import watched, watched_apart
 from fedveil.core.errors import ConfigError
 from fedveil.report.live import served
-from tests.report.browser import Page, installed
+from tests.report.browser import Page, needs_browser
 
 SMALL = ["--set", "training.rounds=3", "--set", "data.clients=30", "--quiet", "--seed", "1"]
 
@@ -148,30 +148,26 @@ def rounds_in(page: str) -> int:
     return rounds
 
 
-@pytest.mark.skipif(installed() is None, reason="no Chromium here: apt-get install chromium")
-def test_a_browser_shows_news_without_being_asked(tmp_path: Path) -> None:
+@needs_browser
+def test_a_browser_shows_news_without_being_asked(browser: Page, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert main(["run", *SMALL, "--no-report", "--output", str(run)]) == 0
     text = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(text.splitlines(keepends=True)[0])
-    program = installed()
-    assert program is not None
-    page = Page(program)
-    try:
-        with watched([run]) as address:
-            page.open(address)
-            before = page.run("document.querySelectorAll('.chart .dot').length")
-            page.run("document.querySelector('details').open = true")
-            (run / "metrics.jsonl").write_text(text)
-            page.until(f"document.querySelectorAll('.chart .dot').length > {before}")
-            assert page.run("document.querySelector('details').open")
-            # Charts that came later answer to keys as the first ones did.
-            page.run(
-                "document.querySelector('svg[data-chart]').dispatchEvent("
-                "new KeyboardEvent('keydown', {key: 'End'}))"
-            )
-            assert page.run("document.querySelector('.read').textContent").startswith("round 3")
-            assert page.problems == [f"asked for {address}"] * len(page.problems)
-        page.until("document.querySelector('footer').textContent.includes('has ended')")
-    finally:
-        page.close()
+    browser.problems.clear()
+    with watched([run]) as address:
+        browser.open(address)
+        before = browser.run("document.querySelectorAll('.chart .dot').length")
+        browser.run("document.querySelector('details').open = true")
+        (run / "metrics.jsonl").write_text(text)
+        browser.until(f"document.querySelectorAll('.chart .dot').length > {before}")
+        assert browser.run("document.querySelector('details').open")
+        # Charts that came later answer to keys as the first ones did.
+        browser.run(
+            "document.querySelector('svg[data-chart]').dispatchEvent("
+            "new KeyboardEvent('keydown', {key: 'End'}))"
+        )
+        assert browser.run("document.querySelector('.read').textContent").startswith("round 3")
+        assert browser.problems == [f"asked for {address}"] * len(browser.problems)
+    browser.until("document.querySelector('footer').textContent.includes('has ended')")
+    browser.open("about:blank")

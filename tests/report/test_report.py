@@ -69,7 +69,9 @@ def test_the_report_says_what_the_ledger_proves(run: Path, capsys: Capture) -> N
     assert facts["epsilons"]["certified"] == proved["epsilon"] <= facts["epsilons"]["promised"]
     assert facts["epsilons"]["audited"] is None
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    (curve,) = facts["charts"]["learning"]["series"]
+    curve, constant = facts["charts"]["learning"]["series"]
+    known = facts["result"]["scores"]["accuracy"]["constant"]
+    assert [y for _, y in constant["points"]] == [pytest.approx(known, rel=1e-3)] * 2
     assert curve["points"] == [
         [line["round"], pytest.approx(line["accuracy"], rel=1e-3)] for line in lines
     ]
@@ -82,6 +84,7 @@ def test_the_report_says_what_the_ledger_proves(run: Path, capsys: Capture) -> N
         RATES, *([y for _, y in s["points"]] for s in (best, alone, guess)), strict=True
     ):
         assert rate == c <= a <= b <= 1
+    assert facts["attack"]["right_guesses"] <= facts["attack"]["right_guesses_of_epsilon_alone"]
     assert facts["versions"]["torch"]
     assert facts["finished"]
 
@@ -175,7 +178,8 @@ def test_an_audit_and_the_constant_answer_are_shown_where_there_are_any(run: Pat
         name: facts["guarantee"][name]
         for name in ["epsilon", "delta", "unit", "adjacency", "trust"]
     }
-    scores = {"constant": {"answer": "canary", "accuracy": 0.125}}
+    scores = {"accuracy": 0.5, "constant": {"answer": "canary", "accuracy": 0.125}}
+    scores |= {"clearly_better_than_constant": False, "rows": 3}
     try:
         (run / "result.json").write_text(json.dumps(json.loads(kept) | {"scores": scores}))
         for shown, refuted in ((0.75, False), (of["epsilon"] + 1, True)):
@@ -184,7 +188,8 @@ def test_an_audit_and_the_constant_answer_are_shown_where_there_are_any(run: Pat
             document = document_of(run)
             assert document["epsilons"]["audited"] == shown
             assert ("Refuted" in page([document])) is refuted
-        assert "accuracy of the best constant answer</dt><dd>12.5 %" in page([document])
+        assert "<small>best constant answer: 12.5%</small>" in page([document])
+        assert "Not clearly better than the best constant answer" in page([document])
         assert "canary" not in page([document])
         (run / "audit.json").write_text(json.dumps(audit | {"certified": of | {"delta": 1e-6}}))
         with pytest.raises(ConfigError, match="another guarantee"):

@@ -264,9 +264,9 @@ def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any], run: Run) -> None:
-    from fedveil.cli.scores import score_rows
     from fedveil.cli.secure_sums import secure_rows
     from fedveil.privacy.shown import at_most
+    from fedveil.report.scores import score_rows
 
     plan, guarantee, rows = run.plan, run.guarantee, []
     if "scores" in result:
