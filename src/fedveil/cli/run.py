@@ -84,7 +84,7 @@ def execute(args: argparse.Namespace) -> int:
     own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
     began = time.perf_counter()
     try:
-        with watched_apart([directory.path]) if args.watch else nullcontext():
+        with watched_apart(directory.path) if args.watch else nullcontext():
             rejected = _train(run, args)
     except KeyboardInterrupt:
         run.save()
