@@ -96,6 +96,11 @@ class Page:
             if time.monotonic() > until:
                 raise TimeoutError(script)
 
+    def settle(self) -> None:
+        """Wait until nothing moves any more: what a theme fades in is there."""
+        self.run("Promise.all(document.getAnimations().map(a => a.finished.catch(() => 0)))")
+        self.run("new Promise(done => setTimeout(done, 300)).then(() => 0)")
+
     def run(self, script: str) -> Any:
         """The value of an expression in the page; of a promise, what it becomes."""
         answer = self.call(
