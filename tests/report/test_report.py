@@ -60,6 +60,19 @@ def test_page_and_json_have_the_same_content(run: Path, capsys: Capture) -> None
     assert embedded(run / "report.html") == stored == {"runs": shown["runs"]}
 
 
+def test_the_page_on_reports_names_every_field(run: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "report.md").read_text()
+    rows = re.findall(r"^\| (`.*`) \| (.*) \|$", page.split("## Fields")[1], re.MULTILINE)
+    told = {name: text for names, text in rows for name in re.findall(r"`(\w+)`", names)}
+    (facts,) = embedded(run / "report.html")["runs"]
+    assert set(told) == set(facts)
+    assert told["version"].endswith(str(facts["version"]))
+    for name in ("epsilons", "attack", "charts", "result"):
+        assert set(facts[name]) <= set(re.findall(r"`(\w+)`", told[name])), name
+    named = set(re.findall(r"`(\w+)`", told["guarantee"]))
+    assert named - {"null"} <= {*facts["guarantee"]}
+
+
 def test_the_report_says_what_the_ledger_proves(run: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert main(["account", str(run), "--json"]) == 0
@@ -92,13 +105,13 @@ def test_the_report_says_what_the_ledger_proves(run: Path, capsys: Capture) -> N
 def test_every_item_of_both_checklists_is_ticked_or_marked_absent(run: Path) -> None:
     (facts,) = embedded(run / "report.html")["runs"]
     dpfy, pyramid = facts["checklists"].values()
-    assert len(dpfy) == len(pyramid) == 9
+    assert (len(dpfy), len(pyramid)) == (9, 11)
     assert all(item["stated"] for item in dpfy)
     absent = {item["item"] for item in pyramid if not item["stated"]}
-    assert absent == {"Bias", "Data security and access control", "Data collection exposure"}
+    assert absent == {"Bias", "Security", "Access control", "Data collection exposure"}
     text = (run / "report.html").read_text()
-    assert text.count("✓ stated") == 15
-    assert text.count("✗ absent") == 3
+    assert text.count("✓ stated") == 16
+    assert text.count("✗ absent") == 4
 
 
 @pytest.mark.parametrize("public", [True, False])
