@@ -137,8 +137,8 @@ class Page:
         if not self.run("Boolean(window.axe)"):
             self.run(AXE.read_text(encoding="utf-8") + ";0")
         found: list[Any] = self.run(
-            "axe.run(document, {resultTypes: ['violations']}).then(r => r.violations.map("
-            "v => [v.id, v.nodes.map(n => n.html)]))"
+            "axe.run(document, {resultTypes: ['violations'], preload: false})"
+            ".then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html)]))"
         )
         return found
 
