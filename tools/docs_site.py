@@ -51,6 +51,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return in_site(markdown, page.file.src_uri, set(files.src_uris))
 
 
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """What the theme leaves out for screen readers: names, and headers that are empty."""
+    for old, new in (
+        ('role="dialog">', 'role="dialog" aria-label="Search">'),
+        ('id="__search" ', 'id="__search" aria-label="Search" '),
+        ("<th></th>", "<td></td>"),
+    ):
+        output = output.replace(old, new)
+    return output
+
+
 def in_site(markdown: str, source: str, known: set[str]) -> str:
     """Links out of a folder lead to where the site has the file, or become plain text."""
     inside = (ROOT / "docs" / source).exists() or source.split("/")[0] not in BESIDE

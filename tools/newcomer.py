@@ -1,7 +1,7 @@
 """Follows docs/start.md in a fresh clone with an empty home: `python tools/newcomer.py`.
 
 Only what stands on the page is typed. It says how long each command took, on the clock and on the
-processor, and fails if the page's own table does not end in a report.
+processor, and fails if the table of the page does not end in a report.
 """
 
 from __future__ import annotations
@@ -16,15 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from tests.docs.blocks import Block, blocks_of  # noqa: E402
-
-
-def lines_of(block: Block, clone: Path) -> list[str]:
-    """What a reader types for a block; Python goes into the file that the page names."""
-    if block.language == "python":
-        (clone / "make_loans.py").write_text(block.text, encoding="utf-8")
-        return [".venv/bin/python make_loans.py"]
-    return block.text.strip().splitlines() if block.language == "sh" else []
+from tests.docs.blocks import blocks_of  # noqa: E402
 
 
 def main() -> None:
@@ -36,10 +28,10 @@ def main() -> None:
         began = time.monotonic()
         _timed(f"git clone --quiet {ROOT} {clone}", Path(folder), inherited)
         for block in blocks_of("start.md"):
-            for line in lines_of(block, clone):
+            for line in block.text.strip().splitlines():
                 _timed(line, clone, inherited | {"HOME": str(home)})
         if not (clone / "loans" / "report.html").exists():
-            raise SystemExit("no report of the page's own table")
+            raise SystemExit("no report of the page's table")
         print(f"all: {time.monotonic() - began:.0f} s")
 
 

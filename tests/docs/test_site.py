@@ -12,7 +12,7 @@ import pytest
 
 from fedveil.cli import COMMANDS
 from tests.docs.blocks import ROOT
-from tests.report.browser import Page
+from tests.report.browser import AXE, Page
 
 pytest.importorskip("material", reason="the site needs its tools: make docs")
 
@@ -56,16 +56,23 @@ def test_results_and_their_pictures_are_in_the_site(site: Path) -> None:
         assert (site / picture).exists()
 
 
-@pytest.mark.parametrize("name", ["index.html", "start.html", "reference/python.html"])
+PAGES = ("index.html", "start.html", "accounting.html", "results.html", "reference/commands.html")
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_it_opens_from_a_disk_without_an_error_or_a_request(
     site: Path, browser: Page, name: str
 ) -> None:
     browser.problems.clear()
-    browser.look(1200, 800)
-    browser.open(site / name)
-    assert browser.run("document.querySelector('h1').innerText.length") > 0
-    assert browser.run("document.documentElement.scrollWidth") <= 1200
-    assert browser.problems == []
+    for width, scheme in ((1200, "light"), (390, "dark")):
+        browser.look(width, 800, prefers_color_scheme=scheme)
+        browser.open(site / name)
+        assert browser.run("document.querySelector('h1').innerText.length") > 0
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        assert browser.problems == []
+        if AXE.exists():  # .ci/run fetches it
+            browser.until("document.querySelectorAll('.md-code__nav:not([role])').length === 0")
+            assert browser.violations() == []
 
 
 def test_search_works_from_a_disk(site: Path, browser: Page) -> None:

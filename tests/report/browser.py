@@ -8,13 +8,23 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 300.0  # seconds for one answer: only a browser that hangs takes so long
+AXE = Path(os.environ.get("AXE_CORE") or Path(sys.prefix) / "axe-core" / "package" / "axe.min.js")
+needs_axe = pytest.mark.skipif(not AXE.exists(), reason="no axe-core here: `make .venv/axe-core`")
+needs_browser = pytest.mark.skipif(
+    not any(map(shutil.which, NAMES)),
+    reason="no Chromium here: install it with apt-get install chromium",
+)
+_KEYS = {"Tab": 9, "Enter": 13, "Space": 32, "ArrowRight": 39}
 
 
 def installed() -> str | None:
@@ -86,6 +96,11 @@ class Page:
             if time.monotonic() > until:
                 raise TimeoutError(script)
 
+    def settle(self) -> None:
+        """Wait until nothing moves any more: what a theme fades in is there."""
+        self.run("Promise.all(document.getAnimations().map(a => a.finished.catch(() => 0)))")
+        self.run("new Promise(done => setTimeout(done, 300)).then(() => 0)")
+
     def run(self, script: str) -> Any:
         """The value of an expression in the page; of a promise, what it becomes."""
         answer = self.call(
@@ -106,6 +121,26 @@ class Page:
             deviceScaleFactor=1,
             mobile=width < 600,
         )
+
+    def press(self, key: str) -> None:
+        """A key of a real keyboard: focus moves, buttons are pressed."""
+        text = {"Enter": "\r", "Space": " "}.get(key, "")
+        code: dict[str, Any] = {"code": key, "windowsVirtualKeyCode": _KEYS[key]}
+        code["key"] = " " if key == "Space" else key
+        kind = "keyDown" if text else "rawKeyDown"
+        self.call("Input.dispatchKeyEvent", type=kind, **code, **({"text": text} if text else {}))
+        self.call("Input.dispatchKeyEvent", type="keyUp", **code)
+
+    def violations(self) -> list[Any]:
+        """What axe-core finds in the page with everything unfolded: rules, and where."""
+        self.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        if not self.run("Boolean(window.axe)"):
+            self.run(AXE.read_text(encoding="utf-8") + ";0")
+        found: list[Any] = self.run(
+            "axe.run(document, {resultTypes: ['violations'], preload: false})"
+            ".then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html)]))"
+        )
+        return found
 
     def screenshot(self, path: Path, kind: str = "png") -> None:
         how: dict[str, Any] = {"format": kind} | ({} if kind == "png" else {"quality": 60})

@@ -12,11 +12,7 @@ import pytest
 from fedveil.cli import main
 from fedveil.report.compared import comparison_page, document_of
 from fedveil.report.spread import spread_of
-from tests.report.browser import Page, installed
-
-needs_browser = pytest.mark.skipif(
-    installed() is None, reason="no Chromium here: install it with apt-get install chromium"
-)
+from tests.report.browser import Page, needs_axe, needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -117,3 +113,12 @@ def test_bars_are_as_long_as_they_say(browser: Page, folder: Path) -> None:
     read = browser.run("document.querySelector('.read').textContent")
     first = chart["series"][0]["points"][0]
     assert f"dp-fedavg: {first[1]!r} ± {first[2]!r}" in read
+
+
+@needs_browser
+@needs_axe
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(browser: Page, folder: Path, scheme: str) -> None:
+    browser.look(390, prefers_color_scheme=scheme)
+    browser.open(folder / "comparison.html")
+    assert browser.violations() == []

@@ -6,19 +6,21 @@ import http.client
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from fedveil.cli import main
-from fedveil.cli.report import watched, watched_apart
+from fedveil.cli.report import newest_in, watched, watched_apart
 from fedveil.core.errors import ConfigError
 from fedveil.report.live import served
-from tests.report.browser import Page, installed
+from tests.report.browser import Page, needs_browser
 
 SMALL = ["--set", "training.rounds=3", "--set", "data.clients=30", "--quiet", "--seed", "1"]
 
@@ -73,7 +75,7 @@ def test_a_run_is_watched_by_a_process_of_its_own_that_ends_with_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Accountants set the number of digits for a whole process: two of them must not share one."""
-    with watched_apart([tmp_path]):
+    with watched_apart(tmp_path):
         (process,) = multiprocessing.active_children()
         assert process.pid != os.getpid()
         said = ""
@@ -95,7 +97,7 @@ def test_the_page_of_a_run_that_is_killed_ends_with_it(tmp_path: Path) -> None:
     script = (
         "import os, sys\nfrom pathlib import Path\nfrom fedveil.cli.report import watched_apart\n"
         "if __name__ == '__main__':\n"
-        "    with watched_apart([Path(sys.argv[1])]):\n"
+        "    with watched_apart(Path(sys.argv[1])):\n"
         "        sys.stdin.readline()\n        os.kill(os.getpid(), 9)\n"
     )
     file = tmp_path / "killed.py"
@@ -141,6 +143,38 @@ def test_the_page_grows_with_the_run_of_another_process(tmp_path: Path) -> None:
         process.wait()
 
 
+def test_a_hub_shows_the_run_that_was_begun_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedveil.cli import report
+    from fedveil.deploy.hub_service import Queue
+    from tests.deploy.hospitals import hospitals
+
+    made = hospitals(tmp_path)
+    try:
+        home = made.hub
+        with watched(lambda: newest_in(home.runs)) as address:
+            assert get(address)[0] == 503
+            made.meet()
+            made.queue()
+            made.service().step()
+            assert "<h1>Report of first</h1>" in get(address)[1]
+            shutil.copytree(home.runs / "first", home.runs / "second")
+            (home.runs / "second" / "recipe.toml").touch()
+            assert "<h1>Report of second</h1>" in get(address)[1]
+        # The command that follows a run shows that run.
+        shown: list[Path] = []
+        monkeypatch.setattr(report, "watched_apart", lambda path: nullcontext(shown.append(path)))
+        monkeypatch.setattr(Queue, "put", lambda self, job: None)
+        words = ["federation", "run", "dp-sgd", "--home", str(home.path), "--name", "first"]
+        assert main([*words, "--watch"]) == 0
+        assert shown == [home.runs / "first"]
+        assert main([*words, "--watch", "--detach"]) == 2
+        assert "--watch" in capsys.readouterr().err
+    finally:
+        made.close()
+
+
 def rounds_in(page: str) -> int:
     start = page.index('id="document">') + len('id="document">')
     document = json.loads(page[start : page.index("</script>", start)])
@@ -148,30 +182,26 @@ def rounds_in(page: str) -> int:
     return rounds
 
 
-@pytest.mark.skipif(installed() is None, reason="no Chromium here: apt-get install chromium")
-def test_a_browser_shows_news_without_being_asked(tmp_path: Path) -> None:
+@needs_browser
+def test_a_browser_shows_news_without_being_asked(browser: Page, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert main(["run", *SMALL, "--no-report", "--output", str(run)]) == 0
     text = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(text.splitlines(keepends=True)[0])
-    program = installed()
-    assert program is not None
-    page = Page(program)
-    try:
-        with watched([run]) as address:
-            page.open(address)
-            before = page.run("document.querySelectorAll('.chart .dot').length")
-            page.run("document.querySelector('details').open = true")
-            (run / "metrics.jsonl").write_text(text)
-            page.until(f"document.querySelectorAll('.chart .dot').length > {before}")
-            assert page.run("document.querySelector('details').open")
-            # Charts that came later answer to keys as the first ones did.
-            page.run(
-                "document.querySelector('svg[data-chart]').dispatchEvent("
-                "new KeyboardEvent('keydown', {key: 'End'}))"
-            )
-            assert page.run("document.querySelector('.read').textContent").startswith("round 3")
-            assert page.problems == [f"asked for {address}"] * len(page.problems)
-        page.until("document.querySelector('footer').textContent.includes('has ended')")
-    finally:
-        page.close()
+    browser.problems.clear()
+    with watched(lambda: [run]) as address:
+        browser.open(address)
+        before = browser.run("document.querySelectorAll('.chart .dot').length")
+        browser.run("document.querySelector('details').open = true")
+        (run / "metrics.jsonl").write_text(text)
+        browser.until(f"document.querySelectorAll('.chart .dot').length > {before}")
+        assert browser.run("document.querySelector('details').open")
+        # Charts that came later answer to keys as the first ones did.
+        browser.run(
+            "document.querySelector('svg[data-chart]').dispatchEvent("
+            "new KeyboardEvent('keydown', {key: 'End'}))"
+        )
+        assert browser.run("document.querySelector('.read').textContent").startswith("round 3")
+        assert browser.problems == [f"asked for {address}"] * len(browser.problems)
+    browser.until("document.querySelector('footer').textContent.includes('has ended')")
+    browser.open("about:blank")

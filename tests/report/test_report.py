@@ -60,6 +60,19 @@ def test_page_and_json_have_the_same_content(run: Path, capsys: Capture) -> None
     assert embedded(run / "report.html") == stored == {"runs": shown["runs"]}
 
 
+def test_the_page_on_reports_names_every_field(run: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "report.md").read_text()
+    rows = re.findall(r"^\| (`.*`) \| (.*) \|$", page.split("## Fields")[1], re.MULTILINE)
+    told = {name: text for names, text in rows for name in re.findall(r"`(\w+)`", names)}
+    (facts,) = embedded(run / "report.html")["runs"]
+    assert set(told) == set(facts)
+    assert told["version"].endswith(str(facts["version"]))
+    for name in ("epsilons", "attack", "charts", "result"):
+        assert set(facts[name]) <= set(re.findall(r"`(\w+)`", told[name])), name
+    named = set(re.findall(r"`(\w+)`", told["guarantee"]))
+    assert named - {"null"} <= {*facts["guarantee"]}
+
+
 def test_the_report_says_what_the_ledger_proves(run: Path, capsys: Capture) -> None:
     capsys.readouterr()
     assert main(["account", str(run), "--json"]) == 0
@@ -69,7 +82,9 @@ def test_the_report_says_what_the_ledger_proves(run: Path, capsys: Capture) -> N
     assert facts["epsilons"]["certified"] == proved["epsilon"] <= facts["epsilons"]["promised"]
     assert facts["epsilons"]["audited"] is None
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    (curve,) = facts["charts"]["learning"]["series"]
+    curve, constant = facts["charts"]["learning"]["series"]
+    known = facts["result"]["scores"]["accuracy"]["constant"]
+    assert [y for _, y in constant["points"]] == [pytest.approx(known, rel=1e-3)] * 2
     assert curve["points"] == [
         [line["round"], pytest.approx(line["accuracy"], rel=1e-3)] for line in lines
     ]
@@ -82,6 +97,7 @@ def test_the_report_says_what_the_ledger_proves(run: Path, capsys: Capture) -> N
         RATES, *([y for _, y in s["points"]] for s in (best, alone, guess)), strict=True
     ):
         assert rate == c <= a <= b <= 1
+    assert facts["attack"]["right_guesses"] <= facts["attack"]["right_guesses_of_epsilon_alone"]
     assert facts["versions"]["torch"]
     assert facts["finished"]
 
@@ -89,13 +105,13 @@ def test_the_report_says_what_the_ledger_proves(run: Path, capsys: Capture) -> N
 def test_every_item_of_both_checklists_is_ticked_or_marked_absent(run: Path) -> None:
     (facts,) = embedded(run / "report.html")["runs"]
     dpfy, pyramid = facts["checklists"].values()
-    assert len(dpfy) == len(pyramid) == 9
+    assert (len(dpfy), len(pyramid)) == (9, 11)
     assert all(item["stated"] for item in dpfy)
     absent = {item["item"] for item in pyramid if not item["stated"]}
-    assert absent == {"Bias", "Data security and access control", "Data collection exposure"}
+    assert absent == {"Bias", "Security", "Access control", "Data collection exposure"}
     text = (run / "report.html").read_text()
-    assert text.count("✓ stated") == 15
-    assert text.count("✗ absent") == 3
+    assert text.count("✓ stated") == 16
+    assert text.count("✗ absent") == 4
 
 
 @pytest.mark.parametrize("public", [True, False])
@@ -175,7 +191,8 @@ def test_an_audit_and_the_constant_answer_are_shown_where_there_are_any(run: Pat
         name: facts["guarantee"][name]
         for name in ["epsilon", "delta", "unit", "adjacency", "trust"]
     }
-    scores = {"constant": {"answer": "canary", "accuracy": 0.125}}
+    scores = {"accuracy": 0.5, "constant": {"answer": "canary", "accuracy": 0.125}}
+    scores |= {"clearly_better_than_constant": False, "rows": 3}
     try:
         (run / "result.json").write_text(json.dumps(json.loads(kept) | {"scores": scores}))
         for shown, refuted in ((0.75, False), (of["epsilon"] + 1, True)):
@@ -184,7 +201,8 @@ def test_an_audit_and_the_constant_answer_are_shown_where_there_are_any(run: Pat
             document = document_of(run)
             assert document["epsilons"]["audited"] == shown
             assert ("Refuted" in page([document])) is refuted
-        assert "accuracy of the best constant answer</dt><dd>12.5 %" in page([document])
+        assert "<small>best constant answer: 12.5%</small>" in page([document])
+        assert "Not clearly better than the best constant answer" in page([document])
         assert "canary" not in page([document])
         (run / "audit.json").write_text(json.dumps(audit | {"certified": of | {"delta": 1e-6}}))
         with pytest.raises(ConfigError, match="another guarantee"):

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from fedveil.cli import console
-from fedveil.cli.scores import score_rows
 from fedveil.core.errors import ConfigError
+from fedveil.report.scores import score_rows
 
 EXACT = "These figures were computed from the rows without noise: no guarantee covers the rows."
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import time
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
             "--test FILE": (Path, "public test rows, at the hub"),
             "--name NAME": (str, "of the run (the time)"),
             "--detach": (bool, "do not wait for its end"),
+            "--watch": (bool, "serve the growing report on this machine, and say where"),
         },
     ),
     "evaluate": (
@@ -125,6 +127,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from fedveil.cli.report import watched_apart
     from fedveil.config import recipe as recipes
     from fedveil.deploy.hub_service import Job, Queue
 
@@ -132,6 +135,8 @@ def _run(args: argparse.Namespace) -> int:
     recipe = recipes.parse(recipes.read(Path(args.recipe)), args.set, {})
     if args.test is not None and not args.test.exists():
         raise ConfigError(f"--test {args.test}: no such file")
+    if args.watch and args.detach:
+        raise ConfigError("--watch: ends with the command, so not with --detach")
     name = args.name or datetime.now().strftime("%Y%m%d-%H%M%S")
     test = None if args.test is None else str(args.test.absolute())
     queue = Queue(home)
@@ -139,7 +144,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.detach:
         return console.answer(args, {"run": name}, lambda: console.say(name, heading="Queued:"))
     try:
-        _follow(home, queue, name)
+        with watched_apart(home.runs / name) if args.watch else nullcontext():
+            _follow(home, queue, name)
     except KeyboardInterrupt:
         console.complain(
             f"the hub goes on with {name}; end it with: fedveil federation stop {name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,10 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
     "start": (
         "run the hub until it is told to stop; it goes on with what is in its queue",
         [],
-        {"--home DIR": (Path, "the hub's directory (here)", Path())},
+        {
+            "--home DIR": (Path, "the hub's directory (here)", Path()),
+            "--watch": (bool, "serve the newest run's growing report on this machine"),
+        },
     ),
 }
 
@@ -32,6 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     os.umask(0o077)
     console.prepare_training()
+    from fedveil.cli.report import watched_apart
     from fedveil.deploy.engine_kit import EngineProcess
     from fedveil.deploy.homes import HubHome
     from fedveil.deploy.hub_service import HubService
@@ -40,7 +45,7 @@ def execute(args: argparse.Namespace) -> int:
 
     home = HubHome(args.home)
     log_to_stderr()
-    with home.lock():
+    with home.lock(), watched_apart(home.runs, newest=True) if args.watch else nullcontext():
         engine = EngineProcess(home)
         service = HubService(home, SocketCourier(home.socket, home.path), finish)
         idle = threading.Event()

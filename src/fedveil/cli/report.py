@@ -6,7 +6,7 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
@@ -17,6 +17,8 @@ from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+
+Find = Callable[[], Sequence[Path]]  # which runs to show now
 
 _OPTIONS: console.Options = {
     "--format": (("html", "json"), "a page to read, or the same as a document (html)", "html"),
@@ -32,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     if args.watch:
-        with suppress(KeyboardInterrupt), watched(args.runs):
+        with suppress(KeyboardInterrupt), watched(lambda: args.runs):
             Event().wait()
         return 0
     documents = [document_of(path) for path in args.runs]
@@ -42,17 +44,26 @@ def execute(args: argparse.Namespace) -> int:
     return console.answer(args, answer, lambda: console.say(str(file), heading="Report:"))
 
 
+def newest_in(folder: Path) -> list[Path]:
+    """The run that was begun last among those in a folder."""
+    begun = {file.parent: file.stat().st_mtime_ns for file in folder.glob("*/recipe.toml")}
+    if not begun:
+        raise ConfigError(f"{folder}: no run yet")
+    return [max(begun, key=lambda path: begun[path])]
+
+
 @contextmanager
-def watched(paths: Sequence[Path]) -> Iterator[str]:
+def watched(find: Find) -> Iterator[str]:
     """Serve the page of runs that may still grow; its address is said on stderr."""
     from fedveil.report.live import served
     from fedveil.report.page import page
 
-    seen: dict[tuple[int, ...], str] = {}  # a page is made anew when a file has changed
+    seen: dict[tuple[Any, ...], str] = {}  # a page is made anew when a file has changed
 
     def make() -> str:
+        paths = find()
         files = [path / name for path in paths for name in ("metrics.jsonl", "result.json")]
-        now = tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
+        now = tuple((file, file.stat().st_mtime_ns if file.exists() else 0) for file in files)
         if now not in seen:
             made = page([document_of(path) for path in paths], live=True)
             seen.clear()
@@ -65,14 +76,15 @@ def watched(paths: Sequence[Path]) -> Iterator[str]:
 
 
 @contextmanager
-def watched_apart(paths: Sequence[Path]) -> Iterator[None]:
-    """The same from a process of its own: a page must neither slow a run down nor share what is a
-    setting of the process, such as the number of digits that accountants compute with."""
+def watched_apart(folder: Path, *, newest: bool = False) -> Iterator[None]:
+    """The same for a run, or for the newest of those in a folder, from a process of its own: a page
+    must neither slow a run down nor share what is a setting of the process, such as the number of
+    digits that accountants compute with."""
     from multiprocessing import get_context
 
     context = get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_serve, args=(paths, there), daemon=True)
+    process = context.Process(target=_serve, args=(folder, newest, there), daemon=True)
     process.start()
     there.close()
     try:
@@ -83,10 +95,10 @@ def watched_apart(paths: Sequence[Path]) -> Iterator[None]:
         here.close()
 
 
-def _serve(paths: Sequence[Path], starter: Connection) -> None:
+def _serve(folder: Path, newest: bool, starter: Connection) -> None:
     """Serve until whoever started this process is gone, however it ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run
-    with suppress(EOFError), watched(paths):
+    with suppress(EOFError), watched(lambda: newest_in(folder) if newest else [folder]):
         starter.recv()
 
 

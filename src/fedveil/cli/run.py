@@ -84,7 +84,7 @@ def execute(args: argparse.Namespace) -> int:
     own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
     began = time.perf_counter()
     try:
-        with watched_apart([directory.path]) if args.watch else nullcontext():
+        with watched_apart(directory.path) if args.watch else nullcontext():
             rejected = _train(run, args)
     except KeyboardInterrupt:
         run.save()
@@ -264,9 +264,9 @@ def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any], run: Run) -> None:
-    from fedveil.cli.scores import score_rows
     from fedveil.cli.secure_sums import secure_rows
     from fedveil.privacy.shown import at_most
+    from fedveil.report.scores import score_rows
 
     plan, guarantee, rows = run.plan, run.guarantee, []
     if "scores" in result:

@@ -1,7 +1,7 @@
 """Two published lists of what must be said about a private model, item by item.
 
-* Ponomareva et al. 2023, "How to DP-fy ML", section 5.3 (reporting privacy guarantees);
-* NIST SP 800-226 (2025), the factors of its differential privacy pyramid.
+* Ponomareva et al. 2023, "How to DP-fy ML", section 5.3 on reporting guarantees, in our words;
+* NIST SP 800-226, the components of the pyramid in its figure 1, from the top, under their names.
 
 An item is ticked if the report states it; what a run cannot know is marked absent, with a reason.
 """
@@ -43,14 +43,16 @@ def checklists(
             said("Code"),
         ],
         "NIST SP 800-226, the pyramid": [
-            said("Privacy parameters"),
+            said("Privacy parameter epsilon"),
             said("Unit of privacy"),
-            said("Algorithms and correctness"),
             said("Utility", utility, "not evaluated yet"),
             said("Bias", why="not measured: no figures of single groups were released"),
-            said("Trust model"),
-            said("Implementation and side channels"),
-            said("Data security and access control", why=_OUTSIDE),
+            said("Algorithms and correctness"),
+            said("Side channels"),
+            said("Security", why=_OUTSIDE),
+            said("Access control", why=_OUTSIDE),
+            said("Query model"),
+            said("Threat model"),
             said("Data collection exposure", why=_OUTSIDE),
         ],
     }
@@ -75,9 +77,10 @@ def _known(guarantee: Guarantee) -> dict[str, str]:
         f"listed above ({guarantee.sampling} sampling is drawn as it is accounted); {verdict}",
         "Formal statement": f"{size}, {verdict}",
         "Code": "fedveil is open source; the ledger proves the figure again, see the end",
-        "Privacy parameters": size,
+        "Privacy parameter epsilon": size,
         "Unit of privacy": f"one {guarantee.unit}, {guarantee.adjacency}",
         "Algorithms and correctness": guarantee.theorem,
-        "Trust model": f"{guarantee.trust}, see the picture",
-        "Implementation and side channels": f"noise is {noise}; timings and logs are not covered",
+        "Side channels": f"noise is {noise}; timings and logs are not covered",
+        "Query model": f"no questions are answered: {guarantee.rounds} rounds, planned beforehand",
+        "Threat model": f"{guarantee.trust} trust, see the picture",
     }

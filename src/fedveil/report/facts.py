@@ -20,6 +20,7 @@ from fedveil.core.units import Trust
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.shown import at_most
 from fedveil.report.checklist import checklists
+from fedveil.report.scores import NAMES
 from fedveil.run.directory import stored_recipe
 from fedveil.run.evidence import metrics
 from fedveil.run.result import read_result
@@ -46,34 +47,42 @@ def facts_of(
     evaluated = [line for line in lines if line.get("loss") is not None]
     last = evaluated[-1] if evaluated else {}
     attack = None if guarantee is None else attack_on(guarantee)
+    shown = _result(last, result or {})
     document: dict[str, Any] = {
         "version": VERSION,
         "run": path.resolve().name,
         "title": f"{recipe['training']['method']} on {_data_name(recipe)}",
         "finished": result is not None or done == recipe["training"].get("rounds"),
         "rounds": done,
-        "result": _result(last, result or {}),
+        "result": shown,
         "guarantee": None if guarantee is None else guarantee.to_dict(),
         "progress": dict(progress) if progress else None,
         "epsilons": _epsilons(path, recipe, guarantee),
         "protects": None if guarantee is None else _SEES[guarantee.trust],
         "attack": None if attack is None else _attack(attack),
-        "charts": _charts(lines, guarantee, attack),
+        "charts": _charts(lines, shown, guarantee, attack),
         "data": _data_card(recipe, guarantee),
         "model": _model_card(path, recipe, guarantee),
         "recipe": recipe,
         "versions": (result or {}).get("versions", {}),
         "recompute": f"fedveil account {path}",
     }
-    return document | {"checklists": checklists(document["result"], guarantee)}
+    return document | {"checklists": checklists(shown, guarantee)}
 
 
 def _result(last: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
     """What the run ended with; of an unfinished one, its last evaluation."""
     found = {name: (result or last).get(name) for name in ("accuracy", "rmse", "loss")}
     known = {name: value for name, value in found.items() if value is not None}
-    constant = (result.get("scores") or {}).get("constant", {})
+    scores = result.get("scores") or {}
+    constant = scores.get("constant", {})
     return known | {
+        "scores": {
+            name: {"model": scores[name], "constant": constant.get(name)}
+            for name in NAMES
+            if scores.get(name) is not None
+        },
+        "clearly_better_than_constant": scores.get("clearly_better_than_constant"),
         "constant_answer": {name: constant[name] for name in known if name in constant},
         "without_privacy": result.get("baseline"),
     }
@@ -116,20 +125,31 @@ def _attack(attack: Attack) -> dict[str, Any]:
         "false_positives": 0.01,
         "true_positives": _up(attack.true_positives(0.01)),
         "right_guesses": _up(attack.right_guesses),
+        "right_guesses_of_epsilon_alone": _up(Attack(attack.pairs[:1]).right_guesses),
     }
 
 
 def _charts(
-    lines: list[dict[str, Any]], guarantee: Guarantee | None, attack: Attack | None
+    lines: list[dict[str, Any]],
+    result: Mapping[str, Any],
+    guarantee: Guarantee | None,
+    attack: Attack | None,
 ) -> dict[str, Any]:
     charts: dict[str, Any] = {}
     name = "accuracy" if any(line.get("accuracy") is not None for line in lines) else "loss"
     measured = [line for line in lines if line.get(name) is not None]
     points = [[line["round"], float(f"{line[name]:.4g}")] for line in measured]
     if points:
-        charts["learning"] = _chart(
-            "Learning curve", "round", f"{name} on test examples", {name: points}
-        )
+        level = {
+            "best constant answer": result["constant_answer"].get(name),
+            "without privacy, at its end": (result["without_privacy"] or {}).get(name),
+        }
+        series = {name: points} | {
+            told: [[at, float(f"{value:.4g}")] for at in (points[0][0], points[-1][0])]
+            for told, value in level.items()
+            if value is not None
+        }
+        charts["learning"] = _chart("Learning curve", "round", f"{name} on test examples", series)
     if guarantee is None or attack is None:
         return charts
     spent = [
@@ -143,13 +163,15 @@ def _charts(
         series = {"of the rounds so far": spent, "of the whole plan": ends}
         charts["epsilon"] = _chart("Epsilon over rounds", "round", "epsilon", series)
     alone = Attack(attack.pairs[:1])
-    best = "all deltas together"
+    best = "any attack"
     if attack.mu is not None:
-        best = f"Gaussian differential privacy, mu {at_most(attack.mu)}"
+        best += f": Gaussian differential privacy, mu {at_most(attack.mu)}"
     curves = {
         best: [[rate, _up(attack.true_positives(rate))] for rate in RATES],
-        "this epsilon and delta alone": [[rate, _up(alone.true_positives(rate))] for rate in RATES],
-        "guessing": [[rate, rate] for rate in RATES],
+        "as epsilon and delta alone allow": [
+            [rate, _up(alone.true_positives(rate))] for rate in RATES
+        ],
+        "tossing a coin": [[rate, rate] for rate in RATES],
     }
     charts["attack"] = _chart(
         "Attack success, at most", "false-positive rate", "true-positive rate", curves

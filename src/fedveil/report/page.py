@@ -17,13 +17,17 @@ from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.shown import at_least, at_most
 from fedveil.privacy.statement import CHANGE
 from fedveil.report.charts import line_chart, trust_diagram
+from fedveil.report.scores import NAMES, shown
 
 Facts = Mapping[str, Any]
+
+_SCORES = ("score", "model", "best constant answer")
+_TITLES = {"accuracy": "accuracy", "rmse": "root mean squared error", "loss": "loss"}
 
 
 def page(documents: Sequence[Facts], *, live: bool = False) -> str:
     """The whole page. The documents are in it, as `report.json` has them."""
-    title = f"Run {documents[0]['run']}" if len(documents) == 1 else f"{len(documents)} runs"
+    title = f"Report of {documents[0]['run']}" if len(documents) == 1 else f"{len(documents)} runs"
     body = "".join(_run(facts, number) for number, facts in enumerate(documents))
     if len(documents) > 1:
         body = _side_by_side(documents) + body
@@ -116,16 +120,17 @@ def _run(facts: Facts, number: int) -> str:
     parts = [
         f'<h2 class="run" id="run-{number}">{escape(facts["title"])}</h2>',
         _badges(facts),
-        section("Result", _result(facts) + charts.get("learning", "")),
+        _summary(facts),
+        section("Result", beside(_result(facts), charts.get("learning", ""))),
     ]
     if guarantee is None:
         text = "No privacy is guaranteed: this method adds no noise. Treat the model as the data."
         parts.append(section("Guarantee", f"<p>{text}</p>"))
     else:
         parts += [
-            section("What is guaranteed", _plain_words(facts) + charts["attack"]),
+            section("What is guaranteed", beside(_plain_words(facts), charts["attack"])),
             section("Who is protected from whom", _whom(facts)),
-            section("Three epsilons", _three(facts) + charts.get("epsilon", "")),
+            section("Three epsilons", beside(_three(facts), charts.get("epsilon", ""))),
             section("What it rests on", listed(guarantee["rests_on"])),
             section("What it does not cover", listed(guarantee["not_covered"])),
         ]
@@ -143,6 +148,11 @@ def section(title: str, inside: str) -> str:
     return f"<section><h3>{escape(title)}</h3>{inside}</section>"
 
 
+def beside(words: str, picture: str) -> str:
+    """Words, and to their right, where there is room, what they are about."""
+    return f'<div class="pair"><div>{words}</div>{picture}</div>' if picture else words
+
+
 def _badges(facts: Facts) -> str:
     guarantee = facts["guarantee"] or {"statement": "No guarantee", "certified": False}
     kind, verdict = "good" if guarantee["certified"] else "bad", guarantee["statement"]
@@ -155,20 +165,43 @@ def _badges(facts: Facts) -> str:
     return badges
 
 
+def _summary(facts: Facts) -> str:
+    """How good and how private it is: one figure each, for whoever reads nothing else."""
+    result, guarantee, attack = facts["result"], facts["guarantee"], facts["attack"]
+    tiles = [("result", "not evaluated", "")]
+    if known := [name for name in _TITLES if name in result]:
+        constant = result["constant_answer"].get(known[0])
+        beside = "" if constant is None else f"best constant answer: {shown(known[0], constant)}"
+        tiles = [(_TITLES[known[0]], shown(known[0], result[known[0]]), beside)]
+    if guarantee is None:
+        tiles.append(("privacy", "none", "this method adds no noise"))
+    else:
+        doubt = "" if guarantee["certified"] else ", not certified"
+        size = f"for one {guarantee['unit']}, at delta {at_most(guarantee['delta'])}"
+        tiles.append((f"epsilon{doubt}", _number(guarantee["epsilon"]), size))
+        most = _bound(attack["right_guesses"])
+        tiles.append((f"an attacker is right in at most{doubt}", most, "tossing a coin: 50%"))
+    return _tiles(tiles, "tiles main")
+
+
 def _result(facts: Facts) -> str:
-    result, tiles = facts["result"], []
-    titles = {"accuracy": "accuracy", "rmse": "root mean squared error", "loss": "loss"}
-    for name, title in titles.items():
-        if name in result:
-            tiles.append((title, _figure(name, result[name])))
-        if result["constant_answer"].get(name) is not None:
-            known = _figure(name, result["constant_answer"][name])
-            tiles.append((f"{name} of the best constant answer", known))
-    plain = result["without_privacy"]
-    if plain is not None:
-        tiles.append(("without privacy", _score(plain)))
-    tiles.append(("rounds", str(facts["rounds"])))
-    return _tiles(tiles) + "<p class='note'>Measured on test examples, without noise.</p>"
+    result, rows = facts["result"], []
+    for name, of in result["scores"].items():
+        cells = (NAMES[name], shown(name, of["model"]), shown(name, of["constant"]))
+        rows.append(
+            f'<tr><th scope="row">{cells[0]}</th><td>{cells[1]}</td><td>{cells[2]}</td></tr>'
+        )
+    inside = f"<p>After {facts['rounds']:,} rounds, on test examples and without noise."
+    if (plain := result["without_privacy"]) is not None:
+        inside += f" The same training without privacy: {_score(plain)}."
+    inside += "</p>"
+    if result["clearly_better_than_constant"] is False:
+        inside += "<p class='badge bad'>Not clearly better than the best constant answer.</p>"
+    if rows:
+        head = "".join(f'<th scope="col">{name}</th>' for name in _SCORES)
+        made = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        inside += wide(made, "Scores")
+    return inside
 
 
 def _plain_words(facts: Facts) -> str:
@@ -177,10 +210,12 @@ def _plain_words(facts: Facts) -> str:
     rate, found = attack["false_positives"], attack["true_positives"]
     change = CHANGE[Unit(guarantee["unit"]), Adjacency(guarantee["adjacency"])]
     words = (
-        f"Somebody who knows all else, sees whatever is released, and says whether {change} is "
-        f"right in at most {_share(attack['right_guesses'])} of cases at even odds (50 % by mere "
-        f"guessing). With false alarms in {_share(rate)} of cases, they notice it in at most "
-        f"{_share(found)}."
+        "Imagine an attacker who knows everything else and sees whatever is released. Asked "
+        f"whether {change}, they are right in at most {_bound(attack['right_guesses'])} of cases; "
+        "tossing a coin is right in 50%. (Epsilon and delta alone would allow "
+        f"{_bound(attack['right_guesses_of_epsilon_alone'])}; the noise is known more exactly.) If "
+        f"they accept a false alarm in {_bound(rate)} of cases, they notice it in at most "
+        f"{_bound(found)}."
     )
     mu = (
         f"It is exactly Gaussian differential privacy with mu {_number(attack['mu'])}."
@@ -190,29 +225,28 @@ def _plain_words(facts: Facts) -> str:
     )
     paragraphs = [words, promise, counted, mu]
     if not guarantee["certified"]:  # as the statement itself has it
-        paragraphs[0] = f"But for the reason at the end, this would hold. {words}"
+        paragraphs[0] = f"This would hold but for the reason at the end. {words}"
         paragraphs.append(f"Not certified: {guarantee['reason']}.")
     return "".join(f"<p>{escape(text)}</p>" for text in paragraphs)
 
 
 def _whom(facts: Facts) -> str:
     told = facts["protects"]
-    return trust_diagram(Trust(facts["guarantee"]["trust"]), told) + f"<p>{escape(told)}</p>"
+    return beside(f"<p>{escape(told)}</p>", trust_diagram(Trust(facts["guarantee"]["trust"]), told))
 
 
 def _three(facts: Facts) -> str:
     epsilons = facts["epsilons"]
     certified, audited = epsilons["certified"], epsilons["audited"]
     tiles = [
-        ("promised", _number(epsilons["promised"])),
-        ("certified", "not certified" if certified is None else _number(certified)),
-        ("audited", "absent: not audited yet" if audited is None else at_least(audited)),
+        ("promised", _number(epsilons["promised"]), "what was asked for"),
+        ("certified", "no" if certified is None else _number(certified), "at most, by a proof"),
+        ("audited", "not yet" if audited is None else at_least(audited), "at least, by attacks"),
     ]
     note = (
-        "Promised: what was asked for. Certified: what is proved, from the ledger. Audited: what "
-        "attacks have shown, a lower bound that must not exceed the certified one. "
-        "Epsilon of the rounds so far would hold had it been fixed beforehand that the run ends "
-        "there; a run that is stopped later costs its whole plan."
+        "Certified is proved from the run's ledger. Audited is a lower bound, and must not exceed "
+        "it. The curve says what a run of so many rounds would cost, had that been decided "
+        "beforehand; a run that is stopped early because of what it showed costs its whole plan."
     )
     refuted, proved = "", facts["guarantee"]["epsilon"]
     if None not in (audited, proved) and audited > proved:
@@ -257,9 +291,14 @@ def listed(sentences: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in sentences)}</ul>"
 
 
-def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
-    shown = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in tiles)
-    return f'<dl class="tiles">{shown}</dl>'
+def _tiles(tiles: Sequence[tuple[str, str, str]], kind: str = "tiles") -> str:
+    """Figures: what each is, the figure, and what to hold it against."""
+    shown = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(figure)}"
+        f"{f'<small>{escape(more)}</small>' if more else ''}</dd></div>"
+        for name, figure, more in tiles
+    )
+    return f'<dl class="{kind}">{shown}</dl>'
 
 
 def wide(table: str, name: str) -> str:
@@ -267,16 +306,13 @@ def wide(table: str, name: str) -> str:
 
 
 def _score(result: Facts) -> str:
-    known = [name for name in ("accuracy", "rmse", "loss") if result.get(name) is not None]
-    return f"{known[0]} {_figure(known[0], result[known[0]])}" if known else "not evaluated"
+    known = [name for name in _TITLES if result.get(name) is not None]
+    return f"{known[0]} {shown(known[0], result[known[0]])}" if known else "not evaluated"
 
 
-def _figure(name: str, value: float) -> str:
-    return _share(value) if name == "accuracy" else f"{value:.4g}"
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.4g} %"
+def _bound(share: float) -> str:
+    """An upper bound on a share, in percent; certainty is not what it is rounded to."""
+    return f"{at_most(round(100 * share, 6), 3 if share < 0.99 else 4)}%"
 
 
 def _number(value: float | None) -> str:

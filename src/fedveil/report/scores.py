@@ -1,11 +1,11 @@
-"""Scores of a model as rows of a table, each beside the best constant answer's."""
+"""What scores of a model are called and how they are written, on a terminal and in a report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-_NAMES = {
+NAMES = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
     "f1": "F1",
@@ -21,13 +21,13 @@ _SHARES = ("accuracy", "balanced_accuracy")
 def score_rows(scores: Mapping[str, Any]) -> list[list[str]]:
     """Rows of a table from what `Scores.to_dict` gives."""
     return [
-        [name, f"{_shown(key, scores[key])} (constant: {_shown(key, scores['constant'][key])})"]
-        for key, name in _NAMES.items()
+        [name, f"{shown(key, scores[key])} (constant: {shown(key, scores['constant'][key])})"]
+        for key, name in NAMES.items()
         if scores.get(key) is not None
     ]
 
 
-def _shown(key: str, value: float | None) -> str:
+def shown(key: str, value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.1%}" if key in _SHARES else f"{value:.4g}"

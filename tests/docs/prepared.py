@@ -1,0 +1,115 @@
+"""What readers of a page have before they begin: files in the working directory, names in Python.
+
+Pages about parts of the program show excerpts; these are the few lines around them.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+import fedveil as fv
+from fedveil.cli import main
+from fedveil.config import recipe as recipes
+from tests.docs.blocks import ROOT, blocks_of
+
+Scope = dict[str, Any]
+
+
+def data() -> Scope:
+    """Arrays, a table of forty clients, a run on it, and frames of its columns."""
+    draw = np.random.default_rng(1)
+    inputs = draw.normal(size=(240, 3)).astype(np.float32)
+    targets, owners = (inputs[:, 0] > 0).astype(np.int64), np.repeat(np.arange(40), 6)
+    lines = [
+        f"{row},S{owner},{10 * x + 50:.1f},{('car', 'house')[row % 2]},{'AB'[target]}"
+        for row, (owner, (x, _, _), target) in enumerate(zip(owners, inputs, targets, strict=True))
+    ]
+    text = "\n".join(["id,state,income,purpose,grade", *lines]) + "\n"
+    for name in ("loans.csv", "new.csv", "test.csv"):
+        Path(name).write_text(text)
+    words = ["--data", "loans.csv", "--client-column", "state", "--label", "grade", "--quiet"]
+    settings = ["training.rounds=2", "training.local_epochs=1", "training.learning_rate=0.5"]
+    settings += ["privacy.clip_norm=1"]
+    given = [word for one in settings for word in ("--set", one)]
+    assert main(["run", *words, *given, "--output", "RUN"]) == 0
+    frame = {"id": ["1", "2"], "income": [80.0, 20.0], "purpose": ["car", "house"]}
+    frame["grade"] = ["A", "B"]
+    return {
+        **{"fv": fv, "inputs": inputs, "targets": targets, "owners": owners, "frame": frame},
+        **{"x_test": inputs, "y_test": targets, "X": inputs, "y": inputs[:, 1].astype(float)},
+        "read": lambda text: Path("checked.toml").write_text(text),
+    }
+
+
+def deploy() -> Scope:
+    """What hub and sites have agreed on, and the policy that stands on the page."""
+    from fedveil.deploy.policy import Policy
+    from tests.deploy.hospitals import COLUMNS, table
+
+    columns = {"income" if name == "ill" else name: column for name, column in COLUMNS.items()}
+    Path("schema.toml").write_text(tomli_w.dumps({"columns": columns}))
+    (policy,) = (block.text for block in blocks_of("deploy.md") if "[lifetime]" in block.text)
+    Path("policy.toml").write_text(policy)
+    Path("patients.csv").write_text(table(50, 1).replace("ill", "income", 1))
+    Path("north.bundle").symlink_to("hospitals/bundles/north.bundle")  # as if it had been sent
+    return {"read": lambda text: Policy.of(tomllib.loads(text))}
+
+
+def planner() -> Scope:
+    recipe = recipes.with_defaults(recipes.parse(recipes.read(Path("dp-fedavg"))))
+    Path("recipe.toml").write_text(tomli_w.dumps(recipes.to_table(recipe)))
+    return {}
+
+
+def secagg() -> Scope:
+    """Imports of the page's section on the library, a hundred devices, and one device's secrets."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from fedveil.secagg.device_store import DeviceStore, Lock
+    from fedveil.secagg.dropouts import Dropouts
+    from fedveil.secagg.mode import SecureMode
+    from fedveil.secagg.params import SecAggParams
+    from fedveil.secagg.participant import Participant
+    from fedveil.secagg.roster import Admission, Roster
+    from fedveil.secagg.simulation import Simulation
+
+    key = Path("device.key")
+    key.touch(mode=0o600)
+    key.write_bytes(bytes(range(32)))
+    public = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+    parts = (SecAggParams, Simulation, SecureMode, Lock, DeviceStore, Roster, Admission)
+    return {
+        **{part.__name__: part for part in (*parts, Participant, Path)},
+        **{"round_number": 1, "members": range(100), "dimension": 5, "bits": 32},
+        **{"dropouts": Dropouts(before_upload=frozenset({3, 4})), "vector": np.arange(5)},
+        **{"path": Path("device"), "device": 7, "pinned": {}},
+        **{"terms": SecAggParams("clinics", min_honest=80), "server_key": public},
+    }
+
+
+def start() -> Scope:
+    Path("examples").symlink_to(ROOT / "examples")
+    return {}
+
+
+PREPARED: dict[str, Callable[[], Scope]] = {
+    "data.md": data,
+    "deploy.md": deploy,
+    "planner.md": planner,
+    "secagg.md": secagg,
+    "start.md": start,
+}
+
+
+def quoted(excerpt: str, source: str) -> bool:
+    """Whether the statements of an excerpt stand in a file, up to where names come from."""
+    there = re.sub(r"\s+|\b(run|state|updates)\.", "", (ROOT / source).read_text())
+    lines = (line.partition("#")[0] for line in excerpt.splitlines())
+    return all(re.sub(r"\s+", "", line) in there for line in lines)
