@@ -20,6 +20,7 @@ from fedveil.models.features import ScatteringFeatures, with_features
 from fedveil.run.run import Run
 
 MAP = ScatteringFeatures(scales=1, angles=4)
+WHITE = replace(MAP, whiten="leaves")
 NASTY = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-38, -0.0], np.float32)
 
 
@@ -44,10 +45,11 @@ def own(federation: Federation, client: int) -> bytes:
     return federation.train.inputs[a:b].tobytes()
 
 
-def test_a_client_s_features_are_its_own_bit_for_bit():
+@pytest.mark.parametrize("features", [MAP, WHITE])
+def test_a_client_s_features_are_its_own_bit_for_bit(features: ScatteringFeatures):
     clients = images([3, 1, 4, 2])
     watched = clients[2]
-    before = own(with_features(federation_with(clients), MAP), 2)
+    before = own(with_features(federation_with(clients), features), 2)
     poisoned = [np.resize(NASTY, each.shape).astype(np.float32) for each in clients]
     neighbours = {
         "alone": ([watched], 0),
@@ -56,7 +58,7 @@ def test_a_client_s_features_are_its_own_bit_for_bit():
         "poisoned": ([poisoned[0], poisoned[1], watched, poisoned[3]], 2),
     }
     for name, (others, place) in neighbours.items():
-        assert own(with_features(federation_with(others), MAP), place) == before, name
+        assert own(with_features(federation_with(others), features), place) == before, name
 
 
 def test_one_record_changes_its_own_features_alone():

@@ -401,7 +401,12 @@ def test_models_of_arrays_take_arrays(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_models_of_features_take_the_inputs_themselves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chosen = ("training.rounds=2", "model.features=scattering", "model.scales=1", "model.angles=4")
+    chosen = (
+        "training.rounds=2",
+        "model.features=scattering",
+        "model.scales=1",
+        "model.whiten=strokes",
+    )
     options = [word for key in chosen for word in ("--set", key)]
     run = [*options, "--quiet", "--seed", "1", "--output", tmp_path / "scattered"]
     assert _call(capsys, "run", *run)[0] == 0
@@ -410,7 +415,7 @@ def test_models_of_features_take_the_inputs_themselves(
     line = (tmp_path / "scattered" / "metrics.jsonl").read_text().splitlines()[-1]
     assert found.figures["accuracy"] == pytest.approx(json.loads(line)["accuracy"])
     with pytest.raises(fv.ConfigError, match="trained on arrays"):
-        model.predict(np.zeros((2, 4, 4, 5)))  # features, not images
+        model.predict(np.zeros((2, 4, 4, 9)))  # features, not images
 
 
 def test_a_module_of_one_s_own_is_loaded_with_it(tmp_path: Path) -> None:

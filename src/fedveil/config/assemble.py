@@ -115,7 +115,13 @@ def model_of(chosen: ModelSection, federation: Federation) -> nn.Module:
 def plan_of(recipe: Recipe, federation: Federation) -> Plan:
     """The plan of a recipe on its federation: noise calibrated, guarantee known."""
     chosen = recipe.model
-    features = named_features(chosen.features, chosen.scales, chosen.angles, chosen.order)
+    features = named_features(
+        chosen.features,
+        scales=chosen.scales,
+        angles=chosen.angles,
+        order=chosen.order,
+        whiten=chosen.whiten,
+    )
     if features is not None:
         federation = with_features(federation, features, keep=_decoded_in_cache(recipe.data))
     model = model_of(chosen, federation)

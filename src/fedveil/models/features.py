@@ -13,13 +13,11 @@ import math
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +31,7 @@ from fedveil.data.federation import Examples, Federation, Scaling
 from fedveil.data.storage import map_columns, write_columns
 from fedveil.datasets.files import cache_directory
 from fedveil.models.scattering import Scattering
+from fedveil.models.whitening import check_drawings, one_thread, whitened
 
 _BLOCK = 256  # examples read at a time
 _VERSION = 2  # of the features; another one makes cached ones worthless
@@ -65,9 +64,21 @@ class ScatteringFeatures:
     scales: int = 2
     angles: int = 8
     order: int = 2
-    data_independent = True  # the filters are formulas
+    whiten: str | None = None  # drawings on which channels are uncorrelated
+    data_independent = True  # the filters are formulas, and so are the drawings
+
+    def __post_init__(self) -> None:
+        if self.whiten is not None:
+            check_drawings(self.whiten)
+
+    def __repr__(self) -> str:
+        """As guarantees say it, and as features in the cache are known by."""
+        shown = {key: value for key, value in vars(self).items() if value is not None}
+        return f"ScatteringFeatures({', '.join(f'{key}={shown[key]!r}' for key in shown)})"
 
     def __call__(self, example: Tensor) -> Tensor:
+        if self.whiten is not None:
+            return whitened(replace(self, whiten=None), self.whiten, example)
         if example.ndim not in (2, 3):
             raise ConfigError(
                 f"model.features: scattering needs images, not inputs of shape {[*example.shape]}"
@@ -86,12 +97,9 @@ class ScatteringFeatures:
         return features / math.sqrt(features.numel())
 
 
-def named_features(
-    name: str | None, scales: int | None, angles: int | None, order: int | None
-) -> FeatureMap | None:
+def named_features(name: str | None, **settings: int | str | None) -> FeatureMap | None:
     """The map that a recipe asks for; None if it trains on inputs as they are."""
-    settings = {"scales": scales, "angles": angles, "order": order}
-    given = {key: value for key, value in settings.items() if value is not None}
+    given: dict[str, Any] = {key: value for key, value in settings.items() if value is not None}
     if name is None:
         for key in given:
             raise ConfigError(f"model.{key}: goes with model.features, which is not set")
@@ -137,12 +145,12 @@ class Featurizer:
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one example's features."""
-        with _one_thread():
+        with one_thread():
             return tuple(self.features(torch.zeros(self.input_shape)).shape)
 
     def write(self, inputs: Array, into: npt.NDArray[np.float16]) -> None:
         """The features, one example at a time: batches might round otherwise than single ones."""
-        with _one_thread(), torch.inference_mode():
+        with one_thread(), torch.inference_mode():
             for begin in range(0, len(inputs), _BLOCK):
                 with np.errstate(over="ignore", invalid="ignore"):
                     seen = self._scaled(inputs[begin : begin + _BLOCK])
@@ -217,7 +225,7 @@ def _check_map(featurizer: Featurizer) -> None:
     """Refuse a map that remembers: what it makes of an example must not change with the others."""
     draw = torch.Generator().manual_seed(7)
     tried = [torch.rand(featurizer.input_shape, generator=draw) * s for s in (1.0, 3e38, -1.0)]
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         before, *_, after = [featurizer.features(one.clone()).clone() for one in (*tried, tried[0])]
     if not torch.equal(before, after):
         raise PrivacyRefusal(
@@ -268,14 +276,3 @@ def _keep(home: Path, columns: dict[str, Array]) -> dict[str, Array]:
         return columns
     os.chmod(home, 0o700)
     return _kept(home) or columns
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """How many threads share a sum must not show in its last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

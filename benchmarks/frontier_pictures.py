@@ -1,0 +1,257 @@
+"""Pictures of how far a budget goes: one for each federation, and one of them all.
+
+What is drawn comes from results/frontier.json (the best recipes) and from the pages of the papers'
+tables beside it (the papers' methods, run at certified noise).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+from benchmarks.frontier import RESULTS, best_recipes, ceiling_of, epsilon_of, kept, name_of
+
+OPENING = Path(__file__).parent.parent / "docs" / "pictures" / "frontier.svg"
+OURS, PAPER, METHODS, CEILING = "#0b5fa5", "#c23b22", "0.35", "0.6"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A paper's result: at the epsilon it claims, and at the one that its noise is worth here
+    (docs/results.md; Cheng's with c2 = 1, which the paper leaves open)."""
+
+    label: str
+    value: float
+    claimed: float
+    true: float
+
+
+@dataclass(frozen=True)
+class Federation:
+    title: str
+    short: str
+    page: str | None = None  # of results/, with the papers' methods on this federation
+    where: tuple[tuple[str, Any], ...] = ()  # labels of its rows that belong here
+    points: tuple[Point, ...] = ()
+    loss: bool = False  # mean squared error, the lower the better, instead of accuracy
+
+
+_LENDING = (
+    Point("Fu et al.", 27.4, 1.0, 2.0),
+    Point("Fu et al.", 23.6, 3.0, 6.0),
+    Point("Fu et al.", 23.1, 5.0, 10.0),
+)
+FEDERATIONS = {
+    "mnist": Federation(
+        "MNIST, 1,000 clients of 50 images",
+        "MNIST\n1,000 clients",
+        "liang-table-1",
+        points=(Point("Liang et al.", 85.3, 9.0, 0.5), Point("Liang et al.", 83.3, 6.0, 0.27)),
+    ),
+    "mnist-writers": Federation("MNIST by its 539 writers", "MNIST\n539 writers"),
+    "femnist": Federation(
+        "FEMNIST, 300 writers, 62 classes",
+        "FEMNIST\n300 writers",
+        "cheng-table-1",
+        points=(Point("Cheng et al., 3,400 writers", 78.1, 8.0, 56.0),),
+    ),
+    "cifar-even": Federation(
+        "CIFAR-10, 2,000 clients of 25, Dirichlet 1",
+        "CIFAR-10, α = 1\n2,000 clients",
+        "cheng-table-2",
+        (("alpha", 1.0),),
+        (Point("Cheng et al.", 63.7, 8.0, 1039.0),),
+    ),
+    "cifar-uneven": Federation(
+        "CIFAR-10, 2,000 clients of 25, Dirichlet 0.1",
+        "CIFAR-10, α = 0.1\n2,000 clients",
+        "cheng-table-2",
+        (("alpha", 0.1),),
+        (Point("Cheng et al.", 59.0, 8.0, 1039.0),),
+    ),
+    "adult": Federation("Adult, 16 devices, one record", "Adult\none record", "hu-figure-7"),
+    "lending-club-local": Federation(
+        "Lending Club, 5,000 clients, nobody trusted",
+        "Lending Club",
+        "fu-table-2",
+        (("clients", 5000),),
+        _LENDING,
+        loss=True,
+    ),
+    "lending-club": Federation(
+        "Lending Club, 5,000 clients, a secure sum", "Lending Club", loss=True
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A method's mean result by certified epsilon."""
+
+    label: str
+    values: tuple[tuple[float, float], ...]
+    spread: tuple[float, ...] = ()
+
+
+def own(key: str, found: dict[str, Any]) -> Curve | None:
+    """The best recipes of a federation, as far as they were measured."""
+    values, spread = [], []
+    for name in best_recipes():
+        if name_of(name) == key and name in found:
+            seeds = _values(key, found[name])
+            values.append((epsilon_of(name), statistics.mean(seeds)))
+            spread.append(statistics.stdev(seeds) if len(seeds) > 1 else 0.0)
+    return Curve("best recipe", tuple(values), tuple(spread)) if values else None
+
+
+def ceiling(key: str, found: dict[str, Any]) -> float | None:
+    entry = found.get(ceiling_of(key))
+    return None if entry is None else statistics.mean(_values(key, entry))
+
+
+def _values(key: str, entry: dict[str, Any]) -> list[float]:
+    """In percent, or as squared errors: the loss is half of them."""
+    if FEDERATIONS[key].loss:
+        return [2 * run["loss"] for run in entry["seeds"].values()]
+    return [100 * run["accuracy"] for run in entry["seeds"].values()]
+
+
+def papers_methods(federation: Federation) -> list[Curve]:
+    """What the papers' methods reach at certified noise, each at its best other settings."""
+    if federation.page is None:
+        return []
+    rows = json.loads((RESULTS / f"{federation.page}.json").read_text())["rows"]
+    best: dict[str, dict[float, float]] = {}
+    better = min if federation.loss else max
+    for row in rows:
+        labels = row["labels"]
+        if labels["noise"] != "certified" or labels["epsilon"] == "∞":
+            continue
+        if any(labels.get(key) != value for key, value in federation.where):
+            continue
+        values = best.setdefault(_method(labels), {})
+        epsilon, mean = float(labels["epsilon"]), row["ours"]["mean"]
+        values[epsilon] = better(values.get(epsilon, mean), mean)
+    return [Curve(label, tuple(sorted(values.items()))) for label, values in best.items()]
+
+
+def _method(labels: dict[str, Any]) -> str:
+    if "smoothing" in labels:
+        return "DP-Fed, smoothed" if labels["smoothing"] else "DP-Fed"
+    return str(labels.get("method", "client noise"))
+
+
+def draw() -> None:
+    found = kept()
+    matplotlib.rcParams.update({"svg.hashsalt": "fedveil", "svg.fonttype": "none"})
+    for key in FEDERATIONS:
+        if own(key, found) is not None:
+            _one(key, found)
+    _opening(found)
+
+
+def _one(key: str, found: dict[str, Any]) -> None:
+    federation = FEDERATIONS[key]
+    figure, axis = pyplot.subplots(figsize=(5.2, 3.4))
+    for curve, marker in zip(papers_methods(federation), "sD^vP*X<>ph", strict=False):
+        at = zip(*curve.values, strict=True)
+        axis.plot(*at, marker=marker, ms=4, lw=0.8, ls=":", color=METHODS, label=curve.label)
+    for place, point in enumerate(federation.points):
+        axis.annotate(
+            "", (point.true, point.value), (point.claimed, point.value),
+            arrowprops={"arrowstyle": "->", "color": PAPER, "lw": 0.8, "shrinkA": 3, "shrinkB": 3},
+        )  # fmt: skip
+        axis.plot(
+            point.claimed, point.value, "o", color=PAPER, mfc="none", ms=5,
+            label=f"{point.label}, as claimed" if place == 0 else None,
+        )  # fmt: skip
+        axis.plot(
+            point.true, point.value, "o", color=PAPER, ms=5,
+            label="the same noise, as proved" if place == 0 else None,
+        )  # fmt: skip
+    line = own(key, found)
+    assert line is not None
+    epsilons, means = zip(*line.values, strict=True)
+    axis.errorbar(epsilons, means, line.spread, fmt="o-", color=OURS, label=line.label, zorder=5)
+    top = ceiling(key, found)
+    if top is not None:
+        axis.axhline(top, color=CEILING, ls="--", lw=1, label="the same model, no noise")
+    axis.set(
+        xscale="log",
+        yscale="log" if federation.loss else "linear",
+        xlabel="epsilon (certified, unless claimed)",
+        ylabel="squared error" if federation.loss else "test accuracy, %",
+        title=federation.title,
+    )
+    axis.title.set_fontsize(10)
+    axis.legend(fontsize=6.5, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(
+        RESULTS / f"frontier-{key}.png",
+        dpi=130,
+        bbox_inches="tight",
+        metadata={"Software": None},
+    )
+    pyplot.close(figure)
+
+
+def _opening(found: dict[str, Any]) -> None:
+    """Accuracy by federation: a paper's best method, our recipes from small to large epsilon, and
+    what there is to be had without noise."""
+    keys = [k for k, one in FEDERATIONS.items() if not one.loss and own(k, found) is not None]
+    figure, axis = pyplot.subplots(figsize=(7.2, 0.62 * len(keys) + 1.1))
+    for place, key in enumerate(keys):
+        _row(axis, -place, key, found)
+    axis.set_yticks([-place for place in range(len(keys))], [FEDERATIONS[k].short for k in keys])
+    axis.set_ylim(-len(keys) + 0.4, 0.75)
+    axis.set_xlabel("test accuracy, %, at certified epsilon (ε)")
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    marks = (
+        axis.plot([], [], "D", color=PAPER, label="best of the papers' methods")
+        + axis.plot([], [], "o-", color=OURS, label="best recipe")
+        + axis.plot([], [], "|", color="k", ms=12, label="no noise")
+    )
+    axis.legend(
+        handles=marks,
+        ncol=3,
+        frameon=False,
+        fontsize=9,
+        loc="lower center",
+        bbox_to_anchor=(0.4, 1),
+    )
+    OPENING.parent.mkdir(exist_ok=True)
+    figure.savefig(OPENING, bbox_inches="tight", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _row(axis: Axes, y: float, key: str, found: dict[str, Any]) -> None:
+    line, rivals = own(key, found), papers_methods(FEDERATIONS[key])
+    assert line is not None
+    epsilons, means = zip(*line.values, strict=True)
+    axis.axhline(y, color="0.93", lw=6, zorder=0)
+    axis.plot(means, [y] * len(means), "o-", color=OURS, lw=2, zorder=3)
+    for place in {0, len(means) - 1}:
+        axis.annotate(
+            f"ε = {epsilons[place]:g}", (means[place], y), (0, 6), textcoords="offset points",
+            ha="center", fontsize=7.5, color=OURS,
+        )  # fmt: skip
+    if rivals:
+        value, epsilon = max((value, -e) for curve in rivals for e, value in curve.values)
+        axis.plot(value, y, "D", color=PAPER, zorder=2)
+        axis.annotate(
+            f"ε = {-epsilon:g}", (value, y), (0, 6), textcoords="offset points",
+            ha="center", fontsize=7.5, color=PAPER,
+        )  # fmt: skip
+    top = ceiling(key, found)
+    if top is not None:
+        axis.plot(top, y, "|", color="k", ms=14, mew=2)
