@@ -197,7 +197,7 @@ def test_pictures_that_do_not_fit_are_named(tmp_path: Path) -> None:
     other = root / "clinic 1" / "dark" / "z.png"
     Image.new("RGB", (5, 5)).save(other)
     with pytest.raises(
-        ConfigError, match=r"z\.png: has 5 x 5 pixels, the first picture 6 x 4; say"
+        ConfigError, match=r"z\.png: has 5 x 5 pixels, the first picture 6 x 4; give a"
     ):
         fv.from_images(root)
     assert fv.from_images(root, size=(6, 4)).clients == 2

@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path, files: dict[str, str], said:
 def test_the_commands_take_folders(
     hospitals: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A recipe says that files are clients; a new folder can be scored; other spellings are told."""
+    """A recipe says that files are clients, a folder can be scored, and mistakes are told."""
     recipe = recipes.parse({}, (), {"data.file": str(hospitals / "*.csv"), "data.label": "ill"})
     assert recipe.data.client_column == "file"
     settings = ["training.rounds=2", "training.local_steps=1", "training.learning_rate=0.1"]

@@ -60,8 +60,8 @@ def read(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         if path.suffix in (".csv", ".parquet"):
             raise ConfigError(
-                f"recipe {path}: is a table; give one with --data {path}, several with --data 'DIR/*"
-                f"{path.suffix}' in quotes"
+                f"recipe {path}: is a table; give one with --data {path}, several with --data "
+                f"'DIR/*{path.suffix}' in quotes"
             ) from None
         raise ConfigError(f"recipe {path}: not valid TOML: {error}") from None
 

@@ -63,7 +63,9 @@ def _columns(name: object, dataset: Any, keys: tuple[str, str] | None) -> tuple[
         if not items:
             raise ConfigError(f"data set {name!r}: is empty; leave its client out")
         try:
-            inputs, targets = (np.stack([_array(one) for one in part]) for part in zip(*items))
+            inputs, targets = (
+                np.stack([_array(one) for one in part]) for part in zip(*items, strict=True)
+            )
         except ValueError:
             raise ConfigError(f"data set {name!r}: its items differ in shape") from None
     if not len(inputs):
@@ -160,8 +162,8 @@ def _pixels(file: Path, height: int, width: int, colours: int, *, resize: bool) 
     with _opened(file) as picture:
         if not resize and picture.size != (width, height):
             raise ConfigError(
-                f"{file}: has {picture.height} x {picture.width} pixels, the first picture {height} "
-                f"x {width}; say to which size to bring them, as data.image_size=[{height},{width}]"
+                f"{file}: has {picture.height} x {picture.width} pixels, the first picture "
+                f"{height} x {width}; give a size for all, as data.image_size=[{height},{width}]"
             )
         try:
             pixels = np.asarray(

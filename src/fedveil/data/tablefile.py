@@ -153,8 +153,8 @@ def _joined(path: Path, texts: Collection[str], named: bool) -> tuple[bool, Any]
         table = table.rename_columns(names).replace_schema_metadata(said)
         if named and FILE in table.column_names:
             raise ConfigError(
-                f"{file}: has a column {FILE!r}, as the file's own name is called; rename it, or say "
-                "which column names the client"
+                f"{file}: has a column {FILE!r}, as the file's own name is called; rename it, or "
+                "say which column names the client"
             )
         if named:
             table = table.append_column(FILE, pa.array([name] * table.num_rows, pa.string()))

@@ -13,9 +13,7 @@ from typing import Any
 @dataclass(frozen=True)
 class DataSection:
     source: str = "digits"  # a name from `fedveil data list`; not used when `file` is set
-    file: str | None = (
-        None  # a CSV or Parquet file; a folder or pattern: a file a client, or pictures
-    )
+    file: str | None = None  # CSV or Parquet; a folder or pattern: a file a client, or pictures
     client_column: str | None = None
     label: str | None = None
     schema: str | None = None  # public statistics of the file's columns
