@@ -1,11 +1,14 @@
 """What `fedveil run --data` reaches without any tuning, beside the best of a grid.
 
-    FEDVEIL_DATA=DIR python -m benchmarks.own_data [TABLE...] [--seeds 3] [--grid none|quick|full]
+    FEDVEIL_DATA=DIR python -m benchmarks.own_data [TABLE...] [--results FILE] [--minutes 30]
 
 Tables: loans of two spans of years by state (interest rate, and whether they were repaid), census
 incomes by occupation, handwritten digits as a CSV file. Nothing in the default is chosen by looking
 at any of them. The grid is, with the same epsilon, unit and cohorts: it is the best that somebody
-could have found who was allowed to try everything on the rows themselves, for free.
+could have found who was allowed to try everything on the rows themselves, for free. It goes over
+rounds, local steps, learning rate and clip in a random order: a part of it is a fair sample.
+
+Every run is a line of the results, and is not repeated: a search that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -14,24 +17,25 @@ import argparse
 import csv
 import gzip
 import itertools
+import json
 import os
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedveil.advise.defaults import choose
+from fedveil.advise.defaults import Chosen, choose
 from fedveil.advise.trials import Candidate, recipe_with_settings
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import plan_of
 from fedveil.config.recipe import Recipe
 from fedveil.data.federation import Federation
 from fedveil.run.run import Run
-from fedveil.run.scores import Scores
 
 ROWS = 10_000
 
@@ -109,7 +113,35 @@ TABLES = {
 }
 
 
-def score(recipe: Recipe, federation: Federation, seed: int) -> Scores:
+Setting = dict[str, Any]
+
+
+@dataclass
+class Results:
+    """Runs that were made, one JSON document a line."""
+
+    path: Path
+    _known: dict[str, Setting] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path.exists():
+            for found in map(json.loads, self.path.read_text().splitlines()):
+                self._known[json.dumps(found["run"], sort_keys=True)] = found
+
+    def of(self, run: Setting, make: Callable[[], Setting]) -> Setting:
+        """What came out of a run; it is made if it was not yet."""
+        key = json.dumps(run, sort_keys=True)
+        if key not in self._known:
+            self._known[key] = {"run": run, **make()}
+            with self.path.open("a") as file:
+                file.write(json.dumps(self._known[key]) + "\n")
+        return self._known[key]
+
+    def __contains__(self, run: Setting) -> bool:
+        return json.dumps(run, sort_keys=True) in self._known
+
+
+def score(recipe: Recipe, federation: Federation, seed: int) -> Setting:
     run = Run(plan_of(replace(recipe, seed=seed), federation))
     try:
         run.finish()
@@ -118,89 +150,142 @@ def score(recipe: Recipe, federation: Federation, seed: int) -> Scores:
         run.close()
     if found is None:
         raise SystemExit("no test rows")
+    return {"figures": found.figures, "constant": found.constant}
+
+
+def error(found: Setting, which: str = "figures") -> float:
+    """What is compared: root mean squared error, or log loss."""
+    figures = found[which]
+    value = figures.get("rmse") or figures.get("log_loss")
+    return float(value) if value is not None and np.isfinite(value) else np.inf
+
+
+def accuracy(found: Sequence[Setting], which: str = "figures") -> str:
+    """The mean share that is right, in brackets; empty for numbers."""
+    shares = [one[which]["accuracy"] for one in found if "accuracy" in one[which]]
+    return f" ({np.mean(shares):.1%})" if shares else ""
+
+
+def grid(recipe: Recipe) -> list[Candidate]:
+    """Settings half a decade apart around anything sensible, in a random order."""
+    if recipe.training.method == "dp-sgd":
+        product = itertools.product((1,), (8, 16, 32, 64, 128, 256), (0.03, 0.1, 0.3, 1, 3), _CLIPS)
+    else:
+        product = itertools.product((1, 5, 20, 80), (2, 4, 8, 16, 32, 64), _RATES, _CLIPS)
+    found = [Candidate(*setting) for setting in product]
+    random.Random(0).shuffle(found)
     return found
 
 
-def error(scores: Scores) -> float:
-    """What is compared: root mean squared error, or log loss."""
-    return scores.figures.get("rmse") or scores.figures["log_loss"] or np.inf
+_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
+_CLIPS = (0.03, 0.1, 0.3, 1.0, 3.0)
 
 
-def grid(recipe: Recipe, size: str) -> Iterator[Candidate]:
-    """Settings around anything sensible, half a decade apart; a quick grid has one number of
-    rounds alone."""
-    if size == "none":
-        return
-    rounds = (4, 16, 64) if size == "full" else (16,)
-    if recipe.training.method == "dp-sgd":
-        rounds = (16, 64, 256) if size == "full" else (64,)
-        for many, rate, clip in itertools.product(rounds, (0.1, 0.3, 1, 3), (0.3, 1, 3)):
-            yield Candidate(1, many, rate, clip)
-        return
-    for many, stride, travel in itertools.product(rounds, (0.3, 1, 3), (0.3, 1, 3, 10)):
-        steps = 20 if stride <= 1 else 60
-        yield Candidate(steps, many, stride / steps, travel / many)
+@dataclass(frozen=True)
+class Case:
+    """A table on disk, and all runs on it."""
 
+    name: str
+    path: Path
+    results: Results
+    chosen: dict[int, Chosen] = field(default_factory=dict)  # by seed
 
-def without_privacy(recipe: Recipe, federation: Federation) -> float:
-    plain = recipes.with_defaults(recipes.without_privacy(recipe))
-    found = [
-        error(score(recipe_with_settings(plain, Candidate(20, 64, rate, 1.0)), federation, 0))
-        for rate in (0.01, 0.03, 0.1, 0.3)
-    ]
-    return float(np.nanmin(found))
+    def default(self, seed: int) -> Setting:
+        """The default command with noise from this seed, in its statistics too."""
 
+        def make() -> Setting:
+            began = (
+                time.process_time()
+            )  # of this process: a neighbour's load is no property of ours
+            found = self.choice(seed)
+            return {
+                "seconds": time.process_time() - began,
+                "clients": found.federation.clients,
+                "unit": found.recipe.privacy.unit,
+                "said": found.notes[-1],
+                "warned": bool(found.warning),
+                **score(found.recipe, found.federation, seed),
+            }
 
-def line(name: str, table: Table, seeds: int, size: str) -> list[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "table.csv"
-        table.write(path)
-        values = {
-            "data.file": str(path),
-            "data.client_column": table.client_column,
-            "data.label": table.label,
-        }
-        began = time.process_time()  # of this process: a neighbour's load is no property of ours
-        chosen = choose(recipes.parse({}, (), values), set(values))
-        seconds, federation = time.process_time() - began, chosen.federation
-        runs = [score(chosen.recipe, federation, seed) for seed in range(seeds)]
-        tried: dict[Candidate, float] = {}
-        for candidate in grid(chosen.recipe, size):
-            settings = recipe_with_settings(chosen.recipe, candidate)
-            tried[candidate] = error(score(settings, federation, 0))
-        top, plain = np.nan, np.nan
-        if tried:
-            best = min(tried, key=lambda one: tried[one])
-            again = recipe_with_settings(chosen.recipe, best)
-            top = float(np.mean([error(score(again, federation, seed)) for seed in range(seeds)]))
-            plain = without_privacy(chosen.recipe, federation)
-            print(f"  grid: {best}, {len(tried)} settings", flush=True)
-    found = float(np.mean([error(one) for one in runs]))
-    constant = runs[0].constant.get("rmse") or runs[0].constant["log_loss"] or np.nan
-    accuracy = [one.figures["accuracy"] for one in runs if "accuracy" in one.figures]
-    print(f"  {chosen.notes[-1]}", flush=True)
-    return [
-        name,
-        f"{federation.clients}, {chosen.recipe.privacy.unit}",
-        "rmse" if not accuracy else "log loss",
-        f"{constant:.4g}",
-        f"{found:.4g}" + (f" ({np.mean(np.array(accuracy, float)):.1%})" if accuracy else ""),
-        *([f"{top:.4g}", f"{plain:.4g}", f"{found / top - 1:+.0%}"] if tried else ["-"] * 3),
-        f"{seconds:.0f} s" + (", warned" if chosen.warning else ""),
-    ]
+        return self.results.of({"table": self.name, "what": "default", "seed": seed}, make)
+
+    def choice(self, seed: int = 0) -> Chosen:
+        if seed not in self.chosen:
+            table = TABLES[self.name]
+            values = {
+                "data.file": str(self.path),
+                "data.client_column": table.client_column,
+                "data.label": table.label,
+                "seed": seed,
+            }
+            self.chosen[seed] = choose(recipes.parse({}, (), values), set(values))
+        return self.chosen[seed]
+
+    def tried(self, candidate: Candidate, seed: int, private: bool = True) -> Setting:
+        """A run with these settings on the same rows, with the statistics of the first default."""
+
+        def make() -> Setting:
+            recipe = self.choice().recipe
+            if not private:
+                recipe = recipes.with_defaults(recipes.without_privacy(recipe))
+            return score(recipe_with_settings(recipe, candidate), self.choice().federation, seed)
+
+        return self.results.of(self.run(candidate, seed, private), make)
+
+    def run(self, candidate: Candidate, seed: int, private: bool = True) -> Setting:
+        what = "grid" if private else "without privacy"
+        return {"table": self.name, "what": what, "seed": seed, "setting": candidate.to_dict()}
+
+    def searched(self, until: float) -> dict[Candidate, float]:
+        """Errors of the grid's settings, as many as there is time for."""
+        found = {}
+        for candidate in grid(self.choice().recipe):
+            if self.run(candidate, 0) in self.results or time.monotonic() < until:
+                found[candidate] = error(self.tried(candidate, 0))
+        return found
+
+    def line(self, seeds: int, minutes: float) -> list[str]:
+        """A row of the table."""
+        runs = [self.default(seed) for seed in range(seeds)]
+        tried = self.searched(time.monotonic() + 60 * minutes)
+        best = min(tried, key=lambda one: tried[one])
+        top = [self.tried(best, seed) for seed in range(1, seeds + 1)]  # none that has chosen it
+        plain = [
+            self.tried(Candidate(20, 64, rate, 1.0), 0, private=False)
+            for rate in (0.01, 0.03, 0.1, 0.3)
+        ]
+        bare = min(plain, key=error)
+        found = float(np.mean([error(one) for one in runs]))
+        least = float(np.mean([error(one) for one in top]))
+        print(f"  {runs[0]['said']}\n  grid: {best}", flush=True)
+        return [
+            self.name,
+            f"{runs[0]['clients']}, {runs[0]['unit']}",
+            f"{error(runs[0], 'constant'):.4g}{accuracy(runs, 'constant')}",
+            f"{found:.4g}{accuracy(runs)}" + (", warned" if runs[0]["warned"] else ""),
+            f"{least:.4g}{accuracy(top)}",
+            str(len(tried)),
+            f"{found / least - 1:+.0%}",
+            f"{error(bare):.4g}{accuracy([bare])}",
+            f"{runs[0]['seconds']:.0f} s",
+        ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.own_data", description=__doc__)
     parser.add_argument("table", nargs="*", help=", ".join(TABLES))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--grid", choices=("none", "quick", "full"), default="full")
+    parser.add_argument("--minutes", type=float, default=1e9, help="for the grid of each table")
+    parser.add_argument("--results", type=Path, default=Path("own_data.jsonl"))
     args = parser.parse_args()
-    header = ["table", "clients, unit", "figure", "constant", "default", "best of grid"]
-    header += ["without privacy", "default / grid", "chosen in"]
-    lines = [header, ["---"] * len(header)]
+    header = ["table", "clients, unit", "constant", "default", "best of grid", "settings tried"]
+    header += ["default / best", "without privacy", "chosen in"]
+    lines, results = [header, ["---"] * len(header)], Results(args.results)
     for name in args.table or TABLES:
-        lines.append(line(name, TABLES[name], args.seeds, args.grid))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "table.csv"
+            TABLES[name].write(path)
+            lines.append(Case(name, path, results).line(args.seeds, args.minutes))
         print(" | ".join(lines[-1]), flush=True)
     print("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
 

@@ -14,6 +14,8 @@ from fedveil.core.units import Adjacency as Adjacency
 from fedveil.core.units import Arithmetic as Arithmetic
 from fedveil.core.units import Trust as Trust
 from fedveil.core.units import Unit as Unit
+from fedveil.data.collected import from_datasets as from_datasets
+from fedveil.data.collected import from_images as from_images
 from fedveil.data.federation import Examples as Examples
 from fedveil.data.federation import Federation as Federation
 from fedveil.data.federation import Scaling as Scaling

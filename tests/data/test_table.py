@@ -364,8 +364,6 @@ def test_bad_files_are_refused_in_one_line_that_names_what_and_where(
 def test_a_missing_file_is_named_with_its_nearest_neighbour(people):
     with pytest.raises(ConfigError, match=r"peopel\.csv: no such file; did you mean 'people\.csv'"):
         from_table(people.with_name("peopel.csv"), label="y", client_column="who")
-    with pytest.raises(ConfigError, match="is a directory"):
-        from_table(people.parent, label="y", client_column="who")
 
 
 def test_rows_without_label_or_owner_are_left_out_and_said(tmp_path):

@@ -33,10 +33,15 @@ COMMANDS = {
 }
 
 
+_TABLES = (".csv", ".csv.gz", ".parquet")
+
+
 class _Parser(argparse.ArgumentParser):
     """Reports a wrong argument in one line instead of a page of usage."""
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments:") and message.endswith(_TABLES):
+            message = "--data takes one name: for several tables a folder, or 'DIR/*.csv' in quotes"
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 

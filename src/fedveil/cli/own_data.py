@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
@@ -18,7 +19,10 @@ def _names(text: str) -> list[str]:
 
 
 OPTIONS: console.Options = {
-    "--data FILE": (str, "a CSV or Parquet file to train on"),
+    "--data FILE": (
+        str,
+        "a CSV or Parquet file to train on; or a folder or 'DIR/*.csv', a file a client",
+    ),
     "--client-column NAME": (str, "its column that names the client"),
     "--label NAME": (str, "its column to predict"),
     "--schema FILE": (str, "public statistics of its columns"),
@@ -100,7 +104,7 @@ def say(choice: Chosen | None, *, quiet: bool = False) -> None:
         return
     federation, errors = choice.federation, console.stderr()
     if not quiet:
-        inputs = federation.input_shape[0]
+        inputs = math.prod(federation.input_shape)
         clients = choice.recipe.privacy.public_clients or federation.clients
         seen = f"{clients:,} clients, {inputs:,} inputs"
         if federation.encoder is not None:

@@ -7,12 +7,14 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic, Trust, Unit
 from fedveil.data.bought import MOST_RELEASES, SHARE, Bought, Offer
+from fedveil.data.collected import from_images, pictures_of
 from fedveil.data.federation import Federation
 from fedveil.data.partition import named
 from fedveil.data.table import from_table
@@ -49,6 +51,24 @@ def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
             examples_per_client=data.examples_per_client,
             cap=data.cap,
         )
+    settings = {
+        "clients": data.clients,
+        "alpha": data.alpha,
+        "examples_per_client": data.examples_per_client,
+        "cap": data.cap,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    name = data.partition or ("owner" if given else None)
+    dealt: dict[str, Any] = {
+        "partition": None if name is None else named(name, **given),
+        "test_fraction": data.test_fraction,
+        "validation_fraction": data.public_fraction or 0.0,
+        "holdout": data.holdout or "within",
+        "seed": data.seed,
+    }
+    path = Path(data.file)
+    if path.is_dir() and pictures_of(path):
+        return from_images(path, size=data.image_size, classes=data.classes, **dealt)
     if data.client_column is None and data.partition is None:
         raise ConfigError(f"--client-column: say which column of {data.file} names the client")
     if data.label is None:
@@ -58,14 +78,6 @@ def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
             "data.statistics: they are bought by fedveil run --data without a recipe; here, give "
             "data.schema or leave the key out"
         )
-    settings = {
-        "clients": data.clients,
-        "alpha": data.alpha,
-        "examples_per_client": data.examples_per_client,
-        "cap": data.cap,
-    }
-    given = {name: value for name, value in settings.items() if value is not None}
-    name = data.partition or ("owner" if given else None)
     return from_table(
         data.file,
         client_column=data.client_column,
@@ -75,11 +87,7 @@ def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
         offer=offer,
         bought=None if data.bought is None else Bought.from_dict(json.loads(data.bought)),
         task=data.task,
-        partition=None if name is None else named(name, **given),
-        test_fraction=data.test_fraction,
-        validation_fraction=data.public_fraction or 0.0,
-        holdout=data.holdout or "within",
-        seed=data.seed,
+        **dealt,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
+from fedveil.data.folder import FILE, is_many
 from fedveil.methods.registry import METHODS
 from fedveil.recipes.sections import AggregationSection, DataSection, PrivacySection, Recipe
 from fedveil.recipes.values import build
@@ -57,6 +58,11 @@ def read(path: Path) -> dict[str, Any]:
         names = ", ".join(shipped())
         raise ConfigError(f"recipe {path}: no such file; by name there are {names}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        if path.suffix in (".csv", ".parquet"):
+            raise ConfigError(
+                f"recipe {path}: is a table; give one with --data {path}, several with --data "
+                f"'DIR/*{path.suffix}' in quotes"
+            ) from None
         raise ConfigError(f"recipe {path}: not valid TOML: {error}") from None
 
 
@@ -116,6 +122,7 @@ def parse(
     for name, value in changes.items():
         _assign(merged, name, value)
     _choose_by_unit(merged)
+    _name_clients(merged)
     return typing.cast(Recipe, build(Recipe, merged, ""))
 
 
@@ -124,6 +131,15 @@ def _choose_by_unit(table: dict[str, Any]) -> None:
     training, privacy = table.get("training", {}), table.get("privacy", {})
     if isinstance(training, dict) and isinstance(privacy, dict) and privacy.get("unit") == "record":
         table["training"] = {"method": "dp-sgd", **training}
+
+
+def _name_clients(table: dict[str, Any]) -> None:
+    """Several files and nothing that says whose rows they hold: each is a client's."""
+    data = table.get("data", {})
+    if not isinstance(data, dict) or not isinstance(file := data.get("file"), str):
+        return
+    if not {"client_column", "partition"} & set(data) and is_many(Path(file)):
+        table["data"] = {**data, "client_column": FILE}
 
 
 _SEEN_SAMPLING = {"local": "round-robin", "distributed": "balanced"}  # no credit for a sample

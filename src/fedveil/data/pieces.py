@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from fedveil.core.errors import ConfigError
+from fedveil.data.folder import files_of, is_many
 from fedveil.data.tablefile import (
     complaint,
     convert_options,
@@ -31,11 +32,15 @@ _ROWS = 1 << 16  # of Parquet or a frame in one piece
 
 
 def pieces(source: Any, wanted: Collection[str], what: str) -> Iterator[Any]:
-    """The wanted columns of a CSV or Parquet file, a frame (pandas, polars, Arrow) or a mapping of
-    columns, as tables of some thousand rows each. `what` says what missing columns are needed for.
+    """The wanted columns of a CSV or Parquet file, of several, or of a frame, as tables of some
+    thousand rows each. `what` says what missing columns are needed for.
     """
     if isinstance(source, str | Path):
         path = Path(source)
+        if is_many(path):
+            for file in files_of(path).values():
+                yield from pieces(file, wanted, what)
+            return
         parquet, zipped = form_of(path)
         found = _parquet(path, wanted, what) if parquet else _csv(path, zipped, wanted, what)
         rows = 0
@@ -124,6 +129,10 @@ def frame_of(source: Any) -> Any:
     try:
         if isinstance(source, pa.Table):
             return source
+        if hasattr(source, "with_format") and hasattr(source, "column_names"):  # Hugging Face
+            if isinstance(source.column_names, Mapping):
+                raise ConfigError(f"name one split of the data: {', '.join(source.column_names)}")
+            return source.with_format("arrow")[:]
         if isinstance(source, Mapping):
             return pa.table({str(name): column for name, column in source.items()})
         if hasattr(source, "__arrow_c_stream__"):  # polars, pandas 2.2 and later
@@ -133,6 +142,6 @@ def frame_of(source: Any) -> Any:
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise ConfigError(f"the frame cannot be read ({first_line(error)})") from None
     raise ConfigError(
-        f"a table is needed (a file, a pandas or polars frame, a mapping of columns), "
+        "a table is needed (a file, a pandas or polars frame, a Dataset, a mapping of columns), "
         f"not {type(source).__name__}"
     )

@@ -1,4 +1,4 @@
-"""A federation from a CSV or Parquet file the user has."""
+"""A federation from a table the user has: a file, one file for each client, or a frame."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from fedveil.data.bought import Bought, Offer, buy
 from fedveil.data.encoder import TableEncoder, check_stored
 from fedveil.data.encoding import as_text, judge
 from fedveil.data.federation import Federation, Task
+from fedveil.data.folder import FILE, is_many, title
 from fedveil.data.holdout import Holdout
 from fedveil.data.labels import targets_of
 from fedveil.data.partition import Partition
+from fedveil.data.pieces import frame_of
 from fedveil.data.schema import Column, Kind, draft, parse_schema, read_schema
-from fedveil.data.tablefile import DECIMAL, column_names, need_column, read_table
+from fedveil.data.tablefile import DECIMAL, WHOLE, column_names, need_column, path_of, read_table
 
 COLUMNS = "which columns are inputs, and of what kind, was decided from the data"
 FROM_DATA_NOTE = (
@@ -38,8 +40,11 @@ BOUGHT_NOTE = (
 )
 
 
+NUMBERED_NOTE = "Clients are named by numbers: 7 and 7.0 are one client, 07 is another."
+
+
 def from_table(
-    path: Path | str,
+    source: Path | str | Any,
     *,
     label: str,
     client_column: str | None = None,
@@ -56,6 +61,10 @@ def from_table(
 ) -> Federation:
     """The rows of a table, dealt by the client column (or a partition), ready for a model.
 
+    `source` is a CSV or Parquet file; a folder of them or a pattern such as `dir/*.csv`, with one
+    file for each client (its name is the client's, unless `client_column` says otherwise); or a
+    frame: pandas, polars, Arrow, a Hugging Face `Dataset` or a mapping of columns.
+
     Numbers and dates are standardised, categories become one input each, missing values become the
     mean plus an input that says so. The client column is no input. Regression targets are
     standardised too (`target_scaling`). Everything decided on the way stands in `notes`. With a
@@ -65,21 +74,26 @@ def from_table(
     within every client unless `holdout` says otherwise; if every client has but one row, it must
     say `clients`.
     """
-    path = Path(path)
+    source = Path(source) if isinstance(source, str | Path) else frame_of(source)
+    path = path_of(source)
+    if client_column is None and partition is None and is_many(path):
+        client_column = FILE
     if client_column is None and partition is None:
         raise ConfigError(f"{path}: name the column that says whose row it is (client_column)")
     if client_column == label:
         raise ConfigError(f"{path}: label and client column are both {label!r}; name two columns")
     public = _public(schema)
     if public is None and offer is not None and client_column is not None:
-        public, bought = _buy(path, label, client_column, offer, bool(classes))
+        public, bought = _buy(source, label, client_column, offer, bool(classes))
     if classes:
         named = Column(Kind.CATEGORY, categories=tuple(map(str, classes)))
         public = public if public is None else {**public, label: named}
-    table = _read(path, public, label, client_column)
+    table = _read(source, public, label, client_column)
     table, notes = _with_labels_and_owners(path, table, label, client_column, public is None)
     if bought is not None and public is not None and label in public:
         table = _with_known_labels(table, label, _columns_of(public, table)[label])
+    if client_column is not None:
+        notes += _numbered(table.column(client_column))
     taken = (label, client_column)
     unprotected: tuple[str, ...] = ()
     if public is None:
@@ -113,7 +127,7 @@ def from_table(
         classes=len(wanted.names) or None,
         class_names=wanted.names,
         features=encoder.features,
-        name=path.name,
+        name=title(path),
         notes=tuple(notes),
         seed=seed,
     )
@@ -128,11 +142,11 @@ def from_table(
 
 
 def _buy(
-    path: Path, label: str, client_column: str, offer: Offer, declared: bool
+    source: Path | pa.Table, label: str, client_column: str, offer: Offer, declared: bool
 ) -> tuple[dict[str, Column], Bought]:
     """A schema from noisy votes: every cell is read by itself, whatever its column holds."""
-    names = set(column_names(path)) - {client_column}
-    table = read_table(path, exact=client_column, by_cell=names)
+    path, names = path_of(source), set(column_names(source)) - {client_column}
+    table = read_table(source, exact=client_column, by_cell=names)
     need_column(path, table.column_names, label, "the label")
     need_column(path, table.column_names, client_column, "the clients")
     table, _ = _with_labels_and_owners(path, table, label, client_column, False)
@@ -205,16 +219,20 @@ def _public(schema: Path | str | Mapping[str, Any] | None) -> dict[str, Column] 
 
 
 def _read(
-    path: Path, public: Mapping[str, Column] | None, label: str, client_column: str | None
+    source: Path | pa.Table,
+    public: Mapping[str, Column] | None,
+    label: str,
+    client_column: str | None,
 ) -> Any:
     """The table; columns that a schema describes stay as they are written."""
+    path = path_of(source)
     if public is None:
-        table = read_table(path, exact=client_column)
+        table = read_table(source, exact=client_column)
     else:
         used = {name for name, column in public.items() if column.kind is not Kind.IGNORE}
         used.discard(str(client_column))
         only = {*used, label, str(client_column)}
-        table = read_table(path, exact=client_column, by_cell=used, only=only)
+        table = read_table(source, exact=client_column, by_cell=used, only=only)
     need_column(path, table.column_names, label, "the label")
     if client_column is not None:
         need_column(path, table.column_names, client_column, "the clients")
@@ -344,6 +362,12 @@ def _inputs(path: Path, table: Any, encoder: TableEncoder) -> Any:
                 f"{path}: column {name!r} has no value that is a {kind}, as the schema says it is"
             )
     return encoded.inputs
+
+
+def _numbered(names: Any) -> list[str]:
+    """A note where clients' names, which are public, are numbers."""
+    numbers = pc.match_substring_regex(as_text(names), WHOLE)
+    return [NUMBERED_NOTE] if pc.any(numbers).as_py() else []
 
 
 def _owners(column: Any) -> Owners:

@@ -1,4 +1,7 @@
-"""Reading a CSV or Parquet file that nobody here has seen, or saying in one line why not."""
+"""Reading a table that nobody here has seen, or saying in one line why not.
+
+It is a CSV or Parquet file, several of them, or an Arrow table from a frame of another library.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +19,24 @@ from pyarrow import csv
 
 from fedveil.core.errors import ConfigError
 from fedveil.data import cells
+from fedveil.data.folder import FILE, files_of, is_many
 
 MISSING = ("", "?", "NA", "N/A", "n/a", "#N/A", "#NA", "NaN", "nan", "-nan", "NULL", "null", "None")
 DECIMAL = b"decimal"  # key of metadata: the mark a table's form suggests, or a column was read by
 _DELIMITERS = ",;\t|"
-_WHOLE = r"^(0|-?[1-9]\d{0,17})$"  # a whole number in its one spelling
+WHOLE = r"^(0|-?[1-9]\d{0,17})$"  # a whole number in its one spelling
 _POINT_ZERO = r"^(0|-?[1-9]\d{0,17})\.0+$"  # the same as a spreadsheet may write it
 _AS_UTF8 = "save the file as UTF-8, or convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW"
 
 
 def read_table(
-    path: Path,
+    source: Path | pa.Table,
     exact: str | None = None,
     *,
     by_cell: Collection[str] = (),
     only: Collection[str] | None = None,
 ) -> Any:
-    """The file as a `pyarrow.Table`: text trimmed, missing values null, column names unique.
+    """The table as a `pyarrow.Table`: text trimmed, missing values null, column names unique.
 
     The `exact` column of a CSV file is read as text and becomes numbers only if no two texts become
     one number: people must not melt together because their names look like numbers. (Only 7.0 is
@@ -40,9 +44,14 @@ def read_table(
     `by_cell` stay text, to be read cell by cell; all others get the type that all their cells
     suggest. Columns besides `only` are left as they come.
     """
-    typed, zipped = form_of(path)
-    texts = {name for name in (exact, *by_cell) if name is not None}
-    table = _parquet(path) if typed else _csv(path, zipped, texts)
+    path, texts = path_of(source), {name for name in (exact, *by_cell) if name is not None}
+    if not isinstance(source, Path):
+        typed, table = True, source
+    elif is_many(source):
+        typed, table = _joined(source, texts, named=exact == FILE)
+    else:
+        typed, zipped = form_of(path)
+        table = _parquet(path) if typed else _csv(path, zipped, texts)
     names = unique_names(path, table.column_names)
     if not table.num_rows:
         raise ConfigError(f"{path}: has a header but no rows")
@@ -59,13 +68,15 @@ def read_table(
     return pa.table(columns, schema=pa.schema(fields, table.schema.metadata))
 
 
+def path_of(source: Path | pa.Table) -> Path:
+    """What error messages call a table."""
+    return source if isinstance(source, Path) else Path("the frame")
+
+
 def form_of(path: Path) -> tuple[bool, bool]:
     """Whether a file is Parquet, and whether it is zipped; refuses what is no file."""
     if path.is_dir():
-        raise ConfigError(
-            f"{path}: is a directory; name a CSV or Parquet file. If there is one file for each "
-            "client, join them into one with a column that names the client"
-        )
+        raise ConfigError(f"{path}: is a directory; name a CSV or Parquet file")
     if not path.is_file():
         near = get_close_matches(path.name, _neighbours(path), n=1)
         raise ConfigError(
@@ -82,8 +93,13 @@ def form_of(path: Path) -> tuple[bool, bool]:
     return start == b"PAR1", start[:2] == b"\x1f\x8b"
 
 
-def column_names(path: Path) -> list[str]:
-    """The names in a file's first line, or in its schema."""
+def column_names(source: Path | pa.Table) -> list[str]:
+    """The names in a file's first line, or in its schema; of several files, the first one's."""
+    path = path_of(source)
+    if not isinstance(source, Path):
+        return unique_names(path, source.column_names)
+    if is_many(source):
+        return column_names(next(iter(files_of(source).values())))
     typed, zipped = form_of(path)
     if not typed:
         return unique_names(path, header_of(path, zipped)[0])
@@ -122,6 +138,58 @@ def _neighbours(path: Path) -> list[str]:
         return [entry.name for entry in path.parent.iterdir()]
     except OSError:
         return []
+
+
+def _joined(path: Path, texts: Collection[str], named: bool) -> tuple[bool, Any]:
+    """Whether several files are Parquet, and the rows of all of them as if they were one file;
+    `named`: each row with the name of its own."""
+    files, tables, forms = files_of(path), [], set()
+    for name, file in files.items():
+        typed, zipped = form_of(file)
+        table = _parquet(file) if typed else _csv(file, zipped, column_names(file))
+        if not table.num_rows:
+            raise ConfigError(f"{file}: has a header but no rows")
+        said, names = table.schema.metadata, unique_names(file, table.column_names)
+        table = table.rename_columns(names).replace_schema_metadata(said)
+        if named and FILE in table.column_names:
+            raise ConfigError(
+                f"{file}: has a column {FILE!r}, as the file's own name is called; rename it, or "
+                "say which column names the client"
+            )
+        if named:
+            table = table.append_column(FILE, pa.array([name] * table.num_rows, pa.string()))
+        forms.add(typed)
+        tables.append(table)
+    if len(forms) > 1:
+        raise ConfigError(f"{path}: holds CSV and Parquet files; name one kind, as '*.csv'")
+    for file, table in zip(files.values(), tables, strict=True):
+        _need_alike(file, table, next(iter(files.values())), tables[0])
+    whole = pa.concat_tables([table.select(tables[0].column_names) for table in tables])
+    if forms == {True}:
+        return True, whole
+    columns = {
+        name: column if name in texts else _reparsed(column)
+        for name, column in zip(whole.column_names, whole.columns, strict=True)
+    }
+    return False, pa.table(columns).replace_schema_metadata(tables[0].schema.metadata)
+
+
+def _need_alike(file: Path, table: Any, first: Path, like: Any) -> None:
+    """Refuse a file with other columns, types or separators than the first one: what becomes of
+    one client's rows must not depend on what another's file is like."""
+    if wrong := sorted(set(like.column_names) ^ set(table.column_names)):
+        lacks, has = (file, first) if wrong[0] in like.column_names else (first, file)
+        raise ConfigError(f"{lacks}: has no column {wrong[0]!r}, and {has.name} has one")
+    for name in like.column_names:
+        own, usual = table.schema.field(name).type, like.schema.field(name).type
+        if own != usual:
+            raise ConfigError(
+                f"{file}: column {name!r} is {own}, and in {first.name} {usual}; write them with "
+                "one type"
+            )
+    marks = [(each.schema.metadata or {}).get(DECIMAL) for each in (table, like)]
+    if marks[0] != marks[1]:
+        raise ConfigError(f"{file}: its fields are separated otherwise than in {first.name}")
 
 
 def _parquet(path: Path) -> Any:
@@ -236,7 +304,7 @@ def tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell: 
         text = pc.if_else(pc.is_in(text, pa.array(MISSING)), None, text)
         if exact:
             text = pc.replace_substring_regex(text, _POINT_ZERO, r"\1")
-            return text.cast(pa.int64()) if _all_match(text, _WHOLE) else text
+            return text.cast(pa.int64()) if _all_match(text, WHOLE) else text
         if typed or by_cell:
             return text
         return _reread(text, column)
@@ -275,6 +343,11 @@ def _reread(text: Any, column: Any) -> Any:
         text = pc.replace_substring(text, ",", ".")
     elif text.equals(column):
         return column
+    return _reparsed(text)
+
+
+def _reparsed(text: Any) -> Any:
+    """Text as the column of a CSV file whose type all its cells decide."""
     written = pa.BufferOutputStream()
     csv.write_csv(pa.table([text], names=["x"]), written)
     again = csv.read_csv(

@@ -13,7 +13,7 @@ from typing import Any
 @dataclass(frozen=True)
 class DataSection:
     source: str = "digits"  # a name from `fedveil data list`; not used when `file` is set
-    file: str | None = None  # a CSV or Parquet file
+    file: str | None = None  # CSV or Parquet; a folder or pattern: a file a client, or pictures
     client_column: str | None = None
     label: str | None = None
     schema: str | None = None  # public statistics of the file's columns
@@ -21,6 +21,7 @@ class DataSection:
     classes: tuple[str, ...] = ()  # of the label, where they are public
     columns: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a schema, in place
     bought: str | None = None  # what `columns` cost, as JSON; written by a run for its resumption
+    image_size: tuple[int, ...] = ()  # pictures become this high and wide; a third 1: grey
     task: str | None = None  # classification or regression; by default decided from the label
     partition: str | None = None  # iid, dirichlet, sorted or owner; None: the source's own
     clients: int | None = None
