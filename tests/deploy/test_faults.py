@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedveil.core.errors import ConfigError
 from fedveil.deploy import hub as hub_module
 from fedveil.deploy.courier import MemoryCourier, Unreachable
 from fedveil.deploy.envelope import Message, claimed, seal, unseal
@@ -27,6 +28,7 @@ from fedveil.secagg import round_log, wire
 from fedveil.secagg.errors import RuleBroken
 from fedveil.secagg.journal import Claim
 from fedveil.secagg.messages import Shares
+from fedveil.secagg.pairs import xor
 from tests.deploy.world import World, facts_of, recipe_of, world
 
 FOUR = {"aggregation__max_dropout": 0.25, "evaluation__every": 1}
@@ -120,24 +122,48 @@ def test_replies_that_are_not_what_was_asked_for_cost_their_site_its_place_and_n
     assert doubts == []
 
 
+def dealing(made: World, site: str, spoil: Callable[[Shares], Shares]) -> None:
+    """Have a site sign other shares than it should when a round is opened."""
+
+    def answer(frame: bytes) -> bytes:
+        guard = made.guards[site]
+        reply = unseal(guard.answer(frame), [made.members.sites[site]], frame)
+        if claimed(frame).header["kind"] == "open":
+            lie = wire.seal(spoil(wire.parse(reply.part(), Shares)), guard.keys.identity)
+            reply = Message(reply.header, (lie,))
+        return seal(reply, guard.keys.identity, frame)
+
+    made.courier.detach(site)
+    made.courier.attach(site, answer)
+
+
+def test_a_site_that_seals_garbage_is_convicted_by_its_own_signature(
+    four: World, tmp_path: Path
+) -> None:
+    dealing(four, "site-3", lambda told: replace(told, sealed=bytes(len(told.sealed))))
+    recipe = recipe_of(**FOUR, training__rounds=4)
+    run = four.hub().start(recipe, facts_of(four.data), tmp_path / "run")
+    rounds = iter(run)
+    first, second = next(rounds), next(rounds)  # the others had joined the second one already
+    assert first.dropouts is not None
+    assert "device 3: 0 shares came" in first.dropouts.not_released
+    assert second.dropouts is not None
+    assert not second.dropouts.not_released
+    with pytest.raises(
+        ConfigError, match="device 3 was evicted: device 3 sealed shares that are not"
+    ):
+        next(rounds)
+
+
 def test_a_site_that_lies_about_its_keys_costs_the_others_nothing(
     four: World, tmp_path: Path
 ) -> None:
     """It signs another fingerprint of the key that it shares with the first site. That one sees
     the signature and leaves out their mask; the liar hears the truth and does not go on."""
-
-    def answer(frame: bytes) -> bytes:
-        guard, name = four.guards["site-3"], "site-3"
-        reply = unseal(guard.answer(frame), [four.members.sites[name]], frame)
-        if claimed(frame).header["kind"] == "open":
-            told = wire.parse(reply.part(), Shares)
-            checks = bytes([told.checks[0] ^ 1]) + told.checks[1:]
-            lie = wire.seal(replace(told, checks=checks), guard.keys.identity)
-            reply = Message(reply.header, (lie,))
-        return seal(reply, guard.keys.identity, frame)
-
-    four.courier.detach("site-3")
-    four.courier.attach("site-3", answer)
+    flip = bytes([1])
+    dealing(
+        four, "site-3", lambda told: replace(told, checks=xor(told.checks, flip.ljust(48, b"\0")))
+    )
     run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
     for report in run:
         assert report.dropouts is not None
@@ -313,8 +339,8 @@ def test_a_ledger_that_is_exhausted_in_the_middle_takes_its_site_out(
     run = hub.start(recipe, facts_of(four.data), tmp_path / "run")
     next(iter(run))
     spend_all(four.guards["site-2"])
-    assert survivors(run) == [3, 3]
-    assert rounds_paid(four) == [3, 3, 1, 3]
+    assert survivors(run) == [4, 3]  # it had paid for the second round when it unmasked the first
+    assert rounds_paid(four) == [3, 3, 2, 3]
     assert hub.sites.refusals["site-2"] == "this site's lifetime budget does not allow it"
 
 
@@ -323,11 +349,12 @@ def test_without_a_site_to_spare_an_exhausted_ledger_ends_the_releases(tmp_path:
     try:
         run = made.hub().start(recipe_of(training__rounds=3), facts_of(made.data), tmp_path / "run")
         next(iter(run))
-        weights = run.state.weights
         spend_all(made.guards["site-2"])
-        assert survivors(run) == [-1, -1]
+        assert next(iter(run)).round_number == 2  # which was paid for when the first was unmasked
+        weights = run.state.weights
+        assert survivors(run) == [-1]
         assert torch.equal(run.state.weights, weights)
-        assert rounds_paid(made) == [1, 1, 1]  # what was reserved since has been given back
+        assert rounds_paid(made) == [2, 2, 2]  # what was reserved since has been given back
     finally:
         made.close()
 

@@ -69,7 +69,7 @@ def expand(key: bytes, label: str, context: bytes = b"", length: int = 32) -> by
 
 
 def keystream(key: bytes, size: int) -> bytes:
-    return AES.new(key, AES.MODE_CTR, nonce=b"", initial_value=0).encrypt(bytes(size))
+    return AES.new(key, AES.MODE_CTR, nonce=b"", initial_value=2).encrypt(bytes(size))
 
 
 def xor(left: bytes, right: bytes) -> bytes:

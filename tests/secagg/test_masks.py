@@ -15,8 +15,8 @@ from fedveil.secagg.masks import apply_masks, word_type
 
 
 def keystream(key: bytes, words: int, bits: int) -> np.ndarray:
-    """pycryptodome's AES in counter mode from zero, read as little-endian words."""
-    cipher = AES.new(key, AES.MODE_CTR, nonce=b"", initial_value=0)
+    """pycryptodome's AES in counter mode from two, read as little-endian words."""
+    cipher = AES.new(key, AES.MODE_CTR, nonce=b"", initial_value=2)
     return np.frombuffer(cipher.encrypt(bytes(words * bits // 8)), word_type(bits))
 
 

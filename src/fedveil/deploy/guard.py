@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -37,7 +38,7 @@ from fedveil.secagg import derive
 from fedveil.secagg.aggregation import UPDATE
 from fedveil.secagg.device import DeviceRound
 from fedveil.secagg.device_store import DeviceStore
-from fedveil.secagg.errors import Doubted
+from fedveil.secagg.errors import Doubted, SecureAggregationError
 from fedveil.secagg.journal import Claim
 from fedveil.secagg.keys import signed
 from fedveil.secagg.messages import RoundPlan
@@ -67,6 +68,7 @@ class _Run:
     participant: Participant | None = None
     round_number: int = -1
     devices: dict[str, DeviceRound] = field(default_factory=dict)  # by purpose
+    before: tuple[int, dict[str, DeviceRound]] = (-1, {})  # the round before, and its devices
     answers: dict[bytes, Message] = field(default_factory=dict)  # of this round, by request
     computing: dict[bytes, Future[bytes]] = field(default_factory=dict)
 
@@ -145,6 +147,7 @@ class Guard(Responder):
             "confirm": self._confirm,
             "unmask": self._unmask,
             "abort": self._abort,
+            "disclose": self._disclose,
         }
         if kind not in steps:
             raise BadFrame(f"message: unknown kind {kind!r}")
@@ -259,6 +262,7 @@ class Guard(Responder):
                 f"this site has taken part {taken} times, as often as the plan counts",
                 "keep to the schedule",
             )
+        run.before = (run.round_number, dict(run.devices))
         run.round_number = number
         work.new_round()
         for kept in (run.devices, run.answers, run.computing):
@@ -352,6 +356,17 @@ class Guard(Responder):
     def _abort(self, run: _Run, request: Message, digest: bytes) -> Message:
         self._joined(run, request).abort(request.part())
         return Message({"status": "done"})
+
+    def _disclose(self, run: _Run, request: Message, digest: bytes) -> Message:
+        """Show which of these sites sealed nonsense to this one, in the last round or before it."""
+        kept = dict((run.before, (run.round_number, run.devices))).get(request.number("round"), {})
+        device, shown = kept.get(request.text("purpose")), []
+        if device is None:
+            raise BadFrame("this site has not joined that round, or has left it behind")
+        for frame in request.parts:
+            with suppress(SecureAggregationError):
+                shown.append(device.disclose(frame))
+        return Message({"status": "done"}, tuple(shown))
 
     def _joined(self, run: _Run, request: Message) -> DeviceRound:
         number, device = request.number("round"), run.devices.get(request.text("purpose"))

@@ -284,9 +284,20 @@ class RemoteAggregator(Aggregator):
     def abort(self, opened: ServerRound) -> None:
         """Tell who has joined that there will be no sum: what has not left is not charged."""
         frame = opened.abort()
-        if self.server is not None:  # who has spoiled it is known all the same
-            self.server.judge(opened)
+        self.judge(opened)
         self.ask("abort", dict.fromkeys(opened.sharers, (frame,)), _ASK)
+
+    def judge(self, opened: ServerRound) -> None:
+        """Follow up what sites complain about, and evict who is convicted: no more rounds then."""
+        complaints: dict[int, tuple[bytes, ...]] = {}
+        for holder, dealer in opened.disputes:
+            complaints[holder] = (*complaints.get(holder, ()), opened.dealt_by(dealer))
+        for number, reply in self.ask("disclose", complaints, _ASK).items():
+            for shown in reply.parts:
+                with self.sites.dropping(number):
+                    opened.settle(shown)
+        if self.server is not None:
+            self.server.judge(opened)
 
     def take(self, opened: ServerRound, replies: Mapping[int, Message], part: int = 0) -> None:
         """Frames of a leg; a site that sends something else has dropped out."""
@@ -332,8 +343,7 @@ class _MaskedUploads(OpenSum):
                 private: Tensor = self._summands.decode(opened.finish())
                 return private
         finally:
-            if hub.server is not None:
-                hub.server.judge(opened)
+            hub.judge(opened)
 
     def _confirm(self, survivors: Collection[int]) -> None:
         hub, opened = self._hub, self._round

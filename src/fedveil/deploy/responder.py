@@ -65,7 +65,7 @@ class Responder(ABC):
 
 KINDS = (
     *("hello", "members", "certificate", "plan", "begin"),
-    *("open", "train", "count", "confirm", "unmask", "abort"),
+    *("open", "train", "count", "confirm", "unmask", "abort", "disclose"),
 )
 
 

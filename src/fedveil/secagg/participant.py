@@ -182,10 +182,9 @@ class Participant:
             terms = self._check(plan)
             shown = None if cards is None else self._shown(cards, digest)
             fresh = {} if shown is None else self.roster.examined(wire.split(shown.cards))
-
-            def enrolled(device: int) -> Enrolled:  # new cards are kept with the round's claim
-                return fresh.get(device) or self.roster.get(device)
-
+            enrolled: Callable[[int], Enrolled] = self.roster.get
+            if fresh:  # kept with the round's claim, and not before
+                enrolled = lambda device: fresh.get(device) or self.roster.get(device)  # noqa: E731
             identities = {m: enrolled(m).identity_bytes for m in plan.drawers}
             layout = lay_out(plan, digest, draw.drawn_seed(plan, self.params, identities))
             self._check_cards(layout, enrolled, None if shown is None else shown.proof)
