@@ -49,9 +49,14 @@ def test_rows_that_are_not_of_the_agreed_schema_are_refused(tmp_path: Path) -> N
     other = {**COLUMNS, "ward": {**COLUMNS["ward"], "categories": ["c", "d"]}}
     (tmp_path / "rows.csv").write_text(table(40, 1))
     Agreement(**KNOWN, label="ill", columns=other).rows(tmp_path / "rows.csv").save(tmp_path / "o")
-    with pytest.raises(ConfigError, match="not one owner's rows of the agreed schema"):
+    with pytest.raises(ConfigError, match="inputs are not those of the agreed schema"):
         agreement.rows(tmp_path / "o")  # the same shape, and other inputs
     of_images = Agreement(**KNOWN, arrays=ARRAYS)
+    assert of_images.rows(tmp_path / "images").scaling is not None
+    dark = Agreement(**KNOWN, arrays={**ARRAYS, "min": 1, "max": 100})
+    assert dark.at_hub((1, 1), None).scaling is not None
+    with pytest.raises(ConfigError, match="values outside 1 to 100"):
+        dark.rows(tmp_path / "images")
     with pytest.raises(ConfigError, match="arrays come from a folder"):
         of_images.rows(tmp_path / "rows.csv")
 

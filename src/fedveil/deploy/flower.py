@@ -253,6 +253,7 @@ class _Hub:
                 return answer
             self._pause.wait(_POLL)
         self._state.delete_messages({sent})
+        self._state.object_store.delete(sent)
         raise Unreachable(f"site {site!r} did not answer in time")
 
 

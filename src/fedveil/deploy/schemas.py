@@ -43,6 +43,9 @@ class RowSchema(Protocol):
     def from_file(self, path: Path, holdout: float) -> Federation:
         """One owner's rows."""
 
+    def wrong_with(self, found: Federation) -> str:
+        """What does not fit rows of the right shape that were encoded elsewhere; or nothing."""
+
 
 def task_of(schema: RowSchema) -> Task:
     return Task.CLASSIFICATION if schema.classes else Task.REGRESSION
@@ -54,10 +57,11 @@ def rows_of(schema: RowSchema, path: Path, holdout: float) -> Federation:
         return schema.from_file(path, holdout)
     found = Federation.open(path)
     known = (task_of(schema), len(schema.classes), schema.shape)
-    named, fits = schema.named(found), (found.task, found.classes, found.input_shape) == known
-    if not fits or found.clients != 1 or found.features not in ((), named.features):
+    if (found.task, found.classes, found.input_shape) != known or found.clients != 1:
         raise ConfigError(f"data {path}: not one owner's rows of the agreed schema")
-    return named
+    if wrong := schema.wrong_with(found):
+        raise ConfigError(f"data {path}: {wrong}")
+    return schema.named(found)
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,10 @@ class TableSchema:
             path, label=self.label, schema=schema, partition=IID(1), test_fraction=holdout
         )
 
+    def wrong_with(self, found: Federation) -> str:
+        named = found.features in ((), self.encoder.features)
+        return "" if named else "its inputs are not those of the agreed schema"
+
 
 @dataclass(frozen=True)
 class ArraySchema:
@@ -153,6 +161,11 @@ class ArraySchema:
 
     def from_file(self, path: Path, holdout: float) -> Federation:
         raise ConfigError(f"data {path}: arrays come from a folder that Federation.save wrote")
+
+    def wrong_with(self, found: Federation) -> str:
+        parts = [part.inputs for part in (found.train, found.test) if len(part)]
+        inside = all(self.low <= own.min() <= own.max() <= self.high for own in parts)
+        return "" if inside else f"it has values outside {self.low:g} to {self.high:g}"
 
 
 def read_schema_file(path: Path) -> dict[str, Any]:
