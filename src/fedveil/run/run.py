@@ -215,7 +215,7 @@ class Run(Displayed):
         return released(self.state.weights, self.state.optimizer)
 
     def model(self) -> nn.Module:
-        """The trained model as a plain module. It is a copy: another plan with the plan's own module
+        """The trained model as a plain module, a copy: another plan with the plan's own module
         would start from it, and take it to be made without the protected data."""
         trained = copy.deepcopy(self.plan.module)
         load(trained, self.weights)
