@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +187,37 @@ def test_from_one_run_to_the_next_and_to_predictions(
     found = [one.module(torch.from_numpy(inputs)) for one in (model, again)]
     assert torch.equal(*found)
     assert flatten(model.module).numel() == layout_of(again.module).size
+
+
+def test_a_run_leaves_its_plan_s_module_as_it_was() -> None:
+    """In a notebook the next plan is made with the same module: it would start from what the last
+    run, perhaps one without noise, has learnt of the protected data."""
+    plan = planned(seed=1)
+    before = flatten(plan.module)
+    run = Run(plan)
+    run.finish()
+    run.scores()
+    assert not torch.equal(flatten(run.model()), before)
+    assert torch.equal(flatten(plan.module), before)
+
+
+@pytest.mark.parametrize("part", ["whole", "copied", "its first layers"])
+def test_a_module_that_was_trained_on_the_same_data_certifies_nothing(part: str) -> None:
+    first, last = planned(seed=1), planned(seed=None)
+    run = Run(first)
+    run.finish()
+    start = run.model()
+    if part == "copied":
+        start = copy.deepcopy(start)
+    elif part == "its first layers":
+        start = torch.nn.Sequential(*list(start)[:-1], torch.nn.Linear(9, 10))  # type: ignore[call-overload]
+    budget = fv.Budget(epsilon=8.0)
+    again = fv.plan(last.method, last.federation, start, budget=budget).guarantee
+    assert again is not None
+    assert not again.certified
+    assert "trained on" in again.reason
+    elsewhere = replace(last.federation, name="other data")
+    public = fv.plan(last.method, elsewhere, start, budget=budget).guarantee
+    assert public is not None
+    assert public.certified
+    assert any("That those data are public is declared" in one for one in public.rests_on)

@@ -16,6 +16,7 @@ from fedveil.core.units import Trust, Unit
 from fedveil.planning.plan import Plan
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Laplace
+from fedveil.privacy.shown import at_least, at_most
 
 ALPHA = 0.05
 _NOT_TRIED = (
@@ -71,8 +72,8 @@ class Audit:
             )
         if self.one is not None and self.one.epsilon > certified.epsilon:
             return (
-                f"one run shows epsilon at least {self.one.epsilon:.3f} at delta "
-                f"{certified.delta:g}, where {certified.epsilon:.3f} is promised"
+                f"one run shows epsilon at least {at_least(self.one.epsilon)} at delta "
+                f"{certified.delta:g}, where {at_most(certified.epsilon)} is promised"
             )
         if self.one is not None and self.one.refuted:
             return (

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.cli import console
 from fedveil.cli.load_guarantee import recipe_of
 from fedveil.core.errors import ConfigError
+from fedveil.privacy.shown import at_most
 
 if TYPE_CHECKING:
     from fedveil.audit.attack.attack import Attack
@@ -92,7 +93,7 @@ def _attacked(path: Path, args: argparse.Namespace) -> Attack:
 
 
 def _promise(name: str, found: Attack) -> str:
-    told = "no guarantee" if found.epsilon is None else f"epsilon {found.epsilon:.3g}"
+    told = "no guarantee" if found.epsilon is None else f"epsilon {at_most(found.epsilon)}"
     return f"{name}, {told}"
 
 

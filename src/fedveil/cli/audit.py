@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fedveil.cli import console
 from fedveil.cli.load_guarantee import recipe_of
 from fedveil.core.errors import ConfigError
-from fedveil.privacy.shown import at_most
+from fedveil.privacy.shown import at_least, at_most
 
 if TYPE_CHECKING:
     from fedveil.audit.audit import Audit
@@ -74,16 +74,16 @@ def _show(found: Audit) -> None:
     certified, many, one = found.guarantee, found.many, found.one
     rows = [("certified, at most", at_most(certified.epsilon), "the accountant's proof")]
     games = f"{many.games:,} games, nothing assumed"
-    rows.append(("audited, at least", f"{many.epsilon:.3f}", games))
+    rows.append(("audited, at least", at_least(many.epsilon), games))
     if found.gaussian is not None:
         low, high = found.gaussian
         text = f"{low:.3f} to {high:.3f}"
         rows.append(("audited, estimate", text, "the same games, if noise is Gaussian"))
     if one is not None:
         text = f"one run, {one.right} of {one.guesses} guesses right"
-        rows.append(("audited, at least", f"{one.epsilon:.3f}", text))
+        rows.append(("audited, at least", at_least(one.epsilon), text))
         text = "the same guesses, if its curve is a Gaussian's"
-        rows.append(("audited, at least", f"{one.gaussian:.3f}", text))
+        rows.append(("audited, at least", at_least(one.gaussian), text))
         for each in one.cosines:
             text = f"{each.epsilon[0]:.3f} to {each.epsilon[1]:.3f}"
             how = f"one run, cosines with {each.of}"

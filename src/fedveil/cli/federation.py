@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
 from fedveil.core.errors import ConfigError
+from fedveil.privacy.shown import at_most
 
 if TYPE_CHECKING:
     from fedveil.deploy.homes import HubHome
@@ -111,7 +112,7 @@ def _status(args: argparse.Namespace) -> int:
                 one["state"],
                 one["version"] or "",
                 "yes" if one["trusts"] else "no",
-                "" if one["epsilon"] is None else f"{one['spent']:.3g} of {one['epsilon']:g}",
+                "" if one["epsilon"] is None else f"{at_most(one['spent'])} of {one['epsilon']:g}",
                 f"{one['certificate_days']:.0f} days",
             )
             for one in document["sites"]
@@ -198,7 +199,7 @@ def _show_rounds(home: HubHome, name: str, shown: int) -> int:
             said.append(f"not released: {came['not_released']}")
         said += [f"{key} {line[key]:.4g}" for key in ("loss", "accuracy") if line.get(key)]
         if line.get("epsilon_so_far"):
-            said.append(f"epsilon so far {line['epsilon_so_far']:.3g}")
+            said.append(f"epsilon so far {at_most(line['epsilon_so_far'])}")
         console.say("  ".join(said), to=console.stderr())
     return len(lines)
 

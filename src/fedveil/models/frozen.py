@@ -106,6 +106,22 @@ def _adaptable(layer: nn.Module) -> bool:
     return known and not any(parameter.requires_grad for parameter in layer.parameters())
 
 
+_TRAINED_ON = "fedveil_trained_on"  # an attribute: copies and parts of a module keep it
+
+
+def mark_trained(module: nn.Module, data: str) -> nn.Module:
+    """Note on a module and its layers which data they were trained on."""
+    for layer in module.modules():
+        setattr(layer, _TRAINED_ON, data)
+    return module
+
+
+def trained_on(module: nn.Module) -> list[str]:
+    """The data that a module, or a layer of it, was trained on by a run before."""
+    found = (getattr(layer, _TRAINED_ON, None) for layer in module.modules())
+    return sorted({data for data in found if isinstance(data, str)})
+
+
 @dataclass(frozen=True)
 class Start:
     """Where weights come from, in a sentence for a guarantee, and the data that the file names."""

@@ -23,6 +23,7 @@ from fedveil.data.federation import (
 )
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext
+from fedveil.models.frozen import trained_on
 from fedveil.models.structure import as_written
 from fedveil.privacy.shown import at_most
 from fedveil.secagg.aggregation import SecureSums
@@ -39,6 +40,9 @@ def unprotected(method: Method, context: NoiseContext) -> tuple[str, ...]:
     found = list(taken_from_records(context.federation))
     if context.pipeline.ballot is not None and HELD_OUT_NOTE in context.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
+    name = context.federation.name
+    if name in trained_on(context.module):
+        found.append(f"Weights start from a model that was trained on {name}, the protected data.")
     # The server's optimiser and smoothing see released values alone: they may be anybody's.
     private = replace(method, optimizer=Sgd(), smoothing=None)
     found += [_UNPROVED.format(name) for name in _foreign_parts(private)]
@@ -65,6 +69,11 @@ def declared(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
     found = [
         f"The model's shape is public: {_shape(federation)}; so is how data are scaled.",
         "The initial weights were made without the protected data.",
+    ]
+    found += [
+        f"Weights start from a model of {data}. That those data are public is declared."
+        for data in trained_on(context.module)
+        if data != federation.name
     ]
     if context.public_clients is not None:
         found.append(

@@ -21,6 +21,7 @@ from fedveil.engines.contract import Engine, Job, RoundSum
 from fedveil.engines.cost import Workload
 from fedveil.engines.registry import OUTSIDE
 from fedveil.models.flat import load
+from fedveil.models.frozen import mark_trained
 from fedveil.planning.limits import unproved
 from fedveil.planning.plan import Plan
 from fedveil.privacy.noise.correlated import NoiseMemory
@@ -214,16 +215,18 @@ class Run(Displayed):
         return released(self.state.weights, self.state.optimizer)
 
     def model(self) -> nn.Module:
-        """The trained model as a plain module."""
-        load(self.plan.module, self.weights)
-        return self.plan.module
+        """The trained model as a plain module, a copy: another plan with the plan's own module
+        would start from it, and take it to be made without the protected data."""
+        trained = copy.deepcopy(self.plan.module)
+        load(trained, self.weights)
+        return mark_trained(trained, self.plan.federation.name)
 
     def scores(self) -> Scores | None:
         """More figures on the test examples, beside the best constant answer: once, at the end."""
         from fedveil.run.bundle import bundle_of  # these bring the reading of tables
         from fedveil.run.trained import TrainedModel, score_examples
 
-        own = TrainedModel(bundle_of(self.plan, None, None), copy.deepcopy(self.model()))
+        own = TrainedModel(bundle_of(self.plan, None, None), self.model())
         return score_examples(own, self.plan.federation, self.plan.federation.test)
 
     def model_file(self) -> bytes:

@@ -19,6 +19,7 @@ from fedveil.data.encoder import Encoded, TableEncoder, check_stored
 from fedveil.data.encoding import as_text
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.data.pieces import pieces
+from fedveil.models.frozen import mark_trained
 from fedveil.models.losses import class_scores
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.run.bundle import Bundle, read_bundle
@@ -229,7 +230,7 @@ def load_run(path: Path | str, module: nn.Module | None = None) -> TrainedModel:
     trained = {name for name, one in module.named_parameters() if one.requires_grad}
     if unexpected or trained & set(missing):
         raise ConfigError(f"{path}: its parameters are not those of the module")
-    return TrainedModel(bundle, module)
+    return TrainedModel(bundle, mark_trained(module, bundle.data))
 
 
 def _add(

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fedveil.audit.attack.attack import Attack
 from fedveil.audit.attack.membership import Membership
 from fedveil.audit.attack.reconstruct import Reconstruction
+from fedveil.privacy.shown import at_most
 
 _ROWS = 4  # victims that are shown
 
@@ -71,7 +72,7 @@ def roc(found: Mapping[str, Membership]) -> bytes:
         for curve in one.curves:
             axis.plot(*_axes(curve.curve), label=f"{curve.attack} (AUC {curve.auc:.3f})")
         if one.allowed:
-            told = f"allowed by epsilon {one.epsilon:.3g}"
+            told = f"allowed by epsilon {at_most(one.epsilon)}"
             axis.plot(*_axes(one.allowed), "k--", label=told)
         axis.plot([1e-4, 1], [1e-4, 1], color="0.6", lw=0.8, label="guessing")
         axis.set(xscale="log", yscale="log", xlim=(1e-4, 1), ylim=(1e-4, 1.05))
@@ -125,7 +126,7 @@ td,th{border-bottom:1px solid #ccc;padding:.2rem .8rem;text-align:left}</style>
 
 
 def _summary(found: Attack) -> str:
-    promise = "promises nothing" if found.epsilon is None else f"epsilon {found.epsilon:.4g}"
+    promise = "promises nothing" if found.epsilon is None else f"epsilon {at_most(found.epsilon)}"
     return f"Method {found.method}, {promise}. Simulated: no protected run was attacked."
 
 
