@@ -74,7 +74,7 @@ def draw_claims(path: Path) -> None:
         axes.set_xlim(0.2, 900)
         axes.set_yticks(range(len(lines)), [name for name, _, _ in reversed(lines)])
         axes.set_xlabel(
-            "epsilon, log scale      * with the constant 1, which the paper does not give"
+            "epsilon (log scale)\n* with the constant 1, where the paper does not give one"
         )
         last = len(lines) - 1
         for at, place, text, colour in (
