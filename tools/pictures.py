@@ -109,7 +109,7 @@ def draw_terminal(path: Path) -> None:
 def _example(folder: Path) -> list[str]:
     """The command that README has, for a folder that is like a clone."""
     (folder / "examples").symlink_to(ROOT / "examples")
-    return [sys.executable, "-m", "fedveil", *EXAMPLE.split(), "--output", "loans"]
+    return [sys.executable, "-m", "fedveil", *EXAMPLE.split(), "--output", "demo"]
 
 
 def shoot_report(folder: Path) -> None:
@@ -126,7 +126,7 @@ def shoot_report(folder: Path) -> None:
             "report-dark": lambda page: page.look(1000, 1250, prefers_color_scheme="dark"),
             "report-print": printed,
         }
-        file = Path(place) / "loans" / "report.html"
+        file = Path(place) / "demo" / "report.html"
         _shoot({name: (file, view) for name, view in views.items()}, folder)
 
 
