@@ -427,7 +427,13 @@ def draw(bench: Bench, found: list[Answer], path: Path) -> None:
                     place, order = getattr(answer.candidate, name), 4 if marker == "*" else 3
                     look = (answer.name, marker, face, size, order)
                     figures.mark(axes, place, answer.error, *look)
-            axes.axhline(bench.runs.trivial(), color="0.6", linewidth=0.6, linestyle="--")
+            known = {
+                "color": "0.6",
+                "linewidth": 0.6,
+                "linestyle": "--",
+                "label": "looks at nothing",
+            }
+            axes.axhline(bench.runs.trivial(), **known)
             axes.set_xlabel(name.replace("_", " "))
         left.set_ylabel("share of wrong answers" if bench.runs.classifies else "loss")
         handles, labels = left.get_legend_handles_labels()

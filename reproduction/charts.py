@@ -45,7 +45,7 @@ def lines_of(panel: Panel, rows: Sequence[Row]) -> dict[Label, Line]:
 def _chart(panel: Panel, rows: Sequence[Row]) -> Chart:
     of_mean = panel.minus is not None
     series = [
-        {"name": str(label), "points": [point(x, spread, of_mean=of_mean) for x, spread in line]}
+        {"name": _name(label), "points": [point(x, spread, of_mean=of_mean) for x, spread in line]}
         for label, line in lines_of(panel, rows).items()
         if line
     ]
@@ -65,6 +65,10 @@ def _chart(panel: Panel, rows: Sequence[Row]) -> Chart:
     if panel.x != "round" and (names := _names(panel, rows)):
         chart["x_names"] = names
     return chart
+
+
+def _name(label: Label) -> str:
+    return f"{label:g}" if isinstance(label, float) else str(label)
 
 
 def _names(panel: Panel, rows: Sequence[Row]) -> list[str]:

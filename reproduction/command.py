@@ -25,7 +25,7 @@ def execute(args: argparse.Namespace) -> int:
     from fedveil.report.store import Store
     from reproduction.experiment import Scale
     from reproduction.pages import find
-    from reproduction.pictures import draw, paint
+    from reproduction.pictures import draw
     from reproduction.run_case import run_case
     from reproduction.runner import finish, pending, tasks
     from reproduction.summary import rows_of
@@ -44,9 +44,7 @@ def execute(args: argparse.Namespace) -> int:
             raise ConfigError(
                 f"{experiment.name}: no run of scale {scale} is finished; leave out --report"
             )
-        drawn: dict[str, str | bytes] = {"html": html(described)}
-        if not any(panel.ridges for panel in experiment.panels):  # hills are drawn from runs
-            drawn["png"] = paint(experiment.name, described["charts"])
+        drawn: dict[str, str | bytes] = {"html": html(described), "png": draw(described)}
         return _tell(args, described, write(args.results, experiment.name, drawn))
     missing = sum(1 for _ in pending(todo, store))
     described = document(experiment, scale, rows, missing)
@@ -56,7 +54,7 @@ def execute(args: argparse.Namespace) -> int:
         {
             "json": as_json(described),
             "md": page(experiment, scale, rows, missing),
-            "png": draw(experiment, rows),
+            "png": draw(described),
             "html": html(described),
         },
     )

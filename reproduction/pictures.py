@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from fedveil.core.errors import ConfigError
-from reproduction.charts import Chart, charts_of
-from reproduction.experiment import Experiment
-from reproduction.ridges import draw_ridges
-from reproduction.summary import Row
+from fedveil.report.plan_figures import write_out
+from reproduction.charts import Chart
+from reproduction.ridges import draw_ridges, highest_of
 
 # Lines differ by grey level, dash and marker, so that a black-and-white print tells them apart.
 _COLOURS = ("#000000", "#c23b22", "#1f6fb4", "#7a9a01", "#8a5fbf", "#e0952c", "#5a5a5a", "#2a9d8f")
@@ -29,6 +29,7 @@ _DASHES = (
     (0, (3, 1, 1, 1, 1, 1)),
 )
 _MARKERS = "osD^vPX*"
+_SYMBOLS = {"lambda": "λ", "tau": "τ"}
 _STYLE = {
     "font.family": "serif",
     "font.size": 9,
@@ -39,24 +40,13 @@ _STYLE = {
     "legend.title_fontsize": 7.5,
 }
 
-Painter = Callable[[Any], None]  # fills one axis
 
-
-def draw(experiment: Experiment, rows: Sequence[Row]) -> bytes:
-    """All panels of an experiment in one picture, as PNG."""
-    hills: list[Painter] = [
-        lambda axis, panel=panel: draw_ridges(axis, panel, rows)  # type: ignore[misc]
-        for panel in experiment.panels
-        if panel.ridges
-    ]
-    return paint(experiment.name, charts_of(experiment, rows), hills)
-
-
-def paint(name: str, charts: Sequence[Chart], before: Sequence[Painter] = ()) -> bytes:
-    """Charts in one picture, behind panels that are painted by functions of their own."""
-    count = len(before) + len(charts)
+def draw(document: Mapping[str, Any]) -> bytes:
+    """All panels of an experiment, as `results/NAME.json` has them, in one picture: PNG."""
+    ridges, charts = document.get("ridges", ()), document["charts"]
+    count = len(ridges) + len(charts)
     if not count:
-        raise ConfigError(f"{name}: every run diverged; there is nothing to draw")
+        raise ConfigError(f"{document['experiment']}: every run diverged; there is nothing to draw")
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -66,26 +56,29 @@ def paint(name: str, charts: Sequence[Chart], before: Sequence[Painter] = ()) ->
     with rc_context(_STYLE):  # type: ignore[arg-type]
         figure = Figure(figsize=(3.7 * columns, 2.9 * height + 0.5), layout="constrained")
         axes = figure.subplots(height, columns, squeeze=False)
-        for painter, axis in zip(before, axes.flat, strict=False):
-            painter(axis)
-        rest = list(axes.flat[len(before) :])
+        for one, axis in zip(ridges, axes.flat, strict=False):
+            draw_ridges(axis, one, highest_of(ridges))
+        rest = list(axes.flat[len(ridges) :])
         for chart, axis in zip(charts, rest, strict=False):
             _panel(axis, chart, looks[chart["by"]])
             if len(looks) > 1:
-                axis.legend(title=chart["by"], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+                title = _SYMBOLS.get(chart["by"], chart["by"])
+                axis.legend(title=title, loc="upper left", bbox_to_anchor=(1.0, 1.0))
         _equal_axes(charts, rest)
+        for axis in rest[: len(charts)]:
+            write_out(axis.yaxis)
         for axis in rest[len(charts) :]:
             axis.set_visible(False)
         if len(looks) == 1:
             found = (axis.get_legend_handles_labels() for axis in rest)
             known = {label: handle for pair in found for handle, label in zip(*pair, strict=True)}
             shown = [name for name in looks[charts[0]["by"]] if name in known]
-            handles, title = [known[name] for name in shown], charts[0]["by"]
+            handles = [known[name] for name in shown]
+            title = _SYMBOLS.get(charts[0]["by"], charts[0]["by"])
             fit = int(3.7 * columns * 14 / (max(map(len, shown)) + 8))  # about 14 letters an inch
             many = max(1, min(6, fit))
             figure.legend(handles, shown, title=title, loc="outside upper center", ncols=many)
-        if said := _bars(charts):
-            figure.supxlabel(f"Bands and bars: {said}.", fontsize=7.5)
+        figure.supxlabel(fill(_bars(charts), int(3.7 * columns * 14)), fontsize=7.5)
         buffer = io.BytesIO()
         figure.savefig(buffer, dpi=150, metadata={"Software": None})
     return buffer.getvalue()
@@ -102,10 +95,14 @@ def _looks(charts: Sequence[Chart]) -> dict[str, dict[str, int]]:
 
 
 def _bars(charts: Sequence[Chart]) -> str:
+    """What bands and bars are, in a sentence."""
     kinds = dict.fromkeys((chart["bars"], chart["y"]) for chart in charts if "bars" in chart)
+    if not kinds:
+        return "Single runs: no bands."
     if len({bars for bars, _ in kinds}) == 1:
-        return str(next(iter(kinds))[0])
-    return "; ".join(f"{bars} ({y})" for bars, y in kinds)
+        return f"Bands and bars: {next(iter(kinds))[0]}."
+    told = "; ".join(f"{y.partition(' (')[0]}, {bars}" for bars, y in kinds)
+    return f"Bands and bars: of {told}."
 
 
 def _equal_axes(charts: Sequence[Chart], axes: Sequence[Any]) -> None:
@@ -127,19 +124,23 @@ def _equal_axes(charts: Sequence[Chart], axes: Sequence[Any]) -> None:
 
 
 def _panel(axis: Any, chart: Chart, looks: Mapping[str, int]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     names = chart.get("x_names")
     if names:
         axis.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=7.5)
     if "difference" in chart.get("bars", "") or "gain" in chart["y"]:
         axis.axhline(0.0, color="0.6", linewidth=0.8)
     for series in chart["series"]:
-        number, places = looks[series["name"]], series["points"]
-        xs, means = [p[0] for p in places], [p[1] for p in places]
-        wide = [p[2] if len(p) > 2 else 0.0 for p in places]
+        number, points = looks[series["name"]], series["points"]
+        xs, means = [p[0] for p in points], [p[1] for p in points]
+        wide = [p[2] if len(p) > 2 else 0.0 for p in points]
         colour, marker = _COLOURS[number], _MARKERS[number]
         if names:  # words have no order: marks with bars, and nothing in between
             style = {"color": colour, "fmt": marker}
-            axis.errorbar(xs, means, wide, label=series["name"], capsize=2.5, **style)
+            axis.errorbar(
+                xs, means, wide if any(wide) else None, label=series["name"], capsize=2.5, **style
+            )
             continue
         axis.plot(
             xs,
@@ -162,8 +163,11 @@ def _panel(axis: Any, chart: Chart, looks: Mapping[str, int]) -> None:
     axis.set_ylabel(chart["y"])
     if chart["log_y"]:
         axis.set_yscale("log")
+    places = {p[0] for series in chart["series"] for p in series["points"]}
+    if not names and max(places) > 2 and all(float(place).is_integer() for place in places):
+        axis.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10], integer=True))
     if chart["log_x"]:
-        ticks = sorted({p[0] for series in chart["series"] for p in series["points"]})
+        ticks = sorted(places)
         axis.set_xscale("log")
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()

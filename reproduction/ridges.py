@@ -7,37 +7,62 @@ from typing import Any
 
 import numpy as np
 
-from reproduction.experiment import Panel
+from reproduction.experiment import Experiment
 from reproduction.summary import Row
 
 _BINS = 40
 _OVERLAP = 1.6  # height of the highest hill, in distances between two
 
+Ridges = dict[str, Any]
 
-def draw_ridges(axis: Any, panel: Panel, rows: Sequence[Row]) -> None:
-    """Update norms before clipping, all seeds of the rows that match together.
 
-    The norms' axis is the same for all cases of the page, and the clip is marked.
+def ridges_of(experiment: Experiment, rows: Sequence[Row]) -> list[Ridges]:
+    """Panels of update norms before clipping as plain values: shares of norms in equal bins.
+
+    All panels have the same bins. Seeds of the rows that match are taken together.
     """
-    chosen = [row for row in rows if row.matches(**dict(panel.where))]
-    hills = hills_of(chosen)
+    panels = [panel for panel in experiment.panels if panel.ridges]
+    if not panels:
+        return []
     top = float(np.quantile(np.concatenate(list(hills_of(rows).values())), 0.998))
+    made = []
+    for panel in panels:
+        chosen = [row for row in rows if row.matches(**dict(panel.where))]
+        hills = {
+            str(number): (np.histogram(norms, _BINS, (0.0, top))[0] / len(norms)).round(5).tolist()
+            for number, norms in hills_of(chosen).items()
+        }
+        words = {"title": panel.title, "x": panel.x_label, "y": panel.y_label}
+        clips = sorted({row["clip"] for row in chosen})
+        made.append({**words, "top": top, "clips": clips, "hills": hills})
+    return made
+
+
+def draw_ridges(axis: Any, ridges: Ridges, highest: float) -> None:
+    """`highest` is the largest share of all panels, so that their hills can be compared."""
+    hills, top = ridges["hills"], ridges["top"]
     edges = np.linspace(0.0, top, _BINS + 1)
     middles = (edges[:-1] + edges[1:]) / 2
-    counts = [np.histogram(hill, edges)[0] / len(hill) for hill in hills.values()]
-    highest = max(float(count.max()) for count in counts)
-    for place, count in reversed(list(enumerate(counts))):
-        height = place + _OVERLAP * count / highest
+    for place, shares in reversed(list(enumerate(hills.values()))):
+        height = place + _OVERLAP * np.array(shares) / highest
         axis.fill_between(middles, place, height, color="#c9d6e2", linewidth=0, zorder=-place)
         axis.plot(middles, height, color="black", linewidth=0.7, zorder=-place)
-    for clip in {row["clip"] for row in chosen}:
-        axis.axvline(clip, color="#c23b22", linestyle="--", linewidth=1.0, label=f"clip {clip:g}")
-    axis.set_yticks(range(len(hills)), [str(number) for number in hills])
+    for clip in ridges["clips"]:
+        axis.axvline(clip, color="#c23b22", linestyle="--", linewidth=1.0)
+        axis.text(
+            clip, 1.0, f" clip {clip:g}", color="#c23b22", va="bottom", fontsize=7.5,
+            transform=axis.get_xaxis_transform(),
+        )  # fmt: skip
+    axis.set_yticks(range(len(hills)), list(hills))
     axis.set_xlim(0.0, top)
-    axis.set_title(panel.title, fontsize=9)
-    axis.set_xlabel(panel.x_label)
-    axis.set_ylabel(panel.y_label)
-    axis.legend()
+    axis.set_ylim(-0.2, len(hills) - 1 + _OVERLAP + 0.2)
+    axis.set_title(ridges["title"], fontsize=9, pad=12)
+    axis.set_xlabel(ridges["x"])
+    axis.set_ylabel(ridges["y"])
+
+
+def highest_of(ridges: Sequence[Ridges]) -> float:
+    return float(max(max(hill) for one in ridges for hill in one["hills"].values()))
 
 
 def hills_of(rows: Sequence[Row]) -> dict[int, np.ndarray[Any, np.dtype[np.float64]]]:

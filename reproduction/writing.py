@@ -13,6 +13,7 @@ from fedveil.cli import console
 from fedveil.report import compared
 from reproduction.charts import charts_of
 from reproduction.experiment import Experiment, Scale
+from reproduction.ridges import ridges_of
 from reproduction.summary import Row
 
 _NUMBERS = re.compile(r"\[\n((?:\s*(?:[-+\d.e]+|null),?\n)+)\s*\]")  # a list of nothing but numbers
@@ -38,6 +39,7 @@ def document(
         "findings": list(experiment.findings(rows)),
         "rows": [_row(experiment, row) for row in rows],
         "charts": charts_of(experiment, rows),
+        "ridges": ridges_of(experiment, rows),
     }
 
 

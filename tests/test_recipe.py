@@ -84,6 +84,8 @@ def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         recipes.read(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[training\nrounds=")
+    with pytest.raises(ConfigError, match=r"fedveil run --data loans\.csv"):
+        recipes.read(Path("loans.csv"))
     with pytest.raises(ConfigError, match="not valid TOML"):
         recipes.read(tmp_path / "bad.toml")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")

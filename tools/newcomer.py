@@ -30,7 +30,7 @@ def main() -> None:
         for block in blocks_of("start.md"):
             for line in block.text.strip().splitlines():
                 _timed(line, clone, inherited | {"HOME": str(home)})
-        if not (clone / "loans" / "report.html").exists():
+        if not (clone / "demo" / "report.html").exists():
             raise SystemExit("no report of the page's table")
         print(f"all: {time.monotonic() - began:.0f} s")
 

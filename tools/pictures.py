@@ -74,7 +74,7 @@ def draw_claims(path: Path) -> None:
         axes.set_xlim(0.2, 900)
         axes.set_yticks(range(len(lines)), [name for name, _, _ in reversed(lines)])
         axes.set_xlabel(
-            "epsilon, log scale      * with the constant 1, which the paper does not give"
+            "epsilon (log scale)\n* with the constant 1, where the paper does not give one"
         )
         last = len(lines) - 1
         for at, place, text, colour in (
@@ -109,7 +109,7 @@ def draw_terminal(path: Path) -> None:
 def _example(folder: Path) -> list[str]:
     """The command that README has, for a folder that is like a clone."""
     (folder / "examples").symlink_to(ROOT / "examples")
-    return [sys.executable, "-m", "fedveil", *EXAMPLE.split(), "--output", "loans"]
+    return [sys.executable, "-m", "fedveil", *EXAMPLE.split(), "--output", "demo"]
 
 
 def shoot_report(folder: Path) -> None:
@@ -126,7 +126,7 @@ def shoot_report(folder: Path) -> None:
             "report-dark": lambda page: page.look(1000, 1250, prefers_color_scheme="dark"),
             "report-print": printed,
         }
-        file = Path(place) / "loans" / "report.html"
+        file = Path(place) / "demo" / "report.html"
         _shoot({name: (file, view) for name, view in views.items()}, folder)
 
 

@@ -27,6 +27,7 @@ from reproduction.summary import Row
 _PAPERS = ((100, 200), (195, 100))  # cohort and rounds of its two tables
 SMOOTHINGS = (0.0, 0.5, 1.0, 1.5)
 SAMPLINGS = ("fixed", "poisson")
+_NAMES = {"fixed": "uniform sampling", "poisson": "Poisson sampling"}
 SHORT_STEP = (
     0.52  # sqrt((1 + 2 s) / (1 + 4 s)^1.5): what smoothing of strength s = 1 leaves of noise
 )
@@ -168,7 +169,7 @@ def gaps(rows: Sequence[Row]) -> Sequence[str]:
 def _table_panels() -> tuple[Panel, ...]:
     return tuple(
         Panel(
-            f"{sampling}, {kind} noise",
+            f"{_NAMES[sampling]}, {kind} noise",
             "z",
             "accuracy",
             "smoothing",
@@ -183,7 +184,7 @@ def _table_panels() -> tuple[Panel, ...]:
 
 def _curve_panels() -> tuple[Panel, ...]:
     return tuple(
-        Panel(sampling, "round", y, "smoothing", (("sampling", sampling),), "round", label)
+        Panel(_NAMES[sampling], "round", y, "smoothing", (("sampling", sampling),), "round", label)
         for sampling in SAMPLINGS
         for y, label in (("loss", "test loss"), ("accuracy", "test accuracy (%)"))
     )

@@ -85,7 +85,8 @@ class Page:
         """A file, or an address."""
         self._events.clear()
         url = place if isinstance(place, str) else place.resolve().as_uri()
-        self.call("Page.navigate", url=url)
+        if problem := self.call("Page.navigate", url=url).get("errorText"):
+            raise RuntimeError(f"{url}: {problem}")
         while not any(event["method"] == "Page.loadEventFired" for event in self._events):
             self._receive()
 

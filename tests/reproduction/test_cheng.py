@@ -15,7 +15,7 @@ from reproduction.experiment import Experiment, Panel, Scale
 from reproduction.pages import EXPERIMENTS, cheng_cases
 from reproduction.pages.cheng_findings import at_best_clips, at_one_clip, norm_findings
 from reproduction.pictures import draw
-from reproduction.ridges import hills_of
+from reproduction.ridges import hills_of, ridges_of
 from reproduction.run_case import run_case
 from reproduction.summary import Row, paired
 
@@ -102,7 +102,10 @@ def test_norm_pictures_draw() -> None:
     ridges = Panel("", "round", "update_norm", "method", where, "norm", "round", ridges=True)
     experiment = EXPERIMENTS["cheng-figure-2"]
     shown = Experiment(**{**experiment.__dict__, "panels": (ridges,)})
-    assert draw(shown, ROWS).startswith(b"\x89PNG")
+    (made,) = ridges_of(shown, ROWS)
+    assert all(sum(hill) == pytest.approx(1, abs=0.01) for hill in made["hills"].values())
+    document = {"experiment": "", "charts": [], "ridges": [made]}
+    assert draw(document).startswith(b"\x89PNG")
 
 
 def test_recorded_norms_are_those_of_the_cohort() -> None:

@@ -196,7 +196,7 @@ def test_pictures_show_what_the_outcomes_say(store: Store) -> None:
     assert [x for x, _ in final["paper"]] == [2.0, 8.0]
     assert final["paper"][0][1] == rows[0].spread("accuracy")
     assert [x for x, _ in curve[2.0]] == [0.0, 1.0, 2.0, 3.0]
-    assert draw(EXPERIMENT, rows).startswith(b"\x89PNG")
+    assert draw(document(EXPERIMENT, Scale.QUICK, rows, 0)).startswith(b"\x89PNG")
 
 
 def test_diverged_runs_are_counted_and_never_averaged() -> None:

@@ -52,6 +52,9 @@ _ALTERNATIVES = (
 
 def read(path: Path) -> dict[str, Any]:
     """The table in a TOML file, or in a recipe that comes with the package, by its name."""
+    if path.suffix in (".csv", ".parquet", ".tsv", ".gz"):
+        how = f"fedveil run --data {path} --client-column COLUMN --label COLUMN"
+        raise ConfigError(f"{path}: a table, not a recipe; train on it with: {how}")
     try:
         return tomllib.loads(found(path).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -157,12 +157,18 @@ def _badges(facts: Facts) -> str:
     guarantee = facts["guarantee"] or {"statement": "No guarantee", "certified": False}
     kind, verdict = "good" if guarantee["certified"] else "bad", guarantee["statement"]
     badges = f'<p class="badge {kind}">{escape(verdict.partition(chr(10))[0])}</p>'
+    if guarantee.get("reason") and not guarantee["certified"]:
+        badges += f"<p>Why it is not certified: {escape(guarantee['reason'])}.</p>"
     if not facts["finished"]:
         badges += (
-            f'<p class="badge bad">Unfinished: {facts["rounds"]} rounds are stored. What is said '
-            "of privacy is about the whole plan.</p>"
+            f'<p class="badge bad">Unfinished: {_rounds(facts)} stored. What is said of privacy is '
+            "about the whole plan.</p>"
         )
     return badges
+
+
+def _rounds(facts: Facts) -> str:
+    return f"{facts['rounds']:,} round{'' if facts['rounds'] == 1 else 's'}"
 
 
 def _summary(facts: Facts) -> str:
@@ -191,7 +197,7 @@ def _result(facts: Facts) -> str:
         rows.append(
             f'<tr><th scope="row">{cells[0]}</th><td>{cells[1]}</td><td>{cells[2]}</td></tr>'
         )
-    inside = f"<p>After {facts['rounds']:,} rounds, on test examples and without noise."
+    inside = f"<p>After {_rounds(facts)}, on test examples and without noise."
     if (plain := result["without_privacy"]) is not None:
         inside += f" The same training without privacy: {_score(plain)}."
     inside += "</p>"

@@ -14,6 +14,7 @@ from fedveil.advise.iterations import Advice, Iterations, every_divisor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from fedveil.advise.feasible import Row
@@ -47,8 +48,22 @@ def draw(path: Path, paint: Callable[[Figure, Axes, Axes], None], height: float 
 
     with rc_context(_STYLE):
         figure = Figure(figsize=(7.2, height), layout="constrained")  # no window system is asked
-        paint(figure, *figure.subplots(1, 2))
+        panels = figure.subplots(1, 2)
+        paint(figure, *panels)
+        for axis in (side for panel in panels for side in (panel.xaxis, panel.yaxis)):
+            write_out(axis)
         figure.savefig(path, dpi=200)
+
+
+def write_out(axis: Axis) -> None:
+    """On a logarithmic axis with few powers of ten, 1, 2 and 5 are written as numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log" and high / low < 200:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.set_minor_formatter(NullFormatter())
 
 
 def draw_iterations(advice: Advice, path: Path) -> None:
