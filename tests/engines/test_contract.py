@@ -185,14 +185,12 @@ def test_a_client_whose_update_is_not_finite_counts_as_zero(engine: str, model: 
 def test_single_updates_are_shown_on_a_grid_only() -> None:
     """Without one, engines may know nothing but a sum, and who takes rows would miss some."""
     job = make_job("softmax", RULES["one epoch of batches"], UpdatePipeline(Clip(0.2, 2)))
+    start = start_of(job)
     with pytest.raises(ValueError, match="grid"):
-        RunningSum(job, 3, lambda *_: None)
-    RunningSum(
-        replace(job, pipeline=UpdatePipeline(Clip(0.2, 2), granularity=2.0**-22)),
-        3,
-        lambda *_: None,
-    )
-    RunningSum(job, 3)
+        RunningSum(job, start, ALL, 0, lambda *_: None)
+    on_grid = replace(job, pipeline=UpdatePipeline(Clip(0.2, 2), granularity=2.0**-22))
+    RunningSum(on_grid, start, ALL, 0, lambda *_: None)
+    RunningSum(job, start, ALL, 0)
 
 
 @pytest.mark.parametrize("engine", EACH)

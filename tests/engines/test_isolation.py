@@ -23,7 +23,7 @@ from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.data.federation import Examples, Federation
 from fedveil.engines import isolated_mlp
 from fedveil.engines.choose import ENGINES, build_engine, supports
-from fedveil.engines.contract import Cohort, Job, RoundSum
+from fedveil.engines.contract import Cohort, Job, RoundSum, RunningSum
 from fedveil.engines.cost import operations
 from fedveil.engines.isolated_dual import rounded_up
 from fedveil.engines.isolated_mlp import LoneStack
@@ -323,9 +323,9 @@ def test_groups_of_isolated_clients_stay_within_their_memory(
     groups: list[int] = []
     add_group = LoneStack._add_group
 
-    def spy(self, total, weights, cohort, sizes, where, round_number):  # type: ignore[no-untyped-def]
+    def spy(self: LoneStack, total: RunningSum, where: Cohort) -> None:
         groups.append(len(where))
-        add_group(self, total, weights, cohort, sizes, where, round_number)
+        add_group(self, total, where)
 
     monkeypatch.setattr(LoneStack, "_add_group", spy)
     sums = []

@@ -79,7 +79,9 @@ def test_processes_sum_the_same_integers() -> None:
 def test_a_long_search_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """With workers of its own, as `make fuzz` has them; together the sittings are one search."""
     state = tmp_path / "state.json"
+    few = (2, 1, 1)  # values at each place
     command = [sys.executable, "-m", "tests.neighbours", "--state", str(state)]
+    command += ["--values", *map(str, few)]
     root = Path(__file__).parents[2]
     options = {"cwd": root, "check": True, "capture_output": True, "timeout": 600}
     subprocess.run([*command, "--first", "1", "--pairs", "1", "--processes", "2"], **options)
@@ -88,6 +90,6 @@ def test_a_long_search_goes_on_where_it_stopped(tmp_path: Path) -> None:
     again = subprocess.run([*command, "--pairs", str(kept["pairs"] + 1)], **options)
     assert f"cases from {kept['next']} on" in again.stdout.decode()
     both = json.loads(state.read_text())
-    found = [examine(seed) for seed in range(1, both["next"])]
+    found = [examine(seed, few) for seed in range(1, both["next"])]
     assert both["pairs"] == sum(one.pairs for one in found) > kept["pairs"] > 0
     assert both["wrong"] == 0

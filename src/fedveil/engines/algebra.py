@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from fedveil.client.batches import step_counts
 from fedveil.client.steps import local_updates
-from fedveil.client.update_pipeline import Senders
 from fedveil.data.federation import Task
 from fedveil.engines.affine import Affine, Stack
 from fedveil.engines.batched import RowEngine, noise_streams
@@ -75,37 +73,28 @@ class AlgebraEngine(GroupedEngine):
             moments &= sizes <= rule.batch_size
         return moments, dual & ~moments
 
-    def _add_moments(
-        self,
-        total: RunningSum,
-        weights: Tensor,
-        cohort: Cohort,
-        sizes: Cohort,
-        places: Cohort,
-        round_number: int,
-    ) -> None:
-        job, rule = total.job, total.job.rule
+    def _add_moments(self, total: RunningSum, places: Cohort) -> None:
+        job, rule, weights = total.job, total.job.rule, total.weights
         if self._moments is None:
             raise ValueError("no moments for this job")
         for begin in range(0, len(places), most := max(1, 2_000_000 // self._moments.width)):
-            where, clients, held = places, cohort, sizes  # the usual case: all at once
-            if len(where) < len(cohort) or len(where) > most:
+            where, clients, held = places, total.cohort, total.sizes  # the usual case: all at once
+            if len(where) < len(clients) or len(where) > most:
                 where = places[begin : begin + most]
-                clients, held = cohort[where], sizes[where]
-            senders = Senders(clients, held, weights, round_number, job.randomness)
+                clients, held = clients[where], held[where]
             if self._courses is not None:
                 updates, losses = self._courses(weights, clients, held)
-                total.add_updates(where, updates, losses, senders)
+                total.add_updates(where, updates, losses)
                 continue
             supply = MomentSupply(self._moments.of(clients, held), step_counts(held, rule))
-            rates = rule.learning_rate.of_round(round_number, len(supply.active))
-            streams = noise_streams(job, clients, round_number)
+            rates = rule.learning_rate.of_round(total.round_number, len(supply.active))
+            streams = noise_streams(job, clients, total.round_number)
             gradients = MomentGradients()
             updates, losses = local_updates(weights, supply, rule, rates, gradients, streams)
             final = None
             if job.pipeline.sparsity:
                 final = gradients(weights + updates, supply.batch(0), None, 0.0)[0]
-            total.add_updates(where, updates, losses, senders, final)
+            total.add_updates(where, updates, losses, final)
 
 
 def moments_apply(job: Job) -> bool:

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedveil.client.batches import draw_batches, step_counts
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.records import Records, as_tensor, client_sizes
 from fedveil.client.steps import Gradients, local_updates
-from fedveil.client.update_pipeline import Senders
 from fedveil.core.randomness import Stream
 from fedveil.engines.contract import Cohort, GroupedEngine, Job, RunningSum, Train
 
@@ -42,26 +40,18 @@ class RowEngine(GroupedEngine):
     def groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
         yield np.arange(len(sizes)), self.add_to
 
-    def add_to(
-        self,
-        total: RunningSum,
-        weights: Tensor,
-        cohort: Cohort,
-        sizes: Cohort,
-        places: Cohort,
-        round_number: int,
-    ) -> None:
+    def add_to(self, total: RunningSum, places: Cohort) -> None:
         """Train the clients at these places of the cohort and add their updates to the sum."""
-        job, start = total.job, weights.to(self.device)
+        job, number, start = total.job, total.round_number, total.weights.to(self.device)
         values = job.federation.train.inputs[:1].size
-        for chunk in chunks_of(sizes[places], values, self.chunk, job.rule):
+        for chunk in chunks_of(total.sizes[places], values, self.chunk, job.rule):
             where = places[chunk]
-            clients, held = cohort[where], sizes[where]
-            batches = draw_batches(clients, held, job.rule, round_number, job.randomness)
+            clients, held = total.cohort[where], total.sizes[where]
+            batches = draw_batches(clients, held, job.rule, number, job.randomness)
             records = Records(job.federation, clients, held, batches, self.device)
-            rates = job.rule.learning_rate.of_round(round_number, records.most_steps)
-            streams = noise_streams(job, clients, round_number)
-            with self._module_randomness(int(clients[0]), round_number):
+            rates = job.rule.learning_rate.of_round(number, records.most_steps)
+            streams = noise_streams(job, clients, number)
+            with self._module_randomness(int(clients[0]), number):
                 updates, losses = local_updates(
                     start, records, job.rule, rates, self.gradients, streams
                 )
@@ -69,8 +59,7 @@ class RowEngine(GroupedEngine):
                 if job.pipeline.sparsity:
                     everything = records.everything()
                     gradient = self.gradients(start + updates, everything, None, 0.0)[0].cpu()
-            senders = Senders(clients, held, weights, round_number, job.randomness)
-            total.add_updates(where, updates.cpu(), losses, senders, gradient)
+            total.add_updates(where, updates.cpu(), losses, gradient)
 
     @contextmanager
     def _module_randomness(self, client: int, round_number: int) -> Iterator[None]:

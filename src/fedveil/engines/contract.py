@@ -99,31 +99,40 @@ class RunningSum:
     know nothing but their sum.
     """
 
-    def __init__(self, job: Job, cohort: int, take: Take | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        weights: Tensor,
+        cohort: Cohort,
+        round_number: int,
+        take: Take | None = None,
+    ) -> None:
         integer = job.pipeline.granularity is not None
         width = job.pipeline.width(job.layout)
         if take is not None and not integer:
             raise ValueError("single updates are formed on a grid only")
-        self.job, self._take = job, take
+        self.job, self.weights, self.cohort = job, weights, cohort
+        self.sizes = client_sizes(job.federation, cohort)
+        self.round_number, self._take = round_number, take
         self._total = torch.zeros(width, dtype=torch.int64 if integer else torch.float64)
-        self._cohort, self._rejected = cohort, 0
+        self._rejected = 0
         self._places: list[Cohort] = []
         # Norms, norms after shaping and losses of each chunk.
         self._statistics: list[tuple[Tensor, Tensor, Tensor]] = []
 
+    def senders(self, where: Cohort) -> Senders:
+        """The clients at these places of the cohort."""
+        clients, sizes, randomness = self.cohort[where], self.sizes[where], self.job.randomness
+        return Senders(clients, sizes, self.weights, self.round_number, randomness)
+
     def add_updates(
-        self,
-        where: Cohort,
-        updates: Tensor,
-        losses: Tensor,
-        senders: Senders,
-        gradient: Tensor | None = None,
+        self, where: Cohort, updates: Tensor, losses: Tensor, gradient: Tensor | None = None
     ) -> None:
         """Shape and add the updates `[clients, parameters]` of the clients at the places `where`.
 
         The updates may be overwritten; `gradient` is as in `shape_rows`.
         """
-        pipeline = self.job.pipeline
+        pipeline, senders = self.job.pipeline, self.senders(where)
         if (
             pipeline.only_clips
             and len(updates) > 1
@@ -182,9 +191,11 @@ class RunningSum:
 
     def result(self) -> RoundSum:
         """The sum of all chunks; the statistics in the order of the cohort."""
-        if [len(part) for part in self._places] == [self._cohort] and _in_order(self._places[0]):
+        if [len(part) for part in self._places] == [len(self.cohort)] and _in_order(
+            self._places[0]
+        ):
             return RoundSum(self._total, *self._statistics[0], self._rejected)
-        ordered = [torch.zeros(self._cohort) for _ in range(3)]
+        ordered = [torch.zeros(len(self.cohort)) for _ in range(3)]
         if self._places:
             places = torch.from_numpy(np.concatenate(self._places))
             for into, parts in zip(ordered, zip(*self._statistics, strict=True), strict=True):
@@ -197,8 +208,8 @@ def _in_order(places: Cohort) -> bool:
     return bool((places[1:] > places[:-1]).all())
 
 
-# Trains the clients at some places of a cohort, whose clients have these sizes, and adds to a sum.
-Train = Callable[[RunningSum, Tensor, Cohort, Cohort, Cohort, int], None]
+# Trains the clients at some places of a sum's cohort and adds their updates.
+Train = Callable[[RunningSum, Cohort], None]
 
 
 class GroupedEngine(ABC):
@@ -219,10 +230,9 @@ class GroupedEngine(ABC):
         take: Take | None = None,
     ) -> RoundSum:
         job = self.job.shaped_by(pipeline)
-        sizes = client_sizes(job.federation, cohort)
-        total = RunningSum(job, len(cohort), take)
-        for places, add in self.groups(sizes):
-            add(total, weights, cohort, sizes, places, round_number)
+        total = RunningSum(job, weights, cohort, round_number, take)
+        for places, add in self.groups(total.sizes):
+            add(total, places)
         return total.result()
 
     def close(self) -> None:  # noqa: B027, for most hold nothing

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedveil.client.batches import draw_batches, step_counts
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.records import Records
-from fedveil.client.update_pipeline import Senders, UpdatePipeline
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.engines.affine import Affine, Parts, Stack, parts_of, rows_of
 from fedveil.engines.batched import RowEngine, chunks_of
 from fedveil.engines.contract import Cohort, Job, RunningSum
@@ -41,34 +41,19 @@ class DualClients:
             self._grams = GramCache(job.federation, first.inputs)
         self._others = job.layout.size - (weight.stop if bias is None else bias.stop)
 
-    def add_to(
-        self,
-        total: RunningSum,
-        weights: Tensor,
-        cohort: Cohort,
-        sizes: Cohort,
-        places: Cohort,
-        round_number: int,
-    ) -> None:
+    def add_to(self, total: RunningSum, places: Cohort) -> None:
         """Train the clients at these places of the cohort and add their updates to the sum."""
         first, rule = self._first, total.job.rule
-        most = int(sizes[places].max())
+        sizes = total.sizes[places]
+        most = int(sizes.max())
         kept = self._others + most * (most + 2 * first.outputs)
-        for chunk in chunks_of(sizes[places], first.inputs, max(1, _CHUNK // kept), rule):
-            self._add_chunk(total, weights, cohort, sizes, places[chunk], round_number)
+        for chunk in chunks_of(sizes, first.inputs, max(1, _CHUNK // kept), rule):
+            self._add_chunk(total, places[chunk])
 
-    def _add_chunk(
-        self,
-        total: RunningSum,
-        weights: Tensor,
-        cohort: Cohort,
-        sizes: Cohort,
-        where: Cohort,
-        round_number: int,
-    ) -> None:
-        job, layers = total.job, self._stack[1:]
-        clients, held = cohort[where], sizes[where]
-        batches = draw_batches(clients, held, job.rule, round_number, job.randomness)
+    def _add_chunk(self, total: RunningSum, where: Cohort) -> None:
+        job, layers, weights = total.job, self._stack[1:], total.weights
+        clients, held = total.cohort[where], total.sizes[where]
+        batches = draw_batches(clients, held, job.rule, total.round_number, job.randomness)
         records = Records(job.federation, clients, held, batches, padded=True)
         gram = None
         if self._grams is not None and self._grams.pay(held):
@@ -77,11 +62,11 @@ class DualClients:
         dual = Dual(self._first, task, records.inputs, records.targets, start, gram)
         tame = dual.tame.numpy()
         if not tame.all():
-            self._rows_engine.add_to(total, weights, cohort, sizes, where[~tame], round_number)
+            self._rows_engine.add_to(total, where[~tame])
             if tame.any():
-                self._add_chunk(total, weights, cohort, sizes, where[tame], round_number)
+                self._add_chunk(total, where[tame])
             return
-        rates = job.rule.learning_rate.of_round(round_number, records.most_steps)
+        rates = job.rule.learning_rate.of_round(total.round_number, records.most_steps)
         upper = Upper(layers, parts_of(layers, weights, len(clients)))
         span, losses = train(dual, records, job.rule, rates, upper)
         _subtract(layers, upper.parts, weights)
@@ -93,8 +78,7 @@ class DualClients:
         if job.pipeline.sparsity:
             everything = records.everything()
             final = self._rows_engine.gradients(weights + rows, everything, None, 0.0)[0]
-        senders = Senders(clients, held, weights, round_number, job.randomness)
-        total.add_updates(where, rows, losses, senders, final)
+        total.add_updates(where, rows, losses, final)
 
     def _rows(self, lower: Tensor, parts: Parts) -> Tensor:
         """Whole vectors `[clients, parameters]` from the first layer's and the parts above."""

@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedveil.client.records import client_sizes
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.engines.contract import Cohort, Engine, Job, RoundSum, RunningSum, Take
 from fedveil.engines.one_client import lone_job
@@ -33,15 +32,7 @@ class Apart(Protocol):
         """Which clients of these sizes go this way, each by its own."""
         ...
 
-    def add_to(
-        self,
-        total: RunningSum,
-        weights: Tensor,
-        cohort: Cohort,
-        sizes: Cohort,
-        places: Cohort,
-        round_number: int,
-    ) -> Cohort:
+    def add_to(self, total: RunningSum, places: Cohort) -> Cohort:
         """Train the clients at these places of the cohort and add their updates to the sum; returns
         the places of those that cannot go this way, each by its own records."""
         ...
@@ -95,9 +86,9 @@ class Isolated:
         take: Take | None = None,
     ) -> RoundSum:
         job, start = self.job.shaped_by(pipeline), weights.clone()
-        total = RunningSum(job, len(cohort), take)
+        total = RunningSum(job, start, cohort, round_number, take)
         with threads_at(1), torch.inference_mode(self._by_hand):
-            for place in self._side_by_side(total, start, cohort, round_number):
+            for place in self._side_by_side(total):
                 client = int(cohort[place])
                 if self._by_hand:
                     own = contribution(job, self._make, start, client, round_number)
@@ -106,18 +97,16 @@ class Isolated:
                 total.add_one(place, own)
         return total.result()
 
-    def _side_by_side(
-        self, total: RunningSum, start: Tensor, cohort: Cohort, round_number: int
-    ) -> list[int]:
+    def _side_by_side(self, total: RunningSum) -> list[int]:
         """Train the clients that can go side by side; returns the places of the others."""
+        everybody = list(range(len(total.cohort)))
         if self._apart is None:
-            return list(range(len(cohort)))
-        sizes = client_sizes(total.job.federation, cohort)
-        together = self._apart.takes(total.job, sizes)
+            return everybody
+        together = self._apart.takes(total.job, total.sizes)
         alone, places = np.flatnonzero(~together), np.flatnonzero(together)
         if not len(places):
-            return list(range(len(cohort)))
-        left = self._apart.add_to(total, start, cohort, sizes, places, round_number)
+            return everybody
+        left = self._apart.add_to(total, places)
         others: list[int] = np.concatenate([alone, left]).tolist()
         return others
 

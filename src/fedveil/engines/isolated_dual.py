@@ -55,22 +55,11 @@ class LoneDual:
         batch = places if job.rule.batch_size is None else np.minimum(places, job.rule.batch_size)
         return (by_dual < by_rows) & (places * batch * self._layer.outputs <= _STEP)
 
-    def add_to(
-        self,
-        total: RunningSum,
-        weights: Tensor,
-        cohort: Cohort,
-        sizes: Cohort,
-        places: Cohort,
-        round_number: int,
-    ) -> Cohort:
+    def add_to(self, total: RunningSum, places: Cohort) -> Cohort:
         """Train the clients at these places of the cohort and add their updates to the sum; returns
         the places of those whose inputs are too large to be multiplied with each other."""
-        left = []
-        for where, width in self._groups(sizes, places):
-            wild = self._add_group(total, weights, cohort, sizes, where, width, round_number)
-            left.append(wild)
-        return np.concatenate(left)
+        groups = self._groups(total.sizes, places)
+        return np.concatenate([self._add_group(total, where, width) for where, width in groups])
 
     def _groups(self, sizes: Cohort, places: Cohort) -> Iterator[tuple[Cohort, int]]:
         """Places of clients whose shapes are alike, the largest first, and their width."""
@@ -82,21 +71,12 @@ class LoneDual:
             for begin in range(0, len(group), most):
                 yield group[begin : begin + most], width
 
-    def _add_group(
-        self,
-        total: RunningSum,
-        weights: Tensor,
-        cohort: Cohort,
-        sizes: Cohort,
-        where: Cohort,
-        width: int,
-        round_number: int,
-    ) -> Cohort:
-        job, layer = total.job, self._layer
+    def _add_group(self, total: RunningSum, where: Cohort, width: int) -> Cohort:
+        job, layer, weights = total.job, self._layer, total.weights
         inputs, targets, tame = [], [], np.ones(len(where), np.bool_)
         gram = torch.zeros(len(where), width, width)
         start = torch.zeros(len(where), width, layer.outputs)
-        for place, client in enumerate(cohort[where].tolist()):
+        for place, client in enumerate(total.cohort[where].tolist()):
             own = lone(job.federation, client).train
             records = as_tensor(own.inputs).flatten(1)
             square = _own_gram(self._grams, client, records)
@@ -108,14 +88,13 @@ class LoneDual:
             targets.append(as_tensor(own.targets))
         if not tame.all():
             if tame.any():
-                self._add_group(total, weights, cohort, sizes, where[tame], width, round_number)
+                self._add_group(total, where[tame], width)
             return where[~tame]
         bias = layer.bias_of(weights)
         if bias is not None:
             gram += 1  # beyond a client's size it meets coefficients that stay zero
             start += bias
-        clients, held = cohort[where], sizes[where]
-        steps = _Steps(job, clients, held, width, layer.outputs, round_number)
+        steps = _Steps(job, total.senders(where), width, layer.outputs)
         moved, shift, losses = steps.train(gram, start, targets)
         updates = torch.empty(len(where), len(weights))
         for place, records in enumerate(inputs):
@@ -126,19 +105,16 @@ class LoneDual:
             own_bias.copy_(tree_sum(moved).t())
         if job.rule.weight_decay:
             updates += weights * shift[:, None]
-        senders = Senders(clients, held, weights, round_number, job.randomness)
-        total.add_updates(where, updates, losses, senders)
+        total.add_updates(where, updates, losses)
         return where[:0]
 
 
 class _Steps:
     """The batches of a group of clients, in order of falling step counts, clients last."""
 
-    def __init__(
-        self, job: Job, clients: Cohort, sizes: Cohort, width: int, outputs: int, round_number: int
-    ) -> None:
-        rule = job.rule
-        batches = draw_batches(clients, sizes, rule, round_number, job.randomness)
+    def __init__(self, job: Job, senders: Senders, width: int, outputs: int) -> None:
+        rule, number = job.rule, senders.round_number
+        batches = draw_batches(senders.clients, senders.sizes, rule, number, job.randomness)
         self._width, self._outputs, self._rule = width, outputs, rule
         self._regression = job.federation.task is Task.REGRESSION
         self._count = int(batches.steps.max(initial=0))
@@ -148,9 +124,9 @@ class _Steps:
         positions, mask = (a.transpose(1, 2, 0) for a in (batches.positions, batches.mask))
         self._positions = np.ascontiguousarray(np.where(mask, positions, 0))  # [steps, batch, c]
         self._mask = torch.from_numpy(np.ascontiguousarray(mask))
-        rates = np.zeros((self._count, len(clients)))
+        rates = np.zeros((self._count, len(senders.clients)))
         for place, own in enumerate(batches.steps.tolist()):
-            rates[:own, place] = rule.learning_rate.of_round(round_number, own)
+            rates[:own, place] = rule.learning_rate.of_round(number, own)
         self._rates = rates
 
     def train(

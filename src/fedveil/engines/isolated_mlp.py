@@ -9,12 +9,10 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from fedveil.client.batches import draw_batches
 from fedveil.client.records import Records
 from fedveil.client.steps import local_updates
-from fedveil.client.update_pipeline import Senders
 from fedveil.engines.affine import Stack
 from fedveil.engines.batched import noise_streams
 from fedveil.engines.contract import Cohort, Job, RunningSum
@@ -38,45 +36,27 @@ class LoneStack:
         by_rows, by_dual = costs(job.rule, self._stack[0], sizes)
         return by_rows <= by_dual
 
-    def add_to(
-        self,
-        total: RunningSum,
-        weights: Tensor,
-        cohort: Cohort,
-        sizes: Cohort,
-        places: Cohort,
-        round_number: int,
-    ) -> Cohort:
+    def add_to(self, total: RunningSum, places: Cohort) -> Cohort:
         """Train the clients at these places of the cohort and add their updates to the sum; nobody
         is left over."""
         values = math.prod(total.job.federation.input_shape)
-        for size in np.unique(sizes[places]).tolist():
-            alike = places[sizes[places] == size]
+        for size in np.unique(sizes := total.sizes[places]).tolist():
+            alike = places[sizes == size]
             most = max(1, _TOGETHER // (8 * self._size + 3 * size * values))
             for begin in range(0, len(alike), most):
-                where = alike[begin : begin + most]
-                self._add_group(total, weights, cohort, sizes, where, round_number)
+                self._add_group(total, alike[begin : begin + most])
         return places[:0]
 
-    def _add_group(
-        self,
-        total: RunningSum,
-        weights: Tensor,
-        cohort: Cohort,
-        sizes: Cohort,
-        where: Cohort,
-        round_number: int,
-    ) -> None:
+    def _add_group(self, total: RunningSum, where: Cohort) -> None:
         """Clients of one size: their batches have the same shapes."""
-        job, gradients = total.job, self._gradients
-        clients, held = cohort[where], sizes[where]
-        batches = draw_batches(clients, held, job.rule, round_number, job.randomness)
+        job, weights, gradients = total.job, total.weights, self._gradients
+        clients, held = total.cohort[where], total.sizes[where]
+        batches = draw_batches(clients, held, job.rule, total.round_number, job.randomness)
         records = Records(job.federation, clients, held, batches)
-        rates = job.rule.learning_rate.of_round(round_number, records.most_steps)
-        streams = noise_streams(job, clients, round_number)
+        rates = job.rule.learning_rate.of_round(total.round_number, records.most_steps)
+        streams = noise_streams(job, clients, total.round_number)
         updates, losses = local_updates(weights, records, job.rule, rates, gradients, streams)
         final = None
         if job.pipeline.sparsity:
             final = gradients(updates + weights, records.everything(), None, 0.0)[0]
-        senders = Senders(clients, held, weights, round_number, job.randomness)
-        total.add_updates(where, updates, losses, senders, final)
+        total.add_updates(where, updates, losses, final)

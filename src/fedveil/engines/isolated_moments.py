@@ -15,7 +15,6 @@ from torch import Tensor
 from fedveil.client.batches import step_counts
 from fedveil.client.records import as_tensor
 from fedveil.client.steps import local_updates
-from fedveil.client.update_pipeline import Senders
 from fedveil.engines.affine import Affine
 from fedveil.engines.algebra import moments_apply
 from fedveil.engines.batched import noise_streams
@@ -51,31 +50,23 @@ class LoneMoments:
         batch = job.rule.batch_size
         return np.ones(len(sizes), np.bool_) if batch is None else sizes <= batch
 
-    def add_to(
-        self,
-        total: RunningSum,
-        weights: Tensor,
-        cohort: Cohort,
-        sizes: Cohort,
-        places: Cohort,
-        round_number: int,
-    ) -> Cohort:
+    def add_to(self, total: RunningSum, places: Cohort) -> Cohort:
         """Train the clients at these places of the cohort and add their updates to the sum; nobody
         is left over."""
-        job, rule, start = total.job, total.job.rule, weights.double()
+        job, rule, start = total.job, total.job.rule, total.weights.double()
         most = max(1, _TOGETHER // (self._size * self._size))
         for begin in range(0, len(places), most):
             where = places[begin : begin + most]
-            clients, held = cohort[where], sizes[where]
+            clients, held = total.cohort[where], total.sizes[where]
             supply = MomentSupply(self._moments(job, clients), step_counts(held, rule))
-            rates = rule.learning_rate.of_round(round_number, len(supply.active))
-            streams, gradients = noise_streams(job, clients, round_number), LaneGradients()
+            rates = rule.learning_rate.of_round(total.round_number, len(supply.active))
+            streams = noise_streams(job, clients, total.round_number)
+            gradients = LaneGradients()
             updates, losses = local_updates(start, supply, rule, rates, gradients, streams)
             final = None
             if job.pipeline.sparsity:
                 final = gradients(start + updates, supply.batch(0), None, 0.0)[0].float()
-            senders = Senders(clients, held, weights, round_number, job.randomness)
-            total.add_updates(where, updates.float(), losses.float(), senders, final)
+            total.add_updates(where, updates.float(), losses.float(), final)
         return places[:0]
 
     def _moments(self, job: Job, clients: Cohort) -> tuple[Tensor, Tensor]:
