@@ -240,18 +240,18 @@ def _row(axis: Axes, y: float, key: str, found: dict[str, Any]) -> None:
     epsilons, means = zip(*line.values, strict=True)
     axis.axhline(y, color="0.93", lw=6, zorder=0)
     axis.plot(means, [y] * len(means), "o-", color=OURS, lw=2, zorder=3)
-    for place in {0, len(means) - 1}:
-        axis.annotate(
-            f"ε = {epsilons[place]:g}", (means[place], y), (0, 6), textcoords="offset points",
-            ha="center", fontsize=7.5, color=OURS,
-        )  # fmt: skip
+    span = " to ".join(f"{epsilon:g}" for epsilon in dict.fromkeys((epsilons[0], epsilons[-1])))
+    _said(axis, f"ε = {span}", (statistics.mean((means[0], means[-1])), y), OURS)
     if rivals:
         value, epsilon = max((value, -e) for curve in rivals for e, value in curve.values)
         axis.plot(value, y, "D", color=PAPER, zorder=2)
-        axis.annotate(
-            f"ε = {-epsilon:g}", (value, y), (0, 6), textcoords="offset points",
-            ha="center", fontsize=7.5, color=PAPER,
-        )  # fmt: skip
+        _said(axis, f"ε = {-epsilon:g}", (value, y), PAPER)
     top = ceiling(key, found)
     if top is not None:
         axis.plot(top, y, "|", color="k", ms=14, mew=2)
+
+
+def _said(axis: Axes, text: str, at: tuple[float, float], color: str) -> None:
+    """Papers' labels end at their mark, and ours begin there: they never overlap."""
+    side = "right" if color == PAPER else "left"
+    axis.annotate(text, at, (0, 7), textcoords="offset points", ha=side, fontsize=8, color=color)

@@ -26,7 +26,6 @@ def execute(args: argparse.Namespace) -> int:
     from reproduction.experiment import Scale
     from reproduction.pages import find
     from reproduction.pictures import draw
-    from reproduction.run_case import run_case
     from reproduction.runner import finish, pending, tasks
     from reproduction.summary import rows_of
     from reproduction.writing import as_json, document, html, page, write
@@ -36,7 +35,7 @@ def execute(args: argparse.Namespace) -> int:
     todo = tasks(experiment, scale, args.seeds)
     if not args.report:
         with _progress() as show:
-            finish(todo, store, show, experiment.run or run_case)
+            finish(todo, store, show, experiment.run)
     rows = rows_of(experiment, scale, store, args.seeds)
     if not rows:
         described = _written_before(args.results / f"{experiment.name}.json", scale)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.func import functional_call
 
 from fedveil.config.recipe import Recipe, parse, with_defaults
+from fedveil.core.files import write_atomically
 from fedveil.engines.batched import as_tensor
 from fedveil.methods.registry import method_of
 from fedveil.models.losses import example_losses
 from fedveil.models.zoo import build
 from fedveil.report.store import Outcome
+from fedveil.run.checkpoint import load_checkpoint, save_checkpoint
 from fedveil.run.evaluation import Evaluator, Metrics
 from fedveil.run.round_report import RoundReport
 from fedveil.run.run import Run, Speed
@@ -27,6 +31,7 @@ from reproduction.norms import NormRecorder
 from reproduction.together import drawn_together
 
 Tick = Callable[[float], None]  # called with the share of rounds that are done
+Seen = dict[str, Any]  # figures by name, between two rounds
 
 
 def recipe_of(case: Case, seed: int) -> Recipe:
@@ -34,10 +39,13 @@ def recipe_of(case: Case, seed: int) -> Recipe:
     return with_defaults(parse({}, values={**dict(case.values), "seed": seed}))
 
 
-def run_case(case: Case, seed: int, tick: Tick = lambda share: None) -> Outcome:
+def run_case(
+    case: Case, seed: int, tick: Tick = lambda share: None, kept: Path | None = None
+) -> Outcome:
     """Train a case to its end: final metrics, the curve on the way, noise and both epsilons.
 
-    The seed draws cohorts, batches, noise and initial weights; who owns what stays.
+    The seed draws cohorts, batches, noise and initial weights; who owns what stays. An interrupted
+    run goes on from its last evaluation if it is `kept` in a file, which is gone at the end.
     """
     began = time.perf_counter()
     federation, recipe = federation_of(case.data), recipe_of(case, seed)
@@ -57,8 +65,9 @@ def run_case(case: Case, seed: int, tick: Tick = lambda share: None) -> Outcome:
         run.engine = heard
     watch = _Watch(run, case)
     norms: dict[str, list[float]] = {}  # of the updates before clipping, by round
+    halfway = _Halfway(kept, case.key(seed))
     try:
-        curve = [watch(None)] if case.every else []
+        curve = halfway.resume(run, norms) or ([watch(None)] if case.every else [])
         for report in run:
             tick(report.round_number / method.rounds)
             due = case.every and report.round_number % case.every == 0
@@ -66,9 +75,11 @@ def run_case(case: Case, seed: int, tick: Tick = lambda share: None) -> Outcome:
                 norms[str(report.round_number)] = heard.norms
             if due and report.round_number < method.rounds:
                 curve.append(watch(report))
+                halfway.keep(run, curve, norms)
         final = watch(report)
     finally:
         run.close()
+    halfway.forget()
     return {
         "seed": seed,
         "final": final,
@@ -80,6 +91,41 @@ def run_case(case: Case, seed: int, tick: Tick = lambda share: None) -> Outcome:
     }
 
 
+@dataclass(frozen=True)
+class _Halfway:
+    """A run that is not finished: its weights in one file, what was seen of it in another."""
+
+    path: Path | None
+    key: str
+
+    def keep(self, run: Run, curve: list[Seen], norms: dict[str, list[float]]) -> None:
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # First what was seen: later rounds than the weights' are left out again.
+        write_atomically(self._seen, json.dumps({"curve": curve, "norms": norms}).encode())
+        save_checkpoint(self.path, run.state, self.key, None, durable=False)
+
+    def resume(self, run: Run, norms: dict[str, list[float]]) -> list[Seen]:
+        """Go on with the run where it was kept; what had been seen of it."""
+        if self.path is None or not self.path.exists():
+            return []
+        run.state = load_checkpoint(self.path, self.key)
+        seen, done = json.loads(self._seen.read_text(encoding="utf-8")), run.state.rounds
+        norms |= {at: found for at, found in seen["norms"].items() if int(at) <= done}
+        return [point for point in seen["curve"] if point["round"] <= done]
+
+    def forget(self) -> None:
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+            self._seen.unlink(missing_ok=True)
+
+    @property
+    def _seen(self) -> Path:
+        assert self.path is not None
+        return self.path.with_suffix(".seen")
+
+
 class _Watch:
     """Looks at a run between two rounds."""
 
@@ -88,10 +134,10 @@ class _Watch:
         plan = run.plan
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
 
-    def __call__(self, report: RoundReport | None) -> dict[str, Any]:
+    def __call__(self, report: RoundReport | None) -> Seen:
         plan, weights = self._run.plan, self._run.state.weights
         federation = plan.federation
-        seen: dict[str, Any] = {"round": self._run.state.rounds}
+        seen: Seen = {"round": self._run.state.rounds}
         seen |= _figures(self._evaluator(weights, federation.test), "")
         if federation.validation is not None and len(federation.validation):
             seen |= _figures(self._evaluator(weights, federation.validation), "validation_")

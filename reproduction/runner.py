@@ -57,9 +57,12 @@ def finish(
     todo: tuple[Task, ...],
     store: Store,
     show: Show = lambda done, total, what: None,
-    run: RunCase = run_case,
+    run: RunCase | None = None,
 ) -> int:
-    """Run what is missing, keeping each outcome as soon as it is there; how many were run."""
+    """Run what is missing, keeping each outcome as soon as it is there; how many were run.
+
+    `run_case`, which runs them unless another way is given, also keeps those that are not finished.
+    """
     missing = list(pending(todo, store))
     total, done = float(sum(task.rounds for task in missing)), 0.0
     for task in missing:
@@ -70,7 +73,12 @@ def finish(
             show(before + share * task.rounds, total, what)
 
         tick(0.0)
-        store.keep(task.key, run(task.case, task.seed, tick))
+        outcome = (
+            run_case(task.case, task.seed, tick, store.directory / f"{task.key}.halfway")
+            if run is None
+            else run(task.case, task.seed, tick)
+        )
+        store.keep(task.key, outcome)
         done += task.rounds
     if missing:
         show(total, total, "done")

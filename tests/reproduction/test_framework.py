@@ -112,6 +112,26 @@ def test_a_killed_runner_loses_nothing_finished_and_ends_with_the_same_results(
         assert without_time(broken.find(task.key)) == without_time(store.find(task.key))
 
 
+def test_a_run_killed_on_its_way_goes_on_from_its_last_evaluation(tmp_path: Path) -> None:
+    case, kept = CASES[0], tmp_path / "a.halfway"
+    whole = run_case(case, 1)
+
+    def dies(share: float) -> None:
+        if share == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_case(case, 1, dies, kept)
+    shares: list[float] = []
+    assert without_time(run_case(case, 1, shares.append, kept)) == without_time(whole)
+    assert shares == [1.0]  # the last round alone
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(KeyboardInterrupt):
+        run_case(case, 1, dies, kept)
+    with pytest.raises(ConfigError, match="another recipe"):
+        run_case(case, 2, kept=kept)
+
+
 def test_a_half_written_outcome_counts_as_not_finished(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.keep("a", {"final": 1})

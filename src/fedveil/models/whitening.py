@@ -49,7 +49,8 @@ def _turn(features: ImageMap, drawings: str, shape: tuple[int, ...]) -> Tensor:
         channels = torch.stack(seen).double().flatten(0, -2)
         values, axes = torch.linalg.eigh(channels.T @ channels / len(channels))
         scales = (values.clamp(min=0) + _RIDGE * values.mean()).rsqrt()
-        return ((axes * scales) @ axes.T).float()
+        turn: Tensor = (axes * scales) @ axes.T
+    return turn.float()
 
 
 def _drawn(drawings: str, draw: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
