@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
-from fedveil.core.errors import PrivacyRefusal
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 
 if TYPE_CHECKING:
     from fedveil.advise.defaults import Chosen
@@ -16,6 +16,21 @@ if TYPE_CHECKING:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
+
+
+def _weights(text: str) -> dict[str, float]:
+    if text.strip() == "balanced":
+        raise ConfigError(
+            "--class-weights balanced: how often classes occur is private; give weights that you "
+            "know without the rows, as no=1,yes=5"
+        )
+    try:
+        pairs = [one.rpartition("=") for one in _names(text)]
+        return {name.strip(): float(weight) for name, _, weight in pairs}
+    except ValueError:
+        raise ConfigError(
+            f"--class-weights {text}: write names and numbers, as no=1,yes=5"
+        ) from None
 
 
 OPTIONS: console.Options = {
@@ -27,6 +42,7 @@ OPTIONS: console.Options = {
     "--label NAME": (str, "its column to predict"),
     "--schema FILE": (str, "public statistics of its columns"),
     "--classes A,B": (_names, "the label's classes, if they are public"),
+    "--class-weights A=1,B=5": (str, "how much an example of a class counts; public"),
     "--unit": (("record", "client"), "protect single rows, or all rows of a client together"),
 }
 _KEYS = {
@@ -35,6 +51,7 @@ _KEYS = {
     "data.label": "label",
     "data.schema": "schema",
     "data.classes": "classes",
+    "training.class_weights": "class_weights",
     "privacy.unit": "unit",
 }
 
@@ -42,6 +59,8 @@ _KEYS = {
 def given(args: argparse.Namespace) -> dict[str, Any]:
     """The recipe keys that these options set."""
     values = {key: getattr(args, name) for key, name in _KEYS.items()}
+    if args.class_weights is not None:
+        values["training.class_weights"] = _weights(args.class_weights)
     return {key: value for key, value in values.items() if value is not None}
 
 
