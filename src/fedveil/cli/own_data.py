@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
@@ -12,6 +15,7 @@ from fedveil.core.errors import ConfigError, PrivacyRefusal
 if TYPE_CHECKING:
     from fedveil.advise.defaults import Chosen
     from fedveil.config.recipe import Recipe
+    from fedveil.run.purchase import Purchase
 
 
 def _names(text: str) -> list[str]:
@@ -64,7 +68,23 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def chosen(args: argparse.Namespace, recipe: Recipe) -> Chosen | None:
+@contextmanager
+def purchase(run: Path) -> Iterator[Purchase]:
+    """What is bought for a run that will be here; if none comes of it, that is said."""
+    from fedveil.run.purchase import Purchase
+
+    own = Purchase(run)
+    try:
+        yield own
+    finally:
+        if own.open:
+            console.complain(
+                "statistics were bought, and count though no run came of it: fedveil account "
+                f"{own.path}"
+            )
+
+
+def chosen(args: argparse.Namespace, recipe: Recipe, purchase: Purchase) -> Chosen | None:
     """What to run on a table that came without a recipe; None if there is one, or no table."""
     if args.recipe is not None or getattr(args, "resume", None) or recipe.data.file is None:
         return None
@@ -78,7 +98,7 @@ def chosen(args: argparse.Namespace, recipe: Recipe) -> Chosen | None:
             "write a recipe first (fedveil plan --data FILE --schema FILE --write FILE)",
         )
     keys = {assignment.partition("=")[0].strip() for assignment in args.set}
-    return choose(recipe, keys | set(given(args)))
+    return choose(recipe, keys | set(given(args)), purchase)
 
 
 def plan_table(args: argparse.Namespace) -> int:

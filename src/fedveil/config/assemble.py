@@ -14,7 +14,7 @@ from torch import nn
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic, Trust, Unit
-from fedveil.data.bought import MOST_RELEASES, SHARE, Bought, Offer
+from fedveil.data.bought import MISSED, MOST_RELEASES, SHARE, Bought, Offer
 from fedveil.data.collected import from_images, pictures_of
 from fedveil.data.federation import Federation
 from fedveil.data.partition import named
@@ -105,7 +105,7 @@ def offer_of(recipe: Recipe, clients: int, rows: int) -> Offer | None:
     twice = 2 if trust is Trust.DISTRIBUTED else 1  # there a replaced record counts twice
     noise = twice * math.sqrt(MOST_RELEASES) / SHARE * gaussian_noise(privacy.epsilon, delta)
     with suppress(PrivacyRefusal):
-        return Offer(unit, trust, noise, delta / 10, clients, recipe.seed)
+        return Offer(unit, trust, noise, MISSED * delta, clients, recipe.seed)
     return None
 
 
