@@ -70,17 +70,21 @@ def test_the_commands_for_your_own_data_run(
             grade = "A" if income + 10 * (purpose == "car") > 55 else "B"
             lines.append(f"S{draw.randrange(40)},{income:.1f},{purpose},{grade}")
         Path(f"{name}.csv").write_text("\n".join(lines) + "\n")
+    Path("hospitals").mkdir()
+    for name in range(4):
+        rows = [f"{age},{'yes' if age + 5 * name > 50 else 'no'}" for age in range(20, 80, 2)]
+        Path(f"hospitals/{name}.csv").write_text("\n".join(["age,ill", *rows]) + "\n")
     section = README.split("## Your own data")[1].split("\n## ")[0]
     commands = re.findall(r"^    \.venv/bin/fedveil (.*)$", section, re.MULTILINE)
     assert [command.split()[0] for command in commands] == [
-        *("run", "predict", "evaluate", "data", "plan")
+        *("run", "run", "predict", "evaluate", "data", "plan")
     ]
     for command in commands:
         assert main(shlex.split(command)) == 0, command
     assert len(Path("predictions.csv").read_text().splitlines()) == 51
     printed = capsys.readouterr()
     assert "balanced accuracy" in printed.out
-    assert printed.err.count("Settings: ") == 2  # of the run, and of the plan
+    assert printed.err.count("Settings: ") == 3  # of two runs, and of the plan
     assert "guess = true" in Path("loans.toml").read_text()
     model = fv.load_run("loans")
     frame = {"income": [80.0, 20.0], "purpose": ["car", "house"]}

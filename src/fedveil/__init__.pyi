@@ -57,6 +57,7 @@ from fedveil.methods.parts.noise_placement import NoisePlacement as NoisePlaceme
 from fedveil.methods.parts.noise_placement import RoundContext as RoundContext
 from fedveil.methods.registry import Key as Key
 from fedveil.methods.registry import method as method
+from fedveil.models.losses import ClassWeights as ClassWeights
 from fedveil.models.zoo import build as build
 from fedveil.planning.plan import Budget as Budget
 from fedveil.planning.plan import Plan as Plan
@@ -82,6 +83,11 @@ from fedveil.privacy.sampling import FixedSize as FixedSize
 from fedveil.privacy.sampling import Poisson as Poisson
 from fedveil.privacy.sampling import RoundRobin as RoundRobin
 from fedveil.recipes.sections import Recipe as Recipe
+from fedveil.run.callbacks import Callback as Callback
+from fedveil.run.callbacks import EarlyStopping as EarlyStopping
+from fedveil.run.callbacks import Mlflow as Mlflow
+from fedveil.run.callbacks import Progress as Progress
+from fedveil.run.callbacks import TensorBoard as TensorBoard
 from fedveil.run.directory import RunDirectory as RunDirectory
 from fedveil.run.evaluation import Metrics as Metrics
 from fedveil.run.round_report import RoundReport as RoundReport

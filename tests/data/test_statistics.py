@@ -327,6 +327,46 @@ def test_nothing_that_was_bought_is_shown_before_it_is_in_a_ledger(
     said = capsys.readouterr().err
     assert "exists already" in said
     assert "inputs" not in said
+    assert not list(hospitals.glob("*.bought*"))  # nor was anything bought
+
+
+def test_a_purchase_that_came_to_nothing_is_in_a_ledger(
+    hospitals: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failed or interrupted, once or twice: what it cost stands beside where the run would be, from
+    before the first noise is drawn, and is accounted as the run would have accounted it."""
+    table, output = str(hospitals / "visits.csv"), hospitals / "broken"
+    command = ["run", "--data", table, *SECTION, "--output", str(output)]
+    found: list[bool] = []
+
+    def interrupted(*args: Any) -> Any:
+        found.append((hospitals / "broken.bought" / "ledger.jsonl").exists())
+        raise KeyboardInterrupt
+
+    def failed(*args: Any, **settings: Any) -> Any:
+        raise fv.ConfigError("something that depends on what was bought")
+
+    monkeypatch.setattr(bought, "bought_columns", interrupted)
+    assert main(command) == 130
+    assert found == [True]
+    monkeypatch.undo()
+    capsys.readouterr()
+    original = bought.bought_columns
+    monkeypatch.setattr(bought, "bought_columns", lambda *args: failed(original(*args)))
+    assert main(command) == 2
+    assert "fedveil account" in capsys.readouterr().err
+    monkeypatch.undo()
+    kept = sorted(path.name for path in hospitals.glob("broken*"))
+    assert kept == ["broken.bought", "broken.bought-2"]
+    assert main(["account", str(hospitals / "broken.bought-2"), "--json"]) == 0
+    paid = json.loads(capsys.readouterr().out)
+    assert main(command) == 0
+    capsys.readouterr()
+    whole = json.loads((output / "guarantee.json").read_text())
+    statistics_alone = [r for r in whole["releases"] if r in paid["releases"]]
+    assert statistics_alone == paid["releases"]
+    assert 0 < paid["epsilon"] < whole["epsilon"]
+    assert sorted(path.name for path in hospitals.glob("broken*")) == ["broken", *kept]
 
 
 @pytest.mark.parametrize("odd", ["maybe", "7", "x" * 99])

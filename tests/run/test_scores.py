@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics
 
+from fedveil.report.scores import score_rows
 from fedveil.run import scores as module
 from fedveil.run.scores import ClassTally, NumberTally, Scores, area_under_curve
 
@@ -30,6 +31,25 @@ def _tallied(probabilities: np.ndarray, targets: np.ndarray, batch: int = 77) ->
     return tally.scores()
 
 
+def _brier(probabilities: np.ndarray, targets: np.ndarray) -> float:
+    if probabilities.shape[1] == 2:
+        return float(metrics.brier_score_loss(targets, probabilities[:, 1]))
+    return float(((probabilities - np.eye(probabilities.shape[1])[targets]) ** 2).sum(1).mean())
+
+
+def _calibration_error(probabilities: np.ndarray, targets: np.ndarray) -> float:
+    """Guo et al. 2017, row by row."""
+    gap = 0.0
+    for low in np.arange(15) / 15:
+        inside = [
+            (max(own), own.argmax() == target)
+            for own, target in zip(probabilities, targets, strict=True)
+            if low <= max(own) < low + 1 / 15
+        ]
+        gap += abs(sum(sure for sure, _ in inside) - sum(hit for _, hit in inside))
+    return gap / len(targets)
+
+
 @pytest.mark.parametrize("names", [2, 3, 7])
 def test_classes_are_scored_as_by_scikit_learn(names: int) -> None:
     probabilities, targets = _classified(names, seed=names)
@@ -45,6 +65,8 @@ def test_classes_are_scored_as_by_scikit_learn(names: int) -> None:
         "f1": metrics.f1_score(targets, said, average="binary" if two else "macro"),
         "auc": auc,
         "log_loss": metrics.log_loss(targets, probabilities, labels=range(names)),
+        "brier": _brier(probabilities, targets),
+        "calibration_error": _calibration_error(probabilities, targets),
     }
     assert found == pytest.approx(wanted, rel=1e-12)  # sums of 500 doubles in another order
 
@@ -63,6 +85,8 @@ def test_the_constant_answer_is_scored_as_by_scikit_learn(names: int) -> None:
             "f1": metrics.f1_score(targets, said, average=average, zero_division=0),
             "auc": 0.5,
             "log_loss": metrics.log_loss(targets, np.tile(shares, (len(targets), 1))),
+            "brier": _brier(np.tile(shares, (len(targets), 1)), targets),
+            "calibration_error": 0.0,
         },
         rel=1e-12,
     )
@@ -192,3 +216,25 @@ def test_one_class_only_leaves_undefined_figures_out() -> None:
     assert found.figures["auc"] is None
     assert found.figures["balanced_accuracy"] == found.figures["accuracy"]
     assert not found.clearly_better
+
+
+def test_whether_a_model_is_as_right_as_it_says() -> None:
+    """Rows that are right as often as they are said to be have no calibration error but chance:
+    20,000 of them, four standard errors of a bin. A model that is always sure shows."""
+    draw = np.random.default_rng(3)
+    chances = draw.dirichlet((1.0, 1.0), 20_000)
+    targets = (draw.random(20_000) < chances[:, 1]).astype(np.int64)
+    honest = _tallied(chances, targets, batch=4096)
+    assert honest.figures["calibration_error"] < 4 * math.sqrt(8 * 0.25 / 20_000)
+    sure = np.eye(2)[chances.argmax(1)]
+    boast = _tallied(sure, targets)
+    assert boast.figures["calibration_error"] == pytest.approx(1 - boast.figures["accuracy"])
+    ((rows, said, right),) = boast.reliability
+    assert (rows, said, right) == (20_000, 1.0, pytest.approx(boast.figures["accuracy"]))
+
+
+def test_where_one_class_has_most_rows_accuracy_does_not_come_first() -> None:
+    for share, first in ((0.5, "accuracy"), (0.9, "area under the ROC curve")):
+        targets = (np.arange(1000) >= 1000 * share).astype(np.int64)
+        found = _tallied(np.tile([share, 1 - share], (1000, 1)), targets)
+        assert score_rows(found.to_dict())[0][0] == first

@@ -288,6 +288,15 @@ def test_evaluation_is_that_of_the_predictions(
     low = [row["grade"] == "low" for row in rows]
     chances = fv.load_run(home / "grade").predict_proba(home / "new.csv")[:, 1]
     assert found.figures["auc"] == pytest.approx(metrics.roc_auc_score(low, chances))
+    own = {"kappa": metrics.cohen_kappa_score, "wrong": lambda true, said: (true != said).sum()}
+    more = fv.load_run(home / "grade").evaluate(home / "new.csv", metrics=own)
+    assert more.figures["wrong"] == pytest.approx(60 * (1 - found.figures["accuracy"]))
+    assert more.constant["wrong"] == pytest.approx(60 * (1 - found.constant["accuracy"]))
+    assert more.figures["kappa"] > more.constant["kappa"] == 0
+    median = {"median": metrics.median_absolute_error}
+    wanted = metrics.median_absolute_error(rates, predicted)
+    found = fv.load_run(home / "rate").evaluate(home / "new.csv", metrics=median)
+    assert found.figures["median"] == pytest.approx(wanted)
     code, _, error = _call(capsys, "evaluate", home / "rate", home / "loans.csv")
     assert code == 0
     assert "trained on rows of this file" in error

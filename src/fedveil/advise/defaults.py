@@ -12,7 +12,9 @@ import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from fedveil.advise.proxy import Proxy
 from fedveil.advise.synthetic_proxy import synthetic_proxy
@@ -21,7 +23,7 @@ from fedveil.config.assemble import federation_of, offer_of, plan_of
 from fedveil.config.recipe import Recipe, with_defaults
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust, Unit
-from fedveil.data.bought import affordable
+from fedveil.data.bought import MISSED, Bought, affordable
 from fedveil.data.declared import CLASS_NAMES
 from fedveil.data.federation import Federation, Task
 from fedveil.data.labels import STANDARDISED
@@ -47,6 +49,10 @@ _LEAST: Point = {"rounds": 1, "reach": -8, "stride": -6}
 _MOST: Point = {"rounds": 6, "reach": 8, "stride": 4}
 
 
+class Pay(Protocol):
+    def __call__(self, bought: Bought, *, delta: float) -> None: ...
+
+
 @dataclass(frozen=True)
 class Chosen:
     """A recipe with its settings, sentences on them, and a warning if they cannot help much."""
@@ -57,8 +63,11 @@ class Chosen:
     warning: str = ""
 
 
-def choose(recipe: Recipe, given: Collection[str]) -> Chosen:
-    """What to run on a table; `given` are the recipe's keys that the user has set, and keeps."""
+def choose(recipe: Recipe, given: Collection[str], pay: Pay | None = None) -> Chosen:
+    """What to run on a table; `given` are the recipe's keys that the user has set, and keeps.
+
+    `pay` is told of statistics, and of the delta they are part of, before they are bought.
+    """
     if "training.local_epochs" in given:
         given = {*given, "training.local_steps"}
     federation = federation_of(replace(recipe.data, statistics=None))  # to see who is there
@@ -67,7 +76,7 @@ def choose(recipe: Recipe, given: Collection[str]) -> Chosen:
     recipe = with_defaults(_with_cohort(recipe, clients, given))
     if recipe.training.method not in _OURS:
         return Chosen(recipe, federation, unit)
-    recipe, federation, statistics = _with_statistics(recipe, federation)
+    recipe, federation, statistics = _with_statistics(recipe, federation, pay)
     notes = (*unit, *statistics)
     if recipe.privacy.epsilon is None or set(_CHOSEN) <= set(given):
         return Chosen(recipe, federation, notes)
@@ -84,7 +93,7 @@ def public_clients(recipe: Recipe, federation: Federation) -> int:
 
 
 def _with_statistics(
-    recipe: Recipe, federation: Federation
+    recipe: Recipe, federation: Federation, pay: Pay | None
 ) -> tuple[Recipe, Federation, tuple[str, ...]]:
     """Buy the columns' statistics if nobody has described them and there are enough to hide in."""
     data, encoder = recipe.data, federation.encoder
@@ -108,6 +117,8 @@ def _with_statistics(
             f"columns (fedveil data schema writes a draft){less}."
         )
         return recipe, federation, (said,)
+    if pay is not None:
+        offer = replace(offer, pay=partial(pay, delta=offer.missed / MISSED))
     federation = federation_of(data, offer)
     if federation.encoder is None or federation.bought is None:
         raise RuntimeError("statistics were bought for a table")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from ast import literal_eval
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -140,7 +141,8 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     As `DPFedRegressor`; `classes` declares the labels if they are public. Otherwise `classes_` are
     those that stand out from noise, paid for like other statistics; or they are taken from `y`, and
-    the guarantee says that it is not certified for that.
+    the guarantee says that it is not certified for that. `class_weight` are public weights by
+    label; "balanced" ones would tell of the labels, and are refused.
     """
 
     _task = "classification"
@@ -149,6 +151,7 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         self,
         *,
         classes: Any = None,
+        class_weight: dict[Any, float] | None = None,
         epsilon: float = 4.0,
         delta: float | None = None,
         unit: str | None = None,
@@ -164,7 +167,7 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
             settings=settings,
             random_state=random_state,
         )
-        self.classes = classes
+        self.classes, self.class_weight = classes, class_weight
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
         """Train under the budget; the settings are chosen as `fedveil run` chooses them."""
@@ -173,11 +176,19 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         values, codes = np.unique(targets, return_inverse=True)
         if len(values) < 2:
             raise ValueError("y holds only one class: nothing to predict")  # as scikit-learn has it
-        declared = {}
+        declared: dict[str, Any] = {}
         if self.classes is not None:
             if not np.isin(values, self.classes).all():
                 raise ConfigError("y: holds a label that is not one of classes")
             declared = {"data.classes": _names(np.unique(self.classes))}
+        if self.class_weight is not None:
+            if not isinstance(self.class_weight, Mapping):
+                raise ConfigError(
+                    f"class_weight: {self.class_weight!r} would be worked out from the labels, "
+                    "which are private; give weights that you know without them, as {0: 1, 1: 5}"
+                )
+            named = zip(_names([*self.class_weight]), self.class_weight.values(), strict=True)
+            declared["training.class_weights"] = dict(named)
         label = pa.array(_names(values)).take(pa.array(codes))
         self._fit(table.append_column(_LABEL, label), groups, **declared)
         # Of labels that nobody declared only those that the guarantee pays for may be told.
@@ -198,7 +209,7 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return self.model_.predict_proba(table)[:, self._order]
 
 
-def _names(values: npt.NDArray[Any]) -> list[str]:
+def _names(values: Iterable[Any]) -> list[str]:
     """Labels as text that says what they were."""
     return [repr(value.item() if isinstance(value, np.generic) else value) for value in values]
 

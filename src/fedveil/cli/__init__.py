@@ -30,6 +30,7 @@ COMMANDS = {
     "federation": "across machines: found a federation, see who is there, run a recipe",
     "site": "across machines: an owner's side; join, start, ledger, pause, leave",
     "hub": "across machines: the process that carries out a federation's runs",
+    "completion": "a script by which a shell completes commands and options",
 }
 
 

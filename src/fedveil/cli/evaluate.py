@@ -11,6 +11,12 @@ from fedveil.report.scores import score_rows
 
 EXACT = "These figures were computed from the rows without noise: no guarantee covers the rows."
 
+_BIN = (
+    "rows",
+    "said",
+    "right",
+)  # how sure the model was of its answers, and how often it was right
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, help="a finished run directory")
@@ -29,6 +35,7 @@ def execute(args: argparse.Namespace) -> int:
     scores = model.evaluate(args.file, remarks=remarks)
     notes = [*_trained_on(args.run, args.file), EXACT, *remarks.sentences()]
     document = scores.to_dict() | {
+        "reliability": [dict(zip(_BIN, one, strict=True)) for one in scores.reliability],
         "notes": notes,
         "warnings": [scores.warning] if scores.warning else [],
     }

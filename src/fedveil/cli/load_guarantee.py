@@ -63,9 +63,13 @@ def _of_run(path: Path) -> tuple[Guarantee, RunProgress]:
     """Recomputed from the ledger alone, with which everything else in the directory must agree."""
     from fedveil.privacy.accounting import account
     from fedveil.privacy.guarantee import Guarantee
-    from fedveil.privacy.ledger import Inconsistent
+    from fedveil.privacy.ledger import Inconsistent, read
     from fedveil.run.evidence import LEDGER, examined
+    from fedveil.run.purchase import is_purchase
 
+    if is_purchase(path):
+        ledger = read(path / LEDGER)
+        return ledger.guarantee(), RunProgress(1, 1, ledger.spent())
     if not (path / "recipe.toml").exists():
         raise ConfigError(f"{path}: not a run directory (no recipe.toml)")
     if not (path / LEDGER).exists() and not (path / "guarantee.json").exists():

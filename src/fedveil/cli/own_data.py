@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
-from fedveil.core.errors import PrivacyRefusal
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 
 if TYPE_CHECKING:
     from fedveil.advise.defaults import Chosen
     from fedveil.config.recipe import Recipe
+    from fedveil.run.purchase import Purchase
 
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
+
+
+def _weights(text: str) -> dict[str, float]:
+    if text.strip() == "balanced":
+        raise ConfigError(
+            "--class-weights balanced: how often classes occur is private; give weights that you "
+            "know without the rows, as no=1,yes=5"
+        )
+    try:
+        pairs = [one.rpartition("=") for one in _names(text)]
+        return {name.strip(): float(weight) for name, _, weight in pairs}
+    except ValueError:
+        raise ConfigError(
+            f"--class-weights {text}: write names and numbers, as no=1,yes=5"
+        ) from None
 
 
 OPTIONS: console.Options = {
@@ -27,6 +46,7 @@ OPTIONS: console.Options = {
     "--label NAME": (str, "its column to predict"),
     "--schema FILE": (str, "public statistics of its columns"),
     "--classes A,B": (_names, "the label's classes, if they are public"),
+    "--class-weights A=1,B=5": (str, "how much an example of a class counts; public"),
     "--unit": (("record", "client"), "protect single rows, or all rows of a client together"),
 }
 _KEYS = {
@@ -35,6 +55,7 @@ _KEYS = {
     "data.label": "label",
     "data.schema": "schema",
     "data.classes": "classes",
+    "training.class_weights": "class_weights",
     "privacy.unit": "unit",
 }
 
@@ -42,10 +63,28 @@ _KEYS = {
 def given(args: argparse.Namespace) -> dict[str, Any]:
     """The recipe keys that these options set."""
     values = {key: getattr(args, name) for key, name in _KEYS.items()}
+    if args.class_weights is not None:
+        values["training.class_weights"] = _weights(args.class_weights)
     return {key: value for key, value in values.items() if value is not None}
 
 
-def chosen(args: argparse.Namespace, recipe: Recipe) -> Chosen | None:
+@contextmanager
+def purchase(run: Path) -> Iterator[Purchase]:
+    """What is bought for a run that will be here; if none comes of it, that is said."""
+    from fedveil.run.purchase import Purchase
+
+    own = Purchase(run)
+    try:
+        yield own
+    finally:
+        if own.open:
+            console.complain(
+                "statistics were bought, and count though no run came of it: fedveil account "
+                f"{own.path}"
+            )
+
+
+def chosen(args: argparse.Namespace, recipe: Recipe, purchase: Purchase) -> Chosen | None:
     """What to run on a table that came without a recipe; None if there is one, or no table."""
     if args.recipe is not None or getattr(args, "resume", None) or recipe.data.file is None:
         return None
@@ -59,7 +98,7 @@ def chosen(args: argparse.Namespace, recipe: Recipe) -> Chosen | None:
             "write a recipe first (fedveil plan --data FILE --schema FILE --write FILE)",
         )
     keys = {assignment.partition("=")[0].strip() for assignment in args.set}
-    return choose(recipe, keys | set(given(args)))
+    return choose(recipe, keys | set(given(args)), purchase)
 
 
 def plan_table(args: argparse.Namespace) -> int:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from fedveil.cli import console
-from fedveil.privacy.shown import at_most
-from fedveil.run.evaluation import Metrics
+from fedveil.run.callbacks import figures_text
 from fedveil.run.round_report import RoundReport
 from fedveil.run.run import Run
 
@@ -53,7 +52,7 @@ def _live(run: Run) -> Iterator[Show]:
             if lost := _lost(report):
                 bar.console.print(lost)
             if report.metrics is not None:
-                bar.update(task, metrics=_metrics(report.metrics, report.epsilon_so_far))
+                bar.update(task, metrics=figures_text(report))
 
         yield show
 
@@ -67,7 +66,7 @@ def _lines(run: Run) -> Show:
         if lost := _lost(report):
             print(lost, file=sys.stderr, flush=True)
         if report.metrics is not None:
-            shown = _metrics(report.metrics, report.epsilon_so_far)
+            shown = figures_text(report)
             if not run.plan.protected:
                 shown += f"  {speed}  {speedometer.seconds_left(report.round_number):.0f} s left"
             print(f"round {report.round_number}/{total}  {shown}", file=sys.stderr, flush=True)
@@ -98,12 +97,3 @@ def _lost(report: RoundReport) -> str:
     if came is None or not came.not_released:
         return ""
     return f"round {report.round_number} not released, weights kept: {came.not_released}"
-
-
-def _metrics(metrics: Metrics, epsilon: float | None) -> str:
-    parts = [f"loss {metrics.loss:.4f}"]
-    if metrics.accuracy is not None:
-        parts.append(f"accuracy {metrics.accuracy:.1%}")
-    if epsilon is not None:
-        parts.append(f"epsilon so far {at_most(epsilon, 3)}")
-    return "  ".join(parts)

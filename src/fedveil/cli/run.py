@@ -55,31 +55,37 @@ def execute(args: argparse.Namespace) -> int:
         federation_of,
         plan_of,
     )
+    from fedveil.data.folder import title
     from fedveil.engines.distributed_env import is_follower
     from fedveil.engines.process_group import WorkerFailed
     from fedveil.run.directory import RunDirectory
     from fedveil.run.run import Run, Speed, follow_plan
 
-    chosen = own_data.chosen(args, recipe)
-    recipe = usual if chosen is None else chosen.recipe
-    plan = plan_of(recipe, federation_of(recipe.data) if chosen is None else chosen.federation)
-    if recipe.evaluation.baseline and plan.protected:
-        raise PrivacyRefusal(
-            "evaluation.baseline trains without noise, and its accuracy would leave unprotected",
-            "give a --seed to simulate, or leave the baseline out",
-        )
-    engine = recipe.engine
-    speed = Speed(engine.name, engine.chunk, engine.processes, engine.threads, engine.device)
-    if is_follower():  # torchrun started several of us, and another one leads
-        follow_plan(plan, speed)
-        return 0
-    run = Run(plan, speed=speed, every=recipe.evaluation.every)
-    plan = run.plan  # which knows what runs it
-    if args.resume is not None:
-        directory = RunDirectory.open(args.resume, plan, moved=args.moved)
-    else:
-        output = args.output or _fresh_directory(plan)
-        directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
+    if args.output is not None:
+        RunDirectory.check_new(args.output)  # before anything is bought for it
+    with own_data.purchase(args.output or _fresh(title(Path(recipe.data.file or "")))) as purchase:
+        chosen = own_data.chosen(args, recipe, purchase)
+        recipe = usual if chosen is None else chosen.recipe
+        plan = plan_of(recipe, federation_of(recipe.data) if chosen is None else chosen.federation)
+        if recipe.evaluation.baseline and plan.protected:
+            raise PrivacyRefusal(
+                "evaluation.baseline trains without noise, and its accuracy would leave "
+                "unprotected",
+                "give a --seed to simulate, or leave the baseline out",
+            )
+        engine = recipe.engine
+        speed = Speed(engine.name, engine.chunk, engine.processes, engine.threads, engine.device)
+        if is_follower():  # torchrun started several of us, and another one leads
+            follow_plan(plan, speed)
+            return 0
+        run = Run(plan, speed=speed, every=recipe.evaluation.every)
+        plan = run.plan  # which knows what runs it
+        if args.resume is not None:
+            directory = RunDirectory.open(args.resume, plan, moved=args.moved)
+        else:
+            output = args.output or _fresh_directory(plan)
+            directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
+        purchase.settle()
     run.keep_in(directory)
     own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
     began = time.perf_counter()
@@ -128,9 +134,12 @@ def _recipe(args: argparse.Namespace) -> Recipe:
     return recipes.parse(table, args.set, given)
 
 
+def _fresh(name: str) -> Path:
+    return Path("runs") / f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{name}"
+
+
 def _fresh_directory(plan: Plan) -> Path:
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    base = Path("runs") / f"{stamp}-{plan.federation.name}-{plan.method.name}"
+    base = _fresh(f"{plan.federation.name}-{plan.method.name}")
     path, number = base, 1
     while path.exists():
         number += 1

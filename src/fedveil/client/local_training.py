@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from fedveil.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedveil.models.losses import Loss
 
 
 class Schedule(StrEnum):
@@ -105,6 +109,7 @@ class LocalTraining:
     gradient_grid: float | None = None  # add it on integers of this step, a power of two
     last_step_noise: bool = True  # False: the last step's noise comes with the upload
     drop_last: bool = False  # leave out an epoch's last partial batch
+    loss: Loss | None = None  # of each example, from outputs and targets; None: the task's own
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import nn
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic, Trust, Unit
-from fedveil.data.bought import MOST_RELEASES, SHARE, Bought, Offer
+from fedveil.data.bought import MISSED, MOST_RELEASES, SHARE, Bought, Offer
 from fedveil.data.collected import from_images, pictures_of
 from fedveil.data.federation import Federation
 from fedveil.data.partition import named
@@ -23,6 +24,7 @@ from fedveil.methods.parts.from_recipe import choice
 from fedveil.methods.registry import METHODS, method_of
 from fedveil.models.features import named_features, with_features
 from fedveil.models.frozen import start_from
+from fedveil.models.losses import ClassWeights
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.accountants.exact import gaussian_noise
@@ -103,7 +105,7 @@ def offer_of(recipe: Recipe, clients: int, rows: int) -> Offer | None:
     twice = 2 if trust is Trust.DISTRIBUTED else 1  # there a replaced record counts twice
     noise = twice * math.sqrt(MOST_RELEASES) / SHARE * gaussian_noise(privacy.epsilon, delta)
     with suppress(PrivacyRefusal):
-        return Offer(unit, trust, noise, delta / 10, clients, recipe.seed)
+        return Offer(unit, trust, noise, MISSED * delta, clients, recipe.seed)
     return None
 
 
@@ -134,6 +136,9 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         federation = with_features(federation, features, keep=_decoded_in_cache(recipe.data))
     model = model_of(chosen, federation)
     method = method_of(with_batch(recipe, federation))
+    if recipe.training.class_weights:
+        loss = _weighted(recipe.training.class_weights, federation)
+        method = replace(method, local=replace(method.local, loss=loss))
     budget = None
     if method.placement is not None:
         privacy = recipe.privacy
@@ -159,6 +164,18 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         declared=declared,
         unprotected=unprotected,
     )
+
+
+def _weighted(given: Mapping[str, Any], federation: Federation) -> ClassWeights:
+    """The loss with weights of classes by name; a class that is not named counts once."""
+    names = federation.class_names or tuple(map(str, range(federation.classes)))
+    for name, weight in given.items():
+        if name not in names:
+            known = f"there are {', '.join(names[:8])}" if names else "numbers have no classes"
+            raise ConfigError(f"training.class_weights: no class {name!r}; {known}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise ConfigError(f"training.class_weights: {name!r} needs a number, got {weight!r}")
+    return ClassWeights(tuple(float(given.get(name, 1.0)) for name in names))
 
 
 def with_batch(recipe: Recipe, federation: Federation) -> Recipe:

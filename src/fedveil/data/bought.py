@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,10 @@ from fedveil.core.units import Entropy, Trust, Unit
 from fedveil.data.labels import MOST_CLASSES
 from fedveil.data.schema import Column, Kind
 from fedveil.data.statistics import (
+    BINS,
+    FINE,
     GRID,
+    ROW,
     Floats,
     Ints,
     Voters,
@@ -30,6 +33,7 @@ from fedveil.privacy.sampling import Everyone
 
 MOST_RELEASES = 3  # coarse votes, fine votes, names of classes
 SHARE = 0.3  # of the budget's Gaussian parameter: leaves training 95 % of it
+MISSED = 0.1  # of delta: for the names of classes that one unit alone has
 _VISIBLE = 25.0  # times a vote's noise that the units' votes must be, to say anything
 
 
@@ -42,6 +46,7 @@ class Offer:
 
     noise: std on every vote / sensitivity of one unit, for each release.
     missed: probability with which the name of a class that one unit alone has is published.
+    pay: is told what will be released, before anything of it is.
     shares: under distributed trust, clients that each bring a share of the noise; under local
         trust there must be one alone, who has all rows and adds all of it.
     """
@@ -52,6 +57,7 @@ class Offer:
     missed: float
     shares: int = 1
     seed: int | None = None
+    pay: Callable[[Bought], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         alone = self.trust is Trust.LOCAL and self.unit is Unit.RECORD and self.shares == 1
@@ -126,6 +132,9 @@ def buy(
     randomness, width = Randomness(offer.seed), len(table)
     std = offer.noise * math.sqrt(width)
     releases: list[Release] = []
+    if offer.pay is not None:
+        most = _most(offer, width)
+        offer.pay(Bought(offer.unit, offer.trust, randomness.entropy, most))
 
     def noisy(votes: Ints) -> Floats:
         purpose = f"statistics {len(releases)}"
@@ -135,16 +144,15 @@ def buy(
             for client in range(offer.shares):
                 stream = randomness.stream(purpose, 0, client)
                 total = total + discrete_gaussian(stream, total.size, share)
-            releases.append(_in_shares(offer, width, grid, total.size))
         else:
             total = protect_sum(total, std, grid, randomness.stream(purpose))
-            releases.append(Release(NoisyVotes(offer.noise), Everyone(), 1))
+        releases.append(_votes(offer, width, total.size))
         return total.reshape(votes.shape).astype(np.float64) * grid
 
     columns, classes = bought_columns(table, voters, noisy, std, decimal)
     if offer.trust is not Trust.DISTRIBUTED and label in classes:
         stream = randomness.stream("statistics of the label")
-        releases.append(Release(NoisySelection(offer.noise, offer.missed), Everyone(), 1))
+        releases.append(_selection(offer))
         names = _selected(table[label], voters, offer, stream)
         columns[label] = Column(Kind.CATEGORY, categories=names)
     elif label in classes:
@@ -152,11 +160,23 @@ def buy(
     return columns, Bought(offer.unit, offer.trust, randomness.entropy, tuple(releases))
 
 
-def _in_shares(offer: Offer, width: int, grid: float, size: int) -> Release:
-    """A secure sum of whole votes: one record has one in each column."""
+def _most(offer: Offer, width: int) -> tuple[Release, ...]:
+    """All that a purchase of so many columns may release."""
+    votes = (_votes(offer, width, BINS * width), _votes(offer, width, FINE * width))
+    return votes if offer.trust is Trust.DISTRIBUTED else (*votes, _selection(offer))
+
+
+def _votes(offer: Offer, width: int, size: int) -> Release:
+    """Noisy votes; in a secure sum they are whole, and one record has one in each column."""
+    if offer.trust is not Trust.DISTRIBUTED:
+        return Release(NoisyVotes(offer.noise), Everyone(), 1)
     clip, std = math.sqrt(width), offer.noise * math.sqrt(width / offer.shares)
-    mechanism = DiscreteGaussianSum(clip, grid, std, offer.shares, size, rounding_beta=None)
+    mechanism = DiscreteGaussianSum(clip, 1.0 / ROW, std, offer.shares, size, rounding_beta=None)
     return Release(mechanism, Everyone(offer.shares), 1)
+
+
+def _selection(offer: Offer) -> Release:
+    return Release(NoisySelection(offer.noise, offer.missed), Everyone(), 1)
 
 
 def _selected(values: Any, voters: Voters, offer: Offer, stream: Stream) -> tuple[str, ...]:

@@ -126,12 +126,12 @@ def _csv(path: Path, zipped: bool, wanted: Collection[str], what: str) -> Iterat
 
 def frame_of(source: Any) -> Any:
     """A frame of another library as an Arrow table."""
+    if hasattr(source, "with_format") and isinstance(source.column_names, Mapping):
+        raise ConfigError(f"name one split of the data: {', '.join(source.column_names)}")
     try:
         if isinstance(source, pa.Table):
             return source
-        if hasattr(source, "with_format") and hasattr(source, "column_names"):  # Hugging Face
-            if isinstance(source.column_names, Mapping):
-                raise ConfigError(f"name one split of the data: {', '.join(source.column_names)}")
+        if hasattr(source, "with_format"):  # Hugging Face
             return source.with_format("arrow")[:]
         if isinstance(source, Mapping):
             return pa.table({str(name): column for name, column in source.items()})

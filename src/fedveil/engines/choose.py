@@ -255,12 +255,14 @@ def _together(
     if name not in ENGINES:
         return OUTSIDE[name].build(job, chunk, device)
     if name == "sequential":
-        gradients = AutogradGradients(job.module, job.layout, task, device, job.isolated)
+        gradients = AutogradGradients(
+            job.module, job.layout, task, device, job.isolated, job.rule.loss
+        )
         return RowEngine("sequential", job, gradients, 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
-        vmapped = VmapGradients(job.module, job.layout, task, device, job.isolated)
+        vmapped = VmapGradients(job.module, job.layout, task, device, job.isolated, job.rule.loss)
         return RowEngine(
             "generic", job, vmapped, chunk or _chunk(job, batch, 100), device, draws=True
         )
@@ -301,6 +303,8 @@ def _why_not_algebra(job: Job, device: torch.device) -> str | None:
 
 
 def _stack(job: Job) -> Stack | str:
+    if job.rule.loss is not None:
+        return "its loss is another than the task's own"
     return affine_stack(job.module, job.layout, job.federation)
 
 

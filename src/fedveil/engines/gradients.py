@@ -17,7 +17,7 @@ from fedveil.data.federation import Task
 from fedveil.engines.contract import Job
 from fedveil.engines.kernels import tuned
 from fedveil.models.flat import Layout, flatten
-from fedveil.models.losses import example_losses
+from fedveil.models.losses import Loss, example_losses
 from fedveil.privacy.clipping import Clip
 
 _VALUES = 16_000_000  # numbers in gradients of single examples held at once: 64 MB
@@ -33,15 +33,17 @@ class AutogradGradients:
         task: Task,
         device: torch.device,
         careful: bool = False,
+        loss: Loss | None = None,
     ) -> None:
         self._module = tuned(module).train().to(device)
-        self._layout, self._task = layout, task
+        self._layout, self._task, self._loss = layout, task, loss
         named = dict(self._module.named_parameters())
         self._parameters = [named[slot.name] for slot in layout]
         self._weights = [parameter.data for parameter in self._parameters]
-        recurrent = any(isinstance(child, nn.RNNBase) for child in module.modules())
+        # Neither these nor a loss of somebody's own need be fit for `vmap`.
+        alone = loss is not None or any(isinstance(one, nn.RNNBase) for one in module.modules())
         self._per_example = (
-            ExampleLoop(self) if recurrent else VmapGradients(module, layout, task, device, careful)
+            ExampleLoop(self) if alone else VmapGradients(module, layout, task, device, careful)
         )
 
     def __call__(
@@ -87,7 +89,7 @@ class AutogradGradients:
             x, y = x[mask[0]], y[mask[0]]
         for parameter in self._parameters:
             parameter.grad = None  # autograd then hands over its own buffer instead of adding
-        loss = example_losses(self._task, self._module(x), y).mean()
+        loss = example_losses(self._task, self._module(x), y, self._loss).mean()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()[None]
 
@@ -105,10 +107,11 @@ class VmapGradients:
         task: Task,
         device: torch.device,
         careful: bool = False,
+        loss: Loss | None = None,
     ) -> None:
         self._sums = torch.float64 if careful else torch.float32
         self._module = copy.deepcopy(module).train().to(device)
-        self._layout, self._task = layout, task
+        self._layout, self._task, self._loss = layout, task, loss
         for parameter in self._module.parameters():
             parameter.requires_grad_(False)  # weights come as arguments, never from the module
         self._of_clients = vmap(grad_and_value(self._mean_loss), randomness="different")
@@ -119,7 +122,7 @@ class VmapGradients:
 
     def _losses(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         outputs = functional_call(self._module, self._layout.views(weights), (inputs,))
-        return example_losses(self._task, outputs, targets)
+        return example_losses(self._task, outputs, targets, self._loss)
 
     def _mean_loss(self, weights: Tensor, inputs: Tensor, targets: Tensor, share: Tensor) -> Tensor:
         return (self._losses(weights, inputs, targets) * share).sum()
@@ -182,7 +185,8 @@ def why_not_vmap(job: Job) -> str | None:
     inputs = as_tensor(example)[None].repeat_interleave(2, 0)
     target = as_tensor(np.zeros_like(federation.train.targets[:1]))
     targets = target[None].repeat_interleave(2, 0)
-    gradients = VmapGradients(job.module, layout, federation.task, torch.device("cpu"))
+    loss, device = job.rule.loss, torch.device("cpu")
+    gradients = VmapGradients(job.module, layout, federation.task, device, loss=loss)
     try:
         with torch.random.fork_rng(devices=[]):
             gradients(flatten(job.module).repeat(2, 1), (inputs, targets, None), None, 1.0)

@@ -1,21 +1,57 @@
-"""The loss of each example, by task."""
+"""The loss of each example: by task, with weights of classes, or of one's own."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Task
 
+# Of outputs `[examples, ...]` and targets, each example's `[examples]`.
+Loss = Callable[[Tensor, Tensor], Tensor]
 
-def example_losses(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Loss of each example, `[examples]`.
+
+@dataclass(frozen=True)
+class ClassWeights:
+    """Cross-entropy, of which each example counts by the public weight of its class.
+
+    Weights that were worked out from how often classes occur would tell of the labels: declare
+    them.
+    """
+
+    weights: tuple[float, ...]  # in the order of the classes
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(one) and one >= 0 for one in self.weights) or not any(
+            self.weights
+        ):
+            raise ConfigError(
+                f"class weights: must be zero or positive, got {', '.join(map(str, self.weights))}"
+            )
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        scores = class_scores(outputs, targets.dim())
+        weight = scores.new_tensor(self.weights)
+        return functional.cross_entropy(scores, targets, weight, reduction="none")
+
+
+def example_losses(
+    task: Task, outputs: Tensor, targets: Tensor, loss: Loss | None = None
+) -> Tensor:
+    """Loss of each example, `[examples]`, by a given loss or that of the task.
 
     Classification: cross-entropy of `outputs [examples, classes]`. Sequence: its mean over the
     positions of `outputs [examples, length, classes]`. Regression: half the squared error, so that
     a model linear in inputs of norm R is R^2-smooth.
     """
+    if loss is not None:
+        return loss(outputs, targets)
     if task is not Task.REGRESSION:
         outputs = class_scores(outputs, targets.dim())
     if task is Task.CLASSIFICATION:

@@ -24,6 +24,7 @@ from fedveil.data.federation import (
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.models.frozen import trained_on
+from fedveil.models.losses import ClassWeights
 from fedveil.models.structure import as_written
 from fedveil.privacy.shown import at_most
 from fedveil.secagg.aggregation import SecureSums
@@ -43,8 +44,10 @@ def unprotected(method: Method, context: NoiseContext) -> tuple[str, ...]:
     name = context.federation.name
     if name in trained_on(context.module):
         found.append(f"Weights start from a model that was trained on {name}, the protected data.")
-    # The server's optimiser and smoothing see released values alone: they may be anybody's.
-    private = replace(method, optimizer=Sgd(), smoothing=None)
+    # The server's optimiser and smoothing see released values alone: they may be anybody's. So may
+    # a loss: it was tried out, and is declared to be each example's own.
+    local = replace(method.local, loss=None)
+    private = replace(method, optimizer=Sgd(), smoothing=None, local=local)
     found += [_UNPROVED.format(name) for name in _foreign_parts(private)]
     return tuple(found)
 
@@ -91,6 +94,7 @@ def declared(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
         )
     if context.secure is not None and trust is Trust.DISTRIBUTED:
         found += _graph(context.secure)
+    found += _of_loss(context)
     own = sorted({type(layer).__name__ for layer in context.module.modules() if _foreign(layer)})
     if own:
         found.append(
@@ -98,6 +102,17 @@ def declared(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
             "remember nothing of them."
         )
     return tuple(found)
+
+
+def _of_loss(context: NoiseContext) -> Iterator[str]:
+    """What is taken for granted of a loss that is not the task's own."""
+    loss = context.local.loss
+    if type(loss) is ClassWeights:
+        shown = ", ".join(f"{weight:g}" for weight in loss.weights)
+        yield f"The weights of the classes are public, and not taken from the labels: {shown}."
+    elif loss is not None:
+        name = getattr(loss, "__qualname__", type(loss).__name__)
+        yield f"The loss {name}, not one of fedveil's, treats examples one by one and forgets them."
 
 
 def _graph(sums: SecureSums) -> Iterator[str]:

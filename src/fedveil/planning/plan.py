@@ -25,7 +25,7 @@ from fedveil.data.federation import Federation
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.correlated_noise import CorrelatedNoise
 from fedveil.methods.parts.every_round import check_every_round
-from fedveil.methods.parts.isolation import check_isolation
+from fedveil.methods.parts.isolation import check_isolation, check_loss
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
 from fedveil.models.check import check_model
@@ -134,6 +134,7 @@ class Plan(Displayed):
         else:
             check_model(self.module, self.federation)
             check_isolation(self.module, self.federation, self.method.local.per_example)
+            check_loss(self.method.local.loss, self.module, self.federation)
             noise, summed = context.noise_multiplier, context.secure is not None
             context = fitted(*basis, placement, context.arithmetic, noise, summed)
             check_central(placement, context)
@@ -295,6 +296,7 @@ def plan(
     certified.
     """
     check_model(model, federation)
+    check_loss(method.local.loss, model, federation)
     placement, start = method.placement, flatten(model)
     if placement is None:
         if budget is not None:

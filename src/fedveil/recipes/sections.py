@@ -69,6 +69,7 @@ class TrainingSection:
     weight_decay: float = 0.0
     weighting: str = "uniform"  # or examples: by each client's number of them
     weight_cap: int | None = None  # examples that count at most; a private weighting needs it
+    class_weights: Mapping[str, float] = field(default_factory=dict, hash=False)  # public, by name
     penalty: float | None = None  # BLUR's lambda outside the clip; FedProx's everywhere
     sparsity: float | None = None  # LUS: share of each tensor's update set to zero
     upload: str = "dense"  # sparse uploads are refused where noise must cover all coordinates

@@ -11,20 +11,32 @@ NAMES = {
     "f1": "F1",
     "auc": "area under the ROC curve",
     "log_loss": "log loss",
+    "brier": "Brier score",
+    "calibration_error": "calibration error",
     "rmse": "root mean squared error (label's unit)",
     "mae": "mean absolute error (label's unit)",
     "r2": "R2",
 }
-_SHARES = ("accuracy", "balanced_accuracy")
+_SHARES = ("accuracy", "balanced_accuracy", "calibration_error")
+# Where one class has most rows, accuracy says least.
+_UNEVEN = 0.75
+_FIRST_IF_UNEVEN = ("auc", "log_loss", "balanced_accuracy", "f1", "accuracy")
 
 
 def score_rows(scores: Mapping[str, Any]) -> list[list[str]]:
     """Rows of a table from what `Scores.to_dict` gives."""
+    order = dict.fromkeys(NAMES)
+    if (scores["constant"].get("accuracy") or 0.0) > _UNEVEN:
+        order = dict.fromkeys((*_FIRST_IF_UNEVEN, *NAMES))
     return [
-        [name, f"{shown(key, scores[key])} (constant: {shown(key, scores['constant'][key])})"]
-        for key, name in NAMES.items()
+        [NAMES[key], f"{shown(key, scores[key])} (constant: {_constant(key, scores)})"]
+        for key in order
         if scores.get(key) is not None
     ]
+
+
+def _constant(key: str, scores: Mapping[str, Any]) -> str:
+    return shown(key, scores["constant"].get(key))
 
 
 def shown(key: str, value: float | None) -> str:

@@ -49,13 +49,17 @@ class RunDirectory:
         self._metrics = path / METRICS
         self.lost = 0  # protected rounds that were begun and not stored, as `load` found
 
-    @classmethod
-    def create(cls, path: Path, plan: Plan, recipe: dict[str, Any]) -> RunDirectory:
-        """Make a new run directory, whole or not at all."""
+    @staticmethod
+    def check_new(path: Path) -> None:
         if path.exists():
             raise ConfigError(
                 f"--output {path}: exists already; resume it with --resume, or choose another"
             )
+
+    @classmethod
+    def create(cls, path: Path, plan: Plan, recipe: dict[str, Any]) -> RunDirectory:
+        """Make a new run directory, whole or not at all."""
+        cls.check_new(path)
         partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
         new = [parent for parent in path.parents if not parent.exists()]
         text = tomli_w.dumps(recipe).encode()

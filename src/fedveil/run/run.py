@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from fedveil.models.frozen import mark_trained
 from fedveil.planning.limits import unproved
 from fedveil.planning.plan import Plan
 from fedveil.privacy.noise.correlated import NoiseMemory
+from fedveil.run.callbacks import Callback, facts_of
 from fedveil.run.checkpoint import Checkpoint
 from fedveil.run.directory import RunDirectory
 from fedveil.run.evaluation import Evaluator, Metrics
@@ -61,7 +62,7 @@ class Run(Displayed):
     Kept in a directory, every state between two rounds can be resumed after a crash; with a seed,
     the resumed run ends with the same weights, bit for bit. `every` is how many rounds lie between
     two evaluations. `engine` and `aggregator` are made for the plan unless they are given, as where
-    clients train on other machines.
+    clients train on other machines. `callbacks` are told of every round, and may end the run.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Run(Displayed):
         every: int | None = None,
         engine: Engine | None = None,
         aggregator: Aggregator | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         if plan.protected and plan.guarantee is None:  # also works it out: no proof, no run
             raise ConfigError("plan: a protected run needs a guarantee")
@@ -98,6 +100,8 @@ class Run(Displayed):
         self._begun = 0  # number of the last round that was begun, from 1
         self.unfinished: int | None = None  # a round (from 0), begun and paid for, to go on with
         self._saved = time.monotonic()
+        self.callbacks = tuple(callbacks)
+        self.stopped = False  # by a callback, before the last round
 
     def _display(self) -> tuple[str, dict[str, object]]:
         plan = self.plan
@@ -154,8 +158,18 @@ class Run(Displayed):
         return self.plan.method.rounds - self.next_round
 
     def __iter__(self) -> Iterator[RoundReport]:
-        while self.rounds_left > 0:
-            yield play_round(self, last=self.rounds_left == 1)
+        facts = facts_of(self.plan) if self.callbacks else None
+        for one in self.callbacks:
+            one.on_begin(facts or {})
+        while self.rounds_left > 0 and not self.stopped:
+            report = play_round(self, last=self.rounds_left == 1)
+            said = [one.on_round(report) for one in self.callbacks]  # all are told
+            if any(said):
+                self.stopped = True
+                self.save()
+            yield report
+        for one in self.callbacks:
+            one.on_end()
 
     def finish(self) -> Metrics:
         """Train to the end and evaluate."""

@@ -8,7 +8,8 @@ other constant could do better on them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ Codes = npt.NDArray[np.int64]
 _SURE = 3.0  # standard errors that make a difference clear: by chance 1 time in 700
 _WORTH = 0.01  # and the share of the constant's error that a model must save
 _MOST = 20_000_000  # probabilities kept for the area under the curve
+_BINS = 15  # of the likeliest class's probability, to see whether it is right as often as it says
+
+Metric = Callable[[npt.NDArray[Any], npt.NDArray[Any]], float]
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,9 @@ class Scores:
     constant: dict[str, float | None]
     constant_answer: str  # in words
     clearly_better: bool
+    # Of rows by the probability of their likeliest class: how many, that probability's mean, and
+    # the share that is right. Empty for numbers.
+    reliability: tuple[tuple[int, float, float], ...] = ()
 
     @property
     def warning(self) -> str:
@@ -59,11 +66,14 @@ class ClassTally:
     names: tuple[str, ...]
     _confusion: npt.NDArray[np.int64] = field(init=False)  # [true, predicted]
     _losses: Floats = field(init=False)  # by true class: sum, and sum of squares, of the log loss
+    _squares: float = field(init=False, default=0.0)  # of probabilities less what was true
+    _bins: Floats = field(init=False)  # by probability of the likeliest class: rows, sum, hits
     _kept: list[tuple[Codes, Floats]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._confusion = np.zeros((len(self.names),) * 2, np.int64)
         self._losses = np.zeros((2, len(self.names)))
+        self._bins = np.zeros((3, _BINS))
 
     def add(self, probabilities: Floats, targets: Codes) -> None:
         """Probabilities `[rows, classes]` and true classes `[rows]`."""
@@ -72,6 +82,12 @@ class ClassTally:
         losses = -np.log(np.maximum(right, np.finfo(np.float64).eps))  # as scikit-learn's
         for power, sums in enumerate(self._losses, 1):
             sums += np.bincount(targets, losses**power, len(sums))
+        self._squares += float((probabilities**2).sum() - 2 * right.sum() + len(right))
+        sure = probabilities.max(1)
+        places = np.minimum((sure * _BINS).astype(np.int64), _BINS - 1)
+        hits = probabilities.argmax(1) == targets
+        for sums, values in zip(self._bins, (np.ones(len(sure)), sure, hits), strict=True):
+            sums += np.bincount(places, values, _BINS)
         if self._confusion.sum() * len(self.names) <= _MOST:
             # Of two classes one column says it all.
             kept = probabilities[:, -1:] if len(self.names) == 2 else probabilities
@@ -93,6 +109,8 @@ class ClassTally:
             "f1": _f1(self._confusion),
             "auc": self._auc(rows),
             "log_loss": float(self._losses[0].sum() / rows),
+            "brier": self._squares / rows / (2 if len(self.names) == 2 else 1),
+            "calibration_error": float(np.abs(self._bins[1] - self._bins[2]).sum() / rows),
         }
         constant = {
             "accuracy": float(shares[top]),
@@ -100,8 +118,16 @@ class ClassTally:
             "f1": _f1(guessed),
             "auc": 0.5 if seen.sum() > 1 else None,
             "log_loss": entropy,
+            "brier": float((shares * (1 - shares)).sum()) / (2 if len(self.names) == 2 else 1),
+            "calibration_error": 0.0,
         }
-        return Scores(rows, figures, constant, repr(self.names[top]), self._better(counts, top))
+        answer, better = repr(self.names[top]), self._better(counts, top)
+        return Scores(rows, figures, constant, answer, better, self._reliability())
+
+    def _reliability(self) -> tuple[tuple[int, float, float], ...]:
+        rows, sure, hits = self._bins[:, self._bins[0] > 0]
+        found = zip(rows.tolist(), (sure / rows).tolist(), (hits / rows).tolist(), strict=True)
+        return tuple((int(count), mean, share) for count, mean, share in found)
 
     def _better(self, counts: Codes, top: int) -> bool:
         """In log loss, in accuracy or in balanced accuracy: a model may be made for any of them."""
@@ -167,6 +193,26 @@ class NumberTally:
         saved = spread**2 - errors**2
         better = _clear(float(saved.mean()), float((saved**2).mean()), rows, variance)
         return Scores(rows, figures, constant, f"the mean ({centre:.4g})", better)
+
+
+def with_metrics(
+    scores: Scores,
+    metrics: Mapping[str, Metric],
+    labels: npt.NDArray[Any],
+    predicted: npt.NDArray[Any],
+) -> Scores:
+    """The scores with figures of one's own, as scikit-learn's: functions of the true labels and the
+    predicted ones, classes by name. The constant answer is scored by them too."""
+    if np.issubdtype(labels.dtype, np.floating):
+        usual = labels.mean()
+    else:
+        names, counts = np.unique(labels, return_counts=True)
+        usual = names[counts.argmax()]
+    constant = np.full(len(labels), usual, labels.dtype)
+    own = {name: float(metric(labels, predicted)) for name, metric in metrics.items()}
+    beside = {name: float(metric(labels, constant)) for name, metric in metrics.items()}
+    figures, others = {**scores.figures, **own}, {**scores.constant, **beside}
+    return replace(scores, figures=figures, constant=others)
 
 
 def area_under_curve(scores: Floats, positive: npt.NDArray[np.bool_]) -> float | None:

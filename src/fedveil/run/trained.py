@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedveil.models.losses import class_scores
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.run.bundle import Bundle, read_bundle
 from fedveil.run.evaluation import rows_at_once
-from fedveil.run.scores import ClassTally, NumberTally, Scores
+from fedveil.run.scores import ClassTally, Metric, NumberTally, Scores, with_metrics
 
 Array = npt.NDArray[Any]
 
@@ -110,25 +110,38 @@ class TrainedModel(Displayed):
             found = self.on_inputs(encoded.inputs)
             yield Predictions(found.values, found.probabilities, table)
 
-    def evaluate(self, data: Any, targets: Any = None, *, remarks: Remarks | None = None) -> Scores:
+    def evaluate(
+        self,
+        data: Any,
+        targets: Any = None,
+        *,
+        metrics: Mapping[str, Metric] | None = None,
+        remarks: Remarks | None = None,
+    ) -> Scores:
         """How good the model is on rows whose label is known, beside the best constant answer.
 
         A table brings its label; for arrays give `targets`. Rows without a label are left out.
+        `metrics` are figures of your own by name: functions of the true and the predicted labels
+        (classes by name, or numbers in the label's own unit), as in scikit-learn.
         """
         if self.bundle.task is Task.SEQUENCE:
             raise ConfigError("evaluate: not for sequences")
-        tally = self.tally()
+        tally = _Tally(self, keep=bool(metrics))
+        self._tally(tally, data, targets, remarks)
+        return tally.scores(metrics or {})
+
+    def _tally(self, tally: _Tally, data: Any, targets: Any, remarks: Remarks | None) -> None:
         if self.bundle.encoder is None:
             if targets is None:
                 raise ConfigError("evaluate: this model reads arrays; give the targets too")
             wanted, start = np.asarray(targets), 0
             for part in self.stream(data):
                 stop = start + len(part.values)
-                _add(tally, part, wanted[start:stop])
+                tally.add(part, wanted[start:stop])
                 start = stop
             if start != len(wanted):
                 raise ConfigError(f"evaluate: {start} inputs but {len(wanted)} targets")
-            return tally.scores()
+            return
         encoder, row, used = self.bundle.encoder, 0, 0
         for part in self.stream(data, keep=[encoder.label], remarks=remarks):
             labels, wrong = encoder.targets(part.table)
@@ -139,10 +152,9 @@ class TrainedModel(Displayed):
                 what = "a number" if self.bundle.task is Task.REGRESSION else "one of its classes"
                 raise ConfigError(f"label {strange!r} of row {row + first + 1} is not {what}")
             row, used = row + len(labels), used + int(given.sum())
-            _add(tally, part, labels, given)
+            tally.add(part, labels, given)
         if not used:
             raise ConfigError(f"no row has a label (column {encoder.label!r})")
-        return tally.scores()
 
     def export(self, path: Path | str) -> None:
         """Write the model for other programs, as `.pt2` (torch.export) or `.onnx` (an extra).
@@ -153,12 +165,6 @@ class TrainedModel(Displayed):
         from fedveil.run.export import export
 
         export(self.bundle, self.module, Path(path))
-
-    def tally(self) -> ClassTally | NumberTally:
-        """What adds up the scores of this kind of model."""
-        if self.bundle.task is Task.REGRESSION:
-            return NumberTally()
-        return ClassTally(self.class_names)
 
     def in_own_unit(self, values: Array) -> npt.NDArray[np.float64]:
         """Numbers on the scale that was trained on, in the unit of the label."""
@@ -201,19 +207,49 @@ class TrainedModel(Displayed):
         return Predictions(np.asarray(named)[codes] if named else codes, probabilities)
 
 
+class _Tally:
+    """Adds up the scores of a model; `keep`: and keeps what metrics of one's own need."""
+
+    def __init__(self, model: TrainedModel, keep: bool = False) -> None:
+        self._names = np.asarray(model.bundle.class_names)
+        numbers = model.bundle.task is Task.REGRESSION
+        self._sums = NumberTally() if numbers else ClassTally(model.class_names)
+        self._keep: list[tuple[Array, Array]] | None = [] if keep else None
+
+    def add(self, part: Predictions, targets: Array, rows: Array | None = None) -> None:
+        """True numbers or classes of the predicted rows, or of some of them."""
+        rows = np.ones(len(targets), bool) if rows is None else rows
+        targets = targets[rows]
+        if isinstance(self._sums, NumberTally):
+            targets = targets.astype(np.float64)
+            self._sums.add(part.values[rows], targets)
+        elif part.probabilities is not None:
+            self._sums.add(part.probabilities[rows], targets)
+        if self._keep is not None:
+            named = self._names[targets] if len(self._names) else targets
+            self._keep.append((named, part.values[rows]))
+
+    def scores(self, metrics: Mapping[str, Metric]) -> Scores:
+        found = self._sums.scores()
+        if not self._keep:
+            return found
+        labels, predicted = (np.concatenate(column) for column in zip(*self._keep, strict=True))
+        return with_metrics(found, metrics, labels, predicted)
+
+
 def score_examples(
     model: TrainedModel, federation: Federation, examples: Examples
 ) -> Scores | None:
     """Scores on examples as a federation holds them; None for sequences and without examples."""
     if model.bundle.task is Task.SEQUENCE or not len(examples):
         return None
-    tally, rows = model.tally(), rows_at_once(model.module, federation.input_shape)
+    tally, rows = _Tally(model), rows_at_once(model.module, federation.input_shape)
     for start in range(0, len(examples), rows):
         part = slice(start, start + rows)
         found = model.on_inputs(federation.model_inputs(examples.inputs[part]))
         targets = examples.targets[part]
-        _add(tally, found, model.in_own_unit(targets) if not model.class_names else targets)
-    return tally.scores()
+        tally.add(found, model.in_own_unit(targets) if not model.class_names else targets)
+    return tally.scores({})
 
 
 def load_run(path: Path | str, module: nn.Module | None = None) -> TrainedModel:
@@ -231,16 +267,6 @@ def load_run(path: Path | str, module: nn.Module | None = None) -> TrainedModel:
     if unexpected or trained & set(missing):
         raise ConfigError(f"{path}: its parameters are not those of the module")
     return TrainedModel(bundle, mark_trained(module, bundle.data))
-
-
-def _add(
-    tally: ClassTally | NumberTally, part: Predictions, targets: Array, rows: Array | None = None
-) -> None:
-    rows = np.ones(len(targets), bool) if rows is None else rows
-    if isinstance(tally, NumberTally):
-        tally.add(part.values[rows], targets[rows].astype(np.float64))
-    elif part.probabilities is not None:
-        tally.add(part.probabilities[rows], targets[rows])
 
 
 def _encoded_batches(

@@ -71,7 +71,7 @@ def roc(found: Mapping[str, Membership]) -> bytes:
     for axis, (title, one) in zip(axes, found.items(), strict=True):
         for curve in one.curves:
             axis.plot(*_axes(curve.curve), label=f"{curve.attack} (AUC {curve.auc:.3f})")
-        if one.allowed:
+        if one.allowed and one.epsilon is not None:
             told = f"allowed by epsilon {at_most(one.epsilon)}"
             axis.plot(*_axes(one.allowed), "k--", label=told)
         axis.plot([1e-4, 1], [1e-4, 1], color="0.6", lw=0.8, label="guessing")

@@ -141,7 +141,8 @@ def _search(plan: Plan, row: Tensor, steps: int, seed: int) -> Floats:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(steps):
         optimiser.zero_grad()
-        loss = example_losses(task, functional_call(plan.module, weights, (guess,)), label).sum()
+        outputs = functional_call(plan.module, weights, (guess,))
+        loss = example_losses(task, outputs, label, plan.method.local.loss).sum()
         parts = torch.autograd.grad(loss, tuple(weights.values()), create_graph=True)
         gradient = torch.cat([part.reshape(-1) for part in parts])
         cosine = torch.nn.functional.cosine_similarity(gradient, wanted, dim=0)

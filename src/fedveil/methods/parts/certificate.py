@@ -26,7 +26,7 @@ def non_expansive(context: NoiseContext) -> NonExpansive | None:
     classes, a clipped gradient may expand: there the clip must be too wide to act.
     """
     rule, task, classes = context.local, context.federation.task, context.federation.classes
-    if task not in (Task.REGRESSION, Task.CLASSIFICATION):
+    if task not in (Task.REGRESSION, Task.CLASSIFICATION) or rule.loss is not None:
         return None
     longest = input_norm(context.module, 1 if task is Task.REGRESSION else classes)
     if longest is None or not same_rates(context):

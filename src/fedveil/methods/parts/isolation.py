@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.client.records import as_tensor
+from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation, Task
 from fedveil.models.check import token_limit
+from fedveil.models.losses import ClassWeights, Loss
 from fedveil.privacy.refusals import SensitivityRefused
 
 _OTHERS = 2  # examples beside the one that is watched
@@ -34,6 +36,68 @@ def check_isolation(module: nn.Module, federation: Federation, per_example: bool
     """
     _try(copy.deepcopy(module).train(), federation, per_example)
     _try(_stirred(copy.deepcopy(module).train()), federation, per_example)
+
+
+def check_loss(loss: Loss | None, module: nn.Module, federation: Federation) -> None:
+    """Raise if a loss fits no outputs, mixes examples or remembers them.
+
+    It is shown made-up targets beside made-up outputs of the model's shape.
+    """
+    if loss is None:
+        return
+    if isinstance(loss, ClassWeights):
+        if federation.task is not Task.CLASSIFICATION or len(loss.weights) != federation.classes:
+            raise ConfigError(
+                f"class weights: {len(loss.weights)} of them, and the data have "
+                f"{federation.classes or 'no'} classes"
+            )
+        return
+    draw = np.random.default_rng(_SEED)
+    shape = (1 + _OTHERS, *federation.train.targets.shape[1:])
+    like = _tried(copy.deepcopy(module), _batch(federation, draw, 1.0), False)[0]
+    for scale in (1.0, 30.0):
+        outputs = torch.from_numpy(scale * draw.standard_normal(like.shape)).to(like)
+        targets = as_tensor(_targets(federation, draw, shape))
+        together = _lost(loss, outputs, targets)
+        singles = [_lost(loss, outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))]
+        if not _same(together, _lost(loss, outputs, targets)):
+            raise SensitivityRefused(
+                "the loss remembers what it was shown, or draws at random, so one client's data "
+                "could enter another's update",
+                "write it as a function of outputs and targets alone",
+            )
+        if not _same(together, torch.cat(singles)):
+            raise SensitivityRefused(
+                "the loss of one example depends on the other examples of its batch",
+                "give one number for each example, made of that example alone",
+            )
+
+
+def _targets(federation: Federation, draw: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    kind = federation.train.targets.dtype
+    if federation.task is Task.REGRESSION:
+        return draw.standard_normal(shape).astype(kind)
+    return draw.integers(0, federation.classes, shape).astype(kind)
+
+
+def _lost(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    try:
+        found = loss(outputs.clone().requires_grad_(), targets.clone())
+    except Exception as error:  # whatever a user's function may raise
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"loss: it fails on outputs {list(outputs.shape)} and targets {list(targets.shape)}: "
+            f"{said}"
+        ) from None
+    if not isinstance(found, Tensor) or found.shape != (len(outputs),):
+        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ConfigError(
+            f"loss: must give one number for each example, as losses of torch do with "
+            f"reduction='none'; of {len(outputs)} examples it gives {shape}"
+        )
+    if not found.requires_grad:
+        raise ConfigError("loss: has no gradient; compute it from the outputs with torch")
+    return found.detach().clone()
 
 
 def _stirred(model: nn.Module) -> nn.Module:

@@ -1,0 +1,190 @@
+"""What is told of every round while a run goes on, and may end it.
+
+A callback sees what `RoundReport` holds: of a protected run released values, and figures on the
+test examples. Whoever ends a run after looking at its rounds has still spent the whole plan's
+epsilon: a smaller one would hold only if the end had been fixed before. `Run.guarantee` says so.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.data.federation import HELD_OUT_NOTE
+from fedveil.planning.plan import Plan
+from fedveil.privacy.shown import at_most
+
+if TYPE_CHECKING:
+    from fedveil.run.round_report import RoundReport
+
+
+class Callback:
+    """Does nothing. Give instances of subclasses to `Run(plan, callbacks=[...])`."""
+
+    def on_begin(self, facts: Mapping[str, Any]) -> None:
+        """Before the first round: method, data, rounds, clients, parameters, seed, epsilon, delta,
+        certified, and whether the test examples are `public`."""
+
+    def on_round(self, report: RoundReport) -> bool | None:
+        """After a round. True ends the run."""
+
+    def on_end(self) -> None:
+        """After the last round."""
+
+
+def facts_of(plan: Plan) -> dict[str, Any]:
+    """What is known of a run before it begins; nothing of the clients' data."""
+    guarantee = plan.guarantee
+    return {
+        "method": plan.method.name,
+        "data": plan.federation.name,
+        "rounds": plan.method.rounds,
+        "clients": plan.sampling.clients,
+        "parameters": plan.layout.size,
+        "seed": plan.seed,
+        "protected": plan.protected,
+        "epsilon": None if guarantee is None else guarantee.epsilon,
+        "delta": None if guarantee is None else guarantee.delta,
+        "certified": guarantee is not None and guarantee.certified,
+        "public": HELD_OUT_NOTE not in plan.federation.notes,
+    }
+
+
+def figures_text(report: RoundReport) -> str:
+    """The figures of a round that was evaluated, in a line."""
+    if report.metrics is None:
+        return ""
+    parts = [f"loss {report.metrics.loss:.4f}"]
+    if report.metrics.accuracy is not None:
+        parts.append(f"accuracy {report.metrics.accuracy:.1%}")
+    if report.epsilon_so_far is not None:
+        parts.append(f"epsilon so far {at_most(report.epsilon_so_far, 3)}")
+    return "  ".join(parts)
+
+
+def figures_of(report: RoundReport) -> dict[str, float]:
+    """The figures of a round by name."""
+    found = dict(report.figures)
+    if report.metrics is not None:
+        found["loss"] = report.metrics.loss
+        if report.metrics.accuracy is not None:
+            found["accuracy"] = report.metrics.accuracy
+    if report.epsilon_so_far is not None:
+        found["epsilon_so_far"] = report.epsilon_so_far
+    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+
+
+class EarlyStopping(Callback):
+    """Ends a run whose loss on the test examples has not fallen for `patience` evaluations.
+
+    The loss must have fallen by `least` to count. In a protected run the test examples must be
+    public (`Federation.from_arrays(..., test=...)`): held out from the clients' own, they would
+    decide without noise which model is released. The epsilon remains that of the whole plan.
+    """
+
+    def __init__(self, patience: int = 3, least: float = 0.0) -> None:
+        if patience < 1:
+            raise ConfigError(f"patience: must be at least 1, got {patience}")
+        self.patience, self.least = patience, least
+        self._best, self._since = math.inf, 0
+
+    def on_begin(self, facts: Mapping[str, Any]) -> None:
+        if facts["protected"] and not facts["public"]:
+            raise PrivacyRefusal(
+                "stopping by test examples that are the clients' own would let them decide, "
+                "without noise, which model is released",
+                "give a public test part, or a seed to simulate",
+            )
+
+    def on_round(self, report: RoundReport) -> bool:
+        if report.metrics is None:
+            return False
+        if report.metrics.loss < self._best - self.least:
+            self._best, self._since = report.metrics.loss, 0
+        else:
+            self._since += 1
+        return self._since >= self.patience
+
+
+class Progress(Callback):
+    """Shows how far a run has come: in a notebook and a terminal in one line that changes, else in
+    a line for every evaluation."""
+
+    def __init__(self) -> None:
+        self._total, self._figures = 0, ""
+        self._shown: Any = None  # what a notebook displays
+
+    def on_begin(self, facts: Mapping[str, Any]) -> None:
+        self._total, self._figures, self._shown = facts["rounds"], "", None
+
+    def on_round(self, report: RoundReport) -> None:
+        self._figures = figures_text(report) or self._figures
+        text = f"round {report.round_number}/{self._total}  {self._figures}"
+        if _in_notebook():
+            self._display(text)
+        elif sys.stderr.isatty():
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        elif report.metrics is not None:
+            print(text, file=sys.stderr, flush=True)
+
+    def on_end(self) -> None:
+        if sys.stderr.isatty() and not _in_notebook():
+            print(file=sys.stderr)
+
+    def _display(self, text: str) -> None:
+        from IPython.display import Pretty, display
+
+        if self._shown is None:
+            self._shown = display(Pretty(text), display_id=True)
+        else:
+            self._shown.update(Pretty(text))
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+class TensorBoard(Callback):
+    """Writes each round's figures for TensorBoard: `pip install "fedveil[tensorboard]"`."""
+
+    def __init__(self, directory: str) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter as Writer
+        except ImportError:
+            raise ConfigError('TensorBoard: pip install "fedveil[tensorboard]"') from None
+        make: Any = Writer
+        self._writer = make(directory)
+
+    def on_begin(self, facts: Mapping[str, Any]) -> None:
+        lines = [f"{name}: {value}" for name, value in facts.items()]
+        self._writer.add_text("run", "  \n".join(lines))
+
+    def on_round(self, report: RoundReport) -> None:
+        for name, value in figures_of(report).items():
+            self._writer.add_scalar(name, value, report.round_number)
+
+    def on_end(self) -> None:
+        self._writer.close()
+
+
+class Mlflow(Callback):
+    """Logs what is run, and each round's figures, to the active run of MLflow: `pip install
+    "fedveil[mlflow]"`."""
+
+    def __init__(self) -> None:
+        try:
+            import mlflow
+        except ImportError:
+            raise ConfigError('MLflow: pip install "fedveil[mlflow]"') from None
+        self._mlflow: Any = mlflow
+
+    def on_begin(self, facts: Mapping[str, Any]) -> None:
+        self._mlflow.log_params(dict(facts))
+
+    def on_round(self, report: RoundReport) -> None:
+        self._mlflow.log_metrics(figures_of(report), step=report.round_number)

@@ -1,0 +1,188 @@
+"""Callbacks: what they are told, and what ending a run costs."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedveil as fv
+from fedveil.run import callbacks as module
+
+DRAW = np.random.default_rng(0)
+INPUTS = DRAW.standard_normal((300, 4)).astype(np.float32)
+LABELS = (INPUTS[:, 0] > 0).astype(np.int64)
+OWNERS = np.arange(200) // 5
+TEST = (INPUTS[200:], LABELS[200:])
+
+
+def plan(rounds: int = 8, seed: int | None = 1, public: bool = True) -> fv.Plan:
+    given = {"test": TEST} if public else {}
+    data = fv.Federation.from_arrays(INPUTS[:200], LABELS[:200], OWNERS, classes=2, **given)
+    method = fv.dp_fedavg(
+        rounds=rounds,
+        cohort=fv.CohortRule(rate=0.5),
+        local=fv.LocalTraining(fv.LearningRate(0.5), steps=2),
+        clip=fv.Clip(1.0),
+    )
+    return fv.plan(method, data, fv.build("logistic", data), budget=fv.Budget(epsilon=4), seed=seed)
+
+
+class Log(fv.Callback):
+    def __init__(self, stop_at: int = 99) -> None:
+        self.facts: Mapping[str, Any] = {}
+        self.reports: list[fv.RoundReport] = []
+        self.ended, self.stop_at = 0, stop_at
+
+    def on_begin(self, facts: Mapping[str, Any]) -> None:
+        self.facts = facts
+
+    def on_round(self, report: fv.RoundReport) -> bool:
+        self.reports.append(report)
+        return report.round_number == self.stop_at
+
+    def on_end(self) -> None:
+        self.ended += 1
+
+
+def test_a_callback_is_told_of_every_round() -> None:
+    log, made = Log(), plan()
+    run = fv.Run(made, callbacks=[log])
+    run.finish()
+    run.close()
+    assert [report.round_number for report in log.reports] == list(range(1, 9))
+    assert log.facts["rounds"] == 8
+    assert log.facts["epsilon"] == made.guarantee.epsilon  # type: ignore[union-attr]
+    assert log.ended == 1
+    assert not run.stopped
+
+
+def test_of_a_protected_run_released_values_alone_are_told() -> None:
+    log = Log()
+    run = fv.Run(plan(seed=None), callbacks=[log])
+    run.finish()
+    run.close()
+    assert all(report.unprotected_stats is None for report in log.reports)
+    assert all(report.seconds is None for report in log.reports)
+    assert log.facts["protected"]
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_ending_early_costs_the_whole_plan(tmp_path: Path, seed: int | None) -> None:
+    """And what was done is kept: the run can go on."""
+    made, log, other = plan(seed=seed), Log(stop_at=3), Log()
+    directory = fv.RunDirectory.create(tmp_path / "run", made, {})
+    run = fv.Run(made, callbacks=[log, other]).keep_in(directory)
+    run.finish()
+    run.close()
+    directory.close()
+    assert run.stopped
+    assert (run.state.rounds, len(log.reports), len(other.reports)) == (3, 3, 3)
+    assert run.guarantee.epsilon == made.guarantee.epsilon  # type: ignore[union-attr]
+    again = fv.Run(made).keep_in(fv.RunDirectory.open(tmp_path / "run", made))
+    assert again.state.rounds == 3
+    again.finish()
+    again.close()
+    assert again.state.rounds == 8
+
+
+def report(number: int, loss: float | None) -> fv.RoundReport:
+    metrics = None if loss is None else fv.Metrics(loss, 0.5)
+    return fv.RoundReport(number, None, 1.0, metrics, None, {"clip": 0.5})
+
+
+def test_early_stopping_waits_for_its_patience() -> None:
+    stopping = fv.EarlyStopping(patience=2, least=0.1)
+    losses = [1.0, None, 0.8, 0.75, None, 0.6, 0.59, 0.58]
+    said = [stopping.on_round(report(i, loss)) for i, loss in enumerate(losses, 1)]
+    # 0.75 saves too little and 0.6 enough; then two evaluations without gain.
+    assert said == [False] * 7 + [True]
+    with pytest.raises(fv.ConfigError, match="patience"):
+        fv.EarlyStopping(patience=0)
+
+
+def test_the_clients_own_rows_do_not_decide_which_model_is_released() -> None:
+    run = fv.Run(plan(seed=None, public=False), callbacks=[fv.EarlyStopping()])
+    with pytest.raises(fv.PrivacyRefusal, match="give a public test part"):
+        run.finish()
+    assert run.state.rounds == 0
+    for made in (plan(seed=None), plan(seed=1, public=False)):
+        fv.Run(made, every=1, callbacks=[fv.EarlyStopping(patience=1, least=9.0)]).finish()
+
+
+def test_progress_in_files_terminals_and_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(stream: io.StringIO) -> str:
+        monkeypatch.setattr(sys, "stderr", stream)
+        progress = fv.Progress()
+        progress.on_begin({"rounds": 9})
+        progress.on_round(report(1, 0.25))
+        progress.on_round(report(2, None))
+        progress.on_end()
+        return stream.getvalue()
+
+    line = "round 1/9  loss 0.2500  accuracy 50.0%  epsilon so far 1"
+    assert shown(io.StringIO()) == f"{line}\n"
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    found = shown(terminal)
+    assert found.count("\r") == 2
+    assert found.endswith("round 2/9  loss 0.2500  accuracy 50.0%  epsilon so far 1\n")
+    displayed: list[str] = []
+    notebook = ModuleType("IPython.display")
+    handle = SimpleNamespace(update=displayed.append)
+    notebook.Pretty = str  # type: ignore[attr-defined]
+    notebook.display = lambda text, display_id: displayed.append(text) or handle  # type: ignore
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
+    assert shown(io.StringIO()) == ""
+    assert [text[:9] for text in displayed] == ["round 1/9", "round 2/9"]
+
+
+def test_mlflow_gets_what_is_run_and_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setitem(
+        sys.modules,
+        "mlflow",
+        SimpleNamespace(
+            log_params=calls.append, log_metrics=lambda found, step: calls.append((step, found))
+        ),
+    )
+    own = fv.Mlflow()
+    own.on_begin({"rounds": 9})
+    own.on_round(report(4, 0.25))
+    figures = {"clip": 0.5, "loss": 0.25, "accuracy": 0.5, "epsilon_so_far": 1.0}
+    assert calls == [{"rounds": 9}, (4, figures)]
+
+
+@pytest.mark.parametrize(("name", "make"), [("mlflow", fv.Mlflow), ("tensorboard", fv.TensorBoard)])
+def test_what_is_not_installed_is_named(
+    name: str, make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(fv.ConfigError, match=rf'pip install "fedveil\[{name}\]"'):
+        make(*([str(tmp_path)] if name == "tensorboard" else []))
+
+
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    own = fv.TensorBoard(str(tmp_path))
+    own.on_begin({"rounds": 9})
+    own.on_round(report(4, 0.25))
+    own.on_end()
+    found = EventAccumulator(str(tmp_path)).Reload()
+    ((step, value),) = [(one.step, one.value) for one in found.Scalars("loss")]
+    assert (step, value) == (4, 0.25)
+
+
+def test_figures_that_are_no_numbers_are_left_out() -> None:
+    assert "loss" not in module.figures_of(report(1, float("nan")))
