@@ -148,6 +148,6 @@ def test_the_commands_take_folders(
     assert "9" in capsys.readouterr().out
     files = sorted(map(str, hospitals.glob("*.csv")))
     assert main(["run", "--label", "ill", "--data", *files[:2]]) == 2
-    assert "is a table; give one with --data" in capsys.readouterr().err
+    assert "a table, not a recipe" in capsys.readouterr().err
     assert main(["run", "--label", "ill", "--data", *files]) == 2
     assert "a folder, or 'DIR/*.csv' in quotes" in capsys.readouterr().err

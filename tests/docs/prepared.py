@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tomli_w
+from PIL import Image
 
 import fedveil as fv
 from fedveil.cli import main
@@ -41,7 +43,15 @@ def data() -> Scope:
     assert main(["run", *words, *given, "--output", "RUN"]) == 0
     frame = {"id": ["1", "2"], "income": [80.0, 20.0], "purpose": ["car", "house"]}
     frame["grade"] = ["A", "B"]
+    for client, kind in product(("north", "south"), ("healthy", "ill")):
+        folder = Path("clinics") / client / kind
+        folder.mkdir(parents=True)
+        picture = Image.fromarray(draw.integers(0, 256, (40, 40), np.uint8))
+        picture.save(folder / "1.png")
+    pairs = [list(zip(inputs[half::2], targets[half::2], strict=True)) for half in (0, 1)]
+    parts = [[{"image": image, "label": label} for image, label in one] for one in pairs]
     return {
+        **{"one": pairs[0], "other": pairs[1], "parts": parts},
         **{"fv": fv, "inputs": inputs, "targets": targets, "owners": owners, "frame": frame},
         **{"x_test": inputs, "y_test": targets, "X": inputs, "y": inputs[:, 1].astype(float)},
         "read": lambda text: Path("checked.toml").write_text(text),
@@ -51,6 +61,7 @@ def data() -> Scope:
 def deploy() -> Scope:
     """What hub and sites have agreed on, and the policy that stands on the page."""
     from fedveil.deploy.policy import Policy
+    from fedveil.deploy.schemas import ArraySchema
     from tests.deploy.hospitals import COLUMNS, table
 
     columns = {"income" if name == "ill" else name: column for name, column in COLUMNS.items()}
@@ -59,7 +70,14 @@ def deploy() -> Scope:
     Path("policy.toml").write_text(policy)
     Path("patients.csv").write_text(table(50, 1).replace("ill", "income", 1))
     Path("north.bundle").symlink_to("hospitals/bundles/north.bundle")  # as if it had been sent
-    return {"read": lambda text: Policy.of(tomllib.loads(text))}
+    draw = np.random.default_rng(2)
+
+    def read(text: str) -> Policy | ArraySchema:
+        given = tomllib.loads(text)
+        return ArraySchema.of(given["arrays"]) if "arrays" in given else Policy.of(given)
+
+    images = draw.integers(0, 256, (20, 28, 28), np.uint8)
+    return {"read": read, "images": images, "labels": draw.integers(0, 2, 20)}
 
 
 def planner() -> Scope:

@@ -27,7 +27,10 @@ NOT_RUN: dict[str, dict[str, str]] = {
     "architecture.md": {"opened = aggregator.open": "lines of a function, quoted"},
     "attacks.md": {"attack ": f"{_MINUTES}: tests/audit attacks with fewer victims"},
     "audit.md": {"audit ": f"{_MINUTES}: the tutorial does it with fewer games"},
-    "data.md": {"run --data loans.csv": "README and tutorials/own-table.md have it, and run it"},
+    "data.md": {
+        "run --data loans.csv": "README and tutorials/own-table.md have it, and run it",
+        "run = fv.Run(plan, callbacks=": "needs an extra: tests/run/test_callbacks.py",
+    },
     "deploy.md": dict.fromkeys(("hub start", "site start", "site members", "site trust"), _MACHINES)
     | dict.fromkeys(("federation status", "federation run", "federation evaluate"), _MACHINES),
     "planner.md": {

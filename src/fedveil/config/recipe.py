@@ -54,18 +54,14 @@ def read(path: Path) -> dict[str, Any]:
     """The table in a TOML file, or in a recipe that comes with the package, by its name."""
     if path.suffix in (".csv", ".parquet", ".tsv", ".gz"):
         how = f"fedveil run --data {path} --client-column COLUMN --label COLUMN"
-        raise ConfigError(f"{path}: a table, not a recipe; train on it with: {how}")
+        several = f"several files: --data 'DIR/*{path.suffix}' in quotes"
+        raise ConfigError(f"{path}: a table, not a recipe; train on it with: {how} ({several})")
     try:
         return tomllib.loads(found(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         names = ", ".join(shipped())
         raise ConfigError(f"recipe {path}: no such file; by name there are {names}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        if path.suffix in (".csv", ".parquet"):
-            raise ConfigError(
-                f"recipe {path}: is a table; give one with --data {path}, several with --data "
-                f"'DIR/*{path.suffix}' in quotes"
-            ) from None
         raise ConfigError(f"recipe {path}: not valid TOML: {error}") from None
 
 
