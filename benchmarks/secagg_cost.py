@@ -4,7 +4,8 @@ The server runs in a process of its own and real frames pass between it and the 
 in this one. Reported are CPU seconds of the server and the memory at its peak, milliseconds and
 bytes per device, all of the second of two rounds; and what a device that knows nobody is sent and
 computes in its first round (the cards of its neighbours, and seeds agreed with them). `--lying`
-plans the graph for a server that may lie; without it, for one that does not.
+plans the graph for a server that may lie; without it, for one that does not. `--rounds 1` reports
+the first round, in which all pairs agree on their seeds.
 """
 
 from __future__ import annotations
@@ -164,13 +165,14 @@ def newcomers(
     return f"{size / per / 1e3:.1f} kB of cards and {1e3 * spent / per:.0f} ms when it knows nobody"
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--dimension", type=int, default=1000)
     parser.add_argument("--lost", type=float, default=0.05)
     parser.add_argument("--lying", action="store_true", help="plan for a server that may lie")
-    asked = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=2, help="the last one is reported")
+    asked = parser.parse_args(arguments)
     count = asked.devices
     params = SecAggParams(
         "bench", count // 2, count // 20, 0.1, sparse=True, honest_server=not asked.lying
@@ -181,15 +183,15 @@ def main() -> None:
     secret = Ed25519PrivateKey.generate()
     public = secret.public_key().public_bytes_raw()
     here, there = multiprocessing.get_context("spawn").Pipe()
-    arguments = (there, secret.private_bytes_raw(), params, cards)
-    child = multiprocessing.get_context("spawn").Process(target=serve, args=arguments)
+    told = (there, secret.private_bytes_raw(), params, cards)
+    child = multiprocessing.get_context("spawn").Process(target=serve, args=told)
     child.start()
     roster = Roster("bench", Admission(pinned))  # one for all: each card is checked once
     roster.admit_all(cards)
     devices = {
         i: Participant(one, roster, params, public, MemoryJournal(), 512) for i, one in keys.items()
     }
-    for round_number in range(2):
+    for round_number in range(asked.rounds):
         meter = Meter(here)
         play(meter, devices, params, round_number, asked.dimension, asked.lost)
         seconds, peak = meter.server("spent")
@@ -201,7 +203,8 @@ def main() -> None:
         f"{count} devices x {asked.dimension}, {asked.lost:.0%} lost, degree {found.degree}, "
         f"{found.masks} masks: server {seconds:.2f} s, {peak:.0f} MB; a device "
         f"{1e3 * meter.seconds / count:.1f} ms, {meter.up / count / 1e3:.1f} kB up, "
-        f"{meter.down / count / 1e3:.1f} kB down; {first}",
+        f"{meter.down / count / 1e3:.1f} kB down; {first}; all devices "
+        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB",
         flush=True,
     )
 

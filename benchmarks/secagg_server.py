@@ -90,7 +90,9 @@ class StandIns:
         said = (
             self.layout.survivors_digest(sharers, packed(survived)),
             bytes((self.plan.degree + 7) // 8),
-            self.layout.accepted(bytes(32 * self.plan.degree)),
+            self.layout.accepted(
+                self.tables.near[device].astype("<u8").tobytes(), bytes(32 * self.plan.degree)
+            ),
             answers,
         )
         signature = self.identities[device].sign(given(self.layout.digest, device, *said))
@@ -98,12 +100,12 @@ class StandIns:
         return wire.seal(message, self.stamp(device))
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--devices", type=int, default=10_000)
     parser.add_argument("--dimension", type=int, default=1000)
     parser.add_argument("--lost", type=float, default=0.05)
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     count, seconds = asked.devices, Counter[str]()
 
     def timed(leg: str, act: Callable[..., Any], *arguments: Any) -> Any:

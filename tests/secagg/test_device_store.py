@@ -203,15 +203,19 @@ def test_key_files_and_passphrases_that_protect_nothing_are_refused(tmp_path):
         Lock.key_file(path)
 
 
-def test_graphs_of_few_unopened_rounds_are_drawn(tmp_path):
-    store = new_store(tmp_path / "d")
-    for number in range(PENDING):
-        store.draw(wanted(number), 8)
+def test_few_graphs_are_drawn_before_a_round_is_opened(tmp_path):
+    # Else a server looks at 8 graphs for each of many rounds, and opens the one that it likes.
+    journals = (MemoryJournal(), new_store(tmp_path / "d"))
+    for number in range(PENDING // 8):
+        for _ in range(8):
+            journals[0].draw(wanted(number), 8)
     with pytest.raises(RuleBroken, match="none of them was opened"):
-        store.draw(wanted(PENDING), 8)
-    store.draw(wanted(3), 8)
-    store.claim(wanted(PENDING))
-    store.draw(wanted(PENDING + 1), 8)
+        journals[0].draw(wanted(PENDING), 8)
+    for number in (0, 1, 2):
+        journals[1].draw(wanted(number), 8)
+    for journal in journals:
+        journal.claim(wanted(PENDING))
+        journal.draw(wanted(PENDING + 1), 8)
 
 
 # --- the lifetime ledger --------------------------------------------------------------------------

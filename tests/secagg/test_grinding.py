@@ -131,7 +131,8 @@ def test_what_was_drawn_for_rounds_that_are_over_is_forgotten():
     device = cast.devices[10]
     for number in (41, 42, 43):
         device.offer(drawing_of(cast, number, [10, 20, 30]).invitation)
-    device.join(cast.open(42, cast.ids, 5, 32).plan)
+    opened = cast.server.open_drawn(drawn(cast, drawing_of(cast, 42, [20, 30, 40])))
+    device.join(opened.plan)
     assert {at for at, _ in device._offered.values()} == {42, 43}
 
 

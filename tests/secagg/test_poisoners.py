@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,14 @@ from fedveil.core.errors import ConfigError
 from fedveil.secagg import pairs, wire
 from fedveil.secagg.blame import Fault, Wrong, given, proven
 from fedveil.secagg.derive import id_bytes
-from fedveil.secagg.errors import Doubted, Forged, NotReleased, OutOfTurn, RuleBroken
+from fedveil.secagg.errors import (
+    Doubted,
+    Forged,
+    NotReleased,
+    OutOfTurn,
+    RuleBroken,
+    SecureAggregationError,
+)
 from fedveil.secagg.messages import Confirm, Disclosure, Masked, Sharers, Shares, Survivors, Unmask
 from fedveil.secagg.shares import split
 from tests.secagg.play import assemble, peek, plain_sum, small_vectors
@@ -624,3 +632,27 @@ def test_a_sparse_round_survives_every_kind_of_poison(round_number):
     settled(play)
     assert {fault.device for fault in play.server.faults} <= {BAD}
     assert play.server.suspects <= {BAD}
+
+
+@pytest.mark.parametrize("field", ["sealed", "marks", "checks", "wrapped", "roots"])
+@pytest.mark.parametrize("length", [0, 1, 63, 65, 10_000])
+def test_signed_lists_of_any_length_end_in_a_typed_refusal(field, length):
+    # No server takes such a frame; one that lies may show it to a neighbour, or a judge.
+    cast = assemble(5, min_honest=3, max_dropout=0.2)
+    play = shared(cast, garbage_seals({10}))
+    finished(play)
+    odd = resend(play, BAD, play.server.dealt_by(BAD), **{field: os.urandom(length)})
+    layout, identities = play.server.layout, play.server.identities
+    with suppress(SecureAggregationError):
+        play.rounds[10].disclose(odd)
+    with suppress(SecureAggregationError):
+        play.rounds[10].take_odds(odd)
+    honest = play.rounds[10].disclose(play.server.dealt_by(BAD))
+    key = peek(honest, Disclosure).key
+    for frames in ((odd, honest), (odd, odd), (odd,), ()):
+        for values in ((), (b"self",), (key,), (b"pair", *(id_bytes(10) + key,) * 3)):
+            for wrong in Wrong:
+                for device, about in ((BAD, 10), (10, BAD), (BAD, BAD), (11, 10)):
+                    fault = Fault(device, about, wrong, layout.digest, frames, values)
+                    assert proven(fault, layout, identities) in (False, True)
+                    assert device == BAD or not proven(fault, layout, identities)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from fractions import Fraction
@@ -17,7 +18,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.secagg import topology
 from fedveil.secagg.errors import RuleBroken
 from fedveil.secagg.graph import Graph
-from fedveil.secagg.params import SecAggParams
+from fedveil.secagg.params import Limits, SecAggParams
 from fedveil.secagg.topology import assess, choose
 
 LIMITS = {"security_failure": 2.0**-40, "recovery_failure": 2.0**-20}
@@ -146,6 +147,43 @@ def test_the_bound_of_theorem_2_is_met_by_some_groups():
         found = smallest_closed(cohort, degree, inside)
         bound = topology.smallest_closed_set(cohort, degree, inside)
         assert found == (cohort if inside == degree else bound)
+
+
+def test_the_graph_of_a_huge_cohort_is_found_in_bounded_work(monkeypatch):
+    # A server may name any cohort, and each device works its graph out.
+    calls = itertools.count()
+
+    def counted(x, lgamma=math.lgamma):
+        assert next(calls) < 1 << 20
+        return lgamma(x)
+
+    monkeypatch.setattr(math, "lgamma", counted)
+    found = choose(16_000, 4800, 1600, **LIMITS, large_groups=True)
+    assert found.complete or found.security_failure <= 2.0**-40
+
+
+def test_no_numbers_of_a_server_end_in_anything_but_a_refusal():
+    rng = random.Random(7)
+    accepted = 0
+    for _ in range(400):
+        params = SecAggParams(
+            "test",
+            rng.randint(2, 60),
+            rng.choice([0, 1, 10, 40]),
+            rng.choice([0, 0.1, 0.3, 0.9]),
+            sparse=rng.random() < 0.8,
+            honest_server=rng.random() < 0.3,
+            limits=Limits(degree=rng.choice([20, 60, 500])),
+        )
+        cohort = rng.randint(2, 300)
+        degree = rng.choice([cohort - 1, 2 * rng.randint(1, cohort // 2)])
+        numbers = (rng.randint(1, degree), params.min_survivors, rng.choice([degree, 2, 4]))
+        try:
+            params.check(cohort, degree, *numbers)
+            accepted += 1
+        except RuleBroken:
+            pass
+    assert accepted
 
 
 def test_large_groups_take_a_higher_threshold():

@@ -15,7 +15,7 @@ from enum import Enum
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.secagg import derive, pairs, wire
-from fedveil.secagg.dealing import nonsense
+from fedveil.secagg.dealing import dealt_lists, nonsense
 from fedveil.secagg.derive import ID_BYTES, KEY_BYTES
 from fedveil.secagg.errors import SecureAggregationError
 from fedveil.secagg.keys import signed
@@ -75,6 +75,8 @@ def _frame(
     claims = wire.head(frame)
     if claims.context != layout.digest or claims.device != author:
         raise ValueError("a frame of another round or device")
+    if isinstance(message, Shares):
+        dealt_lists(message, layout.plan)
     return message
 
 

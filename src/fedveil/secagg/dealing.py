@@ -10,11 +10,16 @@ from itertools import repeat
 import numpy as np
 
 from fedveil.secagg import pairs
+from fedveil.secagg.derive import KEY_BYTES
 from fedveil.secagg.errors import RuleBroken
 from fedveil.secagg.layout import Bytes, Flags, Layout, piece, rows
-from fedveil.secagg.messages import Disclosure, Shares
+from fedveil.secagg.messages import Disclosure, RoundPlan, Shares
 from fedveil.secagg.pairs import MARK_BYTES, NONCE_BYTES, PRINT_BYTES, SEALED_BYTES, PairKeys
 from fedveil.secagg.shares import SHARE_BYTES, draw_secret, split, valid_elements
+
+# The lists of `Shares`: bytes of a piece, one for each neighbour or for each that one masks with.
+PER_NEIGHBOUR = {"sealed": SEALED_BYTES, "marks": MARK_BYTES, "checks": PRINT_BYTES}
+PER_MASK = {"wrapped": KEY_BYTES, "roots": PRINT_BYTES}
 
 
 def deal(
@@ -46,6 +51,15 @@ def deal(
         pairs.wrap(b"".join(roots), pair_secret),
         b"".join(map(pairs.root_print, roots)),
     )
+
+
+def dealt_lists(dealt: Shares, plan: RoundPlan) -> dict[str, Bytes]:
+    """The lists of what a device dealt, in rows; `Malformed` if one has another length."""
+    return {
+        name: rows(getattr(dealt, name), size, count, f"Shares.{name}")
+        for sizes, count in ((PER_NEIGHBOUR, plan.degree), (PER_MASK, plan.masks))
+        for name, size in sizes.items()
+    }
 
 
 @dataclass(frozen=True)

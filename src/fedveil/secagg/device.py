@@ -25,7 +25,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fedveil.core.errors import ConfigError
 from fedveil.secagg import derive, pairs, wire
 from fedveil.secagg.blame import given
-from fedveil.secagg.dealing import Holding, contradicts, deal, disclosure, opened
+from fedveil.secagg.dealing import (
+    Holding,
+    contradicts,
+    deal,
+    dealt_lists,
+    disclosure,
+    opened,
+)
 from fedveil.secagg.derive import TAG_BYTES
 from fedveil.secagg.errors import Doubted, OutOfTurn, RuleBroken
 from fedveil.secagg.journal import Journal
@@ -310,7 +317,9 @@ class DeviceRound:
         if claims.device not in among:
             raise RuleBroken(f"device {self._id} has no complaint about device {claims.device}")
         author = self._roster.get(claims.device).identity
-        return wire.read(frame, Shares, self._limit(Shares), author)
+        message = wire.read(frame, Shares, self._limit(Shares), author)
+        dealt_lists(message, self.layout.plan)
+        return message
 
     def _checked(self, message: Survivors) -> tuple[Flags, bytes]:
         """The survivors, if this device may act on them, and what stands for that list."""

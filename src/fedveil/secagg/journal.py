@@ -17,7 +17,7 @@ from typing import Protocol
 from fedveil.secagg.errors import RuleBroken
 from fedveil.secagg.privacy_terms import PrivacyTerms
 
-PENDING = 64  # rounds and purposes for which a device draws graphs before it claims one of them
+PENDING = 64  # graphs that a device draws before it claims one of their rounds, or a later one
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Progress:
                 f"round {wanted.round_number} ({wanted.purpose}): this device has drawn "
                 f"{count} times for it"
             )
-        if not count and len(self.draws) >= PENDING:
-            raise RuleBroken(f"graphs of {PENDING} rounds were drawn and none of them was opened")
+        if sum(self.draws.values()) >= PENDING:
+            raise RuleBroken(f"{PENDING} graphs were drawn and none of them was opened")
         return replace(self, draws={**self.draws, key: count + 1})
 
     def check(self, wanted: Claim) -> None:

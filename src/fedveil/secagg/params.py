@@ -184,6 +184,7 @@ class SecAggParams:
         chances = (self.colluders, self.losses(cohort), self.security_failure)
         try:
             found = topology.assess(cohort, degree, threshold, *chances, masks)
+            counted = self.counted(cohort)
         except ConfigError as error:
             raise RuleBroken(str(error)) from None
         for name in ("security_failure", "recovery_failure"):
@@ -193,10 +194,10 @@ class SecAggParams:
                     f"graph of degree {degree} with threshold {threshold} is too sparse: "
                     f"{name} {chance:.1e} > {most:.1e}"
                 )
-        if self.group(found) < self.counted(cohort):
+        if self.group(found) < counted:
             raise RuleBroken(
                 f"graph of degree {degree} with threshold {threshold} is too sparse: a lying "
-                f"server learns sums of {self.group(found)}, noise counts on {self.counted(cohort)}"
+                f"server learns sums of {self.group(found)}, noise counts on {counted}"
             )
 
 

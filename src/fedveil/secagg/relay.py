@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.secagg import derive, wire
 from fedveil.secagg.blame import Fault, Wrong
+from fedveil.secagg.dealing import PER_MASK, PER_NEIGHBOUR, dealt_lists
 from fedveil.secagg.derive import TAG_BYTES
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn
 from fedveil.secagg.keys import signed
@@ -26,7 +27,6 @@ from fedveil.secagg.pairs import MARK_BYTES, NONCE_BYTES, PRINT_BYTES, SEALED_BY
 from fedveil.secagg.shares import SHARE_BYTES, valid_elements
 from fedveil.secagg.sizes import STATEMENT_BYTES
 
-_DEALT = ("sealed", "marks", "checks", "wrapped", "roots")  # lists of `Shares`
 _BLOCK = 256  # members whose checks are compared at a time
 
 
@@ -176,7 +176,7 @@ class Kept:
 
     def dealt_frame(self, place: int) -> bytes:
         """What a device dealt, as it came."""
-        lists = {name: getattr(self, name)[place].tobytes() for name in _DEALT}
+        lists = {name: getattr(self, name)[place].tobytes() for name in PER_NEIGHBOUR | PER_MASK}
         return wire.rebuilt(replace(self.heads[place], **lists), self.signatures[place])
 
     def share_fault(self, holder: int, dealer: int) -> Fault:
@@ -211,17 +211,11 @@ class Kept:
             self._take_unmasking(message, place)
 
     def _take_shares(self, message: Shares, place: int) -> None:
-        lists = []
-        for name in _DEALT:
-            into: Bytes = getattr(self, name)[place]
-            count, size = into.shape
-            lists.append((into, rows(getattr(message, name), size, count, f"Shares.{name}")))
-        for into, pieces in lists:
-            into[:] = pieces
+        lists = dealt_lists(message, self.layout.plan)
+        for name, pieces in lists.items():
+            getattr(self, name)[place] = pieces
         self.nonces[place] = np.frombuffer(message.nonce, dtype=np.uint8)
-        self.heads[place] = replace(
-            message, sealed=b"", marks=b"", checks=b"", wrapped=b"", roots=b""
-        )
+        self.heads[place] = replace(message, **dict.fromkeys(lists, b""))
         self.shared[place] = True
 
     def _take_vector(self, message: Masked, place: int) -> None:

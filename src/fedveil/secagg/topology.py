@@ -31,6 +31,9 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
 from fedveil.core.errors import ConfigError
 
 # Up to here everybody is joined to everybody: a sparse graph would save little, and the complete
@@ -162,32 +165,43 @@ def _sparse_degrees(cohort: int) -> range:
     return range(2 * math.ceil(math.log2(cohort)), cohort - 1, 2)
 
 
-@lru_cache(maxsize=4096)
 def _colluding_neighbours(cohort: int, degree: int, colluders: int, failure: float) -> int | None:
     """How many colluders next to one device must be reckoned with; takes half of the failure."""
-    for neighbours in range(degree):
-        if cohort * _tail(cohort - 1, colluders, degree, neighbours) <= failure / 2:
-            return neighbours
-    return None
+    rare = cohort * _tails(cohort - 1, colluders, degree)[1:-1] <= failure / 2
+    return int(np.argmax(rare)) if rare.any() else None
 
 
 def _tail(population: int, marked: int, drawn: int, above: int) -> float:
     """P[X > above] for X hypergeometric: `drawn` of `population`, of which `marked` count."""
-    low = max(above + 1, 0, drawn - (population - marked))
-    high = min(marked, drawn)
-    total = _log_choose(population, drawn)
-    return math.fsum(
-        math.exp(_log_choose(marked, x) + _log_choose(population - marked, drawn - x) - total)
-        for x in range(low, high + 1)
+    return float(_tails(population, marked, drawn)[min(max(above, -1), drawn) + 1])
+
+
+@lru_cache(maxsize=4)
+def _tails(population: int, marked: int, drawn: int) -> npt.NDArray[np.float64]:
+    """The same for all `above` from -1 to `drawn`."""
+    x = np.arange(max(0, drawn - (population - marked)), min(marked, drawn) + 1)
+    chances = np.zeros(drawn + 2)
+    chances[x] = np.exp(
+        _log_choose(marked, x)
+        + _log_choose(population - marked, drawn - x)
+        - _log_choose(population, drawn)
     )
+    return np.cumsum(chances[::-1])[::-1]  # the smallest ones first
 
 
 def _two_arcs(cohort: int, masks: int, removed: int) -> float:
     if removed < masks:
         return 0.0
-    arcs = _log_choose(removed, masks) - _log_choose(cohort, masks)
+    arcs = float(_log_choose(removed, masks) - _log_choose(cohort, masks))
     return math.exp(min(0.0, 2 * math.log(cohort) - math.log(2) + arcs))
 
 
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+def _log_choose(n: int, k: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    table = _log_factorials(1 << n.bit_length())
+    found: npt.NDArray[np.float64] = table[n] - table[k] - table[n - np.asarray(k)]
+    return found
+
+
+@lru_cache(maxsize=16)
+def _log_factorials(size: int) -> npt.NDArray[np.float64]:
+    return np.array([math.lgamma(n + 1) for n in range(size)])
