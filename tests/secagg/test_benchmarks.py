@@ -1,4 +1,4 @@
-"""The committed commands behind the figures of docs/secagg.md still play rounds to the exact sum."""
+"""The commands behind the figures of docs/secagg.md still play rounds to the exact sum."""
 
 from __future__ import annotations
 
