@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -215,7 +216,8 @@ class Kept:
         for name, pieces in lists.items():
             getattr(self, name)[place] = pieces
         self.nonces[place] = np.frombuffer(message.nonce, dtype=np.uint8)
-        self.heads[place] = replace(message, **dict.fromkeys(lists, b""))
+        nothing: dict[str, Any] = dict.fromkeys(lists, b"")
+        self.heads[place] = replace(message, **nothing)
         self.shared[place] = True
 
     def _take_vector(self, message: Masked, place: int) -> None:

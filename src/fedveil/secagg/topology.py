@@ -196,9 +196,9 @@ def _two_arcs(cohort: int, masks: int, removed: int) -> float:
     return math.exp(min(0.0, 2 * math.log(cohort) - math.log(2) + arcs))
 
 
-def _log_choose(n: int, k: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    table = _log_factorials(1 << n.bit_length())
-    found: npt.NDArray[np.float64] = table[n] - table[k] - table[n - np.asarray(k)]
+def _log_choose(n: int, k: int | npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
+    table, chosen = _log_factorials(1 << n.bit_length()), np.asarray(k)
+    found: npt.NDArray[np.float64] = table[n] - table[chosen] - table[n - chosen]
     return found
 
 
