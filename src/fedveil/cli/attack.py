@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 _OPTIONS: console.Options = {
     "--set KEY=VALUE": (list, "change one recipe entry"),
-    "--only": (["reconstruct", "labels", "membership"], "try this alone; may be given twice"),
+    "--only": (
+        ["reconstruct", "labels", "property", "membership"],
+        "try this alone; may be given twice",
+    ),
     "--victims N": (int, "clients whose uploads are attacked (20)", 20),
     "--records N": (int, "records of each victim (1: nothing to hide behind)", 1),
+    "--property COLUMN": (str, "of clients, to be told from uploads (the mean of all inputs)"),
     "--steps N": (int, "of the search, where a record cannot be read off directly (400)", 400),
     "--runs N": (int, "models to train for membership inference (64)", 64),
     "--seed": (int, "of all randomness (0)", 0),
@@ -84,6 +88,7 @@ def _attacked(path: Path, args: argparse.Namespace) -> Attack:
         kinds=args.only or KINDS,
         victims=args.victims,
         records=args.records,
+        column=args.property,
         steps=args.steps,
         runs=args.runs,
         seed=args.seed,
@@ -132,6 +137,11 @@ def _show(found: Attack, written: list[Path]) -> None:
         named = [(one.view, f"{one.right} of {one.victims}") for one in found.labels]
         blind = f"a blind guess: {found.labels[0].by_chance:.0%}"
         console.table(f"Most common label of a client ({blind})", ("what is seen", "right"), named)
+    if found.properties:
+        told = [(one.view, f"{one.right} of {one.victims}") for one in found.properties]
+        first = found.properties[0]
+        title = f"Is {first.what} above the median? (a blind guess: {first.by_chance:.0%})"
+        console.table(title, ("what is seen", "right"), told)
     if found.membership is not None:
         members = found.membership
         points = [

@@ -20,6 +20,7 @@ from fedveil.core.units import Trust
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.shown import at_most
 from fedveil.report.checklist import checklists
+from fedveil.report.gallery import gallery
 from fedveil.report.scores import NAMES
 from fedveil.run.directory import stored_recipe
 from fedveil.run.evidence import metrics
@@ -61,6 +62,7 @@ def facts_of(
         "protects": None if guarantee is None else _SEES[guarantee.trust],
         "attack": None if attack is None else _attack(attack),
         "charts": _charts(lines, shown, guarantee, attack),
+        "gallery": gallery(path, recipe, guarantee),
         "data": _data_card(recipe, guarantee),
         "model": _model_card(path, recipe, guarantee),
         "recipe": recipe,

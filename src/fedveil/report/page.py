@@ -134,6 +134,8 @@ def _run(facts: Facts, number: int) -> str:
             section("What it rests on", listed(guarantee["rests_on"])),
             section("What it does not cover", listed(guarantee["not_covered"])),
         ]
+    if facts["gallery"] is not None:
+        parts.append(section("What attackers could learn", _gallery(facts["gallery"])))
     parts += [
         section("Data card", _card(facts["data"])),
         section("Model card", _card(facts["model"])),
@@ -258,6 +260,61 @@ def _three(facts: Facts) -> str:
     if None not in (audited, proved) and audited > proved:
         refuted = "<p class='badge bad'>Refuted: an attack did better than what is proved.</p>"
     return refuted + _tiles(tiles) + f"<p class='note'>{note}</p>"
+
+
+def _gallery(found: Facts) -> str:
+    """Attacks on uploads, view by view, and on the model."""
+    words = (
+        "Attacks on a simulation of this recipe, by somebody who looks and changes nothing. "
+        "Records and labels are read off one client's upload, as each of these would see it."
+    )
+    parts = [f"<p>{words}</p>"]
+    if found["picture"] is not None:
+        told = "Records, and what is left of them in uploads that are seen in different ways"
+        image = f'<img alt="{told}" src="data:image/png;base64,{found["picture"]}">'
+        parts.append(f"<figure>{image}</figure>")
+    heads = {
+        "found": "record found again",
+        "correlation": "likeness (1: the same)",
+        "label": "label named",
+        "property": "property told",
+    }
+    shown_heads = [name for name in heads if any(name in one for one in found["views"])]
+    if shown_heads:
+        rows = [
+            [Cell(escape(one["view"]), number), *(_told(one.get(name)) for name in shown_heads)]
+            for number, one in enumerate(found["views"])
+        ]
+        columns = ["what is seen", *(heads[name] for name in shown_heads)]
+        parts.append(table(columns, rows, "Attacks on uploads"))
+    if (members := found["membership"]) is not None:
+        parts.append(
+            f"<p>Was this {escape(members['unit'])} there, or is it that "
+            f"{escape(members['without'])}? Told from the last of {members['runs']:,} models each; "
+            f"{members['trials']:,} trials.</p>"
+        )
+        points = [
+            [
+                Cell(escape(one["attack"]), one["attack"]),
+                *(_share(one[name]) for name in ("auc", "false_rate", "true_rate", "allowed")),
+            ]
+            for one in members["points"]
+        ]
+        columns = ["attack", "area under its curve", "false positives", "true positives"]
+        parts.append(table([*columns, "allowed by epsilon"], points, "Membership"))
+    return "".join(parts) + f"<p>Not tried:</p>{listed(found['not_tried'])}"
+
+
+def _told(value: Any) -> Cell:
+    """A number, or [right, of so many, share of a blind guess]."""
+    if not isinstance(value, list):
+        return Cell("", -1.0) if value is None else Cell(f"{value:.3f}", value)
+    blind = f" (blind: {value[2]:.0%})" if len(value) > 2 else ""
+    return Cell(f"{value[0]} of {value[1]}{blind}", value[0] / value[1])
+
+
+def _share(value: float | None) -> Cell:
+    return Cell("no bound", 2.0) if value is None else Cell(f"{100 * value:.3g}%", value)
 
 
 def _again(facts: Facts) -> str:

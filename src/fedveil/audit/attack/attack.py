@@ -11,17 +11,18 @@ import numpy as np
 
 from fedveil.audit.attack.labels import LabelGuess, guess_labels
 from fedveil.audit.attack.membership import Membership, membership
+from fedveil.audit.attack.properties import PropertyGuess, guess_property
 from fedveil.audit.attack.reconstruct import Reconstruction, first_affine, reconstruct
 from fedveil.audit.attack.uploads import crowd_of, uploads
 from fedveil.core.errors import ConfigError
 from fedveil.planning.plan import Plan
 
-KINDS = ("reconstruct", "labels", "membership")
+KINDS = ("reconstruct", "labels", "property", "membership")
 _NOT_TRIED = (
     "servers that change the model or the protocol to see more (all attacks only look)",
     "uploads of later rounds, and what several rounds say together about one record",
     "records of a client with several of them, one by one (a first layer shows their mixture)",
-    "attacks trained on labelled uploads of other clients",
+    "attacks by larger models on labelled uploads (properties: one linear rule)",
 )
 
 _SEARCHED = 4  # victims at most, where a record has to be searched for
@@ -37,6 +38,7 @@ class Attack:
     epsilon: float | None
     reconstruction: Reconstruction | None
     labels: tuple[LabelGuess, ...]
+    properties: tuple[PropertyGuess, ...]
     membership: Membership | None
     skipped: tuple[str, ...]
 
@@ -58,6 +60,7 @@ class Attack:
                 "views": [asdict(one) for one in made.likeness],
             },
             "labels": [asdict(one) for one in self.labels],
+            "property": [asdict(one) for one in self.properties],
             "membership": None if self.membership is None else asdict(self.membership),
             "not_tried": list(self.not_tried),
         }
@@ -69,13 +72,17 @@ def attack(
     kinds: Sequence[str] = KINDS,
     victims: int = 20,
     records: int = 1,
+    column: str | None = None,
     steps: int = 400,
     runs: int = 64,
     seed: int = 0,
     seconds: float = math.inf,
     progress: Progress = lambda what, done, of: None,
 ) -> Attack:
-    """Attack uploads of the first round and the released model, as an honest but curious party."""
+    """Attack uploads of the first round and the released model, as an honest but curious party.
+
+    `column` names the property that is asked for; without it, it is the mean of all inputs.
+    """
     if victims < 1 or records < 1 or steps < 1:
         raise ConfigError("attack: victims, records and steps must be at least 1")
     skipped: list[str] = []
@@ -103,6 +110,7 @@ def attack(
 
     made = tried("reconstruct", lambda: of_uploads("reconstruct"), None)
     labels = tried("labels", lambda: of_uploads("labels"), ())
+    of_column = tried("property", lambda: guess_property(plan, column, records, chance, seed), ())
     members = tried(
         "membership",
         lambda: membership(
@@ -114,7 +122,7 @@ def attack(
         ),
         None,
     )
-    if made is None and not labels and members is None:
+    if made is None and not labels and not of_column and members is None:
         raise ConfigError(f"attack: nothing could be tried: {'; '.join(skipped)}")
     epsilon = None if plan.guarantee is None else plan.guarantee.epsilon
-    return Attack(plan.method.name, epsilon, made, labels, members, tuple(skipped))
+    return Attack(plan.method.name, epsilon, made, labels, of_column, members, tuple(skipped))

@@ -112,6 +112,12 @@ def page(found: Attack, pictures: dict[str, bytes], name: str) -> str:
         chance = f"blind guess {found.labels[0].by_chance:.0%}"
         named = [(one.view, f"{one.right} of {one.victims}") for one in found.labels]
         parts.append(_table(("what is seen", f"label named ({chance})"), named))
+    if found.properties:
+        chance = f"blind guess {found.properties[0].by_chance:.0%}"
+        head = ("what is seen", f"{found.properties[0].what}, above the median? ({chance})")
+        parts.append(
+            _table(head, [(o.view, f"{o.right} of {o.victims}") for o in found.properties])
+        )
     untried = "".join(f"<li>{escape(one)}</li>" for one in found.not_tried)
     parts.append(f"<h2>Not tried</h2><ul>{untried}</ul>")
     return _PAGE.replace("{body}", "\n".join(parts))
