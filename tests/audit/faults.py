@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
 
 from fedveil.audit.audit import audit
+from fedveil.audit.stand_ins import StandIns
 from fedveil.client import steps, update_pipeline
+from fedveil.client.ballot import Ballot
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.core.randomness import Randomness
@@ -26,16 +28,30 @@ from fedveil.engines import dual_steps, isolated_gradients
 from fedveil.methods.parts import central_noise, local_noise
 from fedveil.planning.plan import Plan
 from fedveil.privacy import accounting
-from fedveil.privacy.clipping import row_norms
+from fedveil.privacy.clipping import clip_factors, row_norms
 from fedveil.privacy.noise import correlated
 from fedveil.privacy.noise.modular_grid import NoisyIntegers
 from fedveil.privacy.sampling import FixedSize, Poisson
+from fedveil.run import checkpoint
+from fedveil.run import round as round_
+from fedveil.run.sums import PrivateSum
+from fedveil.secagg.aggregation import COUNT
 
 CLIENTS = 20
 _BASE: dict[str, Any] = {
     "data": {"source": "digits", "clients": CLIENTS},
     "training": {"method": "dp-fedavg", "rounds": 4, "sampling": "everyone", "local_steps": 1},
     "privacy": {"noise_multiplier": 2.0, "clip_norm": 1.0, "delta": 1e-5},
+}
+
+_VOTES: dict[str, Any] = {
+    "data.public_fraction": 0.2,
+    "training.method": "ae-dpfl",
+    "training.rounds": 1,
+    "training.sampling": None,
+    "privacy.clip_norm": None,
+    "voting.questions": 20,
+    "voting.epochs": 1,
 }
 
 # Honest plans, small and quick: whose data, where the noise is, which noise, which cohorts.
@@ -65,6 +81,16 @@ CASES: dict[str, dict[str, Any]] = {
         "privacy.correlated": "optimised",
         "privacy.noise_multiplier": 2.5,
     },
+    "central, tracked clip": {"privacy.clip_quantile": 0.5, "privacy.clip_noise": 0.1},
+    "distributed, sparse": {
+        "data.clients": 60,
+        "privacy.trust": "distributed",
+        "privacy.colluders": 2,
+        "privacy.noise_multiplier": 6.0,
+        "aggregation.sparse": True,
+    },
+    "votes": _VOTES,
+    "votes, replaced": _VOTES | {"privacy.adjacency": "replace", "privacy.trust": "central"},
     "local": {"privacy.trust": "local", "privacy.noise_multiplier": 4.0},
     "local, Laplace": {
         "training.method": "client-noise",
@@ -221,6 +247,63 @@ def _gradients_not_clipped() -> tuple[Patch, ...]:
     return tuple((place, "clip_factors", ones) for place in (isolated_gradients, dual_steps))
 
 
+def _weighted_after_the_clip() -> tuple[Patch, ...]:
+    def more(norms: Any, clip: Any, *, relative_error: float = 0.0) -> Any:
+        return 2 * clip_factors(norms, clip, relative_error=relative_error)
+
+    return tuple((place, "clip_factors", more) for place in (isolated_gradients, dual_steps))
+
+
+def _bare_bits() -> Patch:
+    real = PrivateSum.protect
+
+    def protect(self: PrivateSum, total: Any, clients: Any) -> Any:
+        if self.purpose == COUNT:
+            return total * (self.pipeline.granularity or 1.0)
+        return real(self, total, clients)
+
+    return PrivateSum, "protect", protect
+
+
+def _small_shares() -> Patch:
+    real = NoisyIntegers.noisy_sum
+
+    def less(self: NoisyIntegers, total: Any, streams: Any) -> Any:
+        return real(replace(self, share_std=0.6 * self.share_std), total, streams)
+
+    return NoisyIntegers, "noisy_sum", less
+
+
+def _two_ballots() -> Patch:
+    real = Ballot.__call__
+    return Ballot, "__call__", lambda self, *args: 2 * real(self, *args)
+
+
+def _forgetful() -> Patch:
+    real = correlated.NoiseMemory.draw
+
+    def draw(self: Any, *args: Any) -> Any:
+        self._past.clear()
+        return real(self, *args)
+
+    return correlated.NoiseMemory, "draw", draw
+
+
+def _bare_average() -> tuple[Patch, ...]:
+    """The stored weights get a little of the sums without noise."""
+    sums, real = [torch.zeros(1)], StandIns.round_sum
+
+    def noted(self: StandIns, *args: Any) -> Any:
+        found = real(self, *args)
+        sums.append(found.total.float())
+        return found
+
+    def stored(rounds: int, weights: Any, optimizer: Any) -> Any:
+        return checkpoint.Checkpoint(rounds, weights + 1e-3 * sums[-1], optimizer)
+
+    return (StandIns, "round_sum", noted), (round_, "Checkpoint", stored)
+
+
 @dataclass(frozen=True)
 class Fault:
     case: str
@@ -228,7 +311,7 @@ class Fault:
     games: int = 2000  # with which nearly every audit notices it
 
 
-FAULTS: Mapping[str, Fault] = {
+FAULTS: dict[str, Fault] = {
     "noise halved": Fault("central", lambda: (_halved(central_noise, "protect_sum"),)),
     "Laplace noise halved": Fault(
         "central, Laplace", lambda: (_halved(central_noise, "protect_sum_laplace"),), 8000
@@ -239,6 +322,14 @@ FAULTS: Mapping[str, Fault] = {
     "replace accounted as zero-out": Fault(
         "central, replace", lambda: (_half_sensitivity(),), 8000
     ),
+    "bits of a tracked clip without noise": Fault("central, tracked clip", lambda: (_bare_bits(),)),
+    "noise shares too small (sparse graph)": Fault(
+        "distributed, sparse", lambda: (_small_shares(),), 8000
+    ),
+    "a ballot counts twice": Fault("votes", lambda: (_two_ballots(),)),
+    "gradients weighted after the clip": Fault("record, summed", _weighted_after_the_clip),
+    "stored weights hold sums without noise": Fault("central", _bare_average),
+    "correlated noise reused": Fault("central, correlated", lambda: (_reused(),)),
     "correlated noise halved": Fault("central, correlated", lambda: (_less_fresh(),)),
     "noise reused between rounds": Fault("central", lambda: (_reused(),)),
     "clip skipped": Fault("central", _not_clipped),
@@ -249,16 +340,23 @@ FAULTS: Mapping[str, Fault] = {
 }
 
 
+# What no audit accuses, for it harms nobody: noise is larger than it need be.
+HARMLESS: dict[str, Fault] = {
+    "correlated noise forgets its past": Fault("central, correlated", lambda: (_forgetful(),)),
+}
+
+
 @contextmanager
 def planted(fault: str) -> Iterator[str]:
     """Run the faulty program inside; the case to plan with. Nothing it accounted is remembered."""
-    patches = FAULTS[fault].patches()
+    chosen = (FAULTS | HARMLESS)[fault]
+    patches = chosen.patches()
     before = [vars(place)[name] for place, name, _ in patches]
     accounting._account.cache_clear()
     try:
         for place, name, value in patches:
             setattr(place, name, value)
-        yield FAULTS[fault].case
+        yield chosen.case
     finally:
         for (place, name, _), value in zip(patches, before, strict=True):
             setattr(place, name, value)
@@ -267,7 +365,8 @@ def planted(fault: str) -> Iterator[str]:
 
 def noticed(fault: str, seed: int) -> bool:
     with planted(fault) as case:
-        found = audit(plan_for(case), games=FAULTS[fault].games, canaries=0, seed=seed)
+        games = (FAULTS | HARMLESS)[fault].games
+        found = audit(plan_for(case), games=games, canaries=0, seed=seed)
     return bool(found.refuted)
 
 

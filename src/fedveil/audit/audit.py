@@ -13,6 +13,7 @@ from fedveil.audit.one_run import OneRun, one_run
 from fedveil.audit.probes import Probe, probes
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust, Unit
+from fedveil.data.federation import Task
 from fedveil.planning.plan import Plan
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import Laplace
@@ -154,9 +155,10 @@ def audit(
     )
     one = None
     # Under local trust the adversary sees single uploads, of which the games are; sums say less.
-    summed = guarantee.unit is Unit.CLIENT and guarantee.trust is not Trust.LOCAL
-    playable = summed and plan.method.voting is None
-    if canaries != 0 and playable and plan.federation.clients >= 16:
+    federation = plan.federation
+    summed = guarantee.trust is not Trust.LOCAL and federation.task is not Task.SEQUENCE
+    units = federation.clients if guarantee.unit is Unit.CLIENT else len(federation.train)
+    if canaries != 0 and summed and plan.method.voting is None and units >= 16:
         one = one_run(
             plan,
             canaries=canaries,

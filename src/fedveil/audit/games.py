@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,11 @@ from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
 from fedveil.methods.parts.local_steps import local_steps, rates
-from fedveil.methods.parts.noise_placement import RoundContext, SecureNoisePlacement
-from fedveil.methods.parts.noisy_votes import VoteNoise
+from fedveil.methods.parts.noise_placement import (
+    NoiseContext,
+    RoundContext,
+    SecureNoisePlacement,
+)
 from fedveil.planning.plan import Plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.correlated import ONE, CorrelatedGaussian
@@ -41,6 +44,7 @@ from fedveil.privacy.mechanisms import Laplace
 from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.sampling import FixedSize, Poisson
 from fedveil.run.sums import PrivateSum, pipeline_in
+from fedveil.secagg.aggregation import COUNT
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -57,6 +61,8 @@ class View:
     it does so with probability `rate`, and around zero else. `read` marks the games in which the
     rest of the cohort gives away that the canary was drawn, if anything does. `bits` says of the
     last two bits of what is seen whether they are those of `loud` (1), of `quiet` (-1) or neither.
+    `more` has statistics that are not weighed with the others: a tracked clip's count, and a
+    difference of rounds in which noise that is used twice would cancel.
     """
 
     seen: Floats
@@ -67,6 +73,7 @@ class View:
     rate: float = 1.0
     read: Bools | None = None
     bits: Floats | None = None
+    more: Mapping[str, Floats] = field(default_factory=dict)
 
     def scores(self) -> Scores:
         loud, quiet = self._against_zero(self.loud), self._against_zero(self.quiet)
@@ -76,7 +83,7 @@ class View:
             found["cohort"] = np.where(self.read, loud - quiet, 0.0)
         if self.bits is not None:
             found["bits"] = self.bits
-        return found
+        return found | dict(self.more)
 
     def _against_zero(self, mean: float) -> Floats:
         if self.laplace:
@@ -120,6 +127,17 @@ class Setting:
         return shape_rows(updates, pipeline, self.plan.layout, senders).rows[0]
 
 
+@dataclass(frozen=True)
+class _Sum:
+    """A sum that leaves a round: whether the canary is `sign * length` in it, in grid steps."""
+
+    context: NoiseContext
+    pipeline: UpdatePipeline
+    length: float
+    sign: int
+    purpose: str = "noise"
+
+
 class ClientGame:
     """All that one client sends, on noisy sums, on its own noisy upload, or on masked sums."""
 
@@ -129,37 +147,62 @@ class ClientGame:
         self._at = at = Setting(plan)
         self._state = plan.optimizer.start(plan.start)
         shares = at.guarantee.honest_shares
+        # Two ballots differ by no more than sqrt(2) of their length, half of it to either side.
+        replaced = plan.method.voting is not None and at.other == -1
+        self._ballots = math.sqrt(0.5) if replaced else 1.0
         self._share = 1.0 if shares is None else shares / plan.sampling.expected_cohort
         self._lengths: dict[tuple[object, ...], float] = {}
+        self._tracked = plan.method.clip_rule
         self.not_tried: tuple[str, ...] = ()
-        if isinstance(plan.method.clip_rule, AdaptiveClipping):
-            self.not_tried = ("the bits by which a tracked clip moves (it was held still)",)
+        if isinstance(self._tracked, AdaptiveClipping):
+            self.not_tried = ("tracked clips other than the first (it was held still)",)
 
     def views(self, seed: int, there: Bools) -> Iterator[View]:
         """Play one game for each entry of `there`; what is seen, round by round."""
         drawn = self._draw(seed, len(there)) if self._at.release.amplified else None
         for turn, number in enumerate(self._at.numbers):
-            yield self._view(seed, there, number, (-1) ** turn, drawn)
+            for one in self._sums(number, (-1) ** turn):
+                yield self._view(seed, there, number, one, drawn)
+
+    def _sums(self, number: int, sign: int) -> Iterator[_Sum]:
+        """What leaves in a round: the update, and of a tracked clip the bit that it was hit."""
+        at = self._at
+        pipeline = pipeline_in(at.plan, number, self._state)
+        yield _Sum(at.context, pipeline, self._length(pipeline, number), sign)
+        placement = at.plan.method.placement
+        if isinstance(self._tracked, AdaptiveClipping) and placement is not None:
+            clip = pipeline.clip or at.context.clip
+            loud = torch.tensor([math.inf])
+            own, shape, row = self._tracked.halves(placement, at.context, loud, clip, number)
+            length = float(torch.linalg.vector_norm(row.double()))
+            yield _Sum(own, shape, length, -1, COUNT)
 
     def _view(
-        self, seed: int, there: Bools, number: int, sign: int, drawn: tuple[Bools, Floats] | None
+        self,
+        seed: int,
+        there: Bools,
+        number: int,
+        sent: _Sum,
+        drawn: tuple[Bools, Floats] | None,
     ) -> View:
         at, sampling = self._at, self._at.plan.sampling
-        pipeline = pipeline_in(at.plan, number, self._state)
-        length = self._length(pipeline, number)
+        pipeline, length, sign = sent.pipeline, sent.length, sent.sign
         included, others = np.ones(len(there), np.bool_), np.zeros(len(there))
         if drawn is not None:  # the others are as loud the other way
             included, others = drawn[0][:, number], drawn[1][:, number]
         entered = sign * length * (np.where(there, 1.0, at.other) * included - others)
-        released = self._released(entered, pipeline, number, seed)
+        released, spare = self._released(entered, sent, number, seed)
         seen = sign * released
         # What the statistic expects comes from the claim: a clip that fails must not raise it.
-        clip = (pipeline.clip or at.context.clip).norm
-        noise = at.context.noise_multiplier * clip * math.sqrt(self._share)
+        clip = (pipeline.clip or sent.context.clip).norm * self._ballots
+        noise = sent.context.noise_multiplier * clip / self._ballots * math.sqrt(self._share)
         if isinstance(at.release.mechanism, CorrelatedGaussian):
             clip *= at.release.mechanism.norm  # later rounds show it again
         laplace = isinstance(at.release.mechanism, Laplace)
-        view = View(seen, clip, at.other * clip, noise, laplace)
+        more = {} if spare is None else {"difference": sign * spare}
+        if sent.purpose == COUNT:
+            more["count"] = seen
+        view = View(seen, clip, at.other * clip, noise, laplace, more=more)
         if drawn is None and pipeline.granularity is not None:
             steps = np.rint(released / pipeline.granularity) % 4
             loud, quiet = (sign * way * length % 4 for way in (1, at.other))
@@ -185,39 +228,47 @@ class ClientGame:
             update[0, 0] = _LOUD * (1.0 if pipeline.clip is None else pipeline.clip.norm)
             row = self._at.shaped(update, pipeline, number, Randomness(0))
             order = 2 if pipeline.clip is None else pipeline.clip.order
-            norm = float(torch.linalg.vector_norm(row.double(), ord=order))
+            norm = float(torch.linalg.vector_norm(row.double(), ord=order)) * self._ballots
             # Odd, so that neither silence nor the opposite ends in the same two bits.
             self._lengths[key] = (
                 norm if row.is_floating_point() else max(1, (math.floor(norm) + 1) // 2 * 2 - 1)
             )
         return self._lengths[key]
 
-    def _released(self, entered: Floats, shape: UpdatePipeline, number: int, seed: int) -> Floats:
-        placement, context = self._at.plan.method.placement, self._at.context
+    def _released(
+        self, entered: Floats, sent: _Sum, number: int, seed: int
+    ) -> tuple[Floats, Floats | None]:
+        placement, context, shape = self._at.plan.method.placement, sent.context, sent.pipeline
         whole = torch.from_numpy(entered if shape.granularity is None else entered.astype(np.int64))
         alone = self._at.guarantee.trust is Trust.LOCAL
         clients = self._at.honest[:1] if alone else self._at.honest
-        this_round = RoundContext(number, clients, Randomness(seed), memory=NoiseMemory())
+        this_round = RoundContext(
+            number, clients, Randomness(seed), purpose=sent.purpose, memory=NoiseMemory()
+        )
         law = self._at.release.mechanism
         if isinstance(law, CorrelatedGaussian):
-            return self._uncorrelated(whole, shape, this_round, law)
+            return self._uncorrelated(whole, sent, this_round, law)
         if isinstance(placement, SecureNoisePlacement) and placement.secure_sum:
             integers = placement.integers(context, shape, number)
             if integers is not None:  # the server's own view, before anything is decoded
                 noisy = integers.noisy_sum(whole.numpy(), map(this_round.stream, clients))
-                return integers.values(noisy)
+                return integers.values(noisy), None
         released = PrivateSum(placement, context, shape, this_round).protect(whole, clients)
-        return np.asarray(released.numpy(), dtype=np.float64)
+        return np.asarray(released.numpy(), dtype=np.float64), None
 
     def _uncorrelated(
         self,
         whole: Tensor,
-        shape: UpdatePipeline,
+        sum_of: _Sum,
         this_round: RoundContext,
         law: CorrelatedGaussian,
-    ) -> Floats:
-        """One participation as the proof reads it: C y of all rounds that show it, along c."""
-        placement, context, seen = self._at.plan.method.placement, self._at.context, []
+    ) -> tuple[Floats, Floats | None]:
+        """One participation as the proof reads it: C y of all rounds that show it, along c.
+
+        Beside it how much more the first of them shows than the second.
+        """
+        placement, seen = self._at.plan.method.placement, []
+        context, shape = sum_of.context, sum_of.pipeline
         if this_round.memory is not None:
             this_round.memory.begin(this_round.round_number)
         column = np.array(law.factor) / ONE
@@ -227,7 +278,9 @@ class ClientGame:
             seen.append(PrivateSum(placement, context, shape, then).protect(sent, then.cohort))
         rows = torch.stack(seen).double().numpy()
         fresh = [column[: later + 1][::-1] @ rows[: later + 1] for later in range(law.bands)]
-        return np.asarray(column @ np.array(fresh) / law.norm)
+        return np.asarray(column @ np.array(fresh) / law.norm), (
+            fresh[0] - fresh[1] if law.bands > 1 else None
+        )
 
     def _draw(self, seed: int, games: int) -> tuple[Bools, Floats]:
         """Whether the canary is drawn, and how many others, `[games, rounds]`."""
@@ -349,8 +402,6 @@ def game_of(plan: Plan) -> ClientGame | RecordGame:
         return RecordGame(plan, placement)
     if guarantee is not None and guarantee.unit is not Unit.CLIENT:
         raise ConfigError(f"audit: {type(placement).__name__} at record level is not audited")
-    if isinstance(placement, VoteNoise) and guarantee and guarantee.adjacency is Adjacency.REPLACE:
-        raise ConfigError("audit: replaced ballots are not audited; use adjacency zero-out")
     return ClientGame(plan)
 
 

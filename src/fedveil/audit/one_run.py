@@ -1,8 +1,9 @@
-"""Audits from one training run: some clients are canaries with random directions of their own.
+"""Audits from one training run: some clients or records are canaries.
 
-The run is the program's own, rounds, sampling, noise and server step included; the canaries stand
-in for real clients, and a fair coin decides of each whether it is there or in the other world. Two
-things are made of the same scores, how far what was released leans towards each canary:
+The run is the program's own, rounds, sampling, noise and server step included. Canary clients stand
+in for real ones, and send random directions of their own; canary records are rows that the run's
+engine trains on like any other. A fair coin decides of each whether it is there or in the other
+world. Two things are made of the same scores, how far what was released leans towards each canary:
 
 * a Gaussian-DP estimate from the cosines (Andrew et al. 2023), of all released sums and of the
   last model alone: an estimate, whose interval takes cosines to be Gaussian;
@@ -17,7 +18,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 from scipy.special import ndtri
 from torch import Tensor
+from torch.func import functional_call, grad, vmap
 
 from fedveil.audit.bounds import (
     contradicted,
@@ -33,17 +34,22 @@ from fedveil.audit.bounds import (
     guessed_separation,
 )
 from fedveil.audit.proved import attack_on
-from fedveil.audit.stand_ins import StandIns
+from fedveil.audit.stand_ins import StandIns, on_release
 from fedveil.client.update_pipeline import Senders, ShapedRows, UpdatePipeline, shape_rows
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Unit
+from fedveil.data.federation import Task
 from fedveil.engines.contract import Cohort
+from fedveil.models.losses import example_losses
 from fedveil.planning.plan import Plan
+from fedveil.privacy.clipping import Clip, clip_rows
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.run.round import play_round
 from fedveil.run.run import Run
 
 _MOST = 1000  # canaries: directions and scores are held in memory
+_FEW = 100  # canary records, or two for each client
+_NUMBERS = 10**7  # of gradients that are held at once
 _SHARES = (0.25, 0.5, 1.0)  # of all canaries, guess the coins of the surest so many
 _LOUD = 100.0  # how far beyond its clip a canary's update goes
 _NEVER = 10**9  # rounds between two evaluations
@@ -88,29 +94,37 @@ def one_run(
     seconds: float = math.inf,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> OneRun:
-    """Train once with canaries, by default half of the clients, and bound epsilon from below."""
+    """Train once with canaries, by default half of the clients or a hundred records."""
     guarantee = plan.guarantee
-    if guarantee is None or guarantee.unit is not Unit.CLIENT or plan.method.voting is not None:
-        raise ConfigError("audit: one-run audits are for clients that send updates")
-    count = min(canaries or plan.federation.clients // 2, plan.federation.clients, _MOST)
-    if count < 8:
-        raise ConfigError("audit: one-run audits need 8 canaries or more")
+    if guarantee is None or plan.method.voting is not None or plan.federation.task is Task.SEQUENCE:
+        raise ConfigError("audit: one-run audits are for updates by examples that are no texts")
     began = time.monotonic()
-    run = Run(replace(plan, seed=seed), every=_NEVER)
     chance = np.random.default_rng([seed, 1])
-    sent = _Canaries(run, plan, chance, count)
-    released = torch.zeros(plan.layout.size, dtype=torch.float64)
+    make = _Clients if guarantee.unit is Unit.CLIENT else _Records
+    sent = make(plan, chance, canaries)
+    count = len(sent.there)
+    run = Run(replace(sent.plan, seed=seed), every=_NEVER)
+    released: list[Tensor] = []
+
+    def note(private: Tensor) -> Tensor:
+        if len(private) == plan.layout.size:  # not the count of a tracked clip
+            released.append(private.double())
+        return private
+
+    on_release(run, note)
+    sent.enter(run)
     try:
         while run.rounds_left > 0 and time.monotonic() - began < seconds:
-            sent.released = torch.zeros_like(released)  # a round may release nothing
+            weights = run.state.weights
             play_round(run, last=False)
-            released += sent.released
+            for private in released:  # none, if a round may not be released
+                sent.hear(weights, private)
+            released.clear()
             progress(run.state.rounds, plan.method.rounds)
     finally:
         run.close()
     complete = run.rounds_left == 0
-    sums = _cosine(sent.directions, released)
-    model = _cosine(sent.directions, (run.state.weights - plan.start).double())
+    sums, model = sent.scores((run.state.weights - plan.start).double())
     delta = guarantee.delta
     guessed = _guess(sums, sent.there, guarantee, alpha)
     named = (("all released sums", sums), ("the last model", model))
@@ -118,37 +132,32 @@ def one_run(
     return OneRun(count, *guessed, cosines, time.monotonic() - began, complete)
 
 
-class _Canaries:
-    """Clients that train nothing and send their directions, and notes of what is released."""
+class _Clients:
+    """Clients that train nothing and send their directions."""
 
-    def __init__(self, run: Run, plan: Plan, chance: np.random.Generator, count: int) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, chance: np.random.Generator, asked: int | None) -> None:
+        self.plan = plan
         clients = plan.federation.clients
+        count = _enough(min(asked or clients // 2, clients, _MOST))
         self._place = np.full(clients, -1)
         self._place[np.sort(chance.choice(clients, count, replace=False))] = np.arange(count)
         drawn = chance.standard_normal((count, plan.layout.size))
-        self.directions = torch.from_numpy(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
+        self._directions = torch.from_numpy(drawn / np.linalg.norm(drawn, axis=1, keepdims=True))
         self.there = chance.random(count) < 0.5
         replaced = plan.guarantee is not None and plan.guarantee.adjacency is Adjacency.REPLACE
         self._sent = np.where(self.there, 1.0, -1.0 if replaced else 0.0)
-        self.released = torch.zeros(plan.layout.size, dtype=torch.float64)
+        self._heard = torch.zeros(plan.layout.size, dtype=torch.float64)
+
+    def enter(self, run: Run) -> None:
         self._randomness = run.randomness
-        run.engine = StandIns(run.engine, plan, self._place < 0, self._send)
-        opened = run.aggregator.open
+        run.engine = StandIns(run.engine, self.plan, self._place < 0, self._send)
 
-        def noting(*args: Any) -> Any:
-            """Keep what leaves the noise: the sum that the round works with."""
-            one: Any = opened(*args)
-            one.release = partial(self._note, one.release)
-            return one
+    def hear(self, weights: Tensor, released: Tensor) -> None:
+        self._heard += released
 
-        run.aggregator.open = noting  # type: ignore[method-assign, assignment]
-
-    def _note(self, release: Callable[[Tensor], Tensor], total: Tensor) -> Tensor:
-        private = release(total)
-        if private.shape == self.released.shape:  # not the count of a tracked clip
-            self.released = private.double()
-        return private
+    def scores(self, moved: Tensor) -> tuple[Floats, Floats]:
+        """How far all releases, and the model from its start, lean towards each canary."""
+        return _cosine(self._directions, self._heard), _cosine(self._directions, moved)
 
     def _send(
         self, clients: Cohort, weights: Tensor, round_number: int, shape: UpdatePipeline
@@ -156,10 +165,84 @@ class _Canaries:
         """What the program makes of the canaries' directions."""
         which = self._place[clients]
         norm = _LOUD * (1.0 if shape.clip is None else shape.clip.norm)
-        updates = self.directions[which] * torch.from_numpy(norm * self._sent[which])[:, None]
-        sizes = np.asarray(self._plan.federation.sizes)[clients]
+        updates = self._directions[which] * torch.from_numpy(norm * self._sent[which])[:, None]
+        sizes = np.asarray(self.plan.federation.sizes)[clients]
         senders = Senders(clients, sizes, weights, round_number, self._randomness)
-        return shape_rows(updates.float(), shape, self._plan.layout, senders)
+        return shape_rows(updates.float(), shape, self.plan.layout, senders)
+
+
+class _Records:
+    """Rows that are replaced by random ones, or by their opposites.
+
+    The adversary compares every release with what their clipped gradients would be at the weights
+    of its round.
+    """
+
+    def __init__(self, plan: Plan, chance: np.random.Generator, asked: int | None) -> None:
+        train, clients = plan.federation.train, plan.federation.clients
+        most = min(_MOST, 1 + _NUMBERS // plan.layout.size, len(train) // 2)
+        count = _enough(min(asked or max(_FEW, 2 * clients), most))
+        rows = np.sort(chance.choice(len(train), count, replace=False))
+        self.there = chance.random(count) < 0.5
+        inputs, targets = np.array(train.inputs), np.array(train.targets)
+        worlds = []
+        loud = chance.choice([-1, 1], (count, *inputs.shape[1:]))
+        # One label in both worlds: then gradients are opposite as long as the model knows nothing.
+        classes = plan.federation.classes
+        targets[rows] = np.arange(count) % classes if classes else _LOUD
+        for way in (1, -1):
+            own, took = _extreme(way * loud, inputs), self.there == (way == 1)
+            inputs[rows[took]] = own[took]
+            worlds.append(torch.from_numpy(plan.federation.model_inputs(own)))
+        self._seen, self._labels = torch.cat(worlds), torch.from_numpy(np.tile(targets[rows], 2))
+        examples = replace(train, inputs=inputs, targets=targets)
+        federation = replace(plan.federation, train=examples, verified=True)
+        self.plan, self._local = replace(plan, federation=federation), plan.local
+        self._first: Tensor | None = None
+        self._heard = np.zeros(count)
+
+    def enter(self, run: Run) -> None:
+        """Nothing to do: they are among the run's own records."""
+
+    def hear(self, weights: Tensor, released: Tensor) -> None:
+        apart = self._apart(weights)
+        self._first = apart if self._first is None else self._first
+        self._heard += _cosine(apart, released)
+
+    def scores(self, moved: Tensor) -> tuple[Floats, Floats]:
+        nothing = np.zeros(len(self.there))
+        return self._heard, nothing if self._first is None else _cosine(self._first, moved)
+
+    def _apart(self, weights: Tensor) -> Tensor:
+        """Where each canary's update goes, less where it goes in the other world."""
+        plan, task = self.plan, self.plan.federation.task
+        clip = self._local.gradient_clip
+
+        def loss(flat: Tensor, one: Tensor, target: Tensor) -> Tensor:
+            outputs = functional_call(plan.module, plan.layout.views(flat), (one[None],))
+            return example_losses(task, outputs, target[None], self._local.loss).sum()
+
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0))
+        rows: Tensor = gradients(weights, self._seen, self._labels).nan_to_num(0.0, 0.0, 0.0)
+        if clip is not None:
+            clip_rows(rows, Clip(clip.norm, clip.order), in_place=True)
+        worlds = rows.double().view(2, len(self.there), -1)
+        return worlds[1] - worlds[0]
+
+
+def _enough(count: int) -> int:
+    if count < 8:
+        raise ConfigError("audit: one-run audits need 8 canaries or more")
+    return count
+
+
+def _extreme(signs: Any, like: Any) -> Any:
+    """Inputs at both ends of what their column can hold, or ten times as large as usual ones."""
+    if np.issubdtype(like.dtype, np.integer):
+        ends = np.iinfo(like.dtype)
+        return np.where(signs > 0, ends.max, max(ends.min, -ends.max)).astype(like.dtype)
+    size = float(np.sqrt(np.square(like[:_FEW], dtype=np.float64).mean()))
+    return (10 * max(size, 1e-3) * signs).astype(like.dtype)
 
 
 def _cosine(directions: Tensor, seen: Tensor) -> Floats:

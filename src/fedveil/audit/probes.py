@@ -1,36 +1,45 @@
 """Does a clip hold for the worst that can be put in? Each probe has one right answer.
 
 Client level: updates that overflow, are not finite or are as long as numbers get are shaped by the
-program, and must come out no longer than the clip that is accounted. Record level: one record of a
-client is replaced by another, with inputs as large as numbers get, the client takes one step in the
-run's own engine, and the two updates must be no further apart than what is accounted.
+program, and must come out no longer than the clip that is accounted, or than a ballot. Record
+level: one record of a client is replaced by another, of any label and with inputs as large as
+numbers get, the client takes one step in the run's own engine, and the two updates must be no
+further apart than what is accounted. Afterwards: two rounds are played by the run's own code with
+different updates and the same releases; all that is stored must be the same, bit for bit. In none
+of them is a record of the federation looked at.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.audit.stand_ins import StandIns, on_release
 from fedveil.client.local_training import LocalTraining
-from fedveil.client.update_pipeline import Senders, UpdatePipeline, shape_rows
+from fedveil.client.update_pipeline import Senders, ShapedRows, UpdatePipeline, shape_rows
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Unit
 from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engines.choose import build_engine
-from fedveil.engines.contract import Job
+from fedveil.engines.contract import Cohort, Job
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.local_steps import rates
 from fedveil.planning.plan import Plan
+from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
+from fedveil.run.round import play_round
+from fedveil.run.run import Run
 
 _ROUNDING = 1e-5  # float32 norms of many numbers are off by less
 _HUGE = 3e38  # near the largest float32
 _RECORDS = 8  # of the client whose record is replaced
+_LABELS = 10  # that the other record may have
 
 
 @dataclass(frozen=True)
@@ -47,17 +56,21 @@ class Probe:
 
 
 def probes(plan: Plan) -> tuple[Probe, ...]:
-    """All probes that this plan has an answer to; none where votes are sent."""
-    if plan.context is None or plan.guarantee is None or plan.method.voting is not None:
+    """All probes that this plan has an answer to."""
+    if plan.context is None or plan.guarantee is None:
         return ()
     if isinstance(plan.method.placement, GradientNoise):
-        return _of_records(plan)
-    return _of_updates(plan) if plan.guarantee.unit is Unit.CLIENT else ()
+        return (*_of_records(plan), *_of_releases(plan))
+    if plan.guarantee.unit is not Unit.CLIENT:
+        return ()
+    return _of_updates(plan) if plan.method.voting else (*_of_updates(plan), *_of_releases(plan))
 
 
 def _of_updates(plan: Plan) -> tuple[Probe, ...]:
     shape = plan.pipeline
     clip = (shape.clip or plan.context.clip) if plan.context else shape.clip
+    if shape.ballot is not None:
+        clip = Clip(math.sqrt(len(shape.ballot.inputs)))
     if clip is None:
         return ()
     width = plan.layout.size
@@ -117,11 +130,20 @@ def _of_records(plan: Plan) -> tuple[Probe, ...]:
         "a record whose gradient overflows": (inputs[0], 1e30 * signs),
         "a record as large as numbers get": (inputs[0], _HUGE * signs),
     }
-    found = []
-    for what, pair in tried.items():
-        one, other = (_one_step(plan, rule, inputs, targets, record) for record in pair)
-        reached = float(torch.linalg.vector_norm((one - other).double(), ord=clip.order))
-        found.append(Probe(what, reached, allowed))
+
+    def apart(one: Array, other: Array, label: Any) -> float:
+        """How far the update moves if the first record becomes the other one, with that label."""
+        steps = (
+            _one_step(plan, rule, inputs, targets, record, own)
+            for record, own in ((one, targets[0]), (other, label))
+        )
+        before, after = steps
+        return float(torch.linalg.vector_norm((before - after).double(), ord=clip.order))
+
+    found = [Probe(what, apart(*pair, targets[0]), allowed) for what, pair in tried.items()]
+    for label in range(min(plan.federation.classes, _LABELS)):
+        reached = apart(1e4 * signs, -1e4 * signs, label)
+        found.append(Probe(f"a loud record replaced by one of class {label}", reached, allowed))
     return tuple(found)
 
 
@@ -135,12 +157,12 @@ def _made_up(like: Federation) -> tuple[Array, Array]:
 
 
 def _one_step(
-    plan: Plan, rule: LocalTraining, inputs: Array, targets: Array, record: Array
+    plan: Plan, rule: LocalTraining, inputs: Array, targets: Array, record: Array, label: Any
 ) -> Tensor:
-    own = inputs.copy()
-    own[0] = record
+    own, labels = inputs.copy(), targets.copy()
+    own[0], labels[0] = record, label
     federation = Federation(
-        Examples(own, targets),
+        Examples(own, labels),
         np.array([0, len(own)], np.int64),
         plan.federation.test,
         plan.federation.task,
@@ -155,3 +177,45 @@ def _one_step(
         return engine.round_sum(plan.start, np.array([0]), 0).total
     finally:
         engine.close()
+
+
+def _of_releases(plan: Plan) -> tuple[Probe, ...]:
+    """Rounds in which all clients send something else, and the same is released."""
+    released: list[Tensor] = []
+    one, other = (_stored(plan, way, released) for way in (1.0, -1.0))
+    apart = sum(
+        0.0 if torch.equal(one[name], other[name]) else 1.0 for name in one.keys() & other.keys()
+    )
+    what = "other updates with the same releases: stored values that change"
+    return (Probe(what, apart + len(one.keys() ^ other.keys()), 0.0),)
+
+
+def _stored(plan: Plan, way: float, released: list[Tensor]) -> dict[str, Tensor]:
+    """What two rounds leave behind; they release what was `released`, or are noted there."""
+    run = Run(replace(plan, seed=0), every=10**9)
+    nobody = np.zeros(plan.federation.clients, np.bool_)
+
+    def send(
+        clients: Cohort, weights: Tensor, round_number: int, shape: UpdatePipeline
+    ) -> ShapedRows:
+        updates = torch.full((len(clients), plan.layout.size), way)
+        sizes = np.asarray(plan.federation.sizes)[clients]
+        senders = Senders(clients, sizes, weights, round_number, run.randomness)
+        return shape_rows(updates * (1.5 - way / 2), shape, plan.layout, senders, updates)
+
+    run.engine = StandIns(run.engine, plan, nobody, send)
+    places = iter(range(10**9))
+
+    def same(private: Tensor) -> Tensor:
+        place = next(places)
+        if place == len(released):
+            released.append(private)
+        return released[place].clone()
+
+    on_release(run, same)
+    try:
+        for _ in range(min(2, plan.method.rounds)):
+            play_round(run, last=False)
+        return {"weights": run.state.weights, **run.state.optimizer}
+    finally:
+        run.close()

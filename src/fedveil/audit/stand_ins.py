@@ -1,8 +1,9 @@
-"""An engine some of whose clients train nothing: what they send is said by somebody else."""
+"""A run some of whose clients train nothing: what they send is said by somebody else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from torch import Tensor
 from fedveil.client.update_pipeline import ShapedRows, UpdatePipeline
 from fedveil.engines.contract import Cohort, Engine, RoundSum, Take
 from fedveil.planning.plan import Plan
+from fedveil.run.run import Run
 
 # What these clients send, trained from these weights in this round and shaped so.
 Send = Callable[[Cohort, Tensor, int, UpdatePipeline], ShapedRows]
@@ -60,6 +62,19 @@ class StandIns:
             values[others] = getattr(sent, name).float() if name != "losses" else 0.0
         total = found.total + sent.rows.sum(dim=0).to(found.total.dtype)
         return RoundSum(total, rejected=found.rejected, **figures)
+
+
+def on_release(run: Run, see: Callable[[Tensor], Tensor]) -> None:
+    """Pass every sum that leaves the noise through `see`, before the round works with it."""
+    opened = run.aggregator.open
+
+    def seen(*args: Any) -> Any:
+        one: Any = opened(*args)
+        release = one.release
+        one.release = lambda total: see(release(total))
+        return one
+
+    run.aggregator.open = seen  # type: ignore[method-assign, assignment]
 
 
 def silence(plan: Plan) -> Send:
