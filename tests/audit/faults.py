@@ -24,7 +24,7 @@ from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency
-from fedveil.engines import dual_steps, isolated_gradients
+from fedveil.engines import dual_steps, isolated_gradients, mlp
 from fedveil.methods.parts import central_noise, local_noise
 from fedveil.planning.plan import Plan
 from fedveil.privacy import accounting
@@ -240,18 +240,21 @@ def _nan_passes() -> tuple[Patch, ...]:
     )
 
 
+_CLIPPERS = (isolated_gradients, dual_steps, mlp)  # where engines clip gradients
+
+
 def _gradients_not_clipped() -> tuple[Patch, ...]:
     def ones(norms: Any, clip: Any, *, relative_error: float = 0.0) -> Any:
         return torch.ones_like(norms)
 
-    return tuple((place, "clip_factors", ones) for place in (isolated_gradients, dual_steps))
+    return tuple((place, "clip_factors", ones) for place in _CLIPPERS)
 
 
 def _weighted_after_the_clip() -> tuple[Patch, ...]:
     def more(norms: Any, clip: Any, *, relative_error: float = 0.0) -> Any:
         return 2 * clip_factors(norms, clip, relative_error=relative_error)
 
-    return tuple((place, "clip_factors", more) for place in (isolated_gradients, dual_steps))
+    return tuple((place, "clip_factors", more) for place in _CLIPPERS)
 
 
 def _bare_bits() -> Patch:
@@ -324,7 +327,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "bits of a tracked clip without noise": Fault("central, tracked clip", lambda: (_bare_bits(),)),
     "noise shares too small (sparse graph)": Fault(
-        "distributed, sparse", lambda: (_small_shares(),), 8000
+        "distributed, sparse", lambda: (_small_shares(),), 20_000
     ),
     "a ballot counts twice": Fault("votes", lambda: (_two_ballots(),)),
     "gradients weighted after the clip": Fault("record, summed", _weighted_after_the_clip),

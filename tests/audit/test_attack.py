@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from dataclasses import replace
@@ -19,7 +20,9 @@ from fedveil.audit.proved import attack_on
 from fedveil.cli import main
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
+from fedveil.core.errors import ConfigError
 from fedveil.planning.plan import Plan
+from fedveil.report.gallery import _published
 
 _BASE: dict[str, Any] = {
     "seed": 0,
@@ -69,7 +72,10 @@ def test_a_pair_that_differs_in_its_labels_is_taken_apart() -> None:
     assert found.epsilon is None
 
 
-def test_a_convolutional_network_gives_an_image_away_by_search() -> None:
+def test_a_convolutional_network_gives_an_image_away_by_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedveil.audit.attack.uploads.SUMS", (2,))
     changes = {"training.method": "fedavg", "model.name": "cnn", "training.local_steps": 1}
     plan = plan_with(**changes)
     found = attack(plan, kinds=("reconstruct",), victims=1, steps=60)
@@ -144,8 +150,9 @@ def test_what_epsilon_allows_is_a_curve_below_both_lines() -> None:
 
 
 def test_the_command_writes_pictures_a_page_and_figures(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fedveil.audit.attack.properties.CLIENTS", 200)
     recipe = tmp_path / "small.toml"
     recipe.write_text(
         '[data]\nsource = "digits"\nclients = 50\n'
@@ -169,8 +176,9 @@ def test_the_command_writes_pictures_a_page_and_figures(
 
 
 def test_several_recipes_are_put_side_by_side(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("fedveil.audit.attack.uploads.SUMS", (2,))
     call = ["attack", "client-noise", "bounded-sparse", "--only", "reconstruct", "--only", "labels"]
     assert main([*call, "--victims", "3", "--out", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -191,6 +199,56 @@ def test_pictures_of_a_protected_run_are_refused(
     assert main(["attack", str(run), "--only", "labels"]) == 2
     assert "protected run" in capsys.readouterr().err
     assert not (run / "attack").exists()
+    (run / "attack").mkdir()
+    (run / "attack" / "attack.json").write_text("{}")  # wherever it came from
+    assert main(["report", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["gallery"] is None
+
+
+def test_the_report_of_a_simulated_run_has_a_gallery(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedveil.audit.attack.properties.CLIENTS", 200)
+    run, call = tmp_path / "run", ["--set", "training.rounds=1", "--set", "data.clients=50"]
+    words = ["run", "dp-fedavg", *call, "--seed", "1", "--quiet", "--no-report"]
+    assert main([*words, "--output", str(run)]) == 0
+    words = ["attack", str(run), "--victims", "4", "--runs", "16", "--quiet"]
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main(["report", str(run), "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out)["runs"]
+    found, page = facts["gallery"], (run / "report.html").read_text()
+    views = {one["view"]: one for one in found["views"]}
+    assert views["open"]["found"] == [4, 4]
+    assert views["open"]["label"][:2] == [4, 4]
+    assert views["open"]["property"][1] == 100
+    assert len(found["membership"]["points"]) == 6
+    image = base64.b64encode((run / "attack" / "reconstructions.png").read_bytes()).decode()
+    assert found["picture"] == image
+    assert "What attackers could learn" in page
+    assert f"data:image/png;base64,{image}" in page
+    # Pictures of records that are nobody's business stay where they are.
+    assert _published({"source": "digits"})
+    assert not _published({"source": "digits", "file": "mine.csv"})
+    assert not _published({"source": "somebody's"})
+    # Attacks that were not made again leave no picture behind, and others' are not shown.
+    assert main(["attack", str(run), "--only", "labels", "--quiet"]) == 0
+    assert {path.name for path in (run / "attack").iterdir()} == {"attack.html", "attack.json"}
+    document = json.loads((run / "attack" / "attack.json").read_text())
+    (run / "attack" / "attack.json").write_text(json.dumps(document | {"epsilon": 0.1}))
+    capsys.readouterr()
+    assert main(["report", str(run)]) == 2
+    assert "attacks on another guarantee" in capsys.readouterr().err
+
+
+def test_a_property_of_inputs_is_told_from_open_uploads_and_not_behind_noise() -> None:
+    found = {one.view: one for one in attack(plan_with(), kinds=("property",)).properties}
+    # By chance 125 of 200 are right with probability 3e-4.
+    assert found["open"].right >= 125
+    assert found["clipped, noise"].right < 125
+    assert found["masked"].right < 125
+    with pytest.raises(ConfigError, match="inputs have no names"):
+        attack(plan_with(), kinds=("property",), column="age")
 
 
 def test_votes_have_no_upload_and_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:

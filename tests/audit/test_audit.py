@@ -18,7 +18,7 @@ from fedveil.cli import main
 from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Assignment
 
-from .faults import CASES, FAULTS, accused, noticed, plan_for, planted
+from .faults import CASES, FAULTS, HARMLESS, accused, noticed, plan_for, planted
 
 # Seeds are fixed: nothing here fails by chance. Where it says so, other seeds might.
 
@@ -48,13 +48,19 @@ def test_the_honest_program_is_not_accused(case: str) -> None:
 
 def test_false_alarms_stay_below_the_stated_rate() -> None:
     """200 audits at 5 % each; more than 22 of them have probability 1e-4 at most."""
-    few = int(binom.isf(1e-4, 200, 0.05))
-    assert accused("central", range(200), games=400) <= few
+    few, plan = int(binom.isf(1e-4, 200, 0.05)), plan_for("central")
+    found = [many_runs(plan, games=400, seed=seed).refuted for seed in range(200)]
+    assert sum(one is not None for one in found) <= few
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_noticed(fault: str) -> None:
     assert noticed(fault, seed=1)
+
+
+@pytest.mark.parametrize("fault", HARMLESS)
+def test_a_fault_that_makes_noise_larger_is_no_reason_to_accuse(fault: str) -> None:
+    assert not noticed(fault, seed=1)
 
 
 def test_two_audits_may_each_be_wrong() -> None:
@@ -81,6 +87,18 @@ def test_one_run_bounds_epsilon_and_hears_a_clip_that_is_skipped() -> None:
         loud = one_run(plan, canaries=20)
     assert loud.right == loud.guesses
     assert loud.cosines[0].epsilon[0] > plan.guarantee.epsilon
+
+
+def test_one_run_with_canary_records_hears_gradients_that_are_not_clipped() -> None:
+    plan = plan_for("record, summed")
+    assert plan.guarantee is not None
+    honest = one_run(plan)
+    assert honest.canaries == 100
+    assert honest.epsilon <= plan.guarantee.epsilon
+    assert not honest.refuted
+    with planted("gradients of records not clipped"):
+        loud = one_run(plan)
+    assert honest.cosines[1].epsilon[0] < plan.guarantee.epsilon < loud.cosines[1].epsilon[0]
 
 
 def test_a_refuted_guarantee_ends_with_1_and_a_report(

@@ -112,6 +112,8 @@ def _write(found: Attack, name: str, folder: Path) -> list[Path]:
     if found.membership is not None:
         title = f"{name}: was this {found.membership.unit} there?"
         pictures["membership"] = roc({title: found.membership})
+    for old in ("reconstructions", "membership"):  # of an earlier attack
+        (folder / f"{old}.png").unlink(missing_ok=True)
     written = []
     for title, picture in pictures.items():
         written.append(folder / f"{title}.png")

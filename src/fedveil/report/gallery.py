@@ -29,8 +29,9 @@ def gallery(
         return None
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        epsilon, proved = found["epsilon"], None if guarantee is None else guarantee.epsilon
-        same = epsilon is proved is None or math.isclose(epsilon, proved, rel_tol=1e-6)
+        same = found["epsilon"] is None
+        if guarantee is not None:
+            same = math.isclose(found["epsilon"], guarantee.epsilon, rel_tol=1e-6)
         views = [_view(found, view) for view in _views(found)]
         members = found["membership"] and _membership(found["membership"])
         document = {"views": views, "membership": members, "not_tried": found["not_tried"]}
@@ -77,6 +78,6 @@ def _membership(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _published(data: Mapping[str, Any]) -> bool:
     """Whether the records are those of a public data set that comes with this package."""
-    name = data.get("source")
+    name = str(data.get("source"))
     known = "file" not in data and name in SOURCES
     return known and SOURCES[name].build.__module__.startswith("fedveil.")

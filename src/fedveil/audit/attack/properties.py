@@ -17,7 +17,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.planning.plan import Plan
 
 CLIENTS = 400  # of whom half are known, and half are victims
-_LEAST = 100
+_LEAST = 200  # fewer leave nobody to learn from
 
 Bools = npt.NDArray[np.bool_]
 
