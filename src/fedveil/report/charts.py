@@ -40,8 +40,9 @@ def _share(low: float, high: float, value: float, log: bool) -> float:
     return (value - low) / (high - low)
 
 
-def line_chart(chart: Mapping[str, Any], key: str) -> str:
-    """One chart; `key` says where in the page's document its values are.
+def line_chart(chart: Mapping[str, Any], key: str, colours: Mapping[str, int] | None = None) -> str:
+    """One chart; `key` says where in the page's document its values are. `colours` has a number for
+    each name where neighbouring charts share names; left out, series are numbered as they come.
 
     A point is [x, y], or [x, y, half of the bar] where `bars` says what the bars are. `x_names`
     stand at 0, 1, ... in the place of numbers; `zoom` lets y begin above zero; `log_x` and `log_y`
@@ -50,14 +51,17 @@ def line_chart(chart: Mapping[str, Any], key: str) -> str:
     names = chart.get("x_names")
     box = _box(chart)
     parts = [_axes(box, chart, names)]
-    for number, series in enumerate(chart["series"]):
-        parts += _series(box, series["points"], f"s{number % COLOURS}", joined=not names)
+    kinds = [
+        f"s{(number if colours is None else colours[series['name']]) % COLOURS}"
+        for number, series in enumerate(chart["series"])
+    ]
+    for kind, series in zip(kinds, chart["series"], strict=True):
+        parts += _series(box, series["points"], kind, joined=not names)
     title = escape(chart["title"])
     told = escape(f"{chart['title']}: {chart['y']} by {chart['x']}. Arrow keys read the values.")
     legend = "".join(
-        f'<li><span class="key s{number % COLOURS}" aria-hidden="true"></span>'
-        f"{escape(series['name'])}</li>"
-        for number, series in enumerate(chart["series"])
+        f'<li><span class="key {kind}" aria-hidden="true"></span>{escape(series["name"])}</li>'
+        for kind, series in zip(kinds, chart["series"], strict=True)
     )
     ranges = ",".join(f"{v:.12g}" for v in (box.x_low, box.x_high, box.y_low, box.y_high))
     bars = f'<p class="note">Bars: {escape(chart["bars"])}.</p>' if chart.get("bars") else ""

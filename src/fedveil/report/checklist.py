@@ -1,7 +1,8 @@
 """Two published lists of what must be said about a private model, item by item.
 
 * Ponomareva et al. 2023, "How to DP-fy ML", section 5.3 on reporting guarantees, in our words;
-* NIST SP 800-226, the components of the pyramid in its figure 1, from the top, under their names.
+* NIST SP 800-226, the differential privacy pyramid: the components that its section 1 names, from
+  the top to the bottom, and between them the subjects that have sections of their own.
 
 An item is ticked if the report states it; what a run cannot know is marked absent, with a reason.
 """
@@ -43,19 +44,23 @@ def checklists(
             said("Code"),
         ],
         "NIST SP 800-226, the pyramid": [
-            said("Privacy parameter epsilon"),
+            said("Privacy parameters"),
             said("Unit of privacy"),
-            said("Utility", utility, "not evaluated yet"),
-            said("Bias", why="not measured: no figures of single groups were released"),
             said("Algorithms and correctness"),
+            said("Utility and accuracy", utility, "not evaluated yet"),
+            said("Bias", why="not measured: no figures of single groups were released"),
             said("Side channels"),
             said("Security", why=_OUTSIDE),
             said("Access control", why=_OUTSIDE),
             said("Query model"),
-            said("Threat model"),
+            said("Threat and trust model"),
             said("Data collection exposure", why=_OUTSIDE),
         ],
     }
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _known(guarantee: Guarantee) -> dict[str, str]:
@@ -68,19 +73,20 @@ def _known(guarantee: Guarantee) -> dict[str, str]:
     return {
         "Setting": f"{guarantee.trust} differential privacy",
         "Data accesses covered": f"{tuned} the choice of its settings",
-        "What is released": f"the results of {guarantee.rounds} rounds, so every model on the way",
+        "What is released": f"{_counted(guarantee.rounds, 'noisy result')}, every model on the way "
+        "among them",
         "Unit of privacy and bound on its contribution": f"one {guarantee.unit}; "
-        f"what it contributes is bounded, at most {guarantee.participations} participations",
+        f"what it contributes is bounded, to {_counted(guarantee.participations, 'release')}",
         "Adjacency": str(guarantee.adjacency),
         "Type of accounting": f"{guarantee.accountant}: {guarantee.theorem}",
-        "Assumptions of the accounting, and whether they hold": f"{len(guarantee.rests_on)}, "
-        f"listed above ({guarantee.sampling} sampling is drawn as it is accounted); {verdict}",
+        "Assumptions of the accounting, and whether they hold": f"{len(guarantee.rests_on)} "
+        f"are listed above; sampling ({guarantee.sampling}) is drawn as it is accounted; {verdict}",
         "Formal statement": f"{size}, {verdict}",
         "Code": "fedveil is open source; the ledger proves the figure again, see the end",
-        "Privacy parameter epsilon": size,
+        "Privacy parameters": size,
         "Unit of privacy": f"one {guarantee.unit}, {guarantee.adjacency}",
         "Algorithms and correctness": guarantee.theorem,
         "Side channels": f"noise is {noise}; timings and logs are not covered",
-        "Query model": f"no questions are answered: {guarantee.rounds} rounds, planned beforehand",
-        "Threat model": f"{guarantee.trust} trust, see the picture",
+        "Query model": "no questions are answered: what is released was planned beforehand",
+        "Threat and trust model": f"{guarantee.trust} trust, see the picture",
     }

@@ -40,17 +40,24 @@ def document_of(
 
 
 def comparison_page(document: Mapping[str, Any]) -> str:
-    """The page of a comparison; its document is inside."""
-    drawn = "".join(line_chart(chart, f"charts/{key}") for key, chart in document["charts"].items())
+    """The page of a comparison: what comes out, pictures and figures, then all that explains them.
+
+    A name has one colour in all pictures. The document is inside.
+    """
+    charts = document["charts"]
+    names = dict.fromkeys(one["name"] for chart in charts.values() for one in chart["series"])
+    colours = {name: number for number, name in enumerate(names)}
+    drawn = "".join(line_chart(one, f"charts/{key}", colours) for key, one in charts.items())
     of = document["table"]
     cells = [[_cell(value) for value in row] for row in of["rows"]]
     note = f"<p class='note'>±: {DEVIATION}. A click on a heading sorts by it.</p>"
-    parts = [f"<article><h2>{escape(document['title'])}</h2>"]
-    parts += [section(name, listed(text)) for name, text in document["said"].items() if text]
-    if drawn:
-        parts.append(section("Pictures", f'<div class="charts">{drawn}</div>'))
-    parts.append(section("Figures", table(of["columns"], cells, "Figures") + note))
-    return filled(document["title"], "".join(parts) + "</article>", document)
+    first, *rest = [
+        section(name, listed(text), 2) for name, text in document["said"].items() if text
+    ]
+    pictures = section("Pictures", f'<div class="charts">{drawn}</div>', 2) if drawn else ""
+    figures = section("Figures", table(of["columns"], cells, "Figures") + note, 2)
+    body = f"<article>{first}{pictures}{figures}{''.join(rest)}</article>"
+    return filled(document["title"], body, document)
 
 
 def _cell(value: Any) -> Cell:

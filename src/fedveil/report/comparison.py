@@ -236,7 +236,7 @@ def page_document(table: Sequence[Cell], figure: str, label: str) -> dict[str, A
         "Equal numbers, different promises": list(differences(table)),
         "What these runs are": ["Simulations with known seeds: none of them is certified."],
     }
-    title = f"{label} of {len(_by_name(table))} recipes"
+    title = f"{label[:1].upper()}{label[1:]} of {len(_by_name(table))} recipes"
     return compared.document_of(title, said, _charts(table, figure, label), columns, rows)
 
 

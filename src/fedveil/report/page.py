@@ -140,14 +140,22 @@ def _run(facts: Facts, number: int) -> str:
         section("Data card", _card(facts["data"])),
         section("Model card", _card(facts["model"])),
         *(section(name, _checklist(items)) for name, items in facts["checklists"].items()),
-        section("Recipe", f"<pre tabindex='0'>{escape(tomli_w.dumps(facts['recipe']))}</pre>"),
+        section("Recipe", _folded("Every setting", tomli_w.dumps(facts["recipe"]))),
         section("Versions, and how to compute it again", _again(facts)),
     ]
     return f'<article aria-labelledby="run-{number}">{"".join(parts)}</article>'
 
 
-def section(title: str, inside: str) -> str:
-    return f"<section><h3>{escape(title)}</h3>{inside}</section>"
+def section(title: str, inside: str, level: int = 3) -> str:
+    return f"<section><h{level}>{escape(title)}</h{level}>{inside}</section>"
+
+
+def _folded(title: str, text: str) -> str:
+    """What few readers want at once: a click, or print, unfolds it."""
+    return (
+        f"<details><summary>{escape(title)}</summary>"
+        f"<pre tabindex='0'>{escape(text)}</pre></details>"
+    )
 
 
 def beside(words: str, picture: str) -> str:
@@ -256,6 +264,8 @@ def _three(facts: Facts) -> str:
         "it. The curve says what a run of so many rounds would cost, had that been decided "
         "beforehand; a run that is stopped early because of what it showed costs its whole plan."
     )
+    if audited is None:
+        note += f" To audit this run: fedveil audit {escape(facts['run'])}"
     refuted, proved = "", facts["guarantee"]["epsilon"]
     if None not in (audited, proved) and audited > proved:
         refuted = "<p class='badge bad'>Refuted: an attack did better than what is proved.</p>"
@@ -290,8 +300,8 @@ def _gallery(found: Facts) -> str:
     if (members := found["membership"]) is not None:
         parts.append(
             f"<p>Was this {escape(members['unit'])} there, or is it that "
-            f"{escape(members['without'])}? Told from the last of {members['runs']:,} models each; "
-            f"{members['trials']:,} trials.</p>"
+            f"{escape(members['without'])}? {members['runs']:,} models were trained, "
+            f"{members['trials']:,} answers given.</p>"
         )
         points = [
             [
@@ -339,7 +349,7 @@ def _card(card: Facts) -> str:
     rows = "".join(
         f"<dt>{escape(str(key))}</dt><dd>{_shown(value)}</dd>" for key, value in card.items()
     )
-    return f"<dl>{rows}</dl>"
+    return f'<dl class="card">{rows}</dl>'
 
 
 def _shown(value: Any) -> str:
