@@ -17,41 +17,67 @@ MAP = ScatteringFeatures(scales=1, angles=4)
 
 
 def scattered(image: np.ndarray) -> np.ndarray:
-    """Channels `[places, channels]` of one image."""
-    return MAP(torch.from_numpy(image)).flatten(0, -2).double().numpy()
+    return MAP(torch.from_numpy(image)).flatten().double().numpy()
 
 
-def inverse_root(channels: np.ndarray, ridge: float) -> np.ndarray:
-    """By singular values of the channels themselves: no product of them is formed."""
-    _, lengths, axes = np.linalg.svd(channels / np.sqrt(len(channels)), full_matrices=False)
-    moments = lengths**2
-    return axes.T @ np.diag(1 / np.sqrt(moments + ridge * moments.mean())) @ axes
+def pictures(drawings, shape: tuple[int, ...], first: int, count: int, times: int) -> np.ndarray:
+    """Images `[count, times, h, w, ...]`: each drawing several times."""
+    return np.stack(
+        [
+            [
+                drawings(
+                    np.random.default_rng([whitening._SEED, what]),
+                    np.random.default_rng([whitening._SEED, what, how + 1]),
+                    *shape[:2],
+                )
+                for how in range(times)
+            ]
+            for what in range(first, first + count)
+        ]
+    )
 
 
-@pytest.mark.parametrize(("drawings", "shape"), [(strokes, (12, 9)), (leaves, (8, 10, 3))])
-def test_channels_are_turned_by_the_inverse_root_of_their_moments(drawings, shape):
-    draw = np.random.default_rng(whitening._SEED)
-    drawn = [drawings(draw, *shape[:2]) for _ in range(whitening._COUNT)]
-    turn = inverse_root(np.concatenate([scattered(one) for one in drawn]), whitening._RIDGE)
-    image = np.random.default_rng(1).random(shape).astype(np.float32)
-    expected = scattered(image) @ turn
-    found = replace(MAP, whiten=drawings.__name__)(torch.from_numpy(image)).flatten(0, -2).numpy()
-    assert np.abs(found - expected / np.linalg.norm(expected)).max() < 1e-4
+@pytest.mark.parametrize(("drawings", "shape"), [(strokes, (12, 9)), (leaves, (8, 6, 3))])
+def test_directions_are_divided_by_how_much_a_drawing_varies_in_them(drawings, shape):
+    """Products of features of images: the directions themselves are known up to rotations."""
+    images = np.random.default_rng(1).random((6, *shape)).astype(np.float32)
+    times, size = whitening._TIMES, len(scattered(images[0]))
+    seen = pictures(drawings, shape, 0, -(-size // times), times)
+    drawn = np.stack([[scattered(one) for one in again] for again in seen])
+    kept = int(whitening._SHARE * drawn.shape[0] * times)
+    middle = drawn.mean(axis=(0, 1))
+    _, _, axes = np.linalg.svd((drawn - middle).reshape(-1, size), full_matrices=False)
+    varied = (drawn - drawn.mean(axis=1, keepdims=True)).reshape(-1, size) @ axes[:kept].T
+    _, lengths, within = np.linalg.svd(varied, full_matrices=False)
+    scales = 1 / np.sqrt(lengths**2 + whitening._RIDGE * (lengths**2).mean())
+    expected = [scales * (within @ axes[:kept] @ (scattered(one) - middle)) for one in images]
+    expected = np.stack([one / np.linalg.norm(one) for one in expected])
+    white = replace(MAP, whiten=drawings.__name__)
+    found = torch.stack([white(torch.from_numpy(one)) for one in images]).double().numpy()
+    assert np.abs(found @ found.T - expected @ expected.T).max() < 1e-4
 
 
 @pytest.mark.parametrize("drawings", [strokes, leaves])
-def test_new_drawings_have_channels_of_about_equal_spread(drawings):
-    draw = np.random.default_rng(2)
-    new = [torch.from_numpy(drawings(draw, 8, 8)) for _ in range(40)]
+def test_new_drawings_vary_about_alike_in_all_directions(drawings):
+    new = torch.from_numpy(pictures(drawings, (8, 8), 1000, 30, 4))
 
     def evenness(features: ScatteringFeatures) -> float:
         """Between 0 and 1: the effective number of directions, as a share of all."""
-        channels = torch.cat([features(one).flatten(0, -2) for one in new]).double()
-        moments = torch.linalg.eigvalsh(channels.T @ channels)
+        seen = torch.stack([features(one).flatten() for one in new.flatten(0, 1)]).double()
+        own = seen.reshape(30, 4, -1)
+        moments = torch.linalg.svdvals((own - own.mean(dim=1, keepdim=True)).flatten(0, 1)) ** 2
         return float(moments.sum() ** 2 / moments.square().sum() / len(moments))
 
-    white = replace(MAP, whiten=drawings.__name__)
-    assert evenness(white) > 1.5 * evenness(MAP)
+    assert evenness(replace(MAP, whiten=drawings.__name__)) > 1.2 * evenness(MAP)
+
+
+@pytest.mark.parametrize("drawings", [strokes, leaves])
+def test_what_is_drawn_does_not_depend_on_how(drawings):
+    first, second = (
+        drawings(np.random.default_rng(5), np.random.default_rng(how), 28, 28) for how in (1, 2)
+    )
+    other = drawings(np.random.default_rng(6), np.random.default_rng(1), 28, 28)
+    assert 0 < np.abs(first - second).mean() < np.abs(first - other).mean()
 
 
 def test_an_empty_image_has_finite_features():

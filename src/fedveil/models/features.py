@@ -34,7 +34,7 @@ from fedveil.models.scattering import Scattering
 from fedveil.models.whitening import check_drawings, one_thread, whitened
 
 _BLOCK = 256  # examples read at a time
-_VERSION = 2  # of the features; another one makes cached ones worthless
+_VERSION = 3  # of the features; another one makes cached ones worthless
 _OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))  # of red, green and blue
 _FLOOR = 1e-5  # deviation below which nothing is blown up
 _MANIFEST = "features.json"
@@ -64,7 +64,7 @@ class ScatteringFeatures:
     scales: int = 2
     angles: int = 8
     order: int = 2
-    whiten: str | None = None  # drawings on which channels are uncorrelated
+    whiten: str | None = None  # drawings that tell what matters; features are then `[directions]`
     data_independent = True  # the filters are formulas, and so are the drawings
 
     def __post_init__(self) -> None:

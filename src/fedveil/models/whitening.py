@@ -1,9 +1,10 @@
-"""Features whose channels are uncorrelated, as far as drawings made by a formula can tell.
+"""Features in which what changes a picture but not its meaning is small.
 
-Noise is alike in all directions, and features are not: a few channels rise and fall together and
-hold most of their length, while what tells classes apart is in the small rest. Scaling every
-direction to about equal spread lets a model find the rest in fewer and shorter steps. The spread is
-measured on drawings (`fedveil.models.drawings`), so that no data have a part in it.
+Noise is alike in all directions of the weights, and features are not: most of their length tells
+how a letter is bent and how thick the pen is, and little of it which letter it is. Here features
+are turned to the directions in which drawings differ most, and each is divided by how much the
+same drawing varies in it from one time to the next (what linear discriminant analysis does with
+classes). The drawings are made by a formula (`fedveil.models.drawings`): no data have a part in it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from torch import Tensor
 from fedveil.core.errors import ConfigError
 from fedveil.models.drawings import DRAWINGS
 
-_COUNT = 300  # drawings that are looked at
+_MOST = 400  # drawings that are looked at
+_TIMES = 5  # that each of them is drawn
+_SHARE = 0.4  # of all these pictures: the most directions that are kept
 _SEED = 1968
-_RIDGE = 0.1  # of the mean is added to each direction's: those that hold nothing stay small
+_RIDGE = 1.0  # of the mean is added to each direction's: those that hardly vary stay small
 _FLOOR = 1e-6  # length below which nothing is blown up
 
 
@@ -34,28 +37,45 @@ def check_drawings(name: str) -> None:
 
 
 def whitened(features: ImageMap, drawings: str, example: Tensor) -> Tensor:
-    """The example's features with channels turned and scaled; their length is 1."""
-    found = features(example) @ _turn(features, drawings, tuple(example.shape))
+    """The example's features in other directions, `[directions]`; their length is 1."""
+    middle, turn = _turn(features, drawings, tuple(example.shape))
+    found = turn @ (features(example).flatten() - middle)
     length: Tensor = torch.linalg.vector_norm(found)
     return found / length.clamp(min=_FLOOR)
 
 
 @lru_cache(maxsize=8)
-def _turn(features: ImageMap, drawings: str, shape: tuple[int, ...]) -> Tensor:
-    """The inverse root of the channels' second moments on drawings, `[channels, channels]`."""
-    draw = np.random.default_rng(_SEED)
+def _turn(features: ImageMap, drawings: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The mean `[features]` of drawings, and the map `[directions, features]` of what differs."""
     with one_thread():
-        seen = [features(_drawn(drawings, draw, shape)) for _ in range(_COUNT)]
-        channels = torch.stack(seen).double().flatten(0, -2)
-        values, axes = torch.linalg.eigh(channels.T @ channels / len(channels))
+        seen = _seen(features, drawings, shape)
+        pictures = seen.flatten(0, 1)
+        middle = pictures.mean(dim=0)
+        spread = pictures - middle
+        # The principal directions, from products of pictures: there are fewer than features.
+        values, vectors = torch.linalg.eigh(spread @ spread.T)
+        kept = slice(-int(_SHARE * len(pictures)), None)
+        axes = spread.T @ (vectors[:, kept] * values[kept].clamp(min=_FLOOR).rsqrt())
+        within = ((seen - seen.mean(dim=1, keepdim=True)) @ axes).flatten(0, 1)
+        values, vectors = torch.linalg.eigh(within.T @ within)
         scales = (values.clamp(min=0) + _RIDGE * values.mean()).rsqrt()
-        turn: Tensor = (axes * scales) @ axes.T
-    return turn.float()
+        turn = (axes @ (vectors * scales)).T
+    return middle.float(), turn.float().contiguous()
 
 
-def _drawn(drawings: str, draw: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
+def _seen(features: ImageMap, drawings: str, shape: tuple[int, ...]) -> Tensor:
+    """Features `[drawings, times, features]` of pictures, as many as there are features at most."""
+    first = features(_drawn(drawings, 0, 0, shape)).numel()
+    count = min(_MOST, -(-first // _TIMES))
+    pairs = ((what, how) for what in range(count) for how in range(_TIMES))
+    rows = [features(_drawn(drawings, *pair, shape)).flatten() for pair in pairs]
+    return torch.stack(rows).double().reshape(count, _TIMES, -1)
+
+
+def _drawn(drawings: str, what: int, how: int, shape: tuple[int, ...]) -> Tensor:
     """A drawing as a model would see it: of as many colours as the data's images."""
-    image = torch.from_numpy(DRAWINGS[drawings](draw, *shape[:2]))
+    draws = (np.random.default_rng([_SEED, what]), np.random.default_rng([_SEED, what, how + 1]))
+    image = torch.from_numpy(DRAWINGS[drawings](*draws, *shape[:2]))
     image = image if image.ndim == 3 else image[..., None].expand(*shape[:2], 3)
     if len(shape) == 2:
         return image.mean(dim=2)

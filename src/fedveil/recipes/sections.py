@@ -44,7 +44,7 @@ class ModelSection:
     scales: int | None = None  # of scattering: octaves; each halves height and width; None: 2
     angles: int | None = None  # of scattering: orientations of its wavelets; None: 8
     order: int | None = None  # of scattering: 0, 1 or 2 wavelets in a row at most; None: 2
-    whiten: str | None = None  # of scattering: channels uncorrelated on strokes or leaves, drawings
+    whiten: str | None = None  # of scattering: by what tells drawings apart, strokes or leaves
     start: str | None = None  # a safetensors file of public weights to start from
     frozen: tuple[str, ...] = ()  # layers or weights by name, or "backbone": all but the last
     adapter_rank: int | None = None  # train adapters of this rank beside the frozen layers
