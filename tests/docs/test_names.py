@@ -1,0 +1,145 @@
+"""Names that the pages mention exist: commands and options, keys, Python names, files, targets."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import subprocess
+import typing
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import fedveil as fv
+from fedveil.cli import COMMANDS, parser_of
+from fedveil.config import recipe as recipes
+from tests.docs.blocks import ROOT
+
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+}
+PAGES |= {
+    path.relative_to(ROOT).as_posix(): "\n".join(
+        "".join(cell["source"])
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "markdown"
+    )
+    for path in ROOT.glob("notebooks/*.ipynb")
+}
+KEYS = {
+    section: {field.name for field in dataclasses.fields(kind)}
+    for section, kind in typing.get_type_hints(recipes.Recipe).items()
+    if dataclasses.is_dataclass(kind)
+}
+# What other systems have, what a page makes, and a placeholder.
+OTHERS = ("flwr/", "opacus/", "nvflare/", "privacy/analysis/", "model.fit", "orchard/", "results/N")
+_COMMAND = re.compile(r"\bfedveil ([a-z]+)\b([^`\n]*)")
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+
+
+@cache
+def options(command: str | None) -> frozenset[str]:
+    """What a command and those below it accept; without one, what any of them does."""
+    if command is None:
+        return frozenset().union(*map(options, COMMANDS))
+    found: set[str] = set()
+    waiting = [parser_of(command)]
+    while waiting:
+        for action in waiting.pop()._actions:  # argparse has no public list of them
+            found.update(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                waiting.extend(action.choices.values())
+    return frozenset(found)
+
+
+def code(text: str) -> Iterator[str]:
+    """What stands in backquotes, outside of blocks."""
+    outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    yield from re.findall(r"`([^`\n]+)`", outside)
+
+
+def unknown(page: str) -> Iterator[str]:
+    text = PAGES[page]
+    for command, rest in _COMMAND.findall(text):
+        if command in COMMANDS:
+            given = _OPTION.findall(re.split(r" [|#] ", rest)[0])
+            yield from (f"fedveil {command} {one}" for one in given if one not in options(command))
+    for name in re.findall(r"\bfv\.(\w+)", text):
+        if name not in fv.__all__:
+            yield f"fv.{name}"
+    for word in code(text):
+        if not known(word, (ROOT / page).parent):
+            yield word
+
+
+def known(word: str, folder: Path) -> bool:
+    """Whether what looks like a name of ours is one."""
+    if word.startswith(OTHERS):
+        return True
+    if command := re.match(r"fedveil ([a-z]+)\b", word):
+        return command[1] in COMMANDS
+    if word.startswith("--"):
+        given = _OPTION.findall(word)
+        return all(
+            one in options(None) or f'"{one}"' in sources("benchmarks", "tools") for one in given
+        )
+    if target := re.fullmatch(r"make ([a-z-]+)", word):
+        return f"\n{target[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    if re.fullmatch(r"[\w.-]+/[\w./-]+\.(py|md|toml|ipynb|sh)", word):
+        places = (ROOT, ROOT / "docs", ROOT / "src", ROOT / "src" / "fedveil", folder)
+        return any((place / word).exists() for place in places)
+    if re.fullmatch(r"fedveil(\.\w+)+", word):  # a module, something in one, or a label
+        above = word.rpartition(".")[0]
+        return any(importable(one) or f'"{one}' in sources("src") for one in (word, above))
+    if key := re.fullmatch(rf"({'|'.join(KEYS)})\.([a-z_]+)", word):
+        return key[2] in KEYS[key[1]]
+    return True
+
+
+def importable(name: str) -> bool:
+    try:
+        return "." in name and find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@cache
+def sources(*folders: str) -> str:
+    files = (file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    return "".join(file.read_text(encoding="utf-8") for file in files)
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_every_name_on_a_page_exists(page: str) -> None:
+    assert list(unknown(page)) == []
+
+
+def test_names_that_do_not_exist_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = ["fedveil train", "--nose", "make coffee", "run/circle.py", "fedveil.magic.core.Hat"]
+    wrong += ["training.round", "privacy.sigma"]
+    page = "".join(f"Try `{word}`.\n" for word in wrong)
+    page += "    fedveil run --sed 1  # --this is a comment\n"
+    page += "```sh\nfedveil report R --pdf\n```\nfv.Plam\n"
+    monkeypatch.setitem(PAGES, "docs/made-up.md", page)
+    others = {"fedveil run --sed", "fedveil report --pdf", "fv.Plam"}
+    assert set(unknown("docs/made-up.md")) == {*wrong, *others}
+
+
+def test_no_file_tells_where_it_was_made() -> None:
+    """Paths of a machine, in text, notebooks and pictures."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a clone")
+    place = re.compile(rb"/(?:work|root|home/(?!fedveil)\w+|Users/\w+)/\w")
+    found = [
+        name
+        for name in listed.stdout.splitlines()
+        if (ROOT / name).is_file() and place.search((ROOT / name).read_bytes())
+    ]
+    assert found == []
