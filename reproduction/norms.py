@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.engines.contract import Cohort, Engine, RoundSum, Take
+from fedveil.engines.contract import Engine, RoundRequest, RoundSum
 
 
 class NormRecorder:
@@ -19,15 +16,8 @@ class NormRecorder:
     def name(self) -> str:
         return self._engine.name
 
-    def round_sum(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None = None,
-        take: Take | None = None,
-    ) -> RoundSum:
-        result = self._engine.round_sum(weights, cohort, round_number, pipeline, take)
+    def round_sum(self, request: RoundRequest) -> RoundSum:
+        result = self._engine.round_sum(request)
         self.norms = [float(f"{norm:.4g}") for norm in result.norms.tolist()]
         return result
 

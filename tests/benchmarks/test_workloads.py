@@ -16,6 +16,7 @@ from benchmarks.systems import SYSTEMS
 from benchmarks.systems import fedveil as ours
 from benchmarks.systems.floor import operations
 from benchmarks.workloads import WORKLOADS, Workload, draw
+from fedveil.engines.contract import RoundRequest
 
 SMALL = [replace(workload, clients=2, cohort=2) for workload in WORKLOADS.values()]
 
@@ -71,7 +72,7 @@ def test_a_round_of_fedveil_is_the_peers_sgd_and_clipping(name: str) -> None:
         budget=fv.Budget(noise_multiplier=1.0),
         seed=0,
     )
-    total = fv.Run(plan).engine.round_sum(plan.start, np.arange(4), 0).total
+    total = fv.Run(plan).engine.round_sum(RoundRequest(plan.start, np.arange(4), 0)).total
 
     expected = torch.zeros_like(plan.start)
     for batches in models.client_batches(workload, draw(workload)):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fedveil as fv
+from fedveil.engines.contract import RoundRequest
 from fedveil.planning.plan import Plan
 from fedveil.run.directory import RunDirectory
 
@@ -49,12 +50,12 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def round_sum(self, weights: Any, cohort: Any, round_number: int, *rest: Any) -> Any:
+    def round_sum(self, request: RoundRequest) -> Any:
         with self._path.with_suffix(".cohorts").open("a") as file:
-            file.write(json.dumps([round_number, cohort.tolist()]) + "\n")
-        if round_number == self._dies_in:
+            file.write(json.dumps([request.round_number, request.cohort.tolist()]) + "\n")
+        if request.round_number == self._dies_in:
             die()
-        return self._engine.round_sum(weights, cohort, round_number, *rest)
+        return self._engine.round_sum(request)
 
 
 def main(path: Path, scheme: str, seed: int | None, point: str = "", dies_in: int = -1) -> None:

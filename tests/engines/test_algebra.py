@@ -14,7 +14,7 @@ from fedveil.engines import gram_cache as grams
 from fedveil.engines.affine import Affine
 from fedveil.engines.algebra import AlgebraEngine
 from fedveil.engines.choose import build_engine
-from fedveil.engines.contract import Job
+from fedveil.engines.contract import Job, RoundRequest
 from fedveil.engines.dual import Dual, Span
 from fedveil.engines.moments import Moments
 from fedveil.models.flat import Slot, layout_of
@@ -55,9 +55,9 @@ def test_an_update_that_cancels_is_still_clipped_at_its_norm() -> None:
     rule, pipeline = LocalTraining(LearningRate(0.02), steps=1), UpdatePipeline(Clip(1e-6, 2))
     job = Job(federation, module, layout_of(module), rule, pipeline, Randomness(1))
     start = torch.zeros(job.layout.size)
-    result = build_engine(job, "algebra").round_sum(start, np.array([0, 1]), 0)
+    result = build_engine(job, "algebra").round_sum(RoundRequest(start, np.array([0, 1]), 0))
     for place in (0, 1):
-        one = build_engine(job, "algebra").round_sum(start, np.array([place]), 0)
+        one = build_engine(job, "algebra").round_sum(RoundRequest(start, np.array([place]), 0))
         client = train(job, start, place, 0)
         assert client.norm > 1e-6  # it is clipped
         assert float(result.norms[place]) == pytest.approx(client.norm, rel=0.05)
@@ -113,8 +113,8 @@ def test_a_whole_course_in_one_product_is_the_steps_one_by_one(
     assert engine._courses is not None
     start = start_of(job)
     for cohort in ([2, 0], [3, 2, 1, 0], [0, 1, 2, 3], [1]):  # some known by then, some not
-        result = engine.round_sum(start, np.array(cohort), 0)
-        fresh = build_engine(job, "algebra").round_sum(start, np.array(cohort), 0)
+        result = engine.round_sum(RoundRequest(start, np.array(cohort), 0))
+        fresh = build_engine(job, "algebra").round_sum(RoundRequest(start, np.array(cohort), 0))
         assert torch.equal(result.total, fresh.total), "the history of a run shows in its sums"
         clients = [train(job, start, client, 0) for client in cohort]
         expected = torch.stack([client.update for client in clients]).sum(0)
@@ -139,8 +139,8 @@ def test_grid_and_floats_agree() -> None:
         "wide softmax", RULES["momentum"], UpdatePipeline(Clip(0.2, 2), granularity=2.0**-24)
     )
     start, cohort = start_of(free), np.arange(len(SIZES))
-    floats = build_engine(free, "algebra").round_sum(start, cohort, 0)
-    integers = build_engine(grid, "algebra").round_sum(start, cohort, 0)
+    floats = build_engine(free, "algebra").round_sum(RoundRequest(start, cohort, 0))
+    integers = build_engine(grid, "algebra").round_sum(RoundRequest(start, cohort, 0))
     torch.testing.assert_close(
         integers.total.double() * 2.0**-24, floats.total, rtol=1e-5, atol=1e-6
     )
@@ -157,8 +157,8 @@ def test_kept_gram_matrices_change_nothing(
     assert grams.GramCache.fit(job.federation)
     start, kept = start_of(job), build_engine(job, "algebra")
     for cohort in ([0, 2], [3, 2, 1, 0], [1], [0, 1, 2, 3]):  # some known by then, some not
-        result = kept.round_sum(start, np.array(cohort), 5)
-        fresh = build_engine(job, "algebra").round_sum(start, np.array(cohort), 5)
+        result = kept.round_sum(RoundRequest(start, np.array(cohort), 5))
+        fresh = build_engine(job, "algebra").round_sum(RoundRequest(start, np.array(cohort), 5))
         assert torch.equal(result.total, fresh.total), "the history of a run shows in its sums"
         clients = [train(job, start, client, 5) for client in cohort]
         expected = torch.stack([client.update for client in clients]).sum(0)

@@ -14,7 +14,7 @@ from fedveil.client.local_training import GradientClip, LearningRate, LocalTrain
 from fedveil.core.errors import ConfigError
 from fedveil.engines import choose as choosing
 from fedveil.engines.choose import ENGINES, build_engine, choose, device_of, supports
-from fedveil.engines.contract import Engine, Job
+from fedveil.engines.contract import Engine, Job, RoundRequest
 from fedveil.engines.cost import Prediction, Workload, operations
 from fedveil.engines.registry import OUTSIDE
 from fedveil.engines.registry import engine as outside_engine
@@ -118,7 +118,7 @@ def test_a_module_that_vmap_cannot_batch_is_trained_one_client_at_a_time() -> No
     assert choose(job).name == "sequential"
     with pytest.raises(ConfigError, match=r"torch\.func cannot batch"):
         build_engine(job, "generic")
-    result = build_engine(job).round_sum(start_of(job), np.arange(len(SIZES)), 0)
+    result = build_engine(job).round_sum(RoundRequest(start_of(job), np.arange(len(SIZES)), 0))
     assert float(result.total.norm()) > 0
 
 
@@ -178,10 +178,12 @@ def test_short_operations_stay_on_one_thread_and_leave_torch_as_it_was() -> None
     assert choice.threads == 1
     torch.set_num_threads(2)
     seen.clear()
-    build_engine(job, choice).round_sum(start_of(job), np.arange(len(SIZES)), 0)
+    build_engine(job, choice).round_sum(RoundRequest(start_of(job), np.arange(len(SIZES)), 0))
     assert set(seen) == {1}
     assert torch.get_num_threads() == 2
-    build_engine(job, choice, threads=3).round_sum(start_of(job), np.arange(len(SIZES)), 0)
+    build_engine(job, choice, threads=3).round_sum(
+        RoundRequest(start_of(job), np.arange(len(SIZES)), 0)
+    )
     assert seen[-1] == 3
     torch.set_num_threads(before)
 
@@ -233,7 +235,7 @@ def test_isolated_clients_have_one_thread_whatever_was_asked_for() -> None:
     job = with_module(make_job("softmax", RULES["momentum"], GRIDS["grid"]), Spy(5, 3))
     engine = build_engine(replace(job, isolated=True), "sequential", threads=3)
     seen.clear()
-    engine.round_sum(start_of(job), np.arange(len(SIZES)), 0)
+    engine.round_sum(RoundRequest(start_of(job), np.arange(len(SIZES)), 0))
     assert set(seen) == {1}
 
 

@@ -20,7 +20,7 @@ from fedveil.client.local_training import LearningRate, LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.data.federation import Federation
 from fedveil.engines.choose import ENGINES, build_engine, supports
-from fedveil.engines.contract import Engine, Job, RunningSum
+from fedveil.engines.contract import Engine, Job, RoundRequest, RunningSum
 from fedveil.models.flat import layout_of
 from fedveil.privacy.clipping import Clip
 
@@ -42,7 +42,7 @@ def engine_for(name: str, job: Job, chunk: int | None = 3) -> Engine:
 def check(engine: str, job: Job, cohort: Sequence[int] = EVERYBODY, round_number: int = 2) -> None:
     start = start_of(job)
     result = engine_for(engine, job).round_sum(
-        start, np.array(cohort, dtype=np.int64), round_number
+        RoundRequest(start, np.array(cohort, dtype=np.int64), round_number)
     )
     clients = trained(replace(job, isolated=False), tuple(cohort), round_number)
     expected = sum((c.update for c in clients), torch.zeros(len(start)).double())
@@ -115,7 +115,9 @@ def test_chunk_size_does_not_matter(engine: str, model: str) -> None:
     rule = RULES["full batch, one step" if model == "linear" else "two epochs, weight decay"]
     job = make_job(model, rule, SHAPINGS["clip"])
     start = start_of(job)
-    sums = [engine_for(engine, job, c).round_sum(start, ALL, 0).total for c in (1, 2, 8)]
+    sums = [
+        engine_for(engine, job, c).round_sum(RoundRequest(start, ALL, 0)).total for c in (1, 2, 8)
+    ]
     allowed = sum(client.update_error for client in trained(job, tuple(EVERYBODY), 0))
     for other in sums[1:]:
         assert float((other - sums[0]).norm()) <= allowed
@@ -128,9 +130,9 @@ def test_the_integer_sum_is_the_exact_sum_of_snapped_updates(engine: str, model:
     rule = RULES["full batch, one step" if model == "linear" else "momentum"]
     job = make_job(model, rule, UpdatePipeline(Clip(0.2, 2), granularity=grid))
     start, running = start_of(job), engine_for(engine, job)
-    total = running.round_sum(start, ALL, 0).total
+    total = running.round_sum(RoundRequest(start, ALL, 0)).total
     assert total.dtype == torch.int64
-    alone = [running.round_sum(start, np.array([c]), 0) for c in EVERYBODY]
+    alone = [running.round_sum(RoundRequest(start, np.array([c]), 0)) for c in EVERYBODY]
     # Which clients share a chunk may move a float by one bit and so an integer by one step.
     assert (total - sum(one.total for one in alone)).abs().max() <= len(EVERYBODY)
     for one in alone:
@@ -147,8 +149,8 @@ def test_every_engine_puts_the_same_update_on_the_grid(
     rule = RULES["full batch, three steps, decaying" if model == "linear" else "momentum"]
     job = make_job(model, rule, GRIDS[pipeline])
     start = start_of(job)
-    result = engine_for(engine, job).round_sum(start, ALL, 3)
-    wanted = build_engine(job, "sequential").round_sum(start, ALL, 3)
+    result = engine_for(engine, job).round_sum(RoundRequest(start, ALL, 3))
+    wanted = build_engine(job, "sequential").round_sum(RoundRequest(start, ALL, 3))
     assert result.total.dtype == torch.int64
     assert len(result.total) == job.pipeline.width(job.layout)
     # What differs by rounding errors may be rounded to the neighbouring grid point as well.
@@ -166,8 +168,12 @@ def test_every_engine_casts_the_same_votes(engine: str) -> None:
     questions = torch.from_numpy(plain.federation.train.inputs[:20])
     ballot = UpdatePipeline(ballot=Ballot(plain.module, questions, 3))
     job = replace(plain, pipeline=ballot)
-    votes = engine_for(engine, job).round_sum(start_of(job), ALL, 3).total.view(20, 3)
-    wanted = build_engine(job, "sequential").round_sum(start_of(job), ALL, 3).total.view(20, 3)
+    votes = engine_for(engine, job).round_sum(RoundRequest(start_of(job), ALL, 3)).total.view(20, 3)
+    wanted = (
+        build_engine(job, "sequential")
+        .round_sum(RoundRequest(start_of(job), ALL, 3))
+        .total.view(20, 3)
+    )
     assert torch.equal(votes.sum(dim=1), torch.full((20,), float(len(SIZES))).double())
     assert torch.equal(votes, wanted)
 
@@ -176,7 +182,7 @@ def test_every_engine_casts_the_same_votes(engine: str) -> None:
 @pytest.mark.parametrize("model", ["linear", "softmax", "wide softmax", "mlp", "own module"])
 def test_a_client_whose_update_is_not_finite_counts_as_zero(engine: str, model: str) -> None:
     job = make_job(model, LocalTraining(LearningRate(1e38), steps=3), SHAPINGS["clip"])
-    result = engine_for(engine, job).round_sum(start_of(job), ALL, 0)
+    result = engine_for(engine, job).round_sum(RoundRequest(start_of(job), ALL, 0))
     assert result.rejected > 0
     assert torch.isfinite(result.total).all()
     assert float(result.total.norm()) <= 0.2 * (len(SIZES) - result.rejected) + 1e-6
@@ -187,10 +193,10 @@ def test_single_updates_are_shown_on_a_grid_only() -> None:
     job = make_job("softmax", RULES["one epoch of batches"], UpdatePipeline(Clip(0.2, 2)))
     start = start_of(job)
     with pytest.raises(ValueError, match="grid"):
-        RunningSum(job, start, ALL, 0, lambda *_: None)
+        RunningSum(job, RoundRequest(start, ALL, 0, take=lambda *_: None))
     on_grid = replace(job, pipeline=UpdatePipeline(Clip(0.2, 2), granularity=2.0**-22))
-    RunningSum(on_grid, start, ALL, 0, lambda *_: None)
-    RunningSum(job, start, ALL, 0)
+    RunningSum(on_grid, RoundRequest(start, ALL, 0, take=lambda *_: None))
+    RunningSum(job, RoundRequest(start, ALL, 0))
 
 
 @pytest.mark.parametrize("engine", EACH)
@@ -199,8 +205,8 @@ def test_a_round_may_bring_a_shaping_of_its_own(engine: str) -> None:
     planned = make_job("softmax", RULES["one epoch of batches"], UpdatePipeline(Clip(0.2, 2)))
     direct = make_job("softmax", RULES["one epoch of batches"], own)
     start = start_of(planned)
-    expected = engine_for(engine, direct).round_sum(start, ALL, 1)
-    result = engine_for(engine, planned).round_sum(start, ALL, 1, own)
+    expected = engine_for(engine, direct).round_sum(RoundRequest(start, ALL, 1))
+    result = engine_for(engine, planned).round_sum(RoundRequest(start, ALL, 1, own))
     assert torch.equal(result.total, expected.total)
     assert torch.equal(result.shaped_norms, expected.shaped_norms)
 
@@ -210,10 +216,10 @@ def test_rounds_repeat_bit_for_bit_and_leave_the_weights_alone(engine: str) -> N
     job = make_job("wide softmax", RULES["momentum"], SHAPINGS["clip"])
     start = start_of(job)
     before, running = start.clone(), engine_for(engine, job)
-    first = running.round_sum(start, ALL, 3)
-    running.round_sum(start, ALL, 4)
-    again = running.round_sum(start, ALL, 3)
-    fresh = engine_for(engine, job).round_sum(start, ALL, 3)
+    first = running.round_sum(RoundRequest(start, ALL, 3))
+    running.round_sum(RoundRequest(start, ALL, 4))
+    again = running.round_sum(RoundRequest(start, ALL, 3))
+    fresh = engine_for(engine, job).round_sum(RoundRequest(start, ALL, 3))
     assert torch.equal(start, before)
     assert torch.equal(first.total, again.total)
     assert torch.equal(first.total, fresh.total)
@@ -226,11 +232,11 @@ def test_dropout_follows_the_seed_and_leaves_the_callers_generator_alone(engine:
     job = replace(job, module=module, layout=layout_of(module))
     start = start_of(job)
     torch.manual_seed(7)
-    first = build_engine(job, engine, 3).round_sum(start, ALL, 3)
+    first = build_engine(job, engine, 3).round_sum(RoundRequest(start, ALL, 3))
     untouched = torch.rand(1)
     torch.manual_seed(7)
     assert torch.equal(untouched, torch.rand(1))
-    again = build_engine(job, engine, 3).round_sum(start, ALL, 3)
-    other = build_engine(job, engine, 3).round_sum(start, ALL, 4)
+    again = build_engine(job, engine, 3).round_sum(RoundRequest(start, ALL, 3))
+    other = build_engine(job, engine, 3).round_sum(RoundRequest(start, ALL, 4))
     assert torch.equal(first.total, again.total)
     assert not torch.equal(first.total, other.total)

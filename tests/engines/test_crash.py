@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import fedveil as fv
+from fedveil.engines.contract import RoundRequest
 from fedveil.privacy.accounting import account
 from fedveil.privacy.ledger import read
 from fedveil.run.checkpoint import load_checkpoint
@@ -104,11 +105,11 @@ def breaks_off_in(run: fv.Run, dies_in: int, monkeypatch: pytest.MonkeyPatch) ->
     trained: list[list[int]] = []
     original = run.engine.round_sum
 
-    def sums(weights: Any, cohort: Any, round_number: int, *rest: Any) -> Any:
-        trained.append(cohort.tolist())
-        if round_number == dies_in:
+    def sums(request: RoundRequest) -> Any:
+        trained.append(request.cohort.tolist())
+        if request.round_number == dies_in:
             raise Stopped
-        return original(weights, cohort, round_number, *rest)
+        return original(request)
 
     monkeypatch.setattr(run.engine, "round_sum", sums)
     return trained

@@ -18,7 +18,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.engines import choose as choosing
 from fedveil.engines.batched import RowEngine
 from fedveil.engines.choose import ENGINES, build_engine
-from fedveil.engines.contract import Engine, Job, RoundSum
+from fedveil.engines.contract import Engine, Job, RoundRequest, RoundSum
 from fedveil.engines.contract_suite import ContractBroken, check_engine
 from fedveil.engines.registry import OUTSIDE, engine
 from fedveil.methods.dp_fedavg import dp_fedavg
@@ -81,8 +81,8 @@ def test_the_packages_own_engines_keep_the_contract(name: str) -> None:
 class Wrong(RowEngine):
     """The sequential engine with one thing changed."""
 
-    def round_sum(self, weights, cohort, *args, **kwargs) -> RoundSum:  # type: ignore[no-untyped-def, override]
-        found = super().round_sum(weights, cohort, *args, **kwargs)
+    def round_sum(self, request: RoundRequest) -> RoundSum:
+        found = super().round_sum(request)
         return WRONG[self.name](found)
 
 
@@ -108,8 +108,8 @@ def registered() -> Iterator[None]:
 class Deaf(RowEngine):
     """Shapes updates as the job says, whatever its round says."""
 
-    def round_sum(self, weights, cohort, round_number, pipeline=None, take=None) -> RoundSum:  # type: ignore[no-untyped-def, override]
-        return super().round_sum(weights, cohort, round_number, None, take)
+    def round_sum(self, request: RoundRequest) -> RoundSum:
+        return super().round_sum(replace(request, pipeline=None))
 
 
 @pytest.mark.usefixtures("registered")
@@ -176,8 +176,8 @@ class Unclipped:
     def __init__(self, job: Job) -> None:
         self._size = job.layout.size
 
-    def round_sum(self, weights, cohort, *args, **kwargs) -> RoundSum:  # type: ignore[no-untyped-def]
-        none = torch.zeros(len(cohort))
+    def round_sum(self, request: RoundRequest) -> RoundSum:
+        none = torch.zeros(len(request.cohort))
         return RoundSum(torch.full((self._size,), 10**6), none, none, none, 0)
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.data.federation import Examples, Federation
 from fedveil.engines import isolated_mlp
 from fedveil.engines.choose import ENGINES, build_engine, supports
-from fedveil.engines.contract import Cohort, Job, RoundSum, RunningSum
+from fedveil.engines.contract import Cohort, Job, RoundRequest, RoundSum, RunningSum
 from fedveil.engines.cost import operations
 from fedveil.engines.isolated_dual import rounded_up
 from fedveil.engines.isolated_mlp import LoneStack
@@ -116,7 +116,7 @@ def rows_of(job: Job, engine: str, cohort: list[int], chunk: int) -> tuple[list[
         seen.update(zip(where.tolist(), rows.clone(), strict=True))
 
     running = build_engine(job, engine, chunk)
-    found = running.round_sum(start_of(job), np.array(cohort), 2, None, take)
+    found = running.round_sum(RoundRequest(start_of(job), np.array(cohort), 2, None, take))
     rows = [seen[place] for place in range(len(cohort))]
     assert torch.equal(found.total, sum(rows))
     return rows, found
@@ -273,11 +273,11 @@ def test_scaled_bytes_are_transformed_alone() -> None:
 def test_processes_and_threads_change_no_integer(model: str) -> None:
     job = replace(job_of(model, COUNTED), isolated=True)
     start, everybody = start_of(job), np.arange(len(FIVE))
-    wanted = build_engine(job, "auto").round_sum(start, everybody, 2)
+    wanted = build_engine(job, "auto").round_sum(RoundRequest(start, everybody, 2))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        again = build_engine(job, "auto", threads=2).round_sum(start, everybody, 2)
+        again = build_engine(job, "auto", threads=2).round_sum(RoundRequest(start, everybody, 2))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -285,8 +285,8 @@ def test_processes_and_threads_change_no_integer(model: str) -> None:
     team = build_engine(job, "auto", processes=2)
     try:
         for cohort in (everybody, everybody[[4, 2, 3]], everybody[[3]]):
-            alone = build_engine(job, "auto").round_sum(start, cohort, 2)
-            assert torch.equal(team.round_sum(start, cohort, 2).total, alone.total)
+            alone = build_engine(job, "auto").round_sum(RoundRequest(start, cohort, 2))
+            assert torch.equal(team.round_sum(RoundRequest(start, cohort, 2)).total, alone.total)
     finally:
         team.close()
 
@@ -332,7 +332,7 @@ def test_groups_of_isolated_clients_stay_within_their_memory(
     for memory in (5 * each - 1, each - 1, 100 * each):
         monkeypatch.setattr(isolated_mlp, "_TOGETHER", memory)
         engine = build_engine(job, "mlp")
-        sums.append(engine.round_sum(start_of(job), np.arange(11), 2).total)
+        sums.append(engine.round_sum(RoundRequest(start_of(job), np.arange(11), 2)).total)
     assert groups == [4, 4, 3] + [1] * 11 + [11]
     assert torch.equal(sums[0], sums[1])
     assert torch.equal(sums[0], sums[2])

@@ -12,6 +12,7 @@ from fedveil.engines import mlp_engine
 from fedveil.engines.affine import Affine
 from fedveil.engines.batched import RowEngine
 from fedveil.engines.choose import build_engine
+from fedveil.engines.contract import RoundRequest
 from fedveil.engines.dual_clients import costs
 from fedveil.engines.mlp_engine import MlpEngine
 from fedveil.models.flat import Slot
@@ -49,7 +50,7 @@ def test_both_ways_give_the_same_sum(
             "costs",
             lambda *_, flat=flat, cheap=cheap, dear=dear: (flat * cheap, flat * dear),
         )
-        results.append(build_engine(job, "mlp").round_sum(start, cohort, 3))
+        results.append(build_engine(job, "mlp").round_sum(RoundRequest(start, cohort, 3)))
     dual, rows = results
     torch.testing.assert_close(dual.norms, rows.norms, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(dual.losses, rows.losses, rtol=1e-4, atol=1e-6)
@@ -66,7 +67,7 @@ def test_an_update_that_is_not_finite_counts_as_zero() -> None:
     job = make_job("wide mlp", rule, UpdatePipeline(Clip(0.2, 2)))
     engine = build_engine(job, "mlp")
     assert isinstance(engine, MlpEngine)
-    result = engine.round_sum(start_of(job), np.arange(len(SIZES)), 0)
+    result = engine.round_sum(RoundRequest(start_of(job), np.arange(len(SIZES)), 0))
     assert result.rejected > 0
     assert bool(torch.isfinite(result.total).all())
     assert float(result.total.norm()) <= 0.2 * len(SIZES)

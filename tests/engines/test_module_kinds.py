@@ -21,7 +21,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engines.choose import ENGINES, build_engine, supports
-from fedveil.engines.contract import Job
+from fedveil.engines.contract import Job, RoundRequest
 from fedveil.models.flat import flatten, layout_of
 from fedveil.models.images import ChannelsFirst
 from fedveil.privacy.clipping import Clip
@@ -153,7 +153,7 @@ def test_every_kind_of_module_trains_as_torch_trains_it(
         kinds = [type(child) for child in job.module.modules()]
         flags = (torch.get_num_threads(), torch.is_grad_enabled(), torch.get_rng_state())
         start = flatten(job.module)
-        found = build_engine(job, engine).round_sum(start, np.arange(len(SIZES)), 2)
+        found = build_engine(job, engine).round_sum(RoundRequest(start, np.arange(len(SIZES)), 2))
         assert found.rejected == 0
         if kind != "dropout":
             grid = job.pipeline.granularity
@@ -174,12 +174,14 @@ CRASH = """
 import sys
 import numpy as np
 from fedveil.engines.choose import build_engine
+from fedveil.engines.contract import RoundRequest
 from fedveil.models.flat import flatten
 from tests.engines.test_module_kinds import CLIPPED, SIZES, WHOLE, make_job
 for isolated in (False, True):
     for rule in (WHOLE, CLIPPED):
         job = make_job(sys.argv[1], rule, isolated)
-        build_engine(job, "auto").round_sum(flatten(job.module), np.arange(len(SIZES)), 0)
+        request = RoundRequest(flatten(job.module), np.arange(len(SIZES)), 0)
+        build_engine(job, "auto").round_sum(request)
 print("trained")
 """
 
@@ -209,5 +211,5 @@ def test_a_layer_used_twice_or_watched_is_left_in_its_place() -> None:
     network[1].register_forward_hook(lambda module, inputs, output: seen.append(output.shape[2]))
     module = ChannelsFirst(network)
     job = replace(watched, module=module, layout=layout_of(module))
-    build_engine(job, "sequential").round_sum(flatten(module), np.arange(1), 0)
+    build_engine(job, "sequential").round_sum(RoundRequest(flatten(module), np.arange(1), 0))
     assert set(seen) == {4, 2}  # before the pooling, and behind the second convolution

@@ -21,6 +21,7 @@ from fedveil.client.batches import step_counts
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.data.federation import Examples, Federation
 from fedveil.engines.choose import build_engine
+from fedveil.engines.contract import RoundRequest
 from fedveil.engines.process_group import WorkerFailed, Workers
 from fedveil.engines.processes import ProcessEngine, split
 from fedveil.engines.shared_memory import bytes_to_copy, share
@@ -51,12 +52,12 @@ def alone(
 ):
     with threads_at(1):
         single = build_engine(engine.job, "sequential")
-        return single.round_sum(start_of(engine.job), cohort, round_number, pipeline)
+        return single.round_sum(RoundRequest(start_of(engine.job), cohort, round_number, pipeline))
 
 
 def alone_from(engine: ProcessEngine, start: torch.Tensor):
     with threads_at(1):
-        return build_engine(engine.job, "sequential").round_sum(start, ALL, 1, None)
+        return build_engine(engine.job, "sequential").round_sum(RoundRequest(start, ALL, 1, None))
 
 
 @pytest.mark.parametrize("cohort", [[], [6], [0, 1, 2, 3, 4, 5, 6, 7], [7, 0, 5]], ids=str)
@@ -64,7 +65,7 @@ def test_two_processes_give_the_sum_and_the_statistics_of_one(
     pair: ProcessEngine, cohort: list[int]
 ) -> None:
     ids = np.array(cohort, dtype=np.int64)
-    together = pair.round_sum(start_of(pair.job), ids, 3)
+    together = pair.round_sum(RoundRequest(start_of(pair.job), ids, 3))
     single = alone(pair, ids, 3)
     torch.testing.assert_close(together.total, single.total, rtol=1e-6, atol=1e-9)
     for name in ("norms", "shaped_norms", "losses", "rejected"):
@@ -101,26 +102,30 @@ def test_clients_left_out_are_counted_once_wherever_they_train(
     pair: ProcessEngine,
 ) -> None:
     wild = start_of(pair.job) * 1e30  # nobody's update is finite
-    assert pair.round_sum(wild, ALL, 1).rejected == alone_from(pair, wild).rejected == len(ALL)
+    assert (
+        pair.round_sum(RoundRequest(wild, ALL, 1)).rejected
+        == alone_from(pair, wild).rejected
+        == len(ALL)
+    )
 
 
 def test_integer_sums_are_identical_for_any_number_of_processes(pair: ProcessEngine) -> None:
-    together = pair.round_sum(start_of(pair.job), ALL, 1, GRID)
+    together = pair.round_sum(RoundRequest(start_of(pair.job), ALL, 1, GRID))
     assert together.total.dtype == torch.int64
     assert torch.equal(together.total, alone(pair, ALL, 1, GRID).total)
 
 
 def test_a_dead_worker_is_reported_in_one_line_and_replaced(pair: ProcessEngine) -> None:
     start = start_of(pair.job)
-    before = pair.round_sum(start, ALL, 2)
+    before = pair.round_sum(RoundRequest(start, ALL, 2))
     victim = pair.worker_pids[0]
     os.kill(victim, signal.SIGKILL)
     with pytest.raises(WorkerFailed) as failure:
-        pair.round_sum(start, ALL, 2)
+        pair.round_sum(RoundRequest(start, ALL, 2))
     assert str(victim) in str(failure.value)
     assert "SIGKILL" in str(failure.value)
     assert "\n" not in str(failure.value)
-    after = pair.round_sum(start, ALL, 2)
+    after = pair.round_sum(RoundRequest(start, ALL, 2))
     assert torch.equal(before.total, after.total)
     assert victim not in pair.worker_pids
 
@@ -133,7 +138,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path: Path) -> None:
     for file in saved.glob("*.npy"):
         file.unlink()
     with pytest.raises(WorkerFailed, match="FileNotFoundError"):
-        engine.round_sum(start_of(job), ALL, 0)
+        engine.round_sum(RoundRequest(start_of(job), ALL, 0))
     engine.close()
 
 
@@ -143,9 +148,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may have it i
 sys.path.insert(0, {root!r})
 from tests.engines.test_processes import ALL, make_job, RULES, UpdatePipeline, start_of
 from fedveil.engines.choose import build_engine
+from fedveil.engines.contract import RoundRequest
 job = make_job("mlp", RULES["momentum"], UpdatePipeline())
 engine = build_engine(job, "mlp", processes=2)
-engine.round_sum(start_of(job), ALL, 0)
+engine.round_sum(RoundRequest(start_of(job), ALL, 0))
 print(*engine.worker_pids, flush=True)
 while True:
     signal.pause()

@@ -18,7 +18,7 @@ from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engines.choose import ENGINES, build_engine, supports
-from fedveil.engines.contract import Job
+from fedveil.engines.contract import Job, RoundRequest
 from fedveil.engines.gradients import VmapGradients
 from fedveil.models.flat import flatten, layout_of
 from fedveil.models.zoo import Linear
@@ -47,7 +47,7 @@ def with_records(job: Job, inputs: np.ndarray, targets: np.ndarray) -> Job:
 
 def gradient(job: Job, engine: str, weights: Tensor) -> Tensor:
     """The mean clipped gradient of the only client: one step at rate 1 from the weights."""
-    found = build_engine(job, engine).round_sum(weights, np.array([0]), 0)
+    found = build_engine(job, engine).round_sum(RoundRequest(weights, np.array([0]), 0))
     assert found.rejected == 0
     return -found.total
 
@@ -180,6 +180,6 @@ def test_a_gradient_may_fail_where_the_loss_does_not(engine: str) -> None:
     job, module = job_of("own module", clip, isolated=True), Poisoned()
     job = replace(job, module=module, layout=layout_of(module))
     plain = replace(job, rule=LocalTraining(LearningRate(1.0), steps=1), isolated=False)
-    whole = build_engine(plain, engine).round_sum(flatten(module), np.array([0]), 0)
+    whole = build_engine(plain, engine).round_sum(RoundRequest(flatten(module), np.array([0]), 0))
     assert whole.rejected == 1  # without clipping the mean is not finite
     assert 0 < float(gradient(job, engine, flatten(module)).norm()) <= 1.0

@@ -12,6 +12,7 @@ import torch
 import fedveil as fv
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic
+from fedveil.engines.contract import RoundRequest
 from fedveil.run.directory import RunDirectory
 
 FEDERATION = fv.load("digits", clients=40)
@@ -65,7 +66,7 @@ def test_the_sum_is_divided_by_the_expected_cohort_not_by_the_realised_one() -> 
     run = fv.Run(plan)
     cohort = plan.sampling.draw(0, plan.randomness.stream("cohort", 0))
     assert len(cohort) != plan.sampling.expected_cohort  # this seed draws another number
-    total = run.engine.round_sum(plan.start, cohort, 0).total
+    total = run.engine.round_sum(RoundRequest(plan.start, cohort, 0)).total
     run.finish()
     moved = run.state.weights - plan.start
     torch.testing.assert_close(moved.double(), total / 20, atol=1e-4, rtol=0)

@@ -13,6 +13,7 @@ import pytest
 
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engines.choose import build_engine
+from fedveil.engines.contract import RoundRequest
 from fedveil.models.flat import flatten, layout_of
 from fedveil.models.zoo import Linear
 
@@ -36,9 +37,9 @@ def test_a_round_allocates_nothing_of_the_size_of_the_population(engine: str) ->
     job = replace(job, federation=crowd(2, 3), module=module, layout=layout_of(module))
     running, start = build_engine(job, engine), flatten(module)
     cohort = np.random.default_rng(0).choice(CLIENTS, 50, replace=False)
-    running.round_sum(start, cohort, 0)
+    running.round_sum(RoundRequest(start, cohort, 0))
     tracemalloc.start()
-    running.round_sum(start, cohort, 1)
+    running.round_sum(RoundRequest(start, cohort, 1))
     _, peak = tracemalloc.get_traced_memory()  # numpy's arrays count
     tracemalloc.stop()
     assert peak < CLIENTS / 4

@@ -19,7 +19,7 @@ from fedveil.client.rotation import Rotation
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Arithmetic, Trust
 from fedveil.engines.choose import build_engine
-from fedveil.engines.contract import Job
+from fedveil.engines.contract import Job, RoundRequest
 from fedveil.methods.ae_dpfl import ae_dpfl
 from fedveil.methods.client_noise import client_noise
 from fedveil.methods.dp_fedavg import dp_fedavg
@@ -150,7 +150,7 @@ def noisy_updates(made: Plan, count: int) -> np.ndarray:
     rows = []
     for round_number in range(count):
         cohort = np.arange(N)
-        result = engine.round_sum(made.start, cohort, round_number, made.pipeline)
+        result = engine.round_sum(RoundRequest(made.start, cohort, round_number, made.pipeline))
         this_round = RoundContext(round_number, cohort, Randomness(SEED))
         released = made.method.placement.protect(
             made.context, result.total, made.pipeline, this_round

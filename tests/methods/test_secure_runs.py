@@ -19,6 +19,7 @@ from fedveil.config.recipe import DataSection, Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation
+from fedveil.engines.contract import RoundRequest
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.noise_placement import SecureNoisePlacement
 from fedveil.planning.plan import Plan
@@ -143,7 +144,7 @@ def test_a_round_releases_the_mean_over_survivors_of_integers_and_their_own_nois
     std = plan.noise_multiplier * pipeline.clip.norm / math.sqrt(len(cohort))
     total = [0] * plan.layout.size
     for client in survivors:
-        row = run.engine.round_sum(plan.start, np.array([client]), 0, pipeline).total
+        row = run.engine.round_sum(RoundRequest(plan.start, np.array([client]), 0, pipeline)).total
         stream = plan.randomness.stream("noise", 0, int(client))
         noise = share(plan.layout.size, std, pipeline.granularity, stream)
         total = [t + int(r) + int(n) for t, r, n in zip(total, row, noise, strict=True)]
@@ -159,7 +160,7 @@ def test_a_tracked_clip_is_counted_over_survivors_with_noise_of_its_own() -> Non
     cohort = plan.sampling.draw(0, plan.randomness.stream("cohort", 0))
     lost = draw_dropouts(list(cohort), 0.25, plan.randomness.stream("losses", 0)).before_upload
     survivors = np.array([client for client in cohort if client not in lost])
-    norms = run.engine.round_sum(plan.start, survivors, 0, plan.pipeline).norms
+    norms = run.engine.round_sum(RoundRequest(plan.start, survivors, 0, plan.pipeline)).norms
     assert plan.pipeline.clip is not None
     halves = sum(0.5 if norm <= plan.pipeline.clip.norm else -0.5 for norm in norms)
     assert plan.context is not None

@@ -16,6 +16,7 @@ from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.declared import AGAIN
 from fedveil.data.examples import Examples, Scaling
 from fedveil.data.federation import Federation, Task
+from fedveil.engines.contract import RoundRequest
 from fedveil.models.features import ScatteringFeatures, with_features
 from fedveil.run.run import Run
 
@@ -227,7 +228,7 @@ def test_neighbours_of_a_protected_run_leave_a_client_s_integers_as_they_are():
         def take(where, found, rows=rows):
             rows.update(zip(where.tolist(), found.clone(), strict=True))
 
-        run.engine.round_sum(planned.start, np.arange(3), 0, planned.pipeline, take)
+        run.engine.round_sum(RoundRequest(planned.start, np.arange(3), 0, planned.pipeline, take))
         seen.append(rows)
     first, second = seen
     assert all(torch.equal(first[one], second[one]) for one in (0, 2))

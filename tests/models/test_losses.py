@@ -15,6 +15,7 @@ from torch.nn import functional
 import fedveil as fv
 from fedveil.cli import main
 from fedveil.client.local_training import GradientClip
+from fedveil.engines.contract import RoundRequest
 from fedveil.engines.gradients import AutogradGradients, VmapGradients
 from fedveil.methods.parts.certificate import non_expansive
 from fedveil.models.flat import flatten, layout_of
@@ -47,7 +48,7 @@ def one_step(targets: np.ndarray, loss: Loss | None, engine: str) -> Tensor:
     module = fv.build("auto", data, seed=3)
     plan = fv.plan(method, data, module, seed=0)
     run = fv.Run(plan, speed=fv.Speed(engine=engine))
-    found = run.engine.round_sum(plan.start, np.arange(8), 0).total
+    found = run.engine.round_sum(RoundRequest(plan.start, np.arange(8), 0)).total
     run.close()
     return found
 

@@ -25,6 +25,7 @@ from fedveil.engines import contract, dual_steps, gradients
 from fedveil.engines import gram_cache as grams
 from fedveil.engines import isolated_dual as lone_dual
 from fedveil.engines import isolated_moments as lone_moments
+from fedveil.engines.contract import RoundRequest
 from fedveil.methods.parts import central_noise, local_noise, noisy_votes
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.correlated_noise import CorrelatedNoise
@@ -206,9 +207,9 @@ class _Watched:
     def __init__(self, engine: Any, recorder: Recorder) -> None:
         self._engine, self._recorder = engine, recorder
 
-    def round_sum(self, weights, cohort, *args: Any, **kwargs: Any) -> Any:
-        self._recorder.enter(cohort)
-        return self._engine.round_sum(weights, cohort, *args, **kwargs)
+    def round_sum(self, request: RoundRequest) -> Any:
+        self._recorder.enter(request.cohort)
+        return self._engine.round_sum(request)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

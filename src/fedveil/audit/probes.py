@@ -27,7 +27,7 @@ from fedveil.core.units import Unit
 from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engines.choose import build_engine
-from fedveil.engines.contract import Cohort, Job
+from fedveil.engines.contract import Cohort, Job, RoundRequest
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.local_steps import rates
 from fedveil.planning.plan import Plan
@@ -174,7 +174,7 @@ def _one_step(
     )
     engine = build_engine(job, processes=1)
     try:
-        return engine.round_sum(plan.start, np.array([0]), 0).total
+        return engine.round_sum(RoundRequest(plan.start, np.array([0]), 0)).total
     finally:
         engine.close()
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedveil.client.update_pipeline import ShapedRows, UpdatePipeline
-from fedveil.engines.contract import Cohort, Engine, RoundSum, Take
+from fedveil.engines.contract import Cohort, Engine, RoundRequest, RoundSum
 from fedveil.planning.plan import Plan
 from fedveil.run.run import Run
 
@@ -34,28 +34,15 @@ class StandIns:
     def close(self) -> None:
         self._engine.close()
 
-    def round_sum(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None = None,
-        take: Take | None = None,
-    ) -> RoundSum:
+    def round_sum(self, request: RoundRequest) -> RoundSum:
         """The engine's sum over real clients, and what the others send."""
+        cohort, shape = request.cohort, request.pipeline or self._plan.pipeline
         real = np.flatnonzero(self._train[cohort])
         others = np.flatnonzero(~self._train[cohort])
-
-        def of_real(where: Cohort, rows: Tensor) -> None:
-            if take is not None:
-                take(real[where], rows)
-
-        found = self._engine.round_sum(
-            weights, cohort[real], round_number, pipeline, None if take is None else of_real
-        )
-        sent = self._send(cohort[others], weights, round_number, pipeline or self._plan.pipeline)
-        if take is not None and len(others):
-            take(others, sent.rows)
+        found = self._engine.round_sum(request.part(real))
+        sent = self._send(cohort[others], request.weights, request.round_number, shape)
+        if request.take is not None and len(others):
+            request.take(others, sent.rows)
         figures = {name: torch.zeros(len(cohort)) for name in ("norms", "shaped_norms", "losses")}
         for name, values in figures.items():
             values[real] = getattr(found, name).float()

@@ -22,7 +22,6 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor
 
-from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.config import recipe as recipes
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
@@ -36,7 +35,7 @@ from fedveil.deploy.members import Members
 from fedveil.deploy.plan_document import PlanDocument, planned, resolved, terms_at
 from fedveil.deploy.scoring import CountSum, Scoring, figures
 from fedveil.deploy.work import scheduled
-from fedveil.engines.contract import Cohort, RoundSum, Take
+from fedveil.engines.contract import Cohort, RoundRequest, RoundSum
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.planning.plan import Plan
@@ -385,21 +384,15 @@ class SitesEngine:
     def __init__(self, hub: RemoteAggregator) -> None:
         self._hub = hub
 
-    def round_sum(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None = None,
-        take: Take | None = None,
-    ) -> RoundSum:
-        hub, data = self._hub, weights.numpy().astype("<f4").tobytes()
+    def round_sum(self, request: RoundRequest) -> RoundSum:
+        hub, cohort, size = self._hub, request.cohort, request.weights.numel()
+        data = request.weights.numpy().astype("<f4").tobytes()
         hub.compute(data)
         if hub.now.server is None:
             replies = hub.ask("train", {int(n): (b"", data) for n in cohort}, hub.waits.vectors)
             for n, reply in replies.items():
                 with hub.sites.dropping(n):
-                    if len(row := reply.part()) != 8 * weights.numel():
+                    if len(row := reply.part()) != 8 * size:
                         raise BadFrame(f"upload: {len(row)} bytes, need 8 for each weight")
                     hub.now.uploads[n] = np.frombuffer(row, "<i8")
         nothing = torch.full((len(cohort),), float("nan"))  # nobody tells the hub

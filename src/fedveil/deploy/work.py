@@ -14,6 +14,7 @@ from fedveil.data.federation import Federation
 from fedveil.deploy.envelope import BadFrame, Message
 from fedveil.deploy.plan_document import PlanDocument, terms_at
 from fedveil.engines.choose import build_engine
+from fedveil.engines.contract import RoundRequest
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
@@ -166,7 +167,9 @@ class Training(Work):
         """
         weights = weights_of(data, self.plan.layout.size)
         alone = np.zeros(1, np.int64)
-        result = self._engine.round_sum(weights, alone, updates.round_number, updates.pipeline)
+        result = self._engine.round_sum(
+            RoundRequest(weights, alone, updates.round_number, updates.pipeline)
+        )
         self._norms = result.norms
         row: Ints = result.total.numpy()
         return row

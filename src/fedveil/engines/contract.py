@@ -52,6 +52,29 @@ class Job:
 
 
 @dataclass(frozen=True)
+class RoundRequest:
+    """One round's work: train the clients of `cohort` (distinct ids) from `weights` `[parameters]`,
+    float32.
+
+    `pipeline` stands in for the job's in this round: the same but for another clip and grid, where
+    these change from round to round. `take` is shown every client's own shaped update, a few at a
+    time, where their sum is not enough (on a grid, that is: see `RunningSum`).
+    """
+
+    weights: Tensor
+    cohort: Cohort
+    round_number: int
+    pipeline: UpdatePipeline | None = None
+    take: Take | None = None
+
+    def part(self, places: Cohort) -> RoundRequest:
+        """The same for the clients at these places of the cohort."""
+        take = self.take
+        own = None if take is None else lambda where, rows: take(places[where], rows)
+        return replace(self, cohort=self.cohort[places], take=own)
+
+
+@dataclass(frozen=True)
 class RoundSum:
     """What an engine gives back, on the CPU. Statistics follow the order of the cohort, `[cohort]`.
 
@@ -71,20 +94,8 @@ class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
-    def round_sum(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None = None,
-        take: Take | None = None,
-    ) -> RoundSum:
-        """Train the clients of `cohort` (distinct ids) from `weights` `[parameters]`, float32,
-        in round `round_number`, and sum their shaped updates. An empty cohort gives zero.
-
-        `pipeline` stands in for the job's in this round: the same but for another clip and grid,
-        where these change from round to round. `take` is shown every client's own shaped update,
-        a few at a time, where their sum is not enough (on a grid, that is: see `RunningSum`)."""
+    def round_sum(self, request: RoundRequest) -> RoundSum:
+        """The sum of the cohort's shaped updates. An empty cohort gives zero."""
         ...
 
     def close(self) -> None:
@@ -99,21 +110,15 @@ class RunningSum:
     know nothing but their sum.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        take: Take | None = None,
-    ) -> None:
+    def __init__(self, job: Job, request: RoundRequest) -> None:
+        self.job = job = job.shaped_by(request.pipeline)
         integer = job.pipeline.granularity is not None
         width = job.pipeline.width(job.layout)
-        if take is not None and not integer:
+        if request.take is not None and not integer:
             raise ValueError("single updates are formed on a grid only")
-        self.job, self.weights, self.cohort = job, weights, cohort
-        self.sizes = client_sizes(job.federation, cohort)
-        self.round_number, self._take = round_number, take
+        self.weights, self.cohort = request.weights, request.cohort
+        self.sizes = client_sizes(job.federation, request.cohort)
+        self.round_number, self._take = request.round_number, request.take
         self._total = torch.zeros(width, dtype=torch.int64 if integer else torch.float64)
         self._rejected = 0
         self._places: list[Cohort] = []
@@ -221,16 +226,8 @@ class GroupedEngine(ABC):
     def groups(self, sizes: Cohort) -> Iterable[tuple[Cohort, Train]]:
         """The places of the clients that go each way, and the way."""
 
-    def round_sum(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None = None,
-        take: Take | None = None,
-    ) -> RoundSum:
-        job = self.job.shaped_by(pipeline)
-        total = RunningSum(job, weights, cohort, round_number, take)
+    def round_sum(self, request: RoundRequest) -> RoundSum:
+        total = RunningSum(self.job, request)
         for places, add in self.groups(total.sizes):
             add(total, places)
         return total.result()

@@ -23,7 +23,7 @@ from fedveil.core.errors import FedveilError
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engines.choose import build_engine, supports
-from fedveil.engines.contract import Cohort, Engine, Job, RoundSum
+from fedveil.engines.contract import Cohort, Engine, Job, RoundRequest, RoundSum
 from fedveil.models.flat import flatten, layout_of
 from fedveil.privacy.clipping import Clip
 
@@ -116,15 +116,17 @@ def _job(model: str, rule: str, pipeline: str) -> Job:
 def _check(what: str, job: Job, engine: Engine) -> None:
     start, cohort = flatten(job.module), np.array([4, 0, 2, 1, 5])
     before = start.clone()
-    found = engine.round_sum(start, cohort, 3)
-    _compare(what, job, found, build_engine(job, "sequential").round_sum(start, cohort, 3))
-    again = engine.round_sum(start, cohort, 3)
+    found = engine.round_sum(RoundRequest(start, cohort, 3))
+    _compare(
+        what, job, found, build_engine(job, "sequential").round_sum(RoundRequest(start, cohort, 3))
+    )
+    again = engine.round_sum(RoundRequest(start, cohort, 3))
     _say(torch.equal(found.total, again.total), f"{what}: the same round gives other numbers")
     _say(torch.equal(start, before), f"{what}: it changes the weights it was given")
-    empty = engine.round_sum(start, cohort[:0], 3)
+    empty = engine.round_sum(RoundRequest(start, cohort[:0], 3))
     _say(not bool(empty.total.any()), f"{what}: an empty cohort gives something else than zero")
     nowhere = torch.full_like(start, 3e38)  # from where every step overflows
-    lost = engine.round_sum(nowhere, cohort, 3).total
+    lost = engine.round_sum(RoundRequest(nowhere, cohort, 3)).total
     _say(bool(lost.isfinite().all()), f"{what}: updates that are not finite do not count as zero")
     if job.pipeline.granularity is not None:
         _check_each(what, job, engine, start, cohort)
@@ -138,7 +140,7 @@ def _check_each(what: str, job: Job, engine: Engine, start: Tensor, cohort: Coho
     def take(where: Cohort, rows: Tensor) -> None:
         seen.update(zip(where.tolist(), rows.clone(), strict=True))
 
-    found = engine.round_sum(start, cohort, 3, tight, take)
+    found = engine.round_sum(RoundRequest(start, cohort, 3, tight, take))
     _say(sorted(seen) == list(range(len(cohort))), f"{what}: take does not see each client once")
     whole = torch.stack([seen[place] for place in range(len(cohort))])
     _say(torch.equal(whole.sum(dim=0), found.total), f"{what}: updates do not add up to the sum")

@@ -10,6 +10,7 @@ and fully connected networks train side by side in arithmetic that keeps them ap
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -17,8 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.engines.contract import Cohort, Engine, Job, RoundSum, RunningSum, Take
+from fedveil.engines.contract import Cohort, Engine, Job, RoundRequest, RoundSum, RunningSum
 from fedveil.engines.one_client import lone_job
 from fedveil.engines.threads import threads_at
 
@@ -46,7 +46,7 @@ def contribution(job: Job, make: Make, weights: Tensor, client: int, round_numbe
 
     `weights` lie in memory of torch's own, as everything else that a kernel reads.
     """
-    return make(lone_job(job, client)).round_sum(weights, _ONLY, round_number)
+    return make(lone_job(job, client)).round_sum(RoundRequest(weights, _ONLY, round_number))
 
 
 def drawn_apart(
@@ -77,23 +77,16 @@ class Isolated:
         # No autograd in these engines: a step is many small operations, which are quicker without.
         self._by_hand = name in ("mlp", "algebra")
 
-    def round_sum(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None = None,
-        take: Take | None = None,
-    ) -> RoundSum:
-        job, start = self.job.shaped_by(pipeline), weights.clone()
-        total = RunningSum(job, start, cohort, round_number, take)
+    def round_sum(self, request: RoundRequest) -> RoundSum:
+        start, number = request.weights.clone(), request.round_number
+        total = RunningSum(self.job, replace(request, weights=start))
         with threads_at(1), torch.inference_mode(self._by_hand):
             for place in self._side_by_side(total):
-                client = int(cohort[place])
+                client = int(request.cohort[place])
                 if self._by_hand:
-                    own = contribution(job, self._make, start, client, round_number)
+                    own = contribution(total.job, self._make, start, client, number)
                 else:
-                    own = drawn_apart(job, self._make, start, client, round_number, self.device)
+                    own = drawn_apart(total.job, self._make, start, client, number, self.device)
                 total.add_one(place, own)
         return total.result()
 

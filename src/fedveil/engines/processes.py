@@ -5,23 +5,19 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from fedveil.client.batches import step_counts
-from fedveil.client.local_training import LocalTraining
 from fedveil.client.records import client_sizes
-from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.core.randomness import Randomness
-from fedveil.engines.contract import Cohort, Engine, Job, RoundSum, Take
+from fedveil.engines.contract import Cohort, Engine, Job, RoundRequest, RoundSum
 from fedveil.engines.distributed_env import under_torchrun
 from fedveil.engines.process_group import Group, Workers, torchrun_group
 from fedveil.engines.registry import OUTSIDE
 from fedveil.engines.shared_memory import SharedFederation, share
 from fedveil.engines.threads import threads_at
-from fedveil.models.flat import Layout
 
 _MANY = 2_000  # clients above which dealing in turn is as even as choosing the least loaded
 
@@ -31,12 +27,7 @@ class Setup:
     """What a worker needs once: a job whose columns are shared, and how to run it."""
 
     federation: SharedFederation
-    module: nn.Module
-    layout: Layout
-    rule: LocalTraining
-    pipeline: UpdatePipeline
-    randomness: Randomness
-    isolated: bool
+    job: dict[str, Any]  # the other fields of the job
     engine: str
     engine_module: str | None  # of an engine from outside the package
     chunk: int | None
@@ -47,16 +38,7 @@ class Setup:
 
         if self.engine_module is not None:
             import_module(self.engine_module)
-        job = Job(
-            self.federation.open(),
-            self.module,
-            self.layout,
-            self.rule,
-            self.pipeline,
-            self.randomness,
-            self.isolated,
-        )
-        return build_engine(job, self.engine, self.chunk)
+        return build_engine(Job(self.federation.open(), **self.job), self.engine, self.chunk)
 
 
 class ProcessEngine:
@@ -102,62 +84,37 @@ class ProcessEngine:
     def _setup(self, shared: SharedFederation) -> Setup:
         from fedveil.engines.choose import ENGINES
 
-        job = self.job
-        return Setup(
-            shared,
-            job.module,
-            job.layout,
-            job.rule,
-            job.pipeline,
-            job.randomness,
-            job.isolated,
-            self.own.name,
-            OUTSIDE[self.own.name].module if self.own.name not in ENGINES else None,
-            self._chunk,
-            self._threads,
-        )
+        job = {name: value for name, value in vars(self.job).items() if name != "federation"}
+        name = self.own.name
+        module = None if name in ENGINES else OUTSIDE[name].module
+        return Setup(shared, job, name, module, self._chunk, self._threads)
 
-    def round_sum(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None = None,
-        take: Take | None = None,
-    ) -> RoundSum:
-        if take is not None:
-            return self._one_by_one(weights, cohort, round_number, pipeline, take)
+    def round_sum(self, request: RoundRequest) -> RoundSum:
+        if request.take is not None:
+            return self._one_by_one(request)
         try:
             group = self._team()
-            owners = split(self.job, cohort, group.size)
-            group.tell((cohort, owners, round_number, pipeline), weights)
+            owners = split(self.job, request.cohort, group.size)
+            heard = request.cohort, owners, request.round_number, request.pipeline
+            group.tell(heard, request.weights)
             with threads_at(self._threads):
-                return _take_part(group, self.own, weights, cohort, owners, round_number, pipeline)
+                return _take_part(group, self.own, request, owners)
         except BaseException:
             self.close()  # the others may wait for a message that will never come
             raise
 
-    def _one_by_one(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None,
-        take: Take,
-    ) -> RoundSum:
+    def _one_by_one(self, request: RoundRequest) -> RoundSum:
         """Every part of the cohort in this process, which is where `take` wants the updates.
 
         The parts are those of the team, so that each client's update is the same, bit for bit.
         """
-        owners = split(self.job, cohort, self.count)
-        norms, shaped, losses = (torch.zeros(len(cohort)) for _ in range(3))
+        owners = split(self.job, request.cohort, self.count)
+        norms, shaped, losses = (torch.zeros(len(owners)) for _ in range(3))
         total, rejected = None, 0
         for part in range(self.count):
             mine = np.flatnonzero(owners == part)
             with threads_at(self._threads):
-                found = self.own.round_sum(
-                    weights, cohort[mine], round_number, pipeline, _at_places(take, mine)
-                )
+                found = self.own.round_sum(request.part(mine))
             norms[mine], shaped[mine] = found.norms, found.shaped_norms
             losses[mine] = found.losses
             total = found.total if total is None else total + found.total
@@ -178,32 +135,19 @@ class ProcessEngine:
         self.own.close()
 
 
-def _at_places(take: Take, places: Cohort) -> Take:
-    """`take` for a part of the cohort, those at `places`."""
-    return lambda where, rows: take(places[where], rows)
-
-
 def follow(group: Group, engine: Engine) -> None:
     """Do a follower's part of every round until the leader has no more work."""
     while (heard := group.hear()) is not None:
         (cohort, owners, round_number, pipeline), weights = heard
-        _take_part(group, engine, weights, cohort, owners, round_number, pipeline)
+        _take_part(group, engine, RoundRequest(weights, cohort, round_number, pipeline), owners)
 
 
-def _take_part(
-    group: Group,
-    engine: Engine,
-    weights: Tensor,
-    cohort: Cohort,
-    owners: Cohort,
-    round_number: int,
-    pipeline: UpdatePipeline | None,
-) -> RoundSum:
+def _take_part(group: Group, engine: Engine, request: RoundRequest, owners: Cohort) -> RoundSum:
     mine = np.flatnonzero(owners == group.rank)
-    part = engine.round_sum(weights, cohort[mine], round_number, pipeline)
+    part = engine.round_sum(request.part(mine))
     total = group.add(part.total)
     # One row each for norms, norms after shaping, losses; the last column counts rejections.
-    statistics = torch.zeros(3, len(cohort) + 1, dtype=torch.float64)
+    statistics = torch.zeros(3, len(owners) + 1, dtype=torch.float64)
     rows = torch.stack([part.norms, part.shaped_norms, part.losses]).double()
     statistics[:, torch.from_numpy(mine)] = rows
     statistics[0, -1] = part.rejected

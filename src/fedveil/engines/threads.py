@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.engines.contract import Cohort, Engine, RoundSum, Take
+from fedveil.engines.contract import Engine, RoundRequest, RoundSum
 
 
 class threads_at:  # noqa: N801
@@ -34,16 +32,9 @@ class Threaded:
     def name(self) -> str:
         return self.engine.name
 
-    def round_sum(
-        self,
-        weights: Tensor,
-        cohort: Cohort,
-        round_number: int,
-        pipeline: UpdatePipeline | None = None,
-        take: Take | None = None,
-    ) -> RoundSum:
+    def round_sum(self, request: RoundRequest) -> RoundSum:
         with threads_at(self.threads):
-            return self.engine.round_sum(weights, cohort, round_number, pipeline, take)
+            return self.engine.round_sum(request)
 
     def close(self) -> None:
         self.engine.close()

@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from fedveil.engines.contract import RoundRequest
 from fedveil.methods.parts.noise_placement import RoundContext
 from fedveil.run.checkpoint import Checkpoint
 from fedveil.run.round_report import RoundDropouts, RoundReport
@@ -44,7 +45,7 @@ def play_round(run: Run, last: bool) -> RoundReport:
         opened = run.aggregator.open(updates, cohort, dropouts)
         with run.aggregator.watch.phase("train"):
             result = run.engine.round_sum(
-                state.weights, opened.clients, number, updates.pipeline, opened.take
+                RoundRequest(state.weights, opened.clients, number, updates.pipeline, opened.take)
             )
         private = opened.release(result.total)
         clients = opened.clients  # who is in the sum: across machines some are lost on the way

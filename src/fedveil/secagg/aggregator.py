@@ -4,7 +4,7 @@ Whatever the method, a round opens a sum over its cohort, trains the clients tha
 out, and gets the private sum back:
 
     opened = aggregator.open(summands, cohort, dropouts)      # or NotReleased: too few came
-    result = engine.round_sum(..., opened.clients, ..., opened.take)
+    result = engine.round_sum(RoundRequest(..., opened.clients, ..., opened.take))
     private = opened.release(result.total)                    # or NotReleased: too few are left
 
 `OpenAggregator` adds vectors in the open; where a secure sum is planned it is the ideal one, which

@@ -20,7 +20,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
 from fedveil.engines.choose import build_engine
-from fedveil.engines.contract import Job
+from fedveil.engines.contract import Job, RoundRequest
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.planning.plan import Plan
 from fedveil.privacy.mechanisms import Laplace
@@ -88,7 +88,7 @@ def _sent(
     engine = build_engine(job, processes=1)
     try:
         rows = [
-            engine.round_sum(plan.start, np.array([client]), 0).total.double()
+            engine.round_sum(RoundRequest(plan.start, np.array([client]), 0)).total.double()
             for client in range(crowd.clients)
         ]
     finally:
