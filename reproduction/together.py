@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import Noise, NoiseContext, RoundContext
+from fedveil.methods.parts.noise_placement import Noise, RoundContext, RoundNoise
 from fedveil.privacy.noise import gaussian, laplace
 
 
@@ -21,16 +20,10 @@ class TogetherNoise(LocalNoise):
     For seeded runs. What is released, and so what is accounted for, is the same.
     """
 
-    def protect(
-        self,
-        context: NoiseContext,
-        total: Tensor,
-        pipeline: UpdatePipeline,
-        this_round: RoundContext,
-    ) -> Tensor:
-        if context.exact:
-            return super().protect(context, total, pipeline, this_round)
-        scale = context.noise_multiplier * (pipeline.clip or context.clip).norm
+    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
+        if at.context.exact:
+            return super().protect(at, total, this_round)
+        scale = at.scale
         stream, clients, size = this_round.stream(), len(this_round.cohort), len(total)
         if self.noise is Noise.GAUSSIAN:  # a sum of Gaussians is one
             drawn = gaussian(stream, size, scale * clients**0.5)

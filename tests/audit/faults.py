@@ -25,7 +25,7 @@ from fedveil.config.assemble import federation_of, plan_of
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency
 from fedveil.engines import dual_steps, isolated_gradients, mlp
-from fedveil.methods.parts import central_noise, local_noise
+from fedveil.methods.parts import noise_placement
 from fedveil.planning.plan import Plan
 from fedveil.privacy import accounting
 from fedveil.privacy.clipping import clip_factors, row_norms
@@ -206,12 +206,12 @@ def _less_fresh() -> Patch:
 
 
 def _coarse_noise() -> Patch:
-    real = central_noise.protect_sum
+    real = noise_placement.protect_sum
 
     def coarse(total: Any, std: float, granularity: float, stream: Any) -> Any:
         return total + 4 * real(0 * total, std, 4 * granularity, stream)
 
-    return central_noise, "protect_sum", coarse
+    return noise_placement, "protect_sum", coarse
 
 
 class _Unchecked:
@@ -315,11 +315,11 @@ class Fault:
 
 
 FAULTS: dict[str, Fault] = {
-    "noise halved": Fault("central", lambda: (_halved(central_noise, "protect_sum"),)),
+    "noise halved": Fault("central", lambda: (_halved(noise_placement, "protect_sum"),)),
     "Laplace noise halved": Fault(
-        "central, Laplace", lambda: (_halved(central_noise, "protect_sum_laplace"),), 8000
+        "central, Laplace", lambda: (_halved(noise_placement, "protect_sum_laplace"),), 8000
     ),
-    "noise of uploads halved": Fault("local", lambda: (_halved(local_noise, "protect_sum"),)),
+    "noise of uploads halved": Fault("local", lambda: (_halved(noise_placement, "protect_sum"),)),
     "noise of gradients halved": Fault("record, alone", lambda: (_halved(steps, "protect_sum"),)),
     "two of three shares lost": Fault("distributed", lambda: (_lost_shares(),), 8000),
     "replace accounted as zero-out": Fault(

@@ -189,13 +189,12 @@ def test_momentum_reaches_the_factor() -> None:
 
 def test_noise_without_a_memory_is_not_drawn() -> None:
     """An audit or a tool that has no memory to offer must not get independent noise for it."""
-    from fedveil.methods.parts.noise_placement import RoundContext
+    from fedveil.methods.parts.noise_placement import RoundContext, RoundNoise
 
     plan = planned()
     assert plan.context is not None
     assert plan.method.placement is not None
     alone = RoundContext(0, np.arange(4), plan.randomness)
+    at = RoundNoise(plan.context, plan.pipeline)
     with pytest.raises(RuntimeError, match="memory"):
-        plan.method.placement.protect(
-            plan.context, torch.zeros(plan.layout.size), plan.pipeline, alone
-        )
+        plan.method.placement.protect(at, torch.zeros(plan.layout.size), alone)

@@ -23,7 +23,7 @@ from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping, StepBound
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
 from fedveil.methods.parts.method import CohortRule, Method, Scheme
-from fedveil.methods.parts.noise_placement import Noise, SecureNoisePlacement
+from fedveil.methods.parts.noise_placement import Noise, RoundNoise, SecureNoisePlacement
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.clipping import Clip
@@ -72,7 +72,7 @@ def used(made: Plan, number: int, state: dict[str, torch.Tensor]) -> tuple[float
     assert isinstance(placement, SecureNoisePlacement)
     assert context is not None
     pipeline = pipeline_in(made, number, state)
-    integers = placement.integers(context, pipeline, number)
+    integers = placement.integers(RoundNoise(context, pipeline, number))
     assert integers is not None
     assert pipeline.clip is not None
     assert pipeline.granularity == integers.grid.granularity
@@ -199,7 +199,7 @@ def test_noise_follows_the_bound_of_every_round(rate: LearningRate, noise: Noise
     assert context is not None
     for number in range(ROUNDS):
         pipeline = pipeline_in(planned, number, {})
-        steps = placement.noise_steps(context, pipeline, number)
+        steps = placement.noise_steps(RoundNoise(context, pipeline, number))
         assert pipeline.clip is not None
         assert pipeline.granularity is not None
         assert steps is not None

@@ -29,7 +29,7 @@ from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Scheme, Voting
-from fedveil.methods.parts.noise_placement import Noise, NoisePlacement, RoundContext
+from fedveil.methods.parts.noise_placement import Noise, NoisePlacement, RoundContext, RoundNoise
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import account
@@ -62,9 +62,8 @@ def released(made: Plan, count: int) -> np.ndarray:
     nothing = torch.zeros(made.pipeline.width(made.layout), dtype=kind)
     rows = [
         made.method.placement.protect(
-            made.context,
+            RoundNoise(made.context, made.pipeline, round_number),
             nothing,
-            made.pipeline,
             RoundContext(round_number, np.arange(N), Randomness(SEED)),
         ).numpy()
         for round_number in range(count)
@@ -152,9 +151,8 @@ def noisy_updates(made: Plan, count: int) -> np.ndarray:
         cohort = np.arange(N)
         result = engine.round_sum(RoundRequest(made.start, cohort, round_number, made.pipeline))
         this_round = RoundContext(round_number, cohort, Randomness(SEED))
-        released = made.method.placement.protect(
-            made.context, result.total, made.pipeline, this_round
-        )
+        at = RoundNoise(made.context, made.pipeline, round_number)
+        released = made.method.placement.protect(at, result.total, this_round)
         rows.append(released.numpy())
     return np.array(rows, dtype=float)
 
@@ -224,9 +222,11 @@ def counted(made: Plan, tracking: AdaptiveClipping, norms: torch.Tensor, number:
     placement, context = made.method.placement, made.context
     assert placement is not None
     assert context is not None
-    own, pipeline, halves = tracking.halves(placement, context, norms, Clip(C), number)
+    at = RoundNoise(context, replace(made.pipeline, clip=Clip(C)), number)
+    own, halves = tracking.halves(placement, at, norms)
     bits = RoundContext(number, np.arange(N), Randomness(SEED), COUNT)
-    total = PrivateSum(placement, own, pipeline, bits).protect(halves.sum(dim=0), bits.cohort)
+    counts = PrivateSum(placement, own.context, own.pipeline, bits)
+    total = counts.protect(halves.sum(dim=0), bits.cohort)
     return float(total)
 
 

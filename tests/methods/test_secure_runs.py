@@ -21,7 +21,7 @@ from fedveil.core.units import Arithmetic
 from fedveil.data.federation import Federation
 from fedveil.engines.contract import RoundRequest
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
-from fedveil.methods.parts.noise_placement import SecureNoisePlacement
+from fedveil.methods.parts.noise_placement import RoundNoise, SecureNoisePlacement
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import Release, account
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
@@ -166,10 +166,9 @@ def test_a_tracked_clip_is_counted_over_survivors_with_noise_of_its_own() -> Non
     assert plan.context is not None
     assert isinstance(plan.method.clip_rule, AdaptiveClipping)
     assert isinstance(plan.method.placement, SecureNoisePlacement)
-    own, pipeline, _ = plan.method.clip_rule.halves(
-        plan.method.placement, plan.context, norms, plan.pipeline.clip, 0
-    )
-    integers = plan.method.placement.integers(own, pipeline, 0)
+    at = RoundNoise(plan.context, plan.pipeline)
+    own, _ = plan.method.clip_rule.halves(plan.method.placement, at, norms)
+    integers = plan.method.placement.integers(own)
     assert integers is not None
     std, grid = integers.share_std, integers.grid.granularity
     assert std * math.sqrt(12) == pytest.approx(0.2 * 12)  # clip_noise, as a share of the cohort

@@ -26,9 +26,10 @@ from fedveil.engines import gram_cache as grams
 from fedveil.engines import isolated_dual as lone_dual
 from fedveil.engines import isolated_moments as lone_moments
 from fedveil.engines.contract import RoundRequest
-from fedveil.methods.parts import central_noise, local_noise, noisy_votes
+from fedveil.methods.parts import noise_placement
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.correlated_noise import CorrelatedNoise
+from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.planning import plan as plan_module
 from fedveil.privacy import accounting, clipping
 from fedveil.privacy.correlated import ONE
@@ -132,12 +133,12 @@ class Recorder:
         draw = Draw(entered, std, granularity, laplace=laplace)
         return self.noisy(key, draw, std) - entered + total
 
-    def correlate(self, placement: CorrelatedNoise, context, total, pipeline, this_round) -> Any:
+    def correlate(self, placement: CorrelatedNoise, at: RoundNoise, total, this_round) -> Any:
         """Around `CorrelatedNoise.protect`: what it is given, and what it says it will release."""
         self._sums[this_round.round_number] = total.numpy().copy()
-        (said,) = placement.releases(context, context.rounds)
-        self._correlated = said.mechanism.factor, pipeline.granularity
-        return self._real.correlate(placement, context, total, pipeline, this_round)
+        (said,) = placement.releases(at.context, at.context.rounds)
+        self._correlated = said.mechanism.factor, at.grid
+        return self._real.correlate(placement, at, total, this_round)
 
     def fresh_noise(self, stream: Tagged, count: int, steps: float) -> Ints:
         """In the place of `fresh_noise`: what makes C x + g the same in every world."""
@@ -187,12 +188,12 @@ class Recorder:
             self.notes.taken[name] += 1
         return shaped
 
-    def counted(self, rule: AdaptiveClipping, placement, terms, norms, clip, round_number):
+    def counted(self, rule: AdaptiveClipping, placement, at: RoundNoise, norms):
         """Around `ClipTracking.halves`: each client's part of a tracked clip's count."""
-        own, pipeline, halves = self._real.halves(rule, placement, terms, norms, clip, round_number)
+        own, halves = self._real.halves(rule, placement, at, norms)
         for name, row in zip(self._cohort, halves.numpy(), strict=True):
-            self.notes.halves[round_number, name] = row.copy()
-        return own, pipeline, halves
+            self.notes.halves[at.round_number, name] = row.copy()
+        return own, halves
 
     def build_engine(self, *args: Any, **kwargs: Any) -> Any:
         return _Watched(self._real.build(*args, **kwargs), self)
@@ -237,11 +238,8 @@ def recording(recorder: Recorder, foreign: bool, room: int | None = None) -> Ite
 
     streams = recorder.streams
     replaced = (
-        (central_noise, "protect_sum", gauss),
-        (central_noise, "protect_sum_laplace", laplace),
-        (local_noise, "protect_sum", gauss),
-        (local_noise, "protect_sum_laplace", laplace),
-        (noisy_votes, "protect_sum", gauss),
+        (noise_placement, "protect_sum", gauss),
+        (noise_placement, "protect_sum_laplace", laplace),
         (local_steps, "protect_sum", gauss),
         (NoisyIntegers, "noisy_sum", method(recorder.add_shares)),
         (NoisyIntegers, "noisy", method(recorder.add_share)),

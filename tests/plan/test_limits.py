@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedveil as fv
-from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.methods.parts.noise_placement import NoiseContext, RoundContext
+from fedveil.methods.parts.noise_placement import RoundContext, RoundNoise
 from fedveil.privacy.guarantee import Guarantee
 
 
@@ -20,13 +19,7 @@ from fedveil.privacy.guarantee import Guarantee
 class Quieter(fv.CentralNoise):
     """Says that it adds noise, and adds none."""
 
-    def protect(
-        self,
-        context: NoiseContext,
-        total: Tensor,
-        pipeline: UpdatePipeline,
-        this_round: RoundContext,
-    ) -> Tensor:
+    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
         return torch.zeros(len(total))
 
 

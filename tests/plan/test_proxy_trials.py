@@ -24,7 +24,7 @@ from fedveil.advise.trials import (
 from fedveil.config.assemble import federation_of, method_of, plan_of
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
-from fedveil.methods.parts.noise_placement import RoundContext
+from fedveil.methods.parts.noise_placement import RoundContext, RoundNoise
 from fedveil.planning.plan import Budget, quick_noise
 from fedveil.run.run import Run
 from tests.plan.pilots import small_recipe, trials_of
@@ -90,11 +90,11 @@ def test_one_draw_has_the_law_of_all_clients_draws(noise: str) -> None:
     recipe = small_recipe(**LOCAL, privacy__noise=noise)
     federation = federation_of(recipe.data)
     plain, quick = plan_of(recipe, federation), trial_plan(recipe, federation, 1.0, seed=1)
-    context = quick.context
     this_round = RoundContext(0, np.arange(3), Randomness(1))
     nothing = torch.zeros(100_000)
-    slow = plain.method.placement.protect(context, nothing, quick.pipeline, this_round)
-    fast = quick.method.placement.protect(context, nothing, quick.pipeline, this_round)
+    at = RoundNoise(quick.context, quick.pipeline)
+    slow = plain.method.placement.protect(at, nothing, this_round)
+    fast = quick.method.placement.protect(at, nothing, this_round)
     assert type(quick.method.placement) is not type(plain.method.placement)
     assert ks_2samp(slow.numpy(), fast.numpy()).pvalue > 1e-4
     narrow = fast / 1.05  # the test would notice 5 % less noise
@@ -107,9 +107,8 @@ def test_one_draw_of_shares_has_the_sums_deviation() -> None:
     recipe = small_recipe(**changes)
     quick = trial_plan(recipe, federation_of(recipe.data), 2.0, seed=1)
     this_round = RoundContext(0, np.arange(30), Randomness(1))
-    drawn = quick.method.placement.protect(
-        quick.context, torch.zeros(100_000), quick.pipeline, this_round
-    )
+    at = RoundNoise(quick.context, quick.pipeline)
+    drawn = quick.method.placement.protect(at, torch.zeros(100_000), this_round)
     assert float(drawn.std()) == pytest.approx(2.0, rel=0.015)
 
 

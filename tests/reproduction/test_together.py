@@ -16,7 +16,7 @@ from fedveil.datasets import load
 from fedveil.methods.client_noise import client_noise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Scheme
-from fedveil.methods.parts.noise_placement import Noise, RoundContext
+from fedveil.methods.parts.noise_placement import Noise, RoundContext, RoundNoise
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, plan
 from reproduction.together import TogetherNoise, drawn_together
@@ -50,10 +50,8 @@ def test_sums_of_noise_have_one_law_however_they_are_drawn(noise: Noise) -> None
 
     def drawn(placement: LocalNoise, seed: int) -> np.ndarray:
         occasions = (RoundContext(number, cohort, Randomness(seed)) for number in range(10))
-        pipeline = placement.pipeline(context, None)
-        return np.concatenate(
-            [placement.protect(context, zeros, pipeline, each).numpy() for each in occasions]
-        )
+        at = RoundNoise(context, placement.pipeline(context, None))
+        return np.concatenate([placement.protect(at, zeros, each).numpy() for each in occasions])
 
     assert ks_2samp(drawn(together, 1), drawn(alone, 2)).pvalue > 1e-4
 

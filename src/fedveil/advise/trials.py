@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from fedveil.advise.proxy import Proxy, some_clients
-from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.config.assemble import method_of, model_of
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
@@ -31,7 +30,7 @@ from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import Noise, NoiseContext, RoundContext
+from fedveil.methods.parts.noise_placement import Noise, NoiseContext, RoundContext, RoundNoise
 from fedveil.planning.plan import Budget, Plan, plan, quick_noise
 from fedveil.privacy.sampling import Everyone
 from fedveil.run.evaluation import Metrics
@@ -91,37 +90,25 @@ class _LocalInOneDraw(LocalNoise):
     variables to the difference of two Gamma(n) ones.
     """
 
-    def protect(
-        self,
-        context: NoiseContext,
-        total: Tensor,
-        pipeline: UpdatePipeline,
-        this_round: RoundContext,
-    ) -> Tensor:
-        scale = context.noise_multiplier * (pipeline.clip or context.clip).norm
+    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
+        scale = at.scale
         uploads, size = len(this_round.cohort), len(total)
         draw = np.random.default_rng(this_round.stream().words(4))
         if self.noise is Noise.LAPLACE:
             noise = scale * (draw.gamma(uploads, size=size) - draw.gamma(uploads, size=size))
         else:
             noise = scale * math.sqrt(uploads) * draw.standard_normal(size)
-        return _with_noise(context, total, noise)
+        return _with_noise(at.context, total, noise)
 
 
 class _SharesInOneDraw(DistributedNoise):
     """The continuous shares of all clients in one draw: as above."""
 
-    def protect(
-        self,
-        context: NoiseContext,
-        total: Tensor,
-        pipeline: UpdatePipeline,
-        this_round: RoundContext,
-    ) -> Tensor:
-        scale = context.noise_multiplier * (pipeline.clip or context.clip).norm
-        scale *= math.sqrt(len(this_round.cohort) / context.sampling.expected_cohort)
+    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
+        shares = len(this_round.cohort) / at.context.sampling.expected_cohort
+        scale = at.scale * math.sqrt(shares)
         draw = np.random.default_rng(this_round.stream().words(4))
-        return _with_noise(context, total, scale * draw.standard_normal(len(total)))
+        return _with_noise(at.context, total, scale * draw.standard_normal(len(total)))
 
 
 def _with_noise(context: NoiseContext, total: Tensor, noise: npt.NDArray[np.float64]) -> Tensor:

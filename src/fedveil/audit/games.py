@@ -35,6 +35,7 @@ from fedveil.methods.parts.local_steps import local_steps, rates
 from fedveil.methods.parts.noise_placement import (
     NoiseContext,
     RoundContext,
+    RoundNoise,
     SecureNoisePlacement,
 )
 from fedveil.planning.plan import Plan
@@ -171,11 +172,10 @@ class ClientGame:
         yield _Sum(at.context, pipeline, self._length(pipeline, number), sign)
         placement = at.plan.method.placement
         if isinstance(self._tracked, AdaptiveClipping) and placement is not None:
-            clip = pipeline.clip or at.context.clip
-            loud = torch.tensor([math.inf])
-            own, shape, row = self._tracked.halves(placement, at.context, loud, clip, number)
+            noise = RoundNoise(at.context, pipeline, number)
+            own, row = self._tracked.halves(placement, noise, torch.tensor([math.inf]))
             length = float(torch.linalg.vector_norm(row.double()))
-            yield _Sum(own, shape, length, -1, COUNT)
+            yield _Sum(own.context, own.pipeline, length, -1, COUNT)
 
     def _view(
         self,
@@ -249,7 +249,7 @@ class ClientGame:
         if isinstance(law, CorrelatedGaussian):
             return self._uncorrelated(whole, sent, this_round, law)
         if isinstance(placement, SecureNoisePlacement) and placement.secure_sum:
-            integers = placement.integers(context, shape, number)
+            integers = placement.integers(RoundNoise(context, shape, number))
             if integers is not None:  # the server's own view, before anything is decoded
                 noisy = integers.noisy_sum(whole.numpy(), map(this_round.stream, clients))
                 return integers.values(noisy), None
@@ -367,7 +367,7 @@ class RecordGame:
         steps = _Steps(gradient, count.most, count.uses)
         moved = self._walk(steps, rule, pace, at.canary, number, randomness)
         pipeline = self._placement.pipeline(at.context, None, number)
-        integers = self._placement.integers(at.context, pipeline, number)
+        integers = self._placement.integers(RoundNoise(at.context, pipeline, number))
         if integers is None:
             for client in map(int, at.honest[1:]):
                 silent = _Steps(0 * gradient, 1, 1)

@@ -119,11 +119,11 @@ class Training(Work):
 
     def upload(self, request: Message) -> Ints:
         """Private by its own noise, or for a hub that is trusted to add the noise."""
-        updates, plan = self._updates(request), self.plan
-        row, placement = self._trained(request.part(1), updates), plan.method.placement
-        if isinstance(placement, LocalNoise) and plan.context is not None:
+        updates, placement = self._updates(request), self.plan.method.placement
+        row = self._trained(request.part(1), updates)
+        if isinstance(placement, LocalNoise):
             stream = updates.this_round.stream(self._number)
-            return placement.upload(plan.context, row, updates.pipeline, stream)
+            return placement.upload(updates.noise, row, stream)
         return row if isinstance(placement, CentralNoise) else super().upload(request)
 
     def new_round(self) -> None:
@@ -150,15 +150,14 @@ class Training(Work):
 
     def _count(self, updates: PrivateSum) -> tuple[PrivateSum, Ints]:
         """The sum of a tracked clip's bits: whether this round's update was within the clip."""
-        placement, context, rule = updates.placement, updates.context, self.plan.method.clip_rule
-        if placement is None or context is None or not isinstance(rule, AdaptiveClipping):
+        placement, rule = updates.placement, self.plan.method.clip_rule
+        if placement is None or not isinstance(rule, AdaptiveClipping):
             raise BadFrame("this plan tracks no clip")
         if self._norms is None:
             raise BadFrame("this site has not trained in this round, or has left it behind")
-        clip, number = updates.pipeline.clip or context.clip, updates.round_number
-        own, pipeline, halves = rule.halves(placement, context, self._norms, clip, number)
+        bits, halves = rule.halves(placement, updates.noise, self._norms)
         this_round = replace(updates.this_round, purpose=COUNT)
-        return PrivateSum(placement, own, pipeline, this_round), halves[0].numpy()
+        return PrivateSum(placement, bits.context, bits.pipeline, this_round), halves[0].numpy()
 
     def _trained(self, data: bytes, updates: PrivateSum) -> Ints:
         """This site's shaped update on the grid, int64 [width], from the shared weights.

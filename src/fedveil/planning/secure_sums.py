@@ -10,6 +10,7 @@ from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import (
     NoiseContext,
     NoisePlacement,
+    RoundNoise,
     SecureNoisePlacement,
     certain_cohort,
 )
@@ -78,7 +79,7 @@ def check_masks(placement: NoisePlacement, context: NoiseContext) -> None:
     masked = context.secure is not None and context.secure.mode is SecureMode.MASKED
     if masked and isinstance(placement, SecureNoisePlacement):
         pipeline = placement.pipeline(context, context.pipeline.clip, 0)
-        if placement.integers(context, pipeline, 0) is None:
+        if placement.integers(RoundNoise(context, pipeline)) is None:
             raise ConfigError(
                 "privacy.arithmetic: masks hide integers, and 'idealised' updates are none; use "
                 "exact, or aggregation.secure ideal"

@@ -17,6 +17,7 @@ from fedveil.methods.parts.noise_placement import (
     NoiseContext,
     NoisePlacement,
     RoundContext,
+    RoundNoise,
     SecureNoisePlacement,
 )
 from fedveil.planning.plan import Plan
@@ -52,6 +53,13 @@ class PrivateSum:
         return self.this_round.round_number
 
     @property
+    def noise(self) -> RoundNoise:
+        """What the noise of this sum follows from; only if there is any."""
+        if self.context is None:
+            raise ValueError("a sum without noise")
+        return RoundNoise(self.context, self.pipeline, self.round_number)
+
+    @property
     def purpose(self) -> str:
         return COUNT if self.this_round.purpose == COUNT else UPDATE
 
@@ -68,7 +76,7 @@ class PrivateSum:
         """What clients send into a secure sum; None if that is no vector of integers."""
         if self.context is None or not isinstance(self.placement, SecureNoisePlacement):
             return None
-        return self.placement.integers(self.context, self.pipeline, self.round_number)
+        return self.placement.integers(self.noise)
 
     def protect(self, total: Tensor, clients: Cohort) -> Tensor:
         """The private sum from one that was taken in the open, of these clients."""
@@ -77,7 +85,7 @@ class PrivateSum:
         present = self.this_round
         if clients is not present.cohort:  # some were lost on the way
             present = replace(present, cohort=clients)
-        return self.placement.protect(self.context, total, self.pipeline, present)
+        return self.placement.protect(self.noise, total, present)
 
     def share(self, client: int, row: Ints) -> Ints:
         """What a client sends under its masks: its integers with its own noise share."""
@@ -87,9 +95,9 @@ class PrivateSum:
 
     def decode(self, whole: Ints) -> Tensor:
         """The private sum from the sum of what clients sent."""
-        if self.context is None or not isinstance(self.placement, SecureNoisePlacement):
+        if not isinstance(self.placement, SecureNoisePlacement):
             raise ValueError("only noise shares go into masked sums")
-        return self.placement.decode(self.context, whole, self.pipeline, self.round_number)
+        return self.placement.decode(self.noise, whole)
 
 
 def update_sum(plan: Plan, this_round: RoundContext, state: State) -> PrivateSum:
@@ -125,15 +133,16 @@ def next_clip(
     Every client's bit, whether its norm `[clients]` was within the clip, goes into a noisy sum of
     its own over the same cohort.
     """
-    rule, placement, context = plan.method.clip_rule, updates.placement, updates.context
-    if placement is None or context is None or not isinstance(rule, AdaptiveClipping):
+    rule, placement = plan.method.clip_rule, updates.placement
+    if placement is None or not isinstance(rule, AdaptiveClipping):
         return {}, {}
-    clip = updates.pipeline.clip or context.clip
-    own, pipeline, halves = rule.halves(placement, context, norms, clip, updates.round_number)
-    bits = PrivateSum(placement, own, pipeline, replace(updates.this_round, purpose=COUNT))
+    clip = updates.noise.clip
+    own, halves = rule.halves(placement, updates.noise, norms)
+    this_round = replace(updates.this_round, purpose=COUNT)
+    bits = PrivateSum(placement, own.context, own.pipeline, this_round)
     opened = aggregator.open(bits, updates.this_round.cohort, dropouts)
     if opened.take is not None:
         opened.take(np.arange(len(clients)), halves)
     count = float(opened.release(halves.sum(dim=0)))
-    moved, share = rule.follow(count, divisor(plan, pipeline, clients), clip, state)
+    moved, share = rule.follow(count, divisor(plan, own.pipeline, clients), clip, state)
     return moved, {"clip_norm": clip.norm, "below_clip": share}

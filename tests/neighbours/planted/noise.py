@@ -11,7 +11,7 @@ from fedveil.methods.parts.correlated_noise import CorrelatedNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.local_noise import LocalNoise
-from fedveil.methods.parts.noise_placement import NoiseContext
+from fedveil.methods.parts.noise_placement import NoiseContext, RoundNoise
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.privacy.correlated import CorrelatedGaussian
 from fedveil.privacy.noise.correlated import NoiseMemory
@@ -26,10 +26,9 @@ def noise_of_the_first_clip() -> Any:
     """A tracked clip moves, and the noise stays."""
     real = central_noise.CentralNoise.protect
 
-    def protect(
-        self: Any, context: NoiseContext, total: Any, pipeline: Any, this_round: Any
-    ) -> Any:
-        return real(self, context, total, replace(pipeline, clip=context.clip), this_round)
+    def protect(self: Any, at: RoundNoise, total: Any, this_round: Any) -> Any:
+        first = replace(at, pipeline=replace(at.pipeline, clip=at.context.clip))
+        return real(self, first, total, this_round)
 
     return patch.object(central_noise.CentralNoise, "protect", protect)
 
@@ -49,10 +48,9 @@ def _less(kind: type[Any], share: float) -> Any:
     """A protection that draws this share of the noise that it is accounted with."""
     real = kind.protect
 
-    def protect(self: Any, context: NoiseContext, *args: Any) -> Any:
-        return real(
-            self, replace(context, noise_multiplier=share * context.noise_multiplier), *args
-        )
+    def protect(self: Any, at: RoundNoise, *args: Any) -> Any:
+        less = replace(at.context, noise_multiplier=share * at.context.noise_multiplier)
+        return real(self, replace(at, context=less), *args)
 
     return patch.object(kind, "protect", protect)
 

@@ -12,7 +12,7 @@ from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Trust
-from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
+from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, RoundNoise
 from fedveil.models.flat import Layout, Slot
 from fedveil.privacy.accounting import Release
 from fedveil.privacy.clipping import Clip
@@ -135,22 +135,17 @@ class AdaptiveClipping:
         return updates + counts
 
     def halves(
-        self,
-        placement: NoisePlacement,
-        context: NoiseContext,
-        norms: torch.Tensor,
-        clip: Clip,
-        round_number: int,
-    ) -> tuple[NoiseContext, UpdatePipeline, torch.Tensor]:
-        """What each client adds to the count, `[cohort, width]`, and how that is protected."""
-        own = self.bit_terms(placement, context)
-        pipeline = placement.pipeline(own, None, round_number)
-        halves = torch.where(norms <= clip.norm, 0.5, -0.5).double()[:, None]
+        self, placement: NoisePlacement, at: RoundNoise, norms: torch.Tensor
+    ) -> tuple[RoundNoise, torch.Tensor]:
+        """How the count is protected, and what each client adds to it, `[cohort, width]`."""
+        own = self.bit_terms(placement, at.context)
+        pipeline = placement.pipeline(own, None, at.round_number)
+        halves = torch.where(norms <= at.clip.norm, 0.5, -0.5).double()[:, None]
         if pipeline.rotation is not None:
-            halves = pipeline.rotation.forward(halves, round_number)
+            halves = pipeline.rotation.forward(halves, at.round_number)
         if pipeline.granularity is not None:
             halves = (halves / pipeline.granularity).long()  # powers of two: exact
-        return own, pipeline, halves
+        return RoundNoise(own, pipeline, at.round_number), halves
 
     def follow(self, count: float, clients: float, clip: Clip, state: State) -> tuple[State, float]:
         """The clip's next state, and the released share of norms within the present one."""

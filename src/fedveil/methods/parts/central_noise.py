@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from fedveil.client.local_training import LocalTraining
@@ -14,18 +13,13 @@ from fedveil.methods.parts.noise_placement import (
     Noise,
     NoiseContext,
     RoundContext,
+    RoundNoise,
     hidden_change,
+    noisy_sum,
 )
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import Gaussian, Laplace
-from fedveil.privacy.noise import (
-    choose_granularity,
-    gaussian,
-    laplace,
-    protect_sum,
-    protect_sum_laplace,
-    unsnap,
-)
+from fedveil.privacy.noise import choose_granularity
 from fedveil.privacy.refusals import SensitivityRefused
 from fedveil.privacy.releases import PrivacyModel, Release
 
@@ -55,35 +49,17 @@ class CentralNoise:
         clip = clip or context.clip
         if context.exact:
             return replace(context.pipeline, clip=clip, granularity=fine_grid(context, clip))
-        return (
-            context.pipeline
-            if clip == context.pipeline.clip
-            else replace(context.pipeline, clip=clip)
-        )
+        own = context.pipeline
+        return own if clip == own.clip else replace(own, clip=clip)
 
     def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
         return (Release(mechanism_of(self.noise, context), context.sampling, rounds),)
 
-    def noise_steps(
-        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
-    ) -> float | None:
-        return whole_noise(context, pipeline)
+    def noise_steps(self, at: RoundNoise) -> float | None:
+        return None if at.grid is None else at.scale / at.grid
 
-    def protect(
-        self,
-        context: NoiseContext,
-        total: Tensor,
-        pipeline: UpdatePipeline,
-        this_round: RoundContext,
-    ) -> Tensor:
-        scale = context.noise_multiplier * (pipeline.clip or context.clip).norm
-        stream, gauss = this_round.stream(), self.noise is Noise.GAUSSIAN
-        if pipeline.granularity is None:
-            drawn = (gaussian if gauss else laplace)(stream, len(total), scale)
-            return (total + torch.from_numpy(drawn)).float()
-        add = protect_sum if gauss else protect_sum_laplace
-        noisy = add(total.numpy(), scale, pipeline.granularity, stream)
-        return torch.from_numpy(unsnap(noisy, pipeline.granularity)).float()
+    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
+        return noisy_sum(self.noise, total, at.scale, at.grid, this_round.stream())
 
 
 def mechanism_of(noise: Noise, context: NoiseContext) -> Gaussian | Laplace:
@@ -97,13 +73,6 @@ def mechanism_of(noise: Noise, context: NoiseContext) -> Gaussian | Laplace:
             )
         return Laplace(context.noise_multiplier)
     return Gaussian(context.noise_multiplier)
-
-
-def whole_noise(context: NoiseContext, pipeline: UpdatePipeline) -> float | None:
-    """Noise z C in steps of the grid."""
-    if pipeline.granularity is None:
-        return None
-    return context.noise_multiplier * (pipeline.clip or context.clip).norm / pipeline.granularity
 
 
 def fine_grid(context: NoiseContext, clip: Clip) -> float:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Entropy
-from fedveil.methods.parts.central_noise import CentralNoise, whole_noise
-from fedveil.methods.parts.noise_placement import Noise, NoiseContext, RoundContext
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.noise_placement import Noise, NoiseContext, RoundContext, RoundNoise
 from fedveil.privacy.correlated import (
     ONE,
     CorrelatedGaussian,
@@ -62,23 +61,15 @@ class CorrelatedNoise(CentralNoise):
         law = CorrelatedGaussian(context.noise_multiplier, self.factor(context))
         return (Release(law, context.sampling, rounds),)
 
-    def noise_steps(
-        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
-    ) -> float | None:
-        steps = whole_noise(context, pipeline)
+    def noise_steps(self, at: RoundNoise) -> float | None:
+        steps = super().noise_steps(at)
         return None if steps is None else steps * ONE
 
-    def protect(
-        self,
-        context: NoiseContext,
-        total: Tensor,
-        pipeline: UpdatePipeline,
-        this_round: RoundContext,
-    ) -> Tensor:
-        memory, std = this_round.memory, context.noise_multiplier * context.clip.norm
-        if memory is None or pipeline.clip != context.clip:
+    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
+        memory, std = this_round.memory, at.scale
+        if memory is None or at.pipeline.clip != at.context.clip:
             raise RuntimeError("correlated noise needs a memory, and one clip in all rounds")
-        grid, factor = pipeline.granularity, self.factor(context)
+        grid, factor = at.grid, self.factor(at.context)
         if memory.next_round != this_round.round_number:
             # After an interruption a simulation draws the same noise again; nothing else can.
             seeded = this_round.randomness.entropy is Entropy.SEEDED

@@ -11,16 +11,20 @@ from torch import Tensor
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.rotation import Rotation
 from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.core.units import Adjacency, Unit
 from fedveil.methods.parts.noise_placement import (
+    Noise,
     NoiseContext,
     RoundContext,
+    RoundNoise,
     certain_cohort,
+    in_shares,
+    noise_of_each,
     worst_case,
 )
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, Gaussian
-from fedveil.privacy.noise import gaussian, unsnap
+from fedveil.privacy.noise import unsnap
 from fedveil.privacy.noise.modular_grid import (
     Ints,
     ModularGrid,
@@ -55,14 +59,7 @@ class DistributedNoise:
         return True
 
     def privacy_model(self, context: NoiseContext) -> PrivacyModel:
-        honest = context.honest_shares(self.honest_shares)
-        return PrivacyModel(
-            Unit.CLIENT,
-            self.adjacency,
-            Trust.DISTRIBUTED,
-            colluders=self.colluders,
-            honest_shares=honest,
-        )
+        return in_shares(Unit.CLIENT, self.adjacency, self, context)
 
     def local(self, context: NoiseContext) -> LocalTraining:
         return context.local
@@ -83,44 +80,29 @@ class DistributedNoise:
         seen = worst_case(context.sampling, rounds)
         return (Release(self._mechanism(context), context.sampling, rounds, participations=seen),)
 
-    def protect(
-        self,
-        context: NoiseContext,
-        total: Tensor,
-        pipeline: UpdatePipeline,
-        this_round: RoundContext,
-    ) -> Tensor:
-        integers = self.integers(context, pipeline, this_round.round_number)
+    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
+        integers = self.integers(at)
         if integers is None:
-            std = self._summands(context, pipeline.clip or context.clip).share_std
-            noisy = total.double().numpy().copy()
-            for client in this_round.cohort:
-                noisy += gaussian(this_round.stream(client), len(noisy), std)
-            return torch.from_numpy(noisy).float()
-        whole = integers.noisy_sum(total.numpy(), map(this_round.stream, this_round.cohort))
-        return self.decode(context, whole, pipeline, this_round.round_number)
+            std = self._summands(at.context, at.clip).share_std
+            return noise_of_each(Noise.GAUSSIAN, total, std, this_round)
+        return self.decode(at, integers.noisy_sum(total.numpy(), this_round.streams()))
 
-    def noise_steps(
-        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
-    ) -> float | None:
-        integers = self.integers(context, pipeline, round_number)
+    def noise_steps(self, at: RoundNoise) -> float | None:
+        integers = self.integers(at)
         return None if integers is None else integers.share_std / integers.grid.granularity
 
-    def integers(
-        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
-    ) -> NoisyIntegers | None:
-        if pipeline.granularity is None:
+    def integers(self, at: RoundNoise) -> NoisyIntegers | None:
+        if at.grid is None:
             return None
-        clip = pipeline.clip or context.clip
-        return NoisyIntegers(self.grid(context, clip), self._summands(context, clip).share_std)
+        std = self._summands(at.context, at.clip).share_std
+        return NoisyIntegers(self.grid(at.context, at.clip), std)
 
-    def decode(
-        self, context: NoiseContext, whole: Ints, pipeline: UpdatePipeline, round_number: int
-    ) -> Tensor:
-        grid = self.grid(context, pipeline.clip or context.clip)
+    def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
+        grid = self.grid(at.context, at.clip)
         released = torch.from_numpy(unsnap(grid.centre(whole), grid.granularity))
         if self.rotation is not None:
-            released = self.rotation.backward(released, round_number, context.layout.size)
+            size = at.context.layout.size
+            released = self.rotation.backward(released, at.round_number, size)
         return released.float()
 
     def grid(self, context: NoiseContext, clip: Clip) -> ModularGrid:

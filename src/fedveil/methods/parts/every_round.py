@@ -16,7 +16,12 @@ from fedveil.core.errors import ConfigError
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping, StepBound
 from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.method import Method
-from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, SecureNoisePlacement
+from fedveil.methods.parts.noise_placement import (
+    NoiseContext,
+    NoisePlacement,
+    RoundNoise,
+    SecureNoisePlacement,
+)
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.noise.integers import LARGEST, SMALLEST_ROUNDED
 
@@ -76,9 +81,10 @@ def _check(
 ) -> None:
     where = f"round {number + 1}" if clip is None else f"round {number + 1}, clip {clip.norm:.3g}"
     pipeline = placement.pipeline(context, clip, number)
+    at = RoundNoise(context, pipeline, number)
     if isinstance(placement, SecureNoisePlacement):
-        placement.integers(context, pipeline, number)
-    steps = placement.noise_steps(context, pipeline, number)
+        placement.integers(at)
+    steps = placement.noise_steps(at)
     if steps is not None and not SMALLEST_ROUNDED <= steps <= LARGEST:
         raise ConfigError(
             f"privacy.noise_multiplier: noise of {steps:.3g} grid steps cannot be drawn exactly "

@@ -20,7 +20,6 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-import torch
 from torch import Tensor, nn
 
 from fedveil.client.local_training import GradientClip, LocalTraining
@@ -32,7 +31,10 @@ from fedveil.methods.parts.local_steps import least_noise, local_steps, longest_
 from fedveil.methods.parts.noise_placement import (
     NoiseContext,
     RoundContext,
+    RoundNoise,
     certain_cohort,
+    decoded,
+    in_shares,
     worst_case,
 )
 from fedveil.privacy.clipping import Clip
@@ -91,14 +93,7 @@ class GradientNoise:
         _check(context, self.secure_sum)
         if self.proof(context) is Proof.ALONE:
             return PrivacyModel(Unit.RECORD, self.adjacency, Trust.LOCAL)
-        honest = context.honest_shares(self.honest_shares)
-        return PrivacyModel(
-            Unit.RECORD,
-            self.adjacency,
-            Trust.DISTRIBUTED,
-            colluders=self.colluders,
-            honest_shares=honest,
-        )
+        return in_shares(Unit.RECORD, self.adjacency, self, context)
 
     def local(self, context: NoiseContext) -> LocalTraining:
         alone = self.proof(context) is Proof.ALONE
@@ -120,10 +115,8 @@ class GradientNoise:
             room = min(self._reach(context, round_number), _LONGEST * grid)
         elif context.exact:
             # The clip never acts: one that did could bring two rounded uploads further apart.
-            grid, room = (
-                self._upload_grid(context, round_number),
-                self._reach(context, round_number),
-            )
+            grid = self._upload_grid(context, round_number)
+            room = self._reach(context, round_number)
         else:
             return context.pipeline
         return replace(context.pipeline, clip=Clip(room), granularity=grid)
@@ -132,48 +125,32 @@ class GradientNoise:
         seen = worst_case(context.sampling, rounds)
         return (Release(self._mechanism(context), context.sampling, rounds, participations=seen),)
 
-    def protect(
-        self,
-        context: NoiseContext,
-        total: Tensor,
-        pipeline: UpdatePipeline,
-        this_round: RoundContext,
-    ) -> Tensor:
+    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
         """The noise is in the updates already, but for the shares on a grid."""
-        integers = self.integers(context, pipeline, this_round.round_number)
+        integers = self.integers(at)
         if integers is None:
             return total.float()
-        whole = integers.noisy_sum(total.numpy(), map(this_round.stream, this_round.cohort))
-        return self.decode(context, whole, pipeline, this_round.round_number)
+        return self.decode(at, integers.noisy_sum(total.numpy(), this_round.streams()))
 
-    def integers(
-        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
-    ) -> NoisyIntegers | None:
-        grid, clip = pipeline.granularity, pipeline.clip
+    def integers(self, at: RoundNoise) -> NoisyIntegers | None:
+        grid, clip = at.grid, at.pipeline.clip
         if grid is None or clip is None:
             return None
-        std = self._share_std(context, round_number)
-        clients, size = certain_cohort(context.sampling), context.layout.size
-        return NoisyIntegers(
-            ModularGrid(grid, bits_for(clients, clip.norm, grid, std, _WRAP, size).bits), std
-        )
+        std = self._share_std(at.context, at.round_number)
+        clients, size = certain_cohort(at.context.sampling), at.context.layout.size
+        bits = bits_for(clients, clip.norm, grid, std, _WRAP, size).bits
+        return NoisyIntegers(ModularGrid(grid, bits), std)
 
-    def decode(
-        self, context: NoiseContext, whole: Ints, pipeline: UpdatePipeline, round_number: int
-    ) -> Tensor:
-        integers = self.integers(context, pipeline, round_number)
-        if integers is None:
-            raise ValueError("no integers were summed")
-        return torch.from_numpy(integers.values(whole)).float()
+    def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
+        return decoded(self.integers(at), whole)
 
-    def noise_steps(
-        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
-    ) -> float | None:
+    def noise_steps(self, at: RoundNoise) -> float | None:
+        context, number = at.context, at.round_number
         if not context.exact:
             return None
         if self.proof(context) is Proof.ALONE:
             return self._std(context) / _gradient_grid(context)
-        return self._share_std(context, round_number) / self._upload_grid(context, round_number)
+        return self._share_std(context, number) / self._upload_grid(context, number)
 
     def _reach(self, context: NoiseContext, round_number: int) -> float:
         """A length that no upload has: clipped gradients, and more noise than ever comes."""
@@ -215,11 +192,8 @@ class GradientNoise:
         Noise and sensitivity fall together with the rates, and grids are powers of two: beside the
         rate no round's grid is coarser than the one that is accounted.
         """
-        proof, steps, uses = (
-            self.proof(context),
-            local_steps(context).most,
-            local_steps(context).uses,
-        )
+        proof, count = self.proof(context), local_steps(context)
+        steps, uses = count.most, count.uses
         bound, batch, std = _bound(context), _batch(context), self._std(context)
         if proof is Proof.ALONE:
             return NoisyGradients(bound, batch, std, steps, uses)
@@ -261,20 +235,13 @@ def _check(context: NoiseContext, secure_sum: bool) -> None:
             )
     _clip(context)
     _batch(context)
-    if (
-        context.pipeline.clip is not None
-        or context.pipeline.sparsity
-        or context.pipeline.weight_cap
-    ):
+    shaping = context.pipeline
+    if shaping.clip is not None or shaping.sparsity or shaping.weight_cap:
         raise ConfigError("gradient noise: updates are already private; shape them on the server")
     if context.exact and (context.local.projection_radius is not None or context.local.momentum):
         raise ConfigError("gradient noise: on integers it goes with plain steps, without momentum")
-    if (
-        context.exact
-        and secure_sum
-        and context.local.weight_decay
-        and local_steps(context).most == 1
-    ):
+    decays = secure_sum and context.local.weight_decay
+    if context.exact and decays and local_steps(context).most == 1:
         raise PrivacyRefusal(
             "weight decay in the one step of a round: beside large weights a gradient is rounded, "
             "and one record can move an upload by more than its clip",

@@ -12,15 +12,18 @@ from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.randomness import Stream
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.methods.parts.central_noise import fine_grid, mechanism_of, whole_noise
+from fedveil.methods.parts.central_noise import fine_grid, mechanism_of
 from fedveil.methods.parts.noise_placement import (
     Noise,
     NoiseContext,
     RoundContext,
+    RoundNoise,
+    noise_of_each,
+    noisy_integers,
     worst_case,
 )
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.noise import gaussian, laplace, protect_sum, protect_sum_laplace, unsnap
+from fedveil.privacy.noise import unsnap
 from fedveil.privacy.noise.modular_grid import Ints
 from fedveil.privacy.releases import PrivacyModel, Release
 
@@ -52,42 +55,22 @@ class LocalNoise:
         mechanism = mechanism_of(self.noise, context)
         return (Release(mechanism, context.sampling, rounds, participations=seen),)
 
-    def noise_steps(
-        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
-    ) -> float | None:
-        return whole_noise(context, pipeline)
+    def noise_steps(self, at: RoundNoise) -> float | None:
+        return None if at.grid is None else at.scale / at.grid
 
-    def protect(
-        self,
-        context: NoiseContext,
-        total: Tensor,
-        pipeline: UpdatePipeline,
-        this_round: RoundContext,
-    ) -> Tensor:
+    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
         """The sum of noisy uploads: each client's noise is drawn by itself, from its own stream."""
-        grid = pipeline.granularity
-        if grid is None:
-            noisy, scale = total.double().numpy().copy(), self._scale(context, pipeline)
-            draw = gaussian if self.noise is Noise.GAUSSIAN else laplace
-            for client in this_round.cohort:
-                noisy += draw(this_round.stream(client), len(total), scale)
-            return torch.from_numpy(noisy).float()
+        if at.grid is None:
+            return noise_of_each(self.noise, total, at.scale, this_round)
         whole = total.numpy().copy()
         nothing = np.zeros(len(whole), dtype=np.int64)
-        for client in this_round.cohort:
+        for stream in this_round.streams():
             # Integers add exactly: the noisy uploads' sum is the sum plus everybody's noise.
-            whole += self.upload(context, nothing, pipeline, this_round.stream(client))
-        return torch.from_numpy(unsnap(whole, grid)).float()
+            whole += self.upload(at, nothing, stream)
+        return torch.from_numpy(unsnap(whole, at.grid)).float()
 
-    def upload(
-        self, context: NoiseContext, row: Ints, pipeline: UpdatePipeline, stream: Stream
-    ) -> Ints:
+    def upload(self, at: RoundNoise, row: Ints, stream: Stream) -> Ints:
         """What a client sends: its integers with its own noise."""
-        if pipeline.granularity is None:
+        if at.grid is None:
             raise ValueError("only uploads on a grid have integers")
-        add = protect_sum if self.noise is Noise.GAUSSIAN else protect_sum_laplace
-        return add(row, self._scale(context, pipeline), pipeline.granularity, stream)
-
-    @staticmethod
-    def _scale(context: NoiseContext, pipeline: UpdatePipeline) -> float:
-        return context.noise_multiplier * (pipeline.clip or context.clip).norm
+        return noisy_integers(self.noise, row, at.scale, at.grid, stream)

@@ -6,22 +6,25 @@ event that is accounted for it. Both follow from the same `NoiseContext`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import PrivacyRefusal
 from fedveil.core.randomness import Randomness, Stream
-from fedveil.core.units import Adjacency, Arithmetic, Trust
+from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.data.federation import Federation
 from fedveil.models.flat import Layout
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.noise import gaussian, laplace, protect_sum, protect_sum_laplace, unsnap
 from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.noise.modular_grid import Ints, NoisyIntegers
 from fedveil.privacy.refusals import AdjacencyRefused
@@ -87,6 +90,28 @@ class NoiseContext:
 
 
 @dataclass(frozen=True)
+class RoundNoise:
+    """What the noise of one round follows from: the plan, what clients send, and which round."""
+
+    context: NoiseContext
+    pipeline: UpdatePipeline
+    round_number: int = 0
+
+    @property
+    def clip(self) -> Clip:
+        return self.pipeline.clip or self.context.clip
+
+    @property
+    def grid(self) -> float | None:
+        return self.pipeline.granularity
+
+    @property
+    def scale(self) -> float:
+        """The noise z C (std, or scale for Laplace) on what the clip C bounds."""
+        return self.context.noise_multiplier * self.clip.norm
+
+
+@dataclass(frozen=True)
 class RoundContext:
     """One use of noise: in which round, on whose sum, from which randomness, and what for.
 
@@ -102,6 +127,10 @@ class RoundContext:
     def stream(self, client: int = -1) -> Stream:
         """The stream of the server's noise, or of one client's."""
         return self.randomness.stream(self.purpose, self.round_number, int(client))
+
+    def streams(self) -> Iterator[Stream]:
+        """The streams of the cohort's clients."""
+        return map(self.stream, self.cohort)
 
 
 class NoisePlacement(Protocol):
@@ -125,19 +154,11 @@ class NoisePlacement(Protocol):
         """Everything that leaves in `rounds` rounds."""
         ...
 
-    def protect(
-        self,
-        context: NoiseContext,
-        total: Tensor,
-        pipeline: UpdatePipeline,
-        this_round: RoundContext,
-    ) -> Tensor:
+    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
         """The private sum, float32 `[parameters]`, from the engine's sum of shaped updates."""
         ...
 
-    def noise_steps(
-        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
-    ) -> float | None:
+    def noise_steps(self, at: RoundNoise) -> float | None:
         """Std (Laplace: scale) of the noise that is drawn at once, in steps of its grid; None if
         it is drawn as floating-point numbers."""
         ...
@@ -158,17 +179,54 @@ class SecureNoisePlacement(NoisePlacement, Protocol):
     @property
     def honest_shares(self) -> int | None: ...
 
-    def integers(
-        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
-    ) -> NoisyIntegers | None:
+    def integers(self, at: RoundNoise) -> NoisyIntegers | None:
         """What a client makes of its shaped update; None if that is no vector of integers."""
         ...
 
-    def decode(
-        self, context: NoiseContext, whole: Ints, pipeline: UpdatePipeline, round_number: int
-    ) -> Tensor:
+    def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
         """The private sum, float32 `[parameters]`, from the sum of everybody's integers."""
         ...
+
+
+def noisy_sum(
+    law: Noise, total: Tensor, scale: float, grid: float | None, stream: Stream
+) -> Tensor:
+    """A sum with noise that is drawn once, float32."""
+    if grid is None:
+        draw = gaussian if law is Noise.GAUSSIAN else laplace
+        return (total + torch.from_numpy(draw(stream, len(total), scale))).float()
+    noisy = noisy_integers(law, total.numpy(), scale, grid, stream)
+    return torch.from_numpy(unsnap(noisy, grid)).float()
+
+
+def noisy_integers(law: Noise, whole: Ints, scale: float, grid: float, stream: Stream) -> Ints:
+    add = protect_sum if law is Noise.GAUSSIAN else protect_sum_laplace
+    return add(whole, scale, grid, stream)
+
+
+def noise_of_each(law: Noise, total: Tensor, scale: float, this_round: RoundContext) -> Tensor:
+    """A sum with continuous noise of every client, each drawn by itself, float32."""
+    noisy, draw = total.double().numpy().copy(), gaussian if law is Noise.GAUSSIAN else laplace
+    for stream in this_round.streams():
+        noisy += draw(stream, len(noisy), scale)
+    return torch.from_numpy(noisy).float()
+
+
+def decoded(integers: NoisyIntegers | None, whole: Ints) -> Tensor:
+    """The sum of everybody's integers as float32."""
+    if integers is None:
+        raise ValueError("no integers were summed")
+    return torch.from_numpy(integers.values(whole)).float()
+
+
+def in_shares(
+    unit: Unit, adjacency: Adjacency, placement: SecureNoisePlacement, context: NoiseContext
+) -> PrivacyModel:
+    """Protected from a server that sees noisy sums alone, by the noise shares in them."""
+    honest = context.honest_shares(placement.honest_shares)
+    return PrivacyModel(
+        unit, adjacency, Trust.DISTRIBUTED, colluders=placement.colluders, honest_shares=honest
+    )
 
 
 def hidden_change(context: NoiseContext, chosen: Adjacency | None) -> Adjacency:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from fedveil.client.ballot import Ballot
@@ -14,14 +13,19 @@ from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.noise_placement import (
+    Noise,
     NoiseContext,
     RoundContext,
+    RoundNoise,
     certain_cohort,
+    decoded,
     hidden_change,
+    in_shares,
+    noise_of_each,
+    noisy_sum,
 )
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisyVotes
-from fedveil.privacy.noise import gaussian, protect_sum, unsnap
 from fedveil.privacy.noise.modular_grid import Ints, ModularGrid, NoisyIntegers, bits_for
 from fedveil.privacy.releases import PrivacyModel, Release
 
@@ -57,15 +61,7 @@ class VoteNoise:
         if self.trust is Trust.CENTRAL:
             adjacency = hidden_change(context, self.adjacency)
             return PrivacyModel(Unit.CLIENT, adjacency, Trust.CENTRAL, colluders=self.colluders)
-        adjacency = self.adjacency or Adjacency.ZERO_OUT
-        honest = context.honest_shares(self.honest_shares)
-        return PrivacyModel(
-            Unit.CLIENT,
-            adjacency,
-            Trust.DISTRIBUTED,
-            colluders=self.colluders,
-            honest_shares=honest,
-        )
+        return in_shares(Unit.CLIENT, self.adjacency or Adjacency.ZERO_OUT, self, context)
 
     def local(self, context: NoiseContext) -> LocalTraining:
         return context.local
@@ -94,56 +90,31 @@ class VoteNoise:
         votes = NoisyVotes(self._std(context))
         return (Release(votes, context.sampling, rounds, uses=questions),)
 
-    def protect(
-        self,
-        context: NoiseContext,
-        total: Tensor,
-        pipeline: UpdatePipeline,
-        this_round: RoundContext,
-    ) -> Tensor:
+    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
         """The noisy histogram `[questions * classes]`."""
-        grid, width = pipeline.granularity, len(total)
         if self.trust is Trust.CENTRAL:
-            if grid is None:
-                noise = gaussian(this_round.stream(), width, self._std(context))
-                return (total + torch.from_numpy(noise)).float()
-            noisy = protect_sum(total.numpy(), self._std(context), grid, this_round.stream())
-            return torch.from_numpy(unsnap(noisy, grid)).float()
-        integers = self.integers(context, pipeline, this_round.round_number)
+            std = self._std(at.context)
+            return noisy_sum(Noise.GAUSSIAN, total, std, at.grid, this_round.stream())
+        integers = self.integers(at)
         if integers is not None:
-            whole = integers.noisy_sum(total.numpy(), map(this_round.stream, this_round.cohort))
-            return self.decode(context, whole, pipeline, this_round.round_number)
-        std = self._share_std(context)
-        histogram = total.numpy().copy()
-        for client in this_round.cohort:
-            histogram += gaussian(this_round.stream(client), width, std)
-        return torch.from_numpy(histogram).float()
+            return self.decode(at, integers.noisy_sum(total.numpy(), this_round.streams()))
+        return noise_of_each(Noise.GAUSSIAN, total, self._share_std(at.context), this_round)
 
-    def noise_steps(
-        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
-    ) -> float | None:
-        if pipeline.granularity is None:
+    def noise_steps(self, at: RoundNoise) -> float | None:
+        if at.grid is None:
             return None
-        central = self.trust is Trust.CENTRAL
-        return (self._std(context) if central else self._share_std(context)) / pipeline.granularity
+        std = self._std if self.trust is Trust.CENTRAL else self._share_std
+        return std(at.context) / at.grid
 
-    def integers(
-        self, context: NoiseContext, pipeline: UpdatePipeline, round_number: int
-    ) -> NoisyIntegers | None:
-        if pipeline.granularity is None or self.trust is Trust.CENTRAL:
+    def integers(self, at: RoundNoise) -> NoisyIntegers | None:
+        if at.grid is None or self.trust is Trust.CENTRAL:
             return None
-        std, clients = self._share_std(context), certain_cohort(context.sampling)
-        width = self._ballot(context).width
-        bits = bits_for(clients, 1.0, pipeline.granularity, std, _WRAP, width).bits
-        return NoisyIntegers(ModularGrid(pipeline.granularity, bits), std)
+        std, clients = self._share_std(at.context), certain_cohort(at.context.sampling)
+        bits = bits_for(clients, 1.0, at.grid, std, _WRAP, self._ballot(at.context).width).bits
+        return NoisyIntegers(ModularGrid(at.grid, bits), std)
 
-    def decode(
-        self, context: NoiseContext, whole: Ints, pipeline: UpdatePipeline, round_number: int
-    ) -> Tensor:
-        integers = self.integers(context, pipeline, round_number)
-        if integers is None:
-            raise ValueError("no integers were summed")
-        return torch.from_numpy(integers.values(whole)).float()
+    def decode(self, at: RoundNoise, whole: Ints) -> Tensor:
+        return decoded(self.integers(at), whole)
 
     def _ballot(self, context: NoiseContext) -> Ballot:
         if context.pipeline.ballot is None:
@@ -163,6 +134,5 @@ class VoteNoise:
 
     def _grid(self, context: NoiseContext) -> float:
         """One over a whole power of two: a vote is a whole number of steps."""
-        central = self.trust is Trust.CENTRAL
-        std = self._std(context) if central else self._share_std(context)
-        return 2.0 ** min(0, math.frexp(std / _STEPS)[1] - 1)
+        std = self._std if self.trust is Trust.CENTRAL else self._share_std
+        return 2.0 ** min(0, math.frexp(std(context) / _STEPS)[1] - 1)
