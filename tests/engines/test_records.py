@@ -150,7 +150,11 @@ def test_no_example_shows_in_the_gradient_of_another(model: str) -> None:
     build, shape, task = MODELS[model]
     torch.manual_seed(1)
     module = build()
-    gradients = VmapGradients(module, layout_of(module), task, torch.device("cpu"))
+    examples = Examples(np.zeros((6, *shape), np.float32), np.zeros(6, np.int64))
+    federation = Federation(examples, np.array([0, 6]), examples, task, 3)
+    rule = LocalTraining(LearningRate(1.0), steps=1)
+    job = Job(federation, module, layout_of(module), rule, UpdatePipeline(), Randomness(1))
+    gradients = VmapGradients(job, torch.device("cpu"))
     weights = flatten(module)[None]
     inputs, targets = torch.randn(1, 6, *shape), torch.randint(3, (1, 6))
     before, _ = gradients._of_examples(weights, inputs, targets)

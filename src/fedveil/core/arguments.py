@@ -6,7 +6,7 @@ Also how checked values get into frozen dataclasses, and documents become them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -91,6 +91,22 @@ def settle(instance: object, **values: object) -> None:
     """Store checked values on a frozen dataclass while it is being made."""
     for name, value in values.items():
         object.__setattr__(instance, name, value)
+
+
+def check_fields(instance: object, **checks: Callable[[str, Any], Any]) -> None:
+    """Check fields of a frozen dataclass while it is being made, each by its name and value."""
+    found = {name: one(name, getattr(instance, name)) for name, one in checks.items()}
+    settle(instance, **found)
+
+
+def optional(one: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    """The same check for a field that may be None."""
+    return lambda name, value: None if value is None else one(name, value)
+
+
+def natural(name: str, value: Any) -> int:
+    """A whole number of at least 0."""
+    return count(name, value, least=0)
 
 
 def described(document: Any, kinds: Mapping[str, type[Any]], what: str) -> Any:

@@ -251,24 +251,18 @@ def _together(
     gradients_of_stack: ApartGradients | None = None,
 ) -> Engine:
     """An engine whose clients train together, at most `chunk` of them."""
-    task = job.federation.task
     if name not in ENGINES:
         return OUTSIDE[name].build(job, chunk, device)
     if name == "sequential":
-        gradients = AutogradGradients(
-            job.module, job.layout, task, device, job.isolated, job.rule.loss
-        )
-        return RowEngine("sequential", job, gradients, 1, device, draws=True)
+        return RowEngine(name, job, AutogradGradients(job, device), 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
-        vmapped = VmapGradients(job.module, job.layout, task, device, job.isolated, job.rule.loss)
-        return RowEngine(
-            "generic", job, vmapped, chunk or _chunk(job, batch, 100), device, draws=True
-        )
+        most = chunk or _chunk(job, batch, 100)
+        return RowEngine(name, job, VmapGradients(job, device), most, device, draws=True)
     if isinstance(stack, str):
         raise ConfigError(f"engine.name: {name!r} cannot run this: {stack}")
-    by_hand = gradients_of_stack or MlpGradients(stack, task)
+    by_hand = gradients_of_stack or MlpGradients(stack, job.federation.task)
     rows = RowEngine("mlp", job, by_hand, chunk or _chunk(job, 1, 1000), device)
     if name == "algebra":
         return AlgebraEngine(job, stack, rows)

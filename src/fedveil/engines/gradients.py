@@ -13,11 +13,10 @@ from torch.func import functional_call, grad_and_value, vmap
 from fedveil.client.local_training import GradientClip
 from fedveil.client.records import Batch, as_tensor
 from fedveil.client.steps import shorten
-from fedveil.data.federation import Task
 from fedveil.engines.contract import Job
 from fedveil.engines.kernels import tuned
-from fedveil.models.flat import Layout, flatten
-from fedveil.models.losses import Loss, example_losses
+from fedveil.models.flat import flatten
+from fedveil.models.losses import example_losses
 from fedveil.privacy.clipping import Clip
 
 _VALUES = 16_000_000  # numbers in gradients of single examples held at once: 64 MB
@@ -26,25 +25,16 @@ _VALUES = 16_000_000  # numbers in gradients of single examples held at once: 64
 class AutogradGradients:
     """One client at a time, by the fastest kernels there are for its layers."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        layout: Layout,
-        task: Task,
-        device: torch.device,
-        careful: bool = False,
-        loss: Loss | None = None,
-    ) -> None:
-        self._module = tuned(module).train().to(device)
-        self._layout, self._task, self._loss = layout, task, loss
+    def __init__(self, job: Job, device: torch.device) -> None:
+        self._module = tuned(job.module).train().to(device)
+        self._layout, self._task, self._loss = job.layout, job.federation.task, job.rule.loss
         named = dict(self._module.named_parameters())
-        self._parameters = [named[slot.name] for slot in layout]
+        self._parameters = [named[slot.name] for slot in job.layout]
         self._weights = [parameter.data for parameter in self._parameters]
         # Neither these nor a loss of somebody's own need be fit for `vmap`.
-        alone = loss is not None or any(isinstance(one, nn.RNNBase) for one in module.modules())
-        self._per_example = (
-            ExampleLoop(self) if alone else VmapGradients(module, layout, task, device, careful)
-        )
+        recurrent = any(isinstance(one, nn.RNNBase) for one in job.module.modules())
+        alone = self._loss is not None or recurrent
+        self._per_example = ExampleLoop(self) if alone else VmapGradients(job, device)
 
     def __call__(
         self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
@@ -97,21 +87,13 @@ class AutogradGradients:
 class VmapGradients:
     """A chunk of clients at once, each with weights of its own, through `torch.func`.
 
-    Clipped gradients are added up in double precision if `careful`.
+    Clipped gradients of isolated clients are added up in double precision.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        layout: Layout,
-        task: Task,
-        device: torch.device,
-        careful: bool = False,
-        loss: Loss | None = None,
-    ) -> None:
-        self._sums = torch.float64 if careful else torch.float32
-        self._module = copy.deepcopy(module).train().to(device)
-        self._layout, self._task, self._loss = layout, task, loss
+    def __init__(self, job: Job, device: torch.device) -> None:
+        self._sums = torch.float64 if job.isolated else torch.float32
+        self._module = copy.deepcopy(job.module).train().to(device)
+        self._layout, self._task, self._loss = job.layout, job.federation.task, job.rule.loss
         for parameter in self._module.parameters():
             parameter.requires_grad_(False)  # weights come as arguments, never from the module
         self._of_clients = vmap(grad_and_value(self._mean_loss), randomness="different")
@@ -179,14 +161,13 @@ def why_not_vmap(job: Job) -> str | None:
     for name, child in job.module.named_modules():
         if isinstance(child, nn.RNNBase):
             return f"torch cannot batch layer {name} ({type(child).__name__}) over clients"
-    federation, layout = job.federation, job.layout
+    federation = job.federation
     # Zeros: nobody's record decides which engine trains the others.
     example = federation.model_inputs(np.zeros_like(federation.train.inputs[:1]))
     inputs = as_tensor(example)[None].repeat_interleave(2, 0)
     target = as_tensor(np.zeros_like(federation.train.targets[:1]))
     targets = target[None].repeat_interleave(2, 0)
-    loss, device = job.rule.loss, torch.device("cpu")
-    gradients = VmapGradients(job.module, layout, federation.task, device, loss=loss)
+    gradients = VmapGradients(job, torch.device("cpu"))
     try:
         with torch.random.fork_rng(devices=[]):
             gradients(flatten(job.module).repeat(2, 1), (inputs, targets, None), None, 1.0)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.core.arguments import positive, settle
+from fedveil.core.arguments import check_fields, positive, settle
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
 from fedveil.privacy.accountants.steps import Step
@@ -69,7 +69,7 @@ class CorrelatedGaussian(Mechanism):
     adjacencies = EVERY_ADJACENCY
 
     def __post_init__(self) -> None:
-        settle(self, noise_multiplier=positive("noise_multiplier", self.noise_multiplier))
+        check_fields(self, noise_multiplier=positive)
         settle(self, factor=_checked(self.factor))
 
     @property

@@ -18,7 +18,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from fedveil.core.arguments import built, count, not_negative, positive, settle
+from fedveil.core.arguments import (
+    built,
+    check_fields,
+    count,
+    not_negative,
+    optional,
+    positive,
+    settle,
+)
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants.steps import DiscreteSumStep, GaussianStep, Step
@@ -68,13 +76,9 @@ class NonExpansive:
             )
         if not isinstance(self.learning_rates, (tuple, list)) or not self.learning_rates:
             raise ConfigError(f"learning_rates: need one or more, got {self.learning_rates!r}")
-        settle(
-            self,
-            loss=Loss(self.loss),
-            input_norm=positive("input_norm", self.input_norm),
-            learning_rates=tuple(positive("learning_rate", one) for one in self.learning_rates),
-            l2_penalty=not_negative("l2_penalty", self.l2_penalty),
-        )
+        rates = tuple(positive("learning_rate", one) for one in self.learning_rates)
+        settle(self, loss=Loss(self.loss), learning_rates=rates)
+        check_fields(self, input_norm=positive, l2_penalty=not_negative)
         self._check()
 
     def _check(self) -> None:
@@ -240,11 +244,7 @@ class GridGradients(_Gradients):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        settle(
-            self,
-            granularity=positive("granularity", self.granularity),
-            dimension=count("dimension", self.dimension),
-        )
+        check_fields(self, granularity=positive, dimension=count)
 
     @property
     def share_std(self) -> float:
@@ -286,16 +286,8 @@ def record_uses(*, local_steps: int, records: int, batch_size: int) -> int:
 
 
 def _check_gradients(mechanism: _Gradients) -> None:
-    settle(
-        mechanism,
-        clip_norm=positive("clip_norm", mechanism.clip_norm),
-        batch_size=count("batch_size", mechanism.batch_size),
-        gradient_std=positive("gradient_std", mechanism.gradient_std),
-        local_steps=count("local_steps", mechanism.local_steps),
-        record_uses=count("record_uses", mechanism.record_uses),
-    )
-    if mechanism.shares is not None:
-        settle(mechanism, shares=count("shares", mechanism.shares))
+    check_fields(mechanism, clip_norm=positive, batch_size=count, gradient_std=positive)
+    check_fields(mechanism, local_steps=count, record_uses=count, shares=optional(count))
     if mechanism.record_uses > mechanism.local_steps:
         raise ConfigError(
             f"record_uses: need at most local_steps={mechanism.local_steps} (no batch holds a "

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fedveil.core.arguments import count, not_negative, positive, settle
+from fedveil.core.arguments import check_fields, count, not_negative, optional, positive
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Trust
 from fedveil.privacy.accountants.steps import (
@@ -48,7 +48,7 @@ class Gaussian(Mechanism):
     joint_uses = True
 
     def __post_init__(self) -> None:
-        settle(self, noise_multiplier=positive("noise_multiplier", self.noise_multiplier))
+        check_fields(self, noise_multiplier=positive)
 
     def step(self, use: Use) -> Step:
         return use.gaussian(self.noise_multiplier / use.factor)
@@ -70,7 +70,7 @@ class Laplace(Mechanism):
     amplified_by = (Poisson,)
 
     def __post_init__(self) -> None:
-        settle(self, scale_multiplier=positive("scale_multiplier", self.scale_multiplier))
+        check_fields(self, scale_multiplier=positive)
 
     def step(self, use: Use) -> Step:
         return LaplaceStep(self.scale_multiplier / use.factor, use.rate)
@@ -94,7 +94,7 @@ class DiscreteGaussian(Mechanism):
     joint_uses = True
 
     def __post_init__(self) -> None:
-        settle(self, noise_multiplier=positive("noise_multiplier", self.noise_multiplier))
+        check_fields(self, noise_multiplier=positive)
 
     def step(self, use: Use) -> Step:
         return ZcdpStep(use.uses * use.factor**2 / (2 * self.noise_multiplier**2), use.rate)
@@ -129,15 +129,10 @@ class DiscreteGaussianSum(Mechanism):
     joint_uses = True
 
     def __post_init__(self) -> None:
-        for name in ("clip_norm", "granularity", "share_std"):
-            settle(self, **{name: positive(name, getattr(self, name))})
-        for name in ("shares", "dimension"):
-            settle(self, **{name: count(name, getattr(self, name))})
-        if self.rounding_beta is not None:
-            beta = not_negative("rounding_beta", self.rounding_beta)
-            if beta >= 1:
-                raise ConfigError(f"rounding_beta: need a number below 1, got {beta!r}")
-            settle(self, rounding_beta=beta)
+        check_fields(self, clip_norm=positive, granularity=positive, share_std=positive)
+        check_fields(self, shares=count, dimension=count, rounding_beta=optional(not_negative))
+        if self.rounding_beta is not None and self.rounding_beta >= 1:
+            raise ConfigError(f"rounding_beta: need a number below 1, got {self.rounding_beta!r}")
 
     @property
     def noise_multiplier(self) -> float:
@@ -189,7 +184,7 @@ class NoisyVotes(Mechanism):
     joint_uses = True
 
     def __post_init__(self) -> None:
-        settle(self, noise_std=positive("noise_std", self.noise_std))
+        check_fields(self, noise_std=positive)
 
     def step(self, use: Use) -> Step:
         return use.gaussian(self.noise_std / math.sqrt(use.factor))
@@ -211,8 +206,7 @@ class NoisySelection(Mechanism):
     adjacencies = EVERY_ADJACENCY
 
     def __post_init__(self) -> None:
-        settle(self, noise_std=positive("noise_std", self.noise_std))
-        settle(self, missed=positive("missed", self.missed))
+        check_fields(self, noise_std=positive, missed=positive)
 
     def step(self, use: Use) -> Step:
         return SelectionStep(self.noise_std / math.sqrt(use.factor), missed=self.missed)
@@ -232,7 +226,7 @@ class Zcdp(Mechanism):
     one_adjacency = "rho"
 
     def __post_init__(self) -> None:
-        settle(self, rho=positive("rho", self.rho))
+        check_fields(self, rho=positive)
 
     def step(self, use: Use) -> Step:
         return ZcdpStep(use.uses * self.rho, use.rate)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fedveil.core.arguments import built, count, sentences, settle
+from fedveil.core.arguments import built, check_fields, count, natural, optional, sentences, settle
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.contract import Mechanism, kind_of, mechanism_from_dict
@@ -38,13 +38,11 @@ class Release:
     def __post_init__(self) -> None:
         kind_of(self.mechanism)
         sampling_kind(self.sampling)
-        settle(self, rounds=count("rounds", self.rounds, least=0), uses=count("uses", self.uses))
-        if self.participations is not None:
-            settle(self, participations=count("participations", self.participations, least=0))
-            if self.participations > self.rounds:
-                raise ConfigError(
-                    f"participations: need at most rounds={self.rounds}, got {self.participations}"
-                )
+        check_fields(self, rounds=natural, uses=count, participations=optional(natural))
+        if self.participations is not None and self.participations > self.rounds:
+            raise ConfigError(
+                f"participations: need at most rounds={self.rounds}, got {self.participations}"
+            )
 
     @property
     def amplified(self) -> bool:
@@ -111,13 +109,9 @@ class PrivacyModel:
     def __post_init__(self) -> None:
         for name, kind in _ENUMS.items():
             settle(self, **{name: _choice(name, kind, getattr(self, name))})
-        settle(self, colluders=count("colluders", self.colluders, least=0))
-        if self.population is not None:
-            settle(self, population=count("population", self.population))
-        if self.honest_shares is not None:
-            settle(self, honest_shares=count("honest_shares", self.honest_shares, least=0))
-        for name in _LISTS:
-            settle(self, **{name: sentences(name, getattr(self, name))})
+        check_fields(self, colluders=natural, honest_shares=optional(natural))
+        check_fields(self, population=optional(count))
+        check_fields(self, **dict.fromkeys(_LISTS, sentences))
 
     def to_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {name: str(getattr(self, name)) for name in _ENUMS}

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.core.arguments import count, described, fraction, settle
+from fedveil.core.arguments import check_fields, count, described, fraction, natural, optional
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream, Words
 
@@ -48,7 +48,7 @@ class _OfCohorts(_Sampler):
     cohort: int
 
     def __post_init__(self) -> None:
-        settle(self, clients=count("clients", self.clients), cohort=count("cohort", self.cohort))
+        check_fields(self, clients=count, cohort=count)
         if self.cohort > self.clients:
             raise ConfigError(f"cohort: need at most clients={self.clients}, got {self.cohort}")
 
@@ -69,9 +69,7 @@ class Poisson(_Sampler):
     amplifies = True
 
     def __post_init__(self) -> None:
-        settle(self, rate=fraction("rate", self.rate))
-        if self.clients is not None:
-            settle(self, clients=count("clients", self.clients))
+        check_fields(self, rate=fraction, clients=optional(count))
 
     def draw(self, round_number: int, stream: Stream, present: int | None = None) -> Ids:
         """Sorted ids of this round's cohort; it may be empty, and then noise alone is released."""
@@ -110,9 +108,7 @@ class CappedPoisson(_Sampler):
     amplifies = True
 
     def __post_init__(self) -> None:
-        settle(self, clients=count("clients", self.clients))
-        settle(self, rate=fraction("rate", self.rate))
-        settle(self, cap=count("cap", self.cap))
+        check_fields(self, clients=count, rate=fraction, cap=count)
         if self.cap > self.clients:
             raise ConfigError(f"cap: need at most clients={self.clients}, got {self.cap}")
 
@@ -163,8 +159,7 @@ class Everyone(_Sampler):
     clients: int | None = None
 
     def __post_init__(self) -> None:
-        if self.clients is not None:
-            settle(self, clients=count("clients", self.clients))
+        check_fields(self, clients=optional(count))
 
     def draw(
         self, round_number: int, stream: Stream | None = None, present: int | None = None
@@ -190,8 +185,7 @@ class Balanced(_OfCohorts):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        settle(self, rounds=count("rounds", self.rounds))
-        settle(self, key=count("key", self.key, least=0))
+        check_fields(self, rounds=count, key=natural)
 
     def draw(
         self, round_number: int, stream: Stream | None = None, present: int | None = None
@@ -253,11 +247,8 @@ def random_subset(population: int, size: int, stream: Stream) -> Ids:
     """A uniformly random set of `size` of the ids 0 .. population - 1, sorted."""
     if size == population:
         return np.arange(population, dtype=np.int64)
-    return (
-        _first_distinct(population, size, stream)
-        if 4 * size < population
-        else _smallest(population, size, stream)
-    )
+    draw = _first_distinct if 4 * size < population else _smallest
+    return draw(population, size, stream)
 
 
 def _first_distinct(population: int, size: int, stream: Stream) -> Ids:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from fedveil.core.arguments import count, described, positive, settle
+from fedveil.core.arguments import check_fields, count, described, positive, settle
 from fedveil.core.errors import ConfigError
 
 
@@ -24,7 +24,7 @@ class AllRuns:
     runs: int
 
     def __post_init__(self) -> None:
-        settle(self, runs=count("runs", self.runs))
+        check_fields(self, runs=count)
 
 
 class Repeats(StrEnum):

@@ -46,11 +46,7 @@ class CentralNoise:
     def pipeline(
         self, context: NoiseContext, clip: Clip | None, round_number: int = 0
     ) -> UpdatePipeline:
-        clip = clip or context.clip
-        if context.exact:
-            return replace(context.pipeline, clip=clip, granularity=fine_grid(context, clip))
-        own = context.pipeline
-        return own if clip == own.clip else replace(own, clip=clip)
+        return fine_pipeline(context, clip or context.clip)
 
     def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
         return (Release(mechanism_of(self.noise, context), context.sampling, rounds),)
@@ -75,7 +71,12 @@ def mechanism_of(noise: Noise, context: NoiseContext) -> Gaussian | Laplace:
     return Gaussian(context.noise_multiplier)
 
 
-def fine_grid(context: NoiseContext, clip: Clip) -> float:
-    """A grid on which neither the updates nor the noise lose anything that could be noticed."""
-    noise, width = context.noise_multiplier * clip.norm, context.pipeline.width(context.layout)
-    return choose_granularity(clip.norm, noise, width, context.clients, order=clip.order)
+def fine_pipeline(context: NoiseContext, clip: Clip) -> UpdatePipeline:
+    """Clipped, and in exact arithmetic on a grid on which neither the updates nor the noise lose
+    anything that could be noticed."""
+    own = context.pipeline
+    if not context.exact:
+        return own if clip == own.clip else replace(own, clip=clip)
+    noise, width = context.noise_multiplier * clip.norm, own.width(context.layout)
+    grid = choose_granularity(clip.norm, noise, width, context.clients, order=clip.order)
+    return replace(own, clip=clip, granularity=grid)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.randomness import Stream
 from fedveil.core.units import Adjacency, Trust, Unit
-from fedveil.methods.parts.central_noise import fine_grid, mechanism_of
+from fedveil.methods.parts.central_noise import fine_pipeline, mechanism_of
 from fedveil.methods.parts.noise_placement import (
     Noise,
     NoiseContext,
@@ -44,11 +44,7 @@ class LocalNoise:
     def pipeline(
         self, context: NoiseContext, clip: Clip | None, round_number: int = 0
     ) -> UpdatePipeline:
-        clip = clip or context.clip
-        pipeline = replace(context.pipeline, clip=clip)
-        return (
-            replace(pipeline, granularity=fine_grid(context, clip)) if context.exact else pipeline
-        )
+        return fine_pipeline(context, clip or context.clip)
 
     def releases(self, context: NoiseContext, rounds: int) -> tuple[Release, ...]:
         seen = worst_case(context.sampling, rounds)
