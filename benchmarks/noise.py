@@ -15,17 +15,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from fedveil.core.randomness import system_stream
-from fedveil.privacy.clipping import Clip, clip_rows, clip_vector
-from fedveil.privacy.noise import (
-    choose_granularity,
-    discrete_gaussian,
-    discrete_laplace,
-    gaussian,
-    laplace,
-    protect_sum,
-    rounded_gaussian,
-    snap_rows,
-)
+from fedveil.privacy.clipping import Clip, clip_rows
+from fedveil.privacy.noise.grid import choose_granularity, protect_sum, snap_rows
+from fedveil.privacy.noise.integers import discrete_gaussian, discrete_laplace, rounded_gaussian
+from fedveil.privacy.noise.simulated import gaussian, laplace
 
 REPEATS = 7
 
@@ -109,7 +102,7 @@ def figures() -> list[Figure]:
 
     def clip_again() -> None:
         work[0] = 1e6  # outside again, so that both passes happen
-        clip_vector(work, Clip(1.0), in_place=True)
+        clip_rows(work[None], Clip(1.0), in_place=True)
 
     found.append(measure("L2 clip of one float32 vector, in place", count, clip_again, None))
     rows = vector[: 50 * 7850].reshape(50, 7850)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import Noise, RoundContext, RoundNoise
-from fedveil.privacy.noise import gaussian, laplace
+from fedveil.privacy.noise.simulated import gaussian, laplace
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from fedveil.client.local_training import LocalTraining
 from fedveil.core.randomness import Stream
 from fedveil.data.federation import Task
 from fedveil.engines.contract import Job
-from fedveil.privacy.noise import gaussian, rounded_gaussian
+from fedveil.privacy.noise.integers import rounded_gaussian
+from fedveil.privacy.noise.simulated import gaussian
 
 UNIT = 2.0**-24  # the largest relative error of rounding to single precision
 ROUNDINGS = 256

@@ -21,7 +21,8 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
 from fedveil.models.flat import Layout, Slot
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
-from fedveil.privacy.noise import discrete_gaussian, snap_conditional
+from fedveil.privacy.noise.grid import snap_conditional
+from fedveil.privacy.noise.integers import discrete_gaussian
 from fedveil.privacy.noise.modular_grid import ModularGrid, Summands, proportional
 
 

@@ -27,7 +27,8 @@ from fedveil.methods.parts.method import CohortRule, Scheme, Voting
 from fedveil.methods.parts.noise_placement import Noise
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
-from fedveil.privacy.noise import discrete_gaussian, gaussian, laplace
+from fedveil.privacy.noise.integers import discrete_gaussian
+from fedveil.privacy.noise.simulated import gaussian, laplace
 from fedveil.server.smoothing import Smoothing
 from tests.methods.reference import (
     CLASSES,

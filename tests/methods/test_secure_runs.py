@@ -25,7 +25,7 @@ from fedveil.methods.parts.noise_placement import RoundNoise, SecureNoisePlaceme
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import Release, account
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
-from fedveil.privacy.noise import share
+from fedveil.privacy.noise.grid import share
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run, Speed
 from fedveil.secagg.aggregation import Aggregation

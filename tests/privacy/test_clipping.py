@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -19,7 +20,7 @@ from hypothesis.extra import numpy as npst
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency
-from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, clip_vector
+from fedveil.privacy.clipping import Clip, clip_factors, clip_rows
 
 FLOATS = [np.float32, np.float64]
 
@@ -54,6 +55,22 @@ def adversarial_vectors() -> dict[str, npt.NDArray[np.float64]]:
         "mixed scales": few * 10.0 ** rng.integers(-40, 38, size=1000),
         "largest": np.full(3, np.finfo(np.float32).max, dtype=np.float64),
     }
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One vector, clipped as a row of its own."""
+
+    values: Any
+    factor: float
+    finite: bool
+
+
+def clip_vector(vector: Any, clip: Clip) -> Alone:
+    given = vector[None]
+    rows = clip_rows(given, clip)
+    values = vector if rows.values is given else rows.values[0]
+    return Alone(values, float(rows.factors[0]), bool(rows.finite[0]))
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -276,13 +293,13 @@ def test_bad_arguments_are_named() -> None:
     with pytest.raises(ConfigError, match="order"):
         Clip(1.0, 3)
     with pytest.raises(ConfigError, match="float32 or float64"):
-        clip_vector(np.array([1, 2]), Clip(1.0))
+        clip_rows(np.array([[1, 2]]), Clip(1.0))
     with pytest.raises(ConfigError, match="float32 or float64"):
-        clip_vector(torch.ones(3, dtype=torch.bfloat16), Clip(1.0))
+        clip_rows(torch.ones(1, 3, dtype=torch.bfloat16), Clip(1.0))
     with pytest.raises(ConfigError, match="dimension"):
-        clip_vector(np.ones((2, 2)), Clip(1.0))
+        clip_rows(np.ones(2), Clip(1.0))
     with pytest.raises(ConfigError, match="numpy array or a torch tensor"):
-        clip_vector([1.0], Clip(1.0))
+        clip_rows([[1.0]], Clip(1.0))
 
 
 def test_empty_shapes() -> None:
@@ -293,8 +310,8 @@ def test_empty_shapes() -> None:
 
 def test_numpy_users_do_not_load_torch() -> None:
     code = (
-        "import sys, numpy as np; from fedveil.privacy.clipping import Clip, clip_vector;"
+        "import sys, numpy as np; from fedveil.privacy.clipping import Clip, clip_rows;"
         "import fedveil.privacy.noise, fedveil.privacy.noise.grid;"
-        "clip_vector(np.ones(9), Clip(1.0)); sys.exit('torch' in sys.modules)"
+        "clip_rows(np.ones((1, 9)), Clip(1.0)); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,7 +12,7 @@ from fedveil.client.rotation import Rotation
 from fedveil.engines.isolated_softmax import exp_below, softmax
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
 from fedveil.privacy.lanes import matrix_times, tree_sum
-from fedveil.privacy.noise import snap_rows
+from fedveil.privacy.noise.grid import snap_rows
 
 NASTY = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-38, 1e-45, -0.0, 1e19], np.float32)
 

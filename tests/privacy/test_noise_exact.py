@@ -25,13 +25,13 @@ from scipy import stats
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
-from fedveil.privacy.noise import (
+from fedveil.privacy.noise.curves import Bell, Curve, Tent, exp_bounds
+from fedveil.privacy.noise.integers import (
     discrete_gaussian,
     discrete_laplace,
     rounded_gaussian,
     rounded_laplace,
 )
-from fedveil.privacy.noise.curves import Bell, Curve, Tent, exp_bounds
 from fedveil.privacy.noise.layout import LazyUniform, draw_tail, lay_out, under_cell
 from fedveil.privacy.noise.slabs import MARGIN, SlabSampler
 

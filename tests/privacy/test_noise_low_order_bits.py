@@ -16,13 +16,8 @@ import pytest
 from scipy import optimize, stats
 
 from fedveil.core.randomness import Stream
-from fedveil.privacy.noise import (
-    gaussian,
-    laplace,
-    protect_sum,
-    protect_sum_laplace,
-    unsnap,
-)
+from fedveil.privacy.noise.grid import protect_sum, protect_sum_laplace, unsnap
+from fedveil.privacy.noise.simulated import gaussian, laplace
 
 Values = npt.NDArray[np.float64]
 SPREAD, DELTA, DRAWS = 50.0, 1e-5, 4_000_000

@@ -16,8 +16,13 @@ from scipy import stats
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
-from fedveil.privacy.noise import gaussian, gaussian_rows, laplace
-from fedveil.privacy.noise.simulated import LARGEST_GAUSSIAN, LARGEST_LAPLACE
+from fedveil.privacy.noise.simulated import (
+    LARGEST_GAUSSIAN,
+    LARGEST_LAPLACE,
+    gaussian,
+    gaussian_rows,
+    laplace,
+)
 
 Draw = Callable[..., npt.NDArray[np.float32]]
 KINDS = [(gaussian, stats.norm), (laplace, stats.laplace)]

@@ -18,7 +18,9 @@ from fedveil.client.local_training import GradientClip, LocalTraining
 from fedveil.client.records import Batch
 from fedveil.core.randomness import Stream
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
-from fedveil.privacy.noise import Ahead, gaussian_rows, protect_sum, unsnap
+from fedveil.privacy.noise.grid import protect_sum, unsnap
+from fedveil.privacy.noise.integers import Ahead
+from fedveil.privacy.noise.simulated import gaussian_rows
 
 
 class Gradients(Protocol):

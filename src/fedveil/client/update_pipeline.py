@@ -20,7 +20,7 @@ from fedveil.core.randomness import Randomness
 from fedveil.models.flat import Layout
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
-from fedveil.privacy.noise import snap_conditional, snap_rows
+from fedveil.privacy.noise.grid import snap_conditional, snap_rows
 
 Ints = npt.NDArray[np.int64]
 

@@ -27,7 +27,8 @@ from fedveil.data.statistics import (
     threshold,
 )
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, NoisySelection, NoisyVotes
-from fedveil.privacy.noise import discrete_gaussian, protect_sum
+from fedveil.privacy.noise.grid import protect_sum
+from fedveil.privacy.noise.integers import discrete_gaussian
 from fedveil.privacy.releases import Release
 from fedveil.privacy.sampling import Everyone
 

@@ -40,7 +40,7 @@ from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.planning.plan import Plan
 from fedveil.privacy.guarantee import Guarantee
-from fedveil.privacy.noise import unsnap
+from fedveil.privacy.noise.grid import unsnap
 from fedveil.run.directory import RunDirectory, stored_recipe
 from fedveil.run.run import Run
 from fedveil.run.sums import PrivateSum

@@ -50,23 +50,14 @@ class Clip:
 
 
 @dataclass(frozen=True)
-class ClippedVector(Generic[Array]):
-    """`factor` is what the vector was multiplied by: 1 if inside, 0 if not `finite`."""
-
-    values: Array
-    factor: float
-    finite: bool
-
-
-@dataclass(frozen=True)
 class ClippedRows(Generic[Array]):
-    """As `ClippedVector`, for each row: `factors` float64 [rows], `finite` bool [rows].
+    """`factors` are what each row was multiplied by: 1 if inside, 0 if not `finite`.
 
     `norms` are those before clipping, float64 [rows]; not finite where the row is not.
     """
 
     values: Array
-    factors: Reals
+    factors: Reals  # [rows]
     finite: npt.NDArray[np.bool_]
     norms: Reals
 
@@ -74,15 +65,6 @@ class ClippedRows(Generic[Array]):
     def rejected(self) -> int:
         """How many rows held a NaN or an infinity and now hold zeros."""
         return int((~self.finite).sum())
-
-
-def clip_vector(vector: Array, clip: Clip, *, in_place: bool = False) -> ClippedVector[Array]:
-    """Clip a whole update or gradient [d]. An unchanged vector is returned itself, not a copy."""
-    values = as_numpy("vector", vector, 1, in_place)
-    rows = _clip(values.reshape(1, -1), clip, in_place)
-    unchanged = in_place or rows.factors[0] == 1.0
-    result = vector if unchanged else like(vector, rows.values.reshape(-1))
-    return ClippedVector(result, float(rows.factors[0]), bool(rows.finite[0]))
 
 
 def clip_rows(rows: Array, clip: Clip, *, in_place: bool = False) -> ClippedRows[Array]:

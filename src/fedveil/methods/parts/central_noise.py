@@ -19,7 +19,7 @@ from fedveil.methods.parts.noise_placement import (
 )
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import Gaussian, Laplace
-from fedveil.privacy.noise import choose_granularity
+from fedveil.privacy.noise.grid import choose_granularity
 from fedveil.privacy.refusals import SensitivityRefused
 from fedveil.privacy.releases import PrivacyModel, Release
 

@@ -19,7 +19,7 @@ from fedveil.privacy.correlated import (
     factor_of,
     noise_ratio,
 )
-from fedveil.privacy.noise import unsnap
+from fedveil.privacy.noise.grid import unsnap
 from fedveil.privacy.releases import Release
 
 

@@ -24,7 +24,7 @@ from fedveil.methods.parts.noise_placement import (
 )
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.mechanisms import DiscreteGaussianSum, Gaussian
-from fedveil.privacy.noise import unsnap
+from fedveil.privacy.noise.grid import unsnap
 from fedveil.privacy.noise.modular_grid import (
     Ints,
     ModularGrid,

@@ -23,7 +23,7 @@ from fedveil.methods.parts.noise_placement import (
     worst_case,
 )
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.noise import unsnap
+from fedveil.privacy.noise.grid import unsnap
 from fedveil.privacy.noise.modular_grid import Ints
 from fedveil.privacy.releases import PrivacyModel, Release
 

@@ -24,9 +24,10 @@ from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.data.federation import Federation
 from fedveil.models.flat import Layout
 from fedveil.privacy.clipping import Clip
-from fedveil.privacy.noise import gaussian, laplace, protect_sum, protect_sum_laplace, unsnap
 from fedveil.privacy.noise.correlated import NoiseMemory
+from fedveil.privacy.noise.grid import protect_sum, protect_sum_laplace, unsnap
 from fedveil.privacy.noise.modular_grid import Ints, NoisyIntegers
+from fedveil.privacy.noise.simulated import gaussian, laplace
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.releases import PrivacyModel, Release
 from fedveil.privacy.sampling import CappedPoisson, Poisson, Sampling

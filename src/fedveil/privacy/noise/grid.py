@@ -1,8 +1,8 @@
 """The protective path: clipped vectors snapped to a grid, and integer noise on their integer sum.
 
 Formal guarantee: every snapped vector is integer, and its norm times the granularity, in exact
-arithmetic, is at most the clip norm (`snap_rows`, `snap_rows_stochastic`) or the bound that its
-mechanism is accounted with (`snap_conditional`). Sums of such vectors are exact.
+arithmetic, is at most the clip norm (`snap_rows`) or the bound that its mechanism is accounted with
+(`snap_conditional`). Sums of such vectors are exact.
 
 A granularity is a power of two, so that dividing by it is exact too.
 """
@@ -10,7 +10,6 @@ A granularity is a power of two, so that dividing by it is exact too.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -35,8 +34,6 @@ Floating = npt.NDArray[Any]
 LARGEST_CLIP = {1: 2.0**50, 2: 2.0**30}
 LARGEST_SUM = 2.0**61
 _LARGEST_NOISE = 2.0**44
-
-_Rounding = Callable[[Floating, npt.NDArray[np.intp]], Floating]
 
 
 def choose_granularity(
@@ -78,16 +75,26 @@ def snap_rows(rows: Array, granularity: float, clip: Clip) -> Array:
     A row that rounding pushed over the bound is shrunk, by a rule that depends on this row alone,
     until it is inside. Rows that are not finite become zero.
     """
-    return _snap(rows, granularity, clip, lambda scaled, _: np.rint(scaled))
+    scaled = _scaled(rows, granularity, clip)
+    limit = math.floor((Fraction(clip.norm) / Fraction(granularity)) ** clip.order)
+    snapped = np.rint(scaled).astype(np.int64)
+    sums = _power_sums(snapped, clip.order)
 
-
-def snap_rows_stochastic(rows: Array, granularity: float, clip: Clip, stream: Stream) -> Array:
-    """As `snap_rows`, but each coordinate goes up with the probability that makes it unbiased."""
-    shape = as_numpy("rows", rows, 2, False).shape
-    uniforms = stream.uniforms(shape[0] * shape[1]).reshape(shape)
-    return _snap(
-        rows, granularity, clip, lambda scaled, picked: _round_up_if(scaled, uniforms[picked])
-    )
+    # Rows that rounding pushed over the bound are shortened by what it added and by four standard
+    # deviations of what it may add next time, and rounded again. The few that miss twice are cut
+    # towards zero, which never lengthens anything.
+    spread = math.sqrt(limit / 3.0) if clip.order == 2 else math.sqrt(scaled.shape[1] / 12.0)
+    room = np.full(len(scaled), float(limit))
+    over = np.flatnonzero(sums > limit)
+    for _ in range(2):
+        room[over] = np.maximum(0.0, room[over] - (sums[over] - limit) - 4.0 * spread)
+        factors = room[over] / max(1, limit)
+        factors = factors if clip.order == 1 else np.sqrt(factors)
+        snapped[over] = np.rint(scaled[over] * factors.astype(scaled.dtype)[:, None])
+        sums[over] = _power_sums(snapped[over], clip.order)
+        over = over[sums[over] > limit]
+    snapped[over] = np.trunc(scaled[over])
+    return like(rows, snapped)
 
 
 def snap_conditional(rows: Array, mechanism: DiscreteGaussianSum, stream: Stream) -> Array:
@@ -177,29 +184,6 @@ def _scaled(rows: Array, granularity: float, clip: Clip) -> Floating:
     clipped = as_numpy("rows", clip_rows(rows, clip).values, 2, False)
     # What underflows here is far below half a grid unit, and stays there.
     return np.ldexp(clipped, 1 - math.frexp(granularity)[1])
-
-
-def _snap(rows: Array, granularity: float, clip: Clip, rounding: _Rounding) -> Array:
-    scaled = _scaled(rows, granularity, clip)
-    limit = math.floor((Fraction(clip.norm) / Fraction(granularity)) ** clip.order)
-    snapped = rounding(scaled, np.arange(len(scaled))).astype(np.int64)
-    sums = _power_sums(snapped, clip.order)
-
-    # Rows that rounding pushed over the bound are shortened by what it added and by four standard
-    # deviations of what it may add next time, and rounded again. The few that miss twice are cut
-    # towards zero, which never lengthens anything.
-    spread = math.sqrt(limit / 3.0) if clip.order == 2 else math.sqrt(scaled.shape[1] / 12.0)
-    room = np.full(len(scaled), float(limit))
-    over = np.flatnonzero(sums > limit)
-    for _ in range(2):
-        room[over] = np.maximum(0.0, room[over] - (sums[over] - limit) - 4.0 * spread)
-        factors = room[over] / max(1, limit)
-        factors = factors if clip.order == 1 else np.sqrt(factors)
-        snapped[over] = rounding(scaled[over] * factors.astype(scaled.dtype)[:, None], over)
-        sums[over] = _power_sums(snapped[over], clip.order)
-        over = over[sums[over] > limit]
-    snapped[over] = np.trunc(scaled[over])
-    return like(rows, snapped)
 
 
 def _round_up_if(scaled: Floating, uniforms: npt.NDArray[np.float64]) -> Floating:
