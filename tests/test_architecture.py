@@ -18,10 +18,12 @@ from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.run.directory import RunDirectory
 from fedveil.run.run import Run
+from tools import lines
 
 PACKAGE = Path(fedveil.__file__).parent
 ROOT = Path(__file__).parent.parent
 MOST_FOLDERS = 10
+MOST_LINES = 53_000  # of the whole package; raise it for a reason, not by the way
 
 RECIPES = {
     "trusted server": {"training.method": "dp-fedavg", "training.sampling": "poisson"},
@@ -99,6 +101,27 @@ def test_the_page_lists_the_folders_in_the_order_that_is_checked() -> None:
     (contract,) = settings["tool"]["importlinter"]["contracts"]
     page = (ROOT / "docs" / "architecture.md").read_text()
     assert re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE) == contract["layers"][::-1]
+    assert list(lines.listed()) == contract["layers"][::-1]
     assert set(contract["layers"]) == {
         path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()
     }
+
+
+@pytest.mark.parametrize("folder", lines.listed())
+def test_the_page_knows_how_large_a_folder_is(folder: str) -> None:
+    """Within a tenth, or a hundred lines: `python tools/lines.py` writes the numbers anew."""
+    found = lines.lines_of(PACKAGE / folder)
+    for said, counted in zip(lines.listed()[folder], found, strict=True):
+        assert abs(said - counted) <= max(100, counted // 10), (said, counted)
+
+
+def test_the_package_does_not_grow_unnoticed() -> None:
+    total, code = lines.lines_of(PACKAGE)
+    assert total <= MOST_LINES
+    assert total // 2 < code < total
+
+
+def test_code_is_counted_without_blank_lines_comments_and_docstrings() -> None:
+    text = '"""A page\n\nof text."""\n\nx = 1  # one\n# two\n\n\ndef f():\n    """Three."""\n'
+    text += '    return """not\n    a docstring"""\n'
+    assert lines.code_in(text) == 4
