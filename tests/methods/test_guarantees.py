@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from fedveil.methods.parts.certificate import non_expansive
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
 from fedveil.methods.parts.method import CohortRule, Method, Scheme
-from fedveil.methods.parts.noise_placement import Noise
+from fedveil.methods.parts.noise_placement import Noise, NoiseContext
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Budget, Plan, plan
@@ -184,6 +185,14 @@ def test_exact_arithmetic_costs_little_more_noise() -> None:
         assert noises[0] < noises[1] < 1.12 * noises[0]
 
 
+@cache
+def hu_context(classes: int) -> NoiseContext:
+    """Of a plan that the certificate's own settings take the place in."""
+    context = made(hu_method(2, 1.0, rate=1e-9), classes=classes, input_norm=1.0).context
+    assert context is not None
+    return context
+
+
 @settings(max_examples=300)
 @given(
     st.integers(0, 2**32 - 1),
@@ -206,8 +215,7 @@ def test_certified_steps_bring_no_two_weight_vectors_further_apart(
         batch_size=5,
         gradient_clip=GradientClip(clip, per_example=True),
     )
-    context = made(hu_method(2, clip, rate=1e-9), classes=classes, input_norm=norm).context
-    assert context is not None
+    context = replace(hu_context(classes), module=build("auto", data, input_norm=norm))
     certificate = non_expansive(replace(context, local=probe))
     assert certificate is not None
     rate = 2 / certificate.smoothness * (1 - 1e-12)
