@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.sparse.csgraph import connected_components
 from scipy.stats import chisquare, hypergeom
 
 from fedveil.core.errors import ConfigError
@@ -98,20 +99,15 @@ def test_the_stated_failures_bound_what_random_orders_do():
     unsafe = stuck = 0
     runs = 1500
     for _ in range(runs):
-        graph = Graph(members, degree, rng.randbytes(32))
-        bad = set(rng.sample(members, colluders))
-        lost = set(rng.sample([m for m in members if m not in bad], losses))
-        honest = [m for m in members if m not in bad]
-        two_faced = any(
-            2 * threshold <= degree + len(bad & set(graph.neighbours(m))) for m in honest
-        )
-        kept = nx.Graph()
-        kept.add_nodes_from(m for m in honest if m not in lost)
-        kept.add_edges_from(
-            (m, n) for m in kept.nodes for n in graph.neighbours(m) if n in kept.nodes
-        )
-        unsafe += two_faced or not nx.is_connected(kept)
-        stuck += any(len(set(graph.neighbours(m)) - lost) < threshold for m in members)
+        near = Graph(members, degree, rng.randbytes(32)).tables.near
+        chosen = rng.sample(members, colluders + losses)
+        bad, lost = (np.isin(members, one) for one in (chosen[:colluders], chosen[colluders:]))
+        two_faced = (2 * threshold <= degree + bad[near].sum(axis=1))[~bad].any()
+        joined = np.zeros((cohort, cohort), dtype=np.bool_)
+        np.put_along_axis(joined, near, True, axis=1)
+        kept = np.delete(np.delete(joined, chosen, 0), chosen, 1)
+        unsafe += two_faced or connected_components(kept)[0] > 1
+        stuck += ((~lost)[near].sum(axis=1) < threshold).any()
     # Counted frequencies may exceed the bounds by chance only; five standard deviations.
     for count, bound in ((unsafe, stated.security_failure), (stuck, stated.recovery_failure)):
         spread = 5 * math.sqrt(min(bound, 1) * runs)
