@@ -26,7 +26,7 @@ from fedveil.secagg.dropouts import Dropouts
 from fedveil.secagg.masks import apply_masks
 from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.params import SecAggParams
-from fedveil.secagg.simulation import Simulation, secure_sum
+from fedveil.secagg.simulation import Simulation
 from fedveil.secagg.stopwatch import Stopwatch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -146,21 +146,17 @@ def _round(
 ) -> dict[str, float]:
     base = np.arange(dimension, dtype=np.int64) % 1000
     lost = frozenset(_lost(cohort, dropout))
-    result = secure_sum(
-        lambda device: base + device,
-        range(cohort),
-        dimension=dimension,
-        bits=32,
-        simulation=simulation,
-        round_number=round_number,
-        dropouts=Dropouts(before_upload=lost),
-    )
+    dropouts = Dropouts(before_upload=lost)
+    opened = simulation.open(round_number, range(cohort), dimension, 32, dropouts)
+    for device in opened.wanted:
+        opened.add(device, base + device)
+    result = opened.finish()
     alive = [device for device in range(cohort) if device not in lost]
     if not np.array_equal(result.total, base * len(alive) + sum(alive)):
         raise RuntimeError("the sum is wrong")
-    seconds = dict(result.report.seconds)
-    topology = result.report.topology
-    return seconds | {"total": sum(seconds.values()), "degree": float(topology.degree)}
+    degree = simulation.params.topology(cohort).degree
+    total = sum(result.seconds.values())
+    return result.seconds | {"total": total, "degree": float(degree)}
 
 
 def _lost(cohort: int, dropout: float) -> list[int]:

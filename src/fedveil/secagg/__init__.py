@@ -4,6 +4,6 @@ Reading order: `modulus` and `masks` (the integers), `shares`, `topology` and `g
 losses), `fields`, `session`, `wire`, `messages`, `sizes` and `chunks` (the bytes), `keys`,
 `merkle`, `roster`, `ratchet` and `pairs` (who trusts which key), `params`, `draw`, `privacy_terms`,
 `journal` and `device_store` (rules and memory), `dealing`, `device` and `participant` (a device),
-`blame`, `odds`, `relay`, `recovery`, `round_log`, `server_round` and `server`, then `dropouts`,
+`blame`, `relay`, `recovery`, `round_log`, `server_round` and `server`, then `dropouts`,
 `rounds` and `simulation`. The argument for all of it is in docs/secagg.md.
 """

@@ -4,6 +4,10 @@ Every kind of evidence consists of frames that the accused signed, and of values
 fix by hashes; honest devices never sign such frames. (An `Unmask` carries a signature in its body;
 the frame's own is a `Stamp`.) `proven` checks it from nothing but the plan's
 layout and the members' identity keys.
+
+Of two that contradict each other one lies, and nobody can tell which: an honest device is at odds
+with liars only. So who contradicts more neighbours than may lie next to an honest device lies
+itself (`exposed`).
 """
 
 from __future__ import annotations
@@ -171,3 +175,20 @@ def _wrap(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKe
     place = layout.mask_rank(fault.device, fault.about)
     root = piece(pairs.wrap(dealt.wrapped, fault.values[0]), KEY_BYTES, place)
     return not derive.same(pairs.root_print(root), piece(dealt.roots, PRINT_BYTES, place))
+
+
+def exposed(odds: Mapping[int, set[int]], liars: int) -> set[int]:
+    """Who contradicts more than `liars` others, not counting those who do so even more.
+
+    `odds`: by device, with whom it is at odds; a pair stands there twice.
+    """
+    left = {device: set(others) for device, others in odds.items()}
+    found: set[int] = set()
+    while left:
+        worst = max(left, key=lambda device: len(left[device]))
+        if len(left[worst]) <= liars:
+            break
+        found.add(worst)
+        for other in left.pop(worst):
+            left[other].discard(worst)
+    return found

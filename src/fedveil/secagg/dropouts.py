@@ -67,21 +67,15 @@ def _binomial(cohort: int, lost: int, rate: float) -> float:
     return math.exp(ways + lost * math.log(rate) + (cohort - lost) * math.log1p(-rate))
 
 
-@dataclass(frozen=True)
-class Course:
-    """Who got how far in a round."""
-
-    sharers: frozenset[int]
-    ready: frozenset[int]  # hold enough of their neighbours' shares, and will send a vector
-
-
-def sharing_course(graph: Graph, threshold: int, fewest: int, dropouts: Dropouts) -> Course:
-    """Who shares and who then sends a vector; `NotReleased` if too few share."""
+def sharing_course(
+    graph: Graph, threshold: int, fewest: int, dropouts: Dropouts
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Who shares, and who of them holds enough of its neighbours' shares to send a vector;
+    `NotReleased` if too few share."""
     members = frozenset(graph.members)
     sharers = members - dropouts.before_sharing
     _enough(len(sharers), len(members), "shared", fewest)
-    ready = _connected(graph, sharers, sharers, threshold) - dropouts.before_upload
-    return Course(sharers, ready)
+    return sharers, _connected(graph, sharers, threshold) - dropouts.before_upload
 
 
 def unmasking_course(
@@ -99,7 +93,7 @@ def unmasking_course(
     answering = survivors - dropouts.before_confirming
     if confirms:
         _enough(len(answering), cohort, "confirmed", threshold)
-        answering = _connected(graph, answering, answering, threshold)
+        answering = _connected(graph, answering, threshold)
     answering -= dropouts.before_unmasking
     for device in sorted(sharers):
         came = _neighbours_among(graph, device, answering)
@@ -107,12 +101,10 @@ def unmasking_course(
             raise NotReleased(f"device {device}: {came} shares came, need {threshold}")
 
 
-def _connected(
-    graph: Graph, devices: frozenset[int], among: frozenset[int], threshold: int
-) -> frozenset[int]:
+def _connected(graph: Graph, devices: frozenset[int], threshold: int) -> frozenset[int]:
     """The devices with at least `threshold` neighbours among the given ones."""
     return frozenset(
-        device for device in devices if _neighbours_among(graph, device, among) >= threshold
+        device for device in devices if _neighbours_among(graph, device, devices) >= threshold
     )
 
 

@@ -53,11 +53,6 @@ class DeviceKeys:
         notice = Leave(self.federation, self.device, self.version, identity)
         return wire.seal(notice, self.identity)
 
-    @property
-    def fingerprint(self) -> bytes:
-        """Names the X25519 key, as a journal does that belongs to it."""
-        return derive.digest(b"owner", self.federation.encode(), self.public)
-
     def renewed(self) -> DeviceKeys:
         """The same identity with a fresh X25519 key of the next version."""
         return replace(self, agreement=X25519PrivateKey.generate(), version=self.version + 1)

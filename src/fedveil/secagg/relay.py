@@ -15,7 +15,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fedveil.secagg import derive, wire
-from fedveil.secagg.blame import Fault, Wrong
+from fedveil.secagg.blame import Fault, Wrong, exposed
 from fedveil.secagg.dealing import PER_MASK, PER_NEIGHBOUR, dealt_lists
 from fedveil.secagg.derive import TAG_BYTES
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn
@@ -23,7 +23,6 @@ from fedveil.secagg.keys import signed
 from fedveil.secagg.layout import Bytes, Flags, Layout, packed, rows, unpacked
 from fedveil.secagg.masks import word_type
 from fedveil.secagg.messages import Confirm, Masked, Shares, Unmask
-from fedveil.secagg.odds import exposed
 from fedveil.secagg.pairs import MARK_BYTES, NONCE_BYTES, PRINT_BYTES, SEALED_BYTES
 from fedveil.secagg.shares import SHARE_BYTES, valid_elements
 from fedveil.secagg.sizes import STATEMENT_BYTES

@@ -16,7 +16,6 @@ from fedveil.secagg.dropouts import Dropouts, sharing_course, unmasking_course
 from fedveil.secagg.errors import Doubted, NotReleased, RuleBroken
 from fedveil.secagg.graph import Graph, round_graph
 from fedveil.secagg.masks import word_type
-from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.modulus import IntVector, decode, encode
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.participant import Participant
@@ -27,33 +26,12 @@ from fedveil.secagg.topology import Topology
 
 
 @dataclass(frozen=True)
-class SumReport:
-    """What happened in one round and what its secrecy assumed; `seconds` by phase."""
-
-    mode: SecureMode
-    round_number: int
-    purpose: str
-    cohort: int
-    survivors: int
-    bits: int
-    topology: Topology
-    min_honest: int
-    colluders: int
-    smallest_group: int  # honest devices in the smallest sum a lying server could learn
-    seconds: dict[str, float]
-
-    @property
-    def lost(self) -> int:
-        return self.cohort - self.survivors
-
-
-@dataclass(frozen=True)
 class SecureSum:
-    """The exact sum of the survivors' vectors, int64 [dimension]."""
+    """The exact sum of the survivors' vectors, int64 [dimension]; `seconds` by phase."""
 
     total: IntVector
     survivors: tuple[int, ...]
-    report: SumReport
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -80,8 +58,6 @@ class Setting:
 class OpenRound(ABC):
     """A round that takes vectors from `wanted` devices, in any order, each once."""
 
-    mode: SecureMode
-
     def __init__(self, setting: Setting, watch: Stopwatch, before: dict[str, float]) -> None:
         self.setting = setting
         self.wanted: tuple[int, ...] = ()
@@ -103,21 +79,7 @@ class OpenRound(ABC):
     def finish(self) -> SecureSum:
         """The sum of what was added; wanted devices that added nothing count as lost."""
         total = self._unmask()
-        setting = self.setting
-        report = SumReport(
-            self.mode,
-            setting.round_number,
-            setting.purpose,
-            len(setting.members),
-            len(self._added),
-            setting.bits,
-            setting.topology,
-            setting.params.min_honest,
-            setting.params.colluders,
-            setting.params.group(setting.topology),
-            self._watch.since(self._before),
-        )
-        return SecureSum(total, tuple(sorted(self._added)), report)
+        return SecureSum(total, tuple(sorted(self._added)), self._watch.since(self._before))
 
     @abstractmethod
     def _upload(self, device: int, vector: IntVector) -> None: ...
@@ -129,8 +91,6 @@ class OpenRound(ABC):
 class IdealRound(OpenRound):
     """The effect of secure aggregation: a sum modulo 2^bits, under the same conditions."""
 
-    mode = SecureMode.IDEAL
-
     def __init__(self, setting: Setting, watch: Stopwatch, before: dict[str, float]) -> None:
         super().__init__(setting, watch, before)
         self._fewest = setting.params.fewest_survivors(len(setting.members))
@@ -138,11 +98,10 @@ class IdealRound(OpenRound):
         self.wanted = setting.members
         if setting.dropouts != Dropouts():  # else everybody answers everybody, in any graph
             with watch.phase("share"):
-                course = sharing_course(
+                self._sharers, ready = sharing_course(
                     self._graph, setting.topology.threshold, self._fewest, setting.dropouts
                 )
-            self._sharers = course.sharers
-            self.wanted = tuple(sorted(course.ready))
+            self.wanted = tuple(sorted(ready))
         self._total = np.zeros(setting.dimension, dtype=word_type(setting.bits))
 
     @property
@@ -177,8 +136,6 @@ class IdealRound(OpenRound):
 
 class MaskedRound(OpenRound):
     """Every frame of a round, passed between real state machines."""
-
-    mode = SecureMode.MASKED
 
     def __init__(
         self,

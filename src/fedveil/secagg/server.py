@@ -12,12 +12,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.core.errors import ConfigError
 from fedveil.secagg import wire
-from fedveil.secagg.blame import Fault, proven
+from fedveil.secagg.blame import Fault, exposed, proven
 from fedveil.secagg.draw import DRAWN_BYTES, Drawing
 from fedveil.secagg.layout import needed_places
 from fedveil.secagg.messages import Cards, Draft, RoundPlan
 from fedveil.secagg.modulus import check_bits
-from fedveil.secagg.odds import exposed
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.ratchet import ROUNDS

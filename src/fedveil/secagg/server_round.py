@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from fedveil.core.errors import ConfigError
 from fedveil.secagg import wire
-from fedveil.secagg.blame import Fault, Wrong, proven
+from fedveil.secagg.blame import Fault, Wrong, exposed, proven
 from fedveil.secagg.draw import drawn_seed
 from fedveil.secagg.errors import Malformed, NotReleased, OutOfTurn
 from fedveil.secagg.layout import Flags, Layout, lay_out, packed
@@ -37,7 +37,6 @@ from fedveil.secagg.messages import (
     Unmask,
 )
 from fedveil.secagg.modulus import IntVector, decode
-from fedveil.secagg.odds import exposed
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.recovery import Recovery
 from fedveil.secagg.relay import Kept

@@ -13,7 +13,7 @@ of two and refuses the same rounds, without keys or masks. Both give the same su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -23,17 +23,11 @@ from fedveil.secagg.errors import NotReleased
 from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.keys import new_keys
 from fedveil.secagg.mode import SecureMode
-from fedveil.secagg.modulus import IntVector, check_bits
+from fedveil.secagg.modulus import check_bits
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Roster
-from fedveil.secagg.rounds import (
-    IdealRound,
-    MaskedRound,
-    OpenRound,
-    SecureSum,
-    Setting,
-)
+from fedveil.secagg.rounds import IdealRound, MaskedRound, OpenRound, Setting
 from fedveil.secagg.server import Server
 from fedveil.secagg.stopwatch import Stopwatch
 
@@ -105,21 +99,3 @@ class Simulation:
         with watch.phase("enrol"):
             self.enrol(cohort)
         return MaskedRound(setting, watch, before, self._server, self._devices)
-
-
-def secure_sum(
-    vectors: Callable[[int], IntVector],
-    members: Sequence[int],
-    *,
-    dimension: int,
-    bits: int,
-    simulation: Simulation,
-    round_number: int,
-    dropouts: Dropouts | None = None,
-    purpose: str = "update",
-) -> SecureSum:
-    """One whole round: `vectors(device)` is asked for the devices that get to send one."""
-    opened = simulation.open(round_number, members, dimension, bits, dropouts, purpose)
-    for device in opened.wanted:
-        opened.add(device, vectors(device))
-    return opened.finish()
