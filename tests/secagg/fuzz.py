@@ -2,9 +2,9 @@
 
 Plays random rounds (complete and sparse graphs, servers trusted and not, devices that know their
 neighbours alone, devices lost at every leg, a member that signs nonsense, a hub that restarts from
-its log) and throws mutated frames at every receiver on the way. It fails at the first wrong sum,
-untyped error, hang, or accepted frame that nobody had signed, and then reports what it did, with
-the peak of memory after a tenth of the rounds and after all.
+its log, complaints that are followed up) and throws mutated frames at every receiver on the way. It
+fails at the first wrong sum, untyped error, hang, or accepted frame that nobody had signed, and then
+reports what it did, with the peak of memory after a tenth of the rounds and after all.
 
 Rounds come in batches, each with a seed of its own: a failure names its batch, which
 `--batch NUMBER` plays again. With `--state` what was done is kept after every batch, and the same
@@ -158,11 +158,21 @@ class Fuzzer:
             self.seen["released"] += 1
         except NotReleased:
             self.seen["not released"] += 1
+        for holder, dealer in here.disputes:
+            dealt = here.dealt_by(dealer)
+            self.attack(rounds[holder].disclose, dealt)
+            self._refused(lambda h=holder, d=dealt: self._settle(here, rounds[h], d))
         blamed = {fault.device for fault in here.faults} | here.unsigned | here.suspects
         assert blamed <= {culprit}, "wrong blame"
         here.discard_log()
         self.seen["rounds"] += 1
         assert time.process_time() - start < SLOWEST, "a round hangs"
+
+    def _settle(self, here, holder: DeviceRound, dealt: bytes) -> None:
+        shown = holder.disclose(dealt)
+        self.attack(here.settle, shown)
+        here.settle(shown)
+        self.seen["complaints settled"] += 1
 
     def _refused(self, act) -> bool:
         """Whether it went well; a refusal is a loss, as for a real server."""
