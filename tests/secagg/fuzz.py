@@ -3,7 +3,7 @@
 Plays random rounds (complete and sparse graphs, servers trusted and not, devices that know their
 neighbours alone, devices lost at every leg, a member that signs nonsense, a hub that restarts from
 its log, complaints that are followed up) and throws mutated frames at every receiver on the way. It
-fails at the first wrong sum, untyped error, hang, or accepted frame that nobody had signed, and then
+fails at the first wrong sum, untyped error, hang, or accepted frame that nobody had signed. Then it
 reports what it did, with the peak of memory after a tenth of the rounds and after all.
 
 Rounds come in batches, each with a seed of its own: a failure names its batch, which
