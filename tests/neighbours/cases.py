@@ -47,6 +47,7 @@ class Case:
     processes: int = 1
     pixels: bool = False  # inputs stored as bytes
     room: int | None = None  # numbers that engines hold at once: so few that groups are cut
+    slow: bool = False  # a run takes several times as long as others do
 
     def __str__(self) -> str:
         sections = (
@@ -104,6 +105,7 @@ def draw_case(seed: int) -> Case:
         None if draw.random() < 0.5 else int(draw.integers(1, 5)),
         pixels=path == "direct" and kind.task != "sequence" and bool(draw.random() < 0.08),
         room=int(draw.choice((20, 100, 500))) if draw.random() < 0.3 else None,
+        slow=slow or table.get("aggregation", {}).get("secure") == "masked",
     )
 
 

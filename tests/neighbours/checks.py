@@ -110,8 +110,8 @@ def _public(one: World, two: World) -> Iterator[Violation]:
         first, second = (getattr(world.plan.federation, what) for world in (one, two))
         if first != second:
             yield Violation("c", f"{what} of the data differ: {first} and {second}")
-    if one.plan.warnings != two.plan.warnings:
-        yield Violation("c", f"warnings differ: {one.plan.warnings} and {two.plan.warnings}")
+    if one.warnings != two.warnings:
+        yield Violation("c", f"warnings differ: {one.warnings} and {two.warnings}")
     if one.releases != two.releases:
         yield Violation("c", "accounted releases differ")
     if one.promise != two.promise:

@@ -21,7 +21,7 @@ import torch
 from fedveil.client import steps as local_steps
 from fedveil.core.randomness import Randomness
 from fedveil.engines import batched as rows
-from fedveil.engines import contract, dual_steps, gradients
+from fedveil.engines import choose, contract, dual_steps, gradients
 from fedveil.engines import gram_cache as grams
 from fedveil.engines import isolated_dual as lone_dual
 from fedveil.engines import isolated_moments as lone_moments
@@ -30,6 +30,7 @@ from fedveil.methods.parts import noise_placement
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.correlated_noise import CorrelatedNoise
 from fedveil.methods.parts.noise_placement import RoundNoise
+from fedveil.models import check as model_check
 from fedveil.planning import plan as plan_module
 from fedveil.privacy import accounting, clipping
 from fedveil.privacy.correlated import ONE
@@ -81,6 +82,7 @@ class Notes:
     draws: dict[Key, Draw] = field(default_factory=dict)
     noisy: dict[tuple[Key, tuple[int, ...]], Ints] = field(default_factory=dict)  # what came out
     taken: Counter[str] = field(default_factory=Counter)  # rounds that clients took part in
+    no_vmap: str | None = None  # why `torch.func` cannot train the model: tried on zeros
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class _Real:
     halves: Callable[..., Any]
     build: Callable[..., Any]
     correlate: Callable[..., Any]
+    why_not_vmap: Callable[..., Any]
 
 
 class Recorder:
@@ -103,6 +106,7 @@ class Recorder:
             AdaptiveClipping.halves,
             run_module.build_engine,
             CorrelatedNoise.protect,
+            choose.why_not_vmap,
         )
         self._cohort: list[str] = []
         self._sums: dict[int, Ints] = {}  # without noise, by round
@@ -188,6 +192,13 @@ class Recorder:
             self.notes.taken[name] += 1
         return shaped
 
+    def why_not_vmap(self, job: Any) -> str | None:
+        """Around `why_not_vmap`, in the first world only."""
+        if self.first is None:
+            self.notes.no_vmap = self._real.why_not_vmap(job)
+            return self.notes.no_vmap
+        return self.first.no_vmap
+
     def counted(self, rule: AdaptiveClipping, placement, at: RoundNoise, norms):
         """Around `ClipTracking.halves`: each client's part of a tracked clip's count."""
         own, halves = self._real.halves(rule, placement, at, norms)
@@ -248,6 +259,7 @@ def recording(recorder: Recorder, foreign: bool, room: int | None = None) -> Ite
         (correlated, "fresh_noise", recorder.fresh_noise),
         (contract, "shape_rows", recorder.shaped),
         (run_module, "build_engine", recorder.build_engine),
+        (choose, "why_not_vmap", recorder.why_not_vmap),
         (Randomness, "stream", method(streams.stream)),
         (Randomness, "shuffle_words", method(streams.shuffle_words)),
         # For speed alone. What epsilon comes out is not looked at here, and numerical accountants
@@ -259,12 +271,17 @@ def recording(recorder: Recorder, foreign: bool, room: int | None = None) -> Ite
     )
     if room is not None:
         replaced += tuple((place, name, room) for place, name in _ROOM)
-    # Refusals of public things, too, are asked for once a case, and not about our own models.
+    # What is asked of public things is asked once a case, and not about our own models.
     asked = recorder.first is None
     if not (asked and foreign):
         replaced += ((plan_module, "check_isolation", lambda *args: None),)
     if not asked:
-        replaced += ((plan_module, "check_every_round", lambda *args: None),)
+        replaced += (
+            (plan_module, "check_every_round", lambda *args: None),
+            (plan_module.Plan, "check_still", lambda *args: None),
+            (model_check, "_check_outputs", lambda *args: None),
+            (model_check, "_tried", lambda *args: None),  # on zeros
+        )
     before = [getattr(place, name) for place, name, _ in replaced]
     try:
         for place, name, value in replaced:

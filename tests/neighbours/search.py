@@ -64,9 +64,11 @@ def _examine(found: Found, case: Case) -> None:
     found.tags = [*_tags(case, first)]
     if not claimed(first):
         return
-    around = variants(case, first, found.values)
+    values = tuple(map(min, found.values, VALUES)) if case.slow else found.values
+    around = variants(case, first, values)
+    # Planned anew wherever one place has changed; more changes at once meet the same plan.
     worlds = {
-        pick: _play(found, case, clients, first) if any(pick) else first
+        pick: _play(found, case, clients, first, sum(map(bool, pick)) == 1) if any(pick) else first
         for pick, clients in around.worlds()
     }
     for one, two, change in around.pairs():
@@ -89,12 +91,16 @@ def _examine(found: Found, case: Case) -> None:
 
 
 def _play(
-    found: Found, case: Case, clients: tuple[Client, ...], first: World | None = None
+    found: Found,
+    case: Case,
+    clients: tuple[Client, ...],
+    first: World | None = None,
+    anew: bool = True,
 ) -> World | str:
     """A world, or why it is refused."""
     found.runs += 1
     try:
-        return play(case, clients, first)
+        return play(case, clients, first, anew=anew)
     except FedveilError as error:
         return f"{type(error).__name__}: {error}"
 

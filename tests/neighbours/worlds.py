@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import Recipe
+from fedveil.core.arguments import settle
 from fedveil.core.errors import FedveilError
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.data.partition import ByOwner
@@ -64,15 +66,24 @@ class World:
         return [step_of(release, self.plan.privacy_model) for release in self.releases]
 
     @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        return self.plan.warnings
+
+    @cached_property
     def promise(self) -> dict[str, Any]:
         return self.plan.guarantee.to_dict()
 
 
 def play(
-    case: Case, clients: Sequence[Client], first: World | None = None, keep: Path | None = None
+    case: Case,
+    clients: Sequence[Client],
+    first: World | None = None,
+    keep: Path | None = None,
+    anew: bool = True,
 ) -> World:
     """Plan and run a case with these clients, kept in a new run directory if one is named; a
-    FedveilError means that it is refused."""
+    FedveilError means that it is refused. With `anew` off, the first world's plan is carried out on
+    these data if the same clients are there."""
     streams = Streams(case.seed)
     recorder = Recorder(streams, None if first is None else first.notes)
     torch.default_generator.manual_seed(0)  # nobody else's randomness is part of the comparison
@@ -80,7 +91,10 @@ def play(
         chosen, federation = prepared(case, clients)
         names = names_of(federation, clients)
         streams.name_clients(names)
-        planned = plan_for(case, chosen, federation)
+        if anew or first is None or names != first.names:
+            planned = plan_for(case, chosen, federation)
+        else:
+            planned = _same_plan(first.plan, federation)
         world = World(names, planned, notes)
         run = Run(planned, speed=speed_of(case), every=NEVER)
         world.engine = run.choice.name
@@ -151,6 +165,15 @@ def plan_for(case: Case, chosen: Recipe, federation: Federation) -> Plan:
     draw = np.random.default_rng([case.seed, 2])
     start = draw.standard_normal(len(planned.start)).astype(np.float32) * np.float32(case.start)
     return replace(planned, start=torch.from_numpy(start))
+
+
+def _same_plan(made: Plan, federation: Federation) -> Plan:
+    """This plan, derived numbers and all, with other data in it."""
+    other = copy.copy(made)
+    context = replace(made.context, federation=federation)
+    settle(other, federation=federation, context=context)
+    vars(other).pop("optimizer", None)  # of votes, it holds the public examples
+    return other
 
 
 def names_of(federation: Federation, clients: Sequence[Client]) -> list[str]:
