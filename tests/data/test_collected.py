@@ -219,3 +219,16 @@ def test_the_command_trains_on_pictures(tmp_path: Path, capsys: pytest.CaptureFi
     dark = np.full((1, 3, 6, 4), 30, np.uint8)
     assert model.predict(dark).tolist() == ["dark"]
     assert model.predict(255 - dark).tolist() == ["light"]
+
+
+@pytest.mark.parametrize("odd", [1.0, True, "1"])
+def test_one_label_of_another_type_does_not_decide_what_all_labels_are(odd):
+    """NumPy would make fractions of everybody's class numbers, and of classes a regression."""
+    clients = {f"c{number}": [([0.0, 1.0], number % 2), ([1.0, 0.0], 1)] for number in range(4)}
+    assert fv.from_datasets(clients, classes=2).task == "classification"
+    alone = {**clients, "c2": [([0.0, 1.0], odd), ([1.0, 0.0], odd)]}
+    with pytest.raises(ConfigError, match="c2.*targets"):
+        fv.from_datasets(alone, classes=2)
+    mixed = {**clients, "c2": [([0.0, 1.0], odd), ([1.0, 0.0], 1)]}
+    with pytest.raises(ConfigError, match="c2.*mix"):
+        fv.from_datasets(mixed, classes=2)

@@ -38,7 +38,7 @@ from fedveil.run.sums import pipeline_in
 from .cases import Case
 from .coupling import Streams
 from .recording import Notes, Recorder, recording
-from .values import Client
+from .values import COLUMNS, Client
 
 NEVER = 1 << 60  # rounds between evaluations: what is measured on test examples is not covered
 
@@ -239,10 +239,13 @@ def _write_table(case: Case, clients: Sequence[Client], path: Path) -> None:
         for place, inputs, target in zip(one.places, one.inputs, one.targets, strict=True):
             cells = [repr(float(x)) for x in inputs]
             cells.append("abz"[int(place * 1e6) % 3])
+            label = f"k{target}" if case.kind.classes else repr(float(target))
             if place in odd:
                 column, text = odd[place]
-                cells[column % len(cells)] = text
-            label = f"k{target}" if case.kind.classes else repr(float(target))
+                if column == COLUMNS - 1:
+                    label = ""
+                else:
+                    cells[column % len(cells)] = text
             rows.append((place, [one.name, *cells, label]))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -44,6 +44,13 @@ def from_datasets(
                 f"data set {name!r}: inputs of shape {list(shape)}, and those of {first!r} have "
                 f"{list(shapes[first])}"
             )
+    kinds = {name: _kind(targets) for name, (_, targets) in parts.items()}
+    for name, kind in kinds.items():
+        if kind != kinds[first]:
+            raise ConfigError(
+                f"data set {name!r}: its targets are {kind}, and those of {first!r} "
+                f"{kinds[first]}; convert them to one type"
+            )
     inputs, targets = (np.concatenate(columns) for columns in zip(*parts.values(), strict=True))
     owners = np.repeat(np.array(list(parts)), [len(y) for _, y in parts.values()])
     return Federation.from_arrays(inputs, targets, owners, **settings)
@@ -62,10 +69,14 @@ def _columns(name: object, dataset: Any, keys: tuple[str, str] | None) -> tuple[
         items = [_pair(name, dataset[place], keys) for place in range(len(dataset))]
         if not items:
             raise ConfigError(f"data set {name!r}: is empty; leave its client out")
-        try:
-            inputs, targets = (
-                np.stack([_array(one) for one in part]) for part in zip(*items, strict=True)
+        arrays = [[_array(one) for one in part] for part in zip(*items, strict=True)]
+        if len(kinds := dict.fromkeys(map(_kind, arrays[1]))) > 1:
+            raise ConfigError(
+                f"data set {name!r}: its targets mix {' and '.join(kinds)}; convert them to one "
+                "type"
             )
+        try:
+            inputs, targets = map(np.stack, arrays)
         except ValueError:
             raise ConfigError(f"data set {name!r}: its items differ in shape") from None
     if not len(inputs):
@@ -86,6 +97,13 @@ def _pair(name: object, item: Any, keys: tuple[str, str] | None) -> tuple[Any, A
     if isinstance(item, tuple | list) and len(item) == 2:
         return item[0], item[1]
     raise ConfigError(f"data set {name!r}: its items must be pairs (input, target)")
+
+
+def _kind(targets: Array) -> str:
+    """Of targets: NumPy would let one of another kind decide for all clients, as 1.0 among numbers
+    of classes, which makes them quantities."""
+    kinds = {"b": "truths", "i": "whole numbers", "u": "whole numbers", "f": "fractions"}
+    return kinds.get(targets.dtype.kind, "texts")
 
 
 def _array(value: Any) -> Array:

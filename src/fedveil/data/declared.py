@@ -19,6 +19,10 @@ CLASS_NAMES = "the classes, their names and order were taken from the labels"
 AGAIN = "training examples are test or validation examples too, and figures on them have no noise"
 VOCABULARY = "the size of the vocabulary was taken from the token ids"
 TASK = "whether to predict classes or numbers was decided by the labels"
+UNLABELLED = (
+    "rows without a label or a client were left out, so one such row changes how the others of its "
+    "client are dealt"
+)
 DEALT_BY_LABEL = "rows were dealt to artificial clients by their labels"
 
 

@@ -70,6 +70,7 @@ class Federation(Displayed):
     encoder: TableEncoder | None = None  # how rows of a table became examples
     bought: Bought | None = None  # noisy statistics that made it; part of every guarantee
     verified: bool = False  # values were checked when they were saved
+    unlabelled: bool = False  # rows without a label or an owner were left out of it
     elsewhere: bool = False  # the training rows are on their owners' machines, and none is here
 
     def __post_init__(self) -> None:

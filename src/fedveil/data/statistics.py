@@ -180,7 +180,7 @@ def threshold(most: int, std: float, failure: float) -> float:
     t = np.arange(1, most + 1)
     beyond = -np.expm1(np.log1p(-failure) / t)  # 1 - (1 - failure)^(1/t), which may be tiny
     bounds = 1 / np.sqrt(t) + std * norm.isf(beyond)
-    return float(bounds.max())
+    return float(bounds.max()) + 1 / GRID  # noise is rounded to the grid, which may lift a vote
 
 
 def spread_votes(values: Any, voters: Voters, most: int) -> tuple[list[str], Ints]:

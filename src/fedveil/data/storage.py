@@ -39,6 +39,7 @@ def save(federation: Federation, directory: Path) -> Path:
         "features": list(federation.features),
         "notes": list(federation.notes),
         "unprotected": list(federation.unprotected),
+        "unlabelled": federation.unlabelled,
         "encoder": None if federation.encoder is None else federation.encoder.to_dict(),
         "bought": None if federation.bought is None else federation.bought.to_dict(),
     }
@@ -91,6 +92,7 @@ def load(directory: Path) -> Federation:
             target_scaling=scaling("target_scaling"),
             notes=tuple(manifest["notes"]),
             unprotected=tuple(manifest["unprotected"]),
+            unlabelled=bool(manifest.get("unlabelled", False)),
             owners=columns.get("owners"),
             class_names=tuple(manifest["class_names"]),
             features=tuple(manifest["features"]),

@@ -88,8 +88,8 @@ def from_table(
     if classes:
         named = Column(Kind.CATEGORY, categories=tuple(map(str, classes)))
         public = public if public is None else {**public, label: named}
-    table = _read(source, public, label, client_column)
-    table, notes = _with_labels_and_owners(path, table, label, client_column, public is None)
+    written = _read(source, public, label, client_column)
+    table, notes = _with_labels_and_owners(path, written, label, client_column, public is None)
     if bought is not None and public is not None and label in public:
         table = _with_known_labels(table, label, _columns_of(public, table)[label])
     if client_column is not None:
@@ -136,6 +136,7 @@ def from_table(
         target_scaling=wanted.scaling,
         encoder=encoder,
         bought=bought,
+        unlabelled=table.num_rows < written.num_rows,
         unprotected=unprotected + wanted.unprotected + federation.unprotected,
         verified=True,
     )

@@ -11,8 +11,8 @@ from dataclasses import fields, is_dataclass, replace
 import numpy as np
 from torch import nn
 
-from fedveil.core.units import Trust
-from fedveil.data.declared import used_again
+from fedveil.core.units import Trust, Unit
+from fedveil.data.declared import UNLABELLED, used_again
 from fedveil.data.federation import (
     ARTIFICIAL_NOTE,
     HELD_OUT_NOTE,
@@ -36,9 +36,9 @@ _OWN = "fedveil."
 _KNOWN_LAYERS = ("torch.nn.modules.", "fedveil.models.")
 
 
-def unprotected(method: Method, context: NoiseContext) -> tuple[str, ...]:
+def unprotected(method: Method, context: NoiseContext, unit: Unit) -> tuple[str, ...]:
     """What came from private data without noise, or from code without a proof."""
-    found = list(taken_from_records(context.federation))
+    found = list(taken_from_records(context.federation, unit))
     if context.pipeline.ballot is not None and HELD_OUT_NOTE in context.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
     name = context.federation.name
@@ -52,12 +52,13 @@ def unprotected(method: Method, context: NoiseContext) -> tuple[str, ...]:
     return tuple(found)
 
 
-def taken_from_records(federation: Federation) -> tuple[str, ...]:
-    """What became of a federation's records that depends on more than one of them."""
+def taken_from_records(federation: Federation, unit: Unit) -> tuple[str, ...]:
+    """What became of a federation's records that depends on more than one unit."""
     parts = federation.test, federation.validation
     again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
     foreign = (_UNPROVED.format(name) for name in _foreign_data(federation))
-    return (*dict.fromkeys((*federation.unprotected, *again)), *foreign)
+    dealt = (UNLABELLED,) if federation.unlabelled and unit is Unit.RECORD else ()
+    return (*dict.fromkeys((*federation.unprotected, *again, *dealt)), *foreign)
 
 
 def unproved(parts: Mapping[str, object]) -> tuple[str, ...]:
@@ -66,7 +67,7 @@ def unproved(parts: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(_UNPROVED.format(name) for name in foreign)
 
 
-def declared(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
+def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]:
     """What has to be public, or made without the protected data, because nothing hides it."""
     federation = context.federation
     found = [
@@ -78,6 +79,8 @@ def declared(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
         for data in trained_on(context.module)
         if data != federation.name
     ]
+    if unit is Unit.RECORD and federation.encoder is not None:
+        found.append("Every row of the table has a label and a client, whatever else it holds.")
     if context.public_clients is not None:
         found.append(
             f"There are at most {context.public_clients} clients; that there are more would show, "

@@ -29,7 +29,8 @@ class Callback:
         certified, and whether the test examples are `public`."""
 
     def on_round(self, report: RoundReport) -> bool | None:
-        """After a round. True ends the run."""
+        """After a round. True ends the run; a protected one only if its test examples are public,
+        for the report has figures on them."""
 
     def on_end(self) -> None:
         """After the last round."""
@@ -51,6 +52,17 @@ def facts_of(plan: Plan) -> dict[str, Any]:
         "certified": guarantee is not None and guarantee.certified,
         "public": HELD_OUT_NOTE not in plan.federation.notes,
     }
+
+
+def check_stop(facts: Mapping[str, Any]) -> None:
+    """Refuse to let a callback end a run: whichever it is, it was shown the figures on the test
+    examples."""
+    if facts["protected"] and not facts["public"]:
+        raise PrivacyRefusal(
+            "stopping by test examples that are the clients' own would let them decide, "
+            "without noise, which model is released",
+            "give a public test part, or a seed to simulate",
+        )
 
 
 def figures_text(report: RoundReport) -> str:
@@ -92,12 +104,7 @@ class EarlyStopping(Callback):
         self._best, self._since = math.inf, 0
 
     def on_begin(self, facts: Mapping[str, Any]) -> None:
-        if facts["protected"] and not facts["public"]:
-            raise PrivacyRefusal(
-                "stopping by test examples that are the clients' own would let them decide, "
-                "without noise, which model is released",
-                "give a public test part, or a seed to simulate",
-            )
+        check_stop(facts)  # before anything is paid for
 
     def on_round(self, report: RoundReport) -> bool:
         if report.metrics is None:

@@ -25,7 +25,7 @@ from fedveil.models.frozen import mark_trained
 from fedveil.planning.limits import unproved
 from fedveil.planning.plan import Plan
 from fedveil.privacy.noise.correlated import NoiseMemory
-from fedveil.run.callbacks import Callback, facts_of
+from fedveil.run.callbacks import Callback, check_stop, facts_of
 from fedveil.run.checkpoint import Checkpoint
 from fedveil.run.directory import RunDirectory
 from fedveil.run.evaluation import Evaluator, Metrics
@@ -158,13 +158,14 @@ class Run(Displayed):
         return self.plan.method.rounds - self.next_round
 
     def __iter__(self) -> Iterator[RoundReport]:
-        facts = facts_of(self.plan) if self.callbacks else None
+        facts = facts_of(self.plan) if self.callbacks else {}
         for one in self.callbacks:
-            one.on_begin(facts or {})
+            one.on_begin(facts)
         while self.rounds_left > 0 and not self.stopped:
             report = play_round(self, last=self.rounds_left == 1)
             said = [one.on_round(report) for one in self.callbacks]  # all are told
             if any(said):
+                check_stop(facts)
                 self.stopped = True
                 self.save()
             yield report
