@@ -227,8 +227,8 @@ def test_one_label_of_another_type_does_not_decide_what_all_labels_are(odd):
     clients = {f"c{number}": [([0.0, 1.0], number % 2), ([1.0, 0.0], 1)] for number in range(4)}
     assert fv.from_datasets(clients, classes=2).task == "classification"
     alone = {**clients, "c2": [([0.0, 1.0], odd), ([1.0, 0.0], odd)]}
-    with pytest.raises(ConfigError, match="c2.*targets"):
+    with pytest.raises(ConfigError, match=r"c2.*targets"):
         fv.from_datasets(alone, classes=2)
     mixed = {**clients, "c2": [([0.0, 1.0], odd), ([1.0, 0.0], 1)]}
-    with pytest.raises(ConfigError, match="c2.*mix"):
+    with pytest.raises(ConfigError, match=r"c2.*mix"):
         fv.from_datasets(mixed, classes=2)
