@@ -132,8 +132,22 @@ def test_what_was_drawn_for_rounds_that_are_over_is_forgotten():
     for number in (41, 42, 43):
         device.offer(drawing_of(cast, number, [10, 20, 30]).invitation)
     opened = cast.server.open_drawn(drawn(cast, drawing_of(cast, 42, [20, 30, 40])))
+    cast.devices[20].join(opened.plan)
+    assert {at for at, _ in cast.devices[20]._revealed.values()} == {42}
     device.join(opened.plan)
     assert {at for at, _ in device._offered.values()} == {42, 43}
+
+
+def test_a_reveal_that_was_lost_comes_again_although_another_graph_was_drawn_since(sparse):
+    drawings = [drawing_of(sparse, number, [10, 20, 30]) for number in (91, 92)]
+    for drawing in drawings:
+        for device in drawing.drawers:
+            drawing.commit(sparse.devices[device].offer(drawing.invitation))
+    lists = [drawing.commitments() for drawing in drawings]
+    first, second = (sparse.devices[10].reveal(listed) for listed in lists)
+    assert sparse.devices[10].reveal(lists[0]) == first
+    assert sparse.devices[10].reveal(lists[1]) == second
+    drawings[0].reveal(first)
 
 
 def test_a_commitment_is_revealed_for_one_list_only(sparse):

@@ -69,7 +69,8 @@ class Participant:
         self._open: dict[bytes, DeviceRound] = {}
         # draft -> its round, and the bytes drawn for it and not yet revealed
         self._offered: dict[bytes, tuple[int, bytes]] = {}
-        self._revealed: dict[bytes, bytes] = {}  # list of commitments -> the reveal for it
+        # list of commitments -> its round, and the reveal for it
+        self._revealed: dict[bytes, tuple[int, bytes]] = {}
         self._proven: tuple[bytes, dict[int, bytes]] = (b"", {})  # a roster's root, known leaves
 
     def renew(self, keys: DeviceKeys | None = None) -> bytes:
@@ -155,15 +156,15 @@ class Participant:
         commitments = draw.list_digest(draft, message.devices, hidden)
         with self._lock:
             if commitments in self._revealed:
-                return self._revealed[commitments]
+                return self._revealed[commitments][1]
             if draft not in self._offered:
                 raise OutOfTurn("commitments for a draft that this device has not offered for")
-            _, drawn = self._offered[draft]
+            at, drawn = self._offered[draft]
             if hidden[message.devices.index(own)] != draw.hide(draft, own, drawn):
                 raise Forged("the commitment listed for this device is not its own")
             del self._offered[draft]
             reply = wire.seal(Reveal(draft, own, commitments, drawn), self.keys.identity)
-            self._revealed = {commitments: reply}
+            self._revealed[commitments] = (at, reply)
             return reply
 
     def join(self, frame: bytes, cards: bytes | None = None) -> DeviceRound:
@@ -202,8 +203,9 @@ class Participant:
             self.roster.enrol(list(fresh.values()))
             if plan.round_number > self._round:
                 self._round, self._open = plan.round_number, {}
-                for draft in [d for d, (at, _) in self._offered.items() if at < self._round]:
-                    del self._offered[draft]
+                for drawn in (self._offered, self._revealed):
+                    for over in [one for one, (at, _) in drawn.items() if at < self._round]:
+                        del drawn[over]
             for neighbour, (card, at) in turned.items():
                 self._remember(neighbour, card, at)
             keys = {n: pair_keys(at.key, digest, near[n]) for n, (_, at) in turned.items()}
