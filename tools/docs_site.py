@@ -19,6 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 BESIDE = {"results": ("*.md", "*.png", "planner/*.md", "planner/*.png"), "benchmarks": ("*.md",)}
+_EXAMPLE = re.compile(r"^>>> (?:.*\n?)+?(?=\n|\Z)", re.MULTILINE)  # up to the next blank line
 _LINK = re.compile(r"(!?\[)([^\]]*)(\]\()([^)#\s:]+)([^)]*\))")
 
 
@@ -212,7 +213,9 @@ def _parameter(one: inspect.Parameter) -> str:
 def _docstring(thing: Any) -> str:
     text = inspect.getdoc(thing) or ""
     plain = dataclasses.is_dataclass(thing) and text.startswith(f"{thing.__name__}(")
-    return "" if plain else text
+    return (
+        "" if plain else _EXAMPLE.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text)
+    )
 
 
 def _sentence(text: str) -> str:

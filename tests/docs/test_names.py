@@ -43,19 +43,21 @@ _COMMAND = re.compile(r"\bfedveil ([a-z]+)\b([^`\n]*)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 
+def arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:  # argparse has no public list of them
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from arguments(below)
+        else:
+            yield action
+
+
 @cache
 def options(command: str | None) -> frozenset[str]:
     """What a command and those below it accept; without one, what any of them does."""
     if command is None:
         return frozenset().union(*map(options, COMMANDS))
-    found: set[str] = set()
-    waiting = [parser_of(command)]
-    while waiting:
-        for action in waiting.pop()._actions:  # argparse has no public list of them
-            found.update(action.option_strings)
-            if isinstance(action, argparse._SubParsersAction):
-                waiting.extend(action.choices.values())
-    return frozenset(found)
+    return frozenset(o for action in arguments(parser_of(command)) for o in action.option_strings)
 
 
 def code(text: str) -> Iterator[str]:
@@ -129,6 +131,18 @@ def test_names_that_do_not_exist_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(PAGES, "docs/made-up.md", page)
     others = {"fedveil run --sed", "fedveil report --pdf", "fv.Plam"}
     assert set(unknown("docs/made-up.md")) == {*wrong, *others}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_argument_is_explained_in_one_line(command: str) -> None:
+    told = {}
+    for action in arguments(parser_of(command)):
+        name = "/".join(action.option_strings) or action.dest
+        assert action.help, name
+        assert len(action.help) <= 100, name
+        assert not action.help.endswith("."), name
+        told[name] = action.help
+    assert told["--json"] == "print one JSON document on stdout"
 
 
 def test_no_file_tells_where_it_was_made() -> None:

@@ -26,7 +26,7 @@ complete -o default -F _fedveil fedveil
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="whose language to write")
     parser.epilog = (
         'bash: add  eval "$(fedveil completion bash)"  to ~/.bashrc; zsh: the same with zsh to '
         "~/.zshrc; fish: fedveil completion fish > ~/.config/fish/completions/fedveil.fish"

@@ -61,7 +61,12 @@ def add_actions(
             own.add_argument(word.lower(), metavar=word, help=what, **many)  # type: ignore[arg-type]
         add_options(own, options)
         # Declared by every command for itself too: here only if it is given.
-        own.add_argument("--json", action="store_true", default=SUPPRESS, help="one JSON document")
+        own.add_argument(
+            "--json",
+            action="store_true",
+            default=SUPPRESS,
+            help="print one JSON document on stdout",
+        )
 
 
 def flag(name: str) -> str:

@@ -26,8 +26,8 @@ _OPTIONS: dict[str, console.Options] = {
     "the mechanism": {
         "--mechanism": (
             str,
-            "what adds the noise: gaussian (default), laplace, discrete-gaussian, "
-            "discrete-gaussian-sum, noisy-votes, zcdp, or one of an installed package",
+            "gaussian (default), laplace, discrete-gaussian, discrete-gaussian-sum, noisy-votes, "
+            "zcdp",
         ),
         "--parameter NAME=NUMBER": (list, "any other of its parameters"),
         "--noise-multiplier": (float, "noise std on the sum / L2 clip of one unit"),
@@ -52,7 +52,11 @@ _OPTIONS: dict[str, console.Options] = {
     },
     "what is promised, to whom": {
         "--delta": (float, "default min(1e-5, population^-1.1) if known"),
-        "--unit": (("client", "record"), "whose data are protected: all or one record", "client"),
+        "--unit": (
+            ("client", "record"),
+            "protected: all data of a client, or one record",
+            "client",
+        ),
         "--adjacency": (
             ("add-remove", "replace", "zero-out"),
             "add-remove: only if rate and divisor are constants, not from the number of clients",

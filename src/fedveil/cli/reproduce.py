@@ -11,9 +11,17 @@ from fedveil.core.errors import ConfigError
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", help="an experiment, or list")
-    parser.add_argument("--scale", choices=("quick", "full"), default="quick")
+    parser.add_argument(
+        "--scale", choices=("quick", "full"), default="quick", help="minutes or hours (quick)"
+    )
     parser.add_argument("--seeds", type=int, help="how often each case is run")
-    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=Path("results"),
+        metavar="DIR",
+        help="where results are kept (results)",
+    )
     parser.add_argument(
         "--report",
         action="store_true",

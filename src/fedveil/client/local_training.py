@@ -25,7 +25,11 @@ class Schedule(StrEnum):
 
 @dataclass(frozen=True)
 class LearningRate:
-    """A learning rate and its schedule; depends on public counters only, never on data."""
+    """A learning rate and its schedule; depends on public counters only, never on data.
+
+    >>> LearningRate(0.5, Schedule.INVERSE, decay=2).of_round(0, steps=3)
+    [0.5, 0.3333333333333333, 0.25]
+    """
 
     rate: float
     schedule: Schedule = Schedule.CONSTANT

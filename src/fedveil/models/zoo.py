@@ -181,6 +181,11 @@ def build(
 
     The seed is public: initial weights do not depend on any data. `frozen` names layers that are
     not trained (`freeze`), `adapter_rank` puts adapters beside them (`adapt`).
+
+    >>> import fedveil as fv
+    >>> digits = fv.load("digits", clients=10)
+    >>> [tuple(p.shape) for p in build("mlp", digits, hidden=[32]).parameters()]
+    [(32, 64), (32,), (10, 32), (10,)]
     """
     name = own_name(name, federation.task)
     builder = MODELS.find(name, "model.name")

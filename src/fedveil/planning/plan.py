@@ -58,6 +58,10 @@ class Budget:
     """How much privacy may be spent: epsilon (the noise follows) or the noise (epsilon follows).
 
     `delta=None` stands for min(1e-5, units^-1.1); zero asks for pure differential privacy.
+
+    >>> delta = Budget(epsilon=4).resolved_delta(1_000_000)  # a million clients
+    >>> round(delta * 1e7, 2)
+    2.51
     """
 
     epsilon: float | None = None
@@ -294,6 +298,15 @@ def plan(
     idealised (faster) with a seed. Sentences: `declared` says what else the guarantee takes to be
     public; `unprotected` what was taken from the protected data by other ways, so that nothing is
     certified.
+
+    >>> import fedveil as fv
+    >>> digits = fv.load("digits", clients=100)
+    >>> local = fv.LocalTraining(fv.LearningRate(1.0), steps=5)
+    >>> cohort = fv.CohortRule(rate=0.5)
+    >>> method = fv.dp_fedavg(rounds=10, cohort=cohort, local=local, clip=fv.Clip(0.8))
+    >>> made = fv.plan(method, digits, fv.build("logistic", digits), budget=fv.Budget(epsilon=4))
+    >>> 3.99 < made.guarantee.epsilon <= 4, made.guarantee.certified
+    (True, True)
     """
     check_model(model, federation)
     check_loss(method.local.loss, model, federation)

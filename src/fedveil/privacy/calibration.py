@@ -105,7 +105,16 @@ def calibrate_noise(
     also: Sequence[Release] = (),
     tuning: Tuning | None = None,
 ) -> Gaussian:
-    """The least Gaussian noise with which `rounds` rounds (and `also`) keep to the budget."""
+    """The least Gaussian noise with which `rounds` rounds (and `also`) keep to the budget.
+
+    >>> import fedveil as fv
+    >>> who = fv.PrivacyModel(fv.Unit.CLIENT, fv.Adjacency.ZERO_OUT, fv.Trust.CENTRAL)
+    >>> noise = fv.calibrate_noise(
+    ...     epsilon=4, delta=1e-5, sampling=fv.Poisson(0.01), rounds=1000, privacy_model=who
+    ... )
+    >>> round(noise.noise_multiplier, 2)  # noise on the sum, in units of the clip
+    0.73
+    """
     return calibrate_mechanism(
         Gaussian,
         epsilon=epsilon,

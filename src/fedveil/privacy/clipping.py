@@ -33,7 +33,11 @@ _SMALL = 2.0**-100  # far above any number that loses digits by underflow
 
 @dataclass(frozen=True)
 class Clip:
-    """A bound on what one unit contributes: its `order`-norm (1 or 2) is at most `norm`."""
+    """A bound on what one unit contributes: its `order`-norm (1 or 2) is at most `norm`.
+
+    >>> Clip(0.8).sensitivity(Adjacency.ZERO_OUT), Clip(0.8).sensitivity(Adjacency.REPLACE)
+    (0.8, 1.6)
+    """
 
     norm: float
     order: int = 2

@@ -63,6 +63,16 @@ class Run(Displayed):
     the resumed run ends with the same weights, bit for bit. `every` is how many rounds lie between
     two evaluations. `engine` and `aggregator` are made for the plan unless they are given, as where
     clients train on other machines. `callbacks` are told of every round, and may end the run.
+
+    >>> import fedveil as fv
+    >>> digits = fv.load("digits", clients=100)
+    >>> local = fv.LocalTraining(fv.LearningRate(1.0), steps=5)
+    >>> method = fv.fedavg(rounds=3, cohort=fv.CohortRule(rate=0.5), local=local)
+    >>> run = Run(fv.plan(method, digits, fv.build("logistic", digits), seed=1), every=1)
+    >>> [report.round_number for report in run]
+    [1, 2, 3]
+    >>> run.evaluate().accuracy > 0.5
+    True
     """
 
     def __init__(
