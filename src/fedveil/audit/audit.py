@@ -128,12 +128,14 @@ def audit(
     seed: int = 0,
     seconds: float = math.inf,
     kept: Path | None = None,
+    whole: bool = False,
     also: Sequence[Probe] = (),
     progress: Progress = lambda what, done, of: None,
 ) -> Audit:
     """Attack a plan's guarantee: probes, many short games, one run if clients are protected.
 
-    `canaries=0` leaves the run out; games are `kept` in a file, from which a later audit goes on;
+    `canaries=0` leaves the run out; games are `kept` in a file, from which a later audit goes on,
+    and with `whole` each is a training run of its own;
     `also` are probes of how the data were dealt. Games and run are wrong with probability 5 % at
     most each; probes are never.
     """
@@ -151,6 +153,7 @@ def audit(
         seed=seed,
         seconds=half,
         kept=kept,
+        whole=whole,
         progress=lambda done, of: progress("games", done, of),
     )
     one = None

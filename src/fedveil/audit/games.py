@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -395,7 +396,7 @@ class RecordGame:
         return local_updates(start, steps, rule, pace, steps, streams)[0]
 
 
-def game_of(plan: Plan) -> ClientGame | RecordGame:
+def game_of(plan: Plan) -> Game:
     """The game that this plan's guarantee is about; refuses what cannot be played yet."""
     guarantee, placement = plan.guarantee, plan.method.placement
     if isinstance(placement, GradientNoise):
@@ -405,7 +406,18 @@ def game_of(plan: Plan) -> ClientGame | RecordGame:
     return ClientGame(plan)
 
 
-def play(game: ClientGame | RecordGame, seed: int, there: Bools) -> Scores:
+class Game(Protocol):
+    """What is played: `most` games at once, and what is seen of them, round by round."""
+
+    most: int
+    not_tried: tuple[str, ...]
+
+    def views(self, seed: int, there: Bools) -> Iterator[View]:
+        """One game for each entry of `there`: whether the canary is."""
+        ...
+
+
+def play(game: Game, seed: int, there: Bools) -> Scores:
     """Every statistic over all rounds, one value for each game."""
     total: Scores = {}
     for view in game.views(seed, there):

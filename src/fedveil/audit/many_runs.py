@@ -25,8 +25,9 @@ from fedveil.audit.bounds import (
     gaussian_separation,
     refuted_epsilon,
 )
-from fedveil.audit.games import Floats, Scores, game_of, play
+from fedveil.audit.games import Floats, Game, Scores, game_of, play
 from fedveil.audit.proved import attack_on
+from fedveil.audit.whole_runs import WholeRuns
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
 from fedveil.planning.plan import Plan
@@ -87,14 +88,18 @@ def many_runs(
     seed: int = 0,
     seconds: float = math.inf,
     kept: Path | None = None,
+    whole: bool = False,
     progress: Progress = lambda done, of: None,
 ) -> ManyRuns:
-    """Play the plan's game and bound epsilon from below; go on with games `kept` in a file."""
+    """Play the plan's game and bound epsilon from below; go on with games `kept` in a file.
+
+    With `whole` every game is a training run of its own.
+    """
     guarantee = plan.guarantee
-    game = game_of(plan)
+    game: Game = WholeRuns(plan) if whole else game_of(plan)
     if guarantee is None:
         raise ValueError("a game needs a guarantee")
-    store = None if kept is None else _Kept(kept, guarantee, seed)
+    store = None if kept is None else _Kept(kept, guarantee, seed, whole)
     scores = [] if store is None else store.load()
     done = sum(len(next(iter(one.values()))) for one in scores)
     ends = time.monotonic() + seconds
@@ -138,9 +143,9 @@ def judged(one: Scores, other: Scores, delta: float, alpha: float) -> tuple[str,
 class _Kept:
     """Scores of finished games in a file, for this guarantee and seed and no other."""
 
-    def __init__(self, path: Path, guarantee: Guarantee, seed: int) -> None:
+    def __init__(self, path: Path, guarantee: Guarantee, seed: int, whole: bool) -> None:
         self._path = path
-        self._key = json.dumps([guarantee.to_dict()["releases"], guarantee.delta, seed])
+        self._key = json.dumps([guarantee.to_dict()["releases"], guarantee.delta, seed, whole])
 
     def load(self) -> list[Scores]:
         if not self._path.exists():

@@ -26,6 +26,7 @@ class StandIns:
         self, engine: Engine, plan: Plan, train: npt.NDArray[np.bool_], send: Send
     ) -> None:
         self._engine, self._plan, self._train, self._send = engine, plan, train, send
+        self.others: Tensor | None = None  # what the clients that train sent in the last round
 
     @property
     def name(self) -> str:
@@ -40,6 +41,7 @@ class StandIns:
         real = np.flatnonzero(self._train[cohort])
         others = np.flatnonzero(~self._train[cohort])
         found = self._engine.round_sum(request.part(real))
+        self.others = found.total
         sent = self._send(cohort[others], request.weights, request.round_number, shape)
         if request.take is not None and len(others):
             request.take(others, sent.rows)

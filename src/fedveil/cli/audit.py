@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _OPTIONS: console.Options = {
     "--set KEY=VALUE": (list, "change one recipe entry"),
     "--games N": (int, "games to play: more of them come closer (20000)", 20_000),
+    "--whole-runs": (bool, "each game is a whole training run: for short runs of small models"),
     "--canaries N": (int, "canary clients of the one run (half of all, none of a protected run)"),
     "--seed": (int, "of all randomness: audits are simulations and can be repeated (0)", 0),
     "--time SECONDS": (float, "stop about then, and say what was seen so far", math.inf),
@@ -57,6 +58,7 @@ def execute(args: argparse.Namespace) -> int:
         seed=args.seed,
         seconds=args.time,
         kept=args.keep,
+        whole=args.whole_runs,
         also=dealing(recipe.data, federation),
         progress=console.counting(args.quiet),
     )
