@@ -33,7 +33,7 @@ class WholeRuns:
     """One run for each game."""
 
     most = 20  # games in one call
-    not_tried = ("the view of somebody who knows single noise shares",)
+    not_tried: tuple[str, ...] = ("the view of somebody who knows single noise shares",)
 
     def __init__(self, plan: Plan) -> None:
         self._at = at = Setting(plan)
