@@ -383,15 +383,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--games", type=int, default=2000, help="of honest audits")
+    parser.add_argument("--first", type=int, default=0, help="seed")
+    parser.add_argument(
+        "name", nargs="*", help="parts of names of faults and cases; all if none is"
+    )
     given = parser.parse_args()
-    seeds = range(given.seeds)
-    for fault in FAULTS:
+    seeds = range(given.first, given.first + given.seeds)
+
+    def asked(name: str) -> bool:
+        return not given.name or any(part in name for part in given.name)
+
+    for fault in filter(asked, FAULTS | HARMLESS):
         began = time.perf_counter()
         found = sum(noticed(fault, seed) for seed in seeds)
         each = (time.perf_counter() - began) / len(seeds)
-        fault = f"{fault} ({FAULTS[fault].games} games)"
+        fault = f"{fault} ({(FAULTS | HARMLESS)[fault].games} games)"
         print(f"{fault:46} noticed {found:3} of {len(seeds)}   {each:.2f} s each", flush=True)
-    for case in CASES:
+    for case in filter(asked, CASES):
         began = time.perf_counter()
         found = accused(case, seeds, given.games)
         each = (time.perf_counter() - began) / len(seeds)

@@ -197,6 +197,48 @@ def test_a_name_that_may_be_something_else_is_not_believed(tmp_path: Path, text:
         found(tmp_path, text, rounds=1)
 
 
+_TRAINING = {"examples": 60_000, "batch_size": 64, "epochs": 10, "delta": 1e-5}
+
+
+def test_what_stands_in_a_dictionary_is_read_and_what_may_stand_there_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    """A default must not be taken where `**settings` may say something else."""
+    call = "PrivacyEngine().make_private(module=m, **settings)\n"
+    written = "settings = dict(noise_multiplier=1.0, poisson_sampling=False)\n"
+    one = found(tmp_path, written + call, **_TRAINING)
+    assert not one.kept
+    assert ("poisson_sampling", False, "line 2") in one.settings
+    literal = 'settings = {"noise_multiplier": 1.0}\n'
+    assert found(tmp_path, literal + call, **_TRAINING).kept
+    for hidden in (
+        "settings = read()\n",
+        literal + 'settings["poisson_sampling"] = False\n',
+        literal + "settings.update(more)\n",
+        literal + "settings = {}\n",
+        'settings = {"noise_multiplier": 1.0, **more}\n',
+    ):
+        with pytest.raises(ConfigError, match="may be in \\*\\*settings"):
+            found(tmp_path, hidden + call, **_TRAINING, noise_multiplier=1.0)
+
+
+def test_other_names_flags_and_options_without_a_default_are_followed(tmp_path: Path) -> None:
+    alias = "from flwr.clientapp.mod import LocalDpMod as Mod\nmod = Mod(1.0, 2.0, 1.0, 1e-5)"
+    assert found(tmp_path, alias, rounds=1).kept
+    flags = (
+        "flags.DEFINE_float('noise_multiplier', 1.1, 'of the clip')\n"
+        "DPKerasSGDOptimizer(1.0, noise_multiplier=FLAGS.noise_multiplier)\n"
+    )
+    assert ("noise_multiplier", 1.1, "line 2: FLAGS.noise_multiplier") in found(
+        tmp_path, flags, **_TRAINING
+    ).settings
+    option = (
+        'parser.add_argument("--no-poisson", dest="poisson", action="store_false")\n'
+        "make_private(noise_multiplier=1.0, poisson_sampling=args.poisson)\n"
+    )
+    assert found(tmp_path, option, **_TRAINING).kept
+
+
 def test_noise_behind_another_rule_than_a_mean_bounds_nothing(tmp_path: Path) -> None:
     text = FIXED.format(sampled=20, more="").replace("FedAvg()", "FedAdam()")
     one = found(tmp_path, text, rounds=1, delta=1e-5)

@@ -70,7 +70,7 @@ class Settings:
     def __init__(self, call: Call, names: tuple[str, ...], source: Source, said: Mapping[str, Any]):
         self._call, self._source, self._said = call, source, said
         self._given = dict(zip(names, call.positional, strict=False)) | dict(call.named)
-        self.used: dict[str, tuple[Any, str]] = {}
+        self.call, self.used = call.name, dict[str, tuple[Any, str]]()
 
     def argument(self, name: str, default: Any = ...) -> Any:
         """An argument of the call; what is said on the command line comes first."""
@@ -80,6 +80,11 @@ class Settings:
         if isinstance(value, Unknown):
             raise ConfigError(
                 f"{name}: {self._source.path.name} has {value.text!r}; say --set {name}=VALUE"
+            )
+        if self._call.hidden and name not in self._given:
+            raise ConfigError(
+                f"{name}: it may be in {self._call.hidden} of {self._call.where}; "
+                f"say --set {name}=VALUE"
             )
         if value is ...:
             raise ConfigError(f"{name}: {self._call.name} needs it; say --set {name}=VALUE")

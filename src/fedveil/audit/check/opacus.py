@@ -26,7 +26,9 @@ _ACCOUNTANTS = ("prv", "rdp", "gdp")
 
 def make_private(settings: Settings) -> Finding:
     """`make_private` and `make_private_with_epsilon`: one engine, one training."""
-    target = settings.argument("target_epsilon", None)
+    target = None
+    if settings.call == "make_private_with_epsilon":
+        target = settings.argument("target_epsilon")
     examples = settings.count("examples", settings.around("examples", "num_examples"))
     batch = settings.count("batch_size", settings.around("batch_size"))
     epochs = settings.count("epochs", settings.around("epochs", "num_epochs", "n_epochs"))
@@ -45,7 +47,6 @@ def make_private(settings: Settings) -> Finding:
         settings.used["noise_multiplier"] = (round(z, 4), "of target_epsilon")
     claimed = _claim(accountant, z, batches, epochs, delta) if target is None else float(target)
     claim = f"one record added or removed, Poisson batches at rate 1/{batches} ({accountant})"
-    settings.argument("secure_mode", False)
     why = []
     answer = [_unsampled("one record's gradient zeroed, its batches known", z, epochs, delta)]
     if rounds > 1:

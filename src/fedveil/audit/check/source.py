@@ -26,6 +26,7 @@ _OPERATORS: dict[type[ast.AST], Any] = {
     ast.FloorDiv: operator.floordiv,
     ast.Pow: operator.pow,
 }
+_FLAGS = ("store_true", "store_false")  # actions of options that are given or not
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Call:
     named: Mapping[str, Any]
     line: int | None = None
     texts: Mapping[str, str] = field(default_factory=dict)  # of arguments that are no literals
+    hidden: str = ""  # *args or **kwargs that are not followed: anything may be in them
 
     @property
     def where(self) -> str:
@@ -104,11 +106,13 @@ def _python(path: Path, tree: ast.Module) -> Source:
     known = _Values(_app_config(path), tree)
     for _ in range(3):  # a name may stand for another one
         known.learn(tree)
-    calls = []
+    calls, aliases = [], _aliases(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (name := _last_name(node.func)):
-            named = {word.arg: word.value for word in node.keywords if word.arg}
-            starred = any(isinstance(one, ast.Starred) for one in node.args)
+            name = aliases.get(name, name)
+            named, hidden = _keywords(node, tree)
+            starred = [one for one in node.args if isinstance(one, ast.Starred)]
+            hidden += [ast.unparse(one) for one in starred]
             given = () if starred else tuple(known.of(one) for one in node.args)
             texts = {
                 word: ast.unparse(value)
@@ -116,8 +120,57 @@ def _python(path: Path, tree: ast.Module) -> Source:
                 if not isinstance(value, ast.Constant)
             }
             values = {word: known.of(value) for word, value in named.items()}
-            calls.append(Call(name, given, values, node.lineno, texts))
+            calls.append(Call(name, given, values, node.lineno, texts, ", ".join(hidden)))
     return Source(path, tuple(calls), known.seen())
+
+
+def _aliases(tree: ast.Module) -> dict[str, str]:
+    """Names that imports give to classes and functions."""
+    return {
+        one.asname: one.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for one in node.names
+        if one.asname is not None
+    }
+
+
+def _keywords(call: ast.Call, tree: ast.Module) -> tuple[dict[str, ast.expr], list[str]]:
+    """Arguments by name, those of a `**dictionary` that is written out too; and other `**`."""
+    named: dict[str, ast.expr] = {}
+    hidden = []
+    for word in call.keywords:
+        if word.arg:
+            named[word.arg] = word.value
+        elif (pairs := _dictionary(word.value, tree)) is None:
+            hidden.append(f"**{ast.unparse(word.value)}")
+        else:
+            named |= pairs
+    return named, hidden
+
+
+def _dictionary(node: ast.expr, tree: ast.Module) -> dict[str, ast.expr] | None:
+    """A dictionary that is written out, here or where its name is assigned for the only time."""
+    if isinstance(node, ast.Name):
+        set_to = [
+            one.value
+            for one in ast.walk(tree)
+            if isinstance(one, ast.Assign) and node.id in map(_last_name, one.targets)
+        ]
+        changed = any(  # kw["x"] = 1, kw.update(...)
+            isinstance(one, (ast.Subscript, ast.Attribute)) and _last_name(one.value) == node.id
+            for one in ast.walk(tree)
+        )
+        plain = len(set_to) == 1 and not changed and not isinstance(set_to[0], ast.Name)
+        return _dictionary(set_to[0], tree) if plain else None
+    if isinstance(node, ast.Call) and _last_name(node.func) == "dict" and not node.args:
+        named = {word.arg: word.value for word in node.keywords if word.arg}
+        return named if len(named) == len(node.keywords) else None
+    if isinstance(node, ast.Dict):
+        keys = [one.value if isinstance(one, ast.Constant) else None for one in node.keys]
+        known = dict(zip(keys, node.values, strict=True))
+        return {str(k): v for k, v in known.items()} if None not in known else None
+    return None
 
 
 class _Values:
@@ -189,12 +242,25 @@ def _given(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             flags = [str(one.value) for one in node.args if isinstance(one, ast.Constant)]
             names = [flag.lstrip("-") for flag in flags if flag.startswith("--")]
             for word in node.keywords:
+                if word.arg == "dest" and isinstance(word.value, ast.Constant):
+                    names = [str(word.value.value)]
+            for word in node.keywords:
                 if word.arg == "default" and names:
                     yield names[0], word.value
+                elif word.arg == "action" and names and _flag(word.value) in _FLAGS:
+                    unset = ast.Constant(_flag(word.value) == "store_false")
+                    yield names[0], ast.copy_location(unset, word.value)
+        elif _last_name(node.func).startswith("DEFINE_") and len(node.args) > 1:  # absl
+            if isinstance(node.args[0], ast.Constant):
+                yield str(node.args[0].value), node.args[1]
         else:
             for word in node.keywords:
                 if word.arg:
                     yield word.arg, word.value
+
+
+def _flag(node: ast.expr) -> str:
+    return str(node.value) if isinstance(node, ast.Constant) else ""
 
 
 def _defaults(given: ast.arguments) -> Iterator[tuple[str, ast.expr]]:
