@@ -164,13 +164,13 @@ def test_the_command_writes_pictures_a_page_and_figures(
     assert main(call) == 0
     document = json.loads(capsys.readouterr().out)
     assert {path.name for path in out.iterdir()} == {
-        "reconstructions.png", "membership.png", "attack.html", "attack.json",
+        "reconstructions.png", "poster.png", "membership.png", "attack.html", "attack.json",
     }  # fmt: skip
     stored = json.loads((out / "attack.json").read_text())
     assert stored["membership"]["curves"] == document["membership"]["curves"]
     page = (out / "attack.html").read_text()
     assert "http" not in page
-    assert page.count("data:image/png") == 2
+    assert page.count("data:image/png") == 3
     assert main([*call[:-1], "--quiet", "--victims", "0"]) == 2
     capsys.readouterr()
 

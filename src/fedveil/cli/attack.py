@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,16 +61,27 @@ def execute(args: argparse.Namespace) -> int:
             console.say(name, heading="Attacks on")
             _show(one, written)
     if many:
-        from fedveil.audit.attack.pictures import is_image, side_by_side
-
-        made = {_promise(name, one): one.reconstruction for name, one in found.items()}
-        images = {name: one for name, one in made.items() if one is not None and is_image(one)}
-    if many and len(images) > 1:
-        together = (args.out or Path()) / "attacks-side-by-side.png"
-        together.write_bytes(side_by_side(images, "The same attack on each"))
-        console.say(str(together), heading="Written:", to=console.stderr())
+        for picture in _together(found, args.out or Path()):
+            console.say(str(picture), heading="Written:", to=console.stderr())
     document = {"attacks": documents} if many else documents[0]
     return console.answer(args, document, lambda: None)
+
+
+def _together(found: Mapping[str, Attack], folder: Path) -> Iterator[Path]:
+    """Pictures of several recipes side by side."""
+    from fedveil.audit.attack.pictures import is_image, roc, side_by_side
+
+    named = {_promise(name, one): one for name, one in found.items()}
+    made = {name: one.reconstruction for name, one in named.items()}
+    images = {name: one for name, one in made.items() if one is not None and is_image(one)}
+    if len(images) > 1:
+        picture = side_by_side(images, "The same attack on each")
+        (folder / "attacks-side-by-side.png").write_bytes(picture)
+        yield folder / "attacks-side-by-side.png"
+    members = {name: one.membership for name, one in named.items() if one.membership is not None}
+    if len(members) > 1:
+        (folder / "membership-side-by-side.png").write_bytes(roc(members))
+        yield folder / "membership-side-by-side.png"
 
 
 def _attacked(path: Path, args: argparse.Namespace) -> Attack:
@@ -103,16 +115,17 @@ def _promise(name: str, found: Attack) -> str:
 
 
 def _write(found: Attack, name: str, folder: Path) -> list[Path]:
-    from fedveil.audit.attack.pictures import is_image, page, roc, sheet
+    from fedveil.audit.attack.pictures import is_image, page, poster, roc, sheet
 
     folder.mkdir(parents=True, exist_ok=True)
     pictures = {}
     if found.reconstruction is not None and is_image(found.reconstruction):
         pictures["reconstructions"] = sheet(found.reconstruction, _promise(name, found))
+        pictures["poster"] = poster(found.reconstruction, found.epsilon)
     if found.membership is not None:
         title = f"{name}: was this {found.membership.unit} there?"
         pictures["membership"] = roc({title: found.membership})
-    for old in ("reconstructions", "membership"):  # of an earlier attack
+    for old in ("reconstructions", "poster", "membership"):  # of an earlier attack
         (folder / f"{old}.png").unlink(missing_ok=True)
     written = []
     for title, picture in pictures.items():

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fedveil.audit.attack.attack import Attack
 from fedveil.audit.attack.membership import Membership
 from fedveil.audit.attack.reconstruct import Reconstruction
+from fedveil.audit.attack.uploads import SUMS
 from fedveil.privacy.shown import at_most
 
 _ROWS = 4  # victims that are shown
@@ -25,6 +26,22 @@ def sheet(made: Reconstruction, title: str) -> bytes:
     """A PNG: victims in rows, the original and then each view in columns."""
     rows = range(min(_ROWS, len(made.originals)))
     return _sheet([("", _row(made, row)) for row in rows], title)
+
+
+def poster(made: Reconstruction, epsilon: float | None) -> bytes:
+    """A PNG for readers who know none of the words: four columns, and what they mean."""
+    promise = "" if epsilon is None else f"\n(epsilon {at_most(epsilon)})"
+    captions = {
+        "original": "The picture,\nkept by its owner",
+        "open": "Read off what\none device sends",
+        "sum of 10": "Read off the sum\nof ten devices",
+        f"sum of {max(SUMS)}, noise": f"The sum of fifty,\nwith noise{promise}",
+    }
+    rows = [_row(made, row) for row in range(min(_ROWS, len(made.originals)))]
+    shown = [
+        ("", {told: row[view] for view, told in captions.items() if view in row}) for row in rows
+    ]
+    return _sheet(shown, "What training a model gives away", dpi=220)
 
 
 def side_by_side(made: Mapping[str, Reconstruction], title: str) -> bytes:
@@ -39,12 +56,12 @@ def _row(made: Reconstruction, victim: int) -> dict[str, Image]:
     return {"original": made.originals[victim], **views}
 
 
-def _sheet(rows: Sequence[tuple[str, Mapping[str, Image]]], title: str) -> bytes:
+def _sheet(rows: Sequence[tuple[str, Mapping[str, Image]]], title: str, dpi: int = 110) -> bytes:
     from matplotlib.figure import Figure
 
     columns, left = list(rows[0][1]), 1.3 if rows[0][0] else 0.1
     width, height = 1.05 * len(columns) + left, 1.08 * len(rows) + 0.75
-    figure = Figure(figsize=(width, height), dpi=110)
+    figure = Figure(figsize=(width, height), dpi=dpi)
     axes = figure.subplots(len(rows), len(columns), squeeze=False)
     for row, (name, images) in enumerate(rows):
         for place, column in enumerate(columns):
