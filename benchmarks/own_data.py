@@ -1,6 +1,6 @@
 """What `fedveil run --data` reaches without any tuning, beside the best of a grid.
 
-    FEDVEIL_DATA=DIR python -m benchmarks.own_data [TABLE...] [--results FILE] [--minutes 30]
+    FEDVEIL_DATA=DIR python -m benchmarks.own_data [TABLE...] [--results FILE] [--settings 36]
 
 Tables: loans of two spans of years by state (interest rate, and whether they were repaid), census
 incomes by occupation, handwritten digits as a CSV file. Nothing in the default is chosen by looking
@@ -137,9 +137,6 @@ class Results:
                 file.write(json.dumps(self._known[key]) + "\n")
         return self._known[key]
 
-    def __contains__(self, run: Setting) -> bool:
-        return json.dumps(run, sort_keys=True) in self._known
-
 
 def score(recipe: Recipe, federation: Federation, seed: int) -> Setting:
     run = Run(plan_of(replace(recipe, seed=seed), federation))
@@ -169,16 +166,17 @@ def accuracy(found: Sequence[Setting], which: str = "figures") -> str:
 def grid(recipe: Recipe) -> list[Candidate]:
     """Settings half a decade apart around anything sensible, in a random order."""
     if recipe.training.method == "dp-sgd":
-        product = itertools.product((1,), (8, 16, 32, 64, 128, 256), (0.03, 0.1, 0.3, 1, 3), _CLIPS)
+        product = itertools.product(
+            (1,), (16, 32, 64, 128, 256), (0.1, 0.3, 1, 3), (0.1, 0.3, 1, 3)
+        )
     else:
-        product = itertools.product((1, 5, 20, 80), (2, 4, 8, 16, 32, 64), _RATES, _CLIPS)
+        product = itertools.product((5, 20, 80), (8, 16, 32, 64), (0.03, 0.1, 0.3), _CLIPS)
     found = [Candidate(*setting) for setting in product]
     random.Random(0).shuffle(found)
     return found
 
 
-_RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
-_CLIPS = (0.03, 0.1, 0.3, 1.0, 3.0)
+_CLIPS = (0.03, 0.1, 0.3, 1.0)
 
 
 @dataclass(frozen=True)
@@ -236,18 +234,15 @@ class Case:
         what = "grid" if private else "without privacy"
         return {"table": self.name, "what": what, "seed": seed, "setting": candidate.to_dict()}
 
-    def searched(self, until: float) -> dict[Candidate, float]:
-        """Errors of the grid's settings, as many as there is time for."""
-        found = {}
-        for candidate in grid(self.choice().recipe):
-            if self.run(candidate, 0) in self.results or time.monotonic() < until:
-                found[candidate] = error(self.tried(candidate, 0))
-        return found
+    def searched(self, most: int) -> dict[Candidate, float]:
+        """Errors of the grid's first settings, in its random order."""
+        settings = grid(self.choice().recipe)[:most]
+        return {candidate: error(self.tried(candidate, 0)) for candidate in settings}
 
-    def line(self, seeds: int, minutes: float) -> list[str]:
+    def line(self, seeds: int, settings: int) -> list[str]:
         """A row of the table."""
         runs = [self.default(seed) for seed in range(seeds)]
-        tried = self.searched(time.monotonic() + 60 * minutes)
+        tried = self.searched(settings)
         best = min(tried, key=lambda one: tried[one])
         top = [self.tried(best, seed) for seed in range(1, seeds + 1)]  # none that has chosen it
         plain = [
@@ -275,7 +270,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.own_data", description=__doc__)
     parser.add_argument("table", nargs="*", help=", ".join(TABLES))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=1e9, help="for the grid of each table")
+    parser.add_argument("--settings", type=int, default=144, help="of each table's grid to try")
     parser.add_argument("--results", type=Path, default=Path("own_data.jsonl"))
     args = parser.parse_args()
     header = ["table", "clients, unit", "constant", "default", "best of grid", "settings tried"]
@@ -285,7 +280,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "table.csv"
             TABLES[name].write(path)
-            lines.append(Case(name, path, results).line(args.seeds, args.minutes))
+            lines.append(Case(name, path, results).line(args.seeds, args.settings))
         print(" | ".join(lines[-1]), flush=True)
     print("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
 

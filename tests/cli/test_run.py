@@ -329,6 +329,25 @@ def test_updates_that_are_not_finite_are_counted_and_the_run_goes_on(fedveil: Fe
     assert "rejected_updates" not in json.loads(protected.stdout)
 
 
+def test_the_guarantee_comes_first_and_nothing_is_said_twice(
+    fedveil: Fedveil, tmp_path: Path
+) -> None:
+    rows = [f"c{i % 20},{i % 7},{'ab'[(i % 7) > 3]},{'xyz'[i % 3]}" for i in range(400)]
+    (tmp_path / "t.csv").write_text("who,number,label,kind\n" + "\n".join(rows) + "\n")
+    table = ["--data", "t.csv", "--client-column", "who", "--label", "label"]
+    done = fedveil("run", *table, *TUNED, "--set", "data.statistics=data")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert said.startswith("Guarantee: Not certified: epsilon ")
+    assert "more reasons. Nobody who sees " in said
+    everything = f"{done.stdout} {said}"
+    assert everything.count("Not certified") == 1
+    assert everything.count("was decided from the data") == 1
+    sentences = re.split(r"(?:note|warning): ", said.split(" In full: ")[1].split(" round 1/")[0])
+    assert len(sentences) == 5
+    assert len(set(sentences)) == len(sentences)
+
+
 def test_a_table_is_trained_on_and_its_run_resumed_from_elsewhere(
     fedveil: Fedveil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import zlib
@@ -280,6 +281,22 @@ def test_values_that_nobody_has_listed_share_inputs_by_their_hash(tmp_path):
             from_table(table, label="y", client_column="who", schema={"columns": schema})
 
 
+@pytest.mark.parametrize("values", [pa.string(), pa.large_string(), pa.string_view()])
+def test_categories_of_frames_are_text_however_they_are_stored(values):
+    """pandas and polars write a categorical column as codes into a list of values."""
+    kinds = pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, None] * 40, pa.uint32()), pa.array(["a", "b"], values)
+    )
+    plain = pa.array(["a", "b", None] * 40)
+    rows = {"who": [f"c{i % 4}" for i in range(120)], "y": [i % 2 for i in range(120)]}
+    made = [
+        from_table(pa.table({**rows, "kind": one}), client_column="who", label="y")
+        for one in (kinds, plain)
+    ]
+    assert made[0].features == ("kind=a", "kind=b", "kind (missing)")
+    np.testing.assert_array_equal(made[0].train.inputs, made[1].train.inputs)
+
+
 def test_text_in_a_column_of_gaps_is_not_taken_for_numbers(tmp_path):
     """One row in twenty has a text, each another: nine tenths of *all* rows are no text."""
     rows = [f"{i % 5},{f't{i}' if i % 20 == 0 else ''},{i % 7},{'ab'[i % 2]}" for i in range(800)]
@@ -429,6 +446,37 @@ def test_thousands_commas_are_numbers(tmp_path):
     values = np.arange(60) * 997
     ours = np.sort(column(federation, "x"))
     np.testing.assert_allclose(ours, (values - values.mean()) / values.std(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["file", "frame"])
+def test_percent_signs_money_and_names_of_months_are_read_as_people_mean_them(tmp_path, form):
+    """As loans of some years are published: "13.56%", "Dec-2014"."""
+    months = ("Jan", "Feb", "Dec")
+    frame = {
+        "who": [f"c{i % 3}" for i in range(300)],
+        "since": [f"{months[i % 3]}-{2000 + i % 10}" for i in range(300)],
+        "used": [f"{i / 7:.1f}%" for i in range(300)],
+        "income": [f"${i + 1},000" for i in range(300)],
+        "rate": [f" {5 + i / 50:.2f}%" for i in range(300)],
+    }
+    source = frame
+    if form == "file":
+        lines = [",".join(frame)]
+        lines += [f'{w},{s},{u},"{i}",{r}' for w, s, u, i, r in zip(*frame.values(), strict=True)]
+        (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+        source = tmp_path / "t.csv"
+    made = from_table(source, client_column="who", label="rate")
+    assert made.features == ("since", "used", "income")
+    assert made.task == "regression"
+    assert made.target_scaling is not None
+    labels = made.train.targets / made.target_scaling.factor + made.target_scaling.shift
+    assert 5 <= labels.min() < labels.max() < 12
+    columns = made.encoder.columns
+    assert columns["used"].mean == pytest.approx(np.mean([round(i / 7, 1) for i in range(300)]))
+    assert columns["income"].mean == pytest.approx(150_500)
+    days = [(datetime.date(2000 + i % 10, (1, 2, 12)[i % 3], 1)) for i in range(300)]
+    mean = np.mean([(day - datetime.date(1970, 1, 1)).days for day in days])
+    assert columns["since"].mean == pytest.approx(mean)
 
 
 def test_numbers_with_a_few_odd_entries_stay_numbers(tmp_path):

@@ -411,3 +411,15 @@ def test_four_lines_say_how_sure_the_best_guess_can_be(noise: float) -> None:
     said, best = float(found.group(1)), 100 * NormalDist().cdf(1 / (2 * noise))
     assert best <= said
     assert said < 100 or made.epsilon > 16
+
+
+def test_many_reasons_against_a_certificate_still_make_four_lines() -> None:
+    taken = tuple(f"Statistics of table {number} were taken from the data." for number in range(6))
+    model = dataclasses.replace(ADDED, unprotected=taken)
+    made = account([Release(Gaussian(2.0), Everyone(), 1)], privacy_model=model, delta=1e-6)
+    lines = made.summary.splitlines()
+    assert len(lines) == 4
+    assert made.summary.count("table 0") == 1
+    assert "table 1" not in made.summary
+    assert lines[0].endswith(f"and {made.reason.count('; ')} more reasons.")
+    assert all(sentence in made.statement for sentence in taken)

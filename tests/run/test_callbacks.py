@@ -149,20 +149,53 @@ def test_progress_in_files_terminals_and_notebooks(monkeypatch: pytest.MonkeyPat
     assert [text[:9] for text in displayed] == ["round 1/9", "round 2/9"]
 
 
-def test_mlflow_gets_what_is_run_and_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("active", [None, "theirs"])
+def test_mlflow_gets_what_is_run_and_each_round(
+    monkeypatch: pytest.MonkeyPatch, active: str | None
+) -> None:
+    """A run of our own is begun and ended, so that the next one can have other settings."""
     calls: list[Any] = []
-    monkeypatch.setitem(
-        sys.modules,
-        "mlflow",
-        SimpleNamespace(
-            log_params=calls.append, log_metrics=lambda found, step: calls.append((step, found))
-        ),
+    library = SimpleNamespace(
+        active_run=lambda: active,
+        start_run=lambda: calls.append("start"),
+        log_params=calls.append,
+        log_metrics=lambda found, step: calls.append((step, found)),
+        end_run=lambda: calls.append("end"),
     )
+    monkeypatch.setitem(sys.modules, "mlflow", library)
     own = fv.Mlflow()
     own.on_begin({"rounds": 9})
     own.on_round(report(4, 0.25))
+    own.on_end()
     figures = {"clip": 0.5, "loss": 0.25, "accuracy": 0.5, "epsilon_so_far": 1.0}
-    assert calls == [{"rounds": 9}, (4, figures)]
+    logged = [{"rounds": 9}, (4, figures)]
+    assert calls == (logged if active else ["start", *logged, "end"])
+
+
+def test_mlflow_itself_takes_two_runs_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri(f"file:{tmp_path}")
+    for rounds in (8, 9):
+        own = fv.Mlflow()
+        own.on_begin({"rounds": rounds})
+        own.on_round(report(4, 0.25))
+        own.on_end()
+    found = mlflow.MlflowClient().search_runs(["0"])
+    assert {run.data.params["rounds"] for run in found} == {"8", "9"}
+    assert {run.info.status for run in found} == {"FINISHED"}
+
+
+def test_callbacks_learn_of_the_end_of_a_run_that_is_left_early() -> None:
+    log = Log()
+    run = fv.Run(plan(), callbacks=[log])
+    rounds = iter(run)
+    next(rounds)
+    rounds.close()  # type: ignore[attr-defined]
+    run.close()
+    assert log.ended == 1
 
 
 @pytest.mark.parametrize(("name", "make"), [("mlflow", fv.Mlflow), ("tensorboard", fv.TensorBoard)])

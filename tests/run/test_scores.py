@@ -154,6 +154,21 @@ def test_rare_positives_that_are_ranked_well_count() -> None:
     assert found.clearly_better
 
 
+def test_better_probabilities_but_fewer_hits_than_the_constant_are_said_to_be_so() -> None:
+    """As of loans that are mostly repaid: whoever uses the classes would do better without it."""
+    targets = (np.arange(4000) % 8 == 0).astype(np.int64)
+    positive = np.where(targets == 1, 0.45, 0.05)
+    positive[1:4000:8] = 0.51  # 500 of 3500 who are negative
+    found = _tallied(np.column_stack([1 - positive, positive]), targets)
+    assert found.clearly_better
+    assert found.warning == (
+        "its probabilities are worth more than a constant answer, but its likeliest class is right "
+        "in 75.0% of 4000 rows, and always answering 'class 0' in 87.5%; use the probabilities"
+    )
+    positive[1:4000:8] = 0.05
+    assert not _tallied(np.column_stack([1 - positive, positive]), targets).warning
+
+
 def test_a_confident_model_with_a_poor_log_loss_still_counts_by_its_hits() -> None:
     draw = np.random.default_rng(5)
     targets = draw.integers(0, 2, 2000)

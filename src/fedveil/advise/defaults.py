@@ -80,6 +80,8 @@ def choose(recipe: Recipe, given: Collection[str], pay: Pay | None = None) -> Ch
     notes = (*unit, *statistics)
     if recipe.privacy.epsilon is None or set(_CHOSEN) <= set(given):
         return Chosen(recipe, federation, notes)
+    if "server.average" not in given:  # of what is released anyway: it costs nothing
+        recipe = replace(recipe, server=replace(recipe.server, average="polynomial"))
     search = _Search(recipe, federation, given)
     point = search.best()
     chosen = search.recipe_with(point)
@@ -284,9 +286,10 @@ class _Search:
                 else f"{training.local_steps} local steps"
             )
         whose = "each row's gradient" if self._by_record else "each client's update"
+        averaged = "" if chosen.server.average is None else ", the last rounds' models averaged"
         return (
             f"Settings: {training.rounds} rounds of {local} at rate {training.learning_rate:g}, "
-            f"{whose} clipped to {clip:g}; chosen by {self.runs} short runs on made-up data with "
+            f"{whose} clipped to {clip:g}{averaged}; chosen by {self.runs} short runs on made-up data with "
             "these columns, clients and budget, not by looking at any row. --set changes them."
         )
 

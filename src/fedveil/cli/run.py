@@ -14,6 +14,7 @@ from fedveil.config import recipe as recipes
 from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 
 if TYPE_CHECKING:
+    from fedveil.advise.defaults import Chosen
     from fedveil.config.recipe import Recipe
     from fedveil.planning.plan import Plan
     from fedveil.run.run import Run
@@ -87,11 +88,10 @@ def execute(args: argparse.Namespace) -> int:
             directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
         purchase.settle()
     run.keep_in(directory)
-    own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
     began = time.perf_counter()
     try:
         with watched_apart(directory.path) if args.watch else nullcontext():
-            rejected = _train(run, args)
+            rejected = _train(run, args, chosen)
     except KeyboardInterrupt:
         run.save()
         console.complain(
@@ -147,12 +147,14 @@ def _fresh_directory(plan: Plan) -> Path:
     return path
 
 
-def _train(run: Run, args: argparse.Namespace) -> int:
+def _train(run: Run, args: argparse.Namespace, chosen: Chosen | None) -> int:
     """Train to the end; how many updates were not finite and counted as zero."""
     from fedveil.cli.progress import progress
 
     rejected = 0
-    _warn(run, quiet=args.quiet, explain=args.explain)
+    _promise(run, quiet=args.quiet, explain=args.explain)
+    own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
+    _warn(run, quiet=args.quiet)
     if args.explain:
         reason = run.choice.reason
         if run.plan.protected:  # how long rounds take depends on how much data clients have
@@ -165,22 +167,11 @@ def _train(run: Run, args: argparse.Namespace) -> int:
     return rejected
 
 
-def _warn(run: Run, *, quiet: bool, explain: bool) -> None:
-    """What must be known before training. Quiet leaves out what is only good to know."""
-    from fedveil.cli.secure_sums import planned
-
-    plan, guarantee, errors = run.plan, run.guarantee, console.stderr()
-    if not quiet:
-        for note in plan.federation.notes:
-            console.say(note, heading="note:", colour="yellow", to=errors)
-        if lost := run.directory.lost if run.directory else 0:
-            text = f"rounds that were cut off: {lost}; they count, and are not drawn again"
-            console.say(text, heading="note:", colour="yellow", to=errors)
-    for warning in plan.warnings:
-        console.say(warning, heading="warning:", colour="red", to=errors)
+def _promise(run: Run, *, quiet: bool, explain: bool) -> None:
+    """What is guaranteed, before anything else. Quiet says only what is not."""
+    guarantee, errors = run.guarantee, console.stderr()
     if guarantee is None:
-        text = "this method adds no noise."
-        console.say(text, heading="No guarantee:", to=errors)
+        console.say("this method adds no noise.", heading="No guarantee:", to=errors)
     elif quiet:
         for sentence in guarantee.not_covered:
             console.say(sentence, heading="not covered:", colour="yellow", to=errors)
@@ -189,8 +180,23 @@ def _warn(run: Run, *, quiet: bool, explain: bool) -> None:
     else:
         said = guarantee.statement if explain else f"{guarantee.summary}\n{_MORE}"
         console.say(said, heading="Guarantee:", to=errors)
-    if run.plan.secure_sums is not None and not quiet:
-        console.say(planned(run.plan.secure_sums), heading="Secure sums:", to=errors)
+
+
+def _warn(run: Run, *, quiet: bool) -> None:
+    """What must be known before training. Quiet leaves out what is only good to know."""
+    from fedveil.cli.secure_sums import planned
+
+    plan, errors = run.plan, console.stderr()
+    if not quiet:
+        for note in plan.federation.notes:
+            console.say(note, heading="note:", colour="yellow", to=errors)
+        if lost := run.directory.lost if run.directory else 0:
+            text = f"rounds that were cut off: {lost}; they count, and are not drawn again"
+            console.say(text, heading="note:", colour="yellow", to=errors)
+    for warning in plan.warnings:
+        console.say(warning, heading="warning:", colour="red", to=errors)
+    if plan.secure_sums is not None and not quiet:
+        console.say(planned(plan.secure_sums), heading="Secure sums:", to=errors)
 
 
 def result_of(run: Run, recipe: Recipe, seconds: float) -> dict[str, Any]:
@@ -297,17 +303,14 @@ def _show(result: dict[str, Any], run: Run) -> None:
         rows.append(["updates not finite: counted as zero", str(result["rejected_updates"])])
     if guarantee is not None:
         rows.append(["epsilon", f"{at_most(guarantee.epsilon)} (delta {at_most(guarantee.delta)})"])
-        rows.append(["certified", "yes" if guarantee.certified else "no"])
+        rows.append(["certified", "yes" if guarantee.certified else "no; guarantee.json says why"])
+    else:
+        rows.append(["privacy", "none: this method adds no noise"])
     if result["secure_sums"] is not None:
         rows += secure_rows(result["secure_sums"])
     rows.append(["files", result["directory"]])
     if result["report"] is not None:
         rows.append(["report", result["report"]])
     console.table(f"{plan.method.name} on {plan.federation.name}", ["result", ""], rows)
-    if not result.get("scores", {}).get("clearly_better_than_constant", True):
-        warning = result["warnings"][-1]  # those before it were said before the training
+    if warning := result.get("scores", {}).get("warning"):  # others: before the training
         console.say(warning, heading="warning:", colour="red", to=console.stderr())
-    if guarantee is None:
-        console.say("No privacy is guaranteed: this method adds no noise.")
-    elif not guarantee.certified:
-        console.say(f"{guarantee.reason}.", heading="Not certified:")

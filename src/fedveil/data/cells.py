@@ -15,6 +15,8 @@ NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
 THOUSANDS = r"^[-+]?(0|[1-9]\d{0,2}(,\d{3})*)(\.\d+)?$"  # 1,234.5
 COMMA = r"^[-+]?\d+(,\d+)?$"  # 1234,5
 _POINTS = r"^[-+]?(0|[1-9]\d{0,2}(\.\d{3})*),\d+$"  # 1.234,5
+MONTH = r"^(?:(?P<day>\d{1,2})[- ])?(?P<name>[A-Za-z]{3})[- ](?P<year>\d{4})$"  # 31-Dec-2015
+_MONTHS = "jan feb mar apr may jun jul aug sep oct nov dec".split()
 _DATE = (
     r"^(?P<month>\d{4}-\d{1,2})(?:-(?P<day>\d{1,2}))?"
     r"(?:[ T](?P<hours>[01]\d|2[0-3])(?::(?P<minutes>[0-5]\d)(?::(?P<seconds>[0-5]\d(?:\.\d+)?))?)?"
@@ -22,9 +24,18 @@ _DATE = (
 )
 
 
+def undressed(text: Any) -> Any:
+    """Text without a percent sign behind a number, or the sign of a currency before it."""
+    if pc.any(pc.match_substring_regex(text, "[%$€£]")).as_py():
+        text = pc.replace_substring_regex(text, r"^([-+]?)[$€£] ?([\d.])", r"\1\2")
+        text = pc.replace_substring_regex(text, r"([\d.]) ?%$", r"\1")
+    return text
+
+
 def numbers(text: Any, decimal: str = ".") -> Any:
     """Numbers, null where there is none. In "1,234" the comma groups thousands unless `decimal` is
-    a comma; "1,5" can only be one and a half."""
+    a comma; "1,5" can only be one and a half. "13.5%" is 13.5, and "$5" is 5."""
+    text = undressed(text)
     if pc.any(pc.match_substring(text, ",")).as_py():
         if decimal == ",":
             text = _where(text, _POINTS, pc.replace_substring(text, ".", ""))
@@ -34,9 +45,21 @@ def numbers(text: Any, decimal: str = ".") -> Any:
     return pc.if_else(pc.match_substring_regex(text, NUMBER), text, None).cast(pa.float64())
 
 
+def with_digits(text: Any) -> Any:
+    """`Dec-2015` as `2015-12-01`, and everything else as it is."""
+    part = pc.extract_regex(text, MONTH)
+    place = pc.index_in(pc.utf8_lower(pc.struct_field(part, "name")), pa.array(_MONTHS))
+    month = pc.utf8_lpad(pc.add(place, 1).cast(pa.string()), 2, "0")
+    day = pc.utf8_lpad(pc.struct_field(part, "day"), 2, "0")
+    day = pc.if_else(pc.equal(day, "00"), "01", day)
+    dated = pc.binary_join_element_wise(pc.struct_field(part, "year"), month, day, "-")
+    return pc.coalesce(dated, text)
+
+
 def days(text: Any) -> Any:
-    """Days since 1970-01-01 of `2020-01-31`, `2020-01` or either with a time; null otherwise."""
-    part = pc.extract_regex(text, _DATE)
+    """Days since 1970-01-01 of `2020-01-31`, `2020-01` or either with a time, and of `Jan-2020` or
+    `31-Jan-2020`; null otherwise."""
+    part = pc.extract_regex(with_digits(text), _DATE)
 
     def number(name: str) -> Any:
         digits = pc.struct_field(part, name)

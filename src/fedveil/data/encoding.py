@@ -72,8 +72,7 @@ def judge(name: str, values: Any) -> Judged:
 def _judge_text(values: Any, distinct: int, missing: bool) -> Judged:
     present = len(values) - values.null_count
     if distinct > MOST_CATEGORIES or distinct > max(20, present // 2):
-        numeric = pc.fill_null(pc.match_substring_regex(values, cells.NUMBER), False)
-        strange = present - pc.sum(numeric).as_py()
+        strange = cells.numbers(values).null_count - values.null_count
         if strange <= (1 - NUMERIC_SHARE) * present:
             column = Column(Kind.NUMBER, missing=True)
             remark = f"{strange} entries that are no numbers count as missing"

@@ -141,7 +141,8 @@ def frame_of(source: Any) -> Any:
             return pa.Table.from_pandas(source, preserve_index=False)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise ConfigError(f"the frame cannot be read ({first_line(error)})") from None
+    lazy = "; call its collect() first" if hasattr(source, "collect") else ""
     raise ConfigError(
         "a table is needed (a file, a pandas or polars frame, a Dataset, a mapping of columns), "
-        f"not {type(source).__name__}"
+        f"not {type(source).__name__}{lazy}"
     )

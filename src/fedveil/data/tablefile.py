@@ -26,6 +26,8 @@ DECIMAL = b"decimal"  # key of metadata: the mark a table's form suggests, or a 
 _DELIMITERS = ",;\t|"
 WHOLE = r"^(0|-?[1-9]\d{0,17})$"  # a whole number in its one spelling
 _POINT_ZERO = r"^(0|-?[1-9]\d{0,17})\.0+$"  # the same as a spreadsheet may write it
+_ANY_NUMBER = "|".join((cells.NUMBER, cells.THOUSANDS, cells.COMMA))
+_DAY = r"^\d{4}-\d\d-\d\d$"
 _AS_UTF8 = "save the file as UTF-8, or convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW"
 
 
@@ -292,7 +294,7 @@ def tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell: 
     """Decode, trim, and make every kind of missing value null."""
     kind = column.type
     if pa.types.is_dictionary(kind):
-        column = column.cast(kind.value_type)
+        column = _decoded(column)
         kind = column.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         _need_utf8(path, name, column)
@@ -305,9 +307,7 @@ def tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell: 
         if exact:
             text = pc.replace_substring_regex(text, _POINT_ZERO, r"\1")
             return text.cast(pa.int64()) if _all_match(text, WHOLE) else text
-        if typed or by_cell:
-            return text
-        return _reread(text, column)
+        return text if by_cell else _reread(text, column, typed)
     if pa.types.is_decimal(kind):
         column = column.cast(pa.float64())
         kind = column.type
@@ -324,6 +324,15 @@ def tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell: 
     return column
 
 
+def _decoded(column: Any) -> Any:
+    """Codes into a list of values, as frames keep categories, as the values themselves."""
+    kind = column.type.value_type
+    if not pa.types.is_string_view(kind):
+        return column.cast(kind)
+    parts = [part.dictionary.cast(pa.string()).take(part.indices) for part in column.chunks]
+    return pa.chunked_array(parts, pa.string())
+
+
 def _all_match(text: Any, pattern: str) -> bool:
     matches = pc.match_substring_regex(text, pattern)
     return text.null_count < len(text) and bool(pc.all(matches).as_py())
@@ -331,12 +340,20 @@ def _all_match(text: Any, pattern: str) -> bool:
 
 def _comma_is_decimal(text: Any) -> bool:
     """Whether these numbers can only be meant with a decimal comma."""
-    text = pc.utf8_trim_whitespace(text)
+    text = cells.undressed(pc.utf8_trim_whitespace(text))
     return _all_match(text, cells.COMMA) and not _all_match(text, cells.THOUSANDS)
 
 
-def _reread(text: Any, column: Any) -> Any:
-    """A CSV column whose blanks or commas may have hidden its type, parsed again without them."""
+def _reread(text: Any, column: Any, typed: bool) -> Any:
+    """A column whose blanks, commas or signs may have hidden its type, parsed again without them;
+    if it is `typed`, text without signs is meant as text."""
+    if _all_match(text, cells.MONTH) and _all_match(dated := cells.with_digits(text), _DAY):
+        return _reparsed(dated)
+    bare = cells.undressed(text)
+    if not bare.equals(text) and _all_match(bare, _ANY_NUMBER):
+        text = bare
+    elif typed:
+        return text
     if _all_match(text, cells.THOUSANDS):
         text = pc.replace_substring(text, ",", "")
     elif _comma_is_decimal(text):

@@ -61,9 +61,12 @@ def statement_of(guarantee: Guarantee) -> str:
 
 def summary_of(guarantee: Guarantee) -> str:
     """The guarantee in four plain lines; `statement_of` says all of it."""
-    lines = [_verdict(guarantee)]
+    lines, model = [_verdict(guarantee)], guarantee.privacy_model
     if not guarantee.certified:
-        lines[0] += f" {guarantee.reason[0].upper()}{guarantee.reason[1:]}."
+        first, *others = guarantee.reason.split("; ")
+        more = f", and {_many(len(others), 'more reason')}" if others else ""
+        lines[0] += f" {first[0].upper()}{first[1:]}{more}."
+    first = next(said for said in guarantee.not_covered if said not in model.unprotected)
     what = CHANGE[guarantee.unit, guarantee.adjacency]
     if math.isfinite(guarantee.epsilon):
         would = "can" if guarantee.certified else "could"
@@ -72,7 +75,7 @@ def summary_of(guarantee: Guarantee) -> str:
             f"{_surest(guarantee)} certainty, where a blind guess has 50 %."
         )
     lines.append(f"It rests on this, among others: {_trusted(guarantee)[0]}")
-    lines.append(f"It does not cover, among others: {guarantee.not_covered[0]}")
+    lines.append(f"It does not cover, among others: {first}")
     return "\n".join(lines)
 
 

@@ -180,8 +180,8 @@ class TensorBoard(Callback):
 
 
 class Mlflow(Callback):
-    """Logs what is run, and each round's figures, to the active run of MLflow: `pip install
-    "fedveil[mlflow]"`."""
+    """Logs what is run, and each round's figures, to the active run of MLflow, or to a new one if
+    none is: `pip install "fedveil[mlflow]"`."""
 
     def __init__(self) -> None:
         try:
@@ -189,9 +189,17 @@ class Mlflow(Callback):
         except ImportError:
             raise ConfigError('MLflow: pip install "fedveil[mlflow]"') from None
         self._mlflow: Any = mlflow
+        self._own = False  # whether the active run is ours to end
 
     def on_begin(self, facts: Mapping[str, Any]) -> None:
+        self._own = self._mlflow.active_run() is None
+        if self._own:  # else MLflow would keep one open that the next run could not log to
+            self._mlflow.start_run()
         self._mlflow.log_params(dict(facts))
 
     def on_round(self, report: RoundReport) -> None:
         self._mlflow.log_metrics(figures_of(report), step=report.round_number)
+
+    def on_end(self) -> None:
+        if self._own:
+            self._mlflow.end_run()

@@ -171,16 +171,18 @@ class Run(Displayed):
         facts = facts_of(self.plan) if self.callbacks else {}
         for one in self.callbacks:
             one.on_begin(facts)
-        while self.rounds_left > 0 and not self.stopped:
-            report = play_round(self, last=self.rounds_left == 1)
-            said = [one.on_round(report) for one in self.callbacks]  # all are told
-            if any(said):
-                check_stop(facts)
-                self.stopped = True
-                self.save()
-            yield report
-        for one in self.callbacks:
-            one.on_end()
+        try:
+            while self.rounds_left > 0 and not self.stopped:
+                report = play_round(self, last=self.rounds_left == 1)
+                said = [one.on_round(report) for one in self.callbacks]  # all are told
+                if any(said):
+                    check_stop(facts)
+                    self.stopped = True
+                    self.save()
+                yield report
+        finally:  # also of a run that is left early
+            for one in self.callbacks:
+                one.on_end()
 
     def finish(self) -> Metrics:
         """Train to the end and evaluate."""

@@ -42,12 +42,20 @@ class Scores:
 
     @property
     def warning(self) -> str:
-        """A sentence if the model is not clearly better than the constant answer, else empty."""
-        if self.clearly_better:
+        """A sentence if the model is not clearly better than the constant answer, or if its classes
+        are not though its probabilities are; else empty."""
+        if not self.clearly_better:
+            return (
+                f"on these {self.rows} rows the model is not clearly better than answering "
+                f"{self.constant_answer} every time; it may have learned nothing"
+            )
+        right, usual = self.figures.get("accuracy"), self.constant.get("accuracy")
+        if right is None or usual is None or right >= usual:
             return ""
         return (
-            f"on these {self.rows} rows the model is not clearly better than answering "
-            f"{self.constant_answer} every time; it may have learned nothing"
+            "its probabilities are worth more than a constant answer, but its likeliest class is "
+            f"right in {right:.1%} of {self.rows} rows, and always answering "
+            f"{self.constant_answer} in {usual:.1%}; use the probabilities"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,6 +64,7 @@ class Scores:
             **self.figures,
             "constant": {"answer": self.constant_answer, **self.constant},
             "clearly_better_than_constant": self.clearly_better,
+            "warning": self.warning,
         }
 
 
