@@ -163,9 +163,12 @@ def test_better_probabilities_but_fewer_hits_than_the_constant_are_said_to_be_so
     assert found.clearly_better
     assert found.warning == (
         "its probabilities are worth more than a constant answer, but its likeliest class is right "
-        "in 75.0% of 4000 rows, and always answering 'class 0' in 87.5%; use the probabilities"
+        "in 75.0% of 4000 rows, and always answering 'class 0' in 87.5%; use the probabilities, or "
+        "class weights"
     )
-    positive[1:4000:8] = 0.05
+    positive[1:4000:8] = 0.05  # always class 0, too
+    assert "right in 87.5%" in _tallied(np.column_stack([1 - positive, positive]), targets).warning
+    positive[targets == 1] = 0.55
     assert not _tallied(np.column_stack([1 - positive, positive]), targets).warning
 
 

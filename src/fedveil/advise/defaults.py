@@ -289,8 +289,9 @@ class _Search:
         averaged = "" if chosen.server.average is None else ", the last rounds' models averaged"
         return (
             f"Settings: {training.rounds} rounds of {local} at rate {training.learning_rate:g}, "
-            f"{whose} clipped to {clip:g}{averaged}; chosen by {self.runs} short runs on made-up data with "
-            "these columns, clients and budget, not by looking at any row. --set changes them."
+            f"{whose} clipped to {clip:g}{averaged}; chosen by {self.runs} short runs on made-up "
+            "data with these columns, clients and budget, not by looking at any row. --set changes "
+            "them."
         )
 
     @property

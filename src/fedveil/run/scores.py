@@ -50,12 +50,12 @@ class Scores:
                 f"{self.constant_answer} every time; it may have learned nothing"
             )
         right, usual = self.figures.get("accuracy"), self.constant.get("accuracy")
-        if right is None or usual is None or right >= usual:
+        if right is None or usual is None or right > usual:
             return ""
         return (
             "its probabilities are worth more than a constant answer, but its likeliest class is "
             f"right in {right:.1%} of {self.rows} rows, and always answering "
-            f"{self.constant_answer} in {usual:.1%}; use the probabilities"
+            f"{self.constant_answer} in {usual:.1%}; use the probabilities, or class weights"
         )
 
     def to_dict(self) -> dict[str, Any]:
