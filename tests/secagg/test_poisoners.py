@@ -23,6 +23,7 @@ from fedveil.secagg.errors import (
     SecureAggregationError,
 )
 from fedveil.secagg.messages import Confirm, Disclosure, Masked, Sharers, Shares, Survivors, Unmask
+from fedveil.secagg.relay import Kept
 from fedveil.secagg.shares import split
 from tests.secagg.play import assemble, peek, plain_sum, small_vectors
 
@@ -632,6 +633,16 @@ def test_a_sparse_round_survives_every_kind_of_poison(round_number):
     settled(play)
     assert {fault.device for fault in play.server.faults} <= {BAD}
     assert play.server.suspects <= {BAD}
+
+
+def test_one_disclosure_is_settled_without_walking_over_all_complaints(monkeypatch):
+    # Colluders may complain about everybody: thousands of pairs in a large cohort.
+    cast = assemble(5, min_honest=3, max_dropout=0.2)
+    play = shared(cast, garbage_seals({20}))
+    finished(play)
+    frame = play.rounds[20].disclose(play.server.dealt_by(BAD))
+    monkeypatch.setattr(Kept, "disputes", lambda _: pytest.fail("all of them"))
+    assert play.server.settle(frame) is not None
 
 
 @pytest.mark.parametrize("field", ["sealed", "marks", "checks", "wrapped", "roots"])

@@ -85,3 +85,11 @@ def test_shards_of_a_cohort_are_rounds_of_their_own_whose_sums_add_up():
     # Nobody is in two shards: the difference of their sums would show its vector.
     with pytest.raises(RuleBroken):
         cast.devices[20].join(servers[1].open(1, [20, *shards[1]], 5, 32).plan)
+
+
+def test_simulated_devices_keep_one_copy_of_a_plan():
+    # Each of 10,000 would hold 10,000 ids: gigabytes.
+    cast = assemble(5)
+    plan = cast.play().server.plan
+    members = {id(one.join(plan).layout.plan.members) for one in cast.devices.values()}
+    assert len(members) == 1

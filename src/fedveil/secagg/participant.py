@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -174,8 +175,9 @@ class Participant:
         does not have those of the whole cohort. The same plan again gives the same round again, as
         long as the device runs.
         """
-        plan = wire.read(frame, RoundPlan, self._limit(RoundPlan), self._server)
-        digest = wire.message_digest(frame)
+        limit = self._limit(RoundPlan)
+        wire.expect(frame, RoundPlan, limit)
+        plan, digest = _signed_plan(frame, limit, self._server.public_bytes_raw())
         with self._lock:
             known = self._open.get(digest)
             if known is not None:
@@ -282,3 +284,10 @@ class Participant:
         if terms is not None:
             terms.check(self.params, len(plan.members), plan.dimension)
         return terms
+
+
+@lru_cache(maxsize=4)
+def _signed_plan(frame: bytes, limit: int, server: bytes) -> tuple[RoundPlan, bytes]:
+    """A plan and its digest; cached, because a simulation's devices all read the same one."""
+    author = Ed25519PublicKey.from_public_bytes(server)
+    return wire.read(frame, RoundPlan, limit, author), wire.message_digest(frame)

@@ -172,6 +172,11 @@ class Kept:
         """Who complains about whose shares: pairs of holder and dealer."""
         return self._pairs(self.bad)
 
+    def complains(self, holder: int, dealer: int) -> bool:
+        """Whether one of these pairs is that of two devices."""
+        place = self.places[holder]
+        return dealer in self.members[self.neighbours[place][self.bad[place]]]
+
     # --- evidence ---------------------------------------------------------------------------------
 
     def dealt_frame(self, place: int) -> bytes:

@@ -353,7 +353,7 @@ class ServerRound:
         if identity is None or claims.context != self.layout.digest:
             raise OutOfTurn(f"device {claims.device}: a disclosure of another round or cohort")
         message = wire.read(frame, Disclosure, SLACK, identity)
-        if (claims.device, message.dealer) not in self.disputes:
+        if not self._kept.complains(claims.device, message.dealer):
             raise OutOfTurn(f"device {claims.device} has not complained in time")
         frames = (self.dealt_by(message.dealer), frame)
         found = Fault(message.dealer, claims.device, Wrong.SEAL, self.layout.digest, frames)
