@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from fedveil.deploy import engine_kit
 from fedveil.deploy.engine_kit import EngineProcess, write_kit
 from fedveil.deploy.homes import HubHome, SiteHome
 from fedveil.deploy.site_service import SiteService
+from fedveil.deploy.sockets import check_free, free_port
 from tests.deploy.hospitals import COLUMNS, POLICY, SITES, table
 
 SHELL = [word for site in SITES for word in ("--site", site)]
@@ -236,3 +238,66 @@ def test_a_second_process_for_one_directory_is_refused(here: Path, capsys: Any) 
         assert home.running
         with pytest.raises(ConfigError, match="another process runs it"):
             home.lock()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("[budget]", "budget = 3\n[bdget]"), "say what a run may cost"),
+        (("epsilon = 50.0", "epsilon = -1.0"), "lifetime.epsilon = -1.0: need a number above 0"),
+        (('"record", "client"', '"patient"'), "unknown 'patient'; there are record, client"),
+        (("[show]", '[ask]\nhubs = ["..."]\n[show]'), "ask.hubs names others than this"),
+        (("[show]", "[show"), "not valid TOML"),
+    ],
+)
+def test_a_wrong_policy_is_refused_when_a_site_joins(
+    change: tuple[str, str], said: str, here: Path, capsys: Any
+) -> None:
+    init(capsys)
+    (here / "policy.toml").write_text(POLICY.replace(*change))
+    bundle = ("hospitals/bundles/north.bundle", "--data", "patients.csv")
+    assert said in refusal(capsys, "site", "join", *bundle, "--policy", "policy.toml")
+    assert not (here / "north").exists()
+
+
+def test_an_owner_is_told_what_the_schema_does_not_describe(here: Path, capsys: Any) -> None:
+    init(capsys, "--holdout", "0.2")
+    lines = table(50, 1).splitlines()
+    wards = sum(",c," in line for line in lines)
+    lines[1], lines[2], lines[3] = "old,120,a,true,0", "130,120,a,true,1", "30,120,a,,2"
+    wards -= sum(",c," in line for line in table(50, 1).splitlines()[1:4])
+    (here / "patients.csv").write_text("\n".join(lines) + "\n")
+    joined = join(capsys)
+    assert joined["rows"] + joined["held_out"] == 49
+    assert joined["notes"] == [
+        "1 of 50 rows have no label and are left out",
+        "column 'age': 1 of 50 values are no number",
+        "column 'age': 1 of 50 are outside 0 to 100, and count as the nearer end",
+        f"column 'ward': {wards} of 50 values are none of a, b",
+    ]
+
+
+def test_a_hub_whose_port_is_taken_says_so(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(ConfigError, match=r"port \d+: Address already in use; stop what"):
+            check_free(other.getsockname()[1], 0.0)
+    check_free(free_port(), 0.0)
+
+
+def test_status_says_that_the_hub_does_not_run(here: Path, capsys: Any) -> None:
+    init(capsys)
+    assert answer(capsys, "federation", "status", "--home", "hospitals")["running"] is False
+    assert main(["federation", "status", "--home", "hospitals"]) == 0
+    said = capsys.readouterr().out
+    assert "the hub is not running" in said
+    assert "None" not in said
+
+
+def test_only_a_run_that_has_ended_is_evaluated(here: Path, capsys: Any) -> None:
+    init(capsys)
+    said = refusal(capsys, "federation", "evaluate", "nothing", "--home", "hospitals")
+    assert "run 'nothing': no such run has ended" in said

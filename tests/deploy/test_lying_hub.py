@@ -20,12 +20,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.deploy.envelope import Message, seal, unseal
 from fedveil.deploy.facts import Facts
-from fedveil.deploy.guard import MOST_PLANS, MOST_RUNS
+from fedveil.deploy.guard import MOST_PLANS, MOST_REQUESTS, MOST_RUNS
 from fedveil.deploy.plan_document import PlanDocument, planned, resolved
+from fedveil.deploy.work import Training
 from fedveil.secagg.keys import new_keys
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.server import Server
-from tests.deploy.world import POLICY, World, facts_of, recipe_of, world
+from tests.deploy.test_equality import image_rows
+from tests.deploy.world import POLICY, World, facts_of, recipe_of, rows, world
 
 
 @pytest.fixture
@@ -95,8 +97,8 @@ LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
         "needs images|none of logistic, mlp",
     ),
     "a method that is not allowed": (
-        lambda d: set_in(d, "training", method="laplacian-smoothing"),
-        "method 'laplacian-smoothing' is none of",
+        lambda d: set_in(d, "training", method="ae-dpfl"),
+        "method 'ae-dpfl' is none of",
     ),
     "no noise": (lambda d: set_in(d, "training", method="fedavg"), "none of|no noise"),
     "rounds without end": (
@@ -420,3 +422,78 @@ def test_sites_told_different_clips_are_not_in_one_sum(made: World) -> None:
     header = {"kind": "train", "run": document.digest, "round": 0, "purpose": "update"}
     later = ask(made, 0, Message({**header, "clip": 2 * first}, (b"", b"")))
     assert "opened under another clip" in later.header["reason"]
+
+
+def test_two_lists_with_one_fingerprint_are_too_many_to_try(made: World) -> None:
+    """A hub that makes up keys for two lists looks for a collision, not for a given list: that
+    takes the square root of all fingerprints, and must be out of reach (2^100)."""
+    digits = made.members.fingerprint.replace("-", "")
+    assert len(bytes.fromhex(digits)) * 8 >= 200
+
+
+def test_requests_about_a_round_do_not_fill_the_memory(made: World, tmp_path: Path) -> None:
+    run = made.hub().start(recipe_of(training__rounds=1), facts_of(made.data), tmp_path / "run")
+    run.finish()
+    (digest,) = made.guards["site-0"]._runs
+    header = {"kind": "disclose", "run": digest, "round": 0, "purpose": "update"}
+    said = [ask(made, 0, Message({**header, "n": n})).header for n in range(MOST_REQUESTS + 1)]
+    assert said[0]["status"] == "done"
+    assert said[-1]["reason"] == "100 requests about one round: go on with the next one"
+    assert ask(made, 0, Message({**header, "n": 0})).header["status"] == "done"  # as before
+
+
+def test_why_training_fails_is_not_told(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason may depend on rows: the hub hears a constant, and the round is paid for."""
+    document = document_of(made, training__method="client-noise", aggregation__secure=None)
+    assert begin(made, document, accepted(made, document)).header["status"] == "done"
+    header = {"kind": "train", "run": document.digest, "purpose": "update", "clip": None}
+    for number, kind in enumerate((ConfigError, ZeroDivisionError)):
+
+        def fail(*args: object, kind: type[Exception] = kind) -> None:
+            raise kind("patient 17 has no age")
+
+        monkeypatch.setattr(Training, "_trained", fail)
+        reply = ask(made, 0, Message({**header, "round": number}, (b"", b"")))
+        assert reply.header["reason"] == "this site could not compute its part"
+    assert made.guards["site-0"].store.ledger.runs() == {document.digest: 2}
+
+
+def test_correlated_noise_is_refused_before_anything_is_paid() -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.correlated: sites pay round by round"):
+        planned(
+            recipe_of(
+                training__method="dp-fedavg",
+                privacy__trust="central",
+                aggregation__secure=None,
+                privacy__correlated="square-root",
+                training__sampling="round-robin",
+                training__cohort=3,
+                training__rounds=4,
+            ),
+            facts_of(rows(6)).federation(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("asked", "sizes", "reason"),
+    [
+        ({"angles": 10**9}, None, "1000000000 angles"),
+        ({"scales": 2, "angles": 32}, None, "4,356 features of one image; sites take"),
+        ({"scales": 9}, None, "9 octaves are 512 pixels"),
+        ({"scales": 1, "angles": 2}, (10, 2**39, 2**39), "another number of records"),
+    ],
+)
+def test_features_cost_a_site_no_more_than_its_images(
+    asked: dict[str, Any], sizes: tuple[int, ...] | None, reason: str, tmp_path: Path
+) -> None:
+    """Neither by what is worked out of one image, nor by rows that other sites are said to have."""
+    made = world(tmp_path, data=image_rows())
+    try:
+        given = {"model__features": "scattering", "model__scales": 1, "model__angles": 2}
+        honest = document_of(made, **given)
+        lie = set_in(honest, "model", **asked)
+        facts = honest.facts if sizes is None else replace(honest.facts, sizes=sizes)
+        assert re.search(reason, propose(made, replace(lie, facts=facts)).header["reason"])
+        assert propose(made, honest).header["status"] == "done"
+    finally:
+        made.close()

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from fedveil.cli import main
+from fedveil.cli.federation import _budget
 from fedveil.cli.hub import finish
 from fedveil.core.errors import ConfigError
 from fedveil.deploy import certificates
 from fedveil.deploy.certificates import Pair
 from fedveil.deploy.envelope import Message, claimed, seal
 from fedveil.deploy.homes import Bundle, SiteHome, keep_pair
+from fedveil.deploy.hub_service import _site_status
 from tests.deploy.hospitals import SITES, Hospitals, hospitals
 
 
@@ -283,3 +285,12 @@ def test_nobody_trains_without_noise(made: Hospitals) -> None:
     ended = service.queue.ended("first")
     assert ended is not None
     assert "nobody trains without noise" in ended["reason"]
+
+
+def test_what_a_site_says_of_itself_is_shown_as_one_harmless_line(made: Hospitals) -> None:
+    """A site that lies: letters that steer a terminal, half a budget, and no text at all."""
+    said = {"stopped": "\x1b]0;gone\x07\nnorth: ready", "epsilon": 1.0, "version": 7}
+    shown = _site_status(made.hub, "north", Message(said))
+    assert shown["state"] == " ]0;gone  north: ready"
+    assert (shown["version"], shown["spent"], shown["epsilon"]) == ("", None, 1.0)
+    assert _budget(shown["spent"], shown["epsilon"]) == ""

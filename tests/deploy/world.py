@@ -29,8 +29,16 @@ NAME = "hospitals"
 POLICY: dict[str, Any] = {
     "budget": {"epsilon": 60.0, "delta": 1e-5},
     "allow": {
-        "methods": ["dp-fedavg", "ddgauss", "client-noise", "gradient-noise", "dp-sgd"],
-        "models": ["logistic", "mlp"],
+        "methods": [
+            "dp-fedavg",
+            "ddgauss",
+            "client-noise",
+            "gradient-noise",
+            "dp-sgd",
+            "bounded-sparse",
+            "laplacian-smoothing",
+        ],
+        "models": ["logistic", "mlp", "lstm"],
         "units": ["client", "record"],
         "parameters": 5_000,
         "rounds": 10,
@@ -134,6 +142,7 @@ def world(
     seed: int | None = None,
     courier: Courier | None = None,
     trust: Trust = Trust.DISTRIBUTED,
+    data: Federation | None = None,
 ) -> World:
     """A federation whose guards are running."""
     key = Ed25519PrivateKey.generate()
@@ -153,7 +162,7 @@ def world(
         identities[f"site-{number}"] = keys.identity.public_key().public_bytes_raw()
     members = Members(NAME, key.public_key().public_bytes_raw(), identities)
     rules = Policy.of(policy or POLICY)
-    made = World(folder, rows(sites), members, key, rules, seed, courier or MemoryCourier())
+    made = World(folder, data or rows(sites), members, key, rules, seed, courier or MemoryCourier())
     for site in members.names:
         made.guard(site)
     return made

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedveil.deploy.hub_service import Queue
 
 _POLL = 0.2  # seconds
+_NOT_RUNNING = "the hub is not running; start it with: fedveil hub start"
 _HOME: console.Options = {"--home DIR": (Path, "the hub's directory (here)", Path())}
 _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
     "init": (
@@ -110,9 +111,9 @@ def _status(args: argparse.Namespace) -> int:
             (
                 one["site"],
                 one["state"],
-                one["version"] or "",
+                one["version"],
                 "yes" if one["trusts"] else "no",
-                "" if one["epsilon"] is None else f"{at_most(one['spent'])} of {one['epsilon']:g}",
+                _budget(one["spent"], one["epsilon"]),
                 f"{one['certificate_days']:.0f} days",
             )
             for one in document["sites"]
@@ -121,10 +122,16 @@ def _status(args: argparse.Namespace) -> int:
         console.table(f"federation {document['name']}", columns, rows)
         members = document["members"] or "not all sites have been here yet"
         console.say(members, heading="Members:")
+        if not document["running"]:
+            console.say(_NOT_RUNNING, heading="note:", colour="yellow")
         for run in document["queue"]:
             console.say(run, heading="Queued:")
 
     return console.answer(args, document, show)
+
+
+def _budget(spent: float | None, whole: float | None) -> str:
+    return "" if spent is None or whole is None else f"{at_most(spent)} of {whole:g}"
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -170,8 +177,7 @@ def _follow(home: HubHome, queue: Queue, name: str) -> None:
     """Show rounds as they are released, until the run has ended."""
     shown, waiting = 0, ""
     if not home.running:
-        said = "the hub is not running; start it with: fedveil hub start"
-        console.say(said, heading="waiting:", to=console.stderr())
+        console.say(_NOT_RUNNING, heading="waiting:", to=console.stderr())
     while (ended := queue.ended(name)) is None:
         if waiting != (now := queue.waiting(name)) and now:
             console.say(now, heading="waiting:", to=console.stderr())
@@ -231,6 +237,8 @@ def _evaluate(args: argparse.Namespace) -> int:
     home = _home(args)
     name = f"{args.run}-evaluation-{datetime.now():%Y%m%d-%H%M%S}"
     queue = Queue(home)
+    if (queue.ended(args.run) or {}).get("outcome") not in ("done", "stopped"):
+        raise ConfigError(f"run {args.run!r}: no such run has ended; see {home.runs}")
     queue.put(Job(name, {}, evaluate=args.run, noise=args.noise))
     _follow(home, queue, name)
     document = json.loads((home.runs / args.run / EVALUATION).read_text(encoding="utf-8"))

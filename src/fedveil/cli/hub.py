@@ -41,12 +41,13 @@ def execute(args: argparse.Namespace) -> int:
     from fedveil.deploy.homes import HubHome
     from fedveil.deploy.hub_service import HubService
     from fedveil.deploy.logs import log_to_stderr
-    from fedveil.deploy.sockets import SocketCourier
+    from fedveil.deploy.sockets import SocketCourier, check_free
 
     home = HubHome(args.home)
     log_to_stderr()
     with home.lock(), watched_apart(home.runs, newest=True) if args.watch else nullcontext():
         engine = EngineProcess(home)
+        check_free(home.agreement.port)
         service = HubService(home, SocketCourier(home.socket, home.path), finish)
         idle = threading.Event()
         try:

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from fedveil.cli import console
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from fedveil.deploy.homes import SiteHome
 
 _PAUSE = 1.0  # seconds between two looks at the engine
+_SILENCE = 60.0  # seconds without a word from the hub, until the owner is told
 _HOME: console.Options = {"--home DIR": (Path, "the site's directory (here)", Path())}
 _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
     "join": (
@@ -68,32 +70,37 @@ def _join(args: argparse.Namespace) -> int:
         if getattr(args, option) is None:
             raise ConfigError(f"--{option}: say which")
     from fedveil.deploy.homes import Bundle, SiteHome
+    from fedveil.deploy.policy import Policy
     from fedveil.deploy.schemas import read_schema_file
 
     bundle = Bundle.read(Path(args.bundle))
     agreement = bundle.agreement
+    Policy.read(args.policy).check_hub(agreement.hub)  # before rows are read, which takes longer
     agreed = {"arrays": agreement.arrays} if agreement.arrays else {"columns": agreement.columns}
     if args.schema is not None and read_schema_file(args.schema) != agreed:
         raise ConfigError(f"--schema {args.schema}: says something else than the bundle's schema")
     rows = agreement.rows(args.data)
     path = args.home or Path(bundle.site)
     SiteHome.create(path, bundle, args.data, args.policy)
+    notes = agreement.schema.remarks(args.data)
     document = {
         "site": bundle.site,
         "federation": agreement.name,
         "home": str(path),
         "rows": len(rows.train),
+        "held_out": len(rows.test),
         "inputs": math.prod(agreement.schema.shape),
         "label": agreement.label,
-        "notes": list(rows.notes),
+        "notes": notes,
     }
 
     def show() -> None:
         console.say(f"site {bundle.site!r} of {agreement.name!r} is in {path}", heading="Joined:")
         label = f"; label {agreement.label!r}" if agreement.label else ""
-        said = f"{len(rows.train):,}, as {document['inputs']:,} inputs{label}"
+        held = f", {len(rows.test):,} more are held out" if len(rows.test) else ""
+        said = f"{len(rows.train):,}, as {document['inputs']:,} inputs{label}{held}"
         console.say(said, heading="Rows:")
-        for note in rows.notes:
+        for note in notes:
             console.say(note, heading="note:", colour="yellow")
         console.say(f"fedveil site start --home {path}", heading="Next:")
 
@@ -114,7 +121,7 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
         engine, service = EngineProcess(home), SiteService(home)
         courier = SocketCourier(home.socket, home.path)
         courier.attach("fedveil", service.answer)
-        wait = threading.Event()
+        wait, quiet = threading.Event(), monotonic() + _SILENCE
         try:
             while not (home.path / "left").exists():
                 if service.certificate_changed.is_set():
@@ -125,6 +132,9 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
                         part()
                     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
                 engine.keep_running()
+                if not service.heard and monotonic() > quiet:
+                    service.complain()
+                    quiet = math.inf
                 wait.wait(_PAUSE)
             return 0
         finally:

@@ -22,7 +22,7 @@ from fedveil.data.table import from_table
 from fedveil.datasets import SOURCES, load
 from fedveil.methods.parts.from_recipe import choice
 from fedveil.methods.registry import METHODS, method_of
-from fedveil.models.features import named_features, with_features
+from fedveil.models.features import FeatureMap, named_features, with_features
 from fedveil.models.frozen import start_from
 from fedveil.models.losses import ClassWeights
 from fedveil.models.zoo import build
@@ -31,7 +31,7 @@ from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import default_delta
 from fedveil.recipes.sections import DataSection, ModelSection, Recipe
 
-__all__ = ["federation_of", "method_of", "model_of", "offer_of", "plan_of"]
+__all__ = ["features_of", "federation_of", "method_of", "model_of", "offer_of", "plan_of"]
 
 _LARGEST_BATCH = 2048  # beyond, rounding errors of a sum cost more than its records bring
 
@@ -122,16 +122,21 @@ def model_of(chosen: ModelSection, federation: Federation) -> nn.Module:
     )
 
 
-def plan_of(recipe: Recipe, federation: Federation) -> Plan:
-    """The plan of a recipe on its federation: noise calibrated, guarantee known."""
-    chosen = recipe.model
-    features = named_features(
+def features_of(chosen: ModelSection) -> FeatureMap | None:
+    """The fixed features that a recipe's model sees; None if it sees inputs as they are."""
+    return named_features(
         chosen.features,
         scales=chosen.scales,
         angles=chosen.angles,
         order=chosen.order,
         whiten=chosen.whiten,
     )
+
+
+def plan_of(recipe: Recipe, federation: Federation) -> Plan:
+    """The plan of a recipe on its federation: noise calibrated, guarantee known."""
+    chosen = recipe.model
+    features = features_of(chosen)
     if features is not None:
         federation = with_features(federation, features, keep=_decoded_in_cache(recipe.data))
     model = model_of(chosen, federation)

@@ -20,7 +20,6 @@ from fedveil.deploy.schemas import (
     TableSchema,
     public_examples,
     rows_of,
-    task_of,
 )
 
 ENGINES = ("flare", "flower")
@@ -94,7 +93,7 @@ class Agreement:
         """What a plan says about everybody's data."""
         known = self.schema
         return Facts(
-            self.name, str(task_of(known)), len(known.classes), known.shape, sizes, self.digest
+            self.name, str(known.task), len(known.classes), known.shape, sizes, self.digest
         )
 
     def at_hub(self, sizes: tuple[int, ...], test: Examples | None) -> Federation:
@@ -117,5 +116,5 @@ class Agreement:
     def of(table: Mapping[str, Any]) -> Agreement:
         try:
             return Agreement(**{**table, "sites": tuple(table["sites"])})
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise ConfigError(f"federation: not an agreement of this version ({error})") from None

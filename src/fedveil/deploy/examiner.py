@@ -12,9 +12,8 @@ from fedveil.data.federation import Federation
 from fedveil.deploy.members import Members
 from fedveil.deploy.plan_document import PlanDocument, parameters, planned
 from fedveil.deploy.policy import Policy
-from fedveil.deploy.scoring import Counting, Scoring, held_out
+from fedveil.deploy.scoring import Counting, Scoring
 from fedveil.deploy.work import Training, Work, scheduled
-from fedveil.engines.one_client import lone
 from fedveil.planning.limits import taken_from_records
 from fedveil.planning.plan import Plan
 from fedveil.privacy.guarantee import Guarantee
@@ -35,7 +34,7 @@ class Examiner:
         randomness: Randomness,
     ) -> None:
         self._number, self._members, self._store, self._policy = number, members, store, policy
-        self._data, self._held_out, self._randomness = lone(data, 0), held_out(data), randomness
+        self._data, self._randomness = data, randomness
         self._taken = taken_from_records(data, Unit.RECORD)
 
     def examined(self, data: bytes) -> tuple[Work, Roster]:
@@ -45,7 +44,7 @@ class Examiner:
         work: Work
         if document.scoring:
             scoring = self._scored(document)
-            work = Counting(document, scoring, self._number, self._held_out, self._randomness)
+            work = Counting(document, scoring, self._number, self._data, self._randomness)
         else:
             plan = self._planned(document)
             work = Training(document, plan, self._number, self._data, self._randomness)
@@ -102,7 +101,7 @@ class Examiner:
         self._policy.check(guarantee, guarantee.privacy_model, scoring.sums)
         self._check_stated(document, guarantee)
         self._check_size(document, Unit.RECORD)
-        if not len(self._held_out):
+        if not len(self._data.test):
             raise ConfigError("evaluation: this site holds no rows out")
         return scoring
 

@@ -10,8 +10,8 @@ import numpy as np
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation, Task
 
-MAX_PLAN = 1 << 24  # bytes
-_TASKS = (Task.CLASSIFICATION, Task.REGRESSION)
+MAX_PLAN = 1 << 20  # bytes; a thousand key cards fit, and sites keep what they have begun
+_TASKS = (Task.CLASSIFICATION, Task.REGRESSION, Task.SEQUENCE)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Facts:
 
     def __post_init__(self) -> None:
         if self.task not in _TASKS:
-            raise ConfigError(f"task = {self.task!r}: sites can train {' or '.join(_TASKS)}")
+            raise ConfigError(f"task = {self.task!r}: sites can train {', '.join(_TASKS)}")
         numbers = (*self.input_shape, *self.sizes)
         if not self.sizes or any(type(one) is not int or not 1 <= one < 2**40 for one in numbers):
             raise ConfigError("facts: input_shape and sizes need whole numbers above zero")
@@ -44,11 +44,13 @@ class Facts:
 
         `test`: public examples, at the hub.
         """
+        sequence = self.task == Task.SEQUENCE  # tokens, and one to predict at every place
         kind = np.float32 if self.task == Task.REGRESSION else np.int64
-        rows = sum(self.sizes)
-        inputs = np.broadcast_to(np.zeros((), np.float32), (rows, *self.input_shape))
-        targets = np.broadcast_to(np.zeros((), kind), (rows,))
-        none = Examples(np.zeros((0, *self.input_shape), np.float32), np.zeros(0, kind))
+        rows, own = sum(self.sizes), self.input_shape if sequence else ()
+        zero = np.zeros((), np.int64 if sequence else np.float32)
+        inputs = np.broadcast_to(zero, (rows, *self.input_shape))
+        targets = np.broadcast_to(np.zeros((), kind), (rows, *own))
+        none = Examples(inputs[:0].copy(), targets[:0].copy())
         return Federation(
             Examples(inputs, targets),
             np.concatenate([[0], np.cumsum(self.sizes)]),

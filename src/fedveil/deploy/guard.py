@@ -36,6 +36,7 @@ from fedveil.deploy.responder import Handlers, Responder, UnknownRun
 from fedveil.privacy.client_ledger import LifetimeBudgetExceeded
 from fedveil.secagg import derive
 from fedveil.secagg.aggregation import UPDATE
+from fedveil.secagg.aggregator import Ints
 from fedveil.secagg.device import DeviceRound
 from fedveil.secagg.device_store import DeviceStore
 from fedveil.secagg.errors import Doubted, SecureAggregationError
@@ -56,6 +57,7 @@ _log = logging.getLogger(__name__)
 ACCEPT = b"fedveil accepts plan "
 MOST_RUNS = 4  # in memory
 MOST_PLANS = 100  # looked at in an hour
+MOST_REQUESTS = 100  # answered in one round, a request and its repetitions counted once
 
 
 @dataclass
@@ -106,8 +108,7 @@ class Guard(Responder):
             raise ConfigError(f"site {site!r}: the members' list holds another key for it")
         self._data, self._randomness = data, randomness or Randomness(None)
         self._patience, self._stopped, self._keep_plan = patience, stopped, keep_plan
-        if policy.ask.hubs and members.hub.hex() not in policy.ask.hubs:
-            raise ConfigError("policy: ask.hubs does not name the hub of the members' list")
+        policy.check_hub(members.hub.hex())
         self._runs: dict[str, _Run] = {}
         self._plans: list[float] = []  # when they came
         self._charged: tuple[dict[str, int], float] = ({}, 0.0)
@@ -153,6 +154,8 @@ class Guard(Responder):
             raise BadFrame(f"message: unknown kind {kind!r}")
         digest = hashlib.sha256(frame).digest()
         if digest not in run.answers:  # the same request again gets the same answer
+            if len({*run.answers, *run.computing} - {digest}) >= MOST_REQUESTS:
+                raise BadFrame(f"{MOST_REQUESTS} requests about one round: go on with the next one")
             reply = steps[kind](run, request, digest)
             if reply.header["status"] != "done":
                 return reply
@@ -318,10 +321,11 @@ class Guard(Responder):
             return Message({"status": "working"})
 
     def _masked(self, work: Work, device: DeviceRound, request: Message) -> bytes:
-        return device.mask(work.summands(request).share(self.number, work.row(request)))
+        row = _computed(work.row, request)
+        return device.mask(work.summands(request).share(self.number, row))
 
     def _uploaded(self, work: Work, request: Message, paid: int) -> bytes:
-        row = work.upload(request)
+        row = _computed(work.upload, request)
         self.store.settle(paid, left=True)
         return row.astype("<i8").tobytes()
 
@@ -373,3 +377,14 @@ class Guard(Responder):
         if device is None or number != run.round_number:
             raise BadFrame(f"this site has not joined round {number + 1}, or has left it behind")
         return device
+
+
+def _computed(compute: Callable[[Message], Ints], request: Message) -> Ints:
+    """What is computed from rows. Why that fails may depend on them, and is the owner's to know."""
+    try:
+        return compute(request)
+    except BadFrame:  # about the request
+        raise
+    except Exception:
+        _log.exception("failed (train)")
+        raise BadFrame("this site could not compute its part") from None

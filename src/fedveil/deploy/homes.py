@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import tomllib
@@ -178,6 +179,7 @@ class SiteHome(Home):
     def create(path: Path, bundle: Bundle, data: Path, policy: Path) -> SiteHome:
         """Join: a store with the lifetime's budget, and keys that never leave."""
         rules = Policy.read(policy)
+        rules.check_hub(bundle.agreement.hub)
         named = {"site": bundle.site, "data": str(data.absolute()), "authority": bundle.authority}
         table = {**named, "federation": bundle.agreement.to_table()}
         with _new_directory(path):
@@ -230,10 +232,10 @@ class SiteHome(Home):
         proposed = self.proposed
         if proposed is None:
             raise ConfigError("members: the hub has sent no list yet; start the site and wait")
-        if proposed.fingerprint != fingerprint.strip().lower():
+        if proposed.fingerprint.replace("-", "") != re.sub(r"[\s-]", "", fingerprint).lower():
             raise ConfigError(
                 f"members: the list that the hub sent is {proposed.fingerprint}, not "
-                f"{fingerprint}; somebody was shown another list"
+                f"{fingerprint}; unless that is a slip, somebody was shown another list: trust none"
             )
         self.keep_members(proposed)
         return proposed

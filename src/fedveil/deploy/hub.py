@@ -67,6 +67,12 @@ class SitesAway(PrivacyRefusal):
     """Some sites are silent and none refuses: ask again when they are there."""
 
 
+def plain(said: object) -> str:
+    """What a site says, as one line that a terminal only shows."""
+    text = said if isinstance(said, str) else ""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:500])
+
+
 class Sites:
     """The sites of one federation, as the hub reaches them. Numbers are those of the members."""
 
@@ -103,7 +109,7 @@ class Sites:
                     continue
                 waiting.discard(number)
                 if status in ("refused", "unknown"):
-                    self.refusals[names[number]] = str(reply.header.get("reason"))
+                    self.refusals[names[number]] = plain(reply.header.get("reason"))
                 else:
                     replies[number] = reply
             if waiting and not working:
@@ -139,7 +145,10 @@ class Sites:
         replies = self.leg(dict.fromkeys(numbers, message), seconds)
         missing = [self.members.names[number] for number in numbers if number not in replies]
         if missing:
-            said = "; ".join(f"{name}: {self.refusals[name]}" for name in missing)
+            who: dict[str, list[str]] = {}  # by what they say
+            for name in missing:
+                who.setdefault(self.refusals[name], []).append(name)
+            said = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in who.items())
             kind = SitesAway if self.silent.issuperset(missing) else PrivacyRefusal
             raise kind(f"not every site takes part: {said}", "no round was run")
         return replies
@@ -423,7 +432,7 @@ class Hub:
         said = self.sites.everybody(Message({"kind": "hello"}), self.waits.shares)
         for number, one in said.items():
             if one.header.get("trusts") != self.sites.members.fingerprint:
-                why = one.header.get("stopped") or "it trusts another members' list"
+                why = plain(one.header.get("stopped")) or "it trusts another members' list"
                 raise PrivacyRefusal(
                     f"site {self.sites.members.names[number]!r} is not ready: {why}",
                     "its owner can help (fedveil site members, trust, start)",

@@ -26,7 +26,7 @@ from fedveil.deploy.courier import Courier, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, claimed, seal, unseal
 from fedveil.deploy.facts import Facts
 from fedveil.deploy.homes import HubHome, keep_pair, keep_secret, write_json
-from fedveil.deploy.hub import DOCUMENT, Hub, Known, SitesAway
+from fedveil.deploy.hub import DOCUMENT, Hub, Known, SitesAway, plain
 from fedveil.deploy.members import Members
 from fedveil.deploy.plan_document import PlanDocument, planned
 from fedveil.deploy.scoring import Scoring
@@ -322,6 +322,7 @@ def status_of(home: HubHome) -> dict[str, Any]:
     return {
         "name": home.agreement.name,
         "hub": home.agreement.address,
+        "running": home.running,
         "members": None if members is None else members.fingerprint,
         "sites": [_site_status(home, site, said[site]) for site in home.agreement.sites],
         "queue": service.queue.names(),
@@ -333,9 +334,9 @@ def _site_status(home: HubHome, site: str, said: Message | str) -> dict[str, Any
     figures = {name: header.get(name) for name in ("records", "epsilon", "spent")}
     return {
         "site": site,
-        "state": said if isinstance(said, str) else str(header.get("stopped") or "ready"),
-        "trusts": header.get("trusts"),
-        "version": str(header.get("version")),
+        "state": said if isinstance(said, str) else plain(header.get("stopped")) or "ready",
+        "trusts": plain(header.get("trusts")),
+        "version": plain(header.get("version")),
         **{name: one if type(one) in (int, float) else None for name, one in figures.items()},
         "certificate_days": round(certificates.days_left(home.site_certificate(site)), 1),
     }

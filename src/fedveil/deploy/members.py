@@ -55,9 +55,13 @@ class Members:
 
     @property
     def fingerprint(self) -> str:
-        """What owners read to each other: the same if they have the same list."""
+        """What owners read to each other: the same if they have the same list.
+
+        200 bits: a hub may make up keys for two lists until their fingerprints agree, which takes
+        the square root of all there are.
+        """
         digest = hashlib.sha256(b"fedveil members" + canonical(self._document)).hexdigest()
-        return "-".join(digest[at : at + 5] for at in range(0, 25, 5))
+        return "-".join(digest[at : at + 5] for at in range(0, 50, 5))
 
     @property
     def _document(self) -> dict[str, Any]:

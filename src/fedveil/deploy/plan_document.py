@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from fedveil.config import recipe as recipes
-from fedveil.config.assemble import model_of, plan_of
+from fedveil.config.assemble import features_of, model_of, plan_of
 from fedveil.config.recipe import DataSection, Recipe
 from fedveil.core.canonical import canonical
 from fedveil.core.errors import ConfigError
@@ -24,15 +24,18 @@ from fedveil.deploy.facts import MAX_PLAN, Facts, plan_digest
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.models.features import ScatteringFeatures, with_features
+from fedveil.models.scattering import Scattering
 from fedveil.models.zoo import own_name
 from fedveil.planning.plan import Plan
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
-from fedveil.recipes.sections import EngineSection, EvaluationSection
+from fedveil.recipes.sections import EngineSection, EvaluationSection, ModelSection
 from fedveil.run.sums import PrivateSum
 from fedveil.secagg.aggregation import COUNT, UPDATE
 from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.privacy_terms import PrivacyTerms
 
+MOST_ANGLES, MOST_FEATURES = 32, 16  # what a hub may ask a site to work out
 _OWN = (DataSection(), EngineSection(), EvaluationSection())
 
 
@@ -115,8 +118,27 @@ def resolved(recipe: Recipe, plan: Plan) -> dict[str, Any]:
     return recipes.to_table(plain)
 
 
+def seen(model: ModelSection, federation: Federation) -> Federation:
+    """The federation as the model of a recipe sees it, whose features may not cost too much."""
+    chosen = features_of(model)
+    if not isinstance(chosen, ScatteringFeatures):
+        return federation
+    shape = federation.input_shape
+    if len(shape) not in (2, 3):
+        raise ConfigError("model.features: scattering needs images")
+    made = Scattering(shape[0], shape[1], chosen.scales, chosen.angles, chosen.order)
+    numbers = math.prod(made.shape) * math.prod(shape[2:])
+    if chosen.angles > MOST_ANGLES or numbers > MOST_FEATURES * math.prod(shape):
+        raise ConfigError(
+            f"model.features: {chosen.angles} angles, {numbers:,} features of one image; sites "
+            f"take {MOST_ANGLES} angles, and {MOST_FEATURES} features for each of its numbers"
+        )
+    return with_features(federation, chosen)
+
+
 def parameters(recipe: Recipe, federation: Federation) -> int:
     """How large the model would be, found without making it."""
+    federation = seen(recipe.model, federation)
     try:
         with torch.device("meta"):
             module = model_of(recipe.model, federation)
@@ -144,6 +166,8 @@ def planned(recipe: Recipe, federation: Federation) -> Plan:
             "aggregation: sites add noise shares under a masked sum, or (client-noise) all noise "
             'of their own, or trust the hub with it (privacy.trust = "central")'
         )
+    if any(release.mechanism.bands > 1 for release in plan.releases(1)):
+        raise ConfigError("privacy.correlated: sites pay round by round; leave it out")
     if any(release.amplified for release in plan.releases(1)):
         raise ConfigError(
             "training.sampling: sites know when they are asked, so a secret cohort counts for "
@@ -151,8 +175,13 @@ def planned(recipe: Recipe, federation: Federation) -> Plan:
         )
     if sums is not None and sums.mode is not SecureMode.MASKED:
         raise ConfigError("aggregation.secure: across machines sums are 'masked'")
-    if sums is not None and not sums.params.topology(sums.cohort).complete:
-        raise ConfigError("aggregation.sparse: sites mask with everybody; leave it out")
+    if sums is not None and sums.params.drawers(
+        sums.cohort, sums.params.topology(sums.cohort).degree
+    ):
+        raise ConfigError(
+            "aggregation.sparse: sites draw no graphs; leave it out, or let a hub that is trusted "
+            "to be honest draw them (aggregation.honest_server)"
+        )
     return plan
 
 

@@ -73,6 +73,13 @@ class AllowPolicy:
     evaluation: bool = False
     honest_hub: bool = False
 
+    def __post_init__(self) -> None:
+        for key, kind in (("units", Unit), ("trust", Trust)):
+            for one in getattr(self, key):
+                if one not in tuple(kind):
+                    known = ", ".join(kind)
+                    raise ConfigError(f"policy: allow.{key}: unknown {one!r}; there are {known}")
+
 
 @dataclass(frozen=True)
 class CohortPolicy:
@@ -90,6 +97,12 @@ class AskPolicy:
 class LifetimePolicy:
     epsilon: float | None = None
     delta: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
+            raise ConfigError(f"policy: lifetime.epsilon = {self.epsilon}: need a number above 0")
+        if not 0 < self.delta < 1:
+            raise ConfigError(f"policy: lifetime.delta = {self.delta}: need a number in (0, 1)")
 
 
 @dataclass(frozen=True)
@@ -120,12 +133,18 @@ class Policy:
     @staticmethod
     def of(table: dict[str, Any]) -> Policy:
         """The policy in a table; what it does not name is not allowed."""
-        if "epsilon" not in table.get("budget", {}):
+        budget = table.get("budget", {})
+        if not isinstance(budget, dict) or "epsilon" not in budget:
             raise ConfigError("policy: say what a run may cost: [budget], epsilon = ...")
         try:
             return cast(Policy, build(Policy, table, "policy"))
         except ConfigError as error:
             raise ConfigError(str(error).replace("recipe: ", "", 1)) from None
+
+    def check_hub(self, hub: str) -> None:
+        """Refuse a hub, by its public key, that the owner has not named while naming others."""
+        if self.ask.hubs and hub not in self.ask.hubs:
+            raise ConfigError(f"policy: ask.hubs names others than this federation's hub, {hub}")
 
     def check_recipe(self, recipe: Recipe, model: str, parameters: int) -> None:
         """What can be seen before anything is computed; `model` is its name, resolved."""

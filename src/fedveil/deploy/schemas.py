@@ -14,10 +14,12 @@ import numpy as np
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.encoder import TableEncoder
+from fedveil.data.encoding import numbers_of
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.data.partition import IID
 from fedveil.data.schema import Kind, parse_schema, read_columns
 from fedveil.data.table import from_table
+from fedveil.data.tablefile import read_table
 
 ARRAYS = "arrays"
 
@@ -34,6 +36,9 @@ class RowSchema(Protocol):
         """Names of what is predicted; none if it is a number."""
 
     @property
+    def task(self) -> Task: ...
+
+    @property
     def unit(self) -> float:
         """What one stands for in a number that is predicted."""
 
@@ -46,9 +51,8 @@ class RowSchema(Protocol):
     def wrong_with(self, found: Federation) -> str:
         """What does not fit rows of the right shape that were encoded elsewhere; or nothing."""
 
-
-def task_of(schema: RowSchema) -> Task:
-    return Task.CLASSIFICATION if schema.classes else Task.REGRESSION
+    def remarks(self, path: Path) -> list[str]:
+        """What in an owner's file the schema does not describe, counted for its owner alone."""
 
 
 def rows_of(schema: RowSchema, path: Path, holdout: float) -> Federation:
@@ -56,7 +60,7 @@ def rows_of(schema: RowSchema, path: Path, holdout: float) -> Federation:
     if not path.is_dir():
         return schema.from_file(path, holdout)
     found = Federation.open(path)
-    known = (task_of(schema), len(schema.classes), schema.shape)
+    known = (schema.task, len(schema.classes), schema.shape)
     if (found.task, found.classes, found.input_shape) != known or found.clients != 1:
         raise ConfigError(f"data {path}: not one owner's rows of the agreed schema")
     if wrong := schema.wrong_with(found):
@@ -99,6 +103,10 @@ class TableSchema:
         return ("false", "true") if target.kind is Kind.BOOLEAN else target.categories
 
     @property
+    def task(self) -> Task:
+        return Task.CLASSIFICATION if self.classes else Task.REGRESSION
+
+    @property
     def unit(self) -> float:
         return 1.0 if self.classes else self.encoder.target.width
 
@@ -121,6 +129,28 @@ class TableSchema:
             path, label=self.label, schema=schema, partition=IID(1), test_fraction=holdout
         )
 
+    def remarks(self, path: Path) -> list[str]:
+        if path.is_dir():
+            return []
+        columns, said = self.encoder.columns, []
+        table = read_table(path, by_cell=columns, only={*columns, self.label})
+        encoded, rows = self.encoder.encode(table), table.num_rows
+        if count := table.column(self.label).null_count:
+            said.append(f"{count} of {rows} rows have no label and are left out")
+        for name, column in columns.items():
+            if count := int(encoded.unknown.get(name, np.zeros(0)).sum()):
+                known = ", ".join(column.categories[:8])
+                said.append(f"column {name!r}: {count} of {rows} values are none of {known}")
+            if not column.missing and (count := int(encoded.gaps[name].sum())):
+                said.append(f"column {name!r}: {count} of {rows} values are no {column.kind}")
+            low, high = column.min, column.max
+            if column.kind is Kind.NUMBER and low is not None and high is not None:
+                numbers = numbers_of(table.column(name), column)
+                if count := int(((numbers < low) | (numbers > high)).sum()):
+                    limits = f"{low:g} to {high:g}, and count as the nearer end"
+                    said.append(f"column {name!r}: {count} of {rows} are outside {limits}")
+        return said
+
     def wrong_with(self, found: Federation) -> str:
         named = found.features in ((), self.encoder.features)
         return "" if named else "its inputs are not those of the agreed schema"
@@ -128,39 +158,55 @@ class TableSchema:
 
 @dataclass(frozen=True)
 class ArraySchema:
-    """Images or signals: numbers from `low` to `high`, which models see as 0 to 1."""
+    """Images or signals: numbers from `low` to `high`, which models see as 0 to 1. Texts: `tokens`
+    instead of classes and numbers, of which the next one is predicted at every place."""
 
     shape: tuple[int, ...]
     classes: tuple[str, ...]
     low: float
     high: float
+    task: Task = Task.CLASSIFICATION
     unit: float = 1.0
 
     @staticmethod
     def of(given: Mapping[str, Any]) -> ArraySchema:
+        text = "tokens" in given
+        names = {"shape", "tokens"} if text else {"shape", "classes", "min", "max"}
         try:
-            shape, classes = tuple(given["shape"]), tuple(given["classes"])
-            low, high = float(given["min"]), float(given["max"])
+            shape, classes = tuple(given["shape"]), tuple(given["tokens" if text else "classes"])
+            limits = (0, len(classes) - 1) if text else (given["min"], given["max"])
+            low, high = map(float, limits)
         except (KeyError, TypeError, ValueError):
-            raise ConfigError("schema: [arrays] needs shape, classes, min and max") from None
+            raise ConfigError(
+                "schema: [arrays] needs shape, classes, min and max, or shape and tokens"
+            ) from None
         if not shape or any(type(one) is not int or one < 1 for one in shape):
             raise ConfigError(f"schema: shape = {list(shape)}: need whole numbers above zero")
-        names = [one for one in classes if isinstance(one, str) and one]
-        if len(set(names)) != len(classes) or len(classes) < 2:
-            raise ConfigError("schema: classes need two different names or more")
+        if text and len(shape) != 1:
+            raise ConfigError(f"schema: shape = {list(shape)}: texts need their length alone")
+        different = {one for one in classes if isinstance(one, str) and one}
+        if len(different) != len(classes) or len(classes) < 2:
+            raise ConfigError("schema: classes or tokens need two different names or more")
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ConfigError(f"schema: min = {low:g}, max = {high:g}: need a range")
-        if extra := set(given) - {"shape", "classes", "min", "max"}:
+        if extra := set(given) - names:
             raise ConfigError(f"schema: [arrays] does not know {sorted(extra)[0]!r}")
-        return ArraySchema(shape, classes, low, high)
+        return ArraySchema(
+            shape, classes, low, high, Task("sequence" if text else "classification")
+        )
 
     def named(self, plain: Federation) -> Federation:
+        if self.task is Task.SEQUENCE:
+            return replace(plain, class_names=self.classes)
         factor = np.asarray(1 / (self.high - self.low), np.float32)
         scaling = Scaling(np.asarray(self.low, np.float32), factor)
         return replace(plain, class_names=self.classes, scaling=scaling)
 
     def from_file(self, path: Path, holdout: float) -> Federation:
         raise ConfigError(f"data {path}: arrays come from a folder that Federation.save wrote")
+
+    def remarks(self, path: Path) -> list[str]:
+        return []
 
     def wrong_with(self, found: Federation) -> str:
         parts = [part.inputs for part in (found.train, found.test) if len(part)]

@@ -25,7 +25,7 @@ from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.deploy.envelope import Message
 from fedveil.deploy.facts import Facts
-from fedveil.deploy.plan_document import PlanDocument
+from fedveil.deploy.plan_document import PlanDocument, seen
 from fedveil.deploy.work import Work, weights_of
 from fedveil.models.flat import layout_of, load
 from fedveil.privacy.accounting import PrivacyModel, Release, account
@@ -59,6 +59,8 @@ class Scoring:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.noise) and self.noise > 0 and 0 < self.delta < 1):
             raise ConfigError("evaluation: noise must be above 0, delta in (0, 1)")
+        if self.facts.task == Task.SEQUENCE:
+            raise ConfigError("evaluation: of classes and numbers; texts are evaluated at the hub")
 
     @staticmethod
     def of(document: PlanDocument) -> Scoring:
@@ -110,13 +112,14 @@ class Counting(Work):
         document: PlanDocument,
         scoring: Scoring,
         number: int,
-        rows: Examples,
+        data: Federation,
         randomness: Randomness,
     ) -> None:
         super().__init__(document, scoring.terms(document.digest), scoring.sums, 1, 1)
-        self._scoring, self._number, self._rows = scoring, number, rows
-        self._randomness = randomness
-        self._module = model_of(document.parsed().model, document.facts.federation()).eval()
+        self._scoring, self._number, self._data = scoring, number, data
+        self._randomness, self._model = randomness, document.parsed().model
+        like = seen(self._model, document.facts.federation())
+        self._shape, self._module = like.input_shape, model_of(self._model, like).eval()
         self._layout = layout_of(self._module)
 
     def schedule(self, number: int) -> list[int]:
@@ -128,8 +131,11 @@ class Counting(Work):
     def row(self, request: Message) -> Ints:
         weights = weights_of(request.part(1), self._layout.size)
         load(self._module, weights)
-        batch = rows_at_once(self._module, self.document.facts.input_shape)
-        return _counts(self._module, self._rows, self._scoring, batch).reshape(-1)
+        rows, batch = (
+            held_out(seen(self._model, self._data)),
+            rows_at_once(self._module, self._shape),
+        )
+        return _counts(self._module, rows, self._scoring, batch).reshape(-1)
 
     def new_round(self) -> None:
         """There is one round."""

@@ -27,6 +27,7 @@ class SiteService:
     def __init__(self, home: SiteHome, randomness: Randomness | None = None) -> None:
         self.home, self._randomness = home, randomness
         self._lock, self._written = threading.Lock(), 0.0
+        self.heard = False  # anything from the hub
         self._store = home.store()
         self._handlers = {"members": self._proposed, "certificate": self._renewed}
         agreement = home.agreement
@@ -36,7 +37,13 @@ class SiteService:
         if home.members is not None:  # what is wrong is said at the start
             self._responder = self._guard(home.members)
 
+    def complain(self) -> None:
+        """Nothing has come from the hub."""
+        hub = self.home.agreement.address
+        _log.warning("no word from the hub at %s yet; see engine/engine.log", hub)
+
     def answer(self, frame: bytes) -> bytes:
+        self.heard = True
         reply = self._confirmed().answer(frame)
         if monotonic() - self._written > _COUNTERS:
             self._write_counters()

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic, sleep
 
 from fedveil.core.errors import ConfigError
 from fedveil.deploy.courier import Answer, Courier, Unreachable
@@ -164,6 +165,24 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def check_free(port: int, seconds: float = 10.0) -> None:
+    """Refuse a port at which somebody goes on listening: an engine would only log it."""
+    until = monotonic() + seconds  # an engine that was killed takes a moment to end
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed ones linger
+            try:
+                probe.bind(("0.0.0.0", port))
+                return
+            except OSError as error:
+                if monotonic() >= until:
+                    raise ConfigError(
+                        f"port {port}: {error.strerror}; stop what listens there, or found the "
+                        "federation with another --hub"
+                    ) from None
+        sleep(0.1)
 
 
 def accepts(port: int) -> bool:

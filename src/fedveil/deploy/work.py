@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -12,9 +13,10 @@ import torch
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
 from fedveil.deploy.envelope import BadFrame, Message
-from fedveil.deploy.plan_document import PlanDocument, terms_at
+from fedveil.deploy.plan_document import PlanDocument, seen, terms_at
 from fedveil.engines.choose import build_engine
-from fedveil.engines.contract import RoundRequest
+from fedveil.engines.contract import Engine, RoundRequest
+from fedveil.engines.one_client import lone
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
@@ -95,9 +97,16 @@ class Training(Work):
         counted = plan.releases(rounds)[0].counted_participations
         super().__init__(document, document.terms(plan), plan.secure_sums, rounds, counted)
         self.plan, self._number, self._randomness = plan, number, randomness
-        job = job_of(plan, randomness.of_client(number))
-        self._engine = build_engine(replace(job, federation=data, isolated=True), threads=1)
+        self._data = data
+        if plan.federation.featurizer is None:  # features take their time: in the first round
+            _ = self._engine
         self._norms: torch.Tensor | None = None  # of this round's update, [1]
+
+    @cached_property
+    def _engine(self) -> Engine:
+        job = job_of(self.plan, self._randomness.of_client(self._number))
+        own = _alone(seen(self.document.parsed().model, self._data))
+        return build_engine(replace(job, federation=own, isolated=True), threads=1)
 
     def schedule(self, number: int) -> list[int] | None:
         return scheduled(self.plan, number)
@@ -130,7 +139,8 @@ class Training(Work):
         self._norms = None
 
     def close(self) -> None:
-        self._engine.close()
+        if "_engine" in vars(self):
+            self._engine.close()
 
     def _updates(self, request: Message) -> PrivateSum:
         """The sum of updates, under the clip that the hub says the released counts have led to.
@@ -172,6 +182,11 @@ class Training(Work):
         self._norms = result.norms
         row: Ints = result.total.numpy()
         return row
+
+
+@lru_cache(maxsize=2)  # for all runs of a site
+def _alone(data: Federation) -> Federation:
+    return lone(data, 0)
 
 
 def weights_of(data: bytes, size: int) -> torch.Tensor:

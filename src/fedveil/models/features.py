@@ -199,11 +199,15 @@ def _made(federation: Federation, featurizer: Featurizer, keep: bool) -> Federat
     parts = {"train": federation.train, "test": federation.test}
     if federation.validation is not None:
         parts["validation"] = federation.validation
+    keep = keep and not federation.elsewhere
     home = cache_directory() / "features" / _key(featurizer, parts) if keep else None
     columns = None if home is None else _kept(home)
     if columns is None:
         _check_map(featurizer)
-        columns = {part: _mapped(featurizer, own.inputs) for part, own in parts.items()}
+        columns = {part: _mapped(featurizer, own.inputs) for part, own in _here(federation, parts)}
+        if federation.elsewhere:  # a stand-in for rows that are not here, which takes no room
+            shape = (len(federation.train), *featurizer.shape)
+            columns["train"] = np.broadcast_to(np.zeros((), np.float16), shape)
         columns = columns if home is None else _keep(home, columns)
     made = {part: Examples(columns[part], own.targets) for part, own in parts.items()}
     # Features lie in memory of their own: that their images were shared would not show any more.
@@ -219,6 +223,11 @@ def _made(federation: Federation, featurizer: Featurizer, keep: bool) -> Federat
         featurizer=featurizer,
         verified=True,  # `Featurizer` leaves nothing that is not finite
     )
+
+
+def _here(federation: Federation, parts: dict[str, Examples]) -> list[tuple[str, Examples]]:
+    """Those parts whose rows are on this machine."""
+    return [one for one in parts.items() if not (federation.elsewhere and one[0] == "train")]
 
 
 def _check_map(featurizer: Featurizer) -> None:
