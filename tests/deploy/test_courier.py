@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.deploy.courier import Courier, MemoryCourier, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
-from fedveil.deploy.sockets import SocketCourier, _send, relay, request
+from fedveil.deploy.sockets import SocketCourier, _receive, _send, relay, request
 from tests.deploy.courier_suite import LONG, CourierSuite
 
 
@@ -133,3 +134,23 @@ def test_strangers_and_giants_are_refused() -> None:
         unseal(frame, [stranger])
     with pytest.raises(BadFrame, match="at most 10"):
         unseal(frame, [PUBLIC], most=10)
+
+
+def test_a_long_message_that_is_not_all_there_brings_nothing(tmp_path: Path) -> None:
+    """It comes as a file in memory: one that is shorter than was said is no message, and no
+    descriptor is left open."""
+    one, other = socket.socketpair(socket.AF_UNIX)
+    before = len(os.listdir("/proc/self/fd"))
+    with one, other:
+        _send(one, bytes(1 << 20))
+        assert _receive(other) == bytes(1 << 20)
+        with (tmp_path / "short").open("w+b") as file:
+            file.write(bytes(100))
+            file.flush()
+            socket.send_fds(one, [(1 << 20).to_bytes(8, "little")], [file.fileno()])
+        with pytest.raises(OSError, match="cut off"):
+            _receive(other)
+        socket.send_fds(one, [(1 << 40).to_bytes(8, "little")], [one.fileno()])
+        with pytest.raises(OSError, match="too long"):
+            _receive(other)
+        assert len(os.listdir("/proc/self/fd")) == before

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from fedveil.data import cells
 from fedveil.data.encoding import as_text, numbers_of
@@ -179,7 +179,7 @@ def threshold(most: int, std: float, failure: float) -> float:
     """
     t = np.arange(1, most + 1)
     beyond = -np.expm1(np.log1p(-failure) / t)  # 1 - (1 - failure)^(1/t), which may be tiny
-    bounds = 1 / np.sqrt(t) + std * norm.isf(beyond)
+    bounds = 1 / np.sqrt(t) + std * -ndtri(beyond)
     return float(bounds.max()) + 1 / GRID  # noise is rounded to the grid, which may lift a vote
 
 

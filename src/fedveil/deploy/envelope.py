@@ -2,8 +2,8 @@
 
     frame = magic (4), Ed25519 signature (64), header's length (4), header (JSON), parts
 
-A request is signed by the hub. A reply is signed by the site, together with the request that it
-answers, so that no courier can give one request the answer of another.
+A request is signed by the hub. A reply is signed by the site, together with the signature of the
+request that it answers, so that no courier can give one request the answer of another.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def seal(message: Message, author: Ed25519PrivateKey, answers: bytes = b"") -> b
     """A signed frame; `answers`: the request to which it is the reply."""
     header = {**message.header, "parts": [len(part) for part in message.parts]}
     text = canonical(header)
-    body = len(text).to_bytes(4, "little") + text + b"".join(message.parts)
-    return MAGIC + author.sign(_signed(body, answers)) + body
+    body = (len(text).to_bytes(4, "little"), text, *message.parts)
+    return b"".join((MAGIC, author.sign(_signed(body, answers)), *body))
 
 
 def unseal(
@@ -79,7 +79,7 @@ def unseal(
         raise BadFrame(f"message: {len(frame)} bytes, at most {most} are taken")
     if len(frame) < _BODY + 4 or frame[:4] != MAGIC:
         raise BadFrame("message: not one of ours")
-    content = _signed(frame[_BODY:], answers)
+    content = _signed((memoryview(frame)[_BODY:],), answers)
     keys = map(Ed25519PublicKey.from_public_bytes, authors)
     if not any(signed(key, frame[4:_BODY], content) for key in keys):
         raise BadFrame("message: not signed by anybody who may send it")
@@ -111,6 +111,8 @@ def _cut(frame: bytes, at: int, sizes: Sequence[int]) -> Iterable[bytes]:
         at += size
 
 
-def _signed(body: bytes, answers: bytes) -> bytes:
-    kind = b"fedveil reply" if answers else b"fedveil request"
-    return kind + hashlib.sha256(answers).digest() + hashlib.sha256(body).digest()
+def _signed(body: Iterable[bytes | memoryview], answers: bytes) -> bytes:
+    kind, digest = b"fedveil reply" if answers else b"fedveil request", hashlib.sha256()
+    for part in body:
+        digest.update(part)
+    return kind + hashlib.sha256(answers[:_BODY]).digest() + digest.digest()

@@ -4,6 +4,9 @@ At a site the guard listens; the engine's part there asks it. At the hub the eng
 (`relay`), and `SocketCourier` asks it to forward requests. The engine's parts hold no fedveil keys.
 
     message = length (8 bytes), content
+
+A long content goes as a file in memory, whose descriptor is sent: a socket holds little at a time,
+and two processes that fill and empty it by turns wait for each other on a busy machine.
 """
 
 from __future__ import annotations
@@ -19,12 +22,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic, sleep
+from typing import IO
 
 from fedveil.core.errors import ConfigError
 from fedveil.deploy.courier import Answer, Courier, Unreachable
 from fedveil.deploy.envelope import MAX_FRAME
 
 _PR_SET_PDEATHSIG = 1  # of Linux, where engines run
+_LONG = 1 << 16  # bytes
 
 Forward = Callable[[str, bytes, float], bytes]  # site, frame, seconds; raises if nothing comes back
 
@@ -133,23 +138,43 @@ class SocketCourier(Courier):
 
 def _asking(site: str, frame: bytes, seconds: float) -> bytes:
     name, limit = site.encode(), min(int(seconds * 1000), 2**32 - 1)
-    return len(name).to_bytes(2, "little") + name + limit.to_bytes(4, "little") + frame
+    return b"".join((len(name).to_bytes(2, "little"), name, limit.to_bytes(4, "little"), frame))
 
 
 def _send(to: socket.socket, content: bytes) -> None:
-    to.sendall(len(content).to_bytes(8, "little"))
-    if content:  # without any, the other end may have answered and gone by now
-        to.sendall(content)
+    size = len(content).to_bytes(8, "little")
+    if len(content) < _LONG:
+        to.sendall(size + content)
+        return
+    with _in_memory() as file:
+        file.write(content)
+        socket.send_fds(to, [size], [file.fileno()])
 
 
 def _receive(of: socket.socket) -> bytes:
-    size = int.from_bytes(_exactly(of, 8), "little")
-    if size > MAX_FRAME + 1024:
-        raise OSError("too long")
-    return bytes(_exactly(of, size))
+    head, files, _, _ = socket.recv_fds(of, 8, 1)
+    try:
+        size = int.from_bytes(head + _exactly(of, 8 - len(head)), "little")
+        if size > MAX_FRAME + 1024:
+            raise OSError("too long")
+        if not files:
+            return _exactly(of, size)
+        with open(files[0], "rb", buffering=0, closefd=False) as file:
+            file.seek(0)
+            content = file.read(size) or b""
+        if len(content) < size:
+            raise OSError("cut off")
+        return content
+    finally:
+        for one in files:
+            os.close(one)
 
 
-def _exactly(of: socket.socket, size: int) -> bytearray:
+def _in_memory() -> IO[bytes]:
+    return open(os.memfd_create("fedveil", os.MFD_CLOEXEC), "wb", buffering=0)
+
+
+def _exactly(of: socket.socket, size: int) -> bytes:
     content = bytearray(size)
     view = memoryview(content)
     while view:
@@ -157,7 +182,7 @@ def _exactly(of: socket.socket, size: int) -> bytearray:
         if not got:
             raise OSError("cut off")
         view = view[got:]
-    return content
+    return bytes(content)
 
 
 def free_port() -> int:
