@@ -381,7 +381,7 @@ def test_the_hub_is_told_why_and_no_run_is_made(tmp_path: Path) -> None:
 
 
 def test_facts_hold_whole_numbers() -> None:
-    for wrong in ({"sizes": ()}, {"input_shape": (-1,)}, {"task": "sequence"}, {"classes": -1}):
+    for wrong in ({"sizes": ()}, {"input_shape": (-1,)}, {"task": "votes"}, {"classes": -1}):
         good: dict[str, Any] = {
             "name": "f",
             "task": "classification",
