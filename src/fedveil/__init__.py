@@ -22,9 +22,8 @@ does not load torch.
 
 import warnings
 from importlib import import_module
-from pathlib import Path
 
-from fedveil.core.loading import uncollected
+from fedveil.core.loading import homes_of, uncollected
 
 # Earlier names, which still work for a while.
 _RENAMED = {
@@ -45,11 +44,7 @@ _RENAMED = {
     "fu": "client_noise",
     "hu": "gradient_noise",
 }
-_HOMES = {  # lines of the typed list: from HOME import NAME as NAME
-    line.split()[3]: line.split()[1]
-    for line in Path(__file__).with_suffix(".pyi").read_text("utf-8").splitlines()
-    if line.startswith("from ")
-}
+_HOMES = homes_of(__file__)
 __all__ = sorted(_HOMES)
 
 

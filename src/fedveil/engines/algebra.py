@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.client.batches import step_counts
-from fedveil.client.steps import local_updates
 from fedveil.data.federation import Task
 from fedveil.engines.affine import Affine, Stack
-from fedveil.engines.batched import RowEngine, noise_streams
+from fedveil.engines.batched import RowEngine
 from fedveil.engines.contract import Cohort, GroupedEngine, Job, RunningSum, Train
 from fedveil.engines.dual_clients import DualClients, costs, dual_applies
-from fedveil.engines.moments import MomentGradients, Moments, MomentSupply
+from fedveil.engines.moments import MomentGradients, Moments, MomentSupply, add_by_moments
 from fedveil.engines.unrolled_affine_steps import UnrolledAffineSteps
 
 
@@ -74,7 +73,7 @@ class AlgebraEngine(GroupedEngine):
         return moments, dual & ~moments
 
     def _add_moments(self, total: RunningSum, places: Cohort) -> None:
-        job, rule, weights = total.job, total.job.rule, total.weights
+        rule, weights = total.job.rule, total.weights
         if self._moments is None:
             raise ValueError("no moments for this job")
         for begin in range(0, len(places), most := max(1, 2_000_000 // self._moments.width)):
@@ -87,14 +86,7 @@ class AlgebraEngine(GroupedEngine):
                 total.add_updates(where, updates, losses)
                 continue
             supply = MomentSupply(self._moments.of(clients, held), step_counts(held, rule))
-            rates = rule.learning_rate.of_round(total.round_number, len(supply.active))
-            streams = noise_streams(job, clients, total.round_number)
-            gradients = MomentGradients()
-            updates, losses = local_updates(weights, supply, rule, rates, gradients, streams)
-            final = None
-            if job.pipeline.sparsity:
-                final = gradients(weights + updates, supply.batch(0), None, 0.0)[0]
-            total.add_updates(where, updates, losses, final)
+            add_by_moments(total, where, weights, supply, MomentGradients())
 
 
 def moments_apply(job: Job) -> bool:

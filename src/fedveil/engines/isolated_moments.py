@@ -14,12 +14,10 @@ from torch import Tensor
 
 from fedveil.client.batches import step_counts
 from fedveil.client.records import as_tensor
-from fedveil.client.steps import local_updates
 from fedveil.engines.affine import Affine
 from fedveil.engines.algebra import moments_apply
-from fedveil.engines.batched import noise_streams
 from fedveil.engines.contract import Cohort, Job, RunningSum
-from fedveil.engines.moments import LaneGradients, MomentSupply, columns_of
+from fedveil.engines.moments import LaneGradients, MomentSupply, add_by_moments, columns_of
 from fedveil.engines.one_client import lone
 
 NARROW = 64  # weights above which products alone are faster; `rotation.SHORT` is no less
@@ -59,14 +57,7 @@ class LoneMoments:
             where = places[begin : begin + most]
             clients, held = total.cohort[where], total.sizes[where]
             supply = MomentSupply(self._moments(job, clients), step_counts(held, rule))
-            rates = rule.learning_rate.of_round(total.round_number, len(supply.active))
-            streams = noise_streams(job, clients, total.round_number)
-            gradients = LaneGradients()
-            updates, losses = local_updates(start, supply, rule, rates, gradients, streams)
-            final = None
-            if job.pipeline.sparsity:
-                final = gradients(start + updates, supply.batch(0), None, 0.0)[0].float()
-            total.add_updates(where, updates.float(), losses.float(), final)
+            add_by_moments(total, where, start, supply, LaneGradients())
         return places[:0]
 
     def _moments(self, job: Job, clients: Cohort) -> tuple[Tensor, Tensor]:

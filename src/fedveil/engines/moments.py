@@ -12,10 +12,11 @@ from torch import Tensor
 
 from fedveil.client.local_training import GradientClip
 from fedveil.client.records import Batch, as_tensor
+from fedveil.client.steps import local_updates
 from fedveil.data.federation import Federation
 from fedveil.engines.affine import Affine
-from fedveil.engines.batched import chunks_of
-from fedveil.engines.contract import Cohort
+from fedveil.engines.batched import chunks_of, noise_streams
+from fedveil.engines.contract import Cohort, RunningSum
 from fedveil.privacy.lanes import matrix_times
 
 
@@ -150,3 +151,22 @@ class MomentSupply:
 
     def batch(self, step: int) -> Batch:
         return (*self._moments, None)
+
+
+def add_by_moments(
+    total: RunningSum,
+    where: Cohort,
+    start: Tensor,
+    supply: MomentSupply,
+    gradients: MomentGradients,
+) -> None:
+    """Train the clients at these places of the cohort from `start`, in its precision, and add their
+    updates to the sum."""
+    job, number = total.job, total.round_number
+    rates = job.rule.learning_rate.of_round(number, len(supply.active))
+    streams = noise_streams(job, total.cohort[where], number)
+    updates, losses = local_updates(start, supply, job.rule, rates, gradients, streams)
+    final = None
+    if job.pipeline.sparsity:
+        final = gradients(start + updates, supply.batch(0), None, 0.0)[0].float()
+    total.add_updates(where, updates.float(), losses.float(), final)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -30,19 +31,27 @@ class ChannelsFirst(nn.Module):
         return outputs
 
 
-class SmallCnn(nn.Sequential):
-    """Two 3x3 convolutions (16, 32 channels) with pooling, then one hidden layer of 64."""
+class _Pooled(nn.Sequential):
+    """Two convolutions that keep the size, each with pooling; hidden layers; the outputs."""
+
+    blocks: ClassVar[tuple[tuple[int, int], tuple[int, int]]]  # filters and kernel of each
+    hidden: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, shape: Shape, outputs: int) -> None:
         channels, height, width = shape
-        super().__init__(
-            *_block(channels, 16, 3, padding=1),
-            *_block(16, 32, 3, padding=1),
-            nn.Flatten(),
-            nn.Linear(32 * _area(height // 4, width // 4, shape), 64),
-            nn.ReLU(),
-            nn.Linear(64, outputs),
-        )
+        (first, large), (second, small) = self.blocks
+        layers = [*_block(channels, first, large, large // 2)]
+        layers += [*_block(first, second, small, small // 2), nn.Flatten()]
+        widths = (second * _area(height // 4, width // 4, shape), *self.hidden)
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        super().__init__(*layers, nn.Linear(widths[-1], outputs))
+
+
+class SmallCnn(_Pooled):
+    """Two 3x3 convolutions (16, 32 channels) with pooling, then one hidden layer of 64."""
+
+    blocks, hidden = ((16, 3), (32, 3)), (64,)
 
 
 class LeanCnn(nn.Sequential):
@@ -65,20 +74,13 @@ class LeanCnn(nn.Sequential):
         super().__init__(*layers, nn.Flatten(), nn.Linear(filters[-1] * area, outputs))
 
 
-class FuCnn(nn.Sequential):
+class FuCnn(_Pooled):
     """Fu's network for FEMNIST: 7x7x32 and 3x3x64 convolutions with pooling, then the classes.
 
     214,590 parameters for 28x28 grey images and 62 classes.
     """
 
-    def __init__(self, shape: Shape, outputs: int) -> None:
-        channels, height, width = shape
-        super().__init__(
-            *_block(channels, 32, 7, padding=3),
-            *_block(32, 64, 3, padding=1),
-            nn.Flatten(),
-            nn.Linear(64 * _area(height // 4, width // 4, shape), outputs),
-        )
+    blocks = ((32, 7), (64, 3))
 
 
 class ChengCnn(nn.Sequential):
@@ -103,42 +105,22 @@ class ChengCnn(nn.Sequential):
         )
 
 
-class WideCnn(nn.Sequential):
+class WideCnn(_Pooled):
     """The CNN of FedAvg (McMahan et al. 2017): 5x5x32 and 5x5x64 with pooling, hidden layer of 512.
 
     1,663,370 parameters for 28x28 grey images and 10 classes.
     """
 
-    def __init__(self, shape: Shape, outputs: int) -> None:
-        channels, height, width = shape
-        super().__init__(
-            *_block(channels, 32, 5, padding=2),
-            *_block(32, 64, 5, padding=2),
-            nn.Flatten(),
-            nn.Linear(64 * _area(height // 4, width // 4, shape), 512),
-            nn.ReLU(),
-            nn.Linear(512, outputs),
-        )
+    blocks, hidden = ((32, 5), (64, 5)), (512,)
 
 
-class LiangCnn(nn.Sequential):
+class LiangCnn(_Pooled):
     """Liang's network for SVHN: 5x5x64 and 5x5x128 with pooling, hidden layers of 384 and 192.
 
     3,431,754 parameters for 32x32 colour images and 10 classes.
     """
 
-    def __init__(self, shape: Shape, outputs: int) -> None:
-        channels, height, width = shape
-        super().__init__(
-            *_block(channels, 64, 5, padding=2),
-            *_block(64, 128, 5, padding=2),
-            nn.Flatten(),
-            nn.Linear(128 * _area(height // 4, width // 4, shape), 384),
-            nn.ReLU(),
-            nn.Linear(384, 192),
-            nn.ReLU(),
-            nn.Linear(192, outputs),
-        )
+    blocks, hidden = ((64, 5), (128, 5)), (384, 192)
 
 
 def _block(channels: int, filters: int, kernel: int, padding: int = 0) -> tuple[nn.Module, ...]:
