@@ -17,6 +17,8 @@ PACKAGE = ROOT / "src" / "fedveil"
 PAGE = ROOT / "docs" / "architecture.md"
 ROW = re.compile(r"^\| `(\w+)/` \| (.*) \| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE)
 
+WHOLE = re.compile(r"^\| fedveil now \|.*$", re.MULTILINE)
+
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
@@ -55,6 +57,7 @@ def _row(found: re.Match[str]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(ROW.sub(_row, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    total, code = lines_of(PACKAGE)
-    print(f"{total:,} lines in {len(list(PACKAGE.rglob('*.py')))} files, {code:,} of them code")
+    page, (lines, code) = PAGE.read_text(encoding="utf-8"), lines_of(PACKAGE)
+    whole = f"| fedveil now | {lines:,} | {code:,} | {len(list(PACKAGE.rglob('*.py')))} |"
+    PAGE.write_text(WHOLE.sub(whole, ROW.sub(_row, page)), encoding="utf-8")
+    print(whole)
