@@ -483,6 +483,15 @@ def test_a_ratchet_leads_forward_and_nothing_it_keeps_leads_back():
         advance(at, 4)
 
 
+def test_a_ratchet_turned_round_after_round_keeps_what_one_turned_at_once_keeps():
+    seed, at = os.urandom(32), 0
+    turned = begin(seed, at)
+    for step in (1, 1, 1, 12, 1, 1, 239, 1, 300, 2, 16**5, 1, 15, 16**7 - 1, 1):
+        at += step
+        turned = advance(turned, at)
+        assert turned == begin(seed, at)
+
+
 def test_who_breaks_in_after_the_key_was_forgotten_cannot_unmask_the_past():
     cast = assemble(4)
     for device in cast.devices.values():
