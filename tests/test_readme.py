@@ -18,6 +18,7 @@ import fedveil as fv
 from fedveil.cli import main
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
+from tests.docs.blocks import search_less
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -62,6 +63,7 @@ def test_the_commands_for_your_own_data_run(
 ) -> None:
     """Planned, described, trained, with the very commands of the section, in its order."""
     monkeypatch.chdir(tmp_path)
+    search_less(monkeypatch)
     draw = random.Random(1)
     lines = ["state,income,purpose,grade"]
     for _ in range(900):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedveil.cli import COMMANDS, main, parser_of
 from fedveil.config import recipe as recipes
 
@@ -75,6 +77,12 @@ def _accepted(words: list[str]) -> None:
 def _recipe(text: str) -> None:
     """An excerpt of a recipe: every key is known, and its value possible."""
     recipes.parse(tomllib.loads(text))
+
+
+def search_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings for a table are looked for along each of their directions once, not three times."""
+    monkeypatch.setattr("fedveil.advise.defaults._PASSES", 1)
+    monkeypatch.setattr("fedveil.advise.defaults._FRESH", (1,))
 
 
 def blocks_of(page: str) -> list[Block]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.blocks import ROOT, Block, blocks_of
+from tests.docs.blocks import ROOT, Block, blocks_of, search_less
 from tests.docs.prepared import PREPARED, quoted
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -51,6 +51,7 @@ def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     if not blocks:
         return
     monkeypatch.chdir(tmp_path)
+    search_less(monkeypatch)
     scope: dict[str, Any] = {"__name__": "page"}
     if page in PREPARED:
         scope |= PREPARED[page]()
