@@ -70,7 +70,9 @@ class Home:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
-            raise ConfigError(f"{self.path}: another process runs it already") from None
+            raise ConfigError(
+                f"{self.path}: another process runs it already; stop that one first"
+            ) from None
         return file
 
     @property
