@@ -1,4 +1,4 @@
-"""Pictures of how far a budget goes: one for each federation, and one of them all.
+"""Pictures of how far a budget goes: one for each federation, one of them all, and a table.
 
 What is drawn comes from results/frontier.json (the best recipes) and from the pages of the papers'
 tables beside it (the papers' methods, run at certified noise).
@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 
 from benchmarks.frontier import RESULTS, best_recipes, ceiling_of, epsilon_of, kept, name_of
 
-OPENING = Path(__file__).parent.parent / "docs" / "pictures" / "frontier.svg"
+OPENING = Path(__file__).parent.parent / "docs" / "images" / "frontier.svg"
 OURS, PAPER, METHODS, CEILING = "#0b5fa5", "#c23b22", "0.35", "0.6"
 
 
@@ -78,6 +78,7 @@ FEDERATIONS = {
         (("alpha", 0.1),),
         (Point("Cheng et al.", 59.0, 8.0, 1039.0),),
     ),
+    "digits": Federation("Digits, 100 clients of 14 images", "Digits\n100 clients"),
     "adult": Federation("Adult, 16 devices, one record", "Adult\none record", "hu-figure-7"),
     "lending-club-local": Federation(
         "Lending Club, 5,000 clients, nobody trusted",
@@ -157,6 +158,30 @@ def draw() -> None:
         if own(key, found) is not None:
             _one(key, found)
     _opening(found)
+    (RESULTS / "frontier.md").write_text(_table(found))
+
+
+def _table(found: dict[str, Any]) -> str:
+    """All that was measured, in Markdown."""
+    rows = [
+        "# How far a budget goes: every run",
+        "",
+        "Again with `python -m benchmarks.frontier --seeds 3`. Simulated; epsilon as the same plan",
+        "would certify it. ± is the standard deviation of single runs.",
+        "",
+        "| federation | epsilon | result | seeds |",
+        "|---|---|---|---|",
+    ]
+    for key, federation in FEDERATIONS.items():
+        names = [name for name in best_recipes() if name_of(name) == key]
+        for name in (*names, ceiling_of(key)):
+            if name in found:
+                values, unit = _values(key, found[name]), "" if federation.loss else " %"
+                spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+                epsilon = f"{epsilon_of(name):g}" if name in names else "no noise"
+                mean = f"{statistics.mean(values):.2f}{spread}{unit}"
+                rows.append(f"| {federation.title} | {epsilon} | {mean} | {len(values)} |")
+    return "\n".join(rows) + "\n"
 
 
 def _one(key: str, found: dict[str, Any]) -> None:
@@ -205,53 +230,42 @@ def _one(key: str, found: dict[str, Any]) -> None:
 
 
 def _opening(found: dict[str, Any]) -> None:
-    """Accuracy by federation: a paper's best method, our recipes from small to large epsilon, and
-    what there is to be had without noise."""
-    keys = [k for k, one in FEDERATIONS.items() if not one.loss and own(k, found) is not None]
-    figure, axis = pyplot.subplots(figsize=(7.2, 0.62 * len(keys) + 1.1))
-    for place, key in enumerate(keys):
-        _row(axis, -place, key, found)
-    axis.set_yticks([-place for place in range(len(keys))], [FEDERATIONS[k].short for k in keys])
-    axis.set_ylim(-len(keys) + 0.4, 0.75)
-    axis.set_xlabel("test accuracy, %, at certified epsilon (ε)")
-    axis.spines[["top", "right", "left"]].set_visible(False)
-    axis.tick_params(axis="y", length=0)
+    """Accuracy by certified epsilon, a small picture for each federation: our recipes, the best of
+    the papers' methods, and what there is to be had without noise."""
+    lines = {key: own(key, found) for key, one in FEDERATIONS.items() if not one.loss}
+    keys = [key for key, line in lines.items() if line is not None and len(line.values) > 1]
+    figure, axes = pyplot.subplots(1, len(keys), figsize=(1.65 * len(keys), 2.1), squeeze=False)
+    for axis, key in zip(axes[0], keys, strict=True):
+        _small(axis, key, found)
+    axes[0][0].set_ylabel("test accuracy, %")
     marks = (
-        axis.plot([], [], "D", color=PAPER, label="best of the papers' methods")
-        + axis.plot([], [], "o-", color=OURS, label="best recipe")
-        + axis.plot([], [], "|", color="k", ms=12, label="no noise")
+        *axes[0][0].plot([], [], "o-", color=OURS, ms=4, label="best recipe"),
+        *axes[0][0].plot([], [], "D:", color=PAPER, ms=4, label="best of the papers' methods"),
+        *axes[0][0].plot([], [], "--", color=CEILING, label="no noise"),
     )
-    axis.legend(
-        handles=marks,
-        ncol=3,
-        frameon=False,
-        fontsize=9,
-        loc="lower center",
-        bbox_to_anchor=(0.4, 1),
-    )
+    figure.legend(handles=marks, ncol=3, frameon=False, fontsize=9, loc="upper center")
+    figure.supxlabel("certified epsilon", fontsize=9)
+    figure.tight_layout(rect=(0, 0, 1, 0.92), w_pad=0.6)
     OPENING.parent.mkdir(exist_ok=True)
-    figure.savefig(OPENING, bbox_inches="tight", metadata={"Date": None})
+    figure.savefig(OPENING, metadata={"Date": None})
     pyplot.close(figure)
 
 
-def _row(axis: Axes, y: float, key: str, found: dict[str, Any]) -> None:
-    line, rivals = own(key, found), papers_methods(FEDERATIONS[key])
+def _small(axis: Axes, key: str, found: dict[str, Any]) -> None:
+    line, top = own(key, found), ceiling(key, found)
     assert line is not None
-    epsilons, means = zip(*line.values, strict=True)
-    axis.axhline(y, color="0.93", lw=6, zorder=0)
-    axis.plot(means, [y] * len(means), "o-", color=OURS, lw=2, zorder=3)
-    span = " to ".join(f"{epsilon:g}" for epsilon in dict.fromkeys((epsilons[0], epsilons[-1])))
-    _said(axis, f"ε = {span}", (statistics.mean((means[0], means[-1])), y), OURS)
-    if rivals:
-        value, epsilon = max((value, -e) for curve in rivals for e, value in curve.values)
-        axis.plot(value, y, "D", color=PAPER, zorder=2)
-        _said(axis, f"ε = {-epsilon:g}", (value, y), PAPER)
-    top = ceiling(key, found)
+    best: dict[float, float] = {}
+    for curve in papers_methods(FEDERATIONS[key]):
+        for epsilon, value in curve.values:
+            best[epsilon] = max(value, best.get(epsilon, value))
+    if best:
+        axis.plot(*zip(*sorted(best.items()), strict=True), "D:", color=PAPER, ms=4)
+    axis.plot(*zip(*line.values, strict=True), "o-", color=OURS, ms=4)
     if top is not None:
-        axis.plot(top, y, "|", color="k", ms=14, mew=2)
-
-
-def _said(axis: Axes, text: str, at: tuple[float, float], color: str) -> None:
-    """Papers' labels end at their mark, and ours begin there: they never overlap."""
-    side = "right" if color == PAPER else "left"
-    axis.annotate(text, at, (0, 7), textcoords="offset points", ha=side, fontsize=8, color=color)
+        axis.axhline(top, color=CEILING, ls="--", lw=1)
+    axis.set(xscale="log", xlim=(0.4, 12))
+    axis.set_xticks([0.5, 1, 2, 4, 8], ["½", "1", "2", "4", "8"], fontsize=8)
+    axis.minorticks_off()
+    axis.tick_params(axis="y", labelsize=8)
+    axis.set_title(FEDERATIONS[key].short, fontsize=9)
+    axis.spines[["top", "right"]].set_visible(False)
