@@ -78,6 +78,7 @@ FEDERATIONS = {
         (("alpha", 0.1),),
         (Point("Cheng et al.", 59.0, 8.0, 1039.0),),
     ),
+    "svhn": Federation("SVHN subset, 2,000 clients of 2 or 3 images", "SVHN subset\n2,000 clients"),
     "digits": Federation("Digits, 100 clients of 14 images", "Digits\n100 clients"),
     "adult": Federation("Adult, 16 devices, one record", "Adult\none record", "hu-figure-7"),
     "lending-club-local": Federation(
