@@ -8,7 +8,7 @@
 A run that is finished stands in results/frontier.json and is not run again until its recipe
 changes; an interrupted command goes on where it stopped. An entry is what
 `fedveil run best/NAME --seed SEED` says at its end. The ceiling of a federation is its recipe of
-the largest epsilon without clip and noise.
+the largest epsilon without clip and noise (`without_noise`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,17 @@ def jobs(prefix: str) -> list[tuple[str, recipes.Recipe]]:
         recipe = recipes.with_defaults(recipes.parse(recipes.read(recipes.shipped()[name])))
         found.append((name, recipe))
         if largest[name_of(name)] == name:
-            plain = recipes.with_defaults(recipes.without_privacy(recipe))
-            found.append((ceiling_of(name_of(name)), plain))
+            found.append((ceiling_of(name_of(name)), without_noise(recipe)))
     return found
+
+
+def without_noise(recipe: recipes.Recipe) -> recipes.Recipe:
+    """No clip, no noise. A server's rate for updates cut to one length is too much for whole ones:
+    momentum takes its place."""
+    plain = recipes.without_privacy(recipe)
+    if plain.server.learning_rate > 1:
+        plain = replace(plain, server=replace(plain.server, learning_rate=1.0, momentum=0.9))
+    return recipes.with_defaults(plain)
 
 
 def version_of(recipe: recipes.Recipe) -> str:
