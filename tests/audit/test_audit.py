@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,20 @@ def test_one_run_with_canary_records_hears_gradients_that_are_not_clipped() -> N
     with planted("gradients of records not clipped"):
         loud = one_run(plan)
     assert honest.cosines[1].epsilon[0] < plan.guarantee.epsilon < loud.cosines[1].epsilon[0]
+
+
+def test_whole_runs_are_games_too() -> None:
+    plan = plan_for("central")
+    short = replace(plan, method=replace(plan.method, rounds=1))
+    assert short.guarantee is not None
+    honest = many_runs(short, games=200, whole=True)
+    assert honest.refuted is None
+    assert honest.epsilon <= short.guarantee.epsilon <= honest.gaussian[1]
+    with planted("clip skipped"):
+        loud = many_runs(short, games=200, whole=True)
+    assert loud.refuted is not None
+    with pytest.raises(ConfigError, match="updates are summed"):
+        many_runs(plan_for("local"), games=200, whole=True)
 
 
 def test_a_refuted_guarantee_ends_with_1_and_a_report(
