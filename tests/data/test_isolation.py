@@ -360,3 +360,28 @@ def test_a_stored_federation_remembers_that_rows_were_left_out(tmp_path):
     made = from_table(table, label="y", client_column="who", test_fraction=0.0)
     assert made.unlabelled
     assert Federation.open(made.save(tmp_path / "saved")).unlabelled
+
+
+@pytest.mark.parametrize(
+    ("usual", "odd"),
+    [
+        ([True, False, True, True], 1.0),
+        ([7, 1, 2, 100], "2020-01-01"),
+        ([0.5, 1.0, 2.0, 2.5], True),
+        (["a", "1", None, "1.0"], 3),
+    ],
+)
+def test_entries_of_a_list_are_read_one_by_one(usual: list, odd: object) -> None:
+    """Arrow would give the column a type that suits all of them, and 1.0 among truths makes
+    numbers of them, which are other categories."""
+
+    def inputs(entries: list) -> np.ndarray:
+        table = {"who": list("aabbc"), "x": entries, "y": ["k", "l", "k", "l", "k"]}
+        schema = {"x": {"type": "category", "buckets": 97}}
+        schema["y"] = {"type": "category", "categories": ["k", "l"]}
+        given = {"label": "y", "client_column": "who", "test_fraction": 0.0}
+        return from_table(table, schema={"columns": schema}, **given).train.inputs
+
+    one, two = inputs([*usual, usual[0]]), inputs([*usual, odd])
+    assert np.array_equal(one[:4], two[:4])
+    assert not np.array_equal(one[4], two[4])

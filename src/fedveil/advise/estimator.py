@@ -223,7 +223,7 @@ def _with_text(X: Any) -> pa.Table | None:
     """A frame that holds more than numbers, as a table; None for all else."""
     if not (hasattr(X, "columns") or isinstance(X, pa.Table)):
         return None
-    frame = frame_of(X)
+    frame = frame_of(X, by_cell=True)
     numbers = (pa.types.is_integer, pa.types.is_floating)
     plain = all(any(is_kind(kind) for is_kind in numbers) for kind in frame.schema.types)
     return None if plain and not isinstance(X, pa.Table) else frame

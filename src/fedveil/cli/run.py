@@ -294,7 +294,7 @@ def _show(result: dict[str, Any], run: Run) -> None:
             f"{plain['accuracy']:.1%}" if plain["accuracy"] is not None else f"{plain['loss']:.4g}"
         )
         rows.append(["  without privacy", shown])
-    if "scores" not in result:
+    if "scores" not in result and "loss" in result:
         rows.append(["loss", f"{result['loss']:.4g}"])
     rows.append(["rounds", f"{result['rounds']} of {result['planned_rounds']}"])
     if result["seconds"] is not None:

@@ -6,11 +6,12 @@ on that row alone, and not on where pieces begin.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
@@ -124,8 +125,12 @@ def _csv(path: Path, zipped: bool, wanted: Collection[str], what: str) -> Iterat
         raise ConfigError(f"{path}: cannot be read ({first_line(error)})") from None
 
 
-def frame_of(source: Any) -> Any:
-    """A frame of another library as an Arrow table."""
+def frame_of(source: Any, *, by_cell: bool = False) -> Any:
+    """A frame of another library as an Arrow table.
+
+    Lists and columns of Python objects have no type but what all their entries suggest; `by_cell`,
+    each entry becomes text by itself, so that none decides how others are read.
+    """
     if hasattr(source, "with_format") and isinstance(source.column_names, Mapping):
         raise ConfigError(f"name one split of the data: {', '.join(source.column_names)}")
     try:
@@ -133,8 +138,14 @@ def frame_of(source: Any) -> Any:
             return source
         if hasattr(source, "with_format"):  # Hugging Face
             return source.with_format("arrow")[:]
+        if by_cell and hasattr(source, "iloc") and hasattr(source, "assign"):
+            untyped = [name for name in source if _untyped(source[name])]
+            source = source.assign(**{name: _texts(source[name]) for name in untyped})
         if isinstance(source, Mapping):
-            return pa.table({str(name): column for name, column in source.items()})
+            columns = {str(name): column for name, column in source.items()}
+            if by_cell:
+                columns = {n: _texts(c) if _untyped(c) else c for n, c in columns.items()}
+            return pa.table(columns)
         if hasattr(source, "__arrow_c_stream__"):  # polars, pandas 2.2 and later
             return pa.table(source)
         if hasattr(source, "iloc"):
@@ -146,3 +157,26 @@ def frame_of(source: Any) -> Any:
         "a table is needed (a file, a pandas or polars frame, a Dataset, a mapping of columns), "
         f"not {type(source).__name__}{lazy}"
     )
+
+
+def _untyped(column: Any) -> bool:
+    """Of Python's objects: a list, or an array of NumPy's kind for them."""
+    return str(getattr(column, "dtype", "object")) == "object" and not hasattr(column, "type")
+
+
+def _texts(column: Iterable[Any]) -> Any:
+    return pa.array([_text(entry) for entry in column], pa.string())
+
+
+def _text(entry: Any) -> str | None:
+    """An entry as a CSV file would hold it; None if it is missing, as None and NaN are."""
+    try:
+        if entry is None or entry != entry:
+            return None
+    except TypeError:  # pandas.NA is neither the same nor another
+        return None
+    if isinstance(entry, bool | np.bool_):
+        return str(bool(entry)).lower()
+    if hasattr(entry, "isoformat"):
+        return str(entry.isoformat())
+    return str(entry)

@@ -74,7 +74,10 @@ def from_table(
     within every client unless `holdout` says otherwise; if every client has but one row, it must
     say `clients`.
     """
-    source = Path(source) if isinstance(source, str | Path) else frame_of(source)
+    if isinstance(source, str | Path):
+        source = Path(source)
+    else:
+        source = frame_of(source, by_cell=schema is not None or offer is not None)
     path = path_of(source)
     if client_column is None and partition is None and is_many(path):
         client_column = FILE

@@ -79,7 +79,15 @@ def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]
         for data in trained_on(context.module)
         if data != federation.name
     ]
-    if unit is Unit.RECORD and federation.encoder is not None:
+    if federation.encoder is not None:
+        found.append(
+            "The names of the table's columns are public, and the types they are stored with."
+        )
+    if federation.encoder is not None and federation.bought is None:
+        found.append(
+            "Labels are of their declared kind; another would show, for then nothing runs."
+        )
+    if federation.encoder is not None and unit is Unit.RECORD:
         found.append("Every row of the table has a label and a client, whatever else it holds.")
     if context.public_clients is not None:
         found.append(

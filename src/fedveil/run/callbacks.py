@@ -69,9 +69,11 @@ def figures_text(report: RoundReport) -> str:
     """The figures of a round that was evaluated, in a line."""
     if report.metrics is None:
         return ""
-    parts = [f"loss {report.metrics.loss:.4f}"]
-    if report.metrics.accuracy is not None:
-        parts.append(f"accuracy {report.metrics.accuracy:.1%}")
+    parts = []
+    if not math.isnan(report.metrics.loss):  # of no test examples
+        parts.append(f"loss {report.metrics.loss:.4f}")
+        if report.metrics.accuracy is not None:
+            parts.append(f"accuracy {report.metrics.accuracy:.1%}")
     if report.epsilon_so_far is not None:
         parts.append(f"epsilon so far {at_most(report.epsilon_so_far, 3)}")
     return "  ".join(parts)
