@@ -337,3 +337,15 @@ def test_phases_are_due_when_all_have_answered_or_had_their_time():
     assert server.due(0.0, deadlines)
     assert np.array_equal(server.finish(), plain_sum(VECTORS, [10, 20, 30]))
     assert not server.due(100.0, deadlines)
+
+
+def test_what_closes_a_phase_is_on_disk_before_anybody_is_told(tmp_path, monkeypatch):
+    cast, synced = assemble(3), []
+    cast.server.logs = tmp_path
+    play = cast.play()
+    (path,) = tmp_path.iterdir()
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.fstat(handle).st_size))
+    for close in (play.share, lambda: play.upload(VECTORS), play.confirm, play.server.abort):
+        close()
+        assert synced.pop() == path.stat().st_size  # all of it, and nothing was written since
+        assert not synced
