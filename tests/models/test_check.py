@@ -76,6 +76,13 @@ WRONG: dict[str, tuple[Callable[[], nn.Module], Callable[[], Federation], str]] 
         lambda: data(np.zeros((4, 6), np.float32), np.zeros(4, np.float32), Task.REGRESSION, 0),
         r"regression needs one output",
     ),
+    "several labels for an example": (
+        lambda: nn.Linear(6, 3),
+        lambda: data(
+            np.zeros((4, 6), np.float32), np.zeros((4, 3), np.int64), Task.CLASSIFICATION, 2
+        ),
+        r"one label for each example, got \[4, 3\]; train a model for each label",
+    ),
     "one label for a sequence": (
         lambda: Tokens(7, 7, last=False),
         lambda: texts(FOUR, Task.SEQUENCE, 7),

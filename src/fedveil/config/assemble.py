@@ -72,7 +72,10 @@ def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
     if path.is_dir() and pictures_of(path):
         return from_images(path, size=data.image_size, classes=data.classes, **dealt)
     if data.client_column is None and data.partition is None:
-        raise ConfigError(f"--client-column: say which column of {data.file} names the client")
+        raise ConfigError(
+            f"--client-column: say which column of {data.file} names the client; if each has a "
+            "file, name their folder"
+        )
     if data.label is None:
         raise ConfigError(f"--label: say which column of {data.file} is to be predicted")
     if data.statistics == "bought" and offer is None and not (data.columns or data.schema):

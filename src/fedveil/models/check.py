@@ -46,7 +46,10 @@ def _check_targets(federation: Federation) -> None:
             "use task 'classification'"
         )
     if federation.task is Task.CLASSIFICATION and targets.ndim != 1:
-        raise ConfigError(f"targets: need one label for each example, got {list(targets.shape)}")
+        raise ConfigError(
+            f"targets: need one label for each example, got {list(targets.shape)}; train a model "
+            "for each label (their epsilons add up)"
+        )
 
 
 def _check_tokens(module: nn.Module, federation: Federation) -> None:
