@@ -1,4 +1,4 @@
-"""The figure that README opens with says what the results say."""
+"""The figure of what papers claim says what the results say; pictures are small."""
 
 from __future__ import annotations
 
