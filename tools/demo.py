@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,11 @@ class Demo:
             sys.exit(f"fedveil {' '.join(arguments)}: {done.stderr.strip()}")
         return json.loads(done.stdout)
 
+    def each(self, words: Callable[[str], Sequence[str]]) -> list[Any]:
+        """A command of every hospital, all at once: they are different machines elsewhere."""
+        with ThreadPoolExecutor(len(SITES)) as pool:
+            return list(pool.map(lambda site: self.fedveil(*words(site)), SITES))
+
     def start(self, name: str, *more: str) -> None:
         kind = "hub" if name == "hospitals" else "site"
         command = [sys.executable, "-m", "fedveil", kind, "start", "--home", name, *more]
@@ -116,7 +123,7 @@ class Demo:
         for process in self.processes.values():
             process.wait()
 
-    def wait(self, what: str, ready: Any, seconds: float = 120.0) -> Any:
+    def wait(self, what: str, ready: Any, seconds: float = 600.0) -> Any:
         """What `ready` gives as soon as it gives something."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -161,11 +168,13 @@ def found(demo: Demo, rounds: int, rows: int | None, engine: str) -> None:
     place = ("--hub", address, "--engine", engine)
     demo.fedveil("federation", "init", "hospitals", *place, *sites, *schema)
     demo.say(f"federation founded, hub at {address}; a bundle for each of {', '.join(SITES)}")
-    for site in SITES:
-        bundle = f"hospitals/bundles/{site}.bundle"
+
+    def join(site: str) -> Sequence[str]:
         own = ("--data", f"{site}.csv", "--policy", "policy.toml", *schema[:2])
-        joined = demo.fedveil("site", "join", bundle, *own)
-        demo.say(f"{site} has joined with {joined['rows']} rows that stay where they are")
+        return ("site", "join", f"hospitals/bundles/{site}.bundle", *own)
+
+    for one in demo.each(join):
+        demo.say(f"{one['site']} has joined with {one['rows']} rows that stay where they are")
 
 
 def confirm(demo: Demo) -> None:
@@ -174,11 +183,10 @@ def confirm(demo: Demo) -> None:
         demo.start(name)
     proposed = [demo.folder / site / "members-proposed.toml" for site in SITES]
     demo.wait("the members' list", lambda: all(path.exists() for path in proposed))
-    lists = [demo.fedveil("site", "members", "--home", site) for site in SITES]
+    lists = demo.each(lambda site: ("site", "members", "--home", site))
     (fingerprint,) = {one["fingerprint"] for one in lists}
     demo.say(f"hub and hospitals are connected (mTLS); all owners read {fingerprint}")
-    for site in SITES:
-        demo.fedveil("site", "trust", fingerprint, "--home", site)
+    demo.each(lambda site: ("site", "trust", fingerprint, "--home", site))
 
 
 def train(demo: Demo, rounds: int) -> dict[str, Any]:
@@ -213,7 +221,7 @@ def show(demo: Demo) -> dict[str, Any]:
         demo.say(f"  round {line['round']}: {said}, accuracy {line['accuracy']:.1%}")
     certified = bool(report["guarantee"]["certified"])
     demo.say(f"accuracy {result['accuracy']:.1%} on public test rows; certified: {certified}")
-    ledgers = [demo.fedveil("site", "ledger", "--home", site) for site in SITES]
+    ledgers = demo.each(lambda site: ("site", "ledger", "--home", site))
     for one in ledgers:
         (spent,) = one["runs"]
         demo.say(

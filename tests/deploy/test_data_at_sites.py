@@ -115,6 +115,7 @@ def test_a_cnn_trains_across_sites_on_images(tmp_path: Path, capsys: Any) -> Non
         made.meet()
         values = {
             "model.name": "cnn-lean",
+            "model.hidden": [4, 4],
             "training.method": "dp-sgd",
             "training.rounds": 3,
             "training.sampling": "everyone",

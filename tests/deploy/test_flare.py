@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,16 @@ def in_this_process(self: demo.Demo, *words: str) -> Any:
     return json.loads(said.getvalue())
 
 
+def one_by_one(self: demo.Demo, words: Callable[[str], Sequence[str]]) -> list[Any]:
+    return [self.fedveil(*words(site)) for site in demo.SITES]
+
+
 @pytest.mark.skipif("FEDVEIL_DATA" not in os.environ, reason="FEDVEIL_DATA names no copy of Adult")
 def test_the_demonstration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hub and hospitals are processes; the hub and a hospital are killed (-9) on the way."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(demo.Demo, "fedveil", in_this_process)
+    monkeypatch.setattr(demo.Demo, "each", one_by_one)
     with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
         folder = Path(made)
         shown = demo.play(folder, rounds=4, rows=1500)
