@@ -13,9 +13,9 @@ from flwr.client import ClientApp, NumPyClient
 from flwr.client.mod import secaggplus_mod
 from flwr.common import Context, ndarrays_to_parameters
 from flwr.server import LegacyContext, ServerApp, ServerConfig
-from flwr.server.grid import Grid
 from flwr.server.strategy import FedAvg
 from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
+from flwr.serverapp import Grid
 from torch import nn
 
 EXAMPLES, STEPS, BATCH = 100, 5, 20
