@@ -231,3 +231,14 @@ def test_several_runs_are_side_by_side_and_nothing_in_them_is_markup(
     assert text.count("<script") == text.count("</script>") == 2
     assert "<!--" not in text
     assert private["epsilons"]["certified"] is not None
+
+
+def test_an_unfinished_run_says_how_far_it_is_and_when_it_was_evaluated(run: Path) -> None:
+    from fedveil.report.page import page
+
+    (facts,) = embedded(run / "report.html")["runs"]
+    facts |= {"finished": False, "rounds": 5}
+    facts["recipe"]["training"]["rounds"] = 1200
+    text = page([facts])
+    assert "Unfinished: 5 rounds stored of 1,200." in text
+    assert "After 3 rounds, on test examples" in text  # evaluated in each of three

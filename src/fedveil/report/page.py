@@ -170,15 +170,17 @@ def _badges(facts: Facts) -> str:
     if guarantee.get("reason") and not guarantee["certified"]:
         badges += f"<p>Why it is not certified: {escape(guarantee['reason'])}.</p>"
     if not facts["finished"]:
+        planned = facts["recipe"]["training"].get("rounds")
         badges += (
-            f'<p class="badge bad">Unfinished: {_rounds(facts)} stored. What is said of privacy is '
+            f'<p class="badge bad">Unfinished: {_rounds(facts["rounds"])} stored'
+            f"{f' of {planned:,}' if planned else ''}. What is said of privacy is "
             "about the whole plan.</p>"
         )
     return badges
 
 
-def _rounds(facts: Facts) -> str:
-    return f"{facts['rounds']:,} round{'' if facts['rounds'] == 1 else 's'}"
+def _rounds(number: int) -> str:
+    return f"{number:,} round{'' if number == 1 else 's'}"
 
 
 def _summary(facts: Facts) -> str:
@@ -207,7 +209,9 @@ def _result(facts: Facts) -> str:
         rows.append(
             f'<tr><th scope="row">{cells[0]}</th><td>{cells[1]}</td><td>{cells[2]}</td></tr>'
         )
-    inside = f"<p>After {_rounds(facts)}, on test examples and without noise."
+    curve = facts["charts"].get("learning")  # the last evaluation may be older than the last round
+    after = curve["series"][0]["points"][-1][0] if curve else facts["rounds"]
+    inside = f"<p>After {_rounds(after)}, on test examples and without noise."
     if (plain := result["without_privacy"]) is not None:
         inside += f" The same training without privacy: {_score(plain)}."
     inside += "</p>"
