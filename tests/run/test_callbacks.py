@@ -223,3 +223,8 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 
 def test_figures_that_are_no_numbers_are_left_out() -> None:
     assert "loss" not in module.figures_of(report(1, float("nan")))
+
+
+def test_without_test_examples_epsilon_alone_is_told() -> None:
+    line = module.figures_text(report(1, float("nan")))
+    assert line == "epsilon so far 1"
