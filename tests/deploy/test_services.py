@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,9 @@ def test_a_site_gives_memory_back_after_a_run(made: Hospitals) -> None:
     made.service().step()
     assert site.rested(0.0)
     assert not site.rested(1e9)
+    guard = site._responder
+    with ThreadPoolExecutor(1) as other, guard._lock:  # in the middle of a long request
+        assert not other.submit(site.rested, 0.0).result()
 
 
 def test_a_client_level_run_of_the_same_federation_tells_no_sizes(made: Hospitals) -> None:

@@ -117,7 +117,12 @@ class Guard(Responder):
 
     def rested(self, seconds: float) -> bool:
         """Whether it has looked at a plan, and was asked about no run for so long."""
-        return "_examiner" in vars(self) and monotonic() - self._worked >= seconds
+        if not self._lock.acquire(blocking=False):  # it is looking at one, or answers
+            return False
+        try:
+            return "_examiner" in vars(self) and monotonic() - self._worked >= seconds
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Stop training and forget all runs; the store keeps what must last."""
