@@ -240,5 +240,5 @@ def test_an_unfinished_run_says_how_far_it_is_and_when_it_was_evaluated(run: Pat
     facts |= {"finished": False, "rounds": 5}
     facts["recipe"]["training"]["rounds"] = 1200
     text = page([facts])
-    assert "Unfinished: 5 rounds stored of 1,200." in text
+    assert "Unfinished: 5 of 1,200 rounds are stored." in text
     assert "After 3 rounds, on test examples" in text  # evaluated in each of three

@@ -170,10 +170,10 @@ def _badges(facts: Facts) -> str:
     if guarantee.get("reason") and not guarantee["certified"]:
         badges += f"<p>Why it is not certified: {escape(guarantee['reason'])}.</p>"
     if not facts["finished"]:
-        planned = facts["recipe"]["training"].get("rounds")
+        of = facts["recipe"]["training"].get("rounds")
+        told = f"{facts['rounds']:,}{f' of {of:,}' if of else ''} rounds are stored"
         badges += (
-            f'<p class="badge bad">Unfinished: {_rounds(facts["rounds"])} stored'
-            f"{f' of {planned:,}' if planned else ''}. What is said of privacy is "
+            f'<p class="badge bad">Unfinished: {told}. What is said of privacy is '
             "about the whole plan.</p>"
         )
     return badges
