@@ -233,7 +233,8 @@ def _one(key: str, found: dict[str, Any]) -> None:
 def _opening(found: dict[str, Any]) -> None:
     """Accuracy by certified epsilon, a small picture for each federation: our recipes, the best of
     the papers' methods, and what there is to be had without noise."""
-    lines = {key: own(key, found) for key, one in FEDERATIONS.items() if not one.loss}
+    rivals = {key: one for key, one in FEDERATIONS.items() if one.page and not one.loss}
+    lines = {key: own(key, found) for key in rivals}
     keys = [key for key, line in lines.items() if line is not None and len(line.values) > 1]
     figure, axes = pyplot.subplots(1, len(keys), figsize=(1.65 * len(keys), 2.1), squeeze=False)
     for axis, key in zip(axes[0], keys, strict=True):
