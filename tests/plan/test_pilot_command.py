@@ -125,7 +125,7 @@ def test_a_journal_saves_all_trials(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = str(tmp_path / "trials.jsonl")
-    line = ["plan", recipe, "--pilot", "--time", "60", "--journal", journal, "--json"]
+    line = ["plan", recipe, "--pilot", "--time", "9999", "--journal", journal, "--json"]
     assert cli.main(line) == 0
     first = json.loads(capsys.readouterr().out)
 
