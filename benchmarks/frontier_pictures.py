@@ -236,7 +236,7 @@ def _opening(found: dict[str, Any]) -> None:
     rivals = {key: one for key, one in FEDERATIONS.items() if one.page and not one.loss}
     lines = {key: own(key, found) for key in rivals}
     keys = [key for key, line in lines.items() if line is not None and len(line.values) > 1]
-    figure, axes = pyplot.subplots(1, len(keys), figsize=(1.65 * len(keys), 2.1), squeeze=False)
+    figure, axes = pyplot.subplots(1, len(keys), figsize=(1.65 * len(keys), 2.3), squeeze=False)
     for axis, key in zip(axes[0], keys, strict=True):
         _small(axis, key, found)
     axes[0][0].set_ylabel("test accuracy, %")
@@ -246,8 +246,8 @@ def _opening(found: dict[str, Any]) -> None:
         *axes[0][0].plot([], [], "--", color=CEILING, label="no noise"),
     )
     figure.legend(handles=marks, ncol=3, frameon=False, fontsize=9, loc="upper center")
-    figure.supxlabel("certified epsilon", fontsize=9)
-    figure.tight_layout(rect=(0, 0, 1, 0.92), w_pad=0.6)
+    figure.supxlabel("certified epsilon", fontsize=9, y=0.01, va="bottom")
+    figure.tight_layout(rect=(0, 0.02, 1, 0.92), w_pad=0.6)
     OPENING.parent.mkdir(exist_ok=True)
     figure.savefig(OPENING, metadata={"Date": None})
     pyplot.close(figure)
@@ -266,6 +266,7 @@ def _small(axis: Axes, key: str, found: dict[str, Any]) -> None:
     if top is not None:
         axis.axhline(top, color=CEILING, ls="--", lw=1)
     axis.set(xscale="log", xlim=(0.4, 12))
+    axis.margins(y=0.12)
     axis.set_xticks([0.5, 1, 2, 4, 8], ["½", "1", "2", "4", "8"], fontsize=8)
     axis.minorticks_off()
     axis.tick_params(axis="y", labelsize=8)
