@@ -15,7 +15,9 @@ from torch.nn import functional
 import fedveil as fv
 from fedveil.cli import main
 from fedveil.client.local_training import GradientClip
-from fedveil.engines.contract import RoundRequest
+from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.randomness import Randomness
+from fedveil.engines.contract import Job, RoundRequest
 from fedveil.engines.gradients import AutogradGradients, VmapGradients
 from fedveil.methods.parts.certificate import non_expansive
 from fedveil.models.flat import flatten, layout_of
@@ -98,10 +100,11 @@ def test_one_record_moves_clipped_gradients_by_what_is_accounted(kind: Any, loss
     """Whatever the weights: replacing one record moves the mean by two clips over the batch."""
     classes = isinstance(loss, fv.ClassWeights)
     module, clip, batch = nn.Linear(3, 2 if classes else 1), GradientClip(0.5, per_example=True), 8
-    task = fv.Task.CLASSIFICATION if classes else fv.Task.REGRESSION
-    made = (module, layout_of(module), task, torch.device("cpu"), True)
-    gradients, weights = kind(*made, loss=loss), flatten(module)[None]
     targets = LABELS if classes else NUMBERS
+    rule = fv.LocalTraining(fv.LearningRate(1.0), steps=1, loss=loss)
+    made = (federation(targets), module, layout_of(module), rule, UpdatePipeline(), Randomness(1))
+    job = Job(*made, isolated=True)
+    gradients, weights = kind(job, torch.device("cpu")), flatten(module)[None]
     x, y = torch.from_numpy(INPUTS[None, :batch].copy()), torch.from_numpy(targets[None, :batch])
     before, _ = gradients(weights, (x, y, None), clip, batch)
     for value in (1.0, -3e38, float("nan"), float("inf")):
