@@ -412,6 +412,70 @@ def test_a_hub_whose_disk_is_full_releases_nothing_that_it_cannot_keep(
     assert rounds_paid(four) == [2, 2, 2, 2]
 
 
+@pytest.mark.parametrize("broken", [1, 6, 10, 14], ids=["shares", "vectors", "confirm", "unmask"])
+def test_a_frame_that_the_hub_cannot_log_is_no_fault_of_its_site(
+    broken: int, four: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, frames = round_log._write, 0
+
+    def no_room(handle: int, data: bytes) -> None:
+        nonlocal frames
+        frames += data[8:9] == bytes((round_log.Kind.FRAME,))
+        write(handle, data) if frames != broken else full()
+
+    hub = four.hub()
+    run = hub.start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
+    monkeypatch.setattr(round_log, "_write", no_room)
+    rounds = iter(run)
+    first = next(rounds)
+    monkeypatch.undo()
+    assert first.dropouts is not None
+    assert "No space left" in first.dropouts.not_released
+    assert hub.sites.refusals == {}
+    assert survivors(run) == [4]
+
+
+def test_a_later_round_that_cannot_be_logged_costs_this_one_nothing(
+    four: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, frames = round_log._write, 0
+
+    def no_room(handle: int, data: bytes) -> None:
+        nonlocal frames
+        frames += data[8:9] == bytes((round_log.Kind.FRAME,))
+        write(handle, data) if frames <= 16 else full()  # four legs of four sites
+
+    run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
+    monkeypatch.setattr(round_log, "_write", no_room)
+    rounds = iter(run)
+    first = next(rounds)
+    monkeypatch.undo()
+    assert first.dropouts is not None
+    assert not first.dropouts.not_released
+    second = next(rounds)
+    assert second.dropouts is not None
+    assert second.dropouts.not_released
+
+
+@pytest.mark.parametrize("cut", [lambda frame: frame[:-7], lambda frame: frame + b"x"])
+def test_a_request_that_is_changed_on_the_way_is_asked_again(
+    cut: Callable[[bytes], bytes], four: World, tmp_path: Path
+) -> None:
+    """What a site says of another request is no refusal of this one."""
+    seen: dict[bytes, int] = {}
+    guard = four.guards["site-0"]
+
+    def flaky(frame: bytes) -> bytes:
+        seen[frame] = seen.get(frame, 0) + 1
+        return guard.answer(frame if seen[frame] > 1 else cut(frame))
+
+    four.courier.detach("site-0")
+    four.courier.attach("site-0", flaky)
+    run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
+    assert survivors(run) == [4, 4]
+    assert set(seen.values()) == {2}
+
+
 class Away(MemoryCourier):
     """One site cannot be reached; the hub's clock leaps once all others have answered."""
 

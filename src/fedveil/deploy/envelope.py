@@ -3,7 +3,8 @@
     frame = magic (4), Ed25519 signature (64), header's length (4), header (JSON), parts
 
 A request is signed by the hub. A reply is signed by the site, together with the signature of the
-request that it answers, so that no courier can give one request the answer of another.
+request that it answers, so that no courier can give one request the answer of another. A refusal of
+what the hub has not signed is signed together with all of it: the hub's signature may be in there.
 """
 
 from __future__ import annotations
@@ -63,12 +64,14 @@ class Message:
         return self.parts[at]
 
 
-def seal(message: Message, author: Ed25519PrivateKey, answers: bytes = b"") -> bytes:
-    """A signed frame; `answers`: the request to which it is the reply."""
+def seal(
+    message: Message, author: Ed25519PrivateKey, answers: bytes = b"", known: bool = True
+) -> bytes:
+    """A signed frame; `answers`: the request to which it is the reply; `known`: as the hub's."""
     header = {**message.header, "parts": [len(part) for part in message.parts]}
     text = canonical(header)
     body = (len(text).to_bytes(4, "little"), text, *message.parts)
-    return b"".join((MAGIC, author.sign(_signed(body, answers)), *body))
+    return b"".join((MAGIC, author.sign(_signed(body, answers, known)), *body))
 
 
 def unseal(
@@ -79,9 +82,13 @@ def unseal(
         raise BadFrame(f"message: {len(frame)} bytes, at most {most} are taken")
     if len(frame) < _BODY + 4 or frame[:4] != MAGIC:
         raise BadFrame("message: not one of ours")
-    content = _signed((memoryview(frame)[_BODY:],), answers)
-    keys = map(Ed25519PublicKey.from_public_bytes, authors)
-    if not any(signed(key, frame[4:_BODY], content) for key in keys):
+    body = (memoryview(frame)[_BODY:],)
+    keys = [Ed25519PublicKey.from_public_bytes(author) for author in authors]
+    if not any(
+        signed(key, frame[4:_BODY], _signed(body, answers, known))
+        for known in (True, False)[: 2 if answers else 1]
+        for key in keys
+    ):
         raise BadFrame("message: not signed by anybody who may send it")
     return claimed(frame)
 
@@ -111,8 +118,11 @@ def _cut(frame: bytes, at: int, sizes: Sequence[int]) -> Iterable[bytes]:
         at += size
 
 
-def _signed(body: Iterable[bytes | memoryview], answers: bytes) -> bytes:
+def _signed(body: Iterable[bytes | memoryview], answers: bytes, known: bool) -> bytes:
     kind, digest = b"fedveil reply" if answers else b"fedveil request", hashlib.sha256()
+    if not known:
+        kind = b"fedveil refusal"
     for part in body:
         digest.update(part)
-    return kind + hashlib.sha256(answers[:_BODY]).digest() + digest.digest()
+    about = answers[:_BODY] if known else answers
+    return kind + hashlib.sha256(about).digest() + digest.digest()

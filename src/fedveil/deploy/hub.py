@@ -136,6 +136,8 @@ class Sites:
         """Read a site's reply: one that is not what was asked for is no reply, and no more."""
         try:
             yield
+        except NotReleased:  # the hub's own log is at fault, and the round over
+            raise
         except (SecureAggregationError, BadFrame) as error:
             self.refusals[self.members.names[number]] = str(error)
 
@@ -236,8 +238,9 @@ class RemoteAggregator(Aggregator):
         if opened.phase is Phase.SHARES:
             with self.watch.phase("share"):
                 plans = dict.fromkeys(opened.missing, (opened.plan,))
-                self.take(opened, self.ask("open", plans, self.waits.shares))
+                replies = self.ask("open", plans, self.waits.shares)
                 try:
+                    self.take(opened, replies)
                     opened.close_sharing()
                 except NotReleased:
                     self.abort(opened)
@@ -274,7 +277,12 @@ class RemoteAggregator(Aggregator):
             asked = {
                 n: (opened.sharers_for(n), weights, *opened.odds_for(n)) for n in opened.missing
             }
-            self.take(opened, self.ask("train", asked, self.waits.vectors))
+            replies = self.ask("train", asked, self.waits.vectors)
+            try:
+                self.take(opened, replies)
+            except NotReleased:
+                self.abort(opened)
+                raise
 
     def _clip(self, summands: Summands) -> float | None:
         """A tracked clip, for sites to work with; a count is about the updates before it."""
@@ -347,7 +355,9 @@ class _MaskedUploads(OpenSum):
                 replies = hub.ask("unmask", told, hub.waits.unmasking)
                 hub.take(opened, replies)
                 if following is not None:
-                    hub.take(following, {n: r for n, r in replies.items() if r.parts[1:]}, part=1)
+                    joined = {n: reply for n, reply in replies.items() if reply.parts[1:]}
+                    with suppress(NotReleased):  # `open` will say so; this round goes on
+                        hub.take(following, joined, part=1)
                 private: Tensor = self._summands.decode(opened.finish())
                 return private
         finally:

@@ -33,9 +33,10 @@ class Responder(ABC):
 
     def answer(self, frame: bytes) -> bytes:
         """One request's reply, whatever comes."""
-        kind = "unsigned"
+        kind, known = "unsigned", False
         try:
             request = unseal(frame, [self._hub], most=self._most)
+            known = True
             kind = request.text("kind")
             with self._lock:
                 found = self._handlers.get(kind)
@@ -52,7 +53,7 @@ class Responder(ABC):
             reply = Message({"status": "refused", "reason": "failed; its owner's log says why"})
         else:
             self.counters.add("requests", kind=kind)
-        return seal(reply, self.keys.identity, frame)
+        return seal(reply, self.keys.identity, frame, known)
 
     def _told(self, error: FedveilError) -> str:
         """What the hub hears of a refusal."""
