@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -298,3 +300,10 @@ def test_what_a_site_says_of_itself_is_shown_as_one_harmless_line(made: Hospital
     assert shown["state"] == " ]0;gone  north: ready"
     assert (shown["version"], shown["spent"], shown["epsilon"]) == ("", None, 1.0)
     assert _budget(shown["spent"], shown["epsilon"]) == ""
+
+
+@pytest.mark.parametrize("number", [10**400, math.inf, math.nan, -1.0, 2**60, True])
+def test_figures_of_a_site_that_are_none_are_not_shown(made: Hospitals, number: Any) -> None:
+    said = dict.fromkeys(("records", "epsilon", "spent"), number)
+    shown = _site_status(made.hub, "north", Message(said))
+    assert (shown["records"], shown["epsilon"], shown["spent"]) == (None, None, None)

@@ -337,6 +337,11 @@ def _site_status(home: HubHome, site: str, said: Message | str) -> dict[str, Any
         "state": said if isinstance(said, str) else plain(header.get("stopped")) or "ready",
         "trusts": plain(header.get("trusts")),
         "version": plain(header.get("version")),
-        **{name: one if type(one) in (int, float) else None for name, one in figures.items()},
+        **{name: one if _figure(one) else None for name, one in figures.items()},
         "certificate_days": round(certificates.days_left(home.site_certificate(site)), 1),
     }
+
+
+def _figure(said: object) -> bool:
+    """Whether what a site says is a number that can be shown."""
+    return type(said) in (int, float) and 0 <= said < 2**53  # type: ignore[operator]
