@@ -18,11 +18,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.deploy import plan_document
 from fedveil.deploy.envelope import Message, seal, unseal
 from fedveil.deploy.facts import Facts
 from fedveil.deploy.guard import MOST_PLANS, MOST_REQUESTS, MOST_RUNS
 from fedveil.deploy.plan_document import PlanDocument, planned, resolved
 from fedveil.deploy.work import Training
+from fedveil.recipes.sections import ModelSection
 from fedveil.secagg.keys import new_keys
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.server import Server
@@ -497,3 +499,15 @@ def test_features_cost_a_site_no_more_than_its_images(
         assert propose(made, honest).header["status"] == "done"
     finally:
         made.close()
+
+
+def test_whitening_large_images_is_refused_before_it_fills_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It holds two thousand pictures' features at once: here a gigabyte, and copies of it."""
+    monkeypatch.setattr(plan_document, "with_features", lambda federation, chosen: federation)
+    facts = Facts("hospitals", "classification", 2, (64, 64, 3), (1, 1, 1))
+    with pytest.raises(ConfigError, match=r"62,208 features .* whitened"):
+        plan_document.seen(ModelSection(features="scattering", whiten="leaves"), facts.federation())
+    small = replace(facts, input_shape=(32, 32, 3))  # CIFAR-10's, of which recipes are
+    plan_document.seen(ModelSection(features="scattering", whiten="leaves"), small.federation())

@@ -36,6 +36,7 @@ from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.privacy_terms import PrivacyTerms
 
 MOST_ANGLES, MOST_FEATURES = 32, 16  # what a hub may ask a site to work out
+MOST_WHITENED = 1 << 14  # features, of which 2,000 drawings are held at once
 _OWN = (DataSection(), EngineSection(), EvaluationSection())
 
 
@@ -132,6 +133,10 @@ def seen(model: ModelSection, federation: Federation) -> Federation:
         raise ConfigError(
             f"model.features: {chosen.angles} angles, {numbers:,} features of one image; sites "
             f"take {MOST_ANGLES} angles, and {MOST_FEATURES} features for each of its numbers"
+        )
+    if chosen.whiten is not None and numbers > MOST_WHITENED:
+        raise ConfigError(
+            f"model.whiten: {numbers:,} features of one image; {MOST_WHITENED:,} are whitened"
         )
     return with_features(federation, chosen)
 
