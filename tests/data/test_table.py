@@ -15,6 +15,7 @@ from pyarrow import parquet
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation, Task
 from fedveil.data.partition import IID
+from fedveil.data.pieces import frame_of, pieces
 from fedveil.data.table import FROM_DATA_NOTE, from_table, schema_draft
 
 PEOPLE = """\
@@ -525,3 +526,47 @@ def test_parquet_columns_of_strange_types_are_left_out_and_said(tmp_path):
     notes = " ".join(federation.notes)
     assert "'list' (list<" in notes
     assert "'nothing' (no values at all)" in notes
+
+
+@pytest.mark.parametrize("classes", [None, ("10%", "20%")])
+def test_classes_with_signs_are_known_again(tmp_path, classes):
+    rows = "".join(f"{i % 3},{i % 7},{('10%', '20%')[i % 2]}\n" for i in range(60))
+    path = write(tmp_path, HEAD + rows)
+    made = from_table(path, label="y", client_column="who", classes=classes, task="classification")
+    assert len(made.class_names) == 2
+    (again,) = pieces(path, ["x", "y"], "the model's inputs")
+    codes, wrong = made.encoder.targets(again)
+    assert not wrong.any()
+    assert codes.tolist() == [0, 1] * 30
+
+
+class Objects:
+    """A frame of pandas whose columns hold Python's objects."""
+
+    iloc = None
+
+    def __init__(self, columns):
+        self._columns = columns
+
+    def __iter__(self):
+        return iter(self._columns)
+
+    def __getitem__(self, name):
+        return self._columns[name]
+
+    def __setitem__(self, name, values):
+        self._columns[name] = values
+
+    def copy(self, deep=True):
+        return Objects(dict(self._columns))
+
+    def __arrow_c_stream__(self, schema=None):
+        return pa.table({str(name): self[name] for name in self}).__arrow_c_stream__(schema)
+
+
+@pytest.mark.parametrize("name", [0, "self", "x"])
+def test_columns_of_objects_may_have_any_name(name):
+    frame = Objects({name: np.array([1, "a", None], dtype=object), "y": np.arange(3)})
+    found = frame_of(frame, by_cell=True).to_pydict()
+    assert found == {str(name): ["1", "a", None], "y": [0, 1, 2]}
+    assert frame[name][0] == 1

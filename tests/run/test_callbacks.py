@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fedveil as fv
+from fedveil.core.errors import ConfigError
 from fedveil.run import callbacks as module
 
 DRAW = np.random.default_rng(0)
@@ -228,3 +229,19 @@ def test_figures_that_are_no_numbers_are_left_out() -> None:
 def test_without_test_examples_epsilon_alone_is_told() -> None:
     line = module.figures_text(report(1, float("nan")))
     assert line == "epsilon so far 1"
+
+
+def test_callbacks_learn_of_the_end_of_a_run_that_another_refuses_to_begin() -> None:
+    class Refuses(fv.Callback):
+        def on_begin(self, facts: Mapping[str, Any]) -> None:
+            raise ConfigError("not so")
+
+        def on_end(self) -> None:
+            raise AssertionError("it has not begun")
+
+    log = Log()
+    run = fv.Run(plan(), callbacks=[log, Refuses()])
+    with pytest.raises(ConfigError, match="not so"):
+        run.finish()
+    run.close()
+    assert log.ended == 1

@@ -129,13 +129,14 @@ def scaled(numbers: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.f
 def category_codes(values: Any, categories: Sequence[str]) -> npt.NDArray[np.int64]:
     """Position of every value among the categories, -1 if missing or not among them.
 
-    A value in another spelling than the category's (2.0 for 2, True for true) counts as it.
+    A value in another spelling than the category's (2.0 for 2, True for true, and if there is no
+    such category, 2% for 2) counts as it.
     """
-    text = as_text(values)
-    found = pc.index_in(text, value_set=pa.array(list(categories), pa.string()))
-    if found.null_count > text.null_count:
-        spelt = cells.canonical(pa.array(list(categories), pa.string()))
-        found = pc.coalesce(found, pc.index_in(cells.canonical(text), value_set=spelt))
+    text, names = as_text(values), pa.array(list(categories), pa.string())
+    found = pc.index_in(text, value_set=names)
+    for spelt in (cells.canonical, lambda one: cells.canonical(cells.undressed(one))):
+        if found.null_count > text.null_count:
+            found = pc.coalesce(found, pc.index_in(spelt(text), value_set=spelt(names)))
     return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
 
 

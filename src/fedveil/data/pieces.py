@@ -138,9 +138,11 @@ def frame_of(source: Any, *, by_cell: bool = False) -> Any:
             return source
         if hasattr(source, "with_format"):  # Hugging Face
             return source.with_format("arrow")[:]
-        if by_cell and hasattr(source, "iloc") and hasattr(source, "assign"):
+        if by_cell and hasattr(source, "iloc") and hasattr(source, "copy"):
             untyped = [name for name in source if _untyped(source[name])]
-            source = source.assign(**{name: _texts(source[name]) for name in untyped})
+            source = source.copy(deep=False)
+            for name in untyped:  # names may be numbers
+                source[name] = _texts(source[name])
         if isinstance(source, Mapping):
             columns = {str(name): column for name, column in source.items()}
             if by_cell:

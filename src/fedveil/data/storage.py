@@ -92,7 +92,8 @@ def load(directory: Path) -> Federation:
             target_scaling=scaling("target_scaling"),
             notes=tuple(manifest["notes"]),
             unprotected=tuple(manifest["unprotected"]),
-            unlabelled=bool(manifest.get("unlabelled", False)),
+            # Of a table that was saved without saying so, nobody knows.
+            unlabelled=bool(manifest.get("unlabelled", manifest.get("encoder") is not None)),
             owners=columns.get("owners"),
             class_names=tuple(manifest["class_names"]),
             features=tuple(manifest["features"]),

@@ -169,9 +169,11 @@ class Run(Displayed):
 
     def __iter__(self) -> Iterator[RoundReport]:
         facts = facts_of(self.plan) if self.callbacks else {}
-        for one in self.callbacks:
-            one.on_begin(facts)
+        begun: list[Callback] = []
         try:
+            for one in self.callbacks:
+                one.on_begin(facts)
+                begun.append(one)
             while self.rounds_left > 0 and not self.stopped:
                 report = play_round(self, last=self.rounds_left == 1)
                 said = [one.on_round(report) for one in self.callbacks]  # all are told
@@ -180,8 +182,8 @@ class Run(Displayed):
                     self.stopped = True
                     self.save()
                 yield report
-        finally:  # also of a run that is left early
-            for one in self.callbacks:
+        finally:  # also of a run that is left early, or that one of them refuses to begin
+            for one in begun:
                 one.on_end()
 
     def finish(self) -> Metrics:
