@@ -9,6 +9,7 @@ import os
 import numpy as np
 import pytest
 from format_writers import database, example, idx
+from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from fedveil.core.errors import ConfigError
@@ -31,6 +32,12 @@ def test_digits_are_a_hundred_equal_clients_in_the_unit_interval():
     seen = federation.model_inputs(federation.train.inputs)
     assert (seen.min(), seen.max()) == (0.0, 1.0)
     assert federation.notes == ()
+
+
+def test_digits_are_those_of_scikit_learn():
+    pool, wanted = SOURCES["digits"].pool(), load_digits()
+    np.testing.assert_array_equal(pool.train.inputs, wanted.images)
+    np.testing.assert_array_equal(pool.train.targets, wanted.target)
 
 
 def test_defaults_of_a_source_can_be_changed_one_by_one():
