@@ -12,9 +12,10 @@ run: .venv/installed
 demo: .venv/federated
 	$(BIN)/python tools/demo.py
 
-# Two workers of one thread each: two threads each would fight over two cores.
+# Two workers of one thread each: two threads each would fight over two cores. Compiled modules are
+# kept, whatever the environment says: tests start dozens of processes.
 test: .venv/tested
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 test-slow: .venv/tested
 	$(BIN)/pytest -m slow

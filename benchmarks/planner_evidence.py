@@ -27,7 +27,7 @@ from typing import Any
 
 from fedveil.advise.from_recipe import public_constants, score_of_recipe, situation_of
 from fedveil.advise.iterations import best_iterations
-from fedveil.advise.pilot import Journal, PilotProgress, Search
+from fedveil.advise.pilot import PilotProgress, Search, TrialJournal
 from fedveil.advise.proxy import Proxy, proxy_of, some_clients
 from fedveil.advise.recommend import findings
 from fedveil.advise.space import space_of
@@ -152,10 +152,10 @@ class Bench:
         )
         self.trials = self.journal("grid")
 
-    def journal(self, what: str) -> Journal:
+    def journal(self, what: str) -> TrialJournal:
         KEPT.mkdir(parents=True, exist_ok=True)
         about = {"recipe": self.job.table, "what": what}
-        return Journal(KEPT / f"{self.job.name}-{what}.jsonl", about)
+        return TrialJournal(KEPT / f"{self.job.name}-{what}.jsonl", about)
 
     @property
     def cohort(self) -> int:
@@ -214,7 +214,7 @@ def run_pilot(bench: Bench, what: str, proxy: Proxy, grid: Cost) -> tuple[Candid
     return chosen, Cost(len(journal), journal.work, _seconds(journal) + max(0.0, besides))
 
 
-def _seconds(journal: Journal) -> float:
+def _seconds(journal: TrialJournal) -> float:
     return math.fsum(outcome.seconds for _, outcome in journal.items())
 
 

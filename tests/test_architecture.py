@@ -115,6 +115,16 @@ def test_the_page_knows_how_large_a_folder_is(folder: str) -> None:
         assert abs(said - counted) <= max(100, counted // 10), (said, counted)
 
 
+def test_one_name_is_one_class() -> None:
+    """A reader who has met a `Plan` need not ask which; private names stay in their file."""
+    classes = Counter(
+        name
+        for path in PACKAGE.rglob("*.py")
+        for name in re.findall(r"^class ([A-Za-z]\w*)", path.read_text(), re.MULTILINE)
+    )
+    assert [name for name, count in classes.items() if count > 1] == []
+
+
 def test_the_package_does_not_grow_unnoticed() -> None:
     total, code = lines.lines_of(PACKAGE)
     assert total <= MOST_LINES

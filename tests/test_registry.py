@@ -14,7 +14,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.registry import Registry
 from fedveil.methods import registry
 from fedveil.methods.dp_fedavg import from_recipe as dp_fedavg_recipe
-from fedveil.methods.registry import METHODS, Entry, Key, method, method_of
+from fedveil.methods.registry import METHODS, Key, MethodEntry, method, method_of
 from fedveil.models.zoo import MODELS
 
 
@@ -82,7 +82,7 @@ def test_earlier_functions_still_work() -> None:
             assert getattr(fv, earlier) is getattr(fv, name)
 
 
-def _entry(**changes: object) -> Entry:
+def _entry(**changes: object) -> MethodEntry:
     return replace(METHODS["dp-fedavg"], **changes)  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from fedveil.config.recipe import Recipe
 from fedveil.core.randomness import Randomness
 from fedveil.deploy.courier import MemoryCourier
 from fedveil.deploy.homes import Bundle, HubHome, SiteHome
-from fedveil.deploy.hub_service import HubService, Job
+from fedveil.deploy.hub_service import HubJob, HubService
 from fedveil.deploy.site_service import SiteService
 from fedveil.run.run import Run
 from fedveil.secagg.server_round import Deadlines
@@ -120,7 +120,7 @@ class Hospitals:
         given = {key.replace("__", "."): value for key, value in changed.items()}
         recipe = recipes.to_table(recipes.parse(self.recipe, (), given))
         rows = str(self.folder / "test.csv") if test else None
-        self.service().queue.put(Job(name, recipe, rows))
+        self.service().queue.put(HubJob(name, recipe, rows))
 
     def close(self) -> None:
         for site in tuple(self.sites):

@@ -19,7 +19,7 @@ from fedveil.data.federation import Federation
 from fedveil.data.partition import IID
 from fedveil.deploy.agreement import Agreement
 from fedveil.deploy.homes import HubHome, SiteHome
-from fedveil.deploy.hub_service import EVALUATION, Job
+from fedveil.deploy.hub_service import EVALUATION, HubJob
 from tests.deploy.hospitals import COLUMNS, POLICY, SITES, Hospitals, table
 
 ARRAYS = {"shape": [12, 12], "classes": ["dark", "bright"], "min": 0, "max": 255}
@@ -126,7 +126,7 @@ def test_a_cnn_trains_across_sites_on_images(tmp_path: Path, capsys: Any) -> Non
         }
         recipe = recipes.to_table(recipes.parse({}, (), values))
         service = made.service()
-        service.queue.put(Job("first", recipe, str(tmp_path / "test")))
+        service.queue.put(HubJob("first", recipe, str(tmp_path / "test")))
         service.step()
         assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
         ((run, _),) = made.finished
@@ -134,7 +134,7 @@ def test_a_cnn_trains_across_sites_on_images(tmp_path: Path, capsys: Any) -> Non
         assert run.guarantee.certified
         assert not torch.equal(run.weights, run.plan.start)
         assert len(run.plan.federation.test) == 60
-        service.queue.put(Job("score", {}, evaluate="first", noise=3.0))
+        service.queue.put(HubJob("score", {}, evaluate="first", noise=3.0))
         service.step()
         assert service.queue.ended("score") == {"outcome": "done", "reason": ""}
         found = json.loads((made.hub.runs / "first" / EVALUATION).read_text())

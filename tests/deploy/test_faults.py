@@ -420,7 +420,7 @@ def test_a_frame_that_the_hub_cannot_log_is_no_fault_of_its_site(
 
     def no_room(handle: int, data: bytes) -> None:
         nonlocal frames
-        frames += data[8:9] == bytes((round_log.Kind.FRAME,))
+        frames += data[8:9] == bytes((round_log.RecordKind.FRAME,))
         write(handle, data) if frames != broken else full()
 
     hub = four.hub()
@@ -442,7 +442,7 @@ def test_a_later_round_that_cannot_be_logged_costs_this_one_nothing(
 
     def no_room(handle: int, data: bytes) -> None:
         nonlocal frames
-        frames += data[8:9] == bytes((round_log.Kind.FRAME,))
+        frames += data[8:9] == bytes((round_log.RecordKind.FRAME,))
         write(handle, data) if frames <= 16 else full()  # four legs of four sites
 
     run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")

@@ -13,7 +13,7 @@ import torch
 from sklearn.metrics import accuracy_score, mean_squared_error, roc_auc_score
 
 from fedveil.deploy.facts import Facts
-from fedveil.deploy.hub_service import EVALUATION, Job
+from fedveil.deploy.hub_service import EVALUATION, HubJob
 from fedveil.deploy.scoring import BINS, ERRORS, FARTHEST, Scoring, figures
 from tests.deploy.hospitals import POLICY, RECIPE, SITES, Hospitals, hospitals
 
@@ -28,7 +28,7 @@ def evaluated(made: Hospitals, noise: float) -> dict[str, str]:
     made.queue(training__rounds=2)
     service = made.service()
     service.step()
-    service.queue.put(Job("score", {}, evaluate="first", noise=noise))
+    service.queue.put(HubJob("score", {}, evaluate="first", noise=noise))
     service.step()
     ended = service.queue.ended("score")
     assert ended is not None

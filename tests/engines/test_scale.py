@@ -47,8 +47,8 @@ def test_a_round_allocates_nothing_of_the_size_of_the_population(engine: str) ->
 
 SCRIPT = """
 import sys, numpy as np
-from fedveil import (Budget, CohortRule, Examples, Federation, LearningRate, LocalRule, Run, Task,
-                     dp_fedavg)
+from fedveil import (Budget, CohortRule, Examples, Federation, LearningRate, LocalTraining, Run,
+                     Task, dp_fedavg)
 from fedveil.models.zoo import Linear
 from fedveil.planning.plan import plan
 from fedveil.privacy.clipping import Clip

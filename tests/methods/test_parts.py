@@ -23,7 +23,7 @@ from fedveil.models.flat import Layout, Slot
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise.grid import snap_conditional
 from fedveil.privacy.noise.integers import discrete_gaussian
-from fedveil.privacy.noise.modular_grid import ModularGrid, Summands, proportional
+from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyVectors, proportional
 
 
 class FixedGradients:
@@ -157,7 +157,7 @@ def test_centring_is_reduction_modulo_a_power_of_two(bits: int, values: list[int
         assert -(2 ** (bits - 1)) <= found < 2 ** (bits - 1)
 
 
-def simulated_wraps(summands: Summands, granularity: float, bits: int, trials: int) -> int:
+def simulated_wraps(summands: NoisyVectors, granularity: float, bits: int, trials: int) -> int:
     """How many of `trials` sums of worst-case clients leave the modulus in some coordinate.
 
     The worst case: all clients send the same vector of full length (here a different one in every
@@ -185,7 +185,7 @@ def simulated_wraps(summands: Summands, granularity: float, bits: int, trials: i
 @pytest.mark.parametrize("likely", [0.2, 1e-2])
 def test_sums_wrap_no_more_often_than_stated(likely: float) -> None:
     """False-alarm rate below 1e-6 if the stated probability were exact; it is an upper bound."""
-    summands = Summands(count=8, clip_norm=1.0, share_std=0.3, width=64)
+    summands = NoisyVectors(count=8, clip_norm=1.0, share_std=0.3, width=64)
     granularity = summands.rotated_granularity(likely, None)
     bits = summands.rotated_bits(granularity, likely)
     trials = 300
@@ -197,13 +197,13 @@ def test_sums_wrap_no_more_often_than_stated(likely: float) -> None:
 
 def test_roundings_of_many_clients_fit_into_the_sum() -> None:
     """With next to nothing to send, each of 1000 roundings still adds up to a whole step."""
-    summands = Summands(count=1000, clip_norm=1e-9, share_std=1e-9, width=64)
+    summands = NoisyVectors(count=1000, clip_norm=1e-9, share_std=1e-9, width=64)
     bits = summands.rotated_bits(granularity=1.0, wrap_probability=1e-6)
     assert 2 ** (bits - 1) > 1000 >= 2 ** (bits - 2)
 
 
 def test_more_bits_buy_a_finer_grid_and_too_few_are_refused() -> None:
-    summands = Summands(count=50, clip_norm=1.0, share_std=0.2, width=1024)
+    summands = NoisyVectors(count=50, clip_norm=1.0, share_std=0.2, width=1024)
     grids = [summands.rotated_granularity(1e-6, bits) for bits in (12, 16, 20)]
     assert grids[0] > grids[1] > grids[2]
     for bits, grid in zip((12, 16, 20), grids, strict=True):
@@ -214,7 +214,7 @@ def test_more_bits_buy_a_finer_grid_and_too_few_are_refused() -> None:
 
 def test_rounding_lengthens_a_rotated_update_by_about_a_percent_at_most() -> None:
     for width in (2**6, 2**10, 2**20):
-        summands = Summands(count=100, clip_norm=0.7, share_std=0.1, width=width)
+        summands = NoisyVectors(count=100, clip_norm=0.7, share_std=0.1, width=width)
         grid = summands.rotated_granularity(1e-6, None)
         assert summands.share_std / grid >= 2
         reach = DiscreteGaussianSum(0.7, grid, 0.1, 100, width).grid_sensitivity()[0] * grid

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.advise.pilot import FRESH_SEEDS, Journal, PilotProgress, Search
+from fedveil.advise.pilot import FRESH_SEEDS, PilotProgress, Search, TrialJournal
 from fedveil.advise.trials import Outcome, Trial
 from fedveil.core.errors import ConfigError
 from tests.plan.pilots import BOTTOM, BOWL, Bowl, search_of, small_recipe
 
 
 def search_in_bowl(noise: float, seed: int = 0, **rest: object) -> Search:
-    return Search(Bowl(noise), BOWL, 1.0, **{"journal": Journal(seed=seed), **rest})
+    return Search(Bowl(noise), BOWL, 1.0, **{"journal": TrialJournal(seed=seed), **rest})
 
 
 def test_most_is_spent_on_the_best() -> None:
@@ -127,39 +127,39 @@ def test_a_stopped_search_goes_on_where_it_was(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     path, about = tmp_path / "trials.journal", {"recipe": {"a": 1}}
-    first = search_in_bowl(0.2, journal=Journal(path, about), settings=40, show=stop)
+    first = search_in_bowl(0.2, journal=TrialJournal(path, about), settings=40, show=stop)
     first.run()
     with path.open("a") as file:
         file.write('{"op_code": 4, "worker')  # killed while writing
-    again = search_in_bowl(0.2, journal=Journal(path, about), settings=40)
+    again = search_in_bowl(0.2, journal=TrialJournal(path, about), settings=40)
     assert again.journal.found == 30
     assert again.journal.items() == first.journal.items()
     chosen = again.run()
     assert len(again.journal) == 30 + again.trials.asked
     assert len(again.journal.study.trials) == 40  # those before it was stopped among them
-    third = search_in_bowl(0.2, journal=Journal(path, about), settings=40)
+    third = search_in_bowl(0.2, journal=TrialJournal(path, about), settings=40)
     assert third.run() == chosen
     assert third.trials.asked == 0
 
 
 def test_a_journal_about_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trials.journal"
-    Journal(path, {"recipe": 1})
+    TrialJournal(path, {"recipe": 1})
     with pytest.raises(ConfigError, match="another recipe"):
-        Journal(path, {"recipe": 2})
+        TrialJournal(path, {"recipe": 2})
     path.write_text("no journal\nat all\n")
     with pytest.raises(ConfigError, match="cannot be read"):
-        Journal(path, {"recipe": 1})
+        TrialJournal(path, {"recipe": 1})
 
 
 def test_an_infinite_loss_survives_the_journal(tmp_path: Path) -> None:
     path = tmp_path / "trials.journal"
     trial = Trial(BOTTOM, 1.0, 1 / 9, 7, 0.5)
-    Journal(path, {}).add(trial, Outcome(math.inf, 0.0, 5, 0.25))
-    assert Journal(path, {}).get(trial) == Outcome(math.inf, 0.0, 5, 0.25)
+    TrialJournal(path, {}).add(trial, Outcome(math.inf, 0.0, 5, 0.25))
+    assert TrialJournal(path, {}).get(trial) == Outcome(math.inf, 0.0, 5, 0.25)
 
 
 def test_without_optuna_the_cure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"pip install 'fedveil\[plan\]'"):
-        Journal()
+        TrialJournal()

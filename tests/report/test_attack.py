@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import brentq
 
 import fedveil as fv
-from fedveil.audit.proved import RATES, Attack, attack_on
+from fedveil.audit.proved import RATES, AttackBound, attack_on
 from fedveil.privacy.mechanisms import NoisySelection
 
 NORMAL = NormalDist()
@@ -67,13 +67,13 @@ def test_one_pair_is_met_by_the_mechanism_that_leaks_as_much_as_it_may(
 ) -> None:
     """It tells the truth outright with probability delta, else by randomised response; whoever
     answers "there" after the truth or an answer "there" is right this often."""
-    found, lie = Attack(((epsilon, delta),)), 1 / (1 + math.exp(min(epsilon, 700.0)))
+    found, lie = AttackBound(((epsilon, delta),)), 1 / (1 + math.exp(min(epsilon, 700.0)))
     false, true = (1 - delta) * lie, delta + (1 - delta) * (1 - lie)
     assert found.true_positives(false) == pytest.approx(true, abs=1e-12)
     assert found.right_guesses == pytest.approx((true + 1 - false) / 2, abs=1e-12)
 
 
 def test_nothing_proved_bounds_nothing() -> None:
-    found = Attack(((math.inf, 1e-5),))
+    found = AttackBound(((math.inf, 1e-5),))
     assert found.true_positives(0.0) == 1.0
     assert found.right_guesses == 1.0

@@ -22,10 +22,10 @@ from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.roster import Admission, Roster
 from fedveil.secagg.server import Server
 from fedveil.secagg.server_round import ServerRound
-from fedveil.secagg.wire import Message, Signer, parse
+from fedveil.secagg.wire import Signer, WireMessage, parse
 
 NOBODY: frozenset[int] = frozenset()
-MessageT = TypeVar("MessageT", bound=Message)
+MessageT = TypeVar("MessageT", bound=WireMessage)
 
 
 def peek(frame: bytes, kind: type[MessageT], *_: object) -> MessageT:

@@ -127,7 +127,7 @@ REFUSED_OR_REFUSING = contextlib.suppress(SecureAggregationError)
 # --- members that sign nonsense -------------------------------------------------------------------
 
 
-def spoiled(frame: bytes, kind: type[wire.Message], rng: random.Random) -> bytes:
+def spoiled(frame: bytes, kind: type[wire.WireMessage], rng: random.Random) -> bytes:
     """The body of a frame with one field changed: flipped, cut, grown or replaced."""
     message = wire.parse(frame, kind)
     names = [

@@ -10,7 +10,7 @@ import pytest
 from scipy.sparse.csgraph import connected_components
 
 from fedveil.secagg import topology, wire
-from fedveil.secagg.device import Step
+from fedveil.secagg.device import DeviceStep
 from fedveil.secagg.errors import Malformed, NotReleased, OutOfTurn, RuleBroken
 from fedveil.secagg.graph import Graph
 from fedveil.secagg.messages import Masked, RoundPlan, Survivors
@@ -94,7 +94,7 @@ def test_without_that_trust_a_device_asks_for_all_masks_drawers_and_confirmation
     told = play.server.survivors_for(10)
     with pytest.raises(Malformed, match="kind 7 where a Confirmed was expected"):
         play.rounds[10].unmask(told)
-    assert play.rounds[10].step is Step.SURVIVORS
+    assert play.rounds[10].step is DeviceStep.SURVIVORS
 
 
 def test_with_it_a_device_still_counts_and_answers_one_list(cast):

@@ -18,7 +18,9 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 KINDS = [
     kind
     for kind in vars(messages).values()
-    if isinstance(kind, type) and issubclass(kind, wire.Message) and kind is not wire.Message
+    if isinstance(kind, type)
+    and issubclass(kind, wire.WireMessage)
+    and kind is not wire.WireMessage
 ]
 HASHES = (bytes(32), bytes(32), bytes(32))
 DRAFT = ("f", 2**32 - 1, "update", (1, 2, 2**63 - 1), *HASHES, 5, 32, 2, 2, 2, 3, b"")
@@ -50,7 +52,7 @@ def frame_of(kind: int, body: bytes, key: wire.Signer = KEY, like: bytes = bytes
     return wire.MAGIC + claims + signature + body
 
 
-def read(frame: bytes, kind: type[wire.Message], limit: int = 10**6) -> wire.Message:
+def read(frame: bytes, kind: type[wire.WireMessage], limit: int = 10**6) -> wire.WireMessage:
     return wire.read(frame, kind, limit, KEY.public_key())
 
 

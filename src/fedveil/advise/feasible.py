@@ -49,7 +49,7 @@ class Way:
         return usual_adjacency(self.trust, self.sampling(1, 1))
 
 
-class Claim(Protocol):
+class PaperClaim(Protocol):
     """What a paper says of the same noise: shown beside what is proved, never instead."""
 
     @property
@@ -62,7 +62,7 @@ class Claim(Protocol):
 
 
 # From a way, the question, cohort, rounds and noise multiplier.
-ClaimOf = Callable[["Way", "Question", int, int, float], Claim | None]
+ClaimOf = Callable[["Way", "Question", int, int, float], PaperClaim | None]
 
 WAYS = (
     Way(Trust.CENTRAL, lambda n, b: Poisson(b / n, n)),
@@ -130,7 +130,7 @@ class Row:
     clients_needed: int
     epsilon_if_dropped: float
     epsilon_if_colluding: float
-    claim: Claim | None  # of the paper whose setting this is; None if no paper has it
+    claim: PaperClaim | None  # of the paper whose setting this is; None if no paper has it
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""

@@ -32,7 +32,7 @@ _AT_RANDOM = 10  # settings before Optuna guesses
 _WEIGHED = 100  # guesses of which the most promising is tried
 
 
-class Journal:
+class TrialJournal:
     """Outcomes by trial, and the study that proposes settings.
 
     With a path, Optuna's journal file keeps both as soon as they are known. `about` says which
@@ -166,7 +166,7 @@ class Search:
     seconds: float = math.inf
     work: float = math.inf
     settings: int = field(default_factory=lambda: SETTINGS)
-    journal: Journal = field(default_factory=Journal)
+    journal: TrialJournal = field(default_factory=TrialJournal)
     show: Callable[[PilotProgress], None] = lambda progress: None
     interrupted: bool = False
     _settled: Candidate | None = None  # the best under the final seeds

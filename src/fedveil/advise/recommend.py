@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.advise.from_recipe import local_steps_of, sizes_looked_at
-from fedveil.advise.pilot import Expected, Journal, Search, mean_error
+from fedveil.advise.pilot import Expected, Search, TrialJournal, mean_error
 from fedveil.advise.proxy import proxy_of
 from fedveil.advise.space import space_of
 from fedveil.advise.spending import about, remaining
@@ -62,7 +62,7 @@ def prepare(
     space = space_of(trials, local_steps_of(recipe, real, records), max_steps)
     check_hope(trials, space.base, space.most_steps)
     asked = {"recipe": recipes.to_table(recipe), "proxy": public.source}
-    kept = Journal(journal, {**asked, "most_steps": space.most_steps}, seed)
+    kept = TrialJournal(journal, {**asked, "most_steps": space.most_steps}, seed)
     return Search(trials, space, recipe.privacy.epsilon or 0.0, seconds, journal=kept)
 
 

@@ -99,7 +99,7 @@ class View:
         return np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + ratio)
 
 
-class Setting:
+class Players:
     """Who plays: a canary that takes part as often as anybody, and whom the proof counts on."""
 
     def __init__(self, plan: Plan) -> None:
@@ -146,7 +146,7 @@ class ClientGame:
     most = 1000  # games in one call
 
     def __init__(self, plan: Plan) -> None:
-        self._at = at = Setting(plan)
+        self._at = at = Players(plan)
         self._state = plan.optimizer.start(plan.start)
         shares = at.guarantee.honest_shares
         # Two ballots differ by no more than sqrt(2) of their length, half of it to either side.
@@ -326,7 +326,7 @@ class RecordGame:
     """One record whose gradient is at the clip, on noisy gradients or on the sum of uploads."""
 
     def __init__(self, plan: Plan, placement: GradientNoise) -> None:
-        self._at, self._placement = Setting(plan), placement
+        self._at, self._placement = Players(plan), placement
         clip, proof = plan.local.gradient_clip, placement.proof(self._at.context)
         if clip is None:
             raise ConfigError("audit: gradients are not clipped")

@@ -25,7 +25,7 @@ _TOO_MUCH = 20.0  # beyond, the curve stays at the top of the picture and takes 
 
 
 @dataclass(frozen=True)
-class Attack:
+class AttackBound:
     """Upper bounds on every attack: `pairs` of (epsilon, delta) that all hold, the guarantee's own
     one first; and the mu of Gaussian differential privacy (Dong, Roth, Su 2022), where it is exact.
     """
@@ -58,7 +58,7 @@ class Attack:
         return 0.5 + 0.5 * min(1.0, apart)
 
 
-def attack_on(guarantee: Guarantee) -> Attack:
+def attack_on(guarantee: Guarantee) -> AttackBound:
     """What the releases of a guarantee allow an attacker at most.
 
     A mu is exact if every release is an unsampled Gaussian, and nothing else: not one that may fail
@@ -70,14 +70,14 @@ def attack_on(guarantee: Guarantee) -> Attack:
     noises = [0.0 if step.failure else step.gaussian() or 0.0 for step in steps]
     if guarantee.tuning is None and all(noise > 0 for noise in noises):
         squares = (step.count / noise**2 for step, noise in zip(steps, noises, strict=True))
-        return Attack((own,), math.sqrt(math.fsum(squares)))
+        return AttackBound((own,), math.sqrt(math.fsum(squares)))
     if not guarantee.epsilon <= _TOO_MUCH:
-        return Attack((own,))
+        return AttackBound((own,))
     pairs = [own]
     for delta in _DELTAS:
         if delta > guarantee.delta and pairs[-1][0] > 0:  # after epsilon 0 nothing is gained
             pairs.append((min(x for _, x in bounds(steps, delta, guarantee.tuning, True)), delta))
-    return Attack(tuple(pairs))
+    return AttackBound(tuple(pairs))
 
 
 def _most(epsilon: float, delta: float, rate: float) -> float:

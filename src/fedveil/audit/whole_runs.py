@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.audit.games import Bools, Setting, View
+from fedveil.audit.games import Bools, Players, View
 from fedveil.audit.stand_ins import StandIns, on_release
 from fedveil.client.update_pipeline import Senders, ShapedRows, UpdatePipeline, shape_rows
 from fedveil.core.errors import ConfigError
@@ -36,7 +36,7 @@ class WholeRuns:
     not_tried: tuple[str, ...] = ("the view of somebody who knows single noise shares",)
 
     def __init__(self, plan: Plan) -> None:
-        self._at = at = Setting(plan)
+        self._at = at = Players(plan)
         known = at.guarantee.unit is Unit.CLIENT and at.guarantee.trust is not Trust.LOCAL
         if not known or plan.method.voting is not None:
             raise ConfigError("--whole-runs: only of clients whose updates are summed")

@@ -13,7 +13,7 @@ from fedveil.cli import console
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedveil.report.comparison import Cell, ComparedRun
+    from fedveil.report.comparison import ComparedCell, ComparedRun
     from fedveil.report.store import Store
 
 
@@ -105,7 +105,7 @@ def _run(todo: Sequence[ComparedRun], store: Store, *, quiet: bool) -> None:
             )
 
 
-def _figure(table: Sequence[Cell]) -> tuple[str, str]:
+def _figure(table: Sequence[ComparedCell]) -> tuple[str, str]:
     """What all runs are measured by: accuracy, or the error of regressions."""
     known = [{name for name in ("accuracy", "rmse") if one.get(name) is not None}
              for cell in table for one in cell.outcomes]  # fmt: skip
@@ -117,7 +117,7 @@ def _figure(table: Sequence[Cell]) -> tuple[str, str]:
     return "loss", "loss"
 
 
-def _show(table: Sequence[Cell], figure: str, label: str, files: Sequence[Path]) -> None:
+def _show(table: Sequence[ComparedCell], figure: str, label: str, files: Sequence[Path]) -> None:
     from fedveil.report.comparison import differences
 
     scale = 100.0 if figure == "accuracy" else 1.0

@@ -137,7 +137,7 @@ def _budget(spent: float | None, whole: float | None) -> str:
 def _run(args: argparse.Namespace) -> int:
     from fedveil.cli.report import watched_apart
     from fedveil.config import recipe as recipes
-    from fedveil.deploy.hub_service import Job, Queue
+    from fedveil.deploy.hub_service import HubJob, Queue
 
     home = _home(args)
     recipe = recipes.parse(recipes.read(Path(args.recipe)), args.set, {})
@@ -148,7 +148,7 @@ def _run(args: argparse.Namespace) -> int:
     name = args.name or datetime.now().strftime("%Y%m%d-%H%M%S")
     test = None if args.test is None else str(args.test.absolute())
     queue = Queue(home)
-    queue.put(Job(name, recipes.to_table(recipe), test))
+    queue.put(HubJob(name, recipes.to_table(recipe), test))
     if args.detach:
         return console.answer(args, {"run": name}, lambda: console.say(name, heading="Queued:"))
     try:
@@ -232,14 +232,14 @@ def _document(home: HubHome, queue: Queue, name: str) -> dict[str, Any]:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from fedveil.deploy.hub_service import EVALUATION, Job, Queue
+    from fedveil.deploy.hub_service import EVALUATION, HubJob, Queue
 
     home = _home(args)
     name = f"{args.run}-evaluation-{datetime.now():%Y%m%d-%H%M%S}"
     queue = Queue(home)
     if (queue.ended(args.run) or {}).get("outcome") not in ("done", "stopped"):
         raise ConfigError(f"run {args.run!r}: no such run has ended; see {home.runs}")
-    queue.put(Job(name, {}, evaluate=args.run, noise=args.noise))
+    queue.put(HubJob(name, {}, evaluate=args.run, noise=args.noise))
     _follow(home, queue, name)
     document = json.loads((home.runs / args.run / EVALUATION).read_text(encoding="utf-8"))
 

@@ -6,7 +6,7 @@ import argparse
 
 from fedveil.cli import console
 from fedveil.config.recipe import shipped
-from fedveil.methods.registry import METHODS, Entry
+from fedveil.methods.registry import METHODS, MethodEntry
 from fedveil.recipes.values import kind_name
 
 
@@ -45,7 +45,7 @@ def execute(args: argparse.Namespace) -> int:
     return 0
 
 
-def _document(entry: Entry) -> dict[str, object]:
+def _document(entry: MethodEntry) -> dict[str, object]:
     recipe = shipped().get(entry.name)
     return {
         "name": entry.name,

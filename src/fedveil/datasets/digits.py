@@ -11,7 +11,6 @@ from fedveil.data.partition import IID
 from fedveil.datasets.files import Arrays
 from fedveil.datasets.source import Pool, Source, labelled_pool, unit_pixels
 
-
 # Read from where scikit-learn keeps them: to import it, for `load_digits`, takes a second.
 _FILE = "sklearn/datasets/data/digits.csv.gz"
 

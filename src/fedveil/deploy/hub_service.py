@@ -48,7 +48,7 @@ Finish = Callable[[Run, Recipe], None]  # writes model, result and report
 
 
 @dataclass(frozen=True)
-class Job:
+class HubJob:
     """A run that was asked for, or the evaluation of one."""
 
     name: str
@@ -64,7 +64,7 @@ class Queue:
     def __init__(self, home: HubHome) -> None:
         self._home = home
 
-    def put(self, job: Job) -> None:
+    def put(self, job: HubJob) -> None:
         if self._known(job.name) or (self._home.runs / job.name).exists():
             raise ConfigError(f"run {job.name!r}: exists already; choose another name")
         write_json(self._place(job.name, _QUEUED), vars(job))
@@ -72,10 +72,10 @@ class Queue:
     def _known(self, name: str) -> bool:
         return any(self._place(name, kind).exists() for kind in (_QUEUED, _ENDED))
 
-    def next(self) -> Job | None:
+    def next(self) -> HubJob | None:
         """The oldest that has not ended."""
         names = self.names()
-        return Job(**json.loads(self._place(names[0], _QUEUED).read_text())) if names else None
+        return HubJob(**json.loads(self._place(names[0], _QUEUED).read_text())) if names else None
 
     def names(self) -> list[str]:
         """What has not ended, oldest first."""
@@ -98,7 +98,7 @@ class Queue:
         path = self._place(name, _WAITING)
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
-    def end(self, job: Job, outcome: str, reason: str = "") -> None:
+    def end(self, job: HubJob, outcome: str, reason: str = "") -> None:
         name, ended = job.name, {"outcome": outcome, "reason": reason}
         write_json(self._place(name, _ENDED), {**ended, "job": vars(job)})
         for kind in (_QUEUED, _STOP, _WAITING):
@@ -238,7 +238,7 @@ class HubService:
 
     # --- runs -------------------------------------------------------------------------------------
 
-    def _carry_out(self, job: Job, members: Members) -> str:
+    def _carry_out(self, job: HubJob, members: Members) -> str:
         """Start a run, or go on with it, to its end; how it ended."""
         if recipes.parse(job.recipe).evaluation.baseline:
             raise ConfigError("evaluation.baseline: nobody trains without noise across machines")
@@ -271,7 +271,7 @@ class HubService:
             if run.directory is not None:
                 run.directory.close()
 
-    def _evaluate(self, job: Job, members: Members, path: Path) -> str:
+    def _evaluate(self, job: HubJob, members: Members, path: Path) -> str:
         """A finished run's model, on rows that sites hold out; kept beside it."""
         hub = Hub(members, self._key, self.courier, self.home.path, self._waits)
         if not (path / DOCUMENT).exists():

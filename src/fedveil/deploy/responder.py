@@ -70,7 +70,7 @@ KINDS = (
 )
 
 
-class Candidate(Responder):
+class Applicant(Responder):
     """A site that takes part in nothing yet: it shows its key, and says what it waits for."""
 
     waits_for = "its owner has not confirmed the members' list"

@@ -14,7 +14,7 @@ from fedveil.deploy.envelope import Message
 from fedveil.deploy.guard import Guard
 from fedveil.deploy.homes import SiteHome, keep_pair
 from fedveil.deploy.members import Members
-from fedveil.deploy.responder import Candidate, Responder
+from fedveil.deploy.responder import Applicant, Responder
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class SiteService:
         self._handlers = {"members": self._proposed, "certificate": self._renewed}
         agreement = home.agreement
         hub, keys = bytes.fromhex(agreement.hub), home.keys(self._store)
-        self._responder: Responder = Candidate(hub, keys, self._handlers)
+        self._responder: Responder = Applicant(hub, keys, self._handlers)
         self.certificate_changed = threading.Event()
         if home.members is not None:  # what is wrong is said at the start
             self._responder = self._guard(home.members)
@@ -71,7 +71,7 @@ class SiteService:
         """The guard, as soon as the owner has confirmed the members' list."""
         with self._lock:
             waiting = self._responder
-            if isinstance(waiting, Candidate) and self.home.members is not None:
+            if isinstance(waiting, Applicant) and self.home.members is not None:
                 try:
                     self._responder = self._guard(self.home.members)
                 except (FedveilError, OSError) as error:  # the hub is not told what rows hold

@@ -12,7 +12,7 @@ from fedveil.data.federation import Task
 from fedveil.engines.dual import Dual
 
 
-class Block:
+class StepBlock:
     """Lists with one entry a step: a step itself then takes no more than its arithmetic."""
 
     gram: Sequence[Tensor]  # [clients, batch, examples]

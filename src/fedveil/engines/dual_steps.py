@@ -16,7 +16,7 @@ from fedveil.client.local_training import GradientClip, LocalTraining
 from fedveil.client.records import Records
 from fedveil.engines.affine import Affine, Parts, Stack
 from fedveil.engines.dual import Dual, Span
-from fedveil.engines.dual_block import Block
+from fedveil.engines.dual_block import StepBlock
 from fedveil.engines.mlp import output_error
 from fedveil.privacy.clipping import Clip, clip_factors
 
@@ -59,7 +59,7 @@ def _descend(
     drift = 0.0  # the shift of everybody still training: all had the same rates
     outputs = upper.layers[-1].outputs if upper.layers else dual.layer.outputs
     for steps, active in _blocks(dual, records):
-        block = Block(dual, records, steps, active, outputs)
+        block = StepBlock(dual, records, steps, active, outputs)
         here = moved[:active]
         above: Parts = [(w[:active], None if b is None else b[:active]) for w, b in upper.parts]
         for place, step in enumerate(steps):

@@ -199,7 +199,7 @@ class Kernels:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConvolutionMatrices:
     """The fixed matrices of one convolution's shape."""
 
     inputs: Transform
@@ -209,10 +209,10 @@ class Plan:
 
 
 @lru_cache(maxsize=64)
-def plan(shape: Shape) -> Plan:
+def plan(shape: Shape) -> ConvolutionMatrices:
     outputs = Transform(shape, shape.output, turned=True)
     inputs = Transform(shape, shape.image, turned=False)
-    return Plan(inputs, outputs, Kernels(shape), math.prod(shape.period))
+    return ConvolutionMatrices(inputs, outputs, Kernels(shape), math.prod(shape.period))
 
 
 class Convolution(torch.autograd.Function):

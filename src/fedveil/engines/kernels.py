@@ -19,7 +19,7 @@ from torch import nn
 
 from fedveil.engines import fourier
 from fedveil.models.images import ChannelsFirst
-from fedveil.models.residual import Block
+from fedveil.models.residual import ResidualBlock
 from fedveil.models.structure import as_written
 
 _LAYERS = (
@@ -35,7 +35,7 @@ _LAYERS = (
     nn.Linear,
     nn.Identity,
     ChannelsFirst,
-    Block,
+    ResidualBlock,
 )
 
 

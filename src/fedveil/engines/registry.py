@@ -23,7 +23,7 @@ WhyNot = Callable[[Job, torch.device], str | None]
 
 
 @dataclass(frozen=True)
-class Entry:
+class EngineEntry:
     """An engine by name: how it is made, and why it cannot run a job, in one clause."""
 
     name: str
@@ -32,7 +32,7 @@ class Entry:
     module: str  # where other processes import it
 
 
-OUTSIDE: Registry[Entry] = Registry("engine", "fedveil.engines", None)
+OUTSIDE: Registry[EngineEntry] = Registry("engine", "fedveil.engines", None)
 
 
 def engine(name: str, why_not: WhyNot = lambda job, device: None) -> Callable[[Build], Build]:
@@ -41,7 +41,7 @@ def engine(name: str, why_not: WhyNot = lambda job, device: None) -> Callable[[B
 
     def add(build: Build) -> Build:
         origin = f"{build.__module__}.{build.__qualname__}"
-        OUTSIDE.add(name, Entry(name, build, why_not, build.__module__), origin)
+        OUTSIDE.add(name, EngineEntry(name, build, why_not, build.__module__), origin)
         return build
 
     return add

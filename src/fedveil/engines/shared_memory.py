@@ -18,7 +18,7 @@ from fedveil.data.federation import Examples, Federation, Scaling, Task
 
 
 @dataclass(frozen=True)
-class Column:
+class SharedColumn:
     """How to find one array: in a file, or behind an inherited file descriptor."""
 
     place: str | int
@@ -38,9 +38,9 @@ class Column:
 class SharedFederation:
     """Everything of a federation that training needs; `open` rebuilds it in another process."""
 
-    inputs: Column
-    targets: Column
-    offsets: Column
+    inputs: SharedColumn
+    targets: SharedColumn
+    offsets: SharedColumn
     task: Task
     classes: int
     name: str
@@ -95,7 +95,7 @@ def share(federation: Federation) -> SharedFederation:
     )
 
 
-def _share(array: Array, name: str) -> Column:
+def _share(array: Array, name: str) -> SharedColumn:
     mapped = _place_in_file(array)
     if mapped is not None:
         return mapped
@@ -107,10 +107,10 @@ def _share(array: Array, name: str) -> Column:
     os.truncate(descriptor, max(1, array.nbytes))
     with os.fdopen(os.dup(descriptor), "r+b") as file:
         np.memmap(file, array.dtype, "r+", 0, array.shape)[...] = array
-    return Column(descriptor, 0, array.dtype.str, array.shape)
+    return SharedColumn(descriptor, 0, array.dtype.str, array.shape)
 
 
-def _place_in_file(array: Array) -> Column | None:
+def _place_in_file(array: Array) -> SharedColumn | None:
     """Where a memory-mapped array lies in its file; None if it is no contiguous part of one."""
     root: object = array
     while isinstance(root, np.ndarray) and isinstance(root.base, np.ndarray):
@@ -120,4 +120,4 @@ def _place_in_file(array: Array) -> Column | None:
     if root.mode == "c":  # changes stay in this process: the file may hold what was taken out here
         return None
     begin = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
-    return Column(str(root.filename), root.offset + begin, array.dtype.str, array.shape)
+    return SharedColumn(str(root.filename), root.offset + begin, array.dtype.str, array.shape)

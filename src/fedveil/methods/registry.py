@@ -51,7 +51,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Entry:
+class MethodEntry:
     """A method by name: what it is, whose data it protects, from whom, and what it understands."""
 
     name: str
@@ -89,7 +89,7 @@ class Entry:
         }
 
 
-METHODS: Registry[Entry] = Registry("method", "fedveil.methods", "fedveil.methods")
+METHODS: Registry[MethodEntry] = Registry("method", "fedveil.methods", "fedveil.methods")
 
 
 def method(
@@ -97,8 +97,8 @@ def method(
     *,
     what: str,
     source: str = "",
-    protects: str = Entry.protects,
-    towards: str = Entry.towards,
+    protects: str = MethodEntry.protects,
+    towards: str = MethodEntry.towards,
     aliases: tuple[str, ...] = (),
     keys: tuple[str, ...] = (),
     own: tuple[Key, ...] = (),
@@ -122,7 +122,7 @@ def method(
         )
 
     def register(build: Builder) -> Builder:
-        entry = Entry(
+        entry = MethodEntry(
             name, build, what, source, protects, towards, aliases, keys, own, trust, sampling, unit
         )
         METHODS.add(name, entry, f"{build.__module__}:{build.__qualname__}", aliases)
@@ -147,7 +147,7 @@ def method_of(recipe: Recipe) -> Method:
     return replace(made, name=entry.name, aggregation=aggregation(recipe))
 
 
-def _check_keys(recipe: Recipe, entry: Entry) -> None:
+def _check_keys(recipe: Recipe, entry: MethodEntry) -> None:
     own_unit = {"privacy.unit"} if recipe.privacy.unit == entry.unit else set()
     for key in sorted(OPTIONAL - set(entry.keys) - own_unit):
         section, name = key.split(".")
@@ -163,7 +163,7 @@ def _check_keys(recipe: Recipe, entry: Entry) -> None:
             raise ConfigError(f"{key}: method {entry.name} does not use it; {users} do")
 
 
-def _check_order(recipe: Recipe, entry: Entry) -> None:
+def _check_order(recipe: Recipe, entry: MethodEntry) -> None:
     """Orders of things that would leave values without a proof."""
     upload, place = recipe.training.upload, recipe.server.smoothing_place
     if upload not in ("dense", "sparse"):

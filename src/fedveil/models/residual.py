@@ -14,7 +14,7 @@ from fedveil.models.images import Shape
 _GROUPS = 2
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut."""
 
     def __init__(self, channels: int, filters: int, stride: int) -> None:
@@ -45,7 +45,7 @@ class ResNet18(nn.Sequential):
         ]
         channels = 64
         for filters, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-            layers += [Block(channels, filters, stride), Block(filters, filters, 1)]
+            layers += [ResidualBlock(channels, filters, stride), ResidualBlock(filters, filters, 1)]
             channels = filters
         super().__init__(
             *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, outputs)

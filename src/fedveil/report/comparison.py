@@ -77,7 +77,7 @@ class ComparedRun:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ComparedCell:
     """All seeds of one contender at one epsilon."""
 
     contender: Contender
@@ -161,7 +161,7 @@ def run_task(task: ComparedRun) -> Outcome:
     return outcome
 
 
-def cells(todo: Sequence[ComparedRun], store: Store) -> list[Cell]:
+def cells(todo: Sequence[ComparedRun], store: Store) -> list[ComparedCell]:
     """Finished runs by contender and epsilon, in the order of the tasks."""
     found: dict[tuple[str, float | None], list[Outcome]] = {}
     who = {task.contender.name: task.contender for task in todo}
@@ -169,10 +169,12 @@ def cells(todo: Sequence[ComparedRun], store: Store) -> list[Cell]:
         outcome = store.find(task.key)
         if outcome is not None:
             found.setdefault((task.contender.name, task.epsilon), []).append(outcome)
-    return [Cell(who[name], epsilon, tuple(seen)) for (name, epsilon), seen in found.items()]
+    return [
+        ComparedCell(who[name], epsilon, tuple(seen)) for (name, epsilon), seen in found.items()
+    ]
 
 
-def differences(table: Sequence[Cell]) -> Iterator[str]:
+def differences(table: Sequence[ComparedCell]) -> Iterator[str]:
     """In what the contenders' promises differ though their numbers are equal: one line each."""
     promises: dict[tuple[str, ...], list[str]] = {}
     for cell in table:
@@ -187,7 +189,7 @@ def differences(table: Sequence[Cell]) -> Iterator[str]:
             yield f"{', '.join(names)}: one {unit}, {adjacency}, {trust} trust"
 
 
-def draw(table: Sequence[Cell], figure: str, label: str) -> bytes:
+def draw(table: Sequence[ComparedCell], figure: str, label: str) -> bytes:
     """Mean and deviation against epsilon, one line for each contender, as PNG."""
     import io
 
@@ -223,7 +225,7 @@ def draw(table: Sequence[Cell], figure: str, label: str) -> bytes:
     return buffer.getvalue()
 
 
-def page_document(table: Sequence[Cell], figure: str, label: str) -> dict[str, Any]:
+def page_document(table: Sequence[ComparedCell], figure: str, label: str) -> dict[str, Any]:
     """The comparison for its page."""
     columns = ["recipe", "method", "epsilon", label, "runs", "diverged", "noise multiplier"]
     rows = []
@@ -240,7 +242,7 @@ def page_document(table: Sequence[Cell], figure: str, label: str) -> dict[str, A
     return compared.document_of(title, said, _charts(table, figure, label), columns, rows)
 
 
-def _charts(table: Sequence[Cell], figure: str, label: str) -> list[dict[str, Any]]:
+def _charts(table: Sequence[ComparedCell], figure: str, label: str) -> list[dict[str, Any]]:
     """One chart: against epsilon, or by name where no budget was set."""
     chart: dict[str, Any] = {"title": f"{label}, mean of all seeds", "y": label, "zoom": True}
     if any(len(cell.outcomes) > 1 for cell in table):
@@ -267,14 +269,14 @@ def _charts(table: Sequence[Cell], figure: str, label: str) -> list[dict[str, An
     return [chart | {"x": "epsilon", "log_x": True, "series": series}]
 
 
-def _by_name(table: Sequence[Cell]) -> dict[str, list[Cell]]:
-    found: dict[str, list[Cell]] = {}
+def _by_name(table: Sequence[ComparedCell]) -> dict[str, list[ComparedCell]]:
+    found: dict[str, list[ComparedCell]] = {}
     for cell in table:
         found.setdefault(cell.contender.name, []).append(cell)
     return found
 
 
-def to_document(table: Sequence[Cell], figure: str) -> list[dict[str, Any]]:
+def to_document(table: Sequence[ComparedCell], figure: str) -> list[dict[str, Any]]:
     """The table for scripts."""
     rows = []
     for cell in table:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedveil.audit.proved import RATES, Attack, attack_on
+from fedveil.audit.proved import RATES, AttackBound, attack_on
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
 from fedveil.privacy.guarantee import Guarantee
@@ -120,14 +120,14 @@ def _audited(path: Path, guarantee: Guarantee) -> float | None:
     return shown
 
 
-def _attack(attack: Attack) -> dict[str, Any]:
+def _attack(attack: AttackBound) -> dict[str, Any]:
     return {
         "mu": None if attack.mu is None else _up(attack.mu),
         "pairs": [[_up(epsilon), delta] for epsilon, delta in attack.pairs],
         "false_positives": 0.01,
         "true_positives": _up(attack.true_positives(0.01)),
         "right_guesses": _up(attack.right_guesses),
-        "right_guesses_of_epsilon_alone": _up(Attack(attack.pairs[:1]).right_guesses),
+        "right_guesses_of_epsilon_alone": _up(AttackBound(attack.pairs[:1]).right_guesses),
     }
 
 
@@ -135,7 +135,7 @@ def _charts(
     lines: list[dict[str, Any]],
     result: Mapping[str, Any],
     guarantee: Guarantee | None,
-    attack: Attack | None,
+    attack: AttackBound | None,
 ) -> dict[str, Any]:
     charts: dict[str, Any] = {}
     name = "accuracy" if any(line.get("accuracy") is not None for line in lines) else "loss"
@@ -164,7 +164,7 @@ def _charts(
         ends = [[spent[0][0], whole], [spent[-1][0], whole]]
         series = {"of the rounds so far": spent, "of the whole plan": ends}
         charts["epsilon"] = _chart("Epsilon over rounds", "round", "epsilon", series)
-    alone = Attack(attack.pairs[:1])
+    alone = AttackBound(attack.pairs[:1])
     best = "any attack"
     if attack.mu is not None:
         best += f": Gaussian differential privacy, mu {at_most(attack.mu)}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedveil.advise.feasible import Row
-    from fedveil.advise.pilot import Journal
+    from fedveil.advise.pilot import TrialJournal
     from fedveil.advise.recommend import Findings
 
 _STYLE: dict[Any, Any] = {
@@ -111,7 +111,7 @@ def draw_feasible(rows: Sequence[Row], path: Path) -> None:
     draw(path, paint, height=3.4)
 
 
-def draw_pilot(found: Findings, journal: Journal, path: Path) -> None:
+def draw_pilot(found: Findings, journal: TrialJournal, path: Path) -> None:
     """Errors of all trials, darker the more clients they had; the options stand out."""
     worst = 2 * max(found.trivial, 1e-9)
     clouds: dict[float, list[tuple[Any, float]]] = {}

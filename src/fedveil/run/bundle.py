@@ -32,7 +32,7 @@ _KEY = "fedveil"  # of the file's metadata
 
 
 @dataclass(frozen=True)
-class Bundle:
+class ModelBundle:
     """What a model file says beside the weights."""
 
     data: str  # name of the data
@@ -63,7 +63,7 @@ class Bundle:
         }
 
     @classmethod
-    def from_dict(cls, document: Mapping[str, Any]) -> Bundle:
+    def from_dict(cls, document: Mapping[str, Any]) -> ModelBundle:
         encoder = document["encoder"]
         return cls(
             data=document["data"],
@@ -125,10 +125,10 @@ def _featurizer(document: Mapping[str, Any] | None) -> Featurizer | None:
     return Featurizer(features, _scaling(document["scaling"]), tuple(document["input_shape"]))
 
 
-def bundle_of(plan: Plan, architecture: Mapping[str, Any] | None, guarantee: Any) -> Bundle:
+def bundle_of(plan: Plan, architecture: Mapping[str, Any] | None, guarantee: Any) -> ModelBundle:
     """What is to be kept with the model of a plan."""
     federation = plan.federation
-    return Bundle(
+    return ModelBundle(
         data=federation.name,
         method=plan.method.name,
         task=federation.task,
@@ -143,14 +143,14 @@ def bundle_of(plan: Plan, architecture: Mapping[str, Any] | None, guarantee: Any
     )
 
 
-def bundle_file(tensors: Mapping[str, Tensor], bundle: Bundle) -> bytes:
+def bundle_file(tensors: Mapping[str, Tensor], bundle: ModelBundle) -> bytes:
     """The file: the same weights and description give the same bytes."""
     said = {"format": FORMAT, "description": json.dumps(bundle.to_dict())}
     said["digest"] = content_digest(tensors, said)
     return save(dict(tensors), {_KEY: json.dumps(said)})  # one key: several come in any order
 
 
-def read_bundle(path: Path) -> tuple[Bundle, dict[str, Tensor]]:
+def read_bundle(path: Path) -> tuple[ModelBundle, dict[str, Tensor]]:
     """The description and the parameters in a model file, or in the one of a run directory."""
     directory = path.is_dir()
     file = path / MODEL if directory else path
@@ -176,6 +176,6 @@ def read_bundle(path: Path) -> tuple[Bundle, dict[str, Tensor]]:
     if said.pop("digest", None) != content_digest(tensors, said):
         raise ConfigError(f"{file}: damaged, its contents do not match their digest")
     try:
-        return Bundle.from_dict(json.loads(said["description"])), tensors
+        return ModelBundle.from_dict(json.loads(said["description"])), tensors
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file}: damaged description ({error})") from None

@@ -12,14 +12,14 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
 from fedveil.data.federation import Task
 from fedveil.models.losses import class_scores
-from fedveil.run.bundle import Bundle
+from fedveil.run.bundle import ModelBundle
 
 
 class Answers(nn.Module):
     """From a model's inputs to what people ask for: probabilities `[rows, classes]`, or numbers
     `[rows]` in the label's own unit."""
 
-    def __init__(self, bundle: Bundle, module: nn.Module) -> None:
+    def __init__(self, bundle: ModelBundle, module: nn.Module) -> None:
         super().__init__()
         if bundle.task is Task.SEQUENCE:
             raise ConfigError("export: not for sequences")
@@ -34,7 +34,7 @@ class Answers(nn.Module):
         return outputs.flatten().double() * self.width + self.centre
 
 
-def export(bundle: Bundle, module: nn.Module, path: Path) -> None:
+def export(bundle: ModelBundle, module: nn.Module, path: Path) -> None:
     """Write the model to a new file, of the kind that its name ends in."""
     if path.suffix not in (".pt2", ".onnx"):
         raise ConfigError(f"{path}: name a file that ends in .pt2 (torch.export) or .onnx")

@@ -22,7 +22,7 @@ from fedveil.data.pieces import pieces
 from fedveil.models.frozen import mark_trained
 from fedveil.models.losses import class_scores
 from fedveil.privacy.guarantee import Guarantee
-from fedveil.run.bundle import Bundle, read_bundle
+from fedveil.run.bundle import ModelBundle, read_bundle
 from fedveil.run.evaluation import rows_at_once
 from fedveil.run.scores import ClassTally, Metric, NumberTally, Scores, with_metrics
 
@@ -62,7 +62,7 @@ class Remarks:
 class TrainedModel(Displayed):
     """A model with everything needed to use it. `load_run` makes one."""
 
-    def __init__(self, bundle: Bundle, module: nn.Module) -> None:
+    def __init__(self, bundle: ModelBundle, module: nn.Module) -> None:
         self.bundle, self.module = bundle, module.eval()
 
     def _display(self) -> tuple[str, dict[str, object]]:

@@ -23,7 +23,7 @@ from fedveil.secagg.dealing import dealt_lists, nonsense
 from fedveil.secagg.derive import ID_BYTES, KEY_BYTES
 from fedveil.secagg.errors import SecureAggregationError
 from fedveil.secagg.keys import signed
-from fedveil.secagg.layout import Layout, piece
+from fedveil.secagg.layout import RoundLayout, piece
 from fedveil.secagg.messages import Disclosure, Shares, Unmask
 from fedveil.secagg.pairs import MARK_BYTES, PRINT_BYTES
 from fedveil.secagg.shares import SHARE_BYTES, combine
@@ -53,7 +53,7 @@ class Fault:
         return f"device {self.device} {self.wrong.value} (device {self.about})"
 
 
-def proven(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
+def proven(fault: Fault, layout: RoundLayout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
     """Whether the evidence shows that the device did it."""
     check = {
         Wrong.SHARE: _share,
@@ -71,7 +71,7 @@ def _frame(
     frame: bytes,
     kind: type[wire.MessageT],
     author: int,
-    layout: Layout,
+    layout: RoundLayout,
     identities: Mapping[int, Ed25519PublicKey],
 ) -> wire.MessageT:
     """A frame that this device signed in this round."""
@@ -99,7 +99,7 @@ def given(
     return derive.digest(b"given", plan, derive.id_bytes(device), survivors, bad, accepted, answers)
 
 
-def _share(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
+def _share(fault: Fault, layout: RoundLayout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
     """frames: the holder's Unmask; values: the dealers whose shares it had accepted, their marks.
 
     All of it is the holder's own word: nothing that a dealer signs can turn against a holder.
@@ -126,7 +126,7 @@ def _share(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicK
     )
 
 
-def _seal(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
+def _seal(fault: Fault, layout: RoundLayout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
     """frames: the dealer's Shares and the holder's Disclosure."""
     dealer, holder = fault.device, fault.about
     dealt = _frame(fault.frames[0], Shares, dealer, layout, identities)
@@ -137,7 +137,7 @@ def _seal(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKe
     return nonsense(dealt, layout, shown.key, holder)
 
 
-def _split(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
+def _split(fault: Fault, layout: RoundLayout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
     """frames: the dealer's Shares; values: b"self" or b"pair", then of as many holders as the
     threshold: id and answer."""
     dealer, survived = fault.device, fault.values[0] == b"self"
@@ -167,7 +167,7 @@ def commits_to(commitments: bytes, secret: bytes, plan: bytes, device: int, surv
     return derive.same(pairs.commitment(kind, secret, plan, device), committed)
 
 
-def _wrap(fault: Fault, layout: Layout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
+def _wrap(fault: Fault, layout: RoundLayout, identities: Mapping[int, Ed25519PublicKey]) -> bool:
     """frames: the dealer's Shares; values: its pair secret."""
     dealt = _frame(fault.frames[0], Shares, fault.device, layout, identities)
     if not fits_commitment(fault.values[0], dealt, survived=False):

@@ -12,7 +12,7 @@ import numpy as np
 from fedveil.secagg import pairs
 from fedveil.secagg.derive import KEY_BYTES
 from fedveil.secagg.errors import RuleBroken
-from fedveil.secagg.layout import Bytes, Flags, Layout, piece, rows
+from fedveil.secagg.layout import Bytes, Flags, RoundLayout, piece, rows
 from fedveil.secagg.messages import Disclosure, RoundPlan, Shares
 from fedveil.secagg.pairs import MARK_BYTES, NONCE_BYTES, PRINT_BYTES, SEALED_BYTES, PairKeys
 from fedveil.secagg.shares import SHARE_BYTES, draw_secret, split, valid_elements
@@ -23,7 +23,7 @@ PER_MASK = {"wrapped": KEY_BYTES, "roots": PRINT_BYTES}
 
 
 def deal(
-    layout: Layout,
+    layout: RoundLayout,
     device: int,
     self_secret: bytes,
     pair_keys: Mapping[int, PairKeys],
@@ -101,7 +101,7 @@ def opened(
     return Holding(fits, shares[fits])
 
 
-def nonsense(dealt: Shares, layout: Layout, seal: bytes, holder: int) -> bool:
+def nonsense(dealt: Shares, layout: RoundLayout, seal: bytes, holder: int) -> bool:
     """Whether what a dealer sealed under this key to a holder is not what it marked."""
     at = layout.rank(dealt.device, holder)
     sealed, mark = piece(dealt.sealed, SEALED_BYTES, at), piece(dealt.marks, MARK_BYTES, at)
@@ -109,7 +109,7 @@ def nonsense(dealt: Shares, layout: Layout, seal: bytes, holder: int) -> bool:
     return not found.fits[0]
 
 
-def contradicts(dealt: Shares, layout: Layout, keys: PairKeys, holder: int) -> bool:
+def contradicts(dealt: Shares, layout: RoundLayout, keys: PairKeys, holder: int) -> bool:
     """Whether a dealer's fingerprints of the keys it shares with a holder are not the holder's."""
     said = [piece(dealt.checks, PRINT_BYTES, layout.rank(dealt.device, holder))]
     held = [pairs.seal_print(keys.seal)]
@@ -119,7 +119,7 @@ def contradicts(dealt: Shares, layout: Layout, keys: PairKeys, holder: int) -> b
     return said != held
 
 
-def disclosure(layout: Layout, dealt: Shares, keys: PairKeys, holder: int) -> Disclosure:
+def disclosure(layout: RoundLayout, dealt: Shares, keys: PairKeys, holder: int) -> Disclosure:
     """The key that shows nonsense in what a dealer signed; `RuleBroken` if there is none in it."""
     dealer = dealt.device
     said = piece(dealt.checks, PRINT_BYTES, layout.rank(dealer, holder))

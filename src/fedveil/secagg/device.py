@@ -37,7 +37,7 @@ from fedveil.secagg.derive import TAG_BYTES
 from fedveil.secagg.errors import Doubted, OutOfTurn, RuleBroken
 from fedveil.secagg.journal import Journal
 from fedveil.secagg.keys import DeviceKeys, signed
-from fedveil.secagg.layout import Flags, Layout, packed, piece, rows, unpacked
+from fedveil.secagg.layout import Flags, RoundLayout, packed, piece, rows, unpacked
 from fedveil.secagg.masks import apply_masks
 from fedveil.secagg.messages import (
     Abort,
@@ -61,7 +61,7 @@ from fedveil.secagg.sizes import SLACK, STATEMENT_BYTES, from_device, from_serve
 _FromServerT = TypeVar("_FromServerT", Sharers, Survivors, Confirmed)
 
 
-class Step(Enum):
+class DeviceStep(Enum):
     """What a device waits for."""
 
     SHARERS = auto()
@@ -93,7 +93,7 @@ class DeviceRound:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: RoundLayout,
         keys: DeviceKeys,
         params: SecAggParams,
         server: Ed25519PublicKey,
@@ -105,7 +105,7 @@ class DeviceRound:
         self.layout = layout
         self.privacy = charge.terms  # the noise that belongs into the vector
         self._charge = charge
-        self.step = Step.SHARERS
+        self.step = DeviceStep.SHARERS
         self._lock = threading.Lock()
         self._id = keys.device
         self._identity = keys.identity
@@ -138,7 +138,7 @@ class DeviceRound:
 
     def expects(self, start: bytes) -> int:
         """How long the frame is that begins so, or an error: ask before reading on."""
-        kinds: dict[int, type[wire.Message]] = {kind.KIND: kind for kind in _STEPS}
+        kinds: dict[int, type[wire.WireMessage]] = {kind.KIND: kind for kind in _STEPS}
         kinds[Shares.KIND] = Shares  # of a neighbour, as evidence
         kind = kinds.get(wire.head(start).kind, Sharers)
         return wire.expect(start, kind, self._limit(kind)).size
@@ -153,7 +153,7 @@ class DeviceRound:
             message = self._dealt(frame, self._pairs)
             if message.device in self._liars:
                 return
-            if self.step is not Step.SHARERS:
+            if self.step is not DeviceStep.SHARERS:
                 raise OutOfTurn(f"odds while waiting for {self.step.name}")
             if not contradicts(message, self.layout, self._pairs[message.device], self._id):
                 raise RuleBroken(f"device {message.device} agrees with this one on their keys")
@@ -202,7 +202,7 @@ class DeviceRound:
             self._held, self._accepted = held, self.layout.accepted(dealers, fitting.tobytes())
             self._partners, self._sharers = partners, message.present
             self._partner_places = self._near[columns]
-            self.step = Step.VECTOR
+            self.step = DeviceStep.VECTOR
             self._keep(frame, b"")
 
     def mask(self, vector: IntVector) -> bytes:
@@ -212,13 +212,13 @@ class DeviceRound:
         """
         plan = self.layout.plan
         with self._lock:
-            if self.step is not Step.VECTOR:
+            if self.step is not DeviceStep.VECTOR:
                 raise OutOfTurn(f"a vector cannot be masked while waiting for {self.step.name}")
             words = encode(vector, plan.bits)
             if words.size != plan.dimension:
                 raise ConfigError(f"vector: {words.size} entries, the plan has {plan.dimension}")
             self._charge.settle(left=True)
-            self.step = Step.SURVIVORS
+            self.step = DeviceStep.SURVIVORS
             added = [pairs.self_mask_key(self._self_secret)]
             subtracted: list[bytes] = []
             for neighbour in self._partners:
@@ -238,7 +238,7 @@ class DeviceRound:
     def abandon(self) -> None:
         """Leave the round before a vector was masked: it never will be, and costs nothing."""
         with self._lock:
-            if self.step not in (Step.SHARERS, Step.VECTOR):
+            if self.step not in (DeviceStep.SHARERS, DeviceStep.VECTOR):
                 raise OutOfTurn("the vector has left: this round is paid for")
             self._end()
 
@@ -252,10 +252,10 @@ class DeviceRound:
             self._end()
 
     def _end(self) -> None:
-        unmasked = self.step in (Step.SHARERS, Step.VECTOR)
+        unmasked = self.step in (DeviceStep.SHARERS, DeviceStep.VECTOR)
         if unmasked:
             self._charge.settle(left=False)
-        self.step = Step.DONE
+        self.step = DeviceStep.DONE
         self._self_secret, self._pairs, self._held = b"", {}, None
 
     def confirm(self, frame: bytes) -> bytes:
@@ -273,7 +273,7 @@ class DeviceRound:
             own = self._tags(b"confirm", alive, agreed)
             reply = Confirm(self.layout.digest, self._id, agreed, own)
             self._surviving, self._survivors = survivors, agreed
-            self.step = Step.CONFIRMED
+            self.step = DeviceStep.CONFIRMED
             return self._keep(frame, wire.seal(reply, self._session.up))
 
     def unmask(self, frame: bytes) -> bytes:
@@ -294,7 +294,7 @@ class DeviceRound:
             stated = given(self.layout.digest, self._id, *said)
             reply = Unmask(self.layout.digest, self._id, *said, self._identity.sign(stated))
             self._held, self._pairs = None, {}
-            self.step = Step.DONE
+            self.step = DeviceStep.DONE
             return self._keep(frame, wire.seal(reply, self._session.up))
 
     def disclose(self, frame: bytes) -> bytes:
@@ -390,7 +390,7 @@ class DeviceRound:
             raise OutOfTurn(f"{kind.__name__} while waiting for {self.step.name}")
         return wire.read(frame, kind, self._limit(kind), self._session.down)
 
-    def _limit(self, kind: type[wire.Message]) -> int:
+    def _limit(self, kind: type[wire.WireMessage]) -> int:
         count = len(self._neighbours)
         if kind is Shares:
             return from_device(kind, count, 0)
@@ -417,8 +417,8 @@ class DeviceRound:
             raise RuleBroken(f"{count} of {cohort} devices {what}, need {fewest}")
 
 
-_STEPS: dict[type[wire.Message], Step] = {
-    Sharers: Step.SHARERS,
-    Survivors: Step.SURVIVORS,
-    Confirmed: Step.CONFIRMED,
+_STEPS: dict[type[wire.WireMessage], DeviceStep] = {
+    Sharers: DeviceStep.SHARERS,
+    Survivors: DeviceStep.SURVIVORS,
+    Confirmed: DeviceStep.CONFIRMED,
 }

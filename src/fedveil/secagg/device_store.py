@@ -29,7 +29,7 @@ from fedveil.privacy import client_events
 from fedveil.privacy.client_ledger import ClientLedger
 from fedveil.secagg import derive
 from fedveil.secagg.errors import RuleBroken, SecureAggregationError
-from fedveil.secagg.journal import Claim, Progress
+from fedveil.secagg.journal import Claim, DeviceProgress
 from fedveil.secagg.keys import DeviceKeys, new_keys
 from fedveil.secagg.roster import Known
 
@@ -245,14 +245,14 @@ class DeviceStore:
             return self._progress(database, federation).round_number
 
     @staticmethod
-    def _progress(database: sqlite3.Connection, federation: str) -> Progress:
+    def _progress(database: sqlite3.Connection, federation: str) -> DeviceProgress:
         row = database.execute(
             "SELECT state FROM progress WHERE federation = ?", (federation,)
         ).fetchone()
-        return Progress() if row is None else Progress.from_json(row[0])
+        return DeviceProgress() if row is None else DeviceProgress.from_json(row[0])
 
     @staticmethod
-    def _advance(database: sqlite3.Connection, reached: Progress, wanted: Claim) -> None:
+    def _advance(database: sqlite3.Connection, reached: DeviceProgress, wanted: Claim) -> None:
         row = (wanted.federation, reached.to_json())
         database.execute("INSERT OR REPLACE INTO progress VALUES (?, ?)", row)
 

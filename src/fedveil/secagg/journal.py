@@ -46,7 +46,7 @@ class Journal(Protocol):
 
 
 @dataclass(frozen=True)
-class Progress:
+class DeviceProgress:
     """The highest round so far, its cohort and purposes; and draws for rounds not yet claimed."""
 
     round_number: int = -1
@@ -54,15 +54,15 @@ class Progress:
     purposes: frozenset[str] = frozenset()
     draws: Mapping[tuple[int, str], int] = field(default_factory=dict)
 
-    def claimed(self, wanted: Claim) -> Progress:
+    def claimed(self, wanted: Claim) -> DeviceProgress:
         """The progress after a claim."""
         self.check(wanted)
         number, same = wanted.round_number, wanted.round_number == self.round_number
         purposes = (self.purposes if same else frozenset()) | {wanted.purpose}
         kept = {key: count for key, count in self.draws.items() if key[0] >= number}
-        return Progress(number, wanted.cohort, purposes, kept)
+        return DeviceProgress(number, wanted.cohort, purposes, kept)
 
-    def drawn(self, wanted: Claim, most: int) -> Progress:
+    def drawn(self, wanted: Claim, most: int) -> DeviceProgress:
         """The progress after a draw."""
         self.check(wanted)
         key = (wanted.round_number, wanted.purpose)
@@ -98,7 +98,7 @@ class Progress:
         return json.dumps([self.round_number, self.cohort.hex(), sorted(self.purposes), draws])
 
     @classmethod
-    def from_json(cls, document: str) -> Progress:
+    def from_json(cls, document: str) -> DeviceProgress:
         number, cohort, purposes, draws = json.loads(document)
         known = {(round_number, purpose): count for round_number, purpose, count in draws}
         return cls(number, bytes.fromhex(cohort), frozenset(purposes), known)
@@ -110,16 +110,16 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, DeviceProgress] = {}
 
     def claim(self, wanted: Claim) -> None:
         with self._lock:
-            known = self._progress.get(wanted.federation, Progress())
+            known = self._progress.get(wanted.federation, DeviceProgress())
             self._progress[wanted.federation] = known.claimed(wanted)
 
     def draw(self, wanted: Claim, most: int) -> None:
         with self._lock:
-            known = self._progress.get(wanted.federation, Progress())
+            known = self._progress.get(wanted.federation, DeviceProgress())
             self._progress[wanted.federation] = known.drawn(wanted, most)
 
     def settle(self, reservation: int, left: bool) -> None:

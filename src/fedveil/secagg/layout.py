@@ -17,7 +17,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Layout:
+class RoundLayout:
     """A plan with its digest and its graph."""
 
     plan: RoundPlan
@@ -56,12 +56,12 @@ class Layout:
         return derive.digest(b"accepted", self.digest, dealers, marks)
 
 
-def lay_out(plan: RoundPlan, digest: bytes, seed: bytes) -> Layout:
+def lay_out(plan: RoundPlan, digest: bytes, seed: bytes) -> RoundLayout:
     """The layout of a plan whose degree is possible for its cohort; `seed` is its graph's."""
-    return Layout(plan, digest, round_graph(plan.members, plan.degree, seed, plan.masks))
+    return RoundLayout(plan, digest, round_graph(plan.members, plan.degree, seed, plan.masks))
 
 
-def needed_places(layout: Layout, device: int) -> list[int]:
+def needed_places(layout: RoundLayout, device: int) -> list[int]:
     """Whose cards a device needs: its own, its neighbours', and those of who drew the graph."""
     graph = layout.graph
     own = graph.place(device)

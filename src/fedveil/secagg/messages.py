@@ -22,11 +22,11 @@ from fedveil.secagg.fields import (
 )
 from fedveil.secagg.params import MAX_COHORT, MAX_DIMENSION
 from fedveil.secagg.ratchet import ROUNDS
-from fedveil.secagg.wire import Message
+from fedveil.secagg.wire import WireMessage
 
 
 @dataclass(frozen=True)
-class KeyCard(Message):
+class KeyCard(WireMessage):
     """Device to everybody, once: its keys of one version, signed by its identity."""
 
     KIND: ClassVar[int] = 1
@@ -39,7 +39,7 @@ class KeyCard(Message):
 
 
 @dataclass(frozen=True)
-class Leave(Message):
+class Leave(WireMessage):
     """Device to everybody: every key up to this version is withdrawn."""
 
     KIND: ClassVar[int] = 2
@@ -70,14 +70,14 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class Invitation(Draft, Message):
+class Invitation(Draft, WireMessage):
     """Server to some members of a sparse round: help to draw its graph."""
 
     KIND: ClassVar[int] = 11
 
 
 @dataclass(frozen=True)
-class Commitment(Message):
+class Commitment(WireMessage):
     """Device to server: a hash of the bytes that it will add to the graph's seed."""
 
     KIND: ClassVar[int] = 12
@@ -87,7 +87,7 @@ class Commitment(Message):
 
 
 @dataclass(frozen=True)
-class Commitments(Message):
+class Commitments(WireMessage):
     """Server to those who committed: all of their hashes. From here on the graph is decided."""
 
     KIND: ClassVar[int] = 13
@@ -97,7 +97,7 @@ class Commitments(Message):
 
 
 @dataclass(frozen=True)
-class Reveal(Message):
+class Reveal(WireMessage):
     """Device to server: its bytes, for this list of commitments and no other."""
 
     KIND: ClassVar[int] = 14
@@ -108,7 +108,7 @@ class Reveal(Message):
 
 
 @dataclass(frozen=True)
-class RoundPlan(Draft, Message):
+class RoundPlan(Draft, WireMessage):
     """Server to the cohort: a round and everything fixed about it, signed by the server."""
 
     KIND: ClassVar[int] = 3
@@ -118,7 +118,7 @@ class RoundPlan(Draft, Message):
 
 
 @dataclass(frozen=True)
-class Cards(Message):
+class Cards(WireMessage):
     """Server to device: its neighbours' key cards, and the proof that the plan is about them."""
 
     KIND: ClassVar[int] = 17
@@ -129,7 +129,7 @@ class Cards(Message):
 
 
 @dataclass(frozen=True)
-class Shares(Message):
+class Shares(WireMessage):
     """Device to server: what lets the others finish without it."""
 
     KIND: ClassVar[int] = 4
@@ -146,7 +146,7 @@ class Shares(Message):
 
 
 @dataclass(frozen=True)
-class Sharers(Message):
+class Sharers(WireMessage):
     """Server to device: who has shared, and the shares meant for this device."""
 
     KIND: ClassVar[int] = 5
@@ -160,7 +160,7 @@ class Sharers(Message):
 
 
 @dataclass(frozen=True)
-class Masked(Message):
+class Masked(WireMessage):
     """Device to server: the masked vector."""
 
     KIND: ClassVar[int] = 6
@@ -173,7 +173,7 @@ class Masked(Message):
 
 
 @dataclass(frozen=True)
-class Survivors(Message):
+class Survivors(WireMessage):
     """Server to device: whose vectors the sum holds."""
 
     KIND: ClassVar[int] = 7
@@ -186,7 +186,7 @@ class Survivors(Message):
 
 
 @dataclass(frozen=True)
-class Confirm(Message):
+class Confirm(WireMessage):
     """Device to server, for its neighbours: the one list of survivors it will act on."""
 
     KIND: ClassVar[int] = 8
@@ -197,7 +197,7 @@ class Confirm(Message):
 
 
 @dataclass(frozen=True)
-class Confirmed(Message):
+class Confirmed(WireMessage):
     """Server to device: which neighbours act on the same list."""
 
     KIND: ClassVar[int] = 9
@@ -208,7 +208,7 @@ class Confirmed(Message):
 
 
 @dataclass(frozen=True)
-class Unmask(Message):
+class Unmask(WireMessage):
     """Device to server: one share for each neighbour whose shares it holds, of the kind owed."""
 
     KIND: ClassVar[int] = 10
@@ -222,7 +222,7 @@ class Unmask(Message):
 
 
 @dataclass(frozen=True)
-class Abort(Message):
+class Abort(WireMessage):
     """Server to the cohort: this round gives no sum."""
 
     KIND: ClassVar[int] = 16
@@ -230,7 +230,7 @@ class Abort(Message):
 
 
 @dataclass(frozen=True)
-class Disclosure(Message):
+class Disclosure(WireMessage):
     """Device to server: the key that shows a neighbour to have sealed nonsense to it."""
 
     KIND: ClassVar[int] = 15

@@ -17,7 +17,7 @@ from fedveil.secagg.device import Charge, DeviceRound
 from fedveil.secagg.errors import ForeignKey, Forged, Malformed, OutOfTurn, RuleBroken
 from fedveil.secagg.journal import Claim, Journal
 from fedveil.secagg.keys import DeviceKeys
-from fedveil.secagg.layout import Layout, lay_out, needed_places
+from fedveil.secagg.layout import RoundLayout, lay_out, needed_places
 from fedveil.secagg.messages import (
     Cards,
     Commitment,
@@ -124,7 +124,7 @@ class Participant:
 
     def expects(self, start: bytes) -> int:
         """How long the frame is that begins so, or an error: ask before reading on."""
-        kinds: dict[int, type[wire.Message]] = {
+        kinds: dict[int, type[wire.WireMessage]] = {
             kind.KIND: kind for kind in (RoundPlan, Cards, Invitation, Commitments)
         }
         kind = kinds.get(wire.head(start).kind, RoundPlan)
@@ -232,7 +232,7 @@ class Participant:
         return wire.read(frame, Cards, self._limit(Cards), self._server)
 
     def _check_cards(
-        self, layout: Layout, enrolled: Callable[[int], Enrolled], proof: bytes | None
+        self, layout: RoundLayout, enrolled: Callable[[int], Enrolled], proof: bytes | None
     ) -> None:
         """The plan is about the very cards that this device has of itself and its neighbours.
 
@@ -254,7 +254,7 @@ class Participant:
             raise ForeignKey("the cohort's keys are not the ones this device knows")
         self._proven = (found, leaves)
 
-    def _limit(self, kind: type[wire.Message]) -> int:
+    def _limit(self, kind: type[wire.WireMessage]) -> int:
         members = min(self.limits.members, self.params.limits.members)
         degree = min(self.limits.degree, self.params.limits.degree)
         return sizes.opening(kind, members, degree, self.params.colluders + 1)

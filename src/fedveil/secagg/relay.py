@@ -20,7 +20,7 @@ from fedveil.secagg.dealing import PER_MASK, PER_NEIGHBOUR, dealt_lists
 from fedveil.secagg.derive import TAG_BYTES
 from fedveil.secagg.errors import Forged, Malformed, OutOfTurn
 from fedveil.secagg.keys import signed
-from fedveil.secagg.layout import Bytes, Flags, Layout, packed, rows, unpacked
+from fedveil.secagg.layout import Bytes, Flags, RoundLayout, packed, rows, unpacked
 from fedveil.secagg.masks import word_type
 from fedveil.secagg.messages import Confirm, Masked, Shares, Unmask
 from fedveil.secagg.pairs import MARK_BYTES, NONCE_BYTES, PRINT_BYTES, SEALED_BYTES
@@ -37,7 +37,7 @@ class Kept:
     """
 
     def __init__(
-        self, layout: Layout, identities: Mapping[int, Ed25519PublicKey], confirms: bool
+        self, layout: RoundLayout, identities: Mapping[int, Ed25519PublicKey], confirms: bool
     ) -> None:
         plan = layout.plan
         members, degree = len(plan.members), plan.degree

@@ -24,7 +24,7 @@ _HEAD = 9
 MAGIC = b"FVSALOG4"
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     PLAN = 1  # the plan's frame
     IDENTITIES = 2  # of all members, ascending: id (8 bytes), Ed25519 key (32 bytes)
     FRAME = 3
@@ -37,7 +37,7 @@ class Unopened(ConfigError):
 
 
 class Record(NamedTuple):
-    kind: Kind
+    kind: RecordKind
     content: bytes
 
 
@@ -56,8 +56,8 @@ class RoundLog:
             log = cls(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_APPEND, 0o600))
             packed = b"".join(derive.id_bytes(i) + key for i, key in sorted(identities.items()))
             _write(log._handle, MAGIC)
-            log.append(Kind.PLAN, plan)
-            log.append(Kind.IDENTITIES, packed, sync=True)
+            log.append(RecordKind.PLAN, plan)
+            log.append(RecordKind.IDENTITIES, packed, sync=True)
             folder = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -82,11 +82,11 @@ class RoundLog:
             raise ConfigError(f"round log {path}: {error.strerror}") from None
         records = [record for record, _ in found]
         kinds = [record.kind for record in records[:2]]
-        if kinds != [Kind.PLAN, Kind.IDENTITIES]:
+        if kinds != [RecordKind.PLAN, RecordKind.IDENTITIES]:
             raise Unopened(f"round log {path}: its plan was not written; no device has seen it")
         return cls(path, handle), records
 
-    def append(self, kind: Kind, content: bytes, sync: bool = False) -> None:
+    def append(self, kind: RecordKind, content: bytes, sync: bool = False) -> None:
         """Add a record; with `sync`, it and all before it survive a power cut."""
         body = bytes((kind,)) + content
         head = len(content).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little")
@@ -116,9 +116,9 @@ def _records(data: bytes) -> Iterator[tuple[Record, int]]:
         body = data[at + 8 : end]
         if end > len(data) or zlib.crc32(body) != int.from_bytes(data[at + 4 : at + 8], "little"):
             return
-        if body[0] not in Kind._value2member_map_:
+        if body[0] not in RecordKind._value2member_map_:
             return
-        yield Record(Kind(body[0]), body[1:]), end
+        yield Record(RecordKind(body[0]), body[1:]), end
         at = end
 
 

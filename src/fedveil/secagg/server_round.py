@@ -23,7 +23,7 @@ from fedveil.secagg import wire
 from fedveil.secagg.blame import Fault, Wrong, exposed, proven
 from fedveil.secagg.draw import drawn_seed
 from fedveil.secagg.errors import Malformed, NotReleased, OutOfTurn
-from fedveil.secagg.layout import Flags, Layout, lay_out, packed
+from fedveil.secagg.layout import Flags, RoundLayout, lay_out, packed
 from fedveil.secagg.messages import (
     Abort,
     Confirm,
@@ -40,7 +40,7 @@ from fedveil.secagg.modulus import IntVector, decode
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.recovery import Recovery
 from fedveil.secagg.relay import Kept
-from fedveil.secagg.round_log import Kind, RoundLog, identities_of
+from fedveil.secagg.round_log import RecordKind, RoundLog, identities_of
 from fedveil.secagg.session import Session, answer, exchange_key
 from fedveil.secagg.sizes import SLACK, from_device
 
@@ -86,7 +86,7 @@ class ServerRound:
     ) -> None:
         self.plan = wire.seal(plan, key)
         seed = drawn_seed(plan, params, identities)
-        self.layout: Layout = lay_out(plan, wire.message_digest(self.plan), seed)
+        self.layout: RoundLayout = lay_out(plan, wire.message_digest(self.plan), seed)
         self.identities: dict[int, Ed25519PublicKey] = {
             member: Ed25519PublicKey.from_public_bytes(identities[member])
             for member in plan.members
@@ -120,9 +120,9 @@ class ServerRound:
             raise ConfigError(f"round log {path}: its round was made under other terms")
         found = cls(plan, key, identities_of(records[1]), params)
         for record in records[2:]:
-            if record.kind is Kind.FRAME:
+            if record.kind is RecordKind.FRAME:
                 found.receive(record.content)
-            elif record.kind is Kind.ABORTED:
+            elif record.kind is RecordKind.ABORTED:
                 found.phase = Phase.OVER
             elif record.content != bytes((found.phase,)):
                 raise ConfigError(f"round log {path}: damaged; abort its round")
@@ -166,7 +166,7 @@ class ServerRound:
         with self._lock:
             if self.phase is not Phase.OVER:
                 self.phase = Phase.OVER
-                self._write(Kind.ABORTED, b"", sync=True)
+                self._write(RecordKind.ABORTED, b"", sync=True)
             return wire.seal(Abort(self.layout.digest), self._key)
 
     def discard_log(self) -> None:
@@ -238,7 +238,7 @@ class ServerRound:
             if session is not None:
                 self._sessions[claims.device] = session
             self._seen[key] = signature
-            self._write(Kind.FRAME, frame)
+            self._write(RecordKind.FRAME, frame)
         return claims.device
 
     def _author(self, kind: int, device: int) -> wire.Author:
@@ -389,7 +389,7 @@ class ServerRound:
         if not self._kept.has(among, device):
             raise OutOfTurn(f"device {device} has dropped out of this round")
 
-    def _write(self, kind: Kind, content: bytes, sync: bool = False) -> None:
+    def _write(self, kind: RecordKind, content: bytes, sync: bool = False) -> None:
         """Into the log, if there is one; a round that cannot be logged ends here."""
         if self._log is None:
             return
@@ -404,7 +404,7 @@ class ServerRound:
             raise OutOfTurn(f"this belongs to {phase.name}, not to {self.phase.name}")
 
     def _close(self, following: Phase, count: int, what: str, fewest: int | None = None) -> None:
-        self._write(Kind.CLOSED, bytes((self.phase,)), sync=True)
+        self._write(RecordKind.CLOSED, bytes((self.phase,)), sync=True)
         needed = self._fewest if fewest is None else fewest
         if count < needed:
             self.phase = Phase.OVER

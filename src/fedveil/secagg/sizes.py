@@ -29,7 +29,7 @@ DEALT_BYTES = SEALED_BYTES + MARK_BYTES + PRINT_BYTES  # per neighbour
 MASK_BYTES = KEY_BYTES + PRINT_BYTES  # per neighbour that it masks with
 STATEMENT_BYTES = 64
 
-_PER_NEIGHBOUR: dict[type[wire.Message], int] = {
+_PER_NEIGHBOUR: dict[type[wire.WireMessage], int] = {
     Shares: DEALT_BYTES + MASK_BYTES,
     Sharers: NONCE_BYTES + SEALED_BYTES + MARK_BYTES + 1,
     Masked: TAG_BYTES,
@@ -40,17 +40,17 @@ _PER_NEIGHBOUR: dict[type[wire.Message], int] = {
 }
 
 
-def from_server(kind: type[wire.Message], members: int, degree: int) -> int:
+def from_server(kind: type[wire.WireMessage], members: int, degree: int) -> int:
     """The longest frame of a round that a server can send to a device."""
     return SLACK + members // 8 + _PER_NEIGHBOUR[kind] * degree
 
 
-def from_device(kind: type[wire.Message], degree: int, vector: int) -> int:
+def from_device(kind: type[wire.WireMessage], degree: int, vector: int) -> int:
     """The longest frame of a round that a device can send; `vector` in bytes."""
     return SLACK + _PER_NEIGHBOUR[kind] * degree + (vector if kind is Masked else 0)
 
 
-def opening(kind: type[wire.Message], members: int, degree: int, drawers: int) -> int:
+def opening(kind: type[wire.WireMessage], members: int, degree: int, drawers: int) -> int:
     """The longest frame that opens a round."""
     if kind is Cards:
         levels = max(1, members - 1).bit_length()

@@ -35,13 +35,13 @@ MAX_FRAME = (1 << 32) - 1
 
 
 @dataclass(frozen=True)
-class Message:
+class WireMessage:
     """What travels in a frame; subclasses give the kind and the fields."""
 
     KIND: ClassVar[int]
 
 
-MessageT = TypeVar("MessageT", bound=Message)
+MessageT = TypeVar("MessageT", bound=WireMessage)
 
 
 class Signer(Protocol):
@@ -78,7 +78,7 @@ def head(start: bytes) -> Head:
     return Head(start[5], device, start[14:46], size)
 
 
-def expect(start: bytes, kind: type[Message], limit: int) -> Head:
+def expect(start: bytes, kind: type[WireMessage], limit: int) -> Head:
     """The head of a frame of this kind and of at most `limit` bytes, or `Malformed`."""
     found = head(start)
     if found.kind != kind.KIND:
@@ -141,20 +141,20 @@ def digest_of(body: bytes | memoryview) -> bytes:
     return hashlib.sha256(body).digest()
 
 
-def seal(message: Message, key: Signer) -> bytes:
+def seal(message: WireMessage, key: Signer) -> bytes:
     """The frame of a message, signed by its author."""
     claims, body = encoded(message)
     signature = key.sign(_signed(claims, covered(key, body)))
     return b"".join((MAGIC, claims, signature, body))
 
 
-def rebuilt(message: Message, signature: bytes) -> bytes:
+def rebuilt(message: WireMessage, signature: bytes) -> bytes:
     """A frame from its message and signature: there is one way to write a message."""
     claims, body = encoded(message)
     return b"".join((MAGIC, claims, signature, body))
 
 
-def encoded(message: Message) -> tuple[bytes, bytes]:
+def encoded(message: WireMessage) -> tuple[bytes, bytes]:
     """The signed part of the header, and the body."""
     device, context, parts = 0, bytes(32), []
     for name, codec, _ in _specs(type(message)):
@@ -195,10 +195,10 @@ def parse(frame: bytes, kind: type[MessageT]) -> MessageT:
 
 
 _Specs = tuple[tuple[str, codecs.Codec, str], ...]
-_known: dict[type[Message], _Specs] = {}
+_known: dict[type[WireMessage], _Specs] = {}
 
 
-def _specs(kind: type[Message]) -> _Specs:
+def _specs(kind: type[WireMessage]) -> _Specs:
     """Name, codec and full name of each field."""
     if kind not in _known:
         _known[kind] = tuple(

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedveil.audit.check import flower, nvflare, opacus, tf_privacy
 from fedveil.audit.check.finding import Finding, Settings
-from fedveil.audit.check.source import Call, Source, read
+from fedveil.audit.check.source import Call, SourceFile, read
 from fedveil.core.errors import ConfigError
 
 
@@ -84,7 +84,7 @@ def check(path: Path, said: Mapping[str, Any]) -> tuple[Finding, ...]:
     return tuple(found.values())
 
 
-def _examine(call: Call, source: Source, said: Mapping[str, Any]) -> Finding:
+def _examine(call: Call, source: SourceFile, said: Mapping[str, Any]) -> Finding:
     part = PARTS[call.name]
     finding = part.examine(Settings(call, part.arguments, source, said))
     return replace(finding, part=call.name, where=call.where)

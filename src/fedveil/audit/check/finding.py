@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedveil.audit.check.source import Call, Source, Unknown
+from fedveil.audit.check.source import Call, SourceFile, Unknown
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
 from fedveil.privacy.accounting import account
@@ -67,7 +67,9 @@ class Finding:
 class Settings:
     """The arguments of one call and what stands around it, with a note of where each came from."""
 
-    def __init__(self, call: Call, names: tuple[str, ...], source: Source, said: Mapping[str, Any]):
+    def __init__(
+        self, call: Call, names: tuple[str, ...], source: SourceFile, said: Mapping[str, Any]
+    ):
         self._call, self._source, self._said = call, source, said
         self._given = dict(zip(names, call.positional, strict=False)) | dict(call.named)
         self.call, self.used = call.name, dict[str, tuple[Any, str]]()

@@ -53,7 +53,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceFile:
     """All calls of a file, and every value that a name has in it, with where it stands."""
 
     path: Path
@@ -61,7 +61,7 @@ class Source:
     values: Mapping[str, tuple[tuple[Any, str], ...]] = field(default_factory=dict)
 
 
-def read(path: Path) -> Source:
+def read(path: Path) -> SourceFile:
     """The calls and values of a Python, JSON or TOML file."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def read(path: Path) -> Source:
     raise ConfigError(f"{path}: need a .py, .json or .toml file")
 
 
-def _document(path: Path, document: Any) -> Source:
+def _document(path: Path, document: Any) -> SourceFile:
     """Every object with a class in it: NVFlare's `path` or `name` with `args`, or our `class`."""
     calls: list[Call] = []
     values: dict[str, list[tuple[Any, str]]] = {}
@@ -99,10 +99,10 @@ def _document(path: Path, document: Any) -> Source:
             walk(item)
 
     walk(document)
-    return Source(path, tuple(calls), {name: tuple(found) for name, found in values.items()})
+    return SourceFile(path, tuple(calls), {name: tuple(found) for name, found in values.items()})
 
 
-def _python(path: Path, tree: ast.Module) -> Source:
+def _python(path: Path, tree: ast.Module) -> SourceFile:
     known = _Values(_app_config(path), tree)
     for _ in range(3):  # a name may stand for another one
         known.learn(tree)
@@ -121,7 +121,7 @@ def _python(path: Path, tree: ast.Module) -> Source:
             }
             values = {word: known.of(value) for word, value in named.items()}
             calls.append(Call(name, given, values, node.lineno, texts, ", ".join(hidden)))
-    return Source(path, tuple(calls), known.seen())
+    return SourceFile(path, tuple(calls), known.seen())
 
 
 def _aliases(tree: ast.Module) -> dict[str, str]:

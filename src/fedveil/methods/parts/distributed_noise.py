@@ -29,7 +29,7 @@ from fedveil.privacy.noise.modular_grid import (
     Ints,
     ModularGrid,
     NoisyIntegers,
-    Summands,
+    NoisyVectors,
     proportional,
 )
 from fedveil.privacy.releases import PrivacyModel, Release
@@ -121,10 +121,12 @@ class DistributedNoise:
             return ModularGrid(granularity, now.plain_bits(granularity, likely))
         return ModularGrid(granularity, now.rotated_bits(granularity, likely))
 
-    def _summands(self, context: NoiseContext, clip: Clip) -> Summands:
+    def _summands(self, context: NoiseContext, clip: Clip) -> NoisyVectors:
         n, size = certain_cohort(context.sampling), context.layout.size
         width = size if self.rotation is None else self.rotation.width(size)
-        return Summands(n, clip.norm, context.noise_multiplier * clip.norm / math.sqrt(n), width)
+        return NoisyVectors(
+            n, clip.norm, context.noise_multiplier * clip.norm / math.sqrt(n), width
+        )
 
     def _mechanism(self, context: NoiseContext) -> DiscreteGaussianSum | Gaussian:
         summands = self._summands(context, context.clip)

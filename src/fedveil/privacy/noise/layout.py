@@ -13,7 +13,7 @@ CELLS_PER_WIDTH = 64
 
 
 @dataclass(frozen=True)
-class Layout:
+class CellLayout:
     """Where the cells lie.
 
     Cell c covers [c * 2^shift, (c+1) * 2^shift) for `-cells <= c < cells`. A lattice cell holds the
@@ -51,7 +51,7 @@ class Layout:
         return max(self.shift, _floor_log2(self.curve.halving(self.edge)) + 1)
 
 
-def lay_out(curve: Curve, *, continuous: bool, reach: Fraction | None = None) -> Layout:
+def lay_out(curve: Curve, *, continuous: bool, reach: Fraction | None = None) -> CellLayout:
     """Cells of a 64th to a 128th of the curve's width, at least as far as its reach."""
     shift = _floor_log2(curve.width / CELLS_PER_WIDTH)
     if not continuous:
@@ -60,7 +60,9 @@ def lay_out(curve: Curve, *, continuous: bool, reach: Fraction | None = None) ->
     distance = curve.reach if reach is None else reach
     if continuous:
         distance += Fraction(1, 2)
-    return Layout(curve, continuous, shift, int(-(-distance // unit) * unit / Fraction(2) ** shift))
+    return CellLayout(
+        curve, continuous, shift, int(-(-distance // unit) * unit / Fraction(2) ** shift)
+    )
 
 
 def _floor_log2(x: Fraction) -> int:
@@ -87,7 +89,7 @@ class LazyUniform:
 
 
 def under_cell(
-    layout: Layout,
+    layout: CellLayout,
     height: int,
     cell: int,
     slab: int,
@@ -107,7 +109,7 @@ def under_cell(
 
 
 def draw_tail(
-    layout: Layout, height: int, slab: int, trial: LazyUniform, stream: Stream
+    layout: CellLayout, height: int, slab: int, trial: LazyUniform, stream: Stream
 ) -> int | None:
     """A tail point, or None if it is rejected.
 

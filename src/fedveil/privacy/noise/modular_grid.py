@@ -73,7 +73,7 @@ class NoisyIntegers:
 
 
 @dataclass(frozen=True)
-class Summands:
+class NoisyVectors:
     """What is summed: `count` vectors of norm `clip_norm`, each with noise of std `share_std`."""
 
     count: int

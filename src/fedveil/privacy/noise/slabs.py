@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from fedveil.core.randomness import Stream, Words
 from fedveil.privacy.noise.curves import density_bounds
-from fedveil.privacy.noise.layout import Layout, LazyUniform, distances, draw_tail, under_cell
+from fedveil.privacy.noise.layout import CellLayout, LazyUniform, distances, draw_tail, under_cell
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -47,7 +47,7 @@ class SlabSampler:
     """
 
     def __init__(
-        self, layout: Layout, *, entry_bits: int = ENTRY_BITS, margin: float = MARGIN
+        self, layout: CellLayout, *, entry_bits: int = ENTRY_BITS, margin: float = MARGIN
     ) -> None:
         if layout.shift > MAX_SHIFT:
             raise ValueError(f"layout: cells of 2^{layout.shift} grid units are not supported")
