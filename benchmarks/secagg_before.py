@@ -9,15 +9,9 @@ before devices drew graphs (wire format 1), whose time the goal was set by.
 from __future__ import annotations
 
 import argparse
-import io
-import os
-import subprocess
-import sys
-import tarfile
-import tempfile
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.before import ROOT, child, seconds, tree_at
+
 BEFORE = "6d1c6ac^"
 CHILD = """
 import sys, time
@@ -36,26 +30,6 @@ for number, _ in enumerate(sys.stdin):
 """
 
 
-def child(tree: Path, *numbers: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, *map(str, numbers)],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": f"{tree / 'src'}:{tree}", "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def seconds(process: subprocess.Popen[str]) -> float:
-    """One more round of a tree."""
-    if process.stdin is None or process.stdout is None:
-        raise RuntimeError("no pipe to the tree's process")
-    process.stdin.write("\n")
-    process.stdin.flush()
-    return float(process.stdout.readline())
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("commit", nargs="?", default=BEFORE)
@@ -63,17 +37,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--dimension", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args(arguments)
-    archive = subprocess.run(
-        ["git", "archive", asked.commit, "src", "benchmarks"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-            files.extractall(folder, filter="data")
+    with tree_at(asked.commit) as tree:
         size = (asked.devices, asked.dimension)
-        with child(Path(folder), *size) as before, child(ROOT, *size) as now:
+        with child(tree, CHILD, *size) as before, child(ROOT, CHILD, *size) as now:
             for number in range(asked.rounds):
                 old, new = seconds(before), seconds(now)
                 print(
