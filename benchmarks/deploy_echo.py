@@ -62,7 +62,7 @@ class EchoHub(FLComponent):  # type: ignore[misc]
             self._engine = fl_ctx.get_engine()
             self._listening = sockets.Listening(self._socket, self._leg)
 
-    def _leg(self, content: bytes) -> bytes:
+    def _leg(self, about: bytes, content: bytes) -> bytes:
         payload = os.urandom(SIZE)
 
         def ask(name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from fedveil.audit.attack.membership import _curve, _lira, _others_mean, members
 from fedveil.audit.attack.pictures import sheet
 from fedveil.audit.proved import attack_on
 from fedveil.cli import main
+from fedveil.cli.load_guarantee import guarantee_of
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.core.errors import ConfigError
 from fedveil.planning.plan import Plan
-from fedveil.report.gallery import _published
+from fedveil.report.gallery import _published, gallery
+from fedveil.report.page import _gallery
 
 _BASE: dict[str, Any] = {
     "seed": 0,
@@ -204,6 +207,38 @@ def test_pictures_of_a_protected_run_are_refused(
     assert json.loads(capsys.readouterr().out)["runs"][0]["gallery"] is None
 
 
+def _changes(value: Any) -> Iterator[Any]:
+    """A document with one of its parts gone, or something else instead."""
+    if isinstance(value, (dict, list)) and value:
+        keys: list[Any] = list(value) if isinstance(value, dict) else [0]
+        for key in keys:
+            for one in _changes(value[key]):
+                changed = value.copy()
+                changed[key] = one
+                yield changed
+            if isinstance(value, dict):
+                yield {name: kept for name, kept in value.items() if name != key}
+    yield from (None, 0, -1.5, float("inf"), "x", [], ["x"], {}, {"x": 1})
+
+
+def _damaged(run: Path, document: dict[str, Any]) -> None:
+    """Whatever was stored is shown, or refused in one line."""
+    file, guarantee = run / "attack" / "attack.json", guarantee_of(run)[0]
+    kept, recipe, refused = file.read_bytes(), {"seed": 1, "data": {}}, 0
+    texts = [json.dumps(one) for one in _changes(document)]
+    for data in (b"", b"\xff", b"[" * 100_000, *(text.encode() for text in texts)):
+        file.write_bytes(data)
+        try:
+            found = gallery(run, recipe, guarantee)
+        except ConfigError as error:
+            refused += str(file) in str(error)
+        else:
+            assert found is not None
+            _gallery(found)
+    assert refused > len(texts) / 3
+    file.write_bytes(kept)
+
+
 def test_the_report_of_a_simulated_run_has_a_gallery(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +252,7 @@ def test_the_report_of_a_simulated_run_has_a_gallery(
     assert main(["report", str(run), "--json"]) == 0
     (facts,) = json.loads(capsys.readouterr().out)["runs"]
     found, page = facts["gallery"], (run / "report.html").read_text()
+    _damaged(run, json.loads((run / "attack" / "attack.json").read_text()))
     views = {one["view"]: one for one in found["views"]}
     assert views["open"]["found"] == [4, 4]
     assert views["open"]["label"][:2] == [4, 4]

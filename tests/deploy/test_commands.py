@@ -23,6 +23,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.deploy import engine_kit
 from fedveil.deploy.engine_kit import EngineProcess, write_kit
 from fedveil.deploy.homes import HubHome, SiteHome
+from fedveil.deploy.schemas import TableSchema
 from fedveil.deploy.site_service import SiteService
 from fedveil.deploy.sockets import check_free, free_port
 from tests.deploy.hospitals import COLUMNS, POLICY, SITES, table
@@ -123,6 +124,20 @@ def test_mistakes_get_one_line_that_says_what_to_do(here: Path, capsys: Any) -> 
     assert "not in the queue" in refusal(capsys, "federation", "stop", "x", *home)
     assert "neither stopped" in refusal(capsys, "federation", "resume", "x", *home)
     assert "invalid choice" in refusal(capsys, "site", "fly")
+
+
+def test_a_site_that_cannot_join_leaves_nothing_behind(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(capsys)
+
+    def broken(self: object, path: Path) -> list[str]:
+        raise ConfigError("something about rows")
+
+    monkeypatch.setattr(TableSchema, "remarks", broken)
+    words = ("hospitals/bundles/north.bundle", "--data", "patients.csv", "--policy", "policy.toml")
+    assert "about rows" in refusal(capsys, "site", "join", *words)
+    assert not (here / "north").exists()
 
 
 @pytest.mark.parametrize(

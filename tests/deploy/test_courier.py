@@ -7,14 +7,22 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.deploy.courier import Courier, MemoryCourier, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
-from fedveil.deploy.sockets import SocketCourier, _receive, _send, relay, request
+from fedveil.deploy.sockets import (
+    _FILES,
+    Listening,
+    SocketCourier,
+    _received,
+    _send,
+    relay,
+    request,
+)
 from tests.deploy.courier_suite import LONG, CourierSuite
 
 
@@ -85,17 +93,27 @@ def test_a_connection_cut_in_the_middle_of_an_upload_brings_nothing(
         serving.join()
 
 
-def test_an_answer_to_nothing_may_come_before_the_sender_is_done() -> None:
-    """An empty message is whole with its length: whoever reads it may answer and hang up."""
+@pytest.mark.parametrize("about", [None, b"", b"about"])
+def test_an_answer_may_come_before_the_sender_is_done(about: bytes | None) -> None:
+    """Whoever has read all of a message may answer and hang up: nothing is sent after it."""
     here, there = socket.socketpair()
 
     class Hasty:
         def sendall(self, content: bytes) -> None:
             here.sendall(content)
-            there.recv(8)
-            there.close()
+            self.hang_up()
 
-    _send(cast("socket.socket", Hasty()), b"")
+        def sendmsg(self, *words: Any) -> int:
+            sent = here.sendmsg(*words)
+            self.hang_up()
+            return sent
+
+        def hang_up(self) -> None:
+            with _received(there):
+                there.close()
+
+    with _FILES.one() as file:
+        _send(cast("socket.socket", Hasty()), b"", file, about)
     here.close()
 
 
@@ -137,20 +155,65 @@ def test_strangers_and_giants_are_refused() -> None:
 
 
 def test_a_long_message_that_is_not_all_there_brings_nothing(tmp_path: Path) -> None:
-    """It comes as a file in memory: one that is shorter than was said is no message, and no
+    """It comes in a file in memory: one that is shorter than was said is no message, and no
     descriptor is left open."""
+
+    def said(size: int) -> bytes:
+        return (size | 1 << 47).to_bytes(6, "little") + bytes(2)
+
     one, other = socket.socketpair(socket.AF_UNIX)
-    before = len(os.listdir("/proc/self/fd"))
-    with one, other:
-        _send(one, bytes(1 << 20))
-        assert _receive(other) == bytes(1 << 20)
-        with (tmp_path / "short").open("w+b") as file:
-            file.write(bytes(100))
-            file.flush()
-            socket.send_fds(one, [(1 << 20).to_bytes(8, "little")], [file.fileno()])
-        with pytest.raises(OSError, match="cut off"):
-            _receive(other)
-        socket.send_fds(one, [(1 << 40).to_bytes(8, "little")], [one.fileno()])
-        with pytest.raises(OSError, match="too long"):
-            _receive(other)
+    with one, other, _FILES.one() as file:
+        before = len(os.listdir("/proc/self/fd"))
+        _send(one, bytes(1 << 20), file, b"about")
+        with _received(other) as (about, content, came):
+            assert (about, content) == (b"about", bytes(1 << 20))
+            assert os.path.sameopenfile(came, file)
+        with (tmp_path / "short").open("w+b") as short:
+            short.write(bytes(100))
+            short.flush()
+            socket.send_fds(one, [said(1 << 20)], [short.fileno()])
+        with pytest.raises(OSError, match="cut off"), _received(other):
+            pass
+        socket.send_fds(one, [said(1 << 40)], [one.fileno()])
+        with pytest.raises(OSError, match="too long"), _received(other):
+            pass
+        socket.send_fds(one, [said(100)], [one.fileno()])
+        with pytest.raises(OSError, match="Illegal seek"), _received(other):
+            pass
+        one.sendall(said(100))  # not what is on stdin
+        with pytest.raises(OSError, match="no file"), _received(other):
+            pass
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_file_is_used_again_only_after_both_are_done_with_it(tmp_path: Path) -> None:
+    """Whoever did not wait for an answer may find it in the file later, where nobody looks."""
+    gate, begun, done = threading.Event(), threading.Event(), threading.Event()
+
+    def answer(about: bytes, content: bytes) -> bytes:
+        if content[:1] == b"l":
+            begun.set()
+            assert gate.wait(LONG)
+            done.set()
+            return b"late" * (1 << 18)
+        return content
+
+    long = b"x" * (1 << 20)
+    listening = Listening(tmp_path / "a.sock", answer)
+    try:
+        assert request(tmp_path / "a.sock", long, LONG) == long
+        kept = set(_FILES._free)
+        assert kept
+        assert request(tmp_path / "a.sock", long, LONG) == long
+        assert set(_FILES._free) == kept  # the same again
+        for size in (1, 1 << 20):
+            gate.clear()
+            with pytest.raises(Unreachable):
+                request(tmp_path / "a.sock", b"l" * size, 0.2)
+            gate.set()
+            if begun.is_set():
+                assert done.wait(LONG)
+            assert request(tmp_path / "a.sock", long, LONG) == long
+    finally:
+        gate.set()
+        listening.close()

@@ -412,20 +412,25 @@ def test_a_hub_whose_disk_is_full_releases_nothing_that_it_cannot_keep(
     assert rounds_paid(four) == [2, 2, 2, 2]
 
 
-@pytest.mark.parametrize("broken", [1, 6, 10, 14], ids=["shares", "vectors", "confirm", "unmask"])
-def test_a_frame_that_the_hub_cannot_log_is_no_fault_of_its_site(
-    broken: int, four: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def failing_frames(monkeypatch: pytest.MonkeyPatch, fails: Callable[[int], bool]) -> None:
+    """The hub's disk has no room for those of the sites' frames (from 1) that `fails` says."""
     write, frames = round_log._write, 0
 
     def no_room(handle: int, data: bytes) -> None:
         nonlocal frames
         frames += data[8:9] == bytes((round_log.RecordKind.FRAME,))
-        write(handle, data) if frames != broken else full()
+        full() if fails(frames) else write(handle, data)
 
+    monkeypatch.setattr(round_log, "_write", no_room)
+
+
+@pytest.mark.parametrize("broken", [1, 6, 10, 14], ids=["shares", "vectors", "confirm", "unmask"])
+def test_a_frame_that_the_hub_cannot_log_is_no_fault_of_its_site(
+    broken: int, four: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = four.hub()
     run = hub.start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
-    monkeypatch.setattr(round_log, "_write", no_room)
+    failing_frames(monkeypatch, lambda frame: frame == broken)
     rounds = iter(run)
     first = next(rounds)
     monkeypatch.undo()
@@ -438,15 +443,8 @@ def test_a_frame_that_the_hub_cannot_log_is_no_fault_of_its_site(
 def test_a_later_round_that_cannot_be_logged_costs_this_one_nothing(
     four: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, frames = round_log._write, 0
-
-    def no_room(handle: int, data: bytes) -> None:
-        nonlocal frames
-        frames += data[8:9] == bytes((round_log.RecordKind.FRAME,))
-        write(handle, data) if frames <= 16 else full()  # four legs of four sites
-
     run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
-    monkeypatch.setattr(round_log, "_write", no_room)
+    failing_frames(monkeypatch, lambda frame: frame > 16)  # four legs of four sites
     rounds = iter(run)
     first = next(rounds)
     monkeypatch.undo()
@@ -457,23 +455,30 @@ def test_a_later_round_that_cannot_be_logged_costs_this_one_nothing(
     assert second.dropouts.not_released
 
 
+def disturbed(made: World, first: Callable[[Guard, bytes], bytes], folder: Path) -> None:
+    """A run in which each request to one site is answered as `first` says, and then as it should
+    be: everybody is in every round, and pays for it once."""
+    seen: dict[bytes, int] = {}
+    guard = made.guards["site-0"]
+
+    def flaky(frame: bytes) -> bytes:
+        seen[frame] = seen.get(frame, 0) + 1
+        return guard.answer(frame) if seen[frame] > 1 else first(guard, frame)
+
+    made.courier.detach("site-0")
+    made.courier.attach("site-0", flaky)
+    run = made.hub().start(recipe_of(**FOUR), facts_of(made.data), folder)
+    assert survivors(run) == [4, 4]
+    assert set(seen.values()) == {2}
+    assert rounds_paid(made) == [2, 2, 2, 2]
+
+
 @pytest.mark.parametrize("cut", [lambda frame: frame[:-7], lambda frame: frame + b"x"])
 def test_a_request_that_is_changed_on_the_way_is_asked_again(
     cut: Callable[[bytes], bytes], four: World, tmp_path: Path
 ) -> None:
     """What a site says of another request is no refusal of this one."""
-    seen: dict[bytes, int] = {}
-    guard = four.guards["site-0"]
-
-    def flaky(frame: bytes) -> bytes:
-        seen[frame] = seen.get(frame, 0) + 1
-        return guard.answer(frame if seen[frame] > 1 else cut(frame))
-
-    four.courier.detach("site-0")
-    four.courier.attach("site-0", flaky)
-    run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
-    assert survivors(run) == [4, 4]
-    assert set(seen.values()) == {2}
+    disturbed(four, lambda guard, frame: guard.answer(cut(frame)), tmp_path / "run")
 
 
 class Away(MemoryCourier):
@@ -511,28 +516,15 @@ def test_a_site_away_for_some_rounds_is_in_those_after(
         made.close()
 
 
-@pytest.mark.parametrize("cut", [lambda reply: reply[:-7], lambda reply: b"", lambda reply: reply])
+def lost(reply: bytes) -> bytes:
+    raise ConnectionResetError
+
+
+@pytest.mark.parametrize("cut", [lambda reply: reply[:-7], lambda reply: b"", lost])
 def test_a_reply_that_is_cut_off_or_lost_is_asked_for_again(
     cut: Callable[[bytes], bytes], four: World, tmp_path: Path
 ) -> None:
-    seen: dict[bytes, int] = {}
-    guard = four.guards["site-0"]
-
-    def flaky(frame: bytes) -> bytes:
-        seen[frame] = seen.get(frame, 0) + 1
-        reply = guard.answer(frame)
-        if seen[frame] > 1:
-            return reply
-        if cut(reply) == reply:
-            raise ConnectionResetError
-        return cut(reply)
-
-    four.courier.detach("site-0")
-    four.courier.attach("site-0", flaky)
-    run = four.hub().start(recipe_of(**FOUR), facts_of(four.data), tmp_path / "run")
-    assert survivors(run) == [4, 4]
-    assert set(seen.values()) == {2}
-    assert rounds_paid(four) == [2, 2, 2, 2]
+    disturbed(four, lambda guard, frame: cut(guard.answer(frame)), tmp_path / "run")
 
 
 def test_clocks_that_differ_change_nothing(

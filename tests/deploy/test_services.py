@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +19,16 @@ from fedveil.cli import main
 from fedveil.cli.federation import _budget
 from fedveil.cli.hub import finish
 from fedveil.core.errors import ConfigError
-from fedveil.deploy import certificates
+from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.deploy import certificates, counters, hub, site_service
 from fedveil.deploy.certificates import Pair
 from fedveil.deploy.envelope import Message, claimed, seal
 from fedveil.deploy.homes import Bundle, SiteHome, keep_pair
 from fedveil.deploy.hub_service import _site_status
+from fedveil.privacy.accounting import PrivacyModel, Release
+from fedveil.privacy.client_ledger import ClientLedger
+from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.sampling import Everyone
 from tests.deploy.hospitals import SITES, Hospitals, hospitals
 
 
@@ -66,6 +73,64 @@ def test_a_site_gives_memory_back_after_a_run(made: Hospitals) -> None:
     guard = site._responder
     with ThreadPoolExecutor(1) as other, guard._lock:  # in the middle of a long request
         assert not other.submit(site.rested, 0.0).result()
+
+
+def test_what_was_spent_is_worked_out_once(
+    made: Hospitals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site that is started again shows it without an accountant in its memory."""
+    made.meet()
+    ledger = made.homes["north"].store().ledger
+    before = ledger.charges
+    made.queue()
+    made.service().step()
+    assert ledger.charges != before
+
+    def shown() -> Any:
+        said = made.service().hellos()["north"]
+        assert isinstance(said, Message)
+        return said.header["spent"]
+
+    spent = shown()
+    assert spent == ledger.spent() > 0
+    with monkeypatch.context() as patched:
+        patched.setattr(ClientLedger, "spent", lambda self: pytest.fail("once more"))
+        made.start("north")
+        assert shown() == spent
+    more = Release(Gaussian(4.0), Everyone(), 1)
+    ledger.reserve(more, PrivacyModel(Unit.RECORD, Adjacency.REPLACE, Trust.LOCAL), run="more")
+    assert shown() == ledger.spent() > spent
+
+
+def full(*args: object, **settings: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_costs_counters_and_no_answers(
+    made: Hospitals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.meet()
+    monkeypatch.setattr(counters, "write_atomically", full)
+    monkeypatch.setattr(site_service, "_COUNTERS", -1.0)
+    assert all(isinstance(one, Message) for one in made.service().hellos().values())
+    assert not made.service().step()
+
+
+def test_a_run_that_a_full_disk_ends_goes_on_when_it_is_resumed(
+    made: Hospitals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.meet()
+    made.queue()
+    service = made.service()
+    with monkeypatch.context() as patched:
+        patched.setattr(hub, "write_atomically", full)
+        service.step()
+    ended = service.queue.ended("first")
+    assert ended is not None
+    assert "No space left" in ended["reason"]
+    service.queue.again("first")
+    service.step()
+    assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
 
 
 def test_a_client_level_run_of_the_same_federation_tells_no_sizes(made: Hospitals) -> None:

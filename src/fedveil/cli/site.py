@@ -80,9 +80,9 @@ def _join(args: argparse.Namespace) -> int:
     if args.schema is not None and read_schema_file(args.schema) != agreed:
         raise ConfigError(f"--schema {args.schema}: says something else than the bundle's schema")
     rows = agreement.rows(args.data)
+    notes = agreement.schema.remarks(args.data)
     path = args.home or Path(bundle.site)
     SiteHome.create(path, bundle, args.data, args.policy)
-    notes = agreement.schema.remarks(args.data)
     document = {
         "site": bundle.site,
         "federation": agreement.name,
@@ -199,11 +199,13 @@ def _ledger(args: argparse.Namespace, home: SiteHome) -> int:
 
 def _about(plan: dict[str, Any] | None) -> dict[str, Any]:
     """What a run was for, and what all of it may cost by itself."""
-    if plan is None:
+    try:
+        found = plan or {}
+        what = "evaluation" if found["scoring"] else found["recipe"]["training"]["method"]
+        model = found["recipe"]["model"]["name"]
+        return {"what": what, "model": model, "planned_epsilon": found["epsilon"]}
+    except (KeyError, TypeError):
         return {"what": None, "model": None, "planned_epsilon": None}
-    what = "evaluation" if plan["scoring"] else plan["recipe"]["training"]["method"]
-    model = plan["recipe"]["model"]["name"]
-    return {"what": what, "model": model, "planned_epsilon": plan["epsilon"]}
 
 
 def _change(args: argparse.Namespace, home: SiteHome) -> int:

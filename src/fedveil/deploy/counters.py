@@ -7,6 +7,7 @@ counted is public by the plan, or stays with its owner.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from fedveil.core.files import write_atomically
@@ -43,4 +44,6 @@ class Counters:
         return "\n".join(lines) + "\n"
 
     def write(self, path: Path) -> None:
-        write_atomically(path, self.text().encode(), durable=False)
+        """The file as it is now; a full disk keeps nobody from working."""
+        with suppress(OSError):
+            write_atomically(path, self.text().encode(), durable=False)

@@ -30,6 +30,7 @@ from fedveil.core.units import Unit
 from fedveil.data.federation import Federation
 from fedveil.deploy.envelope import BadFrame, Message
 from fedveil.deploy.facts import MAX_PLAN, plan_digest
+from fedveil.deploy.homes import read_json, write_json
 from fedveil.deploy.members import Members
 from fedveil.deploy.policy import Policy
 from fedveil.deploy.responder import Handlers, Responder, UnknownRun
@@ -111,7 +112,7 @@ class Guard(Responder):
         policy.check_hub(members.hub.hex())
         self._runs: dict[str, _Run] = {}
         self._plans: list[float] = []  # when they came
-        self._charged: tuple[dict[str, int], float] = ({}, 0.0)
+        self._kept = store.path.with_name("spent.json")
         self._worked = monotonic()  # when it was last asked about a run
         self._pool = ThreadPoolExecutor(1, f"guard-{site}")
 
@@ -188,11 +189,20 @@ class Guard(Responder):
         return Message(said, (self.keys.card(),))
 
     def _spent(self) -> float:
-        """The lifetime's epsilon so far, worked out again only when something was charged."""
-        charged = self.store.ledger.runs()
-        if charged != self._charged[0]:
-            self._charged = charged, self.store.ledger.spent()
-        return self._charged[1]
+        """The lifetime's epsilon so far, worked out again only when something was charged.
+
+        It is kept in a file, for a site that waits does without the accountants' memory.
+        """
+        ledger = self.store.ledger
+        about = {"charges": ledger.charges, "version": version("fedveil")}
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            kept = read_json(self._kept)
+            if about == {name: kept[name] for name in about}:
+                return float(kept["epsilon"])
+        spent = ledger.spent()
+        with suppress(OSError):
+            write_json(self._kept, {**about, "epsilon": spent})
+        return spent
 
     def _accept(self, data: bytes) -> Message:
         """Work a plan out, hold it to the policy, and sign it."""

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -57,8 +57,7 @@ class Home:
     @property
     def members(self) -> Members | None:
         """The list that is trusted here; None before there is one."""
-        path = self.path / MEMBERS
-        return Members.of(path.read_text(encoding="utf-8")) if path.exists() else None
+        return _listed(self.path / MEMBERS)
 
     def keep_members(self, members: Members) -> None:
         keep_secret(self.path / MEMBERS, members.to_text())
@@ -117,8 +116,11 @@ class HubHome(Home):
 
     @property
     def key(self) -> Ed25519PrivateKey:
-        text = (self.path / "hub.key").read_text(encoding="utf-8")
-        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text))
+        path = self.path / "hub.key"
+        try:
+            return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(read_text(path)))
+        except ValueError:
+            raise damaged(path) from None
 
     @property
     def authority(self) -> Pair:
@@ -129,7 +131,7 @@ class HubHome(Home):
         return read_pair(self.path, "hub")
 
     def site_certificate(self, site: str) -> str:
-        return self._of_site(site).read_text(encoding="utf-8")
+        return read_text(self._of_site(site))
 
     def keep_site_certificate(self, site: str, certificate: str) -> None:
         keep_secret(self._of_site(site), certificate)
@@ -173,9 +175,14 @@ class SiteHome(Home):
     def __init__(self, path: Path) -> None:
         super().__init__(path, "site.toml", "site")
         table = read_toml(self.path / "site.toml")
-        self.site, self.data = str(table["site"]), Path(table["data"])
-        self.authority = str(table["authority"])
-        self.agreement = Agreement.of(table["federation"])
+        try:
+            self.site, self.data = str(table["site"]), Path(table["data"])
+            self.authority = str(table["authority"])
+            self.agreement = Agreement.of(table["federation"])
+        except (KeyError, TypeError):
+            raise damaged(self.path / "site.toml") from None
+        if self.site not in self.agreement.sites:
+            raise damaged(self.path / "site.toml")
 
     @staticmethod
     def create(path: Path, bundle: Bundle, data: Path, policy: Path) -> SiteHome:
@@ -220,8 +227,7 @@ class SiteHome(Home):
 
     @property
     def proposed(self) -> Members | None:
-        path = self.path / PROPOSED
-        return Members.of(path.read_text(encoding="utf-8")) if path.exists() else None
+        return _listed(self.path / PROPOSED)
 
     def propose(self, members: Members) -> None:
         """Keep a list that the hub sent until the owner has confirmed it."""
@@ -248,8 +254,10 @@ class SiteHome(Home):
         keep_secret(self.path / "plans" / f"{run}.json", plan.decode())
 
     def plan(self, run: str) -> dict[str, Any] | None:
-        path = self.path / "plans" / f"{run}.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        """None if it cannot be read: what was spent is in the store."""
+        with suppress(ConfigError, OSError):
+            return read_json(self.path / "plans" / f"{run}.json")
+        return None
 
     @property
     def stopped(self) -> str:
@@ -268,7 +276,8 @@ class SiteHome(Home):
     def leave(self) -> None:
         """For good: the key that opens others' shares goes, the lifetime's ledger stays."""
         (self.path / "left").touch(mode=0o600)
-        self.store().forget(f"fedveil/{self.agreement.name}")
+        store = DeviceStore(self.path / "store.db", _lock_of(self.path))  # whatever the policy is
+        store.forget(f"fedveil/{self.agreement.name}")
 
 
 def create_store(path: Path, rules: Policy) -> None:
@@ -333,7 +342,39 @@ def keep_pair(folder: Path, name: str, pair: Pair) -> None:
 
 def read_pair(folder: Path, name: str) -> Pair:
     parts = (folder / f"{name}.{kind}" for kind in ("crt", "pem"))
-    return Pair(*(part.read_text(encoding="utf-8") for part in parts))
+    return Pair(*map(read_text, parts))
+
+
+def damaged(path: Path) -> ConfigError:
+    return ConfigError(f"{path}: damaged; put it back from a backup")
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise damaged(path) from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A document that `write_json` wrote."""
+    try:
+        found = json.loads(read_text(path))
+    except (ValueError, RecursionError):
+        raise damaged(path) from None
+    if not isinstance(found, dict):
+        raise damaged(path)
+    return found
+
+
+def _listed(path: Path) -> Members | None:
+    """The members' list in a file, if it is there."""
+    if not path.exists():
+        return None
+    try:
+        return Members.of(read_text(path))
+    except ConfigError:
+        raise damaged(path) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ A run that is in the queue is carried on until it has ended, however often the p
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import shutil
@@ -25,7 +24,15 @@ from fedveil.deploy.counters import Counters
 from fedveil.deploy.courier import Courier, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, claimed, seal, unseal
 from fedveil.deploy.facts import Facts
-from fedveil.deploy.homes import HubHome, keep_pair, keep_secret, write_json
+from fedveil.deploy.homes import (
+    HubHome,
+    damaged,
+    keep_pair,
+    keep_secret,
+    read_json,
+    read_text,
+    write_json,
+)
 from fedveil.deploy.hub import DOCUMENT, Hub, Known, SitesAway, plain
 from fedveil.deploy.members import Members
 from fedveil.deploy.plan_document import PlanDocument, planned
@@ -75,7 +82,7 @@ class Queue:
     def next(self) -> HubJob | None:
         """The oldest that has not ended."""
         names = self.names()
-        return HubJob(**json.loads(self._place(names[0], _QUEUED).read_text())) if names else None
+        return _job(self._place(names[0], _QUEUED)) if names else None
 
     def names(self) -> list[str]:
         """What has not ended, oldest first."""
@@ -96,7 +103,7 @@ class Queue:
 
     def waiting(self, name: str) -> str:
         path = self._place(name, _WAITING)
-        return path.read_text(encoding="utf-8") if path.exists() else ""
+        return read_text(path) if path.exists() else ""
 
     def end(self, job: HubJob, outcome: str, reason: str = "") -> None:
         name, ended = job.name, {"outcome": outcome, "reason": reason}
@@ -107,7 +114,7 @@ class Queue:
     def ended(self, name: str) -> dict[str, str] | None:
         """Outcome (done, stopped, refused, failed) and reason; None for a run that goes on."""
         found = self._read(name)
-        return None if found is None else {key: found[key] for key in ("outcome", "reason")}
+        return None if found is None else {key: str(found[key]) for key in ("outcome", "reason")}
 
     def again(self, name: str) -> None:
         """Go on with a run that was stopped or has failed, or ask again for a refused one."""
@@ -127,12 +134,24 @@ class Queue:
 
     def _read(self, name: str) -> dict[str, Any] | None:
         path = self._place(name, _ENDED)
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        if not path.exists():
+            return None
+        found = read_json(path)
+        if not {"outcome", "reason", "job"} <= found.keys():
+            raise damaged(path)
+        return found
 
     def _place(self, name: str, kind: str) -> Path:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"run {name!r}: use letters, digits, points and hyphens")
         return self._home.queue / f"{name}{kind}"
+
+
+def _job(path: Path) -> HubJob:
+    try:
+        return HubJob(**read_json(path))
+    except TypeError:
+        raise damaged(path) from None
 
 
 class HubService:
@@ -144,6 +163,8 @@ class HubService:
         self.home, self.courier, self.queue = home, courier, Queue(home)
         self.counters = Counters("fedveil_hub")
         self._finish, self._waits, self._key = finish, waits, home.key
+        own, authority = home.certificate, home.authority.certificate
+        certificates.check(own.certificate, authority, home.agreement.host, own.key)
         self._hello = _HELLO * _SLOWER.get(home.agreement.engine, 1)
         self._identities: dict[str, bytes] = {}
         self.certificate_changed = False  # the hub's own: its engine is to be started again
@@ -161,7 +182,7 @@ class HubService:
             outcome = self._carry_out(job, members)
         except SitesAway as away:  # the run stays in the queue
             self.queue.wait(job.name, str(away.reason))
-        except FedveilError as error:
+        except (FedveilError, OSError) as error:
             outcome = "failed" if (self.home.runs / job.name).exists() else "refused"
             _log.warning("run %s %s: %s", job.name, outcome, error)
             self.queue.end(job, outcome, str(error))

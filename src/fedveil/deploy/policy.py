@@ -124,18 +124,18 @@ class Policy:
     @staticmethod
     def read(path: Path) -> Policy:
         try:
-            return Policy.of(tomllib.loads(path.read_text(encoding="utf-8")))
+            return Policy.of(tomllib.loads(path.read_text(encoding="utf-8")), f"policy {path}")
         except OSError as error:
             raise ConfigError(f"policy {path}: {error.strerror}") from None
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"policy {path}: not valid TOML: {error}") from None
 
     @staticmethod
-    def of(table: dict[str, Any]) -> Policy:
+    def of(table: dict[str, Any], what: str = "policy") -> Policy:
         """The policy in a table; what it does not name is not allowed."""
         budget = table.get("budget", {})
         if not isinstance(budget, dict) or "epsilon" not in budget:
-            raise ConfigError("policy: say what a run may cost: [budget], epsilon = ...")
+            raise ConfigError(f"{what}: say what a run may cost: [budget], epsilon = ...")
         try:
             return cast(Policy, build(Policy, table, "policy"))
         except ConfigError as error:

@@ -28,6 +28,8 @@ class SiteService:
         self.home, self._randomness = home, randomness
         self._lock, self._written = threading.Lock(), 0.0
         self.heard = False  # anything from the hub
+        own = home.certificate
+        certificates.check(own.certificate, home.authority, home.site, own.key)
         self._store = home.store()
         self._handlers = {"members": self._proposed, "certificate": self._renewed}
         agreement = home.agreement

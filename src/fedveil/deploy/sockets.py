@@ -3,10 +3,12 @@
 At a site the guard listens; the engine's part there asks it. At the hub the engine's part listens
 (`relay`), and `SocketCourier` asks it to forward requests. The engine's parts hold no fedveil keys.
 
-    message = length (8 bytes), content
+    message = length of the content (6 bytes), and of what it is about (2), about, content
 
-A long content goes as a file in memory, whose descriptor is sent: a socket holds little at a time,
-and two processes that fill and empty it by turns wait for each other on a busy machine.
+A long content goes in a file in memory, whose descriptor comes with the request: a socket holds
+little at a time, and two processes that fill and empty it by turns wait for each other on a busy
+machine. A long answer comes back in the same file, and the next request uses it again: most of what
+a long message costs is new memory.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ import signal
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
-from typing import IO
 
 from fedveil.core.errors import ConfigError
 from fedveil.deploy.courier import Answer, Courier, Unreachable
@@ -30,18 +32,22 @@ from fedveil.deploy.envelope import MAX_FRAME
 
 _PR_SET_PDEATHSIG = 1  # of Linux, where engines run
 _LONG = 1 << 16  # bytes
+_IN_FILE = 1 << 47  # of a length: the content is in the file that came with the request
+_KEPT, _KEPT_BYTES = 8, 1 << 23  # files, and how long each may be
 
 Forward = Callable[[str, bytes, float], bytes]  # site, frame, seconds; raises if nothing comes back
+Handler = Callable[[bytes, bytes], bytes]  # what it is about, content; the answer
 
 
 class Listening:
     """Answers at a socket, in threads of its own, until it is closed."""
 
-    def __init__(self, path: Path, answer: Answer) -> None:
-        class Handler(socketserver.BaseRequestHandler):
+    def __init__(self, path: Path, answer: Handler) -> None:
+        class Asked(socketserver.BaseRequestHandler):
             def handle(self) -> None:
                 try:
-                    _send(self.request, answer(_receive(self.request)))
+                    with _received(self.request) as (about, content, file):
+                        _send(self.request, answer(about, content), file)
                 except Exception:  # whoever asked sees the end of the connection, and no more
                     return
 
@@ -53,7 +59,7 @@ class Listening:
         path.unlink(missing_ok=True)  # left by a process that was killed
         before = os.umask(0o177)
         try:
-            self._server = Server(str(path), Handler)
+            self._server = Server(str(path), Asked)
         except OSError as error:
             raise ConfigError(f"socket {path}: {error}") from None
         finally:
@@ -67,14 +73,15 @@ class Listening:
         self._path.unlink(missing_ok=True)
 
 
-def request(path: Path, content: bytes, seconds: float) -> bytes:
+def request(path: Path, content: bytes, seconds: float, about: bytes = b"") -> bytes:
     """What a socket answers; `Unreachable` if nobody does in time."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        with _FILES.one() as own, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.settimeout(max(0.001, seconds))
             asking.connect(str(path))
-            _send(asking, content)
-            return _receive(asking)
+            _send(asking, content, own, about)
+            with _received(asking, own) as (_, answer, _):
+                return answer
     except OSError:
         raise Unreachable(f"nobody answers at {path.name}") from None
 
@@ -82,15 +89,11 @@ def request(path: Path, content: bytes, seconds: float) -> bytes:
 def relay(path: Path, forward: Forward, sites: Callable[[], tuple[str, ...]]) -> Listening:
     """The engine's part at the hub: forwards what a `SocketCourier` asks for."""
 
-    def answer(content: bytes) -> bytes:
-        size = int.from_bytes(content[:2], "little")
-        name, seconds = (
-            content[2 : 2 + size].decode(),
-            int.from_bytes(content[2 + size :][:4], "little"),
-        )
+    def answer(about: bytes, frame: bytes) -> bytes:
+        name, seconds = about[4:].decode(), int.from_bytes(about[:4], "little")
         if not name:
             return json.dumps(sites()).encode()
-        return forward(name, content[6 + size :], seconds / 1000)
+        return forward(name, frame, seconds / 1000)
 
     return Listening(path, answer)
 
@@ -107,7 +110,7 @@ class SocketCourier(Courier):
             raise ConfigError(f"site {site!r} is attached already")
         alone = threading.Lock()
 
-        def one_at_a_time(frame: bytes) -> bytes:
+        def one_at_a_time(about: bytes, frame: bytes) -> bytes:
             with alone:
                 return answer(frame)
 
@@ -119,12 +122,12 @@ class SocketCourier(Courier):
             found.close()
 
     def sites(self) -> tuple[str, ...]:
-        return tuple(json.loads(request(self._hub, _asking("", b"", 1.0), 10.0)))
+        return tuple(json.loads(request(self._hub, b"", 10.0, _about("", 1.0))))
 
     def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
         def one(site: str) -> bytes | Unreachable:
             try:
-                return request(self._hub, _asking(site, frames[site], seconds), seconds)
+                return request(self._hub, frames[site], seconds, _about(site, seconds))
             except Unreachable:
                 return Unreachable(f"site {site!r} did not answer in time, or is not there")
 
@@ -136,42 +139,74 @@ class SocketCourier(Courier):
             self.detach(site)
 
 
-def _asking(site: str, frame: bytes, seconds: float) -> bytes:
-    name, limit = site.encode(), min(int(seconds * 1000), 2**32 - 1)
-    return b"".join((len(name).to_bytes(2, "little"), name, limit.to_bytes(4, "little"), frame))
+def _about(site: str, seconds: float) -> bytes:
+    """What a hub's request says besides its content."""
+    return min(int(seconds * 1000), 2**32 - 1).to_bytes(4, "little") + site.encode()
 
 
-def _send(to: socket.socket, content: bytes) -> None:
-    size = len(content).to_bytes(8, "little")
-    if len(content) < _LONG:
-        to.sendall(size + content)
-        return
-    with _in_memory() as file:
-        file.write(content)
-        socket.send_fds(to, [size], [file.fileno()])
+class _Files:
+    """Files in memory. Some are kept for the next message."""
+
+    def __init__(self) -> None:
+        self._lock, self._free = threading.Lock(), list[int]()
+
+    @contextmanager
+    def one(self) -> Iterator[int]:
+        with self._lock:
+            file = self._free.pop() if self._free else 0
+        file = file or os.memfd_create("fedveil", os.MFD_CLOEXEC)
+        try:
+            yield file
+        except BaseException:  # somebody may write into it later
+            os.close(file)
+            raise
+        with self._lock:
+            if len(self._free) < _KEPT and os.fstat(file).st_size <= _KEPT_BYTES:
+                self._free.append(file)
+                return
+        os.close(file)
 
 
-def _receive(of: socket.socket) -> bytes:
+_FILES = _Files()
+
+
+def _send(to: socket.socket, content: bytes, file: int = 0, about: bytes | None = None) -> None:
+    """A message; a long one goes in the file. A request says what it is `about`, and brings it."""
+    size, long = len(content), len(content) >= _LONG
+    words = about or b""
+    head = (size | _IN_FILE if long else size).to_bytes(6, "little")
+    head += len(words).to_bytes(2, "little") + words
+    if long:
+        written = 0
+        while written < size:
+            written += os.pwrite(file, memoryview(content)[written:], written)
+    whole = head if long else head + content
+    sent = 0 if about is None else socket.send_fds(to, [whole], [file])
+    if sent < len(whole):  # whoever has all of it may have answered and hung up
+        to.sendall(memoryview(whole)[sent:])
+
+
+@contextmanager
+def _received(of: socket.socket, own: int = 0) -> Iterator[tuple[bytes, bytes, int]]:
+    """What a message is about, its content, and the file for long ones: it came along, or is the
+    receiver's own."""
     head, files, _, _ = socket.recv_fds(of, 8, 1)
     try:
-        size = int.from_bytes(head + _exactly(of, 8 - len(head)), "little")
-        if size > MAX_FRAME + 1024:
+        head += _exactly(of, 8 - len(head))
+        said, file = int.from_bytes(head[:6], "little"), files[0] if files else own
+        size = said & ~_IN_FILE
+        if size > MAX_FRAME:
             raise OSError("too long")
-        if not files:
-            return _exactly(of, size)
-        with open(files[0], "rb", buffering=0, closefd=False) as file:
-            file.seek(0)
-            content = file.read(size) or b""
+        about = _exactly(of, int.from_bytes(head[6:], "little"))
+        if said != size and not file:
+            raise OSError("no file")
+        content = _exactly(of, size) if said == size else os.pread(file, size, 0)
         if len(content) < size:
             raise OSError("cut off")
-        return content
+        yield about, content, file
     finally:
         for one in files:
             os.close(one)
-
-
-def _in_memory() -> IO[bytes]:
-    return open(os.memfd_create("fedveil", os.MFD_CLOEXEC), "wb", buffering=0)
 
 
 def _exactly(of: socket.socket, size: int) -> bytes:

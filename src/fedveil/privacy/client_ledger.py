@@ -8,6 +8,8 @@ unless it is *cancelled* because nothing left: whatever crashes, the ledger neve
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 import secrets
@@ -104,6 +106,13 @@ class ClientLedger:
         """Lifetime epsilon at the ledger's delta, open reservations included."""
         with transaction(self.path) as events:
             return self._epsilon(events.charged())
+
+    @property
+    def charges(self) -> str:
+        """A digest of all that counts: `spent` is the same while this is."""
+        with transaction(self.path) as events:
+            charged = sorted(json.dumps(one, sort_keys=True) for one in events.charged())
+        return hashlib.sha256("\n".join(charged).encode()).hexdigest()
 
     def runs(self) -> dict[str, int]:
         """How often the client took part in each run, open reservations included."""

@@ -221,11 +221,14 @@ def _model_card(
     card: dict[str, Any] = {"network": recipe.get("model", {}).get("name", "auto")}
     if file.exists():
         data = file.read_bytes()
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        header.pop("__metadata__", None)
-        shapes = {name: slot["shape"] for name, slot in header.items()}
-        card["tensors"] = {name: "x".join(map(str, shape)) for name, shape in shapes.items()}
-        card["parameters"] = sum(math.prod(shape) for shape in shapes.values())
+        try:
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            header.pop("__metadata__", None)
+            shapes = {name: slot["shape"] for name, slot in header.items()}
+            card["tensors"] = {name: "x".join(map(str, shape)) for name, shape in shapes.items()}
+            card["parameters"] = sum(math.prod(shape) for shape in shapes.values())
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{file}: damaged ({error!r})") from None
         card["file"] = MODEL
         card["sha256"] = hashlib.sha256(data).hexdigest()
     card |= {"trained by": training["method"], "rounds": training.get("rounds")}

@@ -33,9 +33,10 @@ def gallery(
         if guarantee is not None:
             same = math.isclose(found["epsilon"], guarantee.epsilon, rel_tol=1e-6)
         views = [_view(found, view) for view in _views(found)]
-        members = found["membership"] and _membership(found["membership"])
-        document = {"views": views, "membership": members, "not_tried": found["not_tried"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        members = _membership(found["membership"]) if found["membership"] else None
+        not_tried = [str(one) for one in found["not_tried"]]
+        document = {"views": views, "membership": members, "not_tried": not_tried}
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{file}: damaged ({error!r}); attack the run again") from None
     if not same:
         raise ConfigError(f"{file}: attacks on another guarantee; attack this run again")
@@ -47,7 +48,7 @@ def gallery(
 
 def _views(found: Mapping[str, Any]) -> list[str]:
     parts = (found["reconstruction"] or {"views": []})["views"], found["labels"], found["property"]
-    return list(dict.fromkeys(one["view"] for part in parts for one in part))
+    return list(dict.fromkeys(str(one["view"]) for part in parts for one in part))
 
 
 def _view(found: Mapping[str, Any], view: str) -> dict[str, Any]:
@@ -57,23 +58,36 @@ def _view(found: Mapping[str, Any], view: str) -> dict[str, Any]:
     for name, part in (("label", found["labels"]), ("property", found["property"])):
         for one in part:
             if one["view"] == view:
-                named[name] = [int(one["right"]), int(one["victims"]), float(one["by_chance"])]
+                named[name] = [*_counted(one["right"], one["victims"]), float(one["by_chance"])]
     for one in made:
         if one["view"] == view:
             named["correlation"] = round(float(one["correlation"]), 3)
-            named["found"] = [int(one["found"]), int(one["victims"])]
+            named["found"] = _counted(one["found"], one["victims"])
     return named
 
 
+def _counted(right: Any, of: Any) -> list[int]:
+    """So many of so many."""
+    if int(of) < 1:
+        raise ValueError(f"{of} victims")
+    return [int(right), int(of)]
+
+
 def _membership(found: Mapping[str, Any]) -> dict[str, Any]:
-    named = {name: found[name] for name in ("unit", "without", "runs", "trials", "accuracy")}
+    named: dict[str, Any] = {name: str(found[name]) for name in ("unit", "without")}
+    named |= {name: int(found[name]) for name in ("runs", "trials")}
+    named["accuracy"] = _number(found["accuracy"])
     points = [
-        {"attack": curve["attack"], "auc": curve["auc"]}
-        | {name: point[name] for name in ("false_rate", "true_rate", "allowed")}
+        {"attack": str(curve["attack"]), "auc": _number(curve["auc"])}
+        | {name: _number(point[name]) for name in ("false_rate", "true_rate", "allowed")}
         for curve in found["curves"]
         for point in curve["points"]
     ]
     return named | {"points": points}
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _published(data: Mapping[str, Any]) -> bool:
