@@ -84,9 +84,9 @@ def test_dates(text, days):
 
 
 def test_truths_and_spellings():
-    written = ["TRUE", "1", "1.0", "False", "0", "yes", "2", None]
+    written = ["TRUE", "1", "1.0", "Yes", "False", "0", "no", "perhaps", "2", None]
     truths = cells.truths(pa.array(written)).to_pylist()
-    assert truths == [1, 1, 1, 0, 0, None, None, None]
+    assert truths == [1, 1, 1, 1, 0, 0, 0, None, None, None]
     spelt = cells.canonical(pa.array(["02", "2.0", "2", "0.50", "True", "x", "1e300", None]))
     assert spelt.to_pylist() == ["2", "2", "2", "0.5", "true", "x", "1e+300", None]
 

@@ -13,6 +13,8 @@ import pytest
 from pyarrow import parquet
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.units import Trust, Unit
+from fedveil.data.bought import Offer
 from fedveil.data.federation import Federation, Task
 from fedveil.data.partition import IID
 from fedveil.data.pieces import frame_of, pieces
@@ -365,7 +367,7 @@ GOOD = HEAD + "1,2,a\n1,3,b\n2,4,a\n2,5,b\n"
         (gzip.compress(GOOD.encode(), mtime=0)[:-12], {}, "damaged gzip"),
         (b"PAR1" + b"junk" * 9, {}, "damaged Parquet"),
         (HEAD + "\n".join(f"1,{i},text{i}" for i in range(99)), {}, "99 different values"),
-        (HEAD + "1,2,2020-01-01\n1,3,2020-01-02\n", {}, "must be numbers or text"),
+        (HEAD + "1,2,2020-01-01\n1,3,2020-01-02\n", {"task": "regression"}, "needs numbers"),
     ],
 )
 def test_bad_files_are_refused_in_one_line_that_names_what_and_where(
@@ -570,3 +572,54 @@ def test_columns_of_objects_may_have_any_name(name):
     found = frame_of(frame, by_cell=True).to_pydict()
     assert found == {str(name): ["1", "a", None], "y": [0, 1, 2]}
     assert frame[name][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "unclear"),
+    [
+        ("%Y-%m-%d", False),
+        ("%Y/%m/%d", False),
+        ("%d.%m.%Y", False),
+        ("%d-%b-%Y", False),
+        ("%d.%m.%Y %H:%M", False),
+        ("%m/%d/%Y", True),
+        ("%d/%m/%y", True),
+        ("%d-%b-%y", True),
+        ("%d.%m.%y", True),
+    ],
+)
+def test_dates_are_read_where_their_day_is_clear(tmp_path, form, unclear):
+    days = [datetime.datetime(2001, 1, 1) + datetime.timedelta(97 * i) for i in range(150)]
+    rows = "".join(f"{i % 3},{day.strftime(form)},{i % 2}\n" for i, day in enumerate(days))
+    path = write(tmp_path, HEAD + rows)
+    if unclear:
+        with pytest.raises(ConfigError, match="different values; dates are read as 2015-12-31"):
+            from_table(path, label="y", client_column="who")
+        return
+    federation = from_table(path, label="y", client_column="who", test_fraction=0)
+    found = np.sort(federation.train.inputs[:, 0])
+    since = np.array([(day - days[0]).total_seconds() for day in days])
+    assert np.allclose(found, (since - since.mean()) / since.std(), atol=1e-5)
+    schema = {"x": {"type": "date", "min": "2001-01-01", "max": "2041-01-01"}}
+    by_cell = from_table(
+        path, label="y", client_column="who", test_fraction=0, schema={"columns": schema}
+    )
+    width = (datetime.date(2041, 1, 1) - datetime.date(2001, 1, 1)).days / 2
+    expected = np.sort(since / 86_400 / width - 1)
+    assert np.allclose(np.sort(by_cell.train.inputs[:, 0]), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["%b-%Y", "%Y-%m", "%Y-%m-%d"])
+def test_dates_are_classes_where_they_are_the_label(tmp_path, form):
+    """Named as they are written, in new rows too."""
+    months = [datetime.date(2014, 10 + i % 3, 1).strftime(form) for i in range(90)]
+    path = write(tmp_path, HEAD + "".join(f"{i % 3},{i},{m}\n" for i, m in enumerate(months)))
+    federation = from_table(path, label="y", client_column="who", test_fraction=0)
+    assert federation.class_names == tuple(sorted(set(months)))
+    codes, wrong = federation.encoder.targets(next(pieces(path, ["y"], "")))
+    assert not wrong.any()
+    assert [federation.class_names[code] for code in codes] == months
+    offer = Offer(Unit.RECORD, Trust.LOCAL, 0.2, 1e-6, seed=0)
+    path = write(tmp_path, HEAD + "".join(f"1,{i},{m}\n" for i, m in enumerate(months)))
+    bought = from_table(path, label="y", client_column="who", test_fraction=0, offer=offer)
+    assert bought.class_names == federation.class_names

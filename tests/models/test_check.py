@@ -81,7 +81,7 @@ WRONG: dict[str, tuple[Callable[[], nn.Module], Callable[[], Federation], str]] 
         lambda: data(
             np.zeros((4, 6), np.float32), np.zeros((4, 3), np.int64), Task.CLASSIFICATION, 2
         ),
-        r"one label for each example, got \[4, 3\]; train a model for each label",
+        r"one label for each example, got \[4, 3\]; of several say task=.multi-label.",
     ),
     "one label for a sequence": (
         lambda: Tokens(7, 7, last=False),

@@ -5,7 +5,7 @@ Everything is drawn from one generator. What the program refuses is skipped by t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ METHODS = {
     "ae-dpfl": 1,
 }
 CORRELATED = 4  # one case in so many has correlated noise, if it can
+SEVERAL = 8  # one case in so many has several labels, if it has classes
 RESUMED = 16  # one case in so many has a public schedule, and is killed and resumed as well
 
 
@@ -74,6 +75,9 @@ def draw_case(seed: int) -> Case:
     kind, path, module = _kind(draw, method)
     model = {} if module else _model(draw, method)
     engine = _engine(draw, method, module, model)
+    if seed % SEVERAL == 5 and kind.task == "classification" and method != "ae-dpfl":
+        kind = replace(kind, task="multi-label")
+        engine = "mlp" if engine == "algebra" else engine
     # Automatic differentiation takes a millisecond a step and client: fewer of them.
     slow = bool(module) or engine in ("generic", "sequential") or "input_norm" in model
     most = 3 if module == "lstm" else 5 if slow else None

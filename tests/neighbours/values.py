@@ -25,7 +25,7 @@ class Client:
 
     name: str
     inputs: npt.NDArray[np.float32]  # [records, ...]
-    targets: npt.NDArray[np.generic]  # [records]
+    targets: npt.NDArray[np.generic]  # [records], or [records, labels]
     places: npt.NDArray[np.float64]
     cells: tuple[tuple[float, tuple[int, str]], ...] = ()  # by place: a column, and odd text in it
 
@@ -37,7 +37,7 @@ class Client:
 class Kind:
     """What records look like. `finite` where the way in refuses NaN and infinity."""
 
-    task: str  # classification, regression or sequence
+    task: str  # classification, regression, sequence or multi-label
     shape: tuple[int, ...]
     classes: int
     finite: bool
@@ -73,6 +73,8 @@ def records(
     inputs = draw.standard_normal((size, *kind.shape)).astype(np.float32)
     if kind.task == "regression":
         targets: npt.NDArray[np.generic] = draw.standard_normal(size).astype(np.float32)
+    elif kind.task == "multi-label":
+        targets = draw.integers(0, 2, (size, kind.classes))
     else:
         targets = draw.integers(0, kind.classes, size)
     if kind.tame:

@@ -146,7 +146,7 @@ def recipe_of(case: Case) -> Recipe:
     """The recipe, files apart: the same in both worlds."""
     table = dict(case.table)
     if case.path == "csv":
-        table["data"] = {**table["data"], "client_column": "who", "label": "y"}
+        table["data"] = {**table["data"], "client_column": "who", "label": ",".join(_labels(case))}
     return recipes.with_defaults(recipes.parse(table))
 
 
@@ -239,18 +239,27 @@ def _write_table(case: Case, clients: Sequence[Client], path: Path) -> None:
         for place, inputs, target in zip(one.places, one.inputs, one.targets, strict=True):
             cells = [repr(float(x)) for x in inputs]
             cells.append("abz"[int(place * 1e6) % 3])
-            label = f"k{target}" if case.kind.classes else repr(float(target))
+            if case.kind.task == "multi-label":
+                label = [str(one) for one in target]
+            else:
+                label = [f"k{target}" if case.kind.classes else repr(float(target))]
             if place in odd:
                 column, text = odd[place]
                 if column == COLUMNS - 1:
-                    label = ""
+                    label[0] = ""
                 else:
                     cells[column % len(cells)] = text
-            rows.append((place, [one.name, *cells, label]))
+            rows.append((place, [one.name, *cells, *label]))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["who", *(f"x{i}" for i in range(case.kind.shape[0])), "word", "y"])
+        inputs = (f"x{i}" for i in range(case.kind.shape[0]))
+        writer.writerow(["who", *inputs, "word", *_labels(case)])
         writer.writerows(row for _, row in sorted(rows, key=lambda pair: pair[0]))
+
+
+def _labels(case: Case) -> list[str]:
+    several = case.kind.task == "multi-label"
+    return [f"y{place}" for place in range(case.kind.classes)] if several else ["y"]
 
 
 def _schema(case: Case) -> str:
@@ -260,7 +269,9 @@ def _schema(case: Case) -> str:
         known = "min = -3\nmax = 3" if column % 2 else "mean = 0\nstd = 1"
         lines.append(f'[columns.x{column}]\ntype = "number"\n{known}\nmissing = true')
     lines.append('[columns.word]\ntype = "category"\ncategories = ["a", "b"]')
-    if case.kind.classes:
+    if case.kind.task == "multi-label":
+        lines += [f'[columns.{name}]\ntype = "boolean"' for name in _labels(case)]
+    elif case.kind.classes:
         names = ", ".join(f'"k{number}"' for number in range(case.kind.classes))
         lines.append(f'[columns.y]\ntype = "category"\ncategories = [{names}]')
     else:

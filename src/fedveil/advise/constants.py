@@ -48,10 +48,10 @@ class LossConstants:
 
 def estimate(public: Federation, *, most_clients: int = 100) -> LossConstants:
     """Constants of linear or softmax regression on the clients of a public federation."""
-    if public.task is Task.SEQUENCE:
+    if public.task in (Task.SEQUENCE, Task.MULTI_LABEL):
         raise ConfigError(
-            f"proxy {public.name!r}: the constants of sequence models cannot be estimated; give "
-            "them"
+            f"proxy {public.name!r}: the constants of {public.task} models cannot be estimated; "
+            "give them"
         )
     chosen = np.unique(np.linspace(0, public.clients - 1, most_clients).astype(np.int64))
     clients = [_client(public, int(number)) for number in chosen]

@@ -32,7 +32,11 @@ from fedveil.data.tablefile import column_names
 FEW = 30  # clients: fewer than these cannot hide one of them, so records are protected instead
 _ALL = 2000  # clients: up to so many take part in every round
 _COHORT = 1000  # of more
-_SIGNALS = {Task.REGRESSION: (0.7, 4.0), Task.CLASSIFICATION: (1.5, 6.0)}  # weak, strong
+_SIGNALS = {  # weak, strong
+    Task.REGRESSION: (0.7, 4.0),
+    Task.CLASSIFICATION: (1.5, 6.0),
+    Task.MULTI_LABEL: (1.5, 6.0),
+}
 _RECORDS = 50  # of a made-up client: how many the true ones have is private
 _MOST_RECORDS = 400  # of a made-up client where sizes are public
 _TRIED = 64  # clients of a trial
@@ -127,7 +131,7 @@ def _with_statistics(
     document = federation.encoder.to_dict()
     columns = dict(document["columns"])
     if not {CLASS_NAMES, STANDARDISED} & set(federation.unprotected):
-        columns[federation.encoder.label] = document["target"]
+        columns |= dict.fromkeys(federation.encoder.labels, document["target"])
     data = replace(data, columns=columns, bought=json.dumps(federation.bought.to_dict()))
     return replace(recipe, data=data), federation, ()
 
@@ -331,6 +335,8 @@ def _curvature(federation: Federation) -> float:
     """The largest curvature of a linear model's mean loss on standardised inputs of this shape."""
     encoder = federation.encoder
     length = 1.0 + (math.prod(federation.input_shape) if encoder is None else len(encoder.columns))
+    if federation.task is Task.MULTI_LABEL:  # a mean over labels, each with weights of its own
+        return length / (4 * federation.classes)
     return length if federation.task is Task.REGRESSION else length / 2
 
 

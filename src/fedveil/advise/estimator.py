@@ -91,7 +91,10 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         frame = _with_text(X)
         if frame is None:
             if reset:
-                inputs, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+                rules = {"dtype": np.float64, "ensure_min_samples": 2}
+                rules["multi_output"] = self._task == "classification"
+                inputs, y = validate_data(self, X, y, **rules)
+                y = self._targets(y)
             else:
                 inputs = validate_data(self, X, reset=False, dtype=np.float64)
             names = getattr(self, "feature_names_in_", None)
@@ -100,7 +103,12 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         if reset:
             self.feature_names_in_ = np.asarray(frame.column_names, dtype=object)
             self.n_features_in_ = len(frame.column_names)
-        return frame, None if y is None else column_or_1d(y, warn=True)
+        return frame, None if y is None else self._targets(y)
+
+    def _targets(self, y: Any) -> npt.NDArray[Any]:
+        """One target a row; of classes also several labels, `[rows, labels]`."""
+        several = np.ndim(y) == 2 and np.shape(y)[1] > 1 and self._task == "classification"
+        return np.asarray(y) if several else column_or_1d(y, warn=True)
 
     def _more(self, X: Any) -> pa.Table:
         check_is_fitted(self)
@@ -109,6 +117,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = self.random_state is None
+        if tags.classifier_tags is not None:
+            tags.classifier_tags.multi_label = True
         return tags
 
 
@@ -143,9 +153,14 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     those that stand out from noise, paid for like other statistics; or they are taken from `y`, and
     the guarantee says that it is not certified for that. `class_weight` are public weights by
     label; "balanced" ones would tell of the labels, and are refused.
+
+    A `y` of several columns, 0 or 1 each, is several labels: `predict` gives the same,
+    `predict_proba` each label's own probability `[rows, labels]`, and `classes_` are the columns'
+    numbers.
     """
 
     _task = "classification"
+    _several = False
 
     def __init__(
         self,
@@ -172,6 +187,9 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
         """Train under the budget; the settings are chosen as `fedveil run` chooses them."""
         table, targets = self._table(X, reset=True, y=y)
+        self._several = np.ndim(targets) == 2
+        if self._several:
+            return self._fit_several(table, np.asarray(targets), groups)
         check_classification_targets(targets)
         values, codes = np.unique(targets, return_inverse=True)
         if len(values) < 2:
@@ -197,8 +215,22 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         self._order = np.argsort(np.array(found))
         return self
 
+    def _fit_several(self, table: pa.Table, targets: npt.NDArray[Any], groups: Any) -> Self:
+        if self.classes is not None or self.class_weight is not None:
+            raise ConfigError("classes, class_weight: of several labels each is 0 or 1; leave out")
+        if targets.shape[1] < 2 or not np.isin(targets, (0, 1)).all():
+            raise ConfigError("y: of several labels each needs a column of its own, 0 or 1")
+        names = [f"{_LABEL}{place}" for place in range(targets.shape[1])]
+        for name, column in zip(names, targets.T.astype(np.int64), strict=True):
+            table = table.append_column(name, pa.array(column))
+        self._fit(table, groups, **{"data.label": ",".join(names), "data.task": "multi-label"})
+        self.classes_ = np.arange(len(names))
+        return self
+
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """The likeliest class of each row."""
+        """The likeliest class of each row; of several labels, which of them it has."""
+        if self._several:
+            return self.model_.predict(self._more(X))
         chances = self.predict_proba(X)
         found: npt.NDArray[Any] = self.classes_[chances.argmax(1)]
         return found
@@ -206,7 +238,8 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
         """Probabilities `[rows, classes]`, classes as in `classes_`."""
         table = self._more(X)
-        return self.model_.predict_proba(table)[:, self._order]
+        chances = self.model_.predict_proba(table)
+        return chances if self._several else chances[:, self._order]
 
 
 def _names(values: Iterable[Any]) -> list[str]:

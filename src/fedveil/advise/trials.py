@@ -297,6 +297,9 @@ class ProxyTrials:
         """The error of the best answer that looks at no input."""
         examples = self.proxy.federation.test
         targets = np.asarray(examples.targets)
+        if self.proxy.federation.task is Task.MULTI_LABEL:
+            shares = targets.mean(axis=0)
+            return float(np.minimum(shares, 1 - shares).mean())
         if self.classifies:
             return 1 - float(np.bincount(targets.ravel()).max() / targets.size)
         return float(targets.astype(np.float64).var() / 2)

@@ -188,13 +188,13 @@ class _Records:
         worlds = []
         loud = chance.choice([-1, 1], (count, *inputs.shape[1:]))
         # One label in both worlds: then gradients are opposite as long as the model knows nothing.
-        classes = plan.federation.classes
-        targets[rows] = np.arange(count) % classes if classes else _LOUD
+        own = np.arange(count) % plan.federation.codes if plan.federation.codes else _LOUD
+        targets[rows] = np.reshape(own, (-1, *[1] * (targets.ndim - 1)))
         for way in (1, -1):
             own, took = _extreme(way * loud, inputs), self.there == (way == 1)
             inputs[rows[took]] = own[took]
             worlds.append(torch.from_numpy(plan.federation.model_inputs(own)))
-        self._seen, self._labels = torch.cat(worlds), torch.from_numpy(np.tile(targets[rows], 2))
+        self._seen, self._labels = torch.cat(worlds), torch.from_numpy(targets[[*rows, *rows]])
         examples = replace(train, inputs=inputs, targets=targets)
         federation = replace(plan.federation, train=examples, verified=True)
         self.plan, self._local = replace(plan, federation=federation), plan.local

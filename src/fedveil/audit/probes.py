@@ -141,7 +141,7 @@ def _of_records(plan: Plan) -> tuple[Probe, ...]:
         return float(torch.linalg.vector_norm((before - after).double(), ord=clip.order))
 
     found = [Probe(what, apart(*pair, targets[0]), allowed) for what, pair in tried.items()]
-    for label in range(min(plan.federation.classes, _LABELS)):
+    for label in range(min(plan.federation.codes, _LABELS)):
         reached = apart(1e4 * signs, -1e4 * signs, label)
         found.append(Probe(f"a loud record replaced by one of class {label}", reached, allowed))
     return tuple(found)
@@ -153,7 +153,8 @@ def _made_up(like: Federation) -> tuple[Array, Array]:
     inputs = draw.normal(size=(_RECORDS, *like.input_shape)).astype(np.float32)
     if like.task is Task.REGRESSION:
         return inputs, draw.normal(size=_RECORDS).astype(np.float32)
-    return inputs, np.arange(_RECORDS) % like.classes
+    more = like.train.targets.shape[1:]  # several labels
+    return inputs, np.arange(_RECORDS * math.prod(more)).reshape(-1, *more) % like.codes
 
 
 def _one_step(

@@ -43,7 +43,7 @@ OPTIONS: console.Options = {
         "a CSV or Parquet file to train on; or a folder or 'DIR/*.csv', a file a client",
     ),
     "--client-column NAME": (str, "its column that names the client"),
-    "--label NAME": (str, "its column to predict"),
+    "--label NAME": (str, "its column to predict; A,B,C: several that are true or false each"),
     "--schema FILE": (str, "public statistics of its columns"),
     "--classes A,B": (_names, "the label's classes, if they are public"),
     "--class-weights A=1,B=5": (str, "how much an example of a class counts; public"),

@@ -75,11 +75,15 @@ def _write(args: argparse.Namespace, model: TrainedModel, remarks: Any) -> None:
 
 
 def _columns(model: TrainedModel, part: Predictions, keep: list[str]) -> Any:
-    """What was asked to be kept, the prediction, and a probability for each class."""
+    """What was asked to be kept, the prediction, and a probability for each class or label."""
     import pyarrow as pa
 
     columns = {name: part.table.column(name) for name in keep}
-    columns["prediction"] = pa.array(part.values)
+    if part.values.ndim == 1:
+        columns["prediction"] = pa.array(part.values)
+    else:  # of several labels, each one's own
+        for code, name in enumerate(model.class_names):
+            columns[f"prediction of {name}"] = pa.array(part.values[:, code])
     if part.probabilities is not None:
         for code, name in enumerate(model.class_names):
             columns[f"probability of {name}"] = pa.array(part.probabilities[:, code])

@@ -151,6 +151,8 @@ def buy(
         return total.reshape(votes.shape).astype(np.float64) * grid
 
     columns, classes = bought_columns(table, voters, noisy, std, decimal)
+    if label in columns and columns[label].kind is Kind.DATE:
+        classes.add(label)  # a date is predicted as a class or not at all
     if offer.trust is not Trust.DISTRIBUTED and label in classes:
         stream = randomness.stream("statistics of the label")
         releases.append(_selection(offer))

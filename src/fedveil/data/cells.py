@@ -16,6 +16,15 @@ THOUSANDS = r"^[-+]?(0|[1-9]\d{0,2}(,\d{3})*)(\.\d+)?$"  # 1,234.5
 COMMA = r"^[-+]?\d+(,\d+)?$"  # 1234,5
 _POINTS = r"^[-+]?(0|[1-9]\d{0,2}(\.\d{3})*),\d+$"  # 1.234,5
 MONTH = r"^(?:(?P<day>\d{1,2})[- ])?(?P<name>[A-Za-z]{3})[- ](?P<year>\d{4})$"  # 31-Dec-2015
+_YEAR_FIRST = r"^(\d{4})/(\d{1,2})/(\d{1,2})([ T].*)?$"  # 2015/12/31
+_POINTED = r"^(\d{1,2})\.(\d{1,2})\.(\d{4})([ T].*)?$"  # 31.12.2015
+DATED = "|".join((MONTH, _YEAR_FIRST, _POINTED))
+# 12/31/2015, 31-Dec-15 or 31.12.15: which is the day, and which century, only a person knows.
+UNCLEAR_DATE = (
+    r"^(\d{1,2}/\d{1,2}/(\d{2}|\d{4})|\d{1,2}\.\d{1,2}\.\d{2}|(\d{1,2}[- ])?[A-Za-z]{3}[- ]\d{2})"
+    r"([ T].*)?$"
+)
+DATES_ARE = "dates are read as 2015-12-31, 2015/12/31, 31.12.2015 or 31-Dec-2015"
 _MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 _DATE = (
     r"^(?P<month>\d{4}-\d{1,2})(?:-(?P<day>\d{1,2}))?"
@@ -46,7 +55,10 @@ def numbers(text: Any, decimal: str = ".") -> Any:
 
 
 def with_digits(text: Any) -> Any:
-    """`Dec-2015` as `2015-12-01`, and everything else as it is."""
+    """`Dec-2015` as `2015-12-01`, `2015/12/31` and `31.12.2015` as `2015-12-31`, and everything
+    else as it is."""
+    text = pc.replace_substring_regex(text, _YEAR_FIRST, r"\1-\2-\3\4")
+    text = pc.replace_substring_regex(text, _POINTED, r"\3-\2-\1\4")
     part = pc.extract_regex(text, MONTH)
     place = pc.index_in(pc.utf8_lower(pc.struct_field(part, "name")), pa.array(_MONTHS))
     month = pc.utf8_lpad(pc.add(place, 1).cast(pa.string()), 2, "0")
@@ -57,8 +69,8 @@ def with_digits(text: Any) -> Any:
 
 
 def days(text: Any) -> Any:
-    """Days since 1970-01-01 of `2020-01-31`, `2020-01` or either with a time, and of `Jan-2020` or
-    `31-Jan-2020`; null otherwise."""
+    """Days since 1970-01-01 of `2020-01-31`, `2020/01/31`, `31.01.2020` or `2020-01`, each with a
+    time or without, and of `Jan-2020` or `31-Jan-2020`; null otherwise."""
     part = pc.extract_regex(with_digits(text), _DATE)
 
     def number(name: str) -> Any:
@@ -81,10 +93,10 @@ def days(text: Any) -> Any:
 
 
 def truths(text: Any) -> Any:
-    """1 for true or 1, 0 for false or 0, null otherwise."""
-    plain = canonical(text)
-    false = pc.if_else(pc.is_in(plain, pa.array(["false", "0"])), 0.0, None)
-    return pc.if_else(pc.is_in(plain, pa.array(["true", "1"])), 1.0, false)
+    """1 for true, yes or 1, 0 for false, no or 0, null otherwise."""
+    plain = pc.utf8_lower(canonical(text))
+    false = pc.if_else(pc.is_in(plain, pa.array(["false", "no", "0"])), 0.0, None)
+    return pc.if_else(pc.is_in(plain, pa.array(["true", "yes", "1"])), 1.0, false)
 
 
 def canonical(text: Any) -> Any:

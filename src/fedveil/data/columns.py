@@ -50,9 +50,9 @@ def label_column(
     if kind == "f":
         whole = np.isfinite(column) & (column == np.floor(column))
         if not whole.all():
-            row = int(np.argmin(whole))
+            first = np.unravel_index(int(np.argmin(whole)), whole.shape)
             raise ConfigError(
-                f"{name}: {column[row]} of example {row} is not a whole class number; use "
+                f"{name}: {column[first]} of example {first[0]} is not a whole class number; use "
                 "task='regression' to predict numbers"
             )
         return column.astype(np.int64), class_names

@@ -36,10 +36,11 @@ class Encoded:
 
 @dataclass(frozen=True)
 class TableEncoder:
-    """The columns that are inputs, in their order, and the label: its classes, or its scale."""
+    """The columns that are inputs, in their order, and the label: its classes, or its scale. Of
+    several labels each is true or false."""
 
     columns: Mapping[str, Column]
-    label: str
+    labels: tuple[str, ...]
     target: Column
 
     @property
@@ -67,8 +68,15 @@ class TableEncoder:
         return Encoded(matrix, gaps, unknown)
 
     def targets(self, table: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-        """Class numbers, or numbers in the label's own unit, and which rows have neither."""
-        values = table.column(self.label)
+        """Class numbers, or numbers in the label's own unit, and which rows have neither; of
+        several labels `[rows, labels]`, and which rows lack any."""
+        found = [self._target(table.column(label)) for label in self.labels]
+        if len(found) == 1:
+            return found[0]
+        values, wrong = (np.stack(parts) for parts in zip(*found, strict=True))
+        return values.T, np.any(wrong, axis=0)
+
+    def _target(self, values: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         if self.target.kind is Kind.CATEGORY:
             codes = category_codes(values, self.target.categories)
             return codes, codes < 0
@@ -80,13 +88,15 @@ class TableEncoder:
 
     def to_dict(self) -> dict[str, Any]:
         columns = {name: entry_of(column) for name, column in self.columns.items()}
-        return {"columns": columns, "label": self.label, "target": entry_of(self.target)}
+        label = self.labels[0] if len(self.labels) == 1 else list(self.labels)
+        return {"columns": columns, "label": label, "target": entry_of(self.target)}
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> TableEncoder:
         columns = parse_schema({"columns": document["columns"]}, "encoder")
         target = parse_schema({"columns": {"target": document["target"]}}, "encoder")["target"]
-        return cls(columns, str(document["label"]), target)
+        label = document["label"]
+        return cls(columns, (label,) if isinstance(label, str) else tuple(label), target)
 
 
 def check_stored(path: Path | str, name: str, values: Any, column: Column, says: str) -> None:

@@ -77,9 +77,17 @@ def _judge_text(values: Any, distinct: int, missing: bool) -> Judged:
             column = Column(Kind.NUMBER, missing=True)
             remark = f"{strange} entries that are no numbers count as missing"
             return Judged(_measured(column, numbers_of(values, column)), "", remark)
-        return Judged(None, f"text with {distinct} different values")
+        return Judged(None, f"text with {distinct} different values{_unclear(values)}")
     categories = sorted(pc.unique(values.drop_null()).to_pylist())
-    return Judged(Column(Kind.CATEGORY, categories=tuple(categories), missing=missing))
+    column = Column(Kind.CATEGORY, categories=tuple(categories), missing=missing)
+    hint = _unclear(values).removeprefix("; ")
+    return Judged(column, "", f"{distinct} categories; {hint}" if hint else "")
+
+
+def _unclear(values: Any) -> str:
+    """How to write dates, where text seems to be dates of which nobody knows which."""
+    unclear = pc.all(pc.match_substring_regex(values, cells.UNCLEAR_DATE)).as_py()
+    return f"; {cells.DATES_ARE}" if unclear else ""
 
 
 def _measured(column: Column, numbers: npt.NDArray[np.float64]) -> Column:

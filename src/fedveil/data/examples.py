@@ -18,6 +18,7 @@ class Task(StrEnum):
     CLASSIFICATION = "classification"  # targets are int64 in [0, classes)
     REGRESSION = "regression"  # targets are float32
     SEQUENCE = "sequence"  # inputs and targets are token ids in [0, classes), [examples, length]
+    MULTI_LABEL = "multi-label"  # targets are int64, 0 or 1 for each of `classes` labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +40,8 @@ class Scaling:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs `[examples, ...]` and targets `[examples]` (sequences: `[examples, length]`)."""
+    """Inputs `[examples, ...]` and targets `[examples]` (sequences: `[examples, length]`, several
+    labels: `[examples, labels]`)."""
 
     inputs: Array
     targets: Array
@@ -55,10 +57,13 @@ class Examples:
 
 
 def task_of(task: Task | str | None, targets: npt.ArrayLike) -> Task:
-    """The task asked for; otherwise floating-point targets mean regression."""
+    """The task asked for; otherwise floating-point targets mean regression, and whole numbers or
+    truths in several columns several labels, as in scikit-learn."""
     if task is None:
-        is_float = np.asarray(targets).dtype.kind == "f"
-        return Task.REGRESSION if is_float else Task.CLASSIFICATION
+        found = np.asarray(targets)
+        if found.ndim == 2 and found.dtype.kind in "iub":
+            return Task.MULTI_LABEL
+        return Task.REGRESSION if found.dtype.kind == "f" else Task.CLASSIFICATION
     if task not in list(Task):
         raise ConfigError(f"task={task!r}: must be one of {', '.join(Task)}")
     return Task(task)
@@ -85,6 +90,13 @@ def examples_of(
     elif task is Task.SEQUENCE:
         tokens = input_column(targets, f"{part}targets", tokens=True)
         wanted = tokens.astype(np.int64, copy=False)
+    elif task is Task.MULTI_LABEL:
+        wanted, _ = label_column(targets, f"{part}targets")
+        if wanted.ndim != 2 or not wanted.shape[1]:
+            raise ConfigError(
+                f"{part}targets: several labels need a column each, 0 or 1, got shape "
+                f"{list(wanted.shape)}"
+            )
     else:
         wanted, class_names = label_column(targets, f"{part}targets", class_names)
     if len(stored) != len(wanted):

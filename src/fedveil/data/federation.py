@@ -55,7 +55,7 @@ class Federation(Displayed):
     offsets: npt.NDArray[np.int64]
     test: Examples
     task: Task
-    classes: int  # 0 for regression
+    classes: int  # 0 for regression; of several labels, how many
     name: str = "arrays"
     validation: Examples | None = None
     scaling: Scaling | None = None
@@ -128,6 +128,11 @@ class Federation(Displayed):
         if self.task is Task.REGRESSION and examples.targets.ndim != 1:
             raise ConfigError(
                 f"{where}: targets must be one number for each example, got shape "
+                f"{examples.targets.shape}; of several labels say task='multi-label'"
+            )
+        if self.task is Task.MULTI_LABEL and examples.targets.shape[1:] != (self.classes,):
+            raise ConfigError(
+                f"{where}: targets must be 0 or 1 for each of {self.classes} labels, got shape "
                 f"{examples.targets.shape}"
             )
 
@@ -150,11 +155,11 @@ class Federation(Displayed):
         if not codes.size:
             return
         low, high = int(codes.min()), int(codes.max())
-        if low < 0 or high >= self.classes:
+        if low < 0 or high >= self.codes:
             wrong = low if low < 0 else high
             row = int(np.argmax((codes == wrong).reshape(len(codes), -1).any(1)))
             raise ConfigError(
-                f"{where}: {what} {wrong} of example {row} is outside 0..{self.classes - 1}"
+                f"{where}: {what} {wrong} of example {row} is outside 0..{self.codes - 1}"
             )
 
     def _display(self) -> tuple[str, dict[str, object]]:
@@ -171,6 +176,11 @@ class Federation(Displayed):
     @property
     def clients(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def codes(self) -> int:
+        """Values that a target may have: a class, or of each label two; 0 for regression."""
+        return 2 if self.task is Task.MULTI_LABEL else self.classes
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -229,8 +239,9 @@ class Federation(Displayed):
         Clients stand in sorted order of their owners, each with its examples in the given order.
         Without a test part, `test_fraction` (default 0.2) is held out as `holdout` says, and no
         client is left empty; `POOLED` with a partition holds out before dealing. Unless `task` is
-        given, floating-point targets mean regression and all others classification. `seed` deals
-        and holds out; it is public. Columns that need no change are shared, not copied.
+        given, floating-point targets mean regression, whole ones in several columns several
+        labels, and all others classification. `seed` deals and holds out; it is public. Columns
+        that need no change are shared, not copied.
 
         Whatever is given here (`classes`, `class_names`, `scaling`, ...) counts as known to
         everybody; what is taken from the rows instead stands in `unprotected`, unless the rows
@@ -270,6 +281,8 @@ class Federation(Displayed):
         unprotected += used_again(inputs, *given_parts)
         if kind is Task.REGRESSION:
             classes = 0
+        elif kind is Task.MULTI_LABEL:  # how many there are is seen from the arrays' shape
+            classes, _ = count_classes(targets, 0, pool.targets.shape[1], given, given)
         else:
             seen = 1 + max(highest_code(kind, part) for part in (pool, *parts.values()))
             classes, said = count_classes(targets, seen, classes, given, class_names)

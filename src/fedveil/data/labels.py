@@ -18,6 +18,7 @@ from fedveil.data.schema import Column, Kind
 
 MOST_CLASSES = 20  # a numeric label with more different values is a quantity
 MOST_TEXT_CLASSES = 1000
+_TRUTHS = "of several labels each is 0 or 1, true or false, yes or no"
 STANDARDISED = "mean and deviation of the label were taken from the data"
 
 
@@ -40,10 +41,12 @@ def targets_of(
 ) -> Targets:
     """What the label column holds; `public` is what a schema says about it."""
     kind = kind_of(values)
-    if kind in (Kind.IGNORE, Kind.DATE):
+    if kind is Kind.IGNORE:
         raise ConfigError(
             f"{path}: label {label!r} holds {values.type}; it must be numbers or text"
         )
+    if kind is Kind.DATE:  # classes, named as they are written
+        values, kind = as_text(values), Kind.CATEGORY
     unprotected: tuple[str, ...] = ()
     if task is None and public is not None:
         classify = public.kind in (Kind.CATEGORY, Kind.BOOLEAN)
@@ -78,6 +81,27 @@ def targets_of(
     with np.errstate(over="ignore"):  # what no float32 holds is reported as infinity, with its row
         stored = far.astype(np.float32)
     return Targets(stored, Task.REGRESSION, column, (), scaling, said, unprotected)
+
+
+def several_targets(path: Path, table: Any, labels: tuple[str, ...]) -> Targets:
+    """Targets of several labels, `[rows, labels]`. Each is true or false: nothing about them is
+    taken from the rows."""
+    columns = []
+    for label in labels:
+        values = table.column(label)
+        truths = numbers_of(values, Column(Kind.BOOLEAN)) if _truth_like(values) else None
+        if truths is None:
+            raise ConfigError(f"{path}: label {label!r} holds {values.type}; {_TRUTHS}")
+        _need_all(path, label, values, ~np.isin(truths, (0, 1)), f"is no truth; {_TRUTHS}")
+        columns.append(truths.astype(np.int64))
+    said = f"{len(labels)} labels, each true or false: {', '.join(map(repr, labels))}."
+    return Targets(
+        np.stack(columns, axis=1), Task.MULTI_LABEL, Column(Kind.BOOLEAN), labels, None, said, ()
+    )
+
+
+def _truth_like(values: Any) -> bool:
+    return kind_of(values) in (Kind.BOOLEAN, Kind.NUMBER, Kind.CATEGORY)
 
 
 def _guess(values: Any, kind: Kind) -> tuple[bool, str]:

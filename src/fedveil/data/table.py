@@ -16,11 +16,11 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Owners
 from fedveil.data.bought import Bought, Offer, buy
 from fedveil.data.encoder import TableEncoder, check_stored
-from fedveil.data.encoding import as_text, judge
+from fedveil.data.encoding import as_text, judge, kind_of
 from fedveil.data.federation import Federation, Task
 from fedveil.data.folder import FILE, is_many, title
 from fedveil.data.holdout import Holdout
-from fedveil.data.labels import targets_of
+from fedveil.data.labels import several_targets, targets_of
 from fedveil.data.partition import Partition
 from fedveil.data.pieces import frame_of
 from fedveil.data.schema import Column, Kind, draft, parse_schema, read_schema
@@ -46,7 +46,7 @@ NUMBERED_NOTE = "Clients are named by numbers: 7 and 7.0 are one client, 07 is a
 def from_table(
     source: Path | str | Any,
     *,
-    label: str,
+    label: str | Sequence[str],
     client_column: str | None = None,
     schema: Path | str | Mapping[str, Any] | None = None,
     classes: Sequence[str] = (),
@@ -70,7 +70,8 @@ def from_table(
     standardised too (`target_scaling`). Everything decided on the way stands in `notes`. With a
     schema, what becomes of a row depends on the row and the schema alone; without one, statistics
     are bought under an `offer`, or come from the data, and `unprotected` says which. `bought` says
-    that the schema was bought before. `classes` declares the label's names. Test rows are held out
+    that the schema was bought before. `classes` declares the label's names. Several labels, as a
+    list or with commas between them, are true or false each. Test rows are held out
     within every client unless `holdout` says otherwise; if every client has but one row, it must
     say `clients`.
     """
@@ -83,41 +84,49 @@ def from_table(
         client_column = FILE
     if client_column is None and partition is None:
         raise ConfigError(f"{path}: name the column that says whose row it is (client_column)")
-    if client_column == label:
-        raise ConfigError(f"{path}: label and client column are both {label!r}; name two columns")
+    labels = _labels(path, label, column_names(source))
+    if client_column in labels:
+        raise ConfigError(
+            f"{path}: label and client column are both {client_column!r}; name two columns"
+        )
+    known = _known_labels(path, labels, task, classes)
     public = _public(schema)
     if public is None and offer is not None and client_column is not None:
-        public, bought = _buy(source, label, client_column, offer, bool(classes))
-    if classes:
-        named = Column(Kind.CATEGORY, categories=tuple(map(str, classes)))
-        public = public if public is None else {**public, label: named}
-    written = _read(source, public, label, client_column)
-    table, notes = _with_labels_and_owners(path, written, label, client_column, public is None)
-    if bought is not None and public is not None and label in public:
-        table = _with_known_labels(table, label, _columns_of(public, table)[label])
+        public, bought = _buy(source, labels, client_column, offer, bool(known))
+    if public is not None:
+        _check_several(path, labels, public)
+        public = {**public, **known}
+    written = _read(source, public, labels, client_column)
+    table, notes = _with_labels_and_owners(path, written, labels, client_column, public is None)
+    if bought is not None and public is not None:
+        described = _columns_of(public, table)
+        for name in labels:
+            table = _with_known_labels(table, name, described[name]) if name in public else table
     if client_column is not None:
         notes += _numbered(table.column(client_column))
-    taken = (label, client_column)
+    taken = (*labels, client_column)
     unprotected: tuple[str, ...] = ()
     if public is None:
         columns, remarks = _judged(table, taken)
         unprotected = _taken_from_data(columns)
     else:
         columns, remarks = _described(path, table, public, taken)
-        unprotected = _guessed(columns, public.get(label))
+        unprotected = _guessed(columns, public.get(labels[0]))
         remarks = remarks if bought is None else [BOUGHT_NOTE]
     notes += remarks
     if not columns:
         why = f" ({remarks[0].rstrip('.')})" if remarks else ""
-        raise ConfigError(f"{path}: no column besides {label!r} can be used as an input{why}")
-    declared = None if public is None else _columns_of(public, table).get(label)
-    if declared is None and classes:
-        declared = named
-    wanted = targets_of(path, label, table.column(label), task, declared)
+        raise ConfigError(f"{path}: no column besides {labels[0]!r} can be used as an input{why}")
+    if len(labels) > 1:
+        wanted = several_targets(path, table, labels)
+    else:
+        declared = known if public is None else _columns_of(public, table)
+        values = table.column(labels[0])
+        wanted = targets_of(path, labels[0], values, task, declared.get(labels[0]))
     notes.append(wanted.remark)
     if public is None:
         notes.append(FROM_DATA_NOTE)
-    encoder = TableEncoder(columns, label, _as_read(table, label, wanted.column))
+    encoder = TableEncoder(columns, labels, _as_read(table, labels[0], wanted.column))
     federation = Federation.from_arrays(
         _inputs(path, table, encoder),
         wanted.values,
@@ -145,16 +154,61 @@ def from_table(
     )
 
 
+def _labels(path: Path, label: str | Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """The columns to predict. A name with commas is one column, if there is such a one."""
+    if not isinstance(label, str):
+        labels = tuple(map(str, label))
+    elif label in names or "," not in label:
+        labels = (label,)
+    else:
+        labels = tuple(part.strip() for part in label.split(","))
+    for name in labels:
+        need_column(path, names, name, "the label")
+    if not labels or len(set(labels)) < len(labels):
+        raise ConfigError(f"{path}: labels {', '.join(labels)!r}: name each column once")
+    return labels
+
+
+def _known_labels(
+    path: Path, labels: tuple[str, ...], task: Task | str | None, classes: Sequence[str]
+) -> dict[str, Column]:
+    """What is known of the labels before any row is read: classes that were declared, and that of
+    several labels each is true or false."""
+    if len(labels) == 1:
+        if not classes:
+            return {}
+        return {labels[0]: Column(Kind.CATEGORY, categories=tuple(map(str, classes)))}
+    if classes:
+        raise ConfigError(f"{path}: classes: of several labels each is true or false; leave it out")
+    if task not in (None, Task.MULTI_LABEL):
+        raise ConfigError(f"{path}: task={task!r} predicts one label, and there are {len(labels)}")
+    return dict.fromkeys(labels, Column(Kind.BOOLEAN))
+
+
+def _check_several(path: Path, labels: tuple[str, ...], public: Mapping[str, Column]) -> None:
+    for name in labels if len(labels) > 1 else ():
+        kind = public[name].kind if name in public else Kind.BOOLEAN
+        if kind is not Kind.BOOLEAN:
+            raise ConfigError(
+                f"{path}: label {name!r} is a {kind} in the schema; of several labels each is a "
+                "boolean"
+            )
+
+
 def _buy(
-    source: Path | pa.Table, label: str, client_column: str, offer: Offer, declared: bool
+    source: Path | pa.Table,
+    labels: tuple[str, ...],
+    client_column: str,
+    offer: Offer,
+    declared: bool,
 ) -> tuple[dict[str, Column], Bought]:
     """A schema from noisy votes: every cell is read by itself, whatever its column holds."""
     path, names = path_of(source), set(column_names(source)) - {client_column}
     table = read_table(source, exact=client_column, by_cell=names)
-    need_column(path, table.column_names, label, "the label")
     need_column(path, table.column_names, client_column, "the clients")
-    table, _ = _with_labels_and_owners(path, table, label, client_column, False)
-    wanted = [n for n in table.column_names if n != client_column and not (declared and n == label)]
+    table, _ = _with_labels_and_owners(path, table, labels, client_column, False)
+    known = {client_column, *(labels if declared else ())}
+    wanted, label = [name for name in table.column_names if name not in known], labels[0]
     codes = _owners(table.column(client_column)).codes
     mark = (table.schema.metadata or {}).get(DECIMAL, b".").decode()
     columns, bought = buy({n: table.column(n) for n in wanted}, label, codes, offer, mark)
@@ -169,14 +223,15 @@ def _buy(
 
 
 def _with_known_labels(table: Any, label: str, column: Column) -> Any:
-    """Labels that were not found become the first class, or the mean. A row must not vanish with
-    its label: how many rows and clients there are would tell of it."""
-    _, wrong = TableEncoder({}, label, column).targets(table)
+    """Labels that were not found become the first class, false, or the mean. A row must not vanish
+    with its label: how many rows and clients there are would tell of it."""
+    _, wrong = TableEncoder({}, (label,), column).targets(table)
     values = table.column(label)
-    usual: Any = column.categories[0] if column.categories else column.centre
+    names = ("false",) if column.kind is Kind.BOOLEAN else column.categories
+    usual: Any = names[0] if names else column.centre
     if pa.types.is_string(values.type):
-        usual = usual if column.categories else repr(usual).replace(".", column.decimal or ".")
-    elif column.categories:
+        usual = usual if names else repr(usual).replace(".", column.decimal or ".")
+    elif names:
         values = as_text(values)
     usual = pa.scalar(usual, values.type if pa.types.is_string(values.type) else pa.float64())
     kept = pc.if_else(pa.array(wrong), usual, values)
@@ -184,20 +239,25 @@ def _with_known_labels(table: Any, label: str, column: Column) -> Any:
 
 
 def schema_draft(
-    path: Path | str, *, label: str | None = None, client_column: str | None = None
+    path: Path | str,
+    *,
+    label: str | Sequence[str] | None = None,
+    client_column: str | None = None,
 ) -> str:
     """A schema file for this table, every column with a guess that is marked as one."""
     path = Path(path)
-    table = read_table(path, exact=client_column)
-    for name, what in ((label, "the label"), (client_column, "whose row it is")):
-        if name is not None:
-            need_column(path, table.column_names, name, what)
+    labels = () if label is None else _labels(path, label, column_names(path))
+    if client_column is not None:
+        need_column(path, column_names(path), client_column, "whose row it is")
+    table = _read(path, None, labels, client_column)
     columns, remarks = {}, {}
     for name in table.column_names:
         values = table.column(name)
         if name == client_column:
             columns[name], remarks[name] = Column(Kind.IGNORE), "whose row it is"
-        elif name == label:
+        elif len(labels) > 1 and name in labels:
+            columns[name], remarks[name] = Column(Kind.BOOLEAN), "a label"
+        elif name in labels:
             column = targets_of(path, name, values.drop_null(), None, None).column
             columns[name], remarks[name] = _guess(_as_read(table, name, column)), "the label"
         elif (found := judge(name, values)).column is None:
@@ -225,19 +285,21 @@ def _public(schema: Path | str | Mapping[str, Any] | None) -> dict[str, Column] 
 def _read(
     source: Path | pa.Table,
     public: Mapping[str, Column] | None,
-    label: str,
+    labels: tuple[str, ...],
     client_column: str | None,
 ) -> Any:
     """The table; columns that a schema describes stay as they are written."""
     path = path_of(source)
     if public is None:
         table = read_table(source, exact=client_column)
+        if any(kind_of(table.column(name)) is Kind.DATE for name in labels):
+            # As classes they are named as they are written.
+            table = read_table(source, exact=client_column, by_cell=labels)
     else:
         used = {name for name, column in public.items() if column.kind is not Kind.IGNORE}
         used.discard(str(client_column))
-        only = {*used, label, str(client_column)}
+        only = {*used, *labels, str(client_column)}
         table = read_table(source, exact=client_column, by_cell=used, only=only)
-    need_column(path, table.column_names, label, "the label")
     if client_column is not None:
         need_column(path, table.column_names, client_column, "the clients")
     return table
@@ -267,14 +329,14 @@ def _columns(count: int) -> str:
 
 
 def _with_labels_and_owners(
-    path: Path, table: Any, label: str, client_column: str | None, count: bool
+    path: Path, table: Any, labels: tuple[str, ...], client_column: str | None, count: bool
 ) -> tuple[Any, list[str]]:
     """Only the rows that have a label and an owner; `count` says how many had not.
 
     Otherwise the note is the same whether there were any.
     """
     notes = [] if count else ["Rows without a label or a client are left out."]
-    for name, what in ((label, "label"), (client_column, "client")):
+    for name, what in (*((label, "label") for label in labels), (client_column, "client")):
         if name is None:
             continue
         gaps = table.column(name).null_count

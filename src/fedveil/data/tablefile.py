@@ -27,7 +27,6 @@ _DELIMITERS = ",;\t|"
 WHOLE = r"^(0|-?[1-9]\d{0,17})$"  # a whole number in its one spelling
 _POINT_ZERO = r"^(0|-?[1-9]\d{0,17})\.0+$"  # the same as a spreadsheet may write it
 _ANY_NUMBER = "|".join((cells.NUMBER, cells.THOUSANDS, cells.COMMA))
-_DAY = r"^\d{4}-\d\d-\d\d$"
 _AS_UTF8 = "save the file as UTF-8, or convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW"
 
 
@@ -347,8 +346,9 @@ def _comma_is_decimal(text: Any) -> bool:
 def _reread(text: Any, column: Any, typed: bool) -> Any:
     """A column whose blanks, commas or signs may have hidden its type, parsed again without them;
     if it is `typed`, text without signs is meant as text."""
-    if _all_match(text, cells.MONTH) and _all_match(dated := cells.with_digits(text), _DAY):
-        return _reparsed(dated)
+    if _all_match(text, cells.DATED) and (days := cells.days(text)).null_count == text.null_count:
+        ticks = pc.round(pc.multiply(days, 86_400_000.0))
+        return ticks.cast(pa.int64()).cast(pa.timestamp("ms"))
     bare = cells.undressed(text)
     if not bare.equals(text) and _all_match(bare, _ANY_NUMBER):
         text = bare

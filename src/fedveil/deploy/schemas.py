@@ -91,7 +91,7 @@ class TableSchema:
         inputs = {name: column for name, column in known.items() if column.kind is not Kind.IGNORE}
         if not inputs:
             raise ConfigError(f"schema: no column besides {self.label!r} can be used as an input")
-        return TableEncoder(inputs, self.label, target)
+        return TableEncoder(inputs, (self.label,), target)
 
     @property
     def shape(self) -> tuple[int, ...]:

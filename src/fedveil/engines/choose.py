@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedveil.core.errors import ConfigError
+from fedveil.data.federation import Task
 from fedveil.engines.affine import Stack, affine_stack
 from fedveil.engines.algebra import AlgebraEngine, moments_apply, one_layer
 from fedveil.engines.batched import CPU, RowEngine
@@ -290,6 +291,8 @@ def _why_not_algebra(job: Job, device: torch.device) -> str | None:
         return f"the model is not one affine layer: {layer}"
     if device.type != "cpu":
         return "algebra runs on the CPU"
+    if job.federation.task is Task.MULTI_LABEL:
+        return "it predicts several labels"
     if not (dual_applies(job, stack) or moments_apply(job)):
         kind = "gradient noise" if job.rule.gradient_noise else "clipping gradients in L1"
         return f"{kind} leaves the span of a client's data"

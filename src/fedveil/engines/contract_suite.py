@@ -36,6 +36,7 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], Task]] = {
         lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)),
         Task.CLASSIFICATION,
     ),
+    "several labels": (lambda: nn.Linear(4, 3), Task.MULTI_LABEL),
 }
 _RULES = {
     "all records": LocalTraining(_FALLING, steps=3),
@@ -102,6 +103,8 @@ def _job(model: str, rule: str, pipeline: str) -> Job:
     inputs = draw.normal(size=(total, 4)).astype(np.float32)
     labels = draw.integers(0, 3, total)
     targets = inputs[:, 0].copy() if task is Task.REGRESSION else labels
+    if task is Task.MULTI_LABEL:
+        targets = draw.integers(0, 2, (total, 3))
     examples = Examples(inputs, targets)
     offsets = np.concatenate([[0], np.cumsum(_SIZES)]).astype(np.int64)
     classes = 0 if task is Task.REGRESSION else 3

@@ -13,6 +13,7 @@ from fedveil.client.batches import draw_batches, step_counts
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.records import Records
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.data.federation import Task
 from fedveil.engines.affine import Affine, Parts, Stack, parts_of, rows_of
 from fedveil.engines.batched import RowEngine, chunks_of
 from fedveil.engines.contract import Cohort, Job, RunningSum
@@ -150,8 +151,10 @@ def sums_by_norms(pipeline: UpdatePipeline) -> bool:
 def dual_applies(job: Job, stack: Stack) -> bool:
     """Whether every step stays in the span of the data: no noise, and norms in L2; and with more
     layers than one, no norms at all. Isolated records keep away: in products of two records each
-    meets the rounding of the other."""
+    meets the rounding of the other. Several labels are left to rows of weights."""
     rule = job.rule
+    if job.federation.task is Task.MULTI_LABEL:
+        return False
     if job.isolated and rule.per_example:
         return False
     if len(stack) > 1:

@@ -154,6 +154,13 @@ class _Room:
         if self._task is Task.REGRESSION:
             outputs.sub_(targets[:, None])
             return outputs[:, 0].square().mean(dim=1) / 2
+        if self._task is Task.MULTI_LABEL:  # of no and yes, each label's, where no scores zero
+            wanted = targets.transpose(1, 2)
+            scores = torch.stack((torch.zeros_like(outputs), outputs))
+            share, total = softmax(scores)
+            losses = total.log() - scores.gather(0, wanted[None])[0]
+            outputs.copy_((share[1] - wanted) / outputs.shape[1])
+            return losses.mean(dim=(1, 2))
         scores = outputs.movedim(1, 0)
         share, total = softmax(scores)
         losses = total.log() - scores.gather(0, targets[None])[0]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedveil.client.local_training import GradientClip
 from fedveil.client.records import Batch
@@ -152,6 +153,10 @@ def output_error(task: Task, outputs: Tensor, targets: Tensor) -> tuple[Tensor, 
     if task is Task.REGRESSION:
         error = outputs.sub_(targets[:, None])
         return error, 0.5 * error[:, 0].square()
+    if task is Task.MULTI_LABEL:
+        wanted = targets.transpose(1, 2).to(outputs.dtype)
+        losses = functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none")
+        return outputs.sigmoid_().sub_(wanted).div_(outputs.shape[1]), losses.mean(dim=1)
     # Written out, because softmax over few classes does not vectorise.
     wanted = targets[:, None]
     outputs -= outputs.amax(dim=1, keepdim=True)

@@ -47,8 +47,8 @@ def _check_targets(federation: Federation) -> None:
         )
     if federation.task is Task.CLASSIFICATION and targets.ndim != 1:
         raise ConfigError(
-            f"targets: need one label for each example, got {list(targets.shape)}; train a model "
-            "for each label (their epsilons add up)"
+            f"targets: need one label for each example, got {list(targets.shape)}; of several say "
+            "task='multi-label'"
         )
 
 
@@ -99,8 +99,9 @@ def _check_outputs(outputs: Tensor, federation: Federation) -> None:
         if shape not in ((_TWO,), (_TWO, 1)):
             raise ConfigError(f"model: regression needs one output, it gives {list(shape[1:])}")
         return
-    lead = (_TWO,) if task is Task.CLASSIFICATION else (_TWO, federation.input_shape[0])
-    fits = [(*lead, classes)] + ([lead, (*lead, 1)] if classes <= 2 else [])
+    lead = (_TWO, federation.input_shape[0]) if task is Task.SEQUENCE else (_TWO,)
+    one_logit = classes <= 2 and task is not Task.MULTI_LABEL
+    fits = [(*lead, classes)] + ([lead, (*lead, 1)] if one_logit else [])
     if shape in fits:
         return
     if shape[:-1] != lead:
@@ -108,9 +109,9 @@ def _check_outputs(outputs: Tensor, federation: Federation) -> None:
             f"model: it gives {list(shape)} for {_TWO} examples; needed: {list(fits[0])}"
         )
     labels = federation.train.targets
-    hint = ""
+    what, hint = "labels" if task is Task.MULTI_LABEL else "classes", ""
     if shape[-1] == classes - 1 and int(labels.min()) == 1:
         hint = f"; the labels run from 1 to {int(labels.max())}, count them from 0"
     raise ConfigError(
-        f"model: it gives {shape[-1]} scores, and the data have {classes} classes{hint}"
+        f"model: it gives {shape[-1]} scores, and the data have {classes} {what}{hint}"
     )

@@ -19,7 +19,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ClassWeights:
-    """Cross-entropy, of which each example counts by the public weight of its class.
+    """Cross-entropy, of which each example counts by the public weight of its class. Of several
+    labels, each that an example has counts by its weight, and each that it lacks once.
 
     Weights that were worked out from how often classes occur would tell of the labels: declare
     them.
@@ -36,8 +37,13 @@ class ClassWeights:
             )
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        weight = outputs.new_tensor(self.weights)
+        if targets.dim() == 2:
+            wanted = targets.to(outputs.dtype)
+            return functional.binary_cross_entropy_with_logits(
+                outputs, wanted, pos_weight=weight, reduction="none"
+            ).mean(-1)
         scores = class_scores(outputs, targets.dim())
-        weight = scores.new_tensor(self.weights)
         return functional.cross_entropy(scores, targets, weight, reduction="none")
 
 
@@ -47,8 +53,9 @@ def example_losses(
     """Loss of each example, `[examples]`, by a given loss or that of the task.
 
     Classification: cross-entropy of `outputs [examples, classes]`. Sequence: its mean over the
-    positions of `outputs [examples, length, classes]`. Regression: half the squared error, so that
-    a model linear in inputs of norm R is R^2-smooth.
+    positions of `outputs [examples, length, classes]`. Several labels: its mean over their logits
+    `outputs [examples, labels]`. Regression: half the squared error, so that a model linear in
+    inputs of norm R is R^2-smooth.
     """
     if loss is not None:
         return loss(outputs, targets)
@@ -56,7 +63,7 @@ def example_losses(
         outputs = class_scores(outputs, targets.dim())
     if task is Task.CLASSIFICATION:
         return functional.cross_entropy(outputs, targets, reduction="none")
-    if task is Task.SEQUENCE:
+    if task in (Task.SEQUENCE, Task.MULTI_LABEL):
         return functional.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none").mean(-1)
     return 0.5 * (outputs.reshape(targets.shape) - targets).square()
 

@@ -173,7 +173,8 @@ def _shape(federation: Federation) -> str:
     size = "x".join(map(str, federation.input_shape)) or "1"
     if federation.task is Task.REGRESSION:
         return f"{size} inputs, one number to predict"
-    return f"{size} inputs, {federation.classes} classes"
+    what = "labels" if federation.task is Task.MULTI_LABEL else "classes"
+    return f"{size} inputs, {federation.classes} {what}"
 
 
 def _foreign_data(federation: Federation) -> Iterator[str]:

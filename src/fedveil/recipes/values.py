@@ -65,6 +65,8 @@ def typed(kind: Any, value: Any, name: str) -> Any:
             return value
         if option in (str, bool, dict) and isinstance(value, option):
             return value
+        if option is str and name == "data.label" and isinstance(value, list):
+            return ",".join(map(str, value))
         if option is str and name in ("data.label", "data.client_column") and value is not None:
             return str(value)
         if typing.get_origin(option) is tuple and isinstance(value, (list, tuple)):

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 NAMES = {
+    "subset_accuracy": "rows with all labels right",
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
     "f1": "F1",
+    "f1_micro": "F1 of all labels together",
     "auc": "area under the ROC curve",
     "log_loss": "log loss",
     "brier": "Brier score",
@@ -17,7 +19,7 @@ NAMES = {
     "mae": "mean absolute error (label's unit)",
     "r2": "R2",
 }
-_SHARES = ("accuracy", "balanced_accuracy", "calibration_error")
+_SHARES = ("accuracy", "subset_accuracy", "balanced_accuracy", "calibration_error")
 # Where one class has most rows, accuracy says least.
 _UNEVEN = 0.75
 _FIRST_IF_UNEVEN = ("auc", "log_loss", "balanced_accuracy", "f1", "accuracy")

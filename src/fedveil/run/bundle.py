@@ -38,7 +38,7 @@ class ModelBundle:
     data: str  # name of the data
     method: str
     task: Task
-    classes: int  # 0 for regression
+    classes: int  # 0 for regression; of several labels, how many
     class_names: tuple[str, ...]  # empty where classes are numbers
     input_shape: tuple[int, ...]
     architecture: Mapping[str, Any] | None  # name, hidden, input_norm; None: a module of one's own
@@ -90,6 +90,8 @@ class ModelBundle:
         if self.task is Task.SEQUENCE:
             none = none.astype(np.int64)
         shaped = np.zeros(none.shape[: 1 + (self.task is Task.SEQUENCE)], np.int64)
+        if self.task is Task.MULTI_LABEL:
+            shaped = np.zeros((1, self.classes), np.int64)
         targets = shaped.astype(np.float32) if self.task is Task.REGRESSION else shaped
         one = Examples(none, targets)
         like = Federation(one, np.array([0, 1]), one, self.task, self.classes, name=self.data)

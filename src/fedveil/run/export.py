@@ -16,14 +16,15 @@ from fedveil.run.bundle import ModelBundle
 
 
 class Answers(nn.Module):
-    """From a model's inputs to what people ask for: probabilities `[rows, classes]`, or numbers
-    `[rows]` in the label's own unit."""
+    """From a model's inputs to what people ask for: probabilities `[rows, classes]`, of several
+    labels `[rows, labels]`, or numbers `[rows]` in the label's own unit."""
 
     def __init__(self, bundle: ModelBundle, module: nn.Module) -> None:
         super().__init__()
         if bundle.task is Task.SEQUENCE:
             raise ConfigError("export: not for sequences")
         self.module, self.classes = module, bundle.task is Task.CLASSIFICATION
+        self.several = bundle.task is Task.MULTI_LABEL
         target = None if bundle.encoder is None else bundle.encoder.target
         self.width, self.centre = (1.0, 0.0) if target is None else (target.width, target.centre)
 
@@ -31,6 +32,8 @@ class Answers(nn.Module):
         outputs: Tensor = self.module(inputs)
         if self.classes:
             return torch.softmax(class_scores(outputs, 1).double(), dim=-1)
+        if self.several:
+            return torch.sigmoid(outputs.double())
         return outputs.flatten().double() * self.width + self.centre
 
 

@@ -1,8 +1,8 @@
 """The figures people expect of a model, beside those of the best constant answer.
 
 The constant answer is the mean label, or always the most frequent class (its log loss: the classes'
-shares as probabilities), of the very rows that are scored. No training row is looked at, and no
-other constant could do better on them.
+shares as probabilities), of the very rows that are scored; of several labels it is each one's own.
+No training row is looked at, and no other constant could do better on them.
 """
 
 from __future__ import annotations
@@ -175,6 +175,83 @@ class ClassTally:
 
 
 @dataclass
+class LabelTally:
+    """Probabilities and truths of several labels: five bytes for each of a row."""
+
+    names: tuple[str, ...]
+    _kept: list[tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]] = field(
+        init=False, default_factory=list
+    )
+
+    def add(self, probabilities: Floats, targets: Codes) -> None:
+        """Probabilities `[rows, labels]` that a label holds, and whether it does, 0 or 1."""
+        self._kept.append((probabilities.astype(np.float32), targets.astype(np.bool_)))
+
+    def scores(self) -> Scores:
+        """Means over labels, but `f1_micro`, of all labels' rows together, and `subset_accuracy`,
+        the share of rows whose labels are all right."""
+        chances, truths = (np.concatenate(part) for part in zip(*self._kept, strict=True))
+        rows, shares = len(truths), truths.mean(axis=0)
+        usual = shares > 0.5
+        entropies, losses = _log_losses(shares, truths), _log_losses(chances, truths)
+        areas = [area_under_curve(chances[:, i], truths[:, i]) for i in range(len(self.names))]
+        known = [area for area in areas if area is not None]
+        figures = _label_figures(chances > 0.5, truths) | {
+            "auc": float(np.mean(known)) if known else None,
+            "log_loss": float(losses.mean()),
+            "brier": float(np.square(chances.astype(np.float64) - truths).mean()),
+        }
+        constant = _label_figures(np.broadcast_to(usual, truths.shape), truths) | {
+            "auc": 0.5 if known else None,
+            "log_loss": float(entropies.mean()),
+            "brier": float((shares * (1 - shares)).mean()),
+        }
+        # A row is one witness, whatever its labels have to do with each other.
+        saved = (entropies - losses).mean(axis=1)
+        right = ((chances > 0.5) == truths).mean(axis=1) - (usual == truths).mean(axis=1)
+        gains = (saved, constant["log_loss"]), (right, 1 - constant["accuracy"])
+        better = any(
+            _clear(float(gain.mean()), float((gain**2).mean()), rows, worst)
+            for gain, worst in gains
+        )
+        recall, error = _balanced(chances > 0.5, truths)
+        figures["balanced_accuracy"], constant["balanced_accuracy"] = recall, 0.5
+        better = better or recall - 0.5 > max(_SURE * error, _WORTH / 2)
+        held = ", ".join(name for name, one in zip(self.names, usual, strict=True) if one)
+        return Scores(rows, figures, constant, repr(held) if held else "no label", better)
+
+
+def _label_figures(guessed: npt.NDArray[np.bool_], truths: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Of answers `[rows, labels]`. The F1 score of a label that no row has or is said to have is
+    zero, as in scikit-learn."""
+    hits, either = (guessed & truths).sum(axis=0), guessed.sum(axis=0) + truths.sum(axis=0)
+    return {
+        "subset_accuracy": float((guessed == truths).all(axis=1).mean()),
+        "accuracy": float((guessed == truths).mean()),
+        "f1": float((2 * hits / np.maximum(either, 1)).mean()),
+        "f1_micro": float(2 * hits.sum() / max(1, either.sum())),
+    }
+
+
+def _balanced(guessed: npt.NDArray[np.bool_], truths: npt.NDArray[np.bool_]) -> tuple[float, float]:
+    """Mean over labels of the mean share that is right of rows with it and of rows without it, and
+    a bound on its standard error, which holds however labels hang together."""
+    shares, errors = [], []
+    for own in (truths, ~truths):
+        count = np.maximum(own.sum(axis=0), 1)
+        right = ((guessed == truths) & own).sum(axis=0) / count
+        shares.append(np.where(own.any(axis=0), right, 0.5))
+        errors.append(right * (1 - right) / count)
+    return float(np.mean(shares)), float(np.sqrt(errors[0] + errors[1]).mean() / 2)
+
+
+def _log_losses(chances: npt.NDArray[Any], truths: npt.NDArray[np.bool_]) -> Floats:
+    """Log loss of each row and label."""
+    right = np.where(truths, chances, 1 - chances).astype(np.float64)
+    return -np.log(np.maximum(right, np.finfo(np.float64).eps))
+
+
+@dataclass
 class NumberTally:
     """True and predicted numbers of rows: sixteen bytes a row."""
 
@@ -214,10 +291,12 @@ def with_metrics(
     predicted ones, classes by name. The constant answer is scored by them too."""
     if np.issubdtype(labels.dtype, np.floating):
         usual = labels.mean()
+    elif labels.ndim == 2:  # of several labels, each one's own
+        usual = labels.mean(axis=0) > 0.5
     else:
         names, counts = np.unique(labels, return_counts=True)
         usual = names[counts.argmax()]
-    constant = np.full(len(labels), usual, labels.dtype)
+    constant = np.full(labels.shape, usual, labels.dtype)
     own = {name: float(metric(labels, predicted)) for name, metric in metrics.items()}
     beside = {name: float(metric(labels, constant)) for name, metric in metrics.items()}
     figures, others = {**scores.figures, **own}, {**scores.constant, **beside}

@@ -24,7 +24,14 @@ from fedveil.models.losses import class_scores
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.run.bundle import ModelBundle, read_bundle
 from fedveil.run.evaluation import rows_at_once
-from fedveil.run.scores import ClassTally, Metric, NumberTally, Scores, with_metrics
+from fedveil.run.scores import (
+    ClassTally,
+    LabelTally,
+    Metric,
+    NumberTally,
+    Scores,
+    with_metrics,
+)
 
 Array = npt.NDArray[Any]
 
@@ -33,8 +40,8 @@ Array = npt.NDArray[Any]
 class Predictions:
     """Predictions for some rows: classes by name, or numbers in the label's own unit."""
 
-    values: Array  # [rows]
-    probabilities: npt.NDArray[np.float64] | None  # [rows, classes]; None for numbers
+    values: Array  # [rows]; of several labels [rows, labels], 0 or 1
+    probabilities: npt.NDArray[np.float64] | None  # [rows, classes or labels]; None for numbers
     table: Any = None  # the rows themselves, where they came from a table
 
 
@@ -75,7 +82,8 @@ class TrainedModel(Displayed):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes in the order of their probabilities; empty for regression."""
+        """Names of the classes, or labels, in the order of their probabilities; empty for
+        regression."""
         return self.bundle.class_names or tuple(map(str, range(self.bundle.classes)))
 
     @property
@@ -85,7 +93,8 @@ class TrainedModel(Displayed):
         return None if document is None else Guarantee.from_dict(document)
 
     def predict(self, data: Any) -> Array:
-        """The class of every row by name, or its number in the label's own unit.
+        """The class of every row by name, its number in the label's own unit, or of several labels
+        0 or 1 for each.
 
         `data` is a CSV or Parquet file, a pandas or polars frame or a mapping of columns; for a
         model that was trained on arrays, an array `[examples, ...]` as it was given in training.
@@ -93,7 +102,8 @@ class TrainedModel(Displayed):
         return np.concatenate([part.values for part in self.stream(data)])
 
     def predict_proba(self, data: Any) -> npt.NDArray[np.float64]:
-        """Probabilities `[rows, classes]`, classes as in `class_names`."""
+        """Probabilities `[rows, classes]`, classes as in `class_names`. Those of several labels are
+        each label's own, and do not add up to one."""
         if self.bundle.task is Task.REGRESSION:
             raise ConfigError("predict_proba: this model predicts numbers; use predict")
         return np.concatenate([np.asarray(part.probabilities) for part in self.stream(data)])
@@ -143,18 +153,19 @@ class TrainedModel(Displayed):
                 raise ConfigError(f"evaluate: {start} inputs but {len(wanted)} targets")
             return
         encoder, row, used = self.bundle.encoder, 0, 0
-        for part in self.stream(data, keep=[encoder.label], remarks=remarks):
+        for part in self.stream(data, keep=encoder.labels, remarks=remarks):
             labels, wrong = encoder.targets(part.table)
-            given = ~np.asarray(part.table.column(encoder.label).is_null())
+            written = [part.table.column(name) for name in encoder.labels]
+            given = ~np.any([np.asarray(column.is_null()) for column in written], axis=0)
             if (wrong & given).any():
                 first = int(np.argmax(wrong & given))
-                strange = as_text(part.table.column(encoder.label))[first].as_py()
+                strange = ", ".join(as_text(column)[first].as_py() for column in written)
                 what = "a number" if self.bundle.task is Task.REGRESSION else "one of its classes"
                 raise ConfigError(f"label {strange!r} of row {row + first + 1} is not {what}")
             row, used = row + len(labels), used + int(given.sum())
             tally.add(part, labels, given)
         if not used:
-            raise ConfigError(f"no row has a label (column {encoder.label!r})")
+            raise ConfigError(f"no row has a label (column {', '.join(encoder.labels)!r})")
 
     def export(self, path: Path | str) -> None:
         """Write the model for other programs, as `.pt2` (torch.export) or `.onnx` (an extra).
@@ -200,6 +211,9 @@ class TrainedModel(Displayed):
         outputs: Tensor = self.module(torch.from_numpy(np.ascontiguousarray(inputs)))
         if self.bundle.task is Task.REGRESSION:
             return Predictions(self.in_own_unit(outputs.reshape(len(inputs)).numpy()), None)
+        if self.bundle.task is Task.MULTI_LABEL:
+            chances = torch.sigmoid(outputs.double()).numpy()
+            return Predictions((chances > 0.5).astype(np.int64), chances)
         scores = class_scores(outputs, 2 if self.bundle.task is Task.SEQUENCE else 1)
         probabilities = torch.softmax(scores.double(), dim=-1).numpy()
         codes = probabilities.argmax(-1)
@@ -211,9 +225,13 @@ class _Tally:
     """Adds up the scores of a model; `keep`: and keeps what metrics of one's own need."""
 
     def __init__(self, model: TrainedModel, keep: bool = False) -> None:
-        self._names = np.asarray(model.bundle.class_names)
-        numbers = model.bundle.task is Task.REGRESSION
-        self._sums = NumberTally() if numbers else ClassTally(model.class_names)
+        several = model.bundle.task is Task.MULTI_LABEL
+        self._names = np.asarray(() if several else model.bundle.class_names)
+        self._sums: NumberTally | ClassTally | LabelTally
+        if model.bundle.task is Task.REGRESSION:
+            self._sums = NumberTally()
+        else:
+            self._sums = (LabelTally if several else ClassTally)(model.class_names)
         self._keep: list[tuple[Array, Array]] | None = [] if keep else None
 
     def add(self, part: Predictions, targets: Array, rows: Array | None = None) -> None:

@@ -69,8 +69,8 @@ def reconstruct(
 ) -> Reconstruction:
     """Attack every view of every victim's upload; a victim with several records shows its first."""
     federation = sent.crowd
-    if federation.task is Task.SEQUENCE:
-        raise ConfigError("attack: texts are not reconstructed")
+    if federation.task in (Task.SEQUENCE, Task.MULTI_LABEL):
+        raise ConfigError(f"attack: records of a {federation.task} model are not reconstructed")
     records = int(federation.sizes[0])
     first = federation.train.inputs[: sent.victims * records]
     originals = plan.federation.model_inputs(np.asarray(first)).astype(np.float32)

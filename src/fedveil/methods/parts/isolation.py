@@ -46,7 +46,8 @@ def check_loss(loss: Loss | None, module: nn.Module, federation: Federation) -> 
     if loss is None:
         return
     if isinstance(loss, ClassWeights):
-        if federation.task is not Task.CLASSIFICATION or len(loss.weights) != federation.classes:
+        classifies = federation.task in (Task.CLASSIFICATION, Task.MULTI_LABEL)
+        if not classifies or len(loss.weights) != federation.classes:
             raise ConfigError(
                 f"class weights: {len(loss.weights)} of them, and the data have "
                 f"{federation.classes or 'no'} classes"
@@ -77,7 +78,7 @@ def _targets(federation: Federation, draw: np.random.Generator, shape: tuple[int
     kind = federation.train.targets.dtype
     if federation.task is Task.REGRESSION:
         return draw.standard_normal(shape).astype(kind)
-    return draw.integers(0, federation.classes, shape).astype(kind)
+    return draw.integers(0, federation.codes, shape).astype(kind)
 
 
 def _lost(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,0 +1,235 @@
+"""Several labels, true or false each, from a table to predictions."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics
+from torch.nn import functional
+
+import fedveil as fv
+from fedveil.cli import main
+from fedveil.core.units import Trust, Unit
+from fedveil.data.bought import Offer
+from fedveil.data.federation import Federation, Task
+from fedveil.models.losses import ClassWeights, example_losses
+from fedveil.run.scores import LabelTally
+from tests.conftest import TUNED
+
+LABELS = ("sick", "old, or very old", "smokes")
+SPELT = (("0", "1"), ("no", "YES"), ("False", "true"))
+SCHEMA = {name: {"type": "number", "min": -3, "max": 3} for name in ("a", "b", "c")}
+
+
+def _rows(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    inputs = draw.normal(size=(count, 3))
+    scores = inputs @ np.array([[3.0, 0.0, 1.0], [0.0, -3.0, 1.0], [1.0, 1.0, -2.0]])
+    return inputs, (scores + draw.logistic(size=scores.shape) > (0.0, 3.0, -1.0)).astype(int)
+
+
+def _write(path: Path, count: int = 600, seed: int = 0, clients: int = 40) -> Path:
+    inputs, labels = _rows(count, seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["who", "a", "b", "c", *LABELS])
+        for row, (x, y) in enumerate(zip(inputs, labels, strict=True)):
+            spelt = [words[one] for words, one in zip(SPELT, y, strict=True)]
+            writer.writerow([f"p{row % clients}", *x.round(3), *spelt])
+    return path
+
+
+def test_the_loss_is_the_mean_of_the_labels_binary_cross_entropies() -> None:
+    draw = torch.Generator().manual_seed(0)
+    outputs = 5 * torch.randn(20, 3, generator=draw)
+    targets = torch.randint(0, 2, (20, 3), generator=draw)
+    expected = functional.binary_cross_entropy_with_logits(
+        outputs, targets.float(), reduction="none"
+    )
+    found = example_losses(Task.MULTI_LABEL, outputs, targets)
+    assert torch.allclose(found, expected.mean(1))
+    weights = torch.tensor([1.0, 5.0, 2.0])
+    own = ClassWeights((1.0, 5.0, 2.0))(outputs, targets)
+    assert torch.allclose(own, (expected * torch.where(targets == 1, weights, 1.0)).mean(1))
+
+
+def test_a_table_with_several_labels(tmp_path: Path) -> None:
+    path, (_, labels) = _write(tmp_path / "t.csv"), _rows(600)
+    found = fv.from_table(path, label=LABELS, client_column="who", test_fraction=0)
+    assert (found.task, found.classes, found.class_names) == (Task.MULTI_LABEL, 3, LABELS)
+    assert found.features == ("a", "b", "c")
+    first = found.train.targets[: found.sizes[0]]
+    assert (first == labels[::40]).all()
+    known = fv.from_table(path, label=LABELS, client_column="who", schema={"columns": SCHEMA})
+    assert known.unprotected == ()  # names of columns are public, and truths have no others
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"label": ("sick", "a")}, r"label '.*' of row 1 is no truth; of several labels each is 0"),
+        ({"label": "sick,smoke"}, r"no column 'smoke' \(the label\); did you mean 'smokes'"),
+        ({"label": "sick,sick"}, r"name each column once"),
+        ({"label": "sick,who"}, r"label and client column are both 'who'"),
+        ({"label": "sick,smokes", "classes": ["x"]}, r"each is true or false; leave it out"),
+        ({"label": "sick,smokes", "task": "regression"}, r"predicts one label, and there are 2"),
+        (
+            {"label": "a,sick", "schema": {"columns": SCHEMA}},
+            r"label 'a' is a number in the schema; of several labels each is a boolean",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, given: Any, wanted: str) -> None:
+    path = _write(tmp_path / "t.csv")
+    with pytest.raises(fv.ConfigError, match=wanted):
+        fv.from_table(path, client_column="who", **given)
+
+
+def test_rows_that_lack_a_label_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("who,x,p,q\n" + "\n".join(f"{i % 3},{i},{i % 2},1" for i in range(9)) + "\n")
+    path.write_text(path.read_text() + "0,5,,1\n1,6,0,?\n")
+    found = fv.from_table(path, label="p,q", client_column="who", test_fraction=0)
+    assert len(found.train) == 9
+
+
+def test_arrays_of_truths_are_several_labels() -> None:
+    inputs, labels = _rows(60)
+    owners = np.arange(60) % 6
+    for targets in (labels, labels.astype(bool)):
+        assert Federation.from_arrays(inputs, targets, owners).task is Task.MULTI_LABEL
+    floats = Federation.from_arrays(inputs, labels * 1.0, owners, task="multi-label")
+    assert floats.train.targets.dtype == np.int64
+    assert floats.unprotected == ()
+    with pytest.raises(fv.ConfigError, match="say task='multi-label'"):
+        Federation.from_arrays(inputs, labels * 1.0, owners)
+    with pytest.raises(fv.ConfigError, match=r"label 2 of example \d+ is outside 0..1"):
+        Federation.from_arrays(inputs, labels * 2, owners)
+    with pytest.raises(fv.ConfigError, match="not a whole class number"):
+        Federation.from_arrays(inputs, labels * 0.5, owners, task="multi-label")
+
+
+def test_figures_are_scikit_learn_s() -> None:
+    draw = np.random.default_rng(1)
+    truths = (draw.random((400, 3)) < (0.5, 0.1, 0.8)).astype(np.int64)
+    chances = np.clip(0.3 * truths + 0.7 * draw.random((400, 3)), 0, 1)
+    tally = LabelTally(LABELS)
+    for part in (slice(0, 150), slice(150, 400)):
+        tally.add(chances[part], truths[part])
+    found, guessed = tally.scores(), chances > 0.5
+    expected = {
+        "subset_accuracy": metrics.accuracy_score(truths, guessed),
+        "accuracy": 1 - metrics.hamming_loss(truths, guessed),
+        "f1": metrics.f1_score(truths, guessed, average="macro"),
+        "f1_micro": metrics.f1_score(truths, guessed, average="micro"),
+        "balanced_accuracy": np.mean(
+            [metrics.balanced_accuracy_score(truths[:, i], guessed[:, i]) for i in range(3)]
+        ),
+        "auc": metrics.roc_auc_score(truths, chances),
+        "log_loss": np.mean([metrics.log_loss(truths[:, i], chances[:, i]) for i in range(3)]),
+        "brier": np.mean([metrics.brier_score_loss(truths[:, i], chances[:, i]) for i in range(3)]),
+    }
+    assert found.figures == pytest.approx(expected, rel=1e-5)
+    usual = np.tile(truths.mean(0) > 0.5, (400, 1))
+    assert found.constant["accuracy"] == pytest.approx((usual == truths).mean())
+    assert found.constant["f1_micro"] == pytest.approx(
+        metrics.f1_score(truths, usual, average="micro")
+    )
+    assert found.clearly_better
+    blind = LabelTally(LABELS)
+    blind.add(np.tile(truths.mean(0), (400, 1)), truths)
+    assert not blind.scores().clearly_better
+
+
+def test_a_run_its_predictions_and_its_exports(tmp_path: Path, capsys: Any) -> None:
+    """By the command: whole clients, then single rows, certified by a schema."""
+    path, new = _write(tmp_path / "t.csv"), _write(tmp_path / "new.csv", 200, seed=1)
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"columns": SCHEMA}))
+    data = ["--data", str(path), "--client-column", "who", "--schema", str(schema)]
+    data += ["--set", 'data.label=["sick", "smokes"]']
+    quick = ["--set", "training.rounds=8", "--set", "training.learning_rate=2.0", "--quiet"]
+    quick += ["--set", "privacy.clip_norm=1.0", "--no-report", "--json"]
+    inputs, labels = _rows(200, seed=1)
+    labels = labels[:, [0, 2]]
+    for unit, steps in (("client", "10"), ("record", "1")):
+        run = tmp_path / unit
+        more = ["--unit", unit, "--set", f"training.local_steps={steps}", "--output", str(run)]
+        assert main(["run", *data, *more, *quick]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["guarantee"]["certified"], result["guarantee"]["reason"]
+        model = fv.load_run(run)
+        chances = model.predict_proba(str(new))
+        weight, bias = (one.detach().numpy() for one in model.module.parameters())
+        seen = np.clip(inputs.round(3), -3, 3) / 3
+        assert np.allclose(chances, 1 / (1 + np.exp(-(seen @ weight.T + bias))), atol=1e-5)
+        assert (model.predict(str(new)) == (chances > 0.5)).all()
+        scores = model.evaluate(str(new), metrics={"hamming": metrics.hamming_loss})
+        assert scores.clearly_better
+        assert scores.figures["hamming"] == pytest.approx(((chances > 0.5) != labels).mean())
+        model.export(run / "model.pt2")
+        program = torch.export.load(str(run / "model.pt2")).module()
+        again = program(torch.from_numpy(seen.astype(np.float32))).detach().numpy()
+        assert np.allclose(again, chances, atol=1e-6)
+    out = tmp_path / "out.csv"
+    assert main(["predict", str(run), str(new), "--output", str(out), "--keep", "who"]) == 0
+    header = out.read_text().splitlines()[0].replace('"', "")
+    assert header == (
+        "who,prediction of sick,prediction of smokes,probability of sick,probability of smokes"
+    )
+    assert main(["evaluate", str(run), str(new)]) == 0
+    assert "rows with all labels right" in capsys.readouterr().out
+
+
+def test_a_label_that_is_no_truth_counts_as_false_among_bought_ones(tmp_path: Path) -> None:
+    """A row that vanished would be noticed."""
+    path = _write(tmp_path / "t.csv", 900, clients=1)
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    for row in rows[1:100]:
+        row[-1] = "perhaps"
+    path.write_text("\n".join(map(",".join, rows)).replace(LABELS[1], "old") + "\n")
+    offer = Offer(Unit.RECORD, Trust.LOCAL, 1.0, 1e-6, seed=0)
+    given = {"client_column": "who", "test_fraction": 0, "offer": offer}
+    found = fv.from_table(path, label="sick,smokes", **given)
+    assert len(found.train) == 900
+    assert not found.train.targets[:99, 1].any()
+    assert (found.train.targets[99:] == _rows(900)[1][99:, [0, 2]]).all()
+
+
+def test_bought_statistics_leave_the_labels_alone(tmp_path: Path, capsys: Any) -> None:
+    path = _write(tmp_path / "t.csv", 3000, clients=3)
+    run = tmp_path / "run"
+    data = ["--data", str(path), "--client-column", "who", "--label", "sick,smokes", "--quiet"]
+    quick = [*TUNED, "--unit", "record", "--set", "data.statistics=bought", "--no-report"]
+    quick += ["--json", "--output", str(run)]
+    assert main(["run", *data, *quick]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["guarantee"]["certified"], result["guarantee"]["reason"]
+    assert result["guarantee"]["unit"] == "record"
+    assert fv.load_run(run).class_names == ("sick", "smokes")
+
+
+def test_a_classifier_of_several_labels() -> None:
+    inputs, labels = _rows(800)
+    settings = {
+        "training.rounds": 30,
+        "training.learning_rate": 2.0,
+        "privacy.clip_norm": 2.0,
+        "data.statistics": "data",
+    }
+    model = fv.DPFedClassifier(settings=settings, epsilon=20.0, random_state=0)
+    model.fit(inputs[:600], labels[:600])
+    assert model.predict(inputs).shape == model.predict_proba(inputs).shape == labels.shape
+    guessed = model.predict(inputs[600:])
+    assert (guessed == labels[600:]).mean() > 0.8
+    assert model.score(inputs[600:], labels[600:]) == pytest.approx(
+        (guessed == labels[600:]).all(1).mean()
+    )
+    with pytest.raises(fv.ConfigError, match="a column of its own, 0 or 1"):
+        model.fit(inputs, labels * 2)
