@@ -145,6 +145,30 @@ def test_what_the_user_sets_is_kept(tmp_path: Path) -> None:
     assert "7 rounds of 3 local epochs at rate" in choice.notes[-1]
 
 
+@pytest.mark.parametrize(
+    ("unit", "given"),
+    [
+        ("client", ("training.rounds=2", "training.sampling=fixed", "training.cohort=10")),
+        ("client", ("training.rounds=2", "training.local_steps=2", "server.average=none")),
+        ("client", ("training.rounds=2", "training.learning_rate=0.01", "data.statistics=data")),
+        ("client", ("training.rounds=2", "privacy.clip_norm=0.5", "server.average=tail")),
+        ("record", ("training.rounds=2", "training.batch_size=4", "privacy.clip_norm=0.5")),
+        ("record", ("training.rounds=2", "training.learning_rate=0.01", "server.average=none")),
+    ],
+)
+def test_every_choice_can_be_made_by_the_user(
+    tmp_path: Path, unit: str, given: tuple[str, ...]
+) -> None:
+    path = table(tmp_path, "t.csv", clients=32, each=5, seed=5, signal=1.0)
+    choice = chosen_for(path, *given, privacy__unit=unit)
+    assert choice.recipe.privacy.unit == unit
+    for key, _, wanted in (one.partition("=") for one in given):
+        section, _, name = key.partition(".")
+        assert str(getattr(getattr(choice.recipe, section), name)) == wanted, key
+    assert plan_of(choice.recipe, choice.federation).guarantee is not None
+    assert ("averaged" in choice.notes[-1]) == ("server.average=none" not in given)
+
+
 def test_a_method_of_the_user_s_is_not_tuned(tmp_path: Path) -> None:
     path = table(tmp_path, "t.csv", clients=10, each=5, seed=6, signal=1.0)
     choice = chosen_for(path, "training.method=fedavg")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 import fedveil as fv
 from fedveil.core.errors import ConfigError
+from fedveil.data.federation import Examples
 from fedveil.run import callbacks as module
 
 DRAW = np.random.default_rng(0)
@@ -106,6 +108,17 @@ def test_early_stopping_waits_for_its_patience() -> None:
     assert said == [False] * 7 + [True]
     with pytest.raises(fv.ConfigError, match="patience"):
         fv.EarlyStopping(patience=0)
+
+
+def test_early_stopping_needs_test_examples() -> None:
+    """Of none the loss is no number, and would never fall."""
+    made = plan(seed=1)
+    test = Examples(made.federation.test.inputs[:0], made.federation.test.targets[:0])
+    none = replace(made, federation=replace(made.federation, test=test))
+    run = fv.Run(none, callbacks=[fv.EarlyStopping()])
+    with pytest.raises(fv.ConfigError, match="no test examples to stop by; hold some out"):
+        run.finish()
+    assert run.state.rounds == 0
 
 
 def test_the_clients_own_rows_do_not_decide_which_model_is_released() -> None:

@@ -28,6 +28,7 @@ from fedveil.data.declared import CLASS_NAMES
 from fedveil.data.federation import Federation, Task
 from fedveil.data.labels import STANDARDISED
 from fedveil.data.tablefile import column_names
+from fedveil.server.averaging import Average
 
 FEW = 30  # clients: fewer than these cannot hide one of them, so records are protected instead
 _ALL = 2000  # clients: up to so many take part in every round
@@ -44,7 +45,7 @@ _MOST_STEPS = 100
 _STABLE = 1.5  # times one over the largest curvature; from twice on, steps may grow without end
 _CURVED = 0.4  # of the largest possible curvature: made-up data have less
 _PASSES = 3
-_FRESH = (1, 2, 3)  # seeds
+_FRESH = (3, 9)  # seeds: all of the first, or most of the last, say whether it can work
 _BETTER = 0.01  # by which the score must fall for a change to be worth it
 _LEARNT = 0.95  # of the constant answer's error: a result above it is hardly a result
 
@@ -85,7 +86,7 @@ def choose(recipe: Recipe, given: Collection[str], pay: Pay | None = None) -> Ch
     if recipe.privacy.epsilon is None or set(_CHOSEN) <= set(given):
         return Chosen(recipe, federation, notes)
     if "server.average" not in given:  # of what is released anyway: it costs nothing
-        recipe = replace(recipe, server=replace(recipe.server, average="polynomial"))
+        recipe = replace(recipe, server=replace(recipe.server, average=Average.POLYNOMIAL.value))
     search = _Search(recipe, federation, given)
     point = search.best()
     chosen = search.recipe_with(point)
@@ -290,7 +291,8 @@ class _Search:
                 else f"{training.local_steps} local steps"
             )
         whose = "each row's gradient" if self._by_record else "each client's update"
-        averaged = "" if chosen.server.average is None else ", the last rounds' models averaged"
+        averages = chosen.server.average not in (None, Average.NONE)
+        averaged = ", the last rounds' models averaged" if averages else ""
         return (
             f"Settings: {training.rounds} rounds of {local} at rate {training.learning_rate:g}, "
             f"{whose} clipped to {clip:g}{averaged}; chosen by {self.runs} short runs on made-up "
@@ -304,11 +306,7 @@ class _Search:
 
     def warning(self, point: Point) -> str:
         """A sentence if even predictable data come out hardly better than the constant answer."""
-        hopeless = []
-        for trials in self._trials:  # under seeds that have chosen nothing
-            trial = self._trial(self.candidate(point))
-            fresh = [trials(replace(trial, seed=seed)).error for seed in _FRESH]
-            hopeless.append(sum(fresh) / len(fresh) > _LEARNT * trials.trivial())
+        hopeless = [self._hopeless(trials, point) for trials in self._trials]
         if not hopeless[0]:
             return ""
         what = "even if the columns tell nearly everything about the label"
@@ -320,6 +318,17 @@ class _Search:
             f"do not expect the model to beat a constant answer with {clients} clients at epsilon "
             f"{self._epsilon:g}, {what}; {less}use fewer columns, or raise privacy.epsilon"
         )
+
+    def _hopeless(self, trials: ProxyTrials, point: Point) -> bool:
+        """Whether most runs under seeds that have chosen nothing are no result."""
+        trial, worst = self._trial(self.candidate(point)), _LEARNT * trials.trivial()
+        few, most = _FRESH
+        missed = 0
+        for seed in range(1, most + 1):
+            missed += trials(replace(trial, seed=seed)).error > worst
+            if seed == few and missed in (0, few):
+                return missed > 0
+        return 2 * missed > most
 
 
 _OURS = ("dp-fedavg", "dp-sgd")

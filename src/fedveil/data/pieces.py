@@ -51,7 +51,7 @@ def pieces(source: Any, wanted: Collection[str], what: str) -> Iterator[Any]:
         if not rows:
             raise ConfigError(f"{path}: has a header but no rows")
         return
-    table = frame_of(source)
+    table = frame_of(source, by_cell=True)
     where = Path("the frame")
     table = table.rename_columns(unique_names(where, table.column_names))
     need_columns(where, table.column_names, wanted, what)
@@ -167,7 +167,10 @@ def _untyped(column: Any) -> bool:
 
 
 def _texts(column: Iterable[Any]) -> Any:
-    return pa.array([_text(entry) for entry in column], pa.string())
+    try:  # text already, and gaps: what each becomes is the same
+        return pa.array(column, pa.string(), from_pandas=True)
+    except (pa.ArrowException, TypeError):
+        return pa.array([_text(entry) for entry in column], pa.string())
 
 
 def _text(entry: Any) -> str | None:
@@ -177,6 +180,8 @@ def _text(entry: Any) -> str | None:
             return None
     except TypeError:  # pandas.NA is neither the same nor another
         return None
+    if isinstance(entry, bytes):
+        return entry.decode(errors="replace")
     if isinstance(entry, bool | np.bool_):
         return str(bool(entry)).lower()
     if hasattr(entry, "isoformat"):

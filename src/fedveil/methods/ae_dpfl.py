@@ -22,6 +22,7 @@ from fedveil.methods.parts.noise_placement import NoisePlacement
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.methods.registry import CHANGE, COLLUSION, method
 from fedveil.recipes.sections import Recipe
+from fedveil.server.averaging import Average
 
 
 def ae_dpfl(
@@ -53,7 +54,7 @@ def ae_dpfl(
 )
 def from_recipe(recipe: Recipe) -> Method:
     privacy, voting = recipe.privacy, recipe.voting
-    if recipe.server.average is not None:
+    if recipe.server.average not in (None, Average.NONE):
         raise ConfigError("server.average: votes leave one model, and nothing to average")
     return ae_dpfl(
         local=parts.local(recipe),

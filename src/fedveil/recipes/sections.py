@@ -119,7 +119,7 @@ class ServerSection:
     optimizer: str = "sgd"  # sgd, adam or yogi
     learning_rate: float = 1.0
     momentum: float = 0.0
-    average: str | None = None  # exponential, tail or polynomial: of the weights, and released
+    average: str | None = None  # exponential, tail, polynomial or none: of the released weights
     average_setting: float | None = None  # decay 0.9, share of the rounds 0.5, or power 8
     smoothing: float = 0.0  # strength of Laplacian smoothing; 0: none
     smoothing_flat: bool = False  # the whole update as one ring, instead of tensor by tensor

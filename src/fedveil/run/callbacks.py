@@ -26,7 +26,7 @@ class Callback:
 
     def on_begin(self, facts: Mapping[str, Any]) -> None:
         """Before the first round: method, data, rounds, clients, parameters, seed, epsilon, delta,
-        certified, and whether the test examples are `public`."""
+        certified, whether there are test examples, and whether they are `public`."""
 
     def on_round(self, report: RoundReport) -> bool | None:
         """After a round. True ends the run; a protected one only if its test examples are public,
@@ -51,6 +51,7 @@ def facts_of(plan: Plan) -> dict[str, Any]:
         "delta": None if guarantee is None else guarantee.delta,
         "certified": guarantee is not None and guarantee.certified,
         "public": HELD_OUT_NOTE not in plan.federation.notes,
+        "test_examples": len(plan.federation.test) > 0,
     }
 
 
@@ -96,7 +97,8 @@ class EarlyStopping(Callback):
 
     The loss must have fallen by `least` to count. In a protected run the test examples must be
     public (`Federation.from_arrays(..., test=...)`): held out from the clients' own, they would
-    decide without noise which model is released. The epsilon remains that of the whole plan.
+    decide without noise which model is released. The epsilon remains that of the whole plan. A run
+    without test examples is refused.
     """
 
     def __init__(self, patience: int = 3, least: float = 0.0) -> None:
@@ -107,6 +109,11 @@ class EarlyStopping(Callback):
 
     def on_begin(self, facts: Mapping[str, Any]) -> None:
         check_stop(facts)  # before anything is paid for
+        if not facts["test_examples"]:
+            raise ConfigError(
+                "EarlyStopping: there are no test examples to stop by; hold some out "
+                "(test_fraction), or leave it out"
+            )
 
     def on_round(self, report: RoundReport) -> bool:
         if report.metrics is None:

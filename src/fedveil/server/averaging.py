@@ -23,6 +23,7 @@ AVERAGE = "average"  # its name in the server's state
 class Average(StrEnum):
     """How much each round counts."""
 
+    NONE = "none"  # the last one alone
     EXPONENTIAL = "exponential"  # each one `setting` times as much as the next; setting in (0, 1)
     TAIL = "tail"  # the last share of the rounds equally, the others not; setting in (0, 1]
     POLYNOMIAL = "polynomial"  # round t about t^setting (Shamir and Zhang 2013); 0: all alike
@@ -40,6 +41,7 @@ class Averaged:
     def __post_init__(self) -> None:
         value, kind = self.setting, self.kind
         fits = {
+            Average.NONE: False,
             Average.EXPONENTIAL: 0 < value < 1,
             Average.TAIL: 0 < value <= 1,
             Average.POLYNOMIAL: 0 <= value < math.inf,

@@ -98,7 +98,7 @@ def local(recipe: Recipe) -> LocalTraining:
 def optimizer(recipe: Recipe) -> Optimizer:
     """The server's step, with the average that it keeps."""
     server, setting = recipe.server, recipe.server.average_setting
-    if server.average is None:
+    if server.average in (None, Average.NONE):
         if setting is not None:
             raise ConfigError("server.average_setting: goes with server.average, which is not set")
         return _step(recipe)
