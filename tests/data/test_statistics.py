@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,20 @@ def test_every_unit_spreads_a_vote_of_length_one() -> None:
     assert sum(value > 0 for value in own) == 20
     assert sum(value**2 for value in own) <= 1
     assert spread_votes(pa.chunked_array([values]), Voters(None), 20)[1].max() == 4 * GRID
+
+
+def test_votes_of_many_clients_are_those_of_each_alone() -> None:
+    draw = np.random.default_rng(0)
+    clients, codes = draw.integers(0, 40, 900), draw.integers(0, 9, 900)
+    words = [f"w{code}" if code else None for code in codes]
+    names, votes = spread_votes(pa.chunked_array([words]), Voters(clients), 3)
+    expected = Counter()
+    for client in range(40):
+        own = Counter(word for word, one in zip(words, clients, strict=True) if one == client)
+        own.pop(None, None)
+        top = sorted(own, key=lambda word: (-own[word], word))[:3]
+        expected.update(dict.fromkeys(top, math.floor(GRID / math.sqrt(len(top)))))
+    assert dict(zip(names, votes.tolist(), strict=True)) == {n: expected[n] for n in names}
 
 
 @pytest.mark.parametrize("factor", [1, 2])

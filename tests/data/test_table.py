@@ -322,8 +322,8 @@ def test_seven_and_seven_point_zero_are_one_client(tmp_path):
     [
         (b"PK\x03\x04rest", "an Excel or zip file; open it, save the sheet as CSV"),
         (b"\xd0\xcf\x11\xe0rest", "an Excel or zip file"),
-        ("who,x,y\n1,2,é\n".encode("latin-1"), "iconv -f LATIN1"),
-        ("who,é,y\n1,2,a\n".encode("latin-1"), "iconv -f LATIN1"),
+        ("who,x,y\n1,2,é\n".encode("latin-1"), "iconv -f WINDOWS-1252"),
+        ("who,é,y\n1,2,a\n".encode("latin-1"), "iconv -f WINDOWS-1252"),
     ],
 )
 def test_files_of_other_programs_get_a_hint(tmp_path, content, says):
@@ -623,3 +623,22 @@ def test_dates_are_classes_where_they_are_the_label(tmp_path, form):
     path = write(tmp_path, HEAD + "".join(f"1,{i},{m}\n" for i, m in enumerate(months)))
     bought = from_table(path, label="y", client_column="who", test_fraction=0, offer=offer)
     assert bought.class_names == federation.class_names
+
+
+def test_identifiers_that_a_spreadsheet_wrote_as_fractions_are_left_out(tmp_path):
+    rows = "".join(f"{i}.0,{i % 3},{i % 7},{i % 2}\n" for i in range(1, 61))
+    federation = from_table(
+        write(tmp_path, "case-ID,who,x,y\n" + rows), label="y", client_column="who"
+    )
+    assert federation.features == ("x",)
+    assert "'case-ID' (an identifier)" in " ".join(federation.notes)
+
+
+def test_a_draft_writes_the_mean_of_dates_as_a_date(tmp_path):
+    days = [datetime.date(2020, 1, 1) + datetime.timedelta(i) for i in range(61)]
+    path = write(tmp_path, HEAD + "".join(f"{i % 3},{day},{i % 2}\n" for i, day in enumerate(days)))
+    text = schema_draft(path, label="y", client_column="who")
+    assert 'mean = "2020-01-31"' in text
+    named = {"label": "y", "client_column": "who", "test_fraction": 0}
+    drafted = from_table(path, **named, schema=write(tmp_path, text, "s.toml"))
+    assert np.allclose(drafted.train.inputs, from_table(path, **named).train.inputs, atol=0.05)

@@ -34,10 +34,10 @@ _DATE = (
 
 
 def undressed(text: Any) -> Any:
-    """Text without a percent sign behind a number, or the sign of a currency before it."""
+    """Text without a percent sign behind a number, or the sign of a currency before or behind."""
     if pc.any(pc.match_substring_regex(text, "[%$€£]")).as_py():
         text = pc.replace_substring_regex(text, r"^([-+]?)[$€£] ?([\d.])", r"\1\2")
-        text = pc.replace_substring_regex(text, r"([\d.]) ?%$", r"\1")
+        text = pc.replace_substring_regex(text, r"^([-+]?[\d.,]*[\d.]) ?[%$€£]$", r"\1")
     return text
 
 

@@ -60,7 +60,10 @@ def judge(name: str, values: Any) -> Judged:
         return _judge_text(values, distinct, missing)
     if kind is Kind.BOOLEAN:
         return Judged(Column(kind, missing=missing))
-    everywhere = distinct == len(values) and pa.types.is_integer(values.type)
+    whole = pa.types.is_integer(values.type) or (
+        kind is Kind.NUMBER and pc.all(pc.equal(values, pc.round(values))).as_py()
+    )
+    everywhere = distinct == len(values) and whole  # 7.0 as a spreadsheet may write 7
     plain = name.casefold().replace("-", "_")
     named = plain in _ID_NAMES or plain.endswith(("_id", " id")) or plain.startswith("unnamed:")
     if everywhere and named:

@@ -34,6 +34,7 @@ from typing import Any
 from fedveil.core.errors import ConfigError
 
 MOST_BUCKETS = 1024
+_EPOCH = datetime.date(1970, 1, 1)
 
 
 class Kind(StrEnum):
@@ -162,7 +163,7 @@ def _number(value: Any, where: str) -> float:
     if isinstance(value, datetime.datetime):
         value = value.date()
     if isinstance(value, datetime.date):
-        return float((value - datetime.date(1970, 1, 1)).days)
+        return float((value - _EPOCH).days)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         raise ConfigError(f"{where}={value!r}: must be a finite number")
     return float(value)
@@ -197,6 +198,8 @@ def draft(columns: Mapping[str, Column], remarks: Mapping[str, str]) -> str:
         remark = f"  # {remarks[name]}" if name in remarks else ""
         lines += ["", f"[columns.{json.dumps(name, ensure_ascii=False)}]{remark}"]
         entry = entry_of(column)
+        if column.kind is Kind.DATE and column.mean is not None:  # as people write it
+            entry["mean"] = str(_EPOCH + datetime.timedelta(days=round(column.mean)))
         lines += [
             f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items()
         ]

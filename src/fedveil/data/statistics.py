@@ -198,12 +198,14 @@ def spread_votes(values: Any, voters: Voters, most: int) -> tuple[list[str], Int
     )
     votes = np.zeros(len(names), dtype=np.int64)
     owners, places = pairs // len(names), pairs % len(names)
-    for owner in np.unique(owners):
-        # Ties by name, so that nobody else's values decide.
-        own = sorted(np.flatnonzero(owners == owner), key=lambda i: (-counts[i], names[places[i]]))[
-            :most
-        ]
-        votes[places[own]] += math.floor(GRID / math.sqrt(len(own)))
+    rank = np.empty(len(names), dtype=np.int64)
+    rank[sorted(range(len(names)), key=lambda place: names[place])] = np.arange(len(names))
+    # Ties by name, so that nobody else's values decide.
+    order = np.lexsort((rank[places], -counts, owners))
+    _, first, held_by = np.unique(owners, return_index=True, return_counts=True)
+    named = np.arange(len(owners)) - np.repeat(first, held_by) < most
+    each = np.floor(GRID / np.sqrt(np.repeat(np.minimum(held_by, most), held_by)))
+    np.add.at(votes, places[order][named], each[named].astype(np.int64))
     return names, votes
 
 

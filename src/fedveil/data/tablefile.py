@@ -27,7 +27,7 @@ _DELIMITERS = ",;\t|"
 WHOLE = r"^(0|-?[1-9]\d{0,17})$"  # a whole number in its one spelling
 _POINT_ZERO = r"^(0|-?[1-9]\d{0,17})\.0+$"  # the same as a spreadsheet may write it
 _ANY_NUMBER = "|".join((cells.NUMBER, cells.THOUSANDS, cells.COMMA))
-_AS_UTF8 = "save the file as UTF-8, or convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW"
+_AS_UTF8 = "save the file as UTF-8, or convert it: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW"
 
 
 def read_table(

@@ -22,7 +22,7 @@ class DataSection:
     columns: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a schema, in place
     bought: str | None = None  # what `columns` cost, as JSON; written by a run for its resumption
     image_size: tuple[int, ...] = ()  # pictures become this high and wide; a third 1: grey
-    task: str | None = None  # classification or regression; by default decided from the label
+    task: str | None = None  # classification, regression or multi-label; None: by the label
     partition: str | None = None  # iid, dirichlet, sorted or owner; None: the source's own
     clients: int | None = None
     alpha: float | None = None  # concentration of the Dirichlet partition
