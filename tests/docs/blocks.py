@@ -82,7 +82,7 @@ def _recipe(text: str) -> None:
 def search_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings for a table are looked for along each of their directions once, not three times."""
     monkeypatch.setattr("fedveil.advise.defaults._PASSES", 1)
-    monkeypatch.setattr("fedveil.advise.defaults._FRESH", (1,))
+    monkeypatch.setattr("fedveil.advise.defaults._FRESH", (1, 1))
 
 
 def blocks_of(page: str) -> list[Block]:

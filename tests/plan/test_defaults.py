@@ -215,3 +215,17 @@ def test_nothing_chosen_follows_the_true_number_of_clients_if_another_is_declare
         seen.append((replace(found.recipe, data=data), found.notes, capsys.readouterr().err))
     assert seen[0] == seen[1]
     assert "400 clients" in seen[0][2]
+
+
+@pytest.mark.parametrize(("clients", "says"), [(3, "A run buys"), (40, "too few to buy")])
+def test_a_plan_buys_nothing_and_says_what_a_run_would_do(
+    tmp_path: Path, clients: int, says: str
+) -> None:
+    path = table(tmp_path, "t.csv", clients=clients, each=2000 // clients, seed=7, signal=1.0)
+    given = {"data.file": str(path), "data.client_column": "who", "data.label": "y"}
+    given |= {"training.rounds": 2, "training.local_steps": 1, "training.learning_rate": 0.1}
+    given["privacy.clip_norm"] = 1.0
+    choice = choose(recipes.parse({}, (), given), set(given), buy=False)
+    assert choice.federation.bought is None
+    assert says in choice.notes[-1]
+    assert plan_of(choice.recipe, choice.federation).guarantee is not None

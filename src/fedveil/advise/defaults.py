@@ -68,10 +68,13 @@ class Chosen:
     warning: str = ""
 
 
-def choose(recipe: Recipe, given: Collection[str], pay: Pay | None = None) -> Chosen:
+def choose(
+    recipe: Recipe, given: Collection[str], pay: Pay | None = None, *, buy: bool = True
+) -> Chosen:
     """What to run on a table; `given` are the recipe's keys that the user has set, and keeps.
 
-    `pay` is told of statistics, and of the delta they are part of, before they are bought.
+    `pay` is told of statistics, and of the delta they are part of, before they are bought. With
+    `buy` off they are taken from the rows, and a sentence says what a run would do.
     """
     if "training.local_epochs" in given:
         given = {*given, "training.local_steps"}
@@ -81,7 +84,7 @@ def choose(recipe: Recipe, given: Collection[str], pay: Pay | None = None) -> Ch
     recipe = with_defaults(_with_cohort(recipe, clients, given))
     if recipe.training.method not in _OURS:
         return Chosen(recipe, federation, unit)
-    recipe, federation, statistics = _with_statistics(recipe, federation, pay)
+    recipe, federation, statistics = _with_statistics(recipe, federation, pay, buy)
     notes = (*unit, *statistics)
     if recipe.privacy.epsilon is None or set(_CHOSEN) <= set(given):
         return Chosen(recipe, federation, notes)
@@ -100,7 +103,7 @@ def public_clients(recipe: Recipe, federation: Federation) -> int:
 
 
 def _with_statistics(
-    recipe: Recipe, federation: Federation, pay: Pay | None
+    recipe: Recipe, federation: Federation, pay: Pay | None, buy: bool
 ) -> tuple[Recipe, Federation, tuple[str, ...]]:
     """Buy the columns' statistics if nobody has described them and there are enough to hide in."""
     data, encoder = recipe.data, federation.encoder
@@ -124,6 +127,13 @@ def _with_statistics(
             f"columns (fedveil data schema writes a draft){less}."
         )
         return recipe, federation, (said,)
+    if not buy:
+        said = (
+            "A run buys the columns' statistics with about a twentieth of the budget. Here they "
+            "were taken from the rows, so this plan itself is not certified."
+        )
+        data = replace(data, statistics="data")
+        return replace(recipe, data=data), federation, (said,)
     if pay is not None:
         offer = replace(offer, pay=partial(pay, delta=offer.missed / MISSED))
     federation = federation_of(data, offer)

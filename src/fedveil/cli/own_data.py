@@ -103,8 +103,6 @@ def chosen(args: argparse.Namespace, recipe: Recipe, purchase: Purchase) -> Chos
 
 def plan_table(args: argparse.Namespace) -> int:
     """`fedveil plan --data`: what `fedveil run` would choose and promise."""
-    from dataclasses import replace
-
     from fedveil.advise.defaults import choose
     from fedveil.advise.proxy import with_look
     from fedveil.cli.plan_tables import write_recipe
@@ -112,10 +110,9 @@ def plan_table(args: argparse.Namespace) -> int:
     from fedveil.config.assemble import plan_of
 
     recipe = recipes.parse({}, args.set, given(args))
-    if recipe.data.schema is None:  # nothing may be bought for a run that does not take place
-        recipe = replace(recipe, data=replace(recipe.data, statistics="data"))
     keys = {assignment.partition("=")[0].strip() for assignment in args.set}
-    choice = choose(recipe, keys | set(given(args)))
+    # Nothing may be bought for a run that does not take place.
+    choice = choose(recipe, keys | set(given(args)), buy=False)
     guarantee = plan_of(choice.recipe, choice.federation).guarantee
     if args.write is not None:
         looked = () if recipe.data.schema is not None else (str(recipe.data.file),)
