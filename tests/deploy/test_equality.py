@@ -104,6 +104,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model__angles": 2,
         "model__whiten": "strokes",
     },
+    "rows as random features": {"model__features": "random", "model__width": 6},
     "texts": {"model__name": "lstm", "model__hidden": [4]},
     "local noise": {"training__method": "client-noise", "aggregation__secure": None},
     "a trusted hub": {

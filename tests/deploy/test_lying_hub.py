@@ -511,3 +511,9 @@ def test_whitening_large_images_is_refused_before_it_fills_the_memory(
         plan_document.seen(ModelSection(features="scattering", whiten="leaves"), facts.federation())
     small = replace(facts, input_shape=(32, 32, 3))  # CIFAR-10's, of which recipes are
     plan_document.seen(ModelSection(features="scattering", whiten="leaves"), small.federation())
+
+
+def test_random_features_beyond_a_site_s_memory_are_refused_before_they_are_drawn() -> None:
+    facts = Facts("hospitals", "classification", 2, (100,), (1, 1, 1))
+    with pytest.raises(ConfigError, match=r"model.width: 100,000,000,000 numbers"):
+        plan_document.seen(ModelSection(features="random", width=10**9), facts.federation())

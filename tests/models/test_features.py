@@ -149,11 +149,52 @@ def test_cached_features_are_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(ScatteringFeatures, "__call__", lambda self, example: 1 / 0)
     again = with_features(federation_with(clients), MAP, keep=True)
     assert again.train.inputs.tobytes() == fresh.train.inputs.tobytes()
+    assert isinstance(again.train.inputs, np.memmap)
     with pytest.raises(ZeroDivisionError):  # other data, other features
         with_features(federation_with(images([3, 2], seed=1)), MAP, keep=True)
-    (home / "train.npy").write_bytes(b"")
+    with pytest.raises(ZeroDivisionError):  # other map, other features
+        with_features(federation_with(clients), replace(MAP, order=1), keep=True)
+    (shelf,) = home.iterdir()
+    (shelf / "features.npy").write_bytes(b"")
     with pytest.raises(ConfigError, match="delete"):
         with_features(federation_with(clients), MAP, keep=True)
+
+
+def test_examples_dealt_otherwise_are_made_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By content: other clients, another order, some again, and only what is new is made."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    pool, (new,) = np.concatenate(images([3, 2])), images([1], seed=1)
+    with_features(federation_with([pool]), MAP, keep=True)
+    calls, plain = [], ScatteringFeatures.__call__
+
+    def counted(self: ScatteringFeatures, example: Tensor) -> Tensor:
+        calls.append(example)
+        return plain(self, example)
+
+    monkeypatch.setattr(ScatteringFeatures, "__call__", counted)
+    dealt = [pool[[4, 0]], pool[[2, 4, 1]]]
+    made = with_features(federation_with(dealt), MAP, keep=True)
+    assert not calls
+    grown = with_features(federation_with([*dealt, new, new, pool[3:]]), MAP, keep=True)
+    seen = [one for one in calls if np.array_equal(one.numpy(), new[0])]
+    assert len(calls) - len(seen) == 5  # what looks at the map itself, before it is used
+    wanted = with_features(federation_with([*dealt, new, new, pool[3:]]), MAP)
+    assert grown.train.inputs.tobytes() == wanted.train.inputs.tobytes()
+    assert made.train.inputs.tobytes() == wanted.train.inputs[:5].tobytes()
+    assert made.test.inputs.tobytes() == wanted.test.inputs.tobytes()
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fedveil").write_text("a file where a directory should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    clients = images([3, 2])
+    kept = with_features(federation_with(clients), MAP, keep=True)
+    fresh = with_features(federation_with(clients), MAP)
+    assert kept.train.inputs.tobytes() == fresh.train.inputs.tobytes()
 
 
 class Mean:

@@ -133,6 +133,9 @@ def features_of(chosen: ModelSection) -> FeatureMap | None:
         angles=chosen.angles,
         order=chosen.order,
         whiten=chosen.whiten,
+        width=chosen.width,
+        bandwidth=chosen.bandwidth,
+        seed=chosen.seed,
     )
 
 

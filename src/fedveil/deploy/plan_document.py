@@ -25,6 +25,7 @@ from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.models.features import ScatteringFeatures, with_features
+from fedveil.models.random_features import RandomFeatures
 from fedveil.models.scattering import Scattering
 from fedveil.models.zoo import own_name
 from fedveil.planning.plan import Plan
@@ -37,6 +38,7 @@ from fedveil.secagg.privacy_terms import PrivacyTerms
 
 MOST_ANGLES, MOST_FEATURES = 32, 16  # what a hub may ask a site to work out
 MOST_WHITENED = 1 << 14  # features, of which 2,000 drawings are held at once
+MOST_DIRECTIONS = 1 << 23  # numbers: features times inputs of one example
 _OWN = (DataSection(), EngineSection(), EvaluationSection())
 
 
@@ -121,10 +123,15 @@ def resolved(recipe: Recipe, plan: Plan) -> dict[str, Any]:
 
 def seen(model: ModelSection, federation: Federation) -> Federation:
     """The federation as the model of a recipe sees it, whose features may not cost too much."""
-    chosen = features_of(model)
+    chosen, shape = features_of(model), federation.input_shape
+    if isinstance(chosen, RandomFeatures):
+        if (numbers := chosen.width * math.prod(shape)) > MOST_DIRECTIONS:
+            raise ConfigError(
+                f"model.width: {numbers:,} numbers make random features; {MOST_DIRECTIONS:,} do"
+            )
+        return with_features(federation, chosen)
     if not isinstance(chosen, ScatteringFeatures):
         return federation
-    shape = federation.input_shape
     if len(shape) not in (2, 3):
         raise ConfigError("model.features: scattering needs images")
     made = Scattering(shape[0], shape[1], chosen.scales, chosen.angles, chosen.order)

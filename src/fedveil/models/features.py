@@ -8,12 +8,9 @@ training on records holds for a training on their features as it stands: the gua
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
-import tempfile
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -28,8 +25,9 @@ from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.columns import Array
 from fedveil.data.declared import used_again
 from fedveil.data.federation import Examples, Federation, Scaling
-from fedveil.data.storage import map_columns, write_columns
 from fedveil.datasets.files import cache_directory
+from fedveil.models.feature_cache import recalled, unnamed
+from fedveil.models.random_features import RandomFeatures
 from fedveil.models.scattering import Scattering
 from fedveil.models.whitening import check_drawings, one_thread, whitened
 
@@ -37,7 +35,6 @@ _BLOCK = 256  # examples read at a time
 _VERSION = 3  # of the features; another one makes cached ones worthless
 _OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))  # of red, green and blue
 _FLOOR = 1e-5  # deviation below which nothing is blown up
-_MANIFEST = "features.json"
 
 
 class FeatureMap(Protocol):
@@ -97,16 +94,30 @@ class ScatteringFeatures:
         return features / math.sqrt(features.numel())
 
 
-def named_features(name: str | None, **settings: int | str | None) -> FeatureMap | None:
+FEATURES: dict[str, type[ScatteringFeatures | RandomFeatures]] = {
+    "scattering": ScatteringFeatures,
+    "random": RandomFeatures,
+}
+
+
+def named_features(
+    name: str | None, *, seed: int = 0, **settings: float | str | None
+) -> FeatureMap | None:
     """The map that a recipe asks for; None if it trains on inputs as they are."""
     given: dict[str, Any] = {key: value for key, value in settings.items() if value is not None}
     if name is None:
         for key in given:
             raise ConfigError(f"model.{key}: goes with model.features, which is not set")
         return None
-    if name != "scattering":
-        raise ConfigError(f"model.features: unknown {name!r}; there is scattering")
-    return ScatteringFeatures(**given)
+    if name not in FEATURES:
+        raise ConfigError(f"model.features: unknown {name!r}; there is {' or '.join(FEATURES)}")
+    known = {each.name for each in fields(FEATURES[name])}
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"model.{key}: not for model.features = {name!r}")
+    if "seed" in known:
+        given["seed"] = seed
+    return FEATURES[name](**given)
 
 
 @lru_cache(maxsize=8)
@@ -147,6 +158,27 @@ class Featurizer:
         """Of one example's features."""
         with one_thread():
             return tuple(self.features(torch.zeros(self.input_shape)).shape)
+
+    def mapped(self, inputs: Array) -> npt.NDArray[np.float16]:
+        """The same in a file without a name, which vanishes with the process."""
+        self._check()
+        shape = (len(inputs), *self.shape)
+        found = unnamed(shape) if len(inputs) else np.zeros(shape, np.float16)
+        self.write(inputs, found)
+        return found
+
+    def _check(self) -> None:
+        """Refuse a map that remembers: what it makes of an example must not change with others."""
+        draw = torch.Generator().manual_seed(7)
+        tried = [torch.rand(self.input_shape, generator=draw) * s for s in (1.0, 3e38, -1.0)]
+        with one_thread(), torch.inference_mode():
+            before, *_, after = [self.features(one.clone()).clone() for one in (*tried, tried[0])]
+        if not torch.equal(before, after):
+            raise PrivacyRefusal(
+                "model.features: the map gives another result for the same example after it has "
+                "seen others, so one client's data would enter another's features",
+                "use a map without state and without randomness of its own",
+            )
 
     def write(self, inputs: Array, into: npt.NDArray[np.float16]) -> None:
         """The features, one example at a time: batches might round otherwise than single ones."""
@@ -200,15 +232,16 @@ def _made(federation: Federation, featurizer: Featurizer, keep: bool) -> Federat
     if federation.validation is not None:
         parts["validation"] = federation.validation
     keep = keep and not federation.elsewhere
-    home = cache_directory() / "features" / _key(featurizer, parts) if keep else None
-    columns = None if home is None else _kept(home)
-    if columns is None:
-        _check_map(featurizer)
-        columns = {part: _mapped(featurizer, own.inputs) for part, own in _here(federation, parts)}
-        if federation.elsewhere:  # a stand-in for rows that are not here, which takes no room
-            shape = (len(federation.train), *featurizer.shape)
-            columns["train"] = np.broadcast_to(np.zeros((), np.float16), shape)
-        columns = columns if home is None else _keep(home, columns)
+    columns: dict[str, Array] = {}
+    for part, own in parts.items():
+        if federation.elsewhere and part == "train":  # a stand-in, which takes no room
+            shape = (len(own), *featurizer.shape)
+            columns[part] = np.broadcast_to(np.zeros((), np.float16), shape)
+        elif keep:
+            home = _home(featurizer, own.inputs)
+            columns[part] = recalled(home, own.inputs, featurizer.mapped)
+        else:
+            columns[part] = featurizer.mapped(own.inputs)
     made = {part: Examples(columns[part], own.targets) for part, own in parts.items()}
     # Features lie in memory of their own: that their images were shared would not show any more.
     train, *others = (own.inputs for own in parts.values())
@@ -225,63 +258,12 @@ def _made(federation: Federation, featurizer: Featurizer, keep: bool) -> Federat
     )
 
 
-def _here(federation: Federation, parts: dict[str, Examples]) -> list[tuple[str, Examples]]:
-    """Those parts whose rows are on this machine."""
-    return [one for one in parts.items() if not (federation.elsewhere and one[0] == "train")]
-
-
-def _check_map(featurizer: Featurizer) -> None:
-    """Refuse a map that remembers: what it makes of an example must not change with the others."""
-    draw = torch.Generator().manual_seed(7)
-    tried = [torch.rand(featurizer.input_shape, generator=draw) * s for s in (1.0, 3e38, -1.0)]
-    with one_thread(), torch.inference_mode():
-        before, *_, after = [featurizer.features(one.clone()).clone() for one in (*tried, tried[0])]
-    if not torch.equal(before, after):
-        raise PrivacyRefusal(
-            "model.features: the map gives another result for the same example after it has seen "
-            "others, so one client's data would enter another's features",
-            "use a map without state and without randomness of its own",
-        )
-
-
-def _mapped(featurizer: Featurizer, inputs: Array) -> npt.NDArray[np.float16]:
-    """Features in a file without a name, which vanishes with the process."""
-    shape = (len(inputs), *featurizer.shape)
-    if not len(inputs):
-        return np.zeros(shape, np.float16)
-    with tempfile.TemporaryFile(dir=os.environ.get("TMPDIR")) as file:
-        found = np.memmap(file, np.float16, "w+", 0, shape)
-    featurizer.write(inputs, found)
-    return found
-
-
-def _key(featurizer: Featurizer, parts: dict[str, Examples]) -> str:
-    """What the features in the cache were made of, by which code."""
-    about = (_VERSION, torch.__version__, featurizer.features, featurizer.input_shape)
+def _home(featurizer: Featurizer, inputs: Array) -> Path:
+    """Where the features are kept that this map makes of such examples, by this code."""
+    about = (_VERSION, torch.__version__, featurizer.features, inputs.dtype, inputs.shape[1:])
     digest = hashlib.sha256(repr(about).encode())
-    scaling = featurizer.scaling
-    scaled = () if scaling is None else (scaling.shift, scaling.factor)
-    for column in (*scaled, *(own.inputs for own in parts.values())):
-        digest.update(repr((column.dtype, column.shape)).encode())
-        digest.update(np.ascontiguousarray(column).data)
-    return digest.hexdigest()[:32]
-
-
-def _kept(home: Path) -> dict[str, Array] | None:
-    """Columns in the cache, if they are there."""
-    try:
-        sizes: dict[str, int] = json.loads((home / _MANIFEST).read_text(encoding="utf-8"))["bytes"]
-        return map_columns(home, sizes)
-    except FileNotFoundError:
-        return None
-    except (ConfigError, ValueError, KeyError):
-        raise ConfigError(f"{home}: damaged features; delete this directory") from None
-
-
-def _keep(home: Path, columns: dict[str, Array]) -> dict[str, Array]:
-    try:
-        write_columns(home, columns, _MANIFEST, {})
-    except OSError:  # a full or read-only cache costs time, not the result
-        return columns
-    os.chmod(home, 0o700)
-    return _kept(home) or columns
+    if (scaling := featurizer.scaling) is not None:
+        for column in (scaling.shift, scaling.factor):
+            digest.update(repr((column.dtype, column.shape)).encode())
+            digest.update(np.ascontiguousarray(column).data)
+    return cache_directory() / "features" / digest.hexdigest()[:32]

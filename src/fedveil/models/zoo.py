@@ -24,7 +24,7 @@ from fedveil.models.images import (
     WideCnn,
 )
 from fedveil.models.residual import ResNet18
-from fedveil.models.text import CharacterLstm
+from fedveil.models.text import CharacterLstm, CharacterNgrams
 
 
 @dataclass(frozen=True)
@@ -129,15 +129,17 @@ def _lean(federation: Federation, options: Options) -> nn.Module:
     return ChannelsFirst(LeanCnn(shape, outputs, options.hidden or (16, 16)))
 
 
-def _lstm(federation: Federation, options: Options) -> nn.Module:
-    if federation.task is Task.REGRESSION or len(federation.input_shape) != 1:
-        raise ConfigError(
-            f"model: 'lstm' reads texts of token ids, not {federation.task} of inputs of shape "
-            f"{federation.input_shape}"
-        )
-    every = federation.task is Task.SEQUENCE
-    hidden = options.hidden or (256, 256)
-    return CharacterLstm(federation.classes, every_position=every, hidden=hidden)
+def _texts(name: str, network: Callable[..., nn.Module], usual: tuple[int, ...]) -> Builder:
+    def make(federation: Federation, options: Options) -> nn.Module:
+        if federation.task is Task.REGRESSION or len(federation.input_shape) != 1:
+            raise ConfigError(
+                f"model: {name!r} reads texts of token ids, not {federation.task} of inputs of "
+                f"shape {federation.input_shape}"
+            )
+        every = federation.task is Task.SEQUENCE
+        return network(federation.classes, every_position=every, hidden=options.hidden or usual)
+
+    return make
 
 
 _OWN: dict[str, Builder] = {
@@ -152,7 +154,8 @@ _OWN: dict[str, Builder] = {
     "liang-cnn": _images(LiangCnn),
     "cheng-cnn": _images(ChengCnn),
     "resnet18": _images(ResNet18),
-    "lstm": _lstm,
+    "lstm": _texts("lstm", CharacterLstm, (256, 256)),
+    "ngrams": _texts("ngrams", CharacterNgrams, (80, 6480, 8192, 8192)),
 }
 # Builders of other packages are found through the entry-point group.
 MODELS: Registry[Builder] = Registry("model", "fedveil.models", None, Callable)

@@ -38,17 +38,21 @@ class DataSection:
 @dataclass(frozen=True)
 class ModelSection:
     name: str = "auto"  # auto: linear or logistic regression, by task
-    hidden: tuple[int, ...] = ()  # widths of the hidden layers of an MLP
+    hidden: tuple[int, ...] = ()  # widths of hidden layers, or rows of tables (ngrams)
     input_norm: float | None = None  # of a linear model: longer inputs are shortened to it
-    features: str | None = None  # scattering: fixed features of images instead of their pixels
+    features: str | None = None  # fixed ones instead of inputs: scattering (images) or random
     scales: int | None = None  # of scattering: octaves; each halves height and width; None: 2
     angles: int | None = None  # of scattering: orientations of its wavelets; None: 8
     order: int | None = None  # of scattering: 0, 1 or 2 wavelets in a row at most; None: 2
     whiten: str | None = None  # of scattering: by what tells drawings apart, strokes or leaves
+    width: int | None = None  # of random features: how many; None: 1000
+    bandwidth: float | None = (
+        None  # of random features: of their kernel, in inputs' units; None: 10
+    )
     start: str | None = None  # a safetensors file of public weights to start from
     frozen: tuple[str, ...] = ()  # layers or weights by name, or "backbone": all but the last
     adapter_rank: int | None = None  # train adapters of this rank beside the frozen layers
-    seed: int = 0  # of the initial weights; public
+    seed: int = 0  # of the initial weights and random features; public
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedveil.core.errors import ConfigError
 from fedveil.data.encoder import TableEncoder
 from fedveil.data.federation import Examples, Federation, Scaling, Task
-from fedveil.models.features import Featurizer, ScatteringFeatures
+from fedveil.models.features import FEATURES, Featurizer
 from fedveil.models.zoo import build
 from fedveil.planning.plan import Plan
 from fedveil.run.checkpoint import content_digest
@@ -44,7 +44,7 @@ class ModelBundle:
     architecture: Mapping[str, Any] | None  # name, hidden, input_norm; None: a module of one's own
     encoder: TableEncoder | None  # for tables
     scaling: Scaling | None  # of inputs that are arrays
-    featurizer: Featurizer | None  # made the model's inputs from arrays
+    featurizer: Featurizer | None  # made the model's inputs from arrays, or from encoded rows
     guarantee: Mapping[str, Any] | None  # None: no noise was added
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,10 +111,12 @@ def _scaling(listed: list[Any] | None) -> Scaling | None:
 
 
 def _featurizer_to_dict(featurizer: Featurizer | None) -> dict[str, Any] | None:
-    if featurizer is None or not isinstance(featurizer.features, ScatteringFeatures):
+    features = None if featurizer is None else featurizer.features
+    named = (name for name, kind in FEATURES.items() if type(features) is kind)
+    if featurizer is None or (name := next(named, None)) is None:
         return None
     return {
-        "scattering": asdict(featurizer.features),
+        name: vars(features),
         "scaling": _listed(featurizer.scaling),
         "input_shape": list(featurizer.input_shape),
     }
@@ -123,7 +125,7 @@ def _featurizer_to_dict(featurizer: Featurizer | None) -> dict[str, Any] | None:
 def _featurizer(document: Mapping[str, Any] | None) -> Featurizer | None:
     if document is None:
         return None
-    features = ScatteringFeatures(**document["scattering"])
+    (features,) = (kind(**document[name]) for name, kind in FEATURES.items() if name in document)
     return Featurizer(features, _scaling(document["scaling"]), tuple(document["input_shape"]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
 from fedveil.data.federation import Task
 from fedveil.models.losses import class_scores
+from fedveil.models.random_features import RandomFeatures, RandomLayer
 from fedveil.run.bundle import ModelBundle
 
 
@@ -23,8 +25,13 @@ class Answers(nn.Module):
         super().__init__()
         if bundle.task is Task.SEQUENCE:
             raise ConfigError("export: not for sequences")
-        self.module, self.classes = module, bundle.task is Task.CLASSIFICATION
         self.several = bundle.task is Task.MULTI_LABEL
+        self.classes, self.input_shape = bundle.task is Task.CLASSIFICATION, bundle.input_shape
+        self.module, made = module, bundle.featurizer
+        if made is not None and isinstance(made.features, RandomFeatures):
+            self.input_shape = made.input_shape
+            first = RandomLayer(made.features, math.prod(made.input_shape))
+            self.module = nn.Sequential(first, module)
         target = None if bundle.encoder is None else bundle.encoder.target
         self.width, self.centre = (1.0, 0.0) if target is None else (target.width, target.centre)
 
@@ -44,7 +51,7 @@ def export(bundle: ModelBundle, module: nn.Module, path: Path) -> None:
     if path.exists():
         raise ConfigError(f"{path}: exists already; name a new file")
     answers = Answers(bundle, module).eval()
-    example = (torch.zeros(2, *bundle.input_shape),)
+    example = (torch.zeros(2, *answers.input_shape),)
     shapes = ({0: torch.export.Dim("rows")},)
     partial = path.with_name(f".partial-{path.name}")
     try:

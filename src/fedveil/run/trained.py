@@ -117,7 +117,7 @@ class TrainedModel(Displayed):
             return
         for table, encoded in _encoded_batches(self, self.bundle.encoder, data, keep):
             _remark(remarks, self.bundle.encoder, encoded)
-            found = self.on_inputs(encoded.inputs)
+            found = self.on_inputs(self._seen(encoded.inputs))
             yield Predictions(found.values, found.probabilities, table)
 
     def evaluate(
@@ -196,14 +196,16 @@ class TrainedModel(Displayed):
             )
         rows = rows_at_once(self.module, self.bundle.input_shape)
         for start in range(0, len(inputs), rows):
-            part = inputs[start : start + rows]
-            if featurizer is not None:
-                yield featurizer(part).astype(np.float32)
-            elif self.bundle.scaling is not None:
-                yield self.bundle.scaling(part)
-            else:
-                kind = np.int64 if self.bundle.task is Task.SEQUENCE else np.float32
-                yield part.astype(kind)
+            yield self._seen(inputs[start : start + rows])
+
+    def _seen(self, inputs: Array) -> Array:
+        """What the module itself sees of encoded rows, or of arrays as they were given."""
+        if self.bundle.featurizer is not None:
+            return self.bundle.featurizer(inputs).astype(np.float32)
+        if self.bundle.scaling is not None:
+            return self.bundle.scaling(inputs)
+        kind = np.int64 if self.bundle.task is Task.SEQUENCE else np.float32
+        return inputs.astype(kind, copy=False)
 
     @torch.inference_mode()
     def on_inputs(self, inputs: Array) -> Predictions:
