@@ -85,8 +85,22 @@ def test_an_empty_image_has_finite_features():
     assert bool(found.isfinite().all())
 
 
+def test_fewer_directions_are_the_most_different_ones():
+    """As many as asked for, of the same drawings' features; more than there are, all of them."""
+    image = torch.rand(8, 8, generator=torch.Generator().manual_seed(2))
+    sizes = [
+        replace(MAP, whiten="strokes", directions=most)(image).numel() for most in (3, 20, 10**6)
+    ]
+    assert sizes[:2] == [3, 20]
+    assert sizes[2] == replace(MAP, whiten="strokes")(image).numel()
+
+
 def test_unknown_drawings_and_whitening_without_features_are_refused():
     with pytest.raises(ConfigError, match="there is strokes or leaves"):
         named_features("scattering", whiten="clouds")
+    with pytest.raises(ConfigError, match=r"model.directions: must be at least 1"):
+        named_features("scattering", whiten="leaves", directions=0)
+    with pytest.raises(ConfigError, match=r"model.directions: goes with model.whiten"):
+        named_features("scattering", directions=9)
     with pytest.raises(ConfigError, match=r"model.whiten: goes with model.features"):
         named_features(None, whiten="strokes")

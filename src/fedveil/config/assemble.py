@@ -133,6 +133,7 @@ def features_of(chosen: ModelSection) -> FeatureMap | None:
         angles=chosen.angles,
         order=chosen.order,
         whiten=chosen.whiten,
+        directions=chosen.directions,
         width=chosen.width,
         bandwidth=chosen.bandwidth,
         seed=chosen.seed,

@@ -37,8 +37,9 @@ from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.privacy_terms import PrivacyTerms
 
 MOST_ANGLES, MOST_FEATURES = 32, 16  # what a hub may ask a site to work out
-MOST_WHITENED = 1 << 14  # features, of which 2,000 drawings are held at once
-MOST_DIRECTIONS = 1 << 23  # numbers: features times inputs of one example
+MOST_WHITENED = 1 << 14  # features, and the most directions, each of 2.5 drawings held at once:
+MOST_DIRECTIONS = 2048
+MOST_DRAWN = 1 << 23  # random features times inputs of one example
 _OWN = (DataSection(), EngineSection(), EvaluationSection())
 
 
@@ -125,9 +126,9 @@ def seen(model: ModelSection, federation: Federation) -> Federation:
     """The federation as the model of a recipe sees it, whose features may not cost too much."""
     chosen, shape = features_of(model), federation.input_shape
     if isinstance(chosen, RandomFeatures):
-        if (numbers := chosen.width * math.prod(shape)) > MOST_DIRECTIONS:
+        if (numbers := chosen.width * math.prod(shape)) > MOST_DRAWN:
             raise ConfigError(
-                f"model.width: {numbers:,} numbers make random features; {MOST_DIRECTIONS:,} do"
+                f"model.width: {numbers:,} numbers make random features; {MOST_DRAWN:,} do"
             )
         return with_features(federation, chosen)
     if not isinstance(chosen, ScatteringFeatures):
@@ -145,6 +146,8 @@ def seen(model: ModelSection, federation: Federation) -> Federation:
         raise ConfigError(
             f"model.whiten: {numbers:,} features of one image; {MOST_WHITENED:,} are whitened"
         )
+    if (directions := chosen.directions or 0) > MOST_DIRECTIONS:
+        raise ConfigError(f"model.directions: {directions:,}; sites keep {MOST_DIRECTIONS:,}")
     return with_features(federation, chosen)
 
 

@@ -29,7 +29,7 @@ from fedveil.datasets.files import cache_directory
 from fedveil.models.feature_cache import recalled, unnamed
 from fedveil.models.random_features import RandomFeatures
 from fedveil.models.scattering import Scattering
-from fedveil.models.whitening import check_drawings, one_thread, whitened
+from fedveil.models.whitening import DIRECTIONS, check_drawings, one_thread, whitened
 
 _BLOCK = 256  # examples read at a time
 _VERSION = 3  # of the features; another one makes cached ones worthless
@@ -62,11 +62,14 @@ class ScatteringFeatures:
     angles: int = 8
     order: int = 2
     whiten: str | None = None  # drawings that tell what matters; features are then `[directions]`
+    directions: int | None = None  # at most; None: as many as `whitening` has by default
     data_independent = True  # the filters are formulas, and so are the drawings
 
     def __post_init__(self) -> None:
         if self.whiten is not None:
-            check_drawings(self.whiten)
+            check_drawings(self.whiten, self.directions)
+        elif self.directions is not None:
+            raise ConfigError("model.directions: goes with model.whiten, which is not set")
 
     def __repr__(self) -> str:
         """As guarantees say it, and as features in the cache are known by."""
@@ -75,7 +78,8 @@ class ScatteringFeatures:
 
     def __call__(self, example: Tensor) -> Tensor:
         if self.whiten is not None:
-            return whitened(replace(self, whiten=None), self.whiten, example)
+            plain = replace(self, whiten=None, directions=None)
+            return whitened(plain, self.whiten, self.directions or DIRECTIONS, example)
         if example.ndim not in (2, 3):
             raise ConfigError(
                 f"model.features: scattering needs images, not inputs of shape {[*example.shape]}"

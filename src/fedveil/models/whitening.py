@@ -9,6 +9,7 @@ classes). The drawings are made by a formula (`fedveil.models.drawings`): no dat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -20,9 +21,9 @@ from torch import Tensor
 from fedveil.core.errors import ConfigError
 from fedveil.models.drawings import DRAWINGS
 
-_MOST = 400  # drawings that are looked at
+DIRECTIONS = 800  # that are kept, if nothing else is said
 _TIMES = 5  # that each of them is drawn
-_SHARE = 0.4  # of all these pictures: the most directions that are kept
+_SHARE = 0.4  # of directions that are kept, for each of these pictures
 _SEED = 1968
 _RIDGE = 1.0  # of the mean is added to each direction's: those that hardly vary stay small
 _FLOOR = 1e-6  # length below which nothing is blown up
@@ -31,30 +32,34 @@ _FLOOR = 1e-6  # length below which nothing is blown up
 ImageMap = Callable[[Tensor], Tensor]  # an image [h, w, ...] to features [h', w', channels]
 
 
-def check_drawings(name: str) -> None:
+def check_drawings(name: str, directions: int | None) -> None:
     if name not in DRAWINGS:
         raise ConfigError(f"model.whiten: unknown {name!r}; there is {' or '.join(DRAWINGS)}")
+    if directions is not None and directions < 1:
+        raise ConfigError(f"model.directions: must be at least 1, got {directions}")
 
 
-def whitened(features: ImageMap, drawings: str, example: Tensor) -> Tensor:
-    """The example's features in other directions, `[directions]`; their length is 1."""
-    middle, turn = _turn(features, drawings, tuple(example.shape))
+def whitened(features: ImageMap, drawings: str, directions: int, example: Tensor) -> Tensor:
+    """The example's features in other directions, `[directions]` or fewer; their length is 1."""
+    middle, turn = _turn(features, drawings, directions, tuple(example.shape))
     found = turn @ (features(example).flatten() - middle)
     length: Tensor = torch.linalg.vector_norm(found)
     return found / length.clamp(min=_FLOOR)
 
 
 @lru_cache(maxsize=8)
-def _turn(features: ImageMap, drawings: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def _turn(
+    features: ImageMap, drawings: str, directions: int, shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
     """The mean `[features]` of drawings, and the map `[directions, features]` of what differs."""
     with one_thread():
-        seen = _seen(features, drawings, shape)
+        seen = _seen(features, drawings, math.ceil(directions / (_SHARE * _TIMES)), shape)
         pictures = seen.flatten(0, 1)
         middle = pictures.mean(dim=0)
         spread = pictures - middle
         # The principal directions, from products of pictures: there are fewer than features.
         values, vectors = torch.linalg.eigh(spread @ spread.T)
-        kept = slice(-int(_SHARE * len(pictures)), None)
+        kept = slice(-min(directions, int(_SHARE * len(pictures))), None)
         axes = spread.T @ (vectors[:, kept] * values[kept].clamp(min=_FLOOR).rsqrt())
         within = ((seen - seen.mean(dim=1, keepdim=True)) @ axes).flatten(0, 1)
         values, vectors = torch.linalg.eigh(within.T @ within)
@@ -63,10 +68,10 @@ def _turn(features: ImageMap, drawings: str, shape: tuple[int, ...]) -> tuple[Te
     return middle.float(), turn.float().contiguous()
 
 
-def _seen(features: ImageMap, drawings: str, shape: tuple[int, ...]) -> Tensor:
+def _seen(features: ImageMap, drawings: str, most: int, shape: tuple[int, ...]) -> Tensor:
     """Features `[drawings, times, features]` of pictures, as many as there are features at most."""
     first = features(_drawn(drawings, 0, 0, shape)).numel()
-    count = min(_MOST, -(-first // _TIMES))
+    count = min(most, -(-first // _TIMES))
     pairs = ((what, how) for what in range(count) for how in range(_TIMES))
     rows = [features(_drawn(drawings, *pair, shape)).flatten() for pair in pairs]
     return torch.stack(rows).double().reshape(count, _TIMES, -1)

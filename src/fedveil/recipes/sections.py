@@ -45,6 +45,7 @@ class ModelSection:
     angles: int | None = None  # of scattering: orientations of its wavelets; None: 8
     order: int | None = None  # of scattering: 0, 1 or 2 wavelets in a row at most; None: 2
     whiten: str | None = None  # of scattering: by what tells drawings apart, strokes or leaves
+    directions: int | None = None  # of whitening: how many features are kept; None: 800
     width: int | None = None  # of random features: how many; None: 1000
     bandwidth: float | None = (
         None  # of random features: of their kernel, in inputs' units; None: 10
