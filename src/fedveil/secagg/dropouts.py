@@ -52,11 +52,12 @@ def planned_dropouts(
     most = (cohort - 2 - colluders) // 2
     if most < 0:
         raise ConfigError(f"cohort = {cohort}: too small for {colluders} colluders")
-    chances = [_binomial(cohort, lost, rate) for lost in range(cohort + 1)]
-    for count in range(most + 1):
-        if math.fsum(chances[count + 1 :]) <= failure_probability:
-            return count
-    return most
+    more = 0.0  # the probability that `count` or more are lost
+    for count in range(cohort, 0, -1):
+        more += _binomial(cohort, count, rate)
+        if more > failure_probability:
+            return min(count, most)
+    return 0
 
 
 def _binomial(cohort: int, lost: int, rate: float) -> float:

@@ -39,6 +39,7 @@ from fedveil.core.errors import ConfigError
 # Up to here everybody is joined to everybody: a sparse graph would save little, and the complete
 # one needs no luck and withstands a server that lies about who survived.
 SMALL_COHORT = 32
+_TINY = -700.0  # logarithms below would round to zero, and no probability is rounded down
 
 
 @dataclass(frozen=True)
@@ -178,30 +179,31 @@ def _tail(population: int, marked: int, drawn: int, above: int) -> float:
 
 @lru_cache(maxsize=4)
 def _tails(population: int, marked: int, drawn: int) -> npt.NDArray[np.float64]:
-    """The same for all `above` from -1 to `drawn`."""
-    x = np.arange(max(0, drawn - (population - marked)), min(marked, drawn) + 1)
-    chances = np.zeros(drawn + 2)
-    chances[x] = np.exp(
-        _log_choose(marked, x)
-        + _log_choose(population - marked, drawn - x)
-        - _log_choose(population, drawn)
+    """The same for all `above` from -1 to `drawn`; never below the exact probability."""
+    low, high = max(0, drawn - (population - marked)), min(marked, drawn)
+    first = _log_choose(marked, low) + _log_choose(population - marked, drawn - low)
+    x = np.arange(low, high)
+    rises = np.log((marked - x) * (drawn - x)) - np.log(
+        (x + 1) * (population - marked - drawn + x + 1)
     )
+    logs = np.cumsum(np.append(first - _log_choose(population, drawn), rises))
+    chances = np.zeros(drawn + 2)
+    chances[low : high + 1] = np.exp(np.maximum(logs + _rounding(population, drawn), _TINY))
     return np.cumsum(chances[::-1])[::-1]  # the smallest ones first
 
 
 def _two_arcs(cohort: int, masks: int, removed: int) -> float:
     if removed < masks:
         return 0.0
-    arcs = float(_log_choose(removed, masks) - _log_choose(cohort, masks))
-    return math.exp(min(0.0, 2 * math.log(cohort) - math.log(2) + arcs))
+    arcs = _log_choose(removed, masks) - _log_choose(cohort, masks) + _rounding(cohort, 0)
+    return math.exp(max(_TINY, min(0.0, 2 * math.log(cohort) - math.log(2) + arcs)))
 
 
-def _log_choose(n: int, k: int | npt.NDArray[np.intp]) -> npt.NDArray[np.float64]:
-    table, chosen = _log_factorials(1 << n.bit_length()), np.asarray(k)
-    found: npt.NDArray[np.float64] = table[n] - table[chosen] - table[n - chosen]
-    return found
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
 
 
-@lru_cache(maxsize=16)
-def _log_factorials(size: int) -> npt.NDArray[np.float64]:
-    return np.array([math.lgamma(n + 1) for n in range(size)])
+def _rounding(population: int, terms: int) -> float:
+    """More than rounding can take off a logarithm here: nine values of `lgamma`, each off by at
+    most 16 units in the last place, and as many additions as there are terms."""
+    return 2.0**-52 * (200 + terms) * (100 + math.lgamma(population + 1))
