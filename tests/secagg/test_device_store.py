@@ -11,6 +11,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -19,11 +20,17 @@ import pytest
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
 from fedveil.privacy.accounting import account
-from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.mechanisms import DiscreteGaussianSum, Gaussian
 from fedveil.privacy.sampling import Poisson
 from fedveil.secagg import pairs
 from fedveil.secagg.device_store import DeviceStore, Lock
-from fedveil.secagg.errors import ForeignKey, Malformed, OutOfTurn, RuleBroken
+from fedveil.secagg.errors import (
+    ForeignKey,
+    Malformed,
+    OutOfTurn,
+    RuleBroken,
+    SecureAggregationError,
+)
 from fedveil.secagg.journal import PENDING, Claim, MemoryJournal
 from fedveil.secagg.keys import new_keys
 from fedveil.secagg.messages import Shares
@@ -328,6 +335,21 @@ def test_a_server_cannot_make_a_round_look_cheaper_than_it_is(tmp_path):
     cast.devices[10].join(lying(cast, privacy=terms_for().to_bytes()))
 
 
+def test_numbers_that_no_accountant_can_take_end_in_a_refusal(tmp_path):
+    stores, cast = charged_cast(tmp_path)
+    for clip_norm, granularity, share_std in (
+        (1e-99, 1e99, 1e-99),
+        (1e99, 1e-99, 1e9),
+        (1e99, 1e99, 1e99),
+        (1e-99, 1e-99, 1e-99),
+    ):
+        mechanism = DiscreteGaussianSum(clip_norm, granularity, share_std, 3, 5, 0.5)
+        terms = terms_for(mechanism=mechanism).to_bytes()
+        with suppress(SecureAggregationError):
+            cast.devices[10].join(lying(cast, privacy=terms))
+    assert stores[10].ledger.spent() < 1e3
+
+
 def test_privacy_terms_are_read_in_one_form_only(tmp_path):
     _, cast = charged_cast(tmp_path)
     good = terms_for().to_bytes()
@@ -399,6 +421,40 @@ def test_a_claim_that_is_killed_is_paid_and_made_or_neither(tmp_path, place, pai
     else:
         again.claim(wanted(5))
     assert store.ledger.spent() > 0
+
+
+_KILLED_EARLY = """
+import os, signal, sys
+from pathlib import Path
+from fedveil.secagg import device_store
+from tests.secagg.stores import new_store
+die = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+setattr(*{
+    "before the file is a database": (device_store.client_events.sqlite3, "connect", die),
+    "before the commit": (device_store.client_events.Events, "name", die),
+}[sys.argv[1]])
+new_store(Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("place", ["before the file is a database", "before the commit"])
+def test_a_store_whose_making_was_killed_can_be_made_again(tmp_path, place):
+    run = [sys.executable, "-c", _KILLED_EARLY, place, str(tmp_path / "d")]
+    ended = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert (tmp_path / "d").exists()
+    with pytest.raises(RuleBroken, match="no round without it"):
+        DeviceStore(tmp_path / "d", LOCK)
+    new_store(tmp_path / "d").claim(wanted(1))
+    with pytest.raises(RuleBroken, match="exists"):
+        new_store(tmp_path / "d")
+
+
+def test_making_a_store_harms_no_other_file(tmp_path):
+    (tmp_path / "d").write_bytes(b"something else entirely" * 100)
+    with pytest.raises(ConfigError, match="not a ledger"):
+        new_store(tmp_path / "d")
+    assert (tmp_path / "d").read_bytes() == b"something else entirely" * 100
 
 
 # --- others' cards --------------------------------------------------------------------------------

@@ -105,16 +105,24 @@ class DeviceStore:
         adjacency: Adjacency = Adjacency.ZERO_OUT,
         trust: Trust = Trust.DISTRIBUTED,
     ) -> DeviceStore:
-        """A new store with an empty ledger; see `ClientLedger` for the terms."""
+        """A new store with an empty ledger; see `ClientLedger` for the terms.
+
+        What a creation that was killed has left is made into one; a store is never made anew.
+        """
+        made = True
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            made = False
         except OSError as error:
             raise RuleBroken(f"device store {path}: {error.strerror}") from None
         salt = os.urandom(16)
         sealed = _seal(lock.key(salt), _CHECK, _CHECK)
         try:
             with client_events.transaction(path) as events:
+                if events.head() != client_events.NONE:
+                    raise RuleBroken(f"device store {path}: it exists already")
                 ClientLedger(
                     path, budget_epsilon, delta, unit=unit, adjacency=adjacency, trust=trust
                 )
@@ -123,7 +131,8 @@ class DeviceStore:
                 row = (VERSION, salt, sealed)
                 events.database.execute("INSERT INTO store VALUES (?, ?, ?)", row)
         except BaseException:
-            path.unlink()  # nobody has used it
+            if made:
+                path.unlink()  # nobody has used it
             raise
         return cls(path, lock)
 
@@ -279,7 +288,7 @@ class DeviceStore:
             raise
         except PrivacyRefusal as refusal:
             raise RuleBroken(f"this device's ledger refuses: {refusal}") from refusal
-        except (FedveilError, sqlite3.Error, OSError, ValueError) as error:
+        except (FedveilError, sqlite3.Error, OSError, ValueError, ArithmeticError) as error:
             raise RuleBroken(f"device store {self.path}: {error}; no round without it") from None
 
 

@@ -59,9 +59,14 @@ class PrivacyTerms:
             )
             if found.to_bytes() != data:
                 raise ValueError("there is another way to write them")
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            raise Malformed(f"RoundPlan.privacy: {str(error)[:200]}") from None
-        except FedveilError as error:
+        except (
+            ValueError,
+            TypeError,
+            KeyError,
+            ArithmeticError,
+            RecursionError,
+            FedveilError,
+        ) as error:
             raise Malformed(f"RoundPlan.privacy: {str(error)[:200]}") from None
         return found
 
@@ -77,7 +82,7 @@ class PrivacyTerms:
             return  # the noise does not rest on the sum; whom to trust is the ledger's to say
         try:
             shares = honest_shares(release, self.privacy_model)
-        except FedveilError as error:
+        except (FedveilError, ArithmeticError) as error:
             raise RuleBroken(f"privacy terms: {error}") from None
         if shares is None or shares > params.counted(cohort):
             raise RuleBroken(
