@@ -225,6 +225,33 @@ def test_a_device_that_renewed_does_not_use_its_old_card():
         cast.devices[10].join(cast.play().server.plan)
 
 
+def test_a_device_whose_own_new_card_comes_with_the_plan_agrees_with_everybody():
+    # With seeds made of its old card it would contradict all its neighbours, and be evicted.
+    cast = assemble(4, own_rosters=True)
+    cast.server.roster.admit(cast.devices[10].renew())
+    play = cast.play()
+    for device in cast.ids:
+        cards = cast.server.cards_for(play.server, device)
+        play.rounds[device] = cast.devices[device].join(play.server.plan, cards)
+        play.send(play.rounds[device].shares)
+    play.server.close_sharing()
+    assert not play.server.odds
+    play.take_sharers()
+    play.upload(VECTORS)
+    play.confirm()
+    assert np.array_equal(play.unmask(), plain_sum(VECTORS, cast.ids))
+
+
+def test_seeds_are_not_agreed_by_a_card_that_was_replaced():
+    cast = assemble(3)
+    card = cast.devices[10].renew()
+    with pytest.raises(ForeignKey, match="another key of its own"):
+        cast.devices[10].forget_agreement(cast.ids)
+    cast.server.roster.admit(card)
+    cast.devices[10].forget_agreement(cast.ids)
+    assert cast.devices[10].agree(20, 1) == cast.devices[20].agree(10, 1)
+
+
 def test_nobody_is_a_member_of_a_round_twice():
     cast = assemble(4)
     with pytest.raises(ConfigError, match="named twice"):

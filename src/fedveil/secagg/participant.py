@@ -94,16 +94,18 @@ class Participant:
         with self._lock:
             for device in devices:
                 if device != self.keys.device:
-                    turned = self._turned(self.roster.get(device), max(0, self._round))
-                    self._remember(device, *turned)
+                    other, at = self.roster.get(device), max(0, self._round)
+                    self._remember(device, *self._turned(other, at, self.roster.get))
             self.keys = replace(self.keys, agreement=None)
 
     def agree(self, device: int, round_number: int) -> bytes:
         """The key shared with an enrolled device in a round, agreed on first use."""
         with self._lock:
-            return self._turned(self.roster.get(device), round_number)[1].key
+            return self._turned(self.roster.get(device), round_number, self.roster.get)[1].key
 
-    def _turned(self, other: Enrolled, round_number: int) -> tuple[bytes, Ratchet]:
+    def _turned(
+        self, other: Enrolled, round_number: int, enrolled: Callable[[int], Enrolled]
+    ) -> tuple[bytes, Ratchet]:
         """A neighbour's card and the ratchet at this round; nothing is remembered yet."""
         known = self._ratchets.get(other.device)
         if known is not None and known[0] == other.fingerprint:
@@ -113,8 +115,15 @@ class Participant:
                 f"device {self.keys.device} has forgotten its X25519 key and knows no seed with "
                 f"device {other.device}; renew the key"
             )
-        seed = pair_seed(self.roster.get(self.keys.device), self.keys.agreement, other)
+        seed = pair_seed(self._own(enrolled), self.keys.agreement, other)
         return other.fingerprint, ratchet.begin(seed, round_number)
+
+    def _own(self, enrolled: Callable[[int], Enrolled]) -> Enrolled:
+        """This device's card, if it is about the key that the device has."""
+        own = enrolled(self.keys.device)
+        if own.agreement.public_bytes_raw() != self.keys.public:
+            raise ForeignKey(f"device {self.keys.device}: the roster holds another key of its own")
+        return own
 
     def _remember(self, device: int, card: bytes, turned: Ratchet) -> None:
         self._ratchets.pop(device, None)
@@ -199,7 +208,7 @@ class Participant:
                     strict=True,
                 )
             )
-            turned = {n: self._turned(enrolled(n), plan.round_number) for n in near}
+            turned = {n: self._turned(enrolled(n), plan.round_number, enrolled) for n in near}
             handshake = session.begin(plan.exchange, digest, own)
             reservation = self._journal.claim(self._claim(plan, terms))
             self.roster.enrol(list(fresh.values()))
@@ -239,9 +248,7 @@ class Participant:
         Without a proof it has had one for this roster before, or has everybody's cards.
         """
         plan, places = layout.plan, needed_places(layout, self.keys.device)
-        own = enrolled(self.keys.device)
-        if own.agreement.public_bytes_raw() != self.keys.public:
-            raise ForeignKey(f"device {self.keys.device}: the roster holds another key of its own")
+        self._own(enrolled)
         leaves = {place: enrolled(plan.members[place]).fingerprint for place in places}
         root, proven = self._proven
         if proof is None and root == plan.roster and leaves.items() <= proven.items():
