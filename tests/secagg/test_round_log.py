@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import stat
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -261,6 +262,59 @@ def test_a_round_whose_log_cannot_be_written_ends(tmp_path, monkeypatch):
     assert play.server.phase is Phase.OVER
     with pytest.raises(ConfigError, match="No space left"):
         cast.play(round_number=2)
+
+
+@pytest.mark.parametrize("fails", ["fsync", "write"])
+def test_a_log_that_could_not_be_begun_is_not_in_the_way_of_the_next_try(
+    tmp_path, monkeypatch, fails
+):
+    cast = assemble(4)
+    cast.server.logs = tmp_path / "logs"
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    before = len(os.listdir("/dev/fd"))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, fails, full)
+        with pytest.raises(ConfigError, match="No space left"):
+            cast.server.open(1, cast.ids, 5, 32)
+    assert list(cast.server.logs.iterdir()) == []
+    assert len(os.listdir("/dev/fd")) == before
+    cast.server.open(1, cast.ids, 5, 32)  # the very same plan
+    with pytest.raises(ConfigError, match="exists"):
+        cast.server.open(1, cast.ids, 5, 32)
+    assert len(cast.server.resume()) == 1
+
+
+def test_a_log_is_read_in_the_memory_of_one_frame(tmp_path):
+    cast = assemble(12, min_honest=4)
+    cast.server.logs = tmp_path
+    play = cast.play(dimension=50_000)
+    play.share()
+    play.upload(small_vectors(50_000))
+    vector = 4 * 50_000
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_size > 12 * vector
+    tracemalloc.start()
+    try:
+        again = resumed(cast)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert again.survivors == cast.ids
+    assert peak < 5 * vector  # the total, the frame, its vector
+
+
+def test_logs_that_cannot_be_used_stay_open_nowhere(tmp_path):
+    cast, _, path = logged(tmp_path)
+    before = len(os.listdir("/dev/fd"))
+    path.write_bytes(b"something else entirely")
+    with pytest.raises(ConfigError, match="another program"):
+        cast.server.resume()
+    path.write_bytes(MAGIC)
+    assert cast.server.resume() == []
+    assert len(os.listdir("/dev/fd")) == before
 
 
 def test_an_aborted_round_stays_so_and_devices_accept_it(tmp_path):

@@ -15,6 +15,7 @@ from fedveil.secagg import wire
 from fedveil.secagg.errors import SecureAggregationError
 from fedveil.secagg.journal import Claim, MemoryJournal
 from fedveil.secagg.messages import Commitments, Confirmed, Masked, Survivors
+from fedveil.secagg.server_round import Phase, ServerRound
 from tests.secagg.play import assemble, peek, plain_sum, small_vectors
 
 VECTORS = small_vectors()
@@ -179,3 +180,50 @@ def test_a_vector_that_races_with_the_close_is_in_the_sum_or_refused():
         race([partial(play.server.receive, late), play.server.close_upload])
         play.confirm()
         assert np.array_equal(play.unmask(), plain_sum(VECTORS, play.server.survivors))
+
+
+@pytest.mark.parametrize("honest_server", [False, True])
+def test_who_asks_the_moment_a_phase_opens_is_told_what_everybody_is(monkeypatch, honest_server):
+    # Another thread may come between any two statements of a close.
+    cast = assemble(4, min_honest=2, honest_server=honest_server)
+    play, told, close = cast.play(), {}, ServerRound._close
+
+    def watched(self, *arguments):
+        close(self, *arguments)
+        ask = {
+            Phase.CONFIRMATIONS: self.survivors_for,
+            Phase.UNMASKING: self.survivors_for if honest_server else self.confirmed_for,
+        }.get(self.phase, self.sharers_for)
+        told[self.phase] = [ask(device) for device in cast.ids]
+
+    monkeypatch.setattr(ServerRound, "_close", watched)
+    play.share()
+    play.upload(VECTORS)
+    if not honest_server:
+        for device, frame in zip(cast.ids, told[Phase.CONFIRMATIONS], strict=True):
+            play.send(play.rounds[device].confirm(frame))
+        play.server.close_confirmation()
+    for device, frame in zip(cast.ids, told[Phase.UNMASKING], strict=True):
+        play.send(play.rounds[device].unmask(frame))
+    assert np.array_equal(play.server.finish(), plain_sum(VECTORS, cast.ids))
+
+
+def test_suspects_can_be_asked_for_while_devices_doubt_each_other():
+    cast = assemble(30, min_honest=4)
+    for round_number in range(8):
+        play, over = cast.play(round_number=round_number), threading.Event()
+        play.share()
+        play.upload(VECTORS)
+
+        def doubt(play=play, over=over) -> bool:
+            for device in cast.ids[::2]:  # nobody is at odds with more than one
+                play.server.survivors_for(device, {device + 10})
+            over.set()
+            return True
+
+        def ask(play=play, over=over) -> bool:
+            while not over.is_set():
+                assert not play.server.suspects
+            return True
+
+        assert race([doubt, ask, ask]) == [True] * 3

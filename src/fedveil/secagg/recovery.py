@@ -32,7 +32,7 @@ class Recovery:
 
     kept: Kept
     survived: Flags
-    wrong: list[tuple[int, int]] = field(default_factory=list)  # holder, dealer
+    wrong: dict[int, int] = field(default_factory=dict)  # holder -> a dealer whose share it spoiled
     faults: list[Fault] = field(default_factory=list)
 
     def remove_masks(self, total: Words) -> None:
@@ -78,8 +78,8 @@ class Recovery:
             name = kept.layout.plan.members[holder]
             if answer_fits(answer, survived, mark, digest, device, name):
                 right.append(column)
-            elif (holder, place) not in self.wrong:
-                self.wrong.append((holder, place))
+            else:
+                self.wrong.setdefault(holder, place)
         secret = self._combined(place, np.array(right, dtype=np.intp))
         if secret is None:
             raise NotReleased(f"device {device}: {len(right)} shares came, need {threshold}")

@@ -13,15 +13,19 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import sync_directory
 from fedveil.secagg import derive
 
 _HEAD = 9
 MAGIC = b"FVSALOG4"
+
+Identities = dict[int, bytes]
 
 
 class RecordKind(IntEnum):
@@ -54,37 +58,54 @@ class RoundLog:
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             log = cls(path, os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_APPEND, 0o600))
-            packed = b"".join(derive.id_bytes(i) + key for i, key in sorted(identities.items()))
-            _write(log._handle, MAGIC)
-            log.append(RecordKind.PLAN, plan)
-            log.append(RecordKind.IDENTITIES, packed, sync=True)
-            folder = os.open(path.parent, os.O_RDONLY)
             try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+                packed = b"".join(derive.id_bytes(i) + key for i, key in sorted(identities.items()))
+                _write(log._handle, MAGIC)
+                log.append(RecordKind.PLAN, plan)
+                log.append(RecordKind.IDENTITIES, packed, sync=True)
+                sync_directory(path.parent)
+            except BaseException:
+                log.discard()  # nobody has been told of this round
+                raise
         except OSError as error:
             raise ConfigError(f"round log {path}: {error.strerror}") from None
         return log
 
     @classmethod
-    def resume(cls, path: Path) -> tuple[RoundLog, list[Record]]:
-        """The log and its records; a torn end is cut off."""
+    @contextmanager
+    def resume(cls, path: Path) -> Iterator[tuple[RoundLog, bytes, Identities, Iterator[Record]]]:
+        """The log, its plan and identities, and the records after them, read one by one.
+
+        A torn end is cut off when they have been read. The log is closed if they cannot be used.
+        """
+        handle = -1
         try:
             handle = os.open(path, os.O_RDWR | os.O_APPEND)
             with open(handle, "rb", closefd=False) as file:
-                data = file.read()
-            if data[: len(MAGIC)] != MAGIC and not MAGIC.startswith(data):
-                raise ConfigError(f"round log {path}: of another program or version")
-            found = list(_records(data))
-            os.ftruncate(handle, found[-1][1] if found else 0)
-        except OSError as error:
-            raise ConfigError(f"round log {path}: {error.strerror}") from None
-        records = [record for record, _ in found]
-        kinds = [record.kind for record in records[:2]]
-        if kinds != [RecordKind.PLAN, RecordKind.IDENTITIES]:
-            raise Unopened(f"round log {path}: its plan was not written; no device has seen it")
-        return cls(path, handle), records
+                start = file.read(len(MAGIC))
+                if not MAGIC.startswith(start):
+                    raise ConfigError(f"round log {path}: of another program or version")
+                records = _records(file)
+                plan, packed = next(records, None), next(records, None)
+                if (
+                    not plan
+                    or not packed
+                    or (plan.kind, packed.kind)
+                    != (
+                        RecordKind.PLAN,
+                        RecordKind.IDENTITIES,
+                    )
+                ):
+                    raise Unopened(
+                        f"round log {path}: its plan was not written: nobody has seen it"
+                    )
+                yield cls(path, handle), plan.content, _identities(packed.content), records
+        except BaseException as error:
+            if handle >= 0:
+                os.close(handle)
+            if isinstance(error, OSError):
+                raise ConfigError(f"round log {path}: {error.strerror}") from None
+            raise
 
     def append(self, kind: RecordKind, content: bytes, sync: bool = False) -> None:
         """Add a record; with `sync`, it and all before it survive a power cut."""
@@ -100,26 +121,26 @@ class RoundLog:
         self.path.unlink()
 
 
-def identities_of(record: Record) -> dict[int, bytes]:
-    packed = record.content
+def _identities(packed: bytes) -> Identities:
     return {
         int.from_bytes(packed[at : at + 8], "little"): packed[at + 8 : at + 40]
         for at in range(0, len(packed), 40)
     }
 
 
-def _records(data: bytes) -> Iterator[tuple[Record, int]]:
-    """Whole records with the place where each ends."""
-    at = len(MAGIC)
-    while at + _HEAD <= len(data):
-        end = at + _HEAD + int.from_bytes(data[at : at + 4], "little")
-        body = data[at + 8 : end]
-        if end > len(data) or zlib.crc32(body) != int.from_bytes(data[at + 4 : at + 8], "little"):
-            return
-        if body[0] not in RecordKind._value2member_map_:
-            return
-        yield Record(RecordKind(body[0]), body[1:]), end
-        at = end
+def _records(file: BinaryIO) -> Iterator[Record]:
+    """The whole records that follow; what comes after them is cut off."""
+    size, whole = os.fstat(file.fileno()).st_size, file.tell()
+    while len(head := file.read(_HEAD)) == _HEAD:
+        length, check = (int.from_bytes(head[at : at + 4], "little") for at in (0, 4))
+        if whole + _HEAD + length > size or head[8] not in RecordKind._value2member_map_:
+            break
+        content = file.read(length)
+        if zlib.crc32(content, zlib.crc32(head[8:])) != check:
+            break
+        yield Record(RecordKind(head[8]), content)
+        whole += _HEAD + length
+    os.ftruncate(file.fileno(), whole)
 
 
 def _write(handle: int, data: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections import Counter
+import threading
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -12,8 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.core.errors import ConfigError
 from fedveil.secagg import wire
-from fedveil.secagg.blame import Fault, exposed, proven
+from fedveil.secagg.blame import Fault, proven
 from fedveil.secagg.draw import DRAWN_BYTES, Drawing
+from fedveil.secagg.held_against import HeldAgainst
 from fedveil.secagg.layout import needed_places
 from fedveil.secagg.messages import Cards, Draft, RoundPlan
 from fedveil.secagg.modulus import check_bits
@@ -24,8 +25,6 @@ from fedveil.secagg.roster import Roster
 from fedveil.secagg.round_log import Unopened
 from fedveil.secagg.server_round import ServerRound
 from fedveil.secagg.session import exchange_key
-
-SUSPICIONS = 3  # rounds in which a device contradicts more others than may lie, until it must go
 
 
 class Server:
@@ -40,11 +39,10 @@ class Server:
     ) -> None:
         self.key = key
         self.logs = logs
+        self._lock = threading.Lock()
         self.roster = roster
         self.params = params
-        self.evicted: dict[int, str] = {}  # device -> why
-        self._suspicions: Counter[int] = Counter()
-        self._odds: dict[int, set[int]] = {}  # by device, whom it has ever contradicted
+        self._held = HeldAgainst.load(logs)
         self._exchange = exchange_key(key).public_key().public_bytes_raw()
         self._graph = (b"", b"")  # the last roster for which this server drew, and what it drew
 
@@ -135,31 +133,39 @@ class Server:
         identities = {member: self.roster.get(member).identity_bytes for member in plan.members}
         return ServerRound(plan, self.key, identities, self.params, self.logs)
 
+    @property
+    def evicted(self) -> dict[int, str]:
+        """Devices that take part no more, and why."""
+        return self._held.evicted
+
     def judge(self, round_number: ServerRound) -> list[int]:
         """Evict whom a round's evidence convicts, and who contradicts too many others.
 
-        Returns the devices evicted now. Evidence convicts at once. Of two at odds either may lie;
-        but an honest device is at odds with liars only, so who contradicts more neighbours than may
-        lie next to it, or over the rounds more devices than may collude, lies itself.
+        Returns the devices evicted now; a round that is judged again counts once. Evidence convicts
+        at once. Of two at odds either may lie; but an honest device is at odds with liars only, so
+        who contradicts more neighbours than may lie next to it, or over the rounds more devices
+        than may collude, lies itself.
         """
-        before = set(self.evicted)
-        for fault in round_number.faults:
-            self.convict(fault, round_number)
-        for device in round_number.unsigned:
-            self.evicted.setdefault(device, "gave a wrong share that it had not signed")
-        if round_number.odds:
-            self._graph = (b"", b"")  # liars are not to stay next to whom they have chosen
-        for device, others in round_number.odds.items():
-            self._odds.setdefault(device, set()).update(others)
-        lying = exposed(self._odds, max(1, self.params.colluders)) & round_number.odds.keys()
-        for device in lying | round_number.suspects:
-            self._suspicions[device] += 1
-            if self._suspicions[device] >= SUSPICIONS:
-                self.evicted.setdefault(device, f"at odds with others in {SUSPICIONS} rounds")
-        return sorted(set(self.evicted) - before)
+        with self._lock:
+            before = set(self.evicted)
+            for fault in round_number.faults:
+                self._convict(fault, round_number)
+            for device in tuple(round_number.unsigned):
+                self.evicted.setdefault(device, "gave a wrong share that it had not signed")
+            if odds := round_number.odds:
+                self._graph = (b"", b"")  # liars are not to stay next to whom they have chosen
+            plan, liars = round_number.layout.digest, max(1, self.params.colluders)
+            self._held.contradictions(plan, odds, round_number.suspects, liars)
+            self._held.keep(self.logs)
+            return sorted(set(self.evicted) - before)
 
     def convict(self, fault: Fault, round_number: ServerRound) -> None:
         """Evict a device by evidence; `ConfigError` if the evidence proves nothing."""
+        with self._lock:
+            self._convict(fault, round_number)
+            self._held.keep(self.logs)
+
+    def _convict(self, fault: Fault, round_number: ServerRound) -> None:
         if not proven(fault, round_number.layout, round_number.identities):
             raise ConfigError(f"fault: {fault}: the evidence does not prove it")
         self.evicted.setdefault(fault.device, str(fault))

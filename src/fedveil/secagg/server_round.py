@@ -40,7 +40,7 @@ from fedveil.secagg.modulus import IntVector, decode
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.recovery import Recovery
 from fedveil.secagg.relay import Kept
-from fedveil.secagg.round_log import RecordKind, RoundLog, identities_of
+from fedveil.secagg.round_log import RecordKind, RoundLog
 from fedveil.secagg.session import Session, answer, exchange_key
 from fedveil.secagg.sizes import SLACK, from_device
 
@@ -93,7 +93,7 @@ class ServerRound:
         }
         self.phase = Phase.SHARES
         self.faults: list[Fault] = []
-        self.odds: dict[int, set[int]] = {}  # by device, whom it contradicts: one of each two lies
+        self._odds: dict[int, set[int]] = {}
         self.unsigned: set[int] = set()  # gave a wrong share under a signature that does not hold
         self.confirms = not params.honest_server  # whether there are confirmations
         self._lock = threading.RLock()
@@ -113,23 +113,22 @@ class ServerRound:
     @classmethod
     def resume(cls, path: Path, key: Ed25519PrivateKey, params: SecAggParams) -> ServerRound:
         """The round of a log as it was when its server ended: same frames in, same lists out."""
-        log, records = RoundLog.resume(path)
-        frame = records[0].content
-        plan = wire.read(frame, RoundPlan, wire.MAX_FRAME, key.public_key())
-        if plan.params != params.digest:
-            raise ConfigError(f"round log {path}: its round was made under other terms")
-        found = cls(plan, key, identities_of(records[1]), params)
-        for record in records[2:]:
-            if record.kind is RecordKind.FRAME:
-                found.receive(record.content)
-            elif record.kind is RecordKind.ABORTED:
-                found.phase = Phase.OVER
-            elif record.content != bytes((found.phase,)):
-                raise ConfigError(f"round log {path}: damaged; abort its round")
-            else:
-                with suppress(NotReleased):
-                    found.close()
-        found._log = log
+        with RoundLog.resume(path) as (log, frame, identities, records):
+            plan = wire.read(frame, RoundPlan, wire.MAX_FRAME, key.public_key())
+            if plan.params != params.digest:
+                raise ConfigError(f"round log {path}: its round was made under other terms")
+            found = cls(plan, key, identities, params)
+            for record in records:
+                if record.kind is RecordKind.FRAME:
+                    found.receive(record.content)
+                elif record.kind is RecordKind.ABORTED:
+                    found.phase = Phase.OVER
+                elif record.content != bytes((found.phase,)):
+                    raise ConfigError(f"round log {path}: damaged; abort its round")
+                else:
+                    with suppress(NotReleased):
+                        found.close()
+            found._log = log
         return found
 
     @property
@@ -188,6 +187,12 @@ class ServerRound:
     @property
     def confirmed(self) -> list[int]:
         return self._kept.ids(self._kept.confirmed)
+
+    @property
+    def odds(self) -> dict[int, set[int]]:
+        """By device, whom it contradicts so far: one of each two lies."""
+        with self._lock:
+            return {device: set(others) for device, others in self._odds.items()}
 
     @property
     def suspects(self) -> set[int]:
@@ -262,7 +267,7 @@ class ServerRound:
         """
         with self._lock:
             self._expect_phase(Phase.SHARES)
-            self.odds = self._kept.close_sharing(self._liars)
+            self._odds = self._kept.close_sharing(self._liars)
             self._close(Phase.VECTORS, len(self.sharers), "shared")
 
     def sharers_for(self, device: int) -> bytes:
@@ -282,11 +287,11 @@ class ServerRound:
         """No more vectors: who has not sent one is lost, and a late one is refused."""
         with self._lock:
             self._expect_phase(Phase.VECTORS)
-            following = Phase.CONFIRMATIONS if self.confirms else Phase.UNMASKING
-            self._close(following, len(self.survivors), "survived")
             self._kept.survivors = packed(self._kept.uploaded)
+            following = Phase.CONFIRMATIONS
             if not self.confirms:
-                self._kept.confirmed = self._kept.uploaded.copy()
+                following, self._kept.confirmed = Phase.UNMASKING, self._kept.uploaded.copy()
+            self._close(following, len(self.survivors), "survived")
 
     def survivors_for(self, device: int, doubted: Collection[int] = ()) -> bytes:
         """The frame that names the survivors to one of them; without confirmations, it unmasks.
@@ -302,8 +307,8 @@ class ServerRound:
         named = tuple(sorted(other for other in known if kept.has(kept.uploaded, other)))
         with self._lock:
             for other in named:
-                self.odds.setdefault(other, set()).add(device)
-                self.odds.setdefault(device, set()).add(other)
+                self._odds.setdefault(other, set()).add(device)
+                self._odds.setdefault(device, set()).add(other)
         statements = b"".join(kept.statements.get(kept.places[other], b"") for other in named)
         told = Survivors(self.layout.digest, device, self._kept.survivors, tags, named, statements)
         return wire.seal(told, self._sessions[device].down)
@@ -312,9 +317,9 @@ class ServerRound:
         """No more confirmations."""
         with self._lock:
             self._expect_phase(Phase.CONFIRMATIONS)
+            self._confirmed = packed(self._kept.confirmed)
             enough = self.layout.plan.threshold
             self._close(Phase.UNMASKING, len(self.confirmed), "confirmed", enough)
-            self._confirmed = packed(self._kept.confirmed)
 
     def confirmed_for(self, device: int) -> bytes:
         """The frame that shows a device which neighbours act on the same survivors."""
@@ -363,7 +368,7 @@ class ServerRound:
         return found
 
     def _blame(self, recovery: Recovery) -> None:
-        for holder, dealer in recovery.wrong:
+        for holder, dealer in recovery.wrong.items():
             fault = self._kept.share_fault(holder, dealer)
             if proven(fault, self.layout, self.identities):
                 self._accuse(fault)
@@ -373,7 +378,8 @@ class ServerRound:
             self._accuse(fault)
 
     def _accuse(self, fault: Fault) -> None:
-        if fault not in self.faults:
+        """One conviction of a device is enough: evidence about each pair would fill the memory."""
+        if all(fault.device != known.device for known in self.faults):
             self.faults.append(fault)
 
     def _repeated(self, frame: bytes, key: tuple[int, int]) -> int:
@@ -404,6 +410,7 @@ class ServerRound:
             raise OutOfTurn(f"this belongs to {phase.name}, not to {self.phase.name}")
 
     def _close(self, following: Phase, count: int, what: str, fewest: int | None = None) -> None:
+        """The last step of a close: once the phase is another, devices are told what it decided."""
         self._write(RecordKind.CLOSED, bytes((self.phase,)), sync=True)
         needed = self._fewest if fewest is None else fewest
         if count < needed:
