@@ -1,10 +1,11 @@
 """Long fuzzing: `python -m tests.secagg.fuzz [--frames N] [--rounds N] [--seed S] [--state FILE]`.
 
 Plays random rounds (complete and sparse graphs, servers trusted and not, devices that know their
-neighbours alone, devices lost at every leg, a member that signs nonsense, a hub that restarts from
-its log, complaints that are followed up) and throws mutated frames at every receiver on the way. It
-fails at the first wrong sum, untyped error, hang, or accepted frame that nobody had signed. Then it
-reports what it did, with the peak of memory after a tenth of the rounds and after all.
+neighbours alone, keys renewed between rounds, devices lost at every leg, a member that signs
+nonsense, a hub that restarts from its log, complaints that are followed up) and throws mutated
+frames at every receiver on the way. It fails at the first wrong sum, untyped error, hang, honest
+device that is blamed, or accepted frame that nobody had signed. Then it reports what it did, with
+the peak of memory after a tenth of the rounds and after all.
 
 Rounds come in batches, each with a seed of its own: a failure names its batch, which
 `--batch NUMBER` plays again. With `--state` what was done is kept after every batch, and the same
@@ -28,7 +29,9 @@ import numpy as np
 
 from fedveil.secagg.device import DeviceRound
 from fedveil.secagg.errors import Doubted, NotReleased, SecureAggregationError
+from fedveil.secagg.held_against import SUSPICIONS
 from fedveil.secagg.messages import Confirm, Masked, Shares, Unmask
+from fedveil.secagg.server import Server
 from tests.secagg.play import Cast, Play, assemble, plain_sum, small_vectors
 from tests.secagg.test_fuzz import CORPUS, spoiled
 from tests.secagg.test_wire import frame_of
@@ -87,11 +90,20 @@ class Fuzzer:
         rng = self.rng
         sparse = rng.random() < 0.02
         count = 40 if sparse else rng.randint(4, 7)
-        return assemble(count, max_dropout=0.25, honest_server=rng.random() < 0.5)
+        return assemble(
+            count,
+            max_dropout=0.25,
+            honest_server=rng.random() < 0.5,
+            own_rosters=rng.random() < 0.3,
+        )
 
     def round(self, cast: Cast, number: int, logs: Path) -> None:
         rng, start = self.rng, time.process_time()
         cast.server.logs = logs
+        apart = cast.devices[cast.ids[0]].roster is not cast.server.roster
+        if apart and rng.random() < 0.3:  # others, and itself, see the new card with the plan
+            cast.server.roster.admit(cast.devices[rng.choice(cast.ids)].renew())
+            self.seen["renewals"] += 1
         here = cast.open(number, cast.ids, 5, rng.choice((32, 64)))
         culprit, leg = rng.choice([*cast.ids, None]), rng.choice([4, 6, 8, 10])
         loss = rng.choice((0.0, 0.0, 0.05, 0.15))
@@ -119,7 +131,7 @@ class Fuzzer:
             for i in cast.ids:
                 join, plan = cast.devices[i].join, here.plan
                 self.attack(join, plan)
-                cards = cast.server.cards_for(here, i) if rng.random() < 0.2 else None
+                cards = cast.server.cards_for(here, i) if apart or rng.random() < 0.2 else None
                 if cards is not None:
                     self.attack(partial(join, plan), cards)
                 if not lost():
@@ -163,7 +175,11 @@ class Fuzzer:
             self.attack(rounds[holder].disclose, dealt)
             self._refused(lambda h=holder, d=dealt: self._settle(here, rounds[h], d))
         blamed = {fault.device for fault in here.faults} | here.unsigned | here.suspects
-        assert blamed <= {culprit}, "wrong blame"
+        judge = Server(cast.server.key, cast.server.roster, cast.params)
+        for _ in range(SUSPICIONS):
+            judge.judge(here)
+        assert blamed | judge.evicted.keys() <= {culprit}, "wrong blame"
+        assert judge.evicted.keys() == blamed - here.suspects, "one round is not three"
         here.discard_log()
         self.seen["rounds"] += 1
         assert time.process_time() - start < SLOWEST, "a round hangs"

@@ -33,7 +33,7 @@ from fedveil.secagg.errors import (
 )
 from fedveil.secagg.journal import PENDING, Claim, MemoryJournal
 from fedveil.secagg.keys import new_keys
-from fedveil.secagg.messages import Shares
+from fedveil.secagg.messages import Sharers, Shares
 from fedveil.secagg.pairs import PairKeys
 from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.ratchet import advance, begin
@@ -573,6 +573,32 @@ def test_who_breaks_in_after_the_key_was_forgotten_cannot_unmask_the_past():
         cast.devices[10].join(cast.play(round_number=10).server.plan)
     cast.server.roster.admit(cast.devices[10].renew())
     cast.devices[10].join(cast.play(round_number=10).server.plan)
+
+
+def test_no_seed_is_lost_when_the_key_is_forgotten():
+    cast = assemble(6)
+    device = cast.devices[10]
+    device._remembered = 4
+    with pytest.raises(ConfigError, match="5 devices, 4 seeds are remembered"):
+        device.forget_agreement(cast.ids)
+    device.join(cast.play().server.plan)  # its seeds are those with 30, 40, 50 and 60
+    device.forget_agreement(cast.ids[:5])
+    for other in (20, 30, 40, 50):
+        assert device.agree(other, 1) == cast.devices[other].agree(10, 1)
+
+
+def test_a_server_that_garbles_shares_keeps_no_mask_alive():
+    # What a device needs to complain outlives the round; whoever breaks in must not find masks.
+    cast = assemble(4)
+    play = cast.play()
+    for device in cast.ids:
+        play.rounds[device] = cast.devices[device].join(play.server.plan)
+        play.send(play.rounds[device].shares)
+    play.server.close_sharing()
+    told = peek(play.server.sharers_for(10), Sharers)
+    play.rounds[10].take_sharers(play.lie(replace(told, sealed=bytes(len(told.sealed)))))
+    assert len(play.rounds[10]._disputed) == 3
+    assert not any(keys.root or keys.tag for keys in play.rounds[10]._disputed.values())
 
 
 def test_a_forgotten_key_leaves_the_disk_and_the_next_start_renews_it(tmp_path):

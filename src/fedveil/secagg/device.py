@@ -121,7 +121,7 @@ class DeviceRound:
         self._partners: list[int] = []  # neighbours whose shares it was sent
         self._partner_places = self._near[:0]
         self._held: Holding | None = None
-        self._disputed: dict[int, PairKeys] = {}  # partners whose shares do not fit
+        self._disputed: dict[int, PairKeys] = {}  # seal keys of partners whose shares do not fit
         self._accepted = b""
         self._sharers = b""
         self._survivors = b""
@@ -194,7 +194,7 @@ class DeviceRound:
             held = opened(self.layout.digest, self._id, partners, seals, *lists)
             fitting = rows(message.marks, MARK_BYTES, len(partners), "Sharers.marks")[held.fits]
             self._disputed = {
-                partners[at]: self._pairs[partners[at]] for at in np.flatnonzero(~held.fits)
+                partners[at]: PairKeys(seals[at]) for at in np.flatnonzero(~held.fits).tolist()
             }
             dealers = b"".join(
                 derive.id_bytes(partners[at]) for at in np.flatnonzero(held.fits).tolist()

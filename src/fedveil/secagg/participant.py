@@ -92,10 +92,14 @@ class Participant:
         A device that was not named needs this one to renew its key.
         """
         with self._lock:
-            for device in devices:
-                if device != self.keys.device:
-                    other, at = self.roster.get(device), max(0, self._round)
-                    self._remember(device, *self._turned(other, at, self.roster.get))
+            others = {device for device in devices if device != self.keys.device}
+            if len(others) > self._remembered:
+                raise ConfigError(
+                    f"devices: {len(others)} devices, {self._remembered} seeds are remembered"
+                )
+            at, enrolled = max(0, self._round), self.roster.get
+            for device in others:
+                self._remember(device, *self._turned(enrolled(device), at, enrolled))
             self.keys = replace(self.keys, agreement=None)
 
     def agree(self, device: int, round_number: int) -> bytes:
