@@ -86,19 +86,10 @@ class RoundLog:
                 if not MAGIC.startswith(start):
                     raise ConfigError(f"round log {path}: of another program or version")
                 records = _records(file)
-                plan, packed = next(records, None), next(records, None)
-                if (
-                    not plan
-                    or not packed
-                    or (plan.kind, packed.kind)
-                    != (
-                        RecordKind.PLAN,
-                        RecordKind.IDENTITIES,
-                    )
-                ):
-                    raise Unopened(
-                        f"round log {path}: its plan was not written: nobody has seen it"
-                    )
+                none = Record(RecordKind.ABORTED, b"")
+                plan, packed = next(records, none), next(records, none)
+                if (plan.kind, packed.kind) != (RecordKind.PLAN, RecordKind.IDENTITIES):
+                    raise Unopened(f"round log {path}: it has no plan, so no device has seen one")
                 yield cls(path, handle), plan.content, _identities(packed.content), records
         except BaseException as error:
             if handle >= 0:
