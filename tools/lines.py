@@ -10,6 +10,7 @@ import ast
 import io
 import re
 import tokenize
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +30,7 @@ def lines_of(folder: Path) -> tuple[int, int]:
     return sum(text.count("\n") for text in texts), sum(map(code_in, texts))
 
 
+@cache
 def code_in(text: str) -> int:
     """How many lines of a module are code."""
     code: set[int] = set()

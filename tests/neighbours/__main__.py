@@ -66,7 +66,7 @@ class Progress:
         return "\n".join(lines)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.neighbours", description=__doc__)
     parser.add_argument("--seed", type=int, help="run this case alone, and show it")
     parser.add_argument("--first", type=int, help="number of the first case; none: a random one")
@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--plant", help="with this bug in the program (see planted)")
     parser.add_argument("--go-on", action="store_true", help="do not stop at a violation")
     parser.add_argument("--state", type=Path, help="keep what was done here, and go on from it")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if args.seed is not None:
         found = examine_with((args.seed, tuple(args.values), args.plant))
         print(found, found.refused and f"refused: {found.refused}", *found.tags, sep="\n")

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from .__main__ import main
 from .cases import METHODS, Case, draw_case
-from .planted import MOST, PLANTED, WHERE
+from .planted import MOST, NEAR, PLANTED, WHERE
 from .search import examine
 from .values import Kind, client
 from .worlds import play
@@ -44,9 +45,8 @@ def test_cases_cover_the_program() -> None:
     assert {case.engine for case in drawn} == {"auto", "algebra", "mlp", "generic", "sequential"}
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_found(name: str) -> None:
-    pairs, seed = 0, 0
+def found_from(first: int, name: str) -> None:
+    pairs, seed = 0, first
     with PLANTED[name]():
         while pairs <= MOST[name]:
             if WHERE[name](draw_case(seed)):
@@ -56,6 +56,17 @@ def test_a_planted_bug_is_found(name: str) -> None:
                     return
             seed += 1
     pytest.fail(f"not found in {pairs} pairs")
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name: str) -> None:
+    found_from(NEAR[name], name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, near in NEAR.items() if near])
+def test_a_rare_bug_is_found_by_a_search_from_the_first_case_on(name: str) -> None:
+    found_from(0, name)
 
 
 def test_processes_sum_the_same_integers() -> None:
@@ -76,7 +87,9 @@ def test_processes_sum_the_same_integers() -> None:
         assert np.array_equal(met.entered, shared.notes.draws[key].entered)
 
 
-def test_a_long_search_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_long_search_goes_on_where_it_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With workers of its own, as `make fuzz` has them; together the sittings are one search."""
     state = tmp_path / "state.json"
     few = (2, 1, 1)  # values at each place
@@ -87,8 +100,8 @@ def test_a_long_search_goes_on_where_it_stopped(tmp_path: Path) -> None:
     subprocess.run([*command, "--first", "1", "--pairs", "1", "--processes", "2"], **options)
     kept = json.loads(state.read_text())
     assert kept["first"] == 1 < kept["next"]
-    again = subprocess.run([*command, "--pairs", str(kept["pairs"] + 1)], **options)
-    assert f"cases from {kept['next']} on" in again.stdout.decode()
+    assert main([*command[3:], "--pairs", str(kept["pairs"] + 1)]) == 0
+    assert f"cases from {kept['next']} on" in capsys.readouterr().out
     both = json.loads(state.read_text())
     found = [examine(seed, few) for seed in range(1, both["next"])]
     assert both["pairs"] == sum(one.pairs for one in found) > kept["pairs"] > 0

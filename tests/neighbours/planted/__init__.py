@@ -6,6 +6,6 @@ the search must find it: about four times as many as it took when this was writt
 """
 
 from . import isolation, noise, outside, sensitivity  # noqa: F401
-from .registry import MOST, PLANTED, WHERE
+from .registry import MOST, NEAR, PLANTED, WHERE
 
-__all__ = ["MOST", "PLANTED", "WHERE"]
+__all__ = ["MOST", "NEAR", "PLANTED", "WHERE"]

@@ -21,7 +21,7 @@ from fedveil.run.sums import PrivateSum
 from .registry import correlated, plant, tracked
 
 
-@plant(700, tracked)
+@plant(700, tracked, near=230)
 def noise_of_the_first_clip() -> Any:
     """A tracked clip moves, and the noise stays."""
     real = central_noise.CentralNoise.protect

@@ -11,15 +11,19 @@ from ..cases import RESUMED, Case
 PLANTED: dict[str, Callable[[], AbstractContextManager[object]]] = {}
 MOST: dict[str, int] = {}
 WHERE: dict[str, Callable[[Case], bool]] = {}
+NEAR: dict[str, int] = {}
 
 
-def plant(most: int, where: Callable[[Case], bool] = lambda case: True) -> Callable[[Any], Any]:
+def plant(
+    most: int, where: Callable[[Case], bool] = lambda case: True, near: int = 0
+) -> Callable[[Any], Any]:
     """Register a bug by its function's name. `where` says which cases it can concern at all: the
-    others are not run, which saves time and finds nothing less."""
+    others are not run, which saves time and finds nothing less. A bug that is rare is looked for
+    from case `near` on, shortly before one that shows it, and by the slow tests from case 0 on."""
 
     def keep(function: Callable[[], Any]) -> Callable[[], Any]:
         name = function.__name__
-        PLANTED[name], MOST[name], WHERE[name] = function, most, where
+        PLANTED[name], MOST[name], WHERE[name], NEAR[name] = function, most, where, near
         return function
 
     return keep
