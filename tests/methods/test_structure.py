@@ -22,7 +22,7 @@ from fedveil.methods.dp_fedavg import dp_fedavg
 from fedveil.methods.gradient_noise import gradient_noise
 from fedveil.methods.parts.certificate import input_norm
 from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
-from fedveil.methods.parts.isolation import check_isolation
+from fedveil.methods.parts.isolation import check_isolation, known_apart
 from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.models.flat import layout_of
 from fedveil.models.images import ChannelsFirst
@@ -376,6 +376,59 @@ def test_an_example_is_watched_beside_others_that_are_no_two_alike() -> None:
     assert far
     for batch in far:
         assert len(batch.flatten(1).unique(dim=0)) == len(batch)
+
+
+def _hooked(model: nn.Sequential) -> None:
+    model[1].register_full_backward_hook(lambda *args: None)
+
+
+def _shadowed(model: nn.Sequential) -> None:
+    vars(model[1])["weight"] = model[1].weight.detach()
+
+
+def _watched(model: nn.Sequential) -> None:
+    model.forward = model.forward
+
+
+class Softened(nn.Parameter):
+    """May compute anything with what it meets."""
+
+
+def _strange(model: nn.Sequential) -> None:
+    model[1].weight = Softened(model[1].weight.detach())
+
+
+def _whole_batches(model: nn.Sequential) -> None:
+    model[0] = nn.Flatten(0)
+
+
+def _parametrised(model: nn.Sequential) -> None:
+    nn.utils.parametrizations.weight_norm(model[1])
+
+
+def _counting(model: nn.Sequential) -> None:
+    model[1].register_buffer("seen", torch.zeros(()))
+
+
+def _foreign(model: nn.Sequential) -> None:
+    model[1] = type("Own", (nn.Linear,), {})(FEATURES, 2)
+
+
+TOUCHED = (_hooked, _shadowed, _watched, _strange, _whole_batches)
+TOUCHED += (_parametrised, _counting, _foreign)
+
+
+@pytest.mark.parametrize("touch", TOUCHED)
+def test_only_chains_of_plain_layers_are_known_without_a_trial(
+    touch: Callable[[nn.Sequential], None],
+) -> None:
+    for name in ("logistic", "mlp"):
+        model = build(name, DATA)
+        assert known_apart(model)
+        assert known_apart(copy.deepcopy(model))
+        touch(model)
+        assert not known_apart(model)
+    assert not known_apart(network(nn.BatchNorm1d(4)))
 
 
 @pytest.mark.parametrize("layer", STATEFUL.values(), ids=STATEFUL.keys())

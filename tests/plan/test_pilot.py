@@ -39,7 +39,7 @@ def test_the_search_ends_near_the_bottom() -> None:
 
     A blind draw costs 300 % on average. Seeds are fixed, so this never fails by chance.
     """
-    costs = [Bowl(0).error(search_in_bowl(0.15, seed, settings=200).run()) for seed in range(3)]
+    costs = [Bowl(0).error(search_in_bowl(0.15, seed, settings=80).run()) for seed in range(3)]
     assert max(costs) < 1.2 * Bowl(0).error(BOTTOM)
 
 

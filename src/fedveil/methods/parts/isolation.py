@@ -1,4 +1,5 @@
 """Whether a model keeps examples apart: tried on made-up inputs, since any module may be trained.
+A chain of affine layers is known to, and is not tried.
 
 A model that remembers what it saw (running statistics, a counter) carries one client's data into
 another's update. One whose layers mix the examples of a batch lets one record move every example's
@@ -21,12 +22,19 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation, Task
 from fedveil.models.check import token_limit
 from fedveil.models.losses import ClassWeights, Loss
+from fedveil.models.structure import as_written
+from fedveil.models.zoo import Linear, Mlp
 from fedveil.privacy.refusals import SensitivityRefused
 
 _OTHERS = 2  # examples beside the one that is watched
 _SCALES = (1.0, 0.0, 1e30, -7.0)  # of the company it is in: what mixes little shows beside much
 _STIR = 0.1  # how far weights are moved from where they start
 _SEED = 7  # of made-up inputs, and of layers that draw, such as dropout
+_PLAIN = {
+    type(part): vars(part).keys()
+    for chain in (Linear(1, 1), Mlp(1, (1,), 1), nn.Sequential(nn.Tanh(), nn.Identity()))
+    for part in chain.modules()
+}
 
 
 def check_isolation(module: nn.Module, federation: Federation, per_example: bool) -> None:
@@ -34,8 +42,23 @@ def check_isolation(module: nn.Module, federation: Federation, per_example: bool
 
     It is tried as it is and with other weights: of weights that are zero at first, nothing shows.
     """
+    if known_apart(module):
+        return
     _try(copy.deepcopy(module).train(), federation, per_example)
     _try(_stirred(copy.deepcopy(module).train()), federation, per_example)
+
+
+def known_apart(module: nn.Module) -> bool:
+    """Whether it is a chain of layers that treat examples one by one and keep nothing, each with
+    what its class gives it and nothing else."""
+    for part in module.modules():
+        if vars(part).keys() != _PLAIN.get(type(part)) or not as_written(part) or part._buffers:
+            return False
+        if any(type(own) not in (nn.Parameter, type(None)) for own in part._parameters.values()):
+            return False
+        if isinstance(part, nn.Flatten) and part.start_dim != 1:
+            return False
+    return True
 
 
 def check_loss(loss: Loss | None, module: nn.Module, federation: Federation) -> None:
