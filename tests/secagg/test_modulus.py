@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.noise.modular_grid import bits_for
-from fedveil.secagg.modulus import decode, encode
+from fedveil.secagg.masks import decode, encode
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)

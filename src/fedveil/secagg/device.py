@@ -38,7 +38,7 @@ from fedveil.secagg.errors import Doubted, OutOfTurn, RuleBroken
 from fedveil.secagg.journal import Journal
 from fedveil.secagg.keys import DeviceKeys, signed
 from fedveil.secagg.layout import Flags, RoundLayout, packed, piece, rows, unpacked
-from fedveil.secagg.masks import apply_masks
+from fedveil.secagg.masks import IntVector, apply_masks, encode
 from fedveil.secagg.messages import (
     Abort,
     Confirm,
@@ -49,7 +49,6 @@ from fedveil.secagg.messages import (
     Survivors,
     Unmask,
 )
-from fedveil.secagg.modulus import IntVector, encode
 from fedveil.secagg.pairs import MARK_BYTES, NONCE_BYTES, SEALED_BYTES, PairKeys
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.privacy_terms import PrivacyTerms

@@ -1,4 +1,7 @@
-"""Masks: AES-128-CTR keystreams read as little-endian words and added modulo 2^bits.
+"""Integers modulo 2^bits, and masks: AES-128-CTR keystreams added to them.
+
+A vector of int64 goes in as little-endian words modulo 2^bits, a sum comes out centred in
+[-2^(bits-1), 2^(bits-1)): equal to the plain integer sum whenever that lies in this range.
 
 A key makes one mask and is never used again (it is derived for one round and one pair), so the
 counter always starts at the same block: at 2, as in GCM with a nonce of zeros. GCM's tag is not
@@ -16,6 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
+from fedveil.core.errors import ConfigError
+
+IntVector = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
 
 # Two blocks of this size (keystream and accumulator) stay in the second-level cache.
@@ -30,6 +36,29 @@ MASK_KEY_BYTES = 16
 def word_type(bits: int) -> np.dtype[np.uint32] | np.dtype[np.uint64]:
     """The little-endian word of a modulus 2^bits, bits = 32 or 64."""
     return np.dtype("<u4") if bits == 32 else np.dtype("<u8")
+
+
+def check_bits(bits: int) -> None:
+    if bits not in (32, 64):
+        raise ConfigError(f"bits = {bits}: need 32 or 64")
+
+
+def encode(vector: IntVector, bits: int) -> Words:
+    """A fresh copy of int64 [dimension] as words modulo 2^bits."""
+    check_bits(bits)
+    if not isinstance(vector, np.ndarray) or vector.ndim != 1 or vector.dtype != np.int64:
+        raise ConfigError("vector: need a one-dimensional int64 array; floats never enter the sum")
+    if bits == 32 and vector.size and not (vector.min() >= -(2**31) and vector.max() < 2**31):
+        raise ConfigError("vector: an entry does not fit 32 bits; use bits = 64 or a coarser grid")
+    # On a little-endian machine both casts are plain C conversions modulo 2^bits.
+    return vector.astype(word_type(bits))  # type: ignore[return-value]
+
+
+def decode(words: Words, bits: int) -> IntVector:
+    """Words modulo 2^bits as centred int64 [dimension]."""
+    check_bits(bits)
+    signed = words.view(np.dtype("<i4") if bits == 32 else np.dtype("<i8"))
+    return signed.astype(np.int64)
 
 
 def apply_masks(total: Words, added: Sequence[bytes], subtracted: Sequence[bytes]) -> None:

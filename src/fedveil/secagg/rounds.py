@@ -15,8 +15,7 @@ from fedveil.secagg.device import DeviceRound
 from fedveil.secagg.dropouts import Dropouts, sharing_course, unmasking_course
 from fedveil.secagg.errors import Doubted, NotReleased, RuleBroken
 from fedveil.secagg.graph import Graph, round_graph
-from fedveil.secagg.masks import word_type
-from fedveil.secagg.modulus import IntVector, decode, encode
+from fedveil.secagg.masks import IntVector, decode, encode, word_type
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.server import Server

@@ -12,12 +12,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.core.errors import ConfigError
 from fedveil.secagg import wire
-from fedveil.secagg.blame import Fault, proven
+from fedveil.secagg.blame import proven
 from fedveil.secagg.draw import DRAWN_BYTES, Drawing
 from fedveil.secagg.held_against import HeldAgainst
 from fedveil.secagg.layout import needed_places
+from fedveil.secagg.masks import check_bits
 from fedveil.secagg.messages import Cards, Draft, RoundPlan
-from fedveil.secagg.modulus import check_bits
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.privacy_terms import PrivacyTerms
 from fedveil.secagg.ratchet import ROUNDS
@@ -149,7 +149,8 @@ class Server:
         with self._lock:
             before = set(self.evicted)
             for fault in round_number.faults:
-                self._convict(fault, round_number)
+                if proven(fault, round_number.layout, round_number.identities):
+                    self.evicted.setdefault(fault.device, str(fault))
             for device in tuple(round_number.unsigned):
                 self.evicted.setdefault(device, "gave a wrong share that it had not signed")
             if odds := round_number.odds:
@@ -158,17 +159,6 @@ class Server:
             self._held.contradictions(plan, odds, round_number.suspects, liars)
             self._held.keep(self.logs)
             return sorted(set(self.evicted) - before)
-
-    def convict(self, fault: Fault, round_number: ServerRound) -> None:
-        """Evict a device by evidence; `ConfigError` if the evidence proves nothing."""
-        with self._lock:
-            self._convict(fault, round_number)
-            self._held.keep(self.logs)
-
-    def _convict(self, fault: Fault, round_number: ServerRound) -> None:
-        if not proven(fault, round_number.layout, round_number.identities):
-            raise ConfigError(f"fault: {fault}: the evidence does not prove it")
-        self.evicted.setdefault(fault.device, str(fault))
 
     def _draft(
         self,

@@ -24,6 +24,7 @@ from fedveil.secagg.blame import Fault, Wrong, exposed, proven
 from fedveil.secagg.draw import drawn_seed
 from fedveil.secagg.errors import Malformed, NotReleased, OutOfTurn
 from fedveil.secagg.layout import Flags, RoundLayout, lay_out, packed
+from fedveil.secagg.masks import IntVector, decode
 from fedveil.secagg.messages import (
     Abort,
     Confirm,
@@ -36,7 +37,6 @@ from fedveil.secagg.messages import (
     Survivors,
     Unmask,
 )
-from fedveil.secagg.modulus import IntVector, decode
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.recovery import Recovery
 from fedveil.secagg.relay import Kept

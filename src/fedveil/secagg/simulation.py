@@ -22,8 +22,8 @@ from fedveil.secagg.dropouts import Dropouts
 from fedveil.secagg.errors import NotReleased
 from fedveil.secagg.journal import MemoryJournal
 from fedveil.secagg.keys import new_keys
+from fedveil.secagg.masks import check_bits
 from fedveil.secagg.mode import SecureMode
-from fedveil.secagg.modulus import check_bits
 from fedveil.secagg.params import SecAggParams
 from fedveil.secagg.participant import Participant
 from fedveil.secagg.roster import Admission, Roster
