@@ -43,7 +43,7 @@ class Admission:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Enrolled:
     """One device as others see it; `fingerprint` is the SHA-256 of its card."""
 
@@ -65,7 +65,7 @@ class Memory(Protocol):
         """On disk when it returns."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Known:
     """The identity that an id belongs to for ever, its newest version, and whether that left."""
 
