@@ -51,15 +51,39 @@ def test_interleaved_chunks_of_all_devices_give_the_exact_sum(size):
     finish(cast, play)
 
 
-def test_memory_stays_below_its_cap_and_who_is_dropped_starts_again():
-    cast, play, frames = uploading()
-    most = int(1.5 * len(frames[10]))
-    assembler = Assembler(play.server.expects, most, 1000)
-    parts = {i: list(chunks(frame, 1000)) for i, frame in frames.items()}
-    for i in cast.ids:  # everybody begins, nobody ends
-        for chunk in parts[i][:-1]:
-            assembler.take(i, chunk)
+def test_all_who_send_at_once_get_through_a_small_memory():
+    # Each sends its next chunk in turn, and starts again when it is told to.
+    frames = {i: bytes([i]) * 5000 for i in range(14)}
+    most = 12_500
+    assembler = Assembler(lambda _: 5000, most, 500)
+    assembler._opening = lambda *_: 5000  # these are no frames of a round
+    at, done = dict.fromkeys(frames, 0), set()
+    for _ in range(200):
+        for i in set(frames) - done:
+            try:
+                whole = assembler.take(i, list(chunks(frames[i], 500))[at[i]])
+            except OutOfTurn:
+                at[i] = 0
+            else:
+                at[i] += 1
+                done |= {i} if whole == frames[i] else set()
             assert assembler.held <= most
+    assert done == set(frames)
+    assert assembler.held == 0
+
+
+def test_who_has_stalled_keeps_nobody_out_once_it_is_dropped():
+    cast, play, frames = uploading()
+    assembler = Assembler(play.server.expects, int(1.5 * len(frames[10])), 1000)
+    parts = {i: list(chunks(frame, 1000)) for i, frame in frames.items()}
+    for chunk in parts[10][:-1]:
+        assembler.take(10, chunk)
+    with pytest.raises(OutOfTurn, match="later"):
+        assembler.take(20, parts[20][0])
+    assert assembler.begun == [10]
+    assembler.drop(10)
+    assembler.drop(30)  # it had begun nothing
+    assert assembler.begun == []
     with pytest.raises(OutOfTurn, match="from its start"):
         assembler.take(10, parts[10][-1])
     for i in cast.ids:

@@ -29,8 +29,8 @@ class Assembler:
     """Frames of many senders from chunks, each sender's in order.
 
     `expects` is asked with the first chunk, as for a frame in one piece. At most `most` bytes are
-    held for all senders together: if more come, the frame that was begun first is dropped, and its
-    sender starts again.
+    set aside for all senders together; who begins a frame when there is no room comes again later.
+    Whoever carries the chunks knows the time, and drops senders that have stalled.
     """
 
     def __init__(self, expects: Callable[[bytes], int], most: int, size: int = CHUNK_BYTES) -> None:
@@ -39,12 +39,22 @@ class Assembler:
         self._size = size
         self._lock = threading.Lock()
         self._begun: dict[int, tuple[int, bytearray]] = {}  # sender -> length, what came so far
-        self._held = 0
 
     @property
     def held(self) -> int:
         """Bytes of unfinished frames."""
-        return self._held
+        with self._lock:
+            return sum(len(data) for _, data in self._begun.values())
+
+    @property
+    def begun(self) -> list[int]:
+        """Senders of unfinished frames, in the order in which they began."""
+        return list(self._begun)
+
+    def drop(self, sender: int) -> None:
+        """Forget what a sender has begun; it starts again."""
+        with self._lock:
+            self._begun.pop(sender, None)
 
     def take(self, sender: int, chunk: bytes) -> bytes | None:
         """One chunk; the whole frame with the last one."""
@@ -57,25 +67,23 @@ class Assembler:
             if offset < len(before) and before[offset : offset + len(data)] == data:
                 return None  # sent again
             if opening is not None:  # another frame
-                self._drop(sender)
-                self._begun[sender] = (opening, bytearray())
+                self._begun.pop(sender, None)
+                self._begin(sender, opening)
             if sender not in self._begun:
                 raise OutOfTurn(f"device {sender}: send this frame from its start")
             length, held = self._begun[sender]
             if offset < len(held):  # one of the two is wrong, and nobody can tell which
-                self._drop(sender)
+                del self._begun[sender]
                 raise OutOfTurn(f"device {sender}: other bytes came before; send it from its start")
             if offset > len(held):
                 raise OutOfTurn(f"device {sender}: {len(held)} bytes came, not {offset}")
             if offset + len(data) > length:
-                self._drop(sender)
+                del self._begun[sender]
                 raise Malformed(f"device {sender}: more bytes than the frame's header says")
-            self._make_room(sender, len(data))
             held += data
-            self._held += len(data)
             if len(held) < length:
                 return None
-            self._drop(sender)
+            del self._begun[sender]
             return bytes(held)
 
     def _opening(self, sender: int, data: bytes) -> int:
@@ -86,10 +94,7 @@ class Assembler:
             raise Malformed(f"a frame of {length} bytes; at most {self._most} are held")
         return length
 
-    def _make_room(self, sender: int, size: int) -> None:
-        while self._held + size > self._most:
-            self._drop(next(other for other in self._begun if other != sender))
-
-    def _drop(self, sender: int) -> None:
-        _, held = self._begun.pop(sender, (0, b""))
-        self._held -= len(held)
+    def _begin(self, sender: int, length: int) -> None:
+        if sum(one for one, _ in self._begun.values()) + length > self._most:
+            raise OutOfTurn(f"device {sender}: no room for {length} bytes now, send it later")
+        self._begun[sender] = (length, bytearray())
