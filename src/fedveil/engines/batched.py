@@ -18,6 +18,7 @@ from fedveil.client.records import Records, as_tensor, client_sizes
 from fedveil.client.steps import Gradients, local_updates
 from fedveil.core.randomness import Stream
 from fedveil.engines.contract import Cohort, GroupedEngine, Job, RunningSum, Train
+from fedveil.models.structure import drawing_from
 
 __all__ = ["RowEngine", "as_tensor", "chunks_of", "client_sizes"]
 
@@ -69,9 +70,7 @@ class RowEngine(GroupedEngine):
             yield
             return
         word = self.job.randomness.stream("module", round_number, client).words(1)[0]
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(int(word >> np.uint64(1)))
+        with drawing_from(int(word >> np.uint64(1)), self.device):
             yield
 
 

@@ -25,6 +25,7 @@ from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engines.choose import build_engine, supports
 from fedveil.engines.contract import Cohort, Engine, Job, RoundRequest, RoundSum
 from fedveil.models.flat import flatten, layout_of
+from fedveil.models.structure import drawing_from
 from fedveil.privacy.clipping import Clip
 
 _SIZES = (7, 1, 12, 5, 5, 3)
@@ -108,8 +109,7 @@ def _job(model: str, rule: str, pipeline: str) -> Job:
     examples = Examples(inputs, targets)
     offsets = np.concatenate([[0], np.cumsum(_SIZES)]).astype(np.int64)
     classes = 0 if task is Task.REGRESSION else 3
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with drawing_from(0):
         module = build()
     federation = Federation(examples, offsets, examples, task, classes)
     layout = layout_of(module)

@@ -21,6 +21,7 @@ from torch import Tensor
 from fedveil.engines.contract import Cohort, Engine, Job, RoundRequest, RoundSum, RunningSum
 from fedveil.engines.one_client import lone_job
 from fedveil.engines.threads import threads_at
+from fedveil.models.structure import drawing_from
 
 Make = Callable[[Job], Engine]  # an engine of its own for a job of one client
 
@@ -55,9 +56,7 @@ def drawn_apart(
     """The same for a module that may draw: whatever it draws, and whenever (in a step, in its last
     gradient, in a vote), comes from a generator that no other client has touched."""
     word = job.randomness.stream("module draws", round_number, client).words(1)[0]
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(int(word >> np.uint64(1)))
+    with drawing_from(int(word >> np.uint64(1)), device):
         return contribution(job, make, weights, client, round_number)
 
 

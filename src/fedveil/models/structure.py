@@ -1,7 +1,12 @@
-"""Whether a module computes what its type says: proofs and closed forms rest on it."""
+"""Whether a module computes what its type says: proofs and closed forms rest on it. And what it
+draws by itself."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -17,3 +22,16 @@ def as_written(module: nn.Module) -> bool:
         return False
     own = any(getattr(module, f"_{name}", None) for name in _HOOKS)
     return not own and not any(getattr(torch_module, f"_global_{name}", None) for name in _HOOKS)
+
+
+@contextmanager
+def drawing_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """What modules draw by themselves (dropout, first weights) follows from a seed, on the CPU and
+    on this device; afterwards all generators are where they were, and no other one was touched."""
+    gpus = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(gpus):
+        torch.default_generator.manual_seed(seed)
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(seed)
+        yield

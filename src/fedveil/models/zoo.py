@@ -24,6 +24,7 @@ from fedveil.models.images import (
     WideCnn,
 )
 from fedveil.models.residual import ResNet18
+from fedveil.models.structure import drawing_from
 from fedveil.models.text import CharacterLstm, CharacterNgrams
 
 
@@ -194,7 +195,6 @@ def build(
     builder = MODELS.find(name, "model.name")
     if input_norm is not None and name not in ("linear", "logistic"):
         raise ConfigError(f"model.input_norm: for linear models only, and {name!r} is none")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with drawing_from(seed):
         model = freeze(builder(federation, Options(tuple(hidden), input_norm)), frozen)
         return model if adapter_rank is None else adapt(model, adapter_rank)

@@ -22,7 +22,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation, Task
 from fedveil.models.check import token_limit
 from fedveil.models.losses import ClassWeights, Loss
-from fedveil.models.structure import as_written
+from fedveil.models.structure import as_written, drawing_from
 from fedveil.models.zoo import Linear, Mlp
 from fedveil.privacy.refusals import SensitivityRefused
 
@@ -200,8 +200,7 @@ def _tried(model: nn.Module, inputs: Tensor, back: bool = True) -> tuple[Tensor,
     """Outputs, and, if it goes `back`, the gradient of the first example's: what a layer does on
     the way back (a hook, a function of its own) shows in it alone."""
     found: tuple[Tensor | None, ...] = ()
-    with torch.set_grad_enabled(back), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_SEED)
+    with torch.set_grad_enabled(back), drawing_from(_SEED):
         try:
             outputs: Tensor = model(inputs.clone())
             if back:
