@@ -39,6 +39,7 @@ from fedveil.deploy.hub import Hub
 from fedveil.deploy.members import Members
 from fedveil.deploy.policy import Policy
 from fedveil.deploy.work import Training
+from fedveil.engines.memory import keep_freed_memory
 from fedveil.engines.one_client import lone
 from fedveil.secagg.device_store import DeviceStore, Lock
 
@@ -206,6 +207,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--engine", choices=["memory", "flare", "flower"], default="memory")
     args = parser.parse_args()
+    keep_freed_memory()  # as hubs and sites do
     if args.what == "rounds":
         time_rounds(args)
     elif args.what == "echo":
