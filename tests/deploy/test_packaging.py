@@ -46,7 +46,9 @@ def test_the_image_installs_what_is_pinned_and_starts_the_command_as_a_plain_acc
     text = (FOLDER / "Containerfile").read_text().replace("\\\n", " ")
     steps = [line.split(maxsplit=1) for line in text.splitlines() if line and line[0] != "#"]
     words = [word for word, _ in steps]
-    assert words == ["ARG", "FROM", "ARG", "COPY", "RUN", "USER", "WORKDIR", "ENTRYPOINT"]
+    assert words == ["ARG", "FROM", "ARG", "COPY", "COPY", "RUN", "USER", "WORKDIR", "ENTRYPOINT"]
+    copied = [word for step, files in steps if step == "COPY" for word in files.split()[:-1]]
+    assert all((FOLDER.parent / word).exists() for word in copied)
     said = dict(steps)  # type: ignore[arg-type]
     assert "--constraint /source/constraints.txt" in said["RUN"]
     assert (FOLDER.parent / "constraints.txt").is_file()

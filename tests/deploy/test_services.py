@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import math
 import os
 import stat
@@ -25,6 +26,7 @@ from fedveil.deploy.certificates import Pair
 from fedveil.deploy.envelope import Message, claimed, seal
 from fedveil.deploy.homes import Bundle, SiteHome, keep_pair
 from fedveil.deploy.hub_service import _site_status
+from fedveil.deploy.logs import _Line
 from fedveil.privacy.accounting import PrivacyModel, Release
 from fedveil.privacy.client_ledger import ClientLedger
 from fedveil.privacy.mechanisms import Gaussian
@@ -39,7 +41,10 @@ def made(tmp_path: Path) -> Iterator[Hospitals]:
     found.close()
 
 
-def test_a_federation_trains_and_everybody_has_a_ledger(made: Hospitals) -> None:
+def test_a_federation_trains_and_everybody_has_a_ledger(
+    made: Hospitals, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "fedveil")
     made.meet()
     made.queue()
     service = made.service()
@@ -59,6 +64,23 @@ def test_a_federation_trains_and_everybody_has_a_ledger(made: Hospitals) -> None
     assert 'fedveil_hub_rounds_total{released="yes"} 3' in service.counters.text()
     said = service.hellos()
     assert all(isinstance(one, Message) and one.header["spent"] > 0 for one in said.values())
+    _check_logs(made, [_Line().format(record) for record in caplog.records])
+
+
+def _check_logs(made: Hospitals, lines: list[str]) -> None:
+    """Every round is there, by name; keys are not."""
+    told = [json.loads(line) for line in lines]
+    rounds = [one["round"] for one in told if one["message"] == "round: released"]
+    assert rounds == [1, 2, 3]
+    taken = [(one["round"], one["of"]) for one in told if one["message"] == "takes part in a round"]
+    assert sorted(taken) == [(number, 3) for number in (1, 2, 3) for _ in SITES]
+    assert {"run": "first", "level": "info", "message": "run: done"}.items() <= told[-1].items()
+    files = [made.hub.path / name for name in ("hub.key", "hub.pem", "authority.pem")]
+    files += [
+        home.path / name for home in made.homes.values() for name in ("store.key", "site.pem")
+    ]
+    for secret in {word for file in files for word in file.read_text().split() if len(word) > 30}:
+        assert not any(secret in line for line in lines)
 
 
 def test_a_site_gives_memory_back_after_a_run(made: Hospitals) -> None:

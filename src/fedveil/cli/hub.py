@@ -49,6 +49,7 @@ def execute(args: argparse.Namespace) -> int:
         engine = EngineProcess(home)
         check_free(home.agreement.port)
         service = HubService(home, SocketCourier(home.socket, home.path), finish)
+        service.welcome()
         idle = threading.Event()
         try:
             while True:

@@ -121,6 +121,7 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
         engine, service = EngineProcess(home), SiteService(home)
         courier = SocketCourier(home.socket, home.path)
         courier.attach("fedveil", service.answer)
+        service.welcome()
         wait, quiet = threading.Event(), monotonic() + _SILENCE
         try:
             while not (home.path / "left").exists():

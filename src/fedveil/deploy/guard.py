@@ -248,6 +248,10 @@ class Guard(Responder):
             )
         if self._keep_plan is not None and not run.begun:
             self._keep_plan(run.work.document.digest, run.work.document.to_bytes())
+        if not run.begun:
+            document = run.work.document
+            cost = {"epsilon": document.epsilon, "delta": document.delta}
+            _log.info("takes part in a run", extra={"about": {"run": document.digest, **cost}})
         run.begun = True
         return Message({"status": "done"})
 
@@ -280,6 +284,8 @@ class Guard(Responder):
                 f"this site has taken part {taken} times, as often as the plan counts",
                 "keep to the schedule",
             )
+        about = {"run": work.document.digest, "round": number + 1, "of": work.rounds}
+        _log.info("takes part in a round", extra={"about": about})
         run.before = (run.round_number, dict(run.devices))
         run.round_number = number
         work.new_round()

@@ -170,6 +170,11 @@ class HubService:
         self.certificate_changed = False  # the hub's own: its engine is to be started again
         self._next_meeting = 0.0
 
+    def welcome(self) -> None:
+        """The process is up."""
+        about = {"federation": self.home.agreement.name}
+        _log.info("started at %s", self.home.agreement.address, extra={"about": about})
+
     def step(self) -> bool:
         """One thing, if there is one to do."""
         if time.monotonic() > self._next_meeting:
@@ -184,9 +189,10 @@ class HubService:
             self.queue.wait(job.name, str(away.reason))
         except (FedveilError, OSError) as error:
             outcome = "failed" if (self.home.runs / job.name).exists() else "refused"
-            _log.warning("run %s %s: %s", job.name, outcome, error)
+            _log.warning("run: %s: %s", outcome, error, extra={"about": {"run": job.name}})
             self.queue.end(job, outcome, str(error))
         else:
+            _log.info("run: %s", outcome, extra={"about": {"run": job.name}})
             self.queue.end(job, outcome)
         return True
 
@@ -280,6 +286,8 @@ class HubService:
             for report in run:
                 lost = report.dropouts is not None and report.dropouts.not_released
                 self.counters.add("rounds", released="no" if lost else "yes")
+                about = {"run": job.name, "round": report.round_number}
+                _log.info("round: %s", lost or "released", extra={"about": about})
                 self.counters.write(self.home.path / "metrics.prom")
                 if self.queue.stopping(job.name):
                     break

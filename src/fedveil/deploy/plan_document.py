@@ -189,7 +189,7 @@ def planned(recipe: Recipe, federation: Federation) -> Plan:
             "nothing; use everyone, balanced or round-robin"
         )
     if sums is not None and sums.mode is not SecureMode.MASKED:
-        raise ConfigError("aggregation.secure: across machines sums are 'masked'")
+        raise ConfigError("aggregation.secure: across machines sums are masked; set it to 'masked'")
     if sums is not None and sums.params.drawers(
         sums.cohort, sums.params.topology(sums.cohort).degree
     ):

@@ -6,6 +6,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 
 from fedveil.core.errors import FedveilError
 from fedveil.deploy.counters import Counters
@@ -80,4 +81,4 @@ class Applicant(Responder):
             raise BadFrame(self.waits_for)
         identity = self.keys.identity.public_key().public_bytes_raw()
         said = {"trusts": "", "identity": identity.hex(), "stopped": self.waits_for}
-        return Message({"status": "done", **said})
+        return Message({"status": "done", "version": version("fedveil"), **said})

@@ -142,7 +142,9 @@ class TableSchema:
                 known = ", ".join(column.categories[:8])
                 said.append(f"column {name!r}: {count} of {rows} values are none of {known}")
             if not column.missing and (count := int(encoded.gaps[name].sum())):
-                said.append(f"column {name!r}: {count} of {rows} values are no {column.kind}")
+                said.append(
+                    f"column {name!r}: {count} of {rows} values are missing or no {column.kind}"
+                )
             low, high = column.min, column.max
             if column.kind is Kind.NUMBER and low is not None and high is not None:
                 numbers = numbers_of(table.column(name), column)

@@ -39,13 +39,20 @@ class SiteService:
         if home.members is not None:  # what is wrong is said at the start
             self._responder = self._guard(home.members)
 
+    def welcome(self) -> None:
+        """The process is up."""
+        about = {"site": self.home.site, "federation": self.home.agreement.name}
+        _log.info("started; the hub is at %s", self.home.agreement.address, extra={"about": about})
+
     def complain(self) -> None:
         """Nothing has come from the hub."""
         hub = self.home.agreement.address
         _log.warning("no word from the hub at %s yet; see engine/engine.log", hub)
 
     def answer(self, frame: bytes) -> bytes:
-        self.heard = True
+        if not self.heard:
+            self.heard = True
+            _log.info("the hub is there")
         reply = self._confirmed().answer(frame)
         if monotonic() - self._written > _COUNTERS:
             self._write_counters()
