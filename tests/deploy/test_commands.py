@@ -21,8 +21,9 @@ from cryptography.hazmat.primitives.serialization import (
 from fedveil.cli import main
 from fedveil.core.errors import ConfigError
 from fedveil.deploy import engine_kit
+from fedveil.deploy.certificates import Pair, days_left, renewed
 from fedveil.deploy.engine_kit import EngineProcess, write_kit
-from fedveil.deploy.homes import HubHome, SiteHome
+from fedveil.deploy.homes import HubHome, SiteHome, keep_pair
 from fedveil.deploy.schemas import TableSchema
 from fedveil.deploy.site_service import SiteService
 from fedveil.deploy.sockets import check_free, free_port
@@ -222,6 +223,30 @@ class NoEngine:
 
     def stop(self) -> None:
         NoEngine.ended = True
+
+
+def test_a_site_that_was_away_when_its_certificate_expired_gets_another(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    init(capsys)
+    join(capsys)
+    hub, site = HubHome(here / "hospitals"), SiteHome(here / "north")
+    old = site.certificate
+    keep_pair(site.path, "site", Pair(renewed(hub.authority, old.certificate, days=0), old.key))
+    assert days_left(site.certificate.certificate) < 0
+    SiteService(site).welcome()
+    assert "fedveil federation renew north" in caplog.text
+    taking = ("site", "renew", "--home", "north", "--certificate")
+    assert "none of north, south, east" in refusal(
+        capsys, "federation", "renew", "west", "--home", "hospitals"
+    )
+    other = answer(capsys, "federation", "renew", "south", "--home", "hospitals")["certificate"]
+    assert "not for 'north'" in refusal(capsys, *taking, other)
+    made = answer(capsys, "federation", "renew", "north", "--home", "hospitals")["certificate"]
+    assert answer(capsys, *taking, made)["site"] == "north"
+    assert days_left(site.certificate.certificate) > 364
+    assert site.certificate.key == old.key
+    assert "lasts no longer" in refusal(capsys, *taking, made)
 
 
 def test_a_site_that_has_rested_begins_anew(

@@ -60,8 +60,11 @@ def data() -> Scope:
 
 def deploy() -> Scope:
     """What hub and sites have agreed on, and the policy that stands on the page."""
+    from fedveil.deploy.facts import Facts
+    from fedveil.deploy.plan_document import parameters, planned
     from fedveil.deploy.policy import Policy
     from fedveil.deploy.schemas import ArraySchema
+    from fedveil.planning.plan import Plan
     from tests.deploy.hospitals import COLUMNS, table
 
     columns = {"income" if name == "ill" else name: column for name, column in COLUMNS.items()}
@@ -72,9 +75,18 @@ def deploy() -> Scope:
     Path("north.bundle").symlink_to("hospitals/bundles/north.bundle")  # as if it had been sent
     draw = np.random.default_rng(2)
 
-    def read(text: str) -> Policy | ArraySchema:
+    def read(text: str) -> Policy | ArraySchema | Plan:
         given = tomllib.loads(text)
-        return ArraySchema.of(given["arrays"]) if "arrays" in given else Policy.of(given)
+        if "training" not in given:
+            return ArraySchema.of(given["arrays"]) if "arrays" in given else Policy.of(given)
+        recipe = recipes.with_defaults(recipes.parse(given))
+        federation = Facts("hospitals", "classification", 2, (5,), (2000,) * 3).federation()
+        plan, allowed = planned(recipe, federation), Policy.of(tomllib.loads(policy))
+        allowed.check_recipe(recipe, recipe.model.name, parameters(recipe, federation))
+        assert plan.guarantee is not None
+        assert plan.privacy_model is not None
+        allowed.check(plan.guarantee, plan.privacy_model, plan.secure_sums)
+        return plan
 
     images = draw.integers(0, 256, (20, 28, 28), np.uint8)
     return {"read": read, "images": images, "labels": draw.integers(0, 2, 20)}

@@ -54,6 +54,11 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         ["RUN by name"],
         {**_HOME, "--noise STD": (float, "on every count (10)", 10.0)},
     ),
+    "renew": (
+        "a certificate for another year, for a site that was away when its own expired",
+        ["SITE by name"],
+        _HOME,
+    ),
     "resume": ("go on with a run that was stopped or has failed", ["RUN by name"], _HOME),
     "stop": ("end a run after the round under way", ["RUN by name"], _HOME),
 }
@@ -70,6 +75,7 @@ def execute(args: argparse.Namespace) -> int:
         "status": _status,
         "run": _run,
         "evaluate": _evaluate,
+        "renew": _renew,
         "stop": _change,
         "resume": _change,
     }
@@ -257,6 +263,18 @@ def _evaluate(args: argparse.Namespace) -> int:
             rows.append(["AUC", f"{document['auc']:.3f}"])
         console.table(f"run {args.run}, on rows that sites hold out", ["figure", ""], rows)
         console.say(document["guarantee"]["statement"])
+
+    return console.answer(args, document, show)
+
+
+def _renew(args: argparse.Namespace) -> int:
+    home = _home(args)
+    path = home.renew_certificate(args.site)
+    document = {"site": args.site, "certificate": str(path)}
+
+    def show() -> None:
+        console.say(f"{path}  for {args.site}; it holds no secret", heading="Certificate:")
+        console.say("there: fedveil site renew --certificate FILE", heading="Next:")
 
     return console.answer(args, document, show)
 

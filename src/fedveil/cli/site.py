@@ -45,7 +45,11 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
     "ledger": ("what this owner has spent, and on which runs", [], _HOME),
     "pause": ("take part in nothing for now", [], _HOME),
     "resume": ("take part again", [], _HOME),
-    "renew": ("a fresh key for masks; between runs", [], _HOME),
+    "renew": (
+        "a fresh key for masks; between runs",
+        [],
+        {**_HOME, "--certificate FILE": (Path, "take this certificate from the hub instead")},
+    ),
     "leave": ("leave the federation for good; the ledger stays", [], _HOME),
 }
 
@@ -211,13 +215,19 @@ def _about(plan: dict[str, Any] | None) -> dict[str, Any]:
 
 def _change(args: argparse.Namespace, home: SiteHome) -> int:
     """Pause, resume, renew, leave."""
+    from fedveil.deploy.homes import read_text
+
     if args.action == "leave":
         home.leave()
     elif args.action == "renew":
-        with home.lock():  # a guard that runs would go on with the old key
-            home.store().renew(f"fedveil/{home.agreement.name}")
+        with home.lock():  # a guard that runs would go on with the old one
+            if args.certificate is None:
+                home.store().renew(f"fedveil/{home.agreement.name}")
+            elif not home.take_certificate(read_text(args.certificate)):
+                raise ConfigError(f"{args.certificate}: lasts no longer than what is here")
     else:
         home.pause(args.action == "pause")
     document = {"site": home.site, "stopped": home.stopped}
-    said = home.stopped or ("takes part" if args.action == "resume" else "has a fresh key")
+    fresh = "has a fresh key" if vars(args).get("certificate") is None else "can be started again"
+    said = home.stopped or ("takes part" if args.action == "resume" else fresh)
     return console.answer(args, document, lambda: console.say(said, heading=f"{home.site}:"))

@@ -79,9 +79,12 @@ def as_openssh(key: str) -> str:
     return _key(key).private_bytes(serialization.Encoding.PEM, form, none).decode()
 
 
+def end_of(certificate: str) -> datetime:
+    return _read(certificate).not_valid_after_utc
+
+
 def days_left(certificate: str) -> float:
-    left = _read(certificate).not_valid_after_utc - datetime.now(UTC)
-    return left / timedelta(days=1)
+    return (end_of(certificate) - datetime.now(UTC)) / timedelta(days=1)
 
 
 def check(certificate: str, authority: str, party: str, key: str) -> None:

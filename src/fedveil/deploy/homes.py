@@ -136,6 +136,14 @@ class HubHome(Home):
     def keep_site_certificate(self, site: str, certificate: str) -> None:
         keep_secret(self._of_site(site), certificate)
 
+    def renew_certificate(self, site: str) -> Path:
+        """A certificate for another year, for a site that cannot be reached to get it."""
+        if site not in self.agreement.sites:
+            raise ConfigError(f"site {site!r} is none of {', '.join(self.agreement.sites)}")
+        fresh = certificates.renewed(self.authority, self.site_certificate(site))
+        self.keep_site_certificate(site, fresh)
+        return self._of_site(site)
+
     def _of_site(self, site: str) -> Path:
         return self.path / "bundles" / f"{site}.crt"
 
@@ -212,6 +220,15 @@ class SiteHome(Home):
     @property
     def certificate(self) -> Pair:
         return read_pair(self.path, "site")
+
+    def take_certificate(self, text: str) -> bool:
+        """Keep a certificate for the key that is here, if it lasts longer; whether it does."""
+        old = self.certificate
+        certificates.check(text, self.authority, self.site, old.key)
+        if certificates.end_of(text) <= certificates.end_of(old.certificate):
+            return False
+        keep_pair(self.path, "site", Pair(text, old.key))
+        return True
 
     def store(self) -> DeviceStore:
         """The store; a lifetime's budget that the policy has lowered is lowered in it."""

@@ -9,10 +9,9 @@ from time import monotonic
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.core.randomness import Randomness
 from fedveil.deploy import certificates
-from fedveil.deploy.certificates import Pair
 from fedveil.deploy.envelope import Message
 from fedveil.deploy.guard import Guard
-from fedveil.deploy.homes import SiteHome, keep_pair
+from fedveil.deploy.homes import SiteHome
 from fedveil.deploy.members import Members
 from fedveil.deploy.responder import Applicant, Responder
 
@@ -43,6 +42,12 @@ class SiteService:
         """The process is up."""
         about = {"site": self.home.site, "federation": self.home.agreement.name}
         _log.info("started; the hub is at %s", self.home.agreement.address, extra={"about": about})
+        if certificates.days_left(self.home.certificate.certificate) < 0:
+            _log.error(
+                "the certificate has expired, and the hub does not let this site in: ask there for "
+                "another (fedveil federation renew %s)",
+                self.home.site,
+            )
 
     def complain(self) -> None:
         """Nothing has come from the hub."""
@@ -129,11 +134,7 @@ class SiteService:
 
     def _renewed(self, request: Message) -> Message:
         """A certificate for another year, for the key that is here."""
-        text, home = request.part().decode("ascii"), self.home
-        old = home.certificate
-        certificates.check(text, home.authority, home.site, old.key)
-        if certificates.days_left(text) > certificates.days_left(old.certificate):
-            keep_pair(home.path, "site", Pair(text, old.key))
+        if self.home.take_certificate(request.part().decode("ascii")):
             _log.info("certificate renewed")
             self.certificate_changed.set()
         return Message({"status": "done"})
