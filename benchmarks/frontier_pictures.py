@@ -19,8 +19,10 @@ from matplotlib import pyplot
 from matplotlib.axes import Axes
 
 from benchmarks.frontier import RESULTS, best_recipes, ceiling_of, epsilon_of, kept, name_of
+from fedveil.report.plan_figures import write_out
 
 OPENING = Path(__file__).parent.parent / "docs" / "images" / "frontier.svg"
+EPSILONS = (0.5, 1, 2, 4, 8, 30, 100, 300, 1000)  # that are written on an axis
 OURS, PAPER, METHODS, CEILING = "#0b5fa5", "#c23b22", "0.35", "0.6"
 
 
@@ -211,13 +213,20 @@ def _one(key: str, found: dict[str, Any]) -> None:
     top = ceiling(key, found)
     if top is not None:
         axis.axhline(top, color=CEILING, ls="--", lw=1, label="the same model, no noise")
+    bars = "\nbars: standard deviation of single runs" if any(line.spread) else ""
     axis.set(
         xscale="log",
-        yscale="log" if federation.loss else "linear",
-        xlabel="epsilon (certified, unless claimed)",
+        yscale="log" if federation.points and federation.loss else "linear",
+        xlabel=f"epsilon (certified, unless claimed){bars}",
         ylabel="squared error" if federation.loss else "test accuracy, %",
         title=federation.title,
     )
+    low, high = axis.get_xlim()
+    axis.set_xlim(min(low, 0.4), max(high, 12.0))
+    ticks = [tick for tick in EPSILONS if tick <= axis.get_xlim()[1]]
+    axis.set_xticks(ticks, [f"{tick:,g}" for tick in ticks])
+    axis.minorticks_off()
+    write_out(axis.yaxis)
     axis.title.set_fontsize(10)
     axis.legend(fontsize=6.5, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     axis.spines[["top", "right"]].set_visible(False)

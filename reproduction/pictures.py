@@ -136,8 +136,8 @@ def _panel(axis: Any, chart: Chart, looks: Mapping[str, int]) -> None:
         xs, means = [p[0] for p in points], [p[1] for p in points]
         wide = [p[2] if len(p) > 2 else 0.0 for p in points]
         colour, marker = _COLOURS[number], _MARKERS[number]
-        if names:  # words have no order: marks with bars, and nothing in between
-            style = {"color": colour, "fmt": marker}
+        if names or len(points) == 1:  # marks with bars: there is nothing in between
+            style = {"color": colour, "fmt": marker, "markersize": 6 if names else 3}
             axis.errorbar(
                 xs, means, wide if any(wide) else None, label=series["name"], capsize=2.5, **style
             )
