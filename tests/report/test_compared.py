@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedveil.cli import main
+from fedveil.report.charts import _ticks, same_axes
 from fedveil.report.compared import comparison_page, document_of
 from fedveil.report.spread import spread_of
 from tests.report.browser import Page, needs_axe, needs_browser
@@ -71,6 +72,32 @@ def test_one_run_has_no_bar() -> None:
 
     assert point(1.0, spread_of([3.0])) == [1.0, 3.0]
     assert point(1.0, spread_of([3.0, 5.0])) == [1.0, 4.0, pytest.approx(2**0.5, rel=1e-3)]
+
+
+def test_charts_of_the_same_quantities_have_the_same_axes() -> None:
+    """Else the eye compares heights that mean different things."""
+    places = {"a": [[1, 2.0], [4, 8.0]], "b": [[2, -1.0], [8, 3.0]]}
+    one, other = (
+        {"title": name, "x": "T", "y": "loss", "series": [{"name": "m", "points": points}]}
+        for name, points in places.items()
+    )
+    boxes = same_axes({"a": one, "b": other, "c": other | {"y": "gain"}})
+    assert boxes["a"] == boxes["b"] != boxes["c"]
+    for points in places.values():
+        for x, y in points:
+            assert boxes["a"].x_low <= x <= boxes["a"].x_high
+            assert boxes["a"].y_low <= y <= boxes["a"].y_high
+    drawn = comparison_page(document_of("t", {"A": ["s"]}, [one, other], ["r"], [["m"]]))
+    assert len(set(re.findall(r'data-box="([^"]+)"', drawn))) == 1
+
+
+@pytest.mark.parametrize("wide", [0.1, 0.99, 1.0, 2.3, 5.5, 9.9, 24.0, 55.0])
+def test_an_axis_has_a_few_round_numbers(wide: float) -> None:
+    for low in (0.0, 0.37, -1.21):
+        marks = _ticks(low, low + wide)
+        assert 2 <= len(marks) <= 6
+        assert low - 1e-9 <= marks[0]
+        assert marks[-1] <= low + wide + 1e-9
 
 
 @needs_browser

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from fedveil.cli import main
 from tests.report.browser import Page, needs_axe, needs_browser
@@ -17,15 +18,34 @@ pytestmark = needs_browser
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs on one page: a private one and one without noise."""
+    """Two runs on one page: a private one and one without noise, which was attacked."""
     folder = tmp_path_factory.mktemp("page")
     small = ["--quiet", "--no-report", "--set", "training.rounds=4"]
     assert main(["run", *small, "--output", str(folder / "private")]) == 0
     assert main(["run", "fedavg", *small, "--seed", "1", "--output", str(folder / "plain")]) == 0
+    attack_on(folder / "plain")
     file = folder / "report.html"
     runs = [str(folder / "private"), str(folder / "plain")]
     assert main(["report", *runs, "--output", str(file)]) == 0
     return file
+
+
+def attack_on(run: Path) -> None:
+    """What `fedveil attack RUN` leaves in a run, without the minutes: made-up figures."""
+    views = ("open", "masked", "sum of 50, noise")
+    right = [{"view": view, "right": 3, "victims": 4, "by_chance": 0.1} for view in views]
+    made = [{"view": view, "correlation": 0.5, "found": 2, "victims": 4} for view in views]
+    point = {"false_rate": 0.01, "true_rate": 0.2, "allowed": None}
+    curve = {"attack": "loss of the model", "auc": 0.7, "points": [point]}
+    members = {"unit": "client", "without": "a client of nobody", "runs": 64, "trials": 640}
+    found = {
+        **{"epsilon": None, "labels": right, "property": right, "not_tried": ["a lying server"]},
+        "reconstruction": {"views": made},
+        "membership": members | {"accuracy": 0.9, "curves": [curve]},
+    }
+    (run / "attack").mkdir()
+    (run / "attack" / "attack.json").write_text(json.dumps(found))
+    Image.new("L", (900, 300)).save(run / "attack" / "reconstructions.png")
 
 
 @pytest.fixture
@@ -181,7 +201,7 @@ def test_landmarks_headings_and_names_are_there(page: Page) -> None:
     assert {"main", "banner", "contentinfo"} <= set(named)
     assert len(named["main"]) == 1
     images = named.get("image", []) + named.get("img", [])
-    assert len(images) == 6
+    assert len(images) == 7  # charts, who sees what, and reconstructed records
     for role in ("image", "img", "link", "region", "article", "heading"):
         assert all(named.get(role, ["-"]))
     levels = page.run("[...document.querySelectorAll('h1,h2,h3')].map(h => +h.tagName[1])")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from html import escape
 from typing import Any
 
@@ -40,16 +40,22 @@ def _share(low: float, high: float, value: float, log: bool) -> float:
     return (value - low) / (high - low)
 
 
-def line_chart(chart: Mapping[str, Any], key: str, colours: Mapping[str, int] | None = None) -> str:
+def line_chart(
+    chart: Mapping[str, Any],
+    key: str,
+    colours: Mapping[str, int] | None = None,
+    box: Box | None = None,
+) -> str:
     """One chart; `key` says where in the page's document its values are. `colours` has a number for
     each name where neighbouring charts share names; left out, series are numbered as they come.
+    `box` is that of `same_axes`; left out, the chart's own.
 
     A point is [x, y], or [x, y, half of the bar] where `bars` says what the bars are. `x_names`
     stand at 0, 1, ... in the place of numbers; `zoom` lets y begin above zero; `log_x` and `log_y`
-    are logarithmic where all values are positive.
+    are logarithmic where all values are positive; `by` is what names the series.
     """
     names = chart.get("x_names")
-    box = _box(chart)
+    box = box or _box(chart)
     parts = [_axes(box, chart, names)]
     kinds = [
         f"s{(number if colours is None else colours[series['name']]) % COLOURS}"
@@ -59,7 +65,8 @@ def line_chart(chart: Mapping[str, Any], key: str, colours: Mapping[str, int] | 
         parts += _series(box, series["points"], kind, joined=not names)
     title = escape(chart["title"])
     told = escape(f"{chart['title']}: {chart['y']} by {chart['x']}. Arrow keys read the values.")
-    legend = "".join(
+    legend = f"<li>{escape(chart['by'])}:</li>" if chart.get("by") else ""
+    legend += "".join(
         f'<li><span class="key {kind}" aria-hidden="true"></span>{escape(series["name"])}</li>'
         for kind, series in zip(kinds, chart["series"], strict=True)
     )
@@ -74,6 +81,23 @@ def line_chart(chart: Mapping[str, Any], key: str, colours: Mapping[str, int] | 
         f'<ul class="legend">{legend}</ul>{bars}<p class="read" aria-live="polite"></p>'
         f"{_values(chart)}</figure>"
     )
+
+
+def same_axes(charts: Mapping[str, Mapping[str, Any]]) -> dict[str, Box]:
+    """A box for each chart; those that show the same quantities are compared, and share one."""
+    boxes = {key: _box(chart) for key, chart in charts.items()}
+    alike: dict[Any, list[str]] = {}
+    for key, chart in charts.items():
+        what = chart["x"], chart["y"], tuple(chart.get("x_names", ()))
+        alike.setdefault((*what, boxes[key].log_x, boxes[key].log_y), []).append(key)
+    for keys in alike.values():
+        found = [boxes[key] for key in keys]
+        ends = {
+            one.name: (max if one.name.endswith("high") else min)(getattr(b, one.name) for b in found)
+            for one in fields(Box)
+        }
+        boxes |= dict.fromkeys(keys, Box(**ends))
+    return boxes
 
 
 def _box(chart: Mapping[str, Any]) -> Box:
@@ -152,7 +176,7 @@ def _ticks(low: float, high: float, log: bool = False) -> list[float]:
         first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
         return [10.0**k for k in range(first, last + 1, math.ceil((last - first + 1) / 5))]
     wide = high - low
-    step = 10.0 ** math.floor(math.log10(wide / 2))
+    step = 10.0 ** math.floor(math.log10(wide / 5.5))
     step *= next(k for k in (1, 2, 5, 10) if wide / (step * k) <= 5.5)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{step * k:.6g}") for k in range(first, last + 1)]

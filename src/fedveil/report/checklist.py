@@ -1,8 +1,8 @@
 """Two published lists of what must be said about a private model, item by item.
 
-* Ponomareva et al. 2023, "How to DP-fy ML", section 5.3 on reporting guarantees, in our words;
-* NIST SP 800-226, the differential privacy pyramid: the components that its section 1 names, from
-  the top to the bottom, and between them the subjects that have sections of their own.
+* Ponomareva et al. 2023, "How to DP-fy ML", section 5.3 on reporting guarantees, as we read it;
+* NIST SP 800-226, the differential privacy pyramid: the eleven parts that figure 1 and section 1 of
+  its initial public draft (December 2023) name, from the top to the bottom.
 
 An item is ticked if the report states it; what a run cannot know is marked absent, with a reason.
 """
@@ -33,15 +33,15 @@ def checklists(
 
     return {
         "How to DP-fy ML, section 5.3": [
-            said("Setting"),
+            said("DP setting"),
             said("Data accesses covered"),
-            said("What is released"),
+            said("Final output of the mechanism"),
             said("Unit of privacy and bound on its contribution"),
-            said("Adjacency"),
+            said("Adjacency definition"),
             said("Type of accounting"),
-            said("Assumptions of the accounting, and whether they hold"),
-            said("Formal statement"),
-            said("Code"),
+            said("Accounting assumptions, and whether they hold"),
+            said("Formal DP statement"),
+            said("Transparency and verifiability"),
         ],
         "NIST SP 800-226, the pyramid": [
             said("Privacy parameters"),
@@ -71,18 +71,18 @@ def _known(guarantee: Guarantee) -> dict[str, str]:
     noise = "exact, on integers" if exact else "in floating point, which leaks"
     tuned = "this training run and" if guarantee.tuning else "this training run, but not"
     return {
-        "Setting": f"{guarantee.trust} differential privacy",
+        "DP setting": f"{guarantee.trust} differential privacy",
         "Data accesses covered": f"{tuned} the choice of its settings",
-        "What is released": f"{_counted(guarantee.rounds, 'noisy result')}, every model on the way "
+        "Final output of the mechanism": f"{_counted(guarantee.rounds, 'noisy result')}, every model on the way "
         "among them",
         "Unit of privacy and bound on its contribution": f"one {guarantee.unit}; "
         f"what it contributes is bounded, to {_counted(guarantee.participations, 'release')}",
-        "Adjacency": str(guarantee.adjacency),
+        "Adjacency definition": str(guarantee.adjacency),
         "Type of accounting": f"{guarantee.accountant}: {guarantee.theorem}",
-        "Assumptions of the accounting, and whether they hold": f"{len(guarantee.rests_on)} "
+        "Accounting assumptions, and whether they hold": f"{len(guarantee.rests_on)} "
         f"are listed above; sampling ({guarantee.sampling}) is drawn as it is accounted; {verdict}",
-        "Formal statement": f"{size}, {verdict}",
-        "Code": "fedveil is open source; the ledger proves the figure again, see the end",
+        "Formal DP statement": f"{size}, {verdict}",
+        "Transparency and verifiability": "fedveil is open source; the ledger proves the figure again, see the end",
         "Privacy parameters": size,
         "Unit of privacy": f"one {guarantee.unit}, {guarantee.adjacency}",
         "Algorithms and correctness": guarantee.theorem,

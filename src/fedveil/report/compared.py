@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fedveil.report.charts import line_chart
+from fedveil.report.charts import line_chart, same_axes
 from fedveil.report.page import Cell, filled, listed, section, table
 from fedveil.report.spread import Spread
 
@@ -42,12 +42,16 @@ def document_of(
 def comparison_page(document: Mapping[str, Any]) -> str:
     """The page of a comparison: what comes out, pictures and figures, then all that explains them.
 
-    A name has one colour in all pictures. The document is inside.
+    A name has one colour in all pictures, and pictures of the same quantities have the same axes.
+    The document is inside.
     """
     charts = document["charts"]
     names = dict.fromkeys(one["name"] for chart in charts.values() for one in chart["series"])
     colours = {name: number for number, name in enumerate(names)}
-    drawn = "".join(line_chart(one, f"charts/{key}", colours) for key, one in charts.items())
+    boxes = same_axes(charts)
+    drawn = "".join(
+        line_chart(one, f"charts/{key}", colours, boxes[key]) for key, one in charts.items()
+    )
     of = document["table"]
     cells = [[_cell(value) for value in row] for row in of["rows"]]
     note = f"<p class='note'>±: {DEVIATION}. A click on a heading sorts by it.</p>"

@@ -194,7 +194,7 @@ def _summary(facts: Facts) -> str:
     if guarantee is None:
         tiles.append(("privacy", "none", "this method adds no noise"))
     else:
-        doubt = "" if guarantee["certified"] else ", not certified"
+        doubt = "" if guarantee["certified"] else " (not certified)"
         size = f"for one {guarantee['unit']}, at delta {at_most(guarantee['delta'])}"
         tiles.append((f"epsilon{doubt}", _number(guarantee["epsilon"]), size))
         most = _bound(attack["right_guesses"])
@@ -245,7 +245,7 @@ def _plain_words(facts: Facts) -> str:
     )
     paragraphs = [words, promise, counted, mu]
     if not guarantee["certified"]:  # as the statement itself has it
-        paragraphs[0] = f"This would hold but for the reason at the end. {words}"
+        paragraphs[0] = f"If this run were certified, this would hold. {words}"
         paragraphs.append(f"Not certified: {guarantee['reason']}.")
     return "".join(f"<p>{escape(text)}</p>" for text in paragraphs)
 
@@ -279,19 +279,21 @@ def _three(facts: Facts) -> str:
 def _gallery(found: Facts) -> str:
     """Attacks on uploads, view by view, and on the model."""
     words = (
-        "Attacks on a simulation of this recipe, by somebody who looks and changes nothing. "
-        "Records and labels are read off one client's upload, as each of these would see it."
+        "Attacks on a simulation of this recipe, by somebody who looks and changes nothing. From "
+        "what is seen of one client's upload they guess its records and labels. Open: the update "
+        "as it is. Clipped, noise: after the method's clip, and with its noise. Masked: one upload "
+        "under secure aggregation. Sum of n: the updates of n clients, added up."
     )
     parts = [f"<p>{words}</p>"]
     if found["picture"] is not None:
         told = "Records, and what is left of them in uploads that are seen in different ways"
         image = f'<img alt="{told}" src="data:image/png;base64,{found["picture"]}">'
-        parts.append(f"<figure>{image}</figure>")
+        parts.append(f"<figure>{wide(image, 'Reconstructed records')}</figure>")
     heads = {
-        "found": "record found again",
-        "correlation": "likeness (1: the same)",
-        "label": "label named",
-        "property": "property told",
+        "found": "record recovered",
+        "correlation": "correlation with it",
+        "label": "label guessed",
+        "property": "property guessed",
     }
     shown_heads = [name for name in heads if any(name in one for one in found["views"])]
     if shown_heads:
@@ -323,7 +325,7 @@ def _told(value: Any) -> Cell:
     """A number, or [right, of so many, share of a blind guess]."""
     if not isinstance(value, list):
         return Cell("", -1.0) if value is None else Cell(f"{value:.3f}", value)
-    blind = f" (blind: {value[2]:.0%})" if len(value) > 2 else ""
+    blind = f" (by chance: {value[2]:.0%})" if len(value) > 2 else ""
     return Cell(f"{value[0]} of {value[1]}{blind}", value[0] / value[1])
 
 
