@@ -212,10 +212,20 @@ def _parameter(one: inspect.Parameter) -> str:
 
 def _docstring(thing: Any) -> str:
     text = inspect.getdoc(thing) or ""
-    plain = dataclasses.is_dataclass(thing) and text.startswith(f"{thing.__name__}(")
-    return (
-        "" if plain else _EXAMPLE.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text)
-    )
+    if dataclasses.is_dataclass(thing) and text.startswith(f"{thing.__name__}("):
+        return ""
+    text = _EXAMPLE.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text)
+    return "\n\n".join(map(_listed, text.split("\n\n")))
+
+
+def _listed(paragraph: str) -> str:
+    """Lines such as `rounds: how many` become a list, with the lines that follow each of them."""
+    if not re.search(r"^\w+(, \w+)*: \S", paragraph, re.MULTILINE) or ">>>" in paragraph:
+        return paragraph
+    marked = re.sub(r"^(\w+(?:, \w+)*): (?=\S)", r"* `\1`: ", paragraph, flags=re.MULTILINE)
+    head, star, rest = marked.partition("* `")
+    lines = re.sub(r"\n +", "\n", star + rest).replace("\n", "\n  ").replace("\n  * `", "\n* `")
+    return f"{head}\n{lines}" if head else lines
 
 
 def _sentence(text: str) -> str:

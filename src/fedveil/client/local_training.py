@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 class Schedule(StrEnum):
-    """How the local learning rate moves. `k` counts local steps over the whole run."""
+    """How the local learning rate falls, with k local steps and t rounds behind it.
+
+    `CONSTANT`: rate. `INVERSE`: rate / (1 + k / decay). `INVERSE_SQRT`: rate / sqrt(1 + t / decay).
+    `EXPONENTIAL`: rate exp(-t / decay). `COSINE`: half a cosine to zero over `decay` rounds.
+    """
 
     CONSTANT = "constant"
     INVERSE = "inverse"  # rate / (1 + k / decay): Fu's 2 / (mu (k + gamma)) with decay = gamma

@@ -6,14 +6,25 @@ from enum import StrEnum
 
 
 class Unit(StrEnum):
-    """What one unit of protection is."""
+    """Whose data a guarantee is about: all data of one client, or one record of one client.
+
+    >>> [str(unit) for unit in fv.Unit]
+    ['record', 'client']
+    """
 
     RECORD = "record"  # one example of one client
     CLIENT = "client"  # all data of one client
 
 
 class Adjacency(StrEnum):
-    """Which change of one unit the guarantee hides."""
+    """Which change of one unit the guarantee hides.
+
+    `ADD_REMOVE`: the unit is there or not. `REPLACE`: it has other data, of the same size.
+    `ZERO_OUT`: what it contributes is replaced by zero.
+
+    >>> fv.Adjacency("replace").sensitivity_factor  # a sum moves by up to twice the clip norm
+    2
+    """
 
     ADD_REMOVE = "add-remove"  # the unit is present or absent
     REPLACE = "replace"  # the unit's data is changed, sizes fixed
@@ -26,7 +37,12 @@ class Adjacency(StrEnum):
 
 
 class Trust(StrEnum):
-    """Who may see what before noise."""
+    """Who may see data before the noise is on them.
+
+    `CENTRAL`: a trusted aggregator, which adds the noise; others see released models.
+    `DISTRIBUTED`: nobody; an untrusted server sees a secure sum of noisy shares.
+    `LOCAL`: nobody; every single upload is already private.
+    """
 
     LOCAL = "local"  # nobody: every upload is already private
     DISTRIBUTED = "distributed"  # an untrusted server sees a secure sum of noisy shares
@@ -34,7 +50,8 @@ class Trust(StrEnum):
 
 
 class Arithmetic(StrEnum):
-    """How the noisy sum was computed."""
+    """How the noisy sum was computed: `EXACT` on integers, with an exact sampler; `IDEALISED` in
+    floating point, treated as if it were real numbers, and never certified."""
 
     EXACT = "exact"  # integers on a grid, exact sampler
     IDEALISED = "idealised"  # floating point, treated as real numbers

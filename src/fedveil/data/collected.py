@@ -31,6 +31,10 @@ def from_datasets(
     A data set is anything with a length and items, as of torch or Hugging Face. An item is a pair
     (input, target), or a mapping of which `keys` names these two. Inputs are arrays, tensors or
     pictures of one shape. `settings` are those of `Federation.from_arrays`.
+
+    >>> ward = [([0.1, 0.2], 0), ([0.9, 0.8], 1), ([0.7, 0.9], 1), ([0.2, 0.1], 0)]
+    >>> fv.from_datasets({"north": ward, "south": ward}, classes=2, test_fraction=0.25).clients
+    2
     """
     given = datasets if isinstance(datasets, Mapping) else dict(enumerate(datasets))
     if not given:

@@ -13,7 +13,11 @@ from fedveil.data.columns import Array, input_column, label_column, number_colum
 
 
 class Task(StrEnum):
-    """What a model learns to predict."""
+    """What a model learns to predict.
+
+    `CLASSIFICATION`: targets are int64 in [0, classes). `REGRESSION`: targets are float32.
+    `SEQUENCE`: inputs and targets are token ids in [0, classes), both `[examples, length]`.
+    """
 
     CLASSIFICATION = "classification"  # targets are int64 in [0, classes)
     REGRESSION = "regression"  # targets are float32
@@ -41,7 +45,11 @@ class Scaling:
 @dataclass(frozen=True, eq=False)
 class Examples:
     """Inputs `[examples, ...]` and targets `[examples]` (sequences: `[examples, length]`, several
-    labels: `[examples, labels]`)."""
+    labels: `[examples, labels]`).
+
+    >>> len(fv.Examples(np.zeros((3, 2), np.float32), np.array([0, 1, 1])).targets)
+    3
+    """
 
     inputs: Array
     targets: Array

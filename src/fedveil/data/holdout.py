@@ -22,7 +22,11 @@ Parts = npt.NDArray[np.uint8]
 
 
 class Holdout(StrEnum):
-    """Where the test (and validation) examples come from, when the data bring none."""
+    """Which examples are held out for tests (and validation) if the data bring none.
+
+    `WITHIN`: the same fraction of every client, at random. `LATEST`: the last ones of every client.
+    `POOLED`: every example with the same probability. `CLIENTS`: all examples of some clients.
+    """
 
     WITHIN = "within"  # the same fraction of every client, at random
     LATEST = "latest"  # the last examples of every client: data in the order of time

@@ -19,7 +19,11 @@ from fedveil.datasets.files import Arrays, Copy, open_source
 
 @dataclass(frozen=True)
 class Pool:
-    """What a source's files hold, before anything is dealt to clients."""
+    """What a source's files hold, before anything is dealt to clients.
+
+    owners: one for each training example, if the data know them. notes: what readers should know.
+    unprotected: what was computed from the records themselves, one sentence each.
+    """
 
     train: Examples
     test: Examples | None = None

@@ -31,7 +31,8 @@ def ae_dpfl(
     voting: Voting | None = None,
     placement: NoisePlacement | None = None,
 ) -> Method:
-    """AE-DPFL: one round in which every client trains to the end of `local` and votes."""
+    """AE-DPFL: clients train models of their own, as `local` says, and vote on the labels of public
+    inputs; the shared model learns from noisy counts, as `voting` says."""
     return Method(
         name="ae-dpfl",
         rounds=1,

@@ -49,7 +49,12 @@ def bounded_sparse(
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """BLUR (`penalty` lambda) and LUS (`sparsity` c); zero switches one of them off."""
+    """DP-FedAvg with updates that are short before they are clipped (Cheng et al.).
+
+    penalty: BLUR's lambda, how strongly a client is pulled back once its update exceeds the clip.
+    sparsity: LUS's c, the share of each tensor's entries that is set to zero. Zero switches either
+    off; other arguments as of `dp_fedavg`.
+    """
     if penalty == 0 and sparsity == 0:
         raise ConfigError("training.penalty, training.sparsity: with neither, use method dp-fedavg")
     made = dp_fedavg(

@@ -42,7 +42,12 @@ def client_noise(
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """Fu's algorithm; `clip_norm` is zeta, `local.steps` is E. Another placement may take over."""
+    """Every client adds the whole noise to its own upload: nobody is trusted (Fu et al.).
+
+    clip_norm: the bound of one step's gradient (their zeta): L2 for Gaussian noise, L1 for Laplace.
+    `local.steps` is their E. noise: `Noise.GAUSSIAN` or `Noise.LAPLACE`. placement: another one may
+    take over. Other arguments as of `dp_fedavg`.
+    """
     order = 1 if noise is Noise.LAPLACE else 2
     return Method(
         name="client-noise",

@@ -48,7 +48,13 @@ def ddgauss(
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """DDGauss; `clip.norm` is c. `bits` fixes the modulus and lets the grid follow."""
+    """Distributed discrete Gaussian: clients add integer shares of noise under a secure sum, so
+    that the server sees one noisy sum and no update (Kairouz, Liu, Steinke 2021).
+
+    clip: the largest norm of an update. bits: of the modulus; the grid follows from it. colluders:
+    clients that work with the server; their noise protects nobody. honest_shares: how many shares
+    are sure to be in a sum, if fewer than the others. Other arguments as of `dp_fedavg`.
+    """
     made = dp_fedavg(
         rounds=rounds,
         cohort=cohort,

@@ -45,9 +45,20 @@ def dp_fedavg(
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """DP-FedAvg with central Gaussian noise unless another placement is given.
+    """DP-FedAvg: updates are clipped, and Gaussian noise is added to their sum.
 
-    `penalty` is BLUR's lambda and `sparsity` LUS's c, see `bounded_sparse`; zero switches them off.
+    rounds: how many. cohort: who takes part in each. local: what a client does with its data.
+    clip: the largest norm of an update. The noise follows from the budget given to `fv.plan`.
+    placement: who adds the noise; left out, a trusted aggregator (`CentralNoise`).
+    by_examples: weigh updates by their clients' numbers of examples, up to `weight_cap`.
+    tracking: let the clip follow a quantile of the norms, which is accounted.
+    optimizer: what the server does with the noisy average (`Sgd`, `Adam`); smoothing: before that.
+    penalty, sparsity: of BLUR and LUS, see `bounded_sparse`; zero switches them off.
+
+    >>> local = fv.LocalTraining(fv.LearningRate(0.5), epochs=3, batch_size=8)
+    >>> half = fv.CohortRule(rate=0.5)
+    >>> fv.dp_fedavg(rounds=60, cohort=half, local=local, clip=fv.Clip(0.8)).rounds
+    60
     """
     if penalty:
         local = replace(local, penalty=penalty, penalty_radius=clip.norm)

@@ -31,7 +31,12 @@ def fedavg(
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """FedAvg, uniform or weighted by (capped) numbers of examples."""
+    """FedAvg: clients train, the server averages. Nothing is clipped and nobody is protected.
+
+    rounds: how many. cohort: who takes part in each. local: what a client does with its data.
+    by_examples: weigh updates by their clients' numbers of examples, up to `weight_cap`.
+    optimizer: what the server does with the average (`Sgd`, `Adam`); smoothing: before that.
+    """
     return Method(
         name="fedavg",
         rounds=rounds,
@@ -54,7 +59,7 @@ def fedsgd(
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """FedAvg with a single full-batch step."""
+    """FedSGD: FedAvg with a single step on all of a client's examples. Arguments as of `fedavg`."""
     made = fedavg(
         rounds=rounds,
         cohort=cohort,
@@ -78,7 +83,8 @@ def fedprox(
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """FedAvg with the gradient of penalty / 2 |w - w0|^2 added at every local step."""
+    """FedProx: FedAvg with the gradient of penalty / 2 |w - w0|^2 added at every local step, where
+    w0 are the shared weights. Other arguments as of `fedavg`; nobody is protected."""
     if not penalty > 0:
         raise ConfigError(f"training.penalty: fedprox needs a positive one, got {penalty}")
     made = fedavg(

@@ -53,8 +53,14 @@ def gradient_noise(
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """Hu's algorithm. `clip_norm` is G, the bound of one example's gradient; for unit client it
-    is C, the bound of a whole update, and local steps go without noise."""
+    """Noise on the gradients of every local step, to protect single records (Hu et al.).
+
+    clip_norm: the bound of one example's gradient (their G); for unit client the bound of a whole
+    update, and local steps go without noise. secure_sum: the server sees sums of uploads only.
+    colluders: clients that work with the server; their noise protects nobody. honest_shares: how
+    many noise shares are sure to be in a sum, if fewer than the others. Whether the noise of other
+    clients counts is decided by the plan, from the model and the steps.
+    """
     if unit is Unit.CLIENT:
         placement: DistributedNoise | GradientNoise = DistributedNoise(
             adjacency=adjacency or Adjacency.ZERO_OUT,
@@ -93,7 +99,8 @@ def dp_sgd(
     optimizer: Optimizer | None = None,
     smoothing: Smoothing | None = None,
 ) -> Method:
-    """Hu's algorithm with tau = 1."""
+    """DP-SGD across clients: one step in a round, each example's gradient clipped to `clip_norm`,
+    noise on the mean. Protects single records; works with any model. As `gradient_noise`."""
     made = gradient_noise(
         rounds=rounds,
         cohort=cohort,

@@ -43,7 +43,8 @@ def dp_fed(
     tracking: AdaptiveClipping | None = None,
     optimizer: Optimizer | None = None,
 ) -> Method:
-    """DP-Fed; `clip.norm` is G. With a smoothing it is `laplacian_smoothing`."""
+    """DP-Fed of Liang et al. (`clip.norm` is their G): DP-FedAvg, with arguments as of `dp_fedavg`.
+    With a smoothing it is `laplacian_smoothing`."""
     if clip.order != 2 or tracking is not None:
         raise ConfigError("training.method: dp-fed projects to a Euclidean ball of fixed radius")
     made = dp_fedavg(
@@ -74,7 +75,8 @@ def laplacian_smoothing(
     weight_cap: int | None = None,
     optimizer: Optimizer | None = None,
 ) -> Method:
-    """DP-Fed-LS; `clip.norm` is G, the strength of `smoothing` is sigma (1 by default)."""
+    """DP-Fed-LS of Liang et al.: DP-FedAvg whose noisy average is smoothed, at no cost in privacy.
+    The strength of `smoothing` (1 if left out) is their sigma; the rest is as for `dp_fedavg`."""
     return dp_fed(
         rounds=rounds,
         cohort=cohort,

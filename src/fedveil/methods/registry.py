@@ -42,7 +42,12 @@ OPTIONAL = frozenset({BLUR, LUS, *CLIP, *UPDATES, "privacy.unit"})
 
 @dataclass(frozen=True)
 class Key:
-    """A key of a method's own, set in a recipe's section [method]."""
+    """A key of a method's own, set in a recipe's section [method]: its name, type, default, and a
+    line that says what it is.
+
+    >>> fv.Key("pull", float, 0.1, "strength of the pull back to the shared weights").default
+    0.1
+    """
 
     name: str
     kind: Any  # float, int, str, bool, tuple[int, ...], or one of them | None

@@ -179,7 +179,15 @@ def calibrate_rounds(
     also: Sequence[Release] = (),
     tuning: Tuning | None = None,
 ) -> int:
-    """The most rounds that keep to the budget."""
+    """The most rounds that keep to the budget (epsilon, delta), everything else given.
+
+    `also` are releases beside these rounds, `uses` how often a cohort is used in a round.
+
+    >>> who = fv.PrivacyModel("client", "zero-out", "central")
+    >>> ask = {"sampling": fv.Everyone(), "mechanism": fv.Gaussian(10.0), "privacy_model": who}
+    >>> fv.calibrate_rounds(epsilon=1.0, delta=1e-5, **ask)
+    7
+    """
     question = _Question(epsilon, delta, privacy_model, tuple(also), tuning)
 
     def cost(rounds: int) -> float:
@@ -212,7 +220,16 @@ def calibrate_rate(
     also: Sequence[Release] = (),
     tuning: Tuning | None = None,
 ) -> Sampling:
-    """The sampling of the same kind with the largest rate (or cohort) that keeps to the budget."""
+    """The sampling of the same kind with the largest rate (or cohort) that keeps to the budget.
+
+    `sampling` says which kind; its own rate or cohort does not matter.
+
+    >>> who = fv.PrivacyModel("client", "zero-out", "central")
+    >>> ask = {"rounds": 100, "mechanism": fv.Gaussian(1.0), "privacy_model": who}
+    >>> found = fv.calibrate_rate(epsilon=4.0, delta=1e-5, sampling=fv.Poisson(0.1), **ask)
+    >>> 0.05 < found.rate < 0.2
+    True
+    """
     question = _Question(epsilon, delta, privacy_model, tuple(also), tuning)
     rounds = count("rounds", rounds)
 

@@ -59,9 +59,13 @@ class _OfCohorts(_Sampler):
 
 @dataclass(frozen=True)
 class Poisson(_Sampler):
-    """Every client independently with probability `rate`.
+    """Every client takes part independently with probability `rate`, in every round.
 
-    `clients` is needed to draw, not to account.
+    If cohorts stay secret, epsilon is lower than without sampling. `clients` is how many there are;
+    it is needed to draw cohorts, not to account.
+
+    >>> fv.Poisson(0.05, clients=1000).expected_cohort
+    50.0
     """
 
     rate: float
@@ -154,7 +158,7 @@ class RoundRobin(_OfCohorts):
 
 @dataclass(frozen=True)
 class Everyone(_Sampler):
-    """All clients in every round."""
+    """All clients in every round. Nothing is sampled, so epsilon gains nothing from sampling."""
 
     clients: int | None = None
 

@@ -93,7 +93,9 @@ def same_axes(charts: Mapping[str, Mapping[str, Any]]) -> dict[str, Box]:
     for keys in alike.values():
         found = [boxes[key] for key in keys]
         ends = {
-            one.name: (max if one.name.endswith("high") else min)(getattr(b, one.name) for b in found)
+            one.name: (max if one.name.endswith("high") else min)(
+                getattr(box, one.name) for box in found
+            )
             for one in fields(Box)
         }
         boxes |= dict.fromkeys(keys, Box(**ends))

@@ -73,8 +73,8 @@ def _known(guarantee: Guarantee) -> dict[str, str]:
     return {
         "DP setting": f"{guarantee.trust} differential privacy",
         "Data accesses covered": f"{tuned} the choice of its settings",
-        "Final output of the mechanism": f"{_counted(guarantee.rounds, 'noisy result')}, every model on the way "
-        "among them",
+        "Final output of the mechanism": f"{_counted(guarantee.rounds, 'noisy result')}, every "
+        "model on the way among them",
         "Unit of privacy and bound on its contribution": f"one {guarantee.unit}; "
         f"what it contributes is bounded, to {_counted(guarantee.participations, 'release')}",
         "Adjacency definition": str(guarantee.adjacency),
@@ -82,7 +82,8 @@ def _known(guarantee: Guarantee) -> dict[str, str]:
         "Accounting assumptions, and whether they hold": f"{len(guarantee.rests_on)} "
         f"are listed above; sampling ({guarantee.sampling}) is drawn as it is accounted; {verdict}",
         "Formal DP statement": f"{size}, {verdict}",
-        "Transparency and verifiability": "fedveil is open source; the ledger proves the figure again, see the end",
+        "Transparency and verifiability": "fedveil is open source; the ledger proves the figure "
+        "again, see the end",
         "Privacy parameters": size,
         "Unit of privacy": f"one {guarantee.unit}, {guarantee.adjacency}",
         "Algorithms and correctness": guarantee.theorem,

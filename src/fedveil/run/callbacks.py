@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Does nothing. Give instances of subclasses to `Run(plan, callbacks=[...])`."""
+    """Is told what happens in a run. Override what you need; this class does nothing.
+
+    >>> class Print(fv.Callback):
+    ...     def on_round(self, report):
+    ...         print(report.round_number, report.metrics)
+
+    Give instances to a run: `fv.Run(plan, callbacks=[Print()])`.
+    """
 
     def on_begin(self, facts: Mapping[str, Any]) -> None:
         """Before the first round: method, data, rounds, clients, parameters, seed, epsilon, delta,

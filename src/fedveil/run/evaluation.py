@@ -20,7 +20,12 @@ _HEAVY = 256  # examples in one batch for convolutional and recurrent networks
 
 @dataclass(frozen=True)
 class Metrics:
-    """Mean loss, and accuracy as a share of examples (of positions for sequences)."""
+    """How good weights are on some examples.
+
+    loss: mean cross-entropy in nats; for regression half of the mean squared error, in units of the
+    standardised target where a table was standardised.
+    accuracy: share of examples that are right (of positions for sequences); None for regression.
+    """
 
     loss: float
     accuracy: float | None  # None for regression

@@ -64,7 +64,16 @@ class RoundDropouts:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One finished round."""
+    """What may be shown of one finished round.
+
+    round_number: counted from 1.
+    seconds: it took; None in a protected run, where the time would betray the size of the cohort.
+    epsilon_so_far: of all rounds begun, had their number been fixed before.
+    metrics: of the new weights on the test examples; None in rounds that were not evaluated.
+    unprotected_stats: losses and norms of clients, without noise; simulations only.
+    figures: released beside the update and accounted for, such as an adaptive clip norm.
+    dropouts: who came to a secure sum; None without one.
+    """
 
     round_number: int  # from 1
     seconds: float | None  # simulations only: the time betrays the size of the cohort

@@ -47,7 +47,11 @@ _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo
 @dataclass(frozen=True)
 class Speed:
     """Settings that change how fast a plan runs, never what it guarantees; but with an engine from
-    outside the package nothing is certified."""
+    outside the package nothing is certified.
+
+    engine: its name, or "auto". chunk: clients trained together, at most. processes, threads: how
+    many, threads in each process. device: "cpu" or "cuda". Left out, each is chosen.
+    """
 
     engine: str = "auto"
     chunk: int | None = None  # clients trained together

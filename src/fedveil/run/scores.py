@@ -28,16 +28,21 @@ Metric = Callable[[npt.NDArray[Any], npt.NDArray[Any]], float]
 
 @dataclass(frozen=True)
 class Scores:
-    """Figures of a model on some rows by name, those of the constant answer, and whether the model
-    is clearly better. A figure is None where the rows do not define it."""
+    """How good a model is on some rows, beside the best constant answer. `TrainedModel.evaluate`
+    makes one.
+
+    figures: by name, such as accuracy, log loss or rmse; None where the rows do not define one.
+    constant: the same figures of the best constant answer; `constant_answer` says which that is.
+    clearly_better: than the constant, by more than chance explains; otherwise `warning` says so.
+    reliability: rows by the probability of their likeliest class: how many, the mean of that
+        probability, and the share that is right. Empty for numbers.
+    """
 
     rows: int
     figures: dict[str, float | None]
     constant: dict[str, float | None]
     constant_answer: str  # in words
     clearly_better: bool
-    # Of rows by the probability of their likeliest class: how many, that probability's mean, and
-    # the share that is right. Empty for numbers.
     reliability: tuple[tuple[int, float, float], ...] = ()
 
     @property

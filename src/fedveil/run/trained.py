@@ -67,7 +67,13 @@ class Remarks:
 
 
 class TrainedModel(Displayed):
-    """A model with everything needed to use it. `load_run` makes one."""
+    """A trained model with everything needed to use it: `predict`, `predict_proba`, `evaluate`,
+    `export`. `load_run` makes one.
+
+    `module` is the torch module, `guarantee` what its training promises, `class_names` the classes
+    in the order of their probabilities. Rows are read as in training; each answer depends on its
+    own row alone.
+    """
 
     def __init__(self, bundle: ModelBundle, module: nn.Module) -> None:
         self.bundle, self.module = bundle, module.eval()
@@ -275,7 +281,8 @@ def score_examples(
 def load_run(path: Path | str, module: nn.Module | None = None) -> TrainedModel:
     """The model of a finished run directory, or of a `model.safetensors` taken from one.
 
-    `module` is needed only if the run trained a module of your own.
+    `module` is needed only if the run trained a module of your own: an instance with the same
+    layers. Then `load_run("runs/a").predict(frame)` answers for new rows.
     """
     bundle, tensors = read_bundle(Path(path))
     module = bundle.module() if module is None else module

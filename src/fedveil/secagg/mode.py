@@ -8,6 +8,12 @@ EARLIER_WORDS = {"full": "masked", "modelled": "ideal"}  # of recipes
 
 
 class SecureMode(StrEnum):
+    """How a run on one machine hides single uploads from its server.
+
+    `MASKED`: the protocol is carried out, with keys, shares and masks. `IDEAL`: the same integers,
+    sums and refusals without the masks, which is faster. `NONE`: no secure sum.
+    """
+
     MASKED = "masked"  # keys, shares and masks: every one is made and removed
     IDEAL = "ideal"  # what they achieve: the same integers, sums and refusals, without any mask
     NONE = "none"

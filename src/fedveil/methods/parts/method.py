@@ -28,7 +28,13 @@ from fedveil.server.smoothing import Smoothing
 
 
 class Scheme(StrEnum):
-    """How cohorts are chosen."""
+    """How the clients of a round are chosen.
+
+    `POISSON`: each independently, with the same probability. `FIXED`: a random set of fixed size.
+    `EVERYONE`: all clients. `ROUND_ROBIN`: in turn. `BALANCED`: a random public schedule in which
+    all take part equally often. `CAPPED`: Poisson, cut to a random subset of `cap`. Only secret
+    random cohorts (Poisson, fixed, capped) lower epsilon.
+    """
 
     POISSON = "poisson"  # every client by its own coin
     FIXED = "fixed"  # a uniformly random set of fixed size
@@ -40,7 +46,11 @@ class Scheme(StrEnum):
 
 @dataclass(frozen=True)
 class CohortRule:
-    """Who takes part in a round. `size` is the cohort's (expected) size, `rate` its share.
+    """Who takes part in a round: exactly one of `size` and `rate` is given, none for everyone.
+
+    `size` is the number of clients in a round (Poisson: expected), `rate` their share of all.
+
+    >>> half, fifty = fv.CohortRule(rate=0.5), fv.CohortRule(fv.Scheme.FIXED, size=50)
 
     `clients`, if set, is a number of clients that was declared in public: the sampler, and with it
     rates, divisors and grids, follow from it however many there are. There must not be more.
@@ -99,7 +109,11 @@ class CohortRule:
 
 @dataclass(frozen=True)
 class Voting:
-    """Clients vote on public inputs, and the shared model learns from the votes (AE-DPFL)."""
+    """Clients vote on public inputs, and the shared model learns from the votes (AE-DPFL).
+
+    `questions` is how many public inputs are voted on (None: all). The shared model is trained on
+    the winners for `epochs`, in batches of `batch_size`, with this `learning_rate`.
+    """
 
     questions: int | None = None  # public inputs to label; None: all there are
     epochs: int = 100
@@ -117,7 +131,8 @@ class Voting:
 
 @dataclass(frozen=True, repr=False)
 class Method(Displayed):
-    """Sampler, local rule, shaping, protection, aggregation and server step: a round in order.
+    """What happens in a round, in order: cohort, local training, update pipeline, noise placement,
+    aggregation, server step. `dp_fedavg` and its kin make one; `fv.plan` fits it to data.
 
     `smoothing` acts on what was released, after the noise: before it, it would be part of a
     sensitivity that nobody has bounded. `by_examples` weighs updates by their clients' numbers of

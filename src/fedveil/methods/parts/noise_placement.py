@@ -38,7 +38,7 @@ Cohort = npt.NDArray[np.int64]
 
 
 class Noise(StrEnum):
-    """The law of the noise: Gaussian beside an L2 clip, Laplace beside an L1 clip."""
+    """The distribution of the noise: `GAUSSIAN` needs an L2 clip, `LAPLACE` an L1 clip."""
 
     GAUSSIAN = "gaussian"
     LAPLACE = "laplace"
