@@ -17,6 +17,7 @@ class Task(StrEnum):
 
     `CLASSIFICATION`: targets are int64 in [0, classes). `REGRESSION`: targets are float32.
     `SEQUENCE`: inputs and targets are token ids in [0, classes), both `[examples, length]`.
+    `MULTI_LABEL`: targets are int64, 0 or 1 for each of `classes` labels: `[examples, labels]`.
     """
 
     CLASSIFICATION = "classification"  # targets are int64 in [0, classes)
