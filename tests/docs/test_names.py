@@ -38,7 +38,16 @@ KEYS = {
     if dataclasses.is_dataclass(kind)
 }
 # What other systems have, what a page makes, and a placeholder.
-OTHERS = ("flwr/", "opacus/", "nvflare/", "privacy/analysis/", "model.fit", "orchard/", "results/N")
+OTHERS = (
+    "flwr/",
+    "opacus/",
+    "nvflare/",
+    "privacy/analysis/",
+    "model.fit",
+    "orchard/",
+    "north/",
+    "results/N",
+)
 _COMMAND = re.compile(r"\bfedveil ([a-z]+)\b([^`\n]*)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
