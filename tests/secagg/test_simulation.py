@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -41,18 +43,14 @@ def secure_sum(vectors, simulation: Simulation, *details):
     return opened.finish()
 
 
-def outcome(
-    mode: SecureMode,
-    params: SecAggParams,
-    members,
-    dropouts: Dropouts,
-    bits: int = 32,
-    round_number: int = 4,
-):
+ROUNDS = itertools.count()
+simulation_of = lru_cache(Simulation)  # devices keep their keys and seeds from round to round
+
+
+def outcome(mode: SecureMode, params: SecAggParams, members, dropouts: Dropouts, bits: int = 32):
     try:
-        simulation = Simulation(params, mode)
-        vectors = vectors_of(7, bits)
-        result = secure_sum(vectors, simulation, round_number, members, 7, bits, dropouts)
+        details = (next(ROUNDS), members, 7, bits, dropouts)
+        result = secure_sum(vectors_of(7, bits), simulation_of(params, mode), *details)
     except NotReleased as refusal:
         return str(refusal)
     return result.survivors, result.total.tolist()
