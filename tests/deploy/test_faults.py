@@ -149,10 +149,13 @@ def test_a_site_that_seals_garbage_is_convicted_by_its_own_signature(
     assert "device 3: 0 shares came" in first.dropouts.not_released
     assert second.dropouts is not None
     assert not second.dropouts.not_released
-    with pytest.raises(
-        ConfigError, match="device 3 was evicted: device 3 sealed shares that are not"
-    ):
+    evicted = "device 3 was evicted: device 3 sealed shares that are not"
+    with pytest.raises(ConfigError, match=evicted):
         next(rounds)
+    assert isinstance(run.directory, RunDirectory)
+    run.directory.close()
+    with pytest.raises(ConfigError, match=evicted):  # a hub that starts again knows it too
+        next(iter(four.hub().resume(tmp_path / "run")))
 
 
 def test_a_site_that_lies_about_its_keys_costs_the_others_nothing(
