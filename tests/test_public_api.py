@@ -115,6 +115,14 @@ def shown() -> list[object]:
     return [federation, method, plan, plan.guarantee, fv.Run(plan)]
 
 
+def measured() -> list[object]:
+    """What a run and a model are told about: a round, and figures on rows."""
+    round_report = fv.RoundReport(3, None, 1.5, fv.Metrics(0.25, 0.9), None, {"clip_norm": 0.5})
+    bins = tuple((10, 0.5, 0.5) for _ in range(15))
+    scores = fv.Scores(1200, {"accuracy": 0.9, "F1": None}, {"accuracy": 0.5}, "A", True, bins)
+    return [round_report, scores]
+
+
 class Tags(HTMLParser):
     """Fails on a tag that is not closed in its turn."""
 
@@ -130,7 +138,7 @@ class Tags(HTMLParser):
 
 
 def test_objects_show_themselves_in_one_line_and_as_a_table() -> None:
-    for thing in shown():
+    for thing in (*shown(), *measured()):
         text = repr(thing)
         assert text.startswith(f"<{type(thing).__name__}")
         assert len(text) < 300
@@ -152,6 +160,10 @@ def test_what_is_shown_is_what_is_there() -> None:
     assert "seed 0" in plan
     assert "certified no" in guarantee
     assert "rounds 0 of 2" in run
+    round_report, scores = map(repr, measured())
+    wanted = "loss 0.25, accuracy 0.9, epsilon so far 1.5, clip_norm 0.5"
+    assert round_report == f"<RoundReport 3: {wanted}>"
+    assert scores == "<Scores on 1,200 rows: clearly better yes, accuracy 0.9 (constant: 0.5)>"
 
 
 def test_a_method_without_protection_says_so() -> None:

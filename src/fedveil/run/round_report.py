@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.core.display import Displayed
 from fedveil.engines.contract import RoundSum
 from fedveil.run.evaluation import Metrics
 
@@ -62,8 +63,8 @@ class RoundDropouts:
         return cls(int(document["cohort"]), int(document["survivors"]), reason)
 
 
-@dataclass(frozen=True)
-class RoundReport:
+@dataclass(frozen=True, repr=False)
+class RoundReport(Displayed):
     """What may be shown of one finished round.
 
     round_number: counted from 1.
@@ -82,6 +83,16 @@ class RoundReport:
     unprotected_stats: UnprotectedStats | None  # simulations only
     figures: Mapping[str, float]  # released beside the update, and accounted for
     dropouts: RoundDropouts | None = None  # of a secure sum, which shows them to its server anyway
+
+    def _display(self) -> tuple[str, dict[str, object]]:
+        metrics = self.metrics
+        return str(self.round_number), {
+            "loss": None if metrics is None else metrics.loss,
+            "accuracy": None if metrics is None else metrics.accuracy,
+            "epsilon so far": self.epsilon_so_far,
+            **self.figures,
+            "seconds": self.seconds,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         document: dict[str, Any] = {"round": self.round_number}

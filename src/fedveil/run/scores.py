@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.display import Displayed
+
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
 
@@ -26,8 +28,8 @@ _BINS = 15  # of the likeliest class's probability, to see whether it is right a
 Metric = Callable[[npt.NDArray[Any], npt.NDArray[Any]], float]
 
 
-@dataclass(frozen=True)
-class Scores:
+@dataclass(frozen=True, repr=False)
+class Scores(Displayed):
     """How good a model is on some rows, beside the best constant answer. `TrainedModel.evaluate`
     makes one.
 
@@ -44,6 +46,16 @@ class Scores:
     constant_answer: str  # in words
     clearly_better: bool
     reliability: tuple[tuple[int, float, float], ...] = ()
+
+    def _display(self) -> tuple[str, dict[str, object]]:
+        shown = {name: value for name, value in self.figures.items() if value is not None}
+        beside = {name: self.constant.get(name) for name in shown}
+        facts: dict[str, object] = {
+            name: f"{value:.4g}"
+            + ("" if beside[name] is None else f" (constant: {beside[name]:.4g})")
+            for name, value in shown.items()
+        }
+        return f"on {self.rows:,} rows", {"clearly better": self.clearly_better, **facts}
 
     @property
     def warning(self) -> str:
