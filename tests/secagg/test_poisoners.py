@@ -360,6 +360,19 @@ def test_a_device_that_is_left_too_few_holders_by_liars_sits_the_round_out_and_i
     assert not play.server.suspects
 
 
+def test_nobody_is_put_out_of_a_round_that_is_lost_anyway():
+    # Who has too few holders goes one by one: in a large cohort that takes a minute for nothing.
+    cast = assemble(12, min_honest=3, colluders=2, max_dropout=0.2)
+    play = cast.play()
+    for device in cast.ids[:7]:
+        frame = cast.devices[device].join(play.server.plan).shares
+        play.send(one_check(10)(play, device, frame) if device == BAD else frame)
+    with pytest.raises(NotReleased, match="7 of 12 devices shared, need 10"):
+        play.server.close_sharing()
+    assert play.server.sharers == cast.ids[:7]
+    assert play.server.odds == {10: {BAD}, BAD: {10}}
+
+
 def test_doubts_that_are_made_up_harm_nobody_but_who_makes_them():
     for details in (
         {"count": 40, "min_honest": 10, "colluders": 2, "max_dropout": 0.2},

@@ -84,11 +84,12 @@ class Kept:
         place = self.places.get(device)
         return place is not None and bool(flags[place])
 
-    def close_sharing(self, liars: int) -> dict[int, set[int]]:
+    def close_sharing(self, liars: int, fewest: int) -> dict[int, set[int]]:
         """Settle who masks with whom; returns, by device, with whom it is at odds about keys.
 
         The mask between two at odds is left out. Who is at odds with more than `liars` neighbours
         must go, and so must who would keep too few holders of its shares: there would be no sum.
+        Nor is there one of fewer than `fewest` sharers, whoever goes.
         """
         odds, between = self._at_odds(), dict[int, set[int]]()
         for device, other in self._pairs(odds):
@@ -99,7 +100,7 @@ class Kept:
             self.off, self.partners = both & odds, both & ~odds
             count, holders = self.off.sum(axis=1), self.partners.sum(axis=1)
             stuck = (count > 0) & (holders < self.layout.plan.threshold)
-            if not stuck.any():
+            if not stuck.any() or np.count_nonzero(self.shared) < fewest:
                 break
             self.shared[np.argmax(np.where(stuck, count, 0))] = False
         self.sharers = packed(self.shared)

@@ -267,7 +267,7 @@ class ServerRound:
         """
         with self._lock:
             self._expect_phase(Phase.SHARES)
-            self._odds = self._kept.close_sharing(self._liars)
+            self._odds = self._kept.close_sharing(self._liars, self._fewest)
             self._close(Phase.VECTORS, len(self.sharers), "shared")
 
     def sharers_for(self, device: int) -> bytes:
