@@ -180,8 +180,18 @@ def test_every_engine_casts_the_same_votes(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", EACH)
 @pytest.mark.parametrize("model", ["linear", "softmax", "wide softmax", "mlp", "own module"])
-def test_a_client_whose_update_is_not_finite_counts_as_zero(engine: str, model: str) -> None:
-    job = make_job(model, LocalTraining(LearningRate(1e38), steps=3), SHAPINGS["clip"])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        LocalTraining(LearningRate(1e38), steps=3),
+        LocalTraining(LearningRate(40.0), steps=30, weight_decay=1.0),  # by -39 in every step
+    ],
+    ids=["steps", "decay"],
+)
+def test_a_client_whose_update_is_not_finite_counts_as_zero(
+    engine: str, model: str, rule: LocalTraining
+) -> None:
+    job = make_job(model, rule, SHAPINGS["clip"])
     result = engine_for(engine, job).round_sum(RoundRequest(start_of(job), ALL, 0))
     assert result.rejected > 0
     assert torch.isfinite(result.total).all()

@@ -6,6 +6,7 @@ Layers above the one whose weights are such combinations are trained as they are
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from fedveil.engines.dual_block import StepBlock
 from fedveil.engines.mlp import output_error
 from fedveil.privacy.clipping import Clip, clip_factors
 
+_LARGEST = torch.finfo(torch.float32).max
 _GATHERED = 1_000_000  # numbers that the steps of one block take: 4 MB
 
 
@@ -73,6 +75,8 @@ def _descend(
             if rule.weight_decay:
                 here.mul_(keep)
                 drift = (1 + drift) * keep - 1
+                if abs(drift) > _LARGEST:  # as weights overflow: torch takes no such number
+                    drift = math.copysign(math.inf, drift)
                 shift[:active] = drift
             _scatter(here, block.rows[place], error)
         losses[:active] += block.losses()
