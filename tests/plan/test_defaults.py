@@ -120,7 +120,7 @@ def test_few_clients_have_their_rows_protected(tmp_path: Path) -> None:
 
 def test_what_cannot_work_is_said_before_the_training(tmp_path: Path) -> None:
     path = table(tmp_path, "t.csv", clients=30, each=5, seed=3, signal=2.0)
-    keys = ("privacy.epsilon=0.03", "training.rounds=4")
+    keys = ("privacy.epsilon=0.1", "training.rounds=4")
     hopeless = chosen_for(path, *keys, privacy__unit="client").warning
     assert "do not expect the model to beat a constant answer with 30 clients" in hopeless
     assert "--unit record" in hopeless

@@ -34,18 +34,19 @@ FEW = 30  # clients: fewer than these cannot hide one of them, so records are pr
 _ALL = 2000  # clients: up to so many take part in every round
 _COHORT = 1000  # of more
 _SIGNALS = {  # weak, strong
-    Task.REGRESSION: (0.7, 4.0),
+    Task.REGRESSION: (0.7, 8.0),
     Task.CLASSIFICATION: (1.5, 6.0),
     Task.MULTI_LABEL: (1.5, 6.0),
 }
 _RECORDS = 50  # of a made-up client: how many the true ones have is private
 _MOST_RECORDS = 400  # of a made-up client where sizes are public
 _TRIED = 64  # clients of a trial
-_MOST_STEPS = 100
+_MOST_STEPS = (100, 400)  # of a client in a round, among many clients and among few,
+_STEPS = 20_000  # and of all of them together
 _STABLE = 1.5  # times one over the largest curvature; from twice on, steps may grow without end
 _CURVED = 0.4  # of the largest possible curvature: made-up data have less
 _PASSES = 3
-_FRESH = (3, 9)  # seeds: all of the first, or most of the last, say whether it can work
+_FRESH = (5, 15)  # seeds: all of the first, or most of the last, say whether it can work
 _BETTER = 0.01  # by which the score must fall for a change to be worth it
 _LEARNT = 0.95  # of the constant answer's error: a result above it is hardly a result
 
@@ -196,6 +197,8 @@ class _Search:
         self._epsilon = recipe.privacy.epsilon or 0.0
         clients = public_clients(recipe, federation)
         self._share = min(1.0, _TRIED / clients)
+        least, most = _MOST_STEPS
+        self._most_steps = max(least, min(most, _STEPS // round(real.sampling.expected_cohort)))
         self._noise, records = 1.0, _RECORDS
         trial = recipe
         if self._by_record:  # how many records clients have is public
@@ -266,7 +269,7 @@ class _Search:
         if self._by_record:
             found = Candidate(1, rounds, _short(stride * self._rate), 2.0 ** point["reach"])
         else:
-            steps = max(1, min(_MOST_STEPS, round(stride / self._rate)))
+            steps = max(1, min(self._most_steps, round(stride / self._rate)))
             clip = _short(2.0 ** point["reach"] / rounds)
             found = Candidate(
                 steps, rounds, _short(min(stride / steps, _STABLE * self._rate)), clip
