@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
-from scipy.special import logsumexp
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation, Task
@@ -109,14 +108,16 @@ def _loss(
             return float(error @ error / (2 * count)), inputs.T @ error / count
 
         return squared
-    labels = targets.astype(np.int64)
+    rows, labels = np.arange(count), targets.astype(np.int64)
 
     def cross_entropy(weights: Array) -> tuple[float, Array]:
         scores = inputs @ weights.reshape(-1, outputs)
-        total = logsumexp(scores, axis=1)
-        value = float(np.mean(total - scores[np.arange(count), labels]))
-        shares = np.exp(scores - total[:, None])
-        shares[np.arange(count), labels] -= 1
+        scores -= scores.max(axis=1, keepdims=True)
+        shares = np.exp(scores)
+        total = shares.sum(axis=1)
+        value = float(np.mean(np.log(total) - scores[rows, labels]))
+        shares /= total[:, None]
+        shares[rows, labels] -= 1
         gradient = (inputs.T @ shares / count).ravel()
         return value + _RIDGE / 2 * float(weights @ weights), gradient + _RIDGE * weights
 
