@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 
 from fedveil.cli import console, main
 from tests.conftest import TUNED
+from tests.processes import Command
 
 SMALL = ["--set", "training.rounds=6", "--set", "training.rate=0.3", "--set", "data.clients=40"]
 
@@ -144,11 +145,6 @@ def test_an_existing_output_directory_is_refused(fedveil: Fedveil, tmp_path: Pat
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "fedveil", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 LONG = ["--set", "training.rounds=30", "--set", "training.local_epochs=2"]
 LONG += ["--set", "evaluation.every=2", "--set", "engine.chunk=1"]
 
@@ -161,68 +157,31 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return weights(output)
 
 
-HELD = """
-import signal, sys
-from fedveil.cli import main
-from fedveil.run import run
-signal.signal(signal.SIGINT, signal.default_int_handler)  # shells may have it ignored
-play_round = run.play_round
-
-def held(playing, last):
-    report = play_round(playing, last)
-    if report.round_number == 2:
-        print("holding", file=sys.stderr, flush=True)
-        while True:
-            signal.pause()
-    return report
-
-run.play_round = held
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-def start_and_hold(*arguments: str) -> subprocess.Popen[str]:
-    """A run that waits for a signal after its second round, however fast or slow it is."""
-    command = [sys.executable, "-c", HELD, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line == "holding\n":
-            return process
-    raise AssertionError("the run ended before its second round")
-
-
-def wait_for_a_round(process: subprocess.Popen[str]) -> None:
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("round "):
-            return
-    raise AssertionError("the run ended too early")
+def held(folder: Path, output: str) -> Command:
+    """The long run, after its second round."""
+    running = Command(folder, "run", *LONG, "--seed", "3", "--output", output, hold=True)
+    running.wait_for("holding")
+    return running
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_says_how_to_go_on_and_does(
     fedveil: Fedveil, tmp_path: Path, whole: bytes, number: int
 ) -> None:
-    process = start_and_hold("run", *LONG, "--seed", "3", "--output", "cut")
-    process.send_signal(number)
-    _, errors = process.communicate()
-    assert process.returncode == 130
-    assert "after round 2 of 30" in errors
-    assert "--resume cut" in errors
+    running = held(tmp_path, "cut")
+    assert running.end(number) == 130
+    assert "after round 2 of 30" in running.errors
+    assert "--resume cut" in running.errors
     assert fedveil("run", "--resume", "cut").returncode == 0
     assert weights(tmp_path / "cut") == whole
 
 
 def test_a_directory_in_use_is_refused(fedveil: Fedveil, tmp_path: Path) -> None:
-    process = start_and_hold("run", *LONG, "--seed", "3", "--output", "out")
-    try:
-        second = fedveil("run", "--resume", "out")
-        assert second.returncode == 2
-        assert "in use" in second.stderr
-    finally:
-        process.kill()
-        process.wait()
+    running = held(tmp_path, "out")
+    second = fedveil("run", "--resume", "out")
+    running.end()
+    assert second.returncode == 2
+    assert "in use" in second.stderr
 
 
 def killed_and_resumed(
@@ -235,12 +194,11 @@ def killed_and_resumed(
     first = ["run", *LONG, *options, "--output", "cut"]
     for _ in range(kills):
         exists = (tmp_path / "cut").exists()
-        process = start(*(["run", "--resume", "cut"] if exists else first))
+        running = Command(tmp_path, *(["run", "--resume", "cut"] if exists else first))
         if not (anywhere and exists):
-            wait_for_a_round(process)
-        time.sleep(draw.uniform(0.0, 6.0 if anywhere else 0.1))
-        process.kill()
-        process.communicate()
+            running.wait_for("round ")
+        time.sleep(draw.uniform(0.0, 2.0 if anywhere else 0.1))
+        running.end()
     last = fedveil("run", "--resume", "cut", "--json")
     assert last.returncode == 0, last.stderr
     return tmp_path / "cut"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -23,13 +22,9 @@ from fedveil.run.checkpoint import load_checkpoint
 from fedveil.run.directory import RunDirectory
 from fedveil.run.evidence import CHECKPOINT, _metadata, examined
 from tests.engines.crash_child import CLIENTS, COHORT, ROUNDS, cohorts, main, plan_of
+from tests.processes import PROCESSES
 
 POINTS = ["train", "noise", "store"]  # between reservation and storage
-
-
-# A server that has imported everything and computed nothing: its forks start at once.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.engines.crash_child"])
 
 
 def child(path: Path, scheme: str, seed: int | None, *dying: Any) -> int | None:
