@@ -103,21 +103,27 @@ def kept() -> dict[str, Any]:
     return found
 
 
+def _own(every: dict[str, Any], name: str, version: str) -> dict[str, Any]:
+    """What is known of a recipe as it is now."""
+    own: dict[str, Any] = every.get(name, {})
+    return own if own.get("recipe") == version else {"recipe": version, "seeds": {}}
+
+
 def measure(prefix: str, seeds: int) -> None:
     """Runs what is missing, every recipe once before any is repeated."""
     for seed in map(str, range(1, seeds + 1)):
         for name, recipe in jobs(prefix):
-            all_of_them, version = kept(), version_of(recipe)
-            own = all_of_them.get(name, {})
-            own = own if own.get("recipe") == version else {"recipe": version, "seeds": {}}
-            if seed in own["seeds"]:
+            version = version_of(recipe)
+            if seed in _own(kept(), name, version)["seeds"]:
                 continue
-            own["seeds"][seed] = measured(recipe, int(seed))
-            all_of_them[name] = own
-            written = FILE.with_suffix(".part")
-            written.write_text(json.dumps(all_of_them, indent=1, sort_keys=True) + "\n")
+            found = measured(recipe, int(seed))
+            every = kept()  # again: another process may have added to it meanwhile
+            every[name] = _own(every, name, version)
+            every[name]["seeds"][seed] = found
+            written = FILE.with_suffix(f".{os.getpid()}")
+            written.write_text(json.dumps(every, indent=1, sort_keys=True) + "\n")
             os.replace(written, FILE)
-            print(name, "seed", seed, own["seeds"][seed], flush=True)
+            print(name, "seed", seed, found, flush=True)
 
 
 def main() -> None:
