@@ -35,7 +35,7 @@ from fedveil.audit.bounds import (
 )
 from fedveil.audit.proved import attack_on
 from fedveil.audit.stand_ins import StandIns, on_release
-from fedveil.client.update_pipeline import Senders, ShapedRows, UpdatePipeline, shape_rows
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Unit
 from fedveil.data.federation import Task
@@ -149,8 +149,7 @@ class _Clients:
         self._heard = torch.zeros(plan.layout.size, dtype=torch.float64)
 
     def enter(self, run: Run) -> None:
-        self._randomness = run.randomness
-        run.engine = StandIns(run.engine, self.plan, self._place < 0, self._send)
+        run.engine = StandIns(run, self._place < 0, self._send)
 
     def hear(self, weights: Tensor, released: Tensor) -> None:
         self._heard += released
@@ -159,16 +158,12 @@ class _Clients:
         """How far all releases, and the model from its start, lean towards each canary."""
         return _cosine(self._directions, self._heard), _cosine(self._directions, moved)
 
-    def _send(
-        self, clients: Cohort, weights: Tensor, round_number: int, shape: UpdatePipeline
-    ) -> ShapedRows:
-        """What the program makes of the canaries' directions."""
+    def _send(self, clients: Cohort, number: int, shape: UpdatePipeline) -> tuple[Tensor, None]:
+        """Their directions, far beyond the clip."""
         which = self._place[clients]
         norm = _LOUD * (1.0 if shape.clip is None else shape.clip.norm)
         updates = self._directions[which] * torch.from_numpy(norm * self._sent[which])[:, None]
-        sizes = np.asarray(self.plan.federation.sizes)[clients]
-        senders = Senders(clients, sizes, weights, round_number, self._randomness)
-        return shape_rows(updates.float(), shape, self.plan.layout, senders)
+        return updates.float(), None
 
 
 class _Records:

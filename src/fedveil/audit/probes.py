@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedveil.audit.stand_ins import StandIns, on_release
 from fedveil.client.local_training import LocalTraining
-from fedveil.client.update_pipeline import Senders, ShapedRows, UpdatePipeline, shape_rows
+from fedveil.client.update_pipeline import Senders, UpdatePipeline, shape_rows
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Unit
 from fedveil.data.columns import Array
@@ -196,15 +196,11 @@ def _stored(plan: Plan, way: float, released: list[Tensor]) -> dict[str, Tensor]
     run = Run(replace(plan, seed=0), every=10**9)
     nobody = np.zeros(plan.federation.clients, np.bool_)
 
-    def send(
-        clients: Cohort, weights: Tensor, round_number: int, shape: UpdatePipeline
-    ) -> ShapedRows:
+    def send(clients: Cohort, number: int, shape: UpdatePipeline) -> tuple[Tensor, Tensor]:
         updates = torch.full((len(clients), plan.layout.size), way)
-        sizes = np.asarray(plan.federation.sizes)[clients]
-        senders = Senders(clients, sizes, weights, round_number, run.randomness)
-        return shape_rows(updates * (1.5 - way / 2), shape, plan.layout, senders, updates)
+        return updates * (1.5 - way / 2), updates
 
-    run.engine = StandIns(run.engine, plan, nobody, send)
+    run.engine = StandIns(run, nobody, send)
     places = iter(range(10**9))
 
     def same(private: Tensor) -> Tensor:

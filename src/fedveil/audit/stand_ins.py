@@ -10,22 +10,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedveil.client.update_pipeline import ShapedRows, UpdatePipeline
-from fedveil.engines.contract import Cohort, Engine, RoundRequest, RoundSum
-from fedveil.planning.plan import Plan
+from fedveil.client.update_pipeline import Senders, ShapedRows, UpdatePipeline, shape_rows
+from fedveil.engines.contract import Cohort, RoundRequest, RoundSum
 from fedveil.run.run import Run
 
-# What these clients send, trained from these weights in this round and shaped so.
-Send = Callable[[Cohort, Tensor, int, UpdatePipeline], ShapedRows]
+# What these clients would send in this round, before it is shaped so: updates `[clients,
+# parameters]`, and gradients of the same shape if it takes any.
+Send = Callable[[Cohort, int, UpdatePipeline], tuple[Tensor, Tensor | None]]
 
 
 class StandIns:
-    """Stands between a run and its engine, which trains the clients that `train` and no others."""
+    """Stands between a run and its engine, which trains the clients that `train` and no others.
+    Without a `send` these are silent."""
 
-    def __init__(
-        self, engine: Engine, plan: Plan, train: npt.NDArray[np.bool_], send: Send
-    ) -> None:
-        self._engine, self._plan, self._train, self._send = engine, plan, train, send
+    def __init__(self, run: Run, train: npt.NDArray[np.bool_], send: Send | None = None) -> None:
+        self._engine, self._run, self._train, self._send = run.engine, run, train, send
         self.others: Tensor | None = None  # what the clients that train sent in the last round
 
     @property
@@ -37,12 +36,12 @@ class StandIns:
 
     def round_sum(self, request: RoundRequest) -> RoundSum:
         """The engine's sum over real clients, and what the others send."""
-        cohort, shape = request.cohort, request.pipeline or self._plan.pipeline
+        cohort, shape = request.cohort, request.pipeline or self._run.plan.pipeline
         real = np.flatnonzero(self._train[cohort])
         others = np.flatnonzero(~self._train[cohort])
         found = self._engine.round_sum(request.part(real))
         self.others = found.total
-        sent = self._send(cohort[others], request.weights, request.round_number, shape)
+        sent = self._sent(cohort[others], request, shape)
         if request.take is not None and len(others):
             request.take(others, sent.rows)
         figures = {name: torch.zeros(len(cohort)) for name in ("norms", "shaped_norms", "losses")}
@@ -51,6 +50,19 @@ class StandIns:
             values[others] = getattr(sent, name).float() if name != "losses" else 0.0
         total = found.total + sent.rows.sum(dim=0).to(found.total.dtype)
         return RoundSum(total, rejected=found.rejected, **figures)
+
+    def _sent(self, clients: Cohort, request: RoundRequest, shape: UpdatePipeline) -> ShapedRows:
+        """What the program makes of that, or zeros."""
+        plan, number = self._run.plan, request.round_number
+        if self._send is None:
+            kind = torch.float32 if shape.granularity is None else torch.int64
+            none = torch.zeros(len(clients))
+            rows = torch.zeros((len(clients), shape.width(plan.layout)), dtype=kind)
+            return ShapedRows(rows, none, none, 0)
+        updates, gradients = self._send(clients, number, shape)
+        sizes = np.asarray(plan.federation.sizes)[clients]
+        senders = Senders(clients, sizes, request.weights, number, self._run.randomness)
+        return shape_rows(updates, shape, plan.layout, senders, gradients)
 
 
 def on_release(run: Run, see: Callable[[Tensor], Tensor]) -> None:
@@ -64,17 +76,3 @@ def on_release(run: Run, see: Callable[[Tensor], Tensor]) -> None:
         return one
 
     run.aggregator.open = seen  # type: ignore[method-assign, assignment]
-
-
-def silence(plan: Plan) -> Send:
-    """Nothing at all."""
-
-    def send(
-        clients: Cohort, weights: Tensor, round_number: int, shape: UpdatePipeline
-    ) -> ShapedRows:
-        kind = torch.float32 if shape.granularity is None else torch.int64
-        none = torch.zeros(len(clients))
-        rows = torch.zeros((len(clients), shape.width(plan.layout)), dtype=kind)
-        return ShapedRows(rows, none, none, 0)
-
-    return send

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedveil.audit.games import Bools, Players, View
 from fedveil.audit.stand_ins import StandIns, on_release
-from fedveil.client.update_pipeline import Senders, ShapedRows, UpdatePipeline, shape_rows
+from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust, Unit
 from fedveil.engines.contract import Cohort
@@ -62,18 +62,13 @@ class WholeRuns:
         # It turns round from round to round, so that noise which is used twice cancels.
         signs = {number: (-1) ** turn for turn, number in enumerate(at.numbers)}
 
-        def send(
-            clients: Cohort, weights: Tensor, round_number: int, shape: UpdatePipeline
-        ) -> ShapedRows:
+        def send(clients: Cohort, number: int, shape: UpdatePipeline) -> tuple[Tensor, None]:
             loud = _LOUD * (1.0 if shape.clip is None else shape.clip.norm)
-            way = signs.get(round_number, 0) * loud * (1.0 if there else at.other)
-            updates = (way * self._direction).repeat(len(clients), 1)
-            sizes = np.asarray(plan.federation.sizes)[clients]
-            senders = Senders(clients, sizes, weights, round_number, run.randomness)
-            return shape_rows(updates, shape, plan.layout, senders)
+            way = signs.get(number, 0) * loud * (1.0 if there else at.other)
+            return (way * self._direction).repeat(len(clients), 1), None
 
         train = np.arange(plan.federation.clients) != at.canary
-        run.engine = engine = StandIns(run.engine, plan, train, send)
+        run.engine = engine = StandIns(run, train, send)
 
         def note(private: Tensor) -> Tensor:
             number = run.state.rounds

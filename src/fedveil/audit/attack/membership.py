@@ -24,7 +24,7 @@ from torch.func import functional_call
 
 from fedveil.audit.bounds import at_least
 from fedveil.audit.proved import attack_on
-from fedveil.audit.stand_ins import StandIns, silence
+from fedveil.audit.stand_ins import StandIns
 from fedveil.client.records import as_tensor
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Unit
@@ -158,7 +158,7 @@ class _Worlds:
             plan = replace(plan, federation=self._chosen(coins))
         run = Run(plan, every=_NEVER)
         if not self._rows:
-            run.engine = StandIns(run.engine, plan, coins, silence(plan))
+            run.engine = StandIns(run, coins)
         try:
             for _ in run:
                 pass
