@@ -280,7 +280,7 @@ def test_a_log_that_could_not_be_begun_is_not_in_the_way_of_the_next_try(
         with pytest.raises(ConfigError, match="No space left"):
             cast.server.open(1, cast.ids, 5, 32)
     assert list(cast.server.logs.iterdir()) == []
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(os.listdir("/dev/fd")) <= before
     cast.server.open(1, cast.ids, 5, 32)  # the very same plan
     with pytest.raises(ConfigError, match="exists"):
         cast.server.open(1, cast.ids, 5, 32)
@@ -314,7 +314,7 @@ def test_logs_that_cannot_be_used_stay_open_nowhere(tmp_path):
         cast.server.resume()
     path.write_bytes(MAGIC)
     assert cast.server.resume() == []
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(os.listdir("/dev/fd")) <= before
 
 
 def test_an_aborted_round_stays_so_and_devices_accept_it(tmp_path):

@@ -216,9 +216,11 @@ def test_suspects_can_be_asked_for_while_devices_doubt_each_other():
         play.upload(VECTORS)
 
         def doubt(play=play, over=over) -> bool:
-            for device in cast.ids[::2]:  # nobody is at odds with more than one
-                play.server.survivors_for(device, {device + 10})
-            over.set()
+            try:
+                for device in cast.ids[::2]:  # nobody is at odds with more than one
+                    play.server.survivors_for(device, {device + 10})
+            finally:
+                over.set()
             return True
 
         def ask(play=play, over=over) -> bool:
