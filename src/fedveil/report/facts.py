@@ -218,7 +218,8 @@ def _model_card(
     path: Path, recipe: Mapping[str, Any], guarantee: Guarantee | None
 ) -> dict[str, Any]:
     file, training = path / MODEL, recipe["training"]
-    card: dict[str, Any] = {"network": recipe.get("model", {}).get("name", "auto")}
+    name = recipe.get("model", {}).get("name", "auto")
+    card: dict[str, Any] = {"network": "auto: a linear model" if name == "auto" else name}
     if file.exists():
         data = file.read_bytes()
         try:
