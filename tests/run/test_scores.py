@@ -256,3 +256,24 @@ def test_where_one_class_has_most_rows_accuracy_does_not_come_first() -> None:
         targets = (np.arange(1000) >= 1000 * share).astype(np.int64)
         found = _tallied(np.tile([share, 1 - share], (1000, 1)), targets)
         assert score_rows(found.to_dict())[0][0] == first
+
+
+def test_a_model_that_ranks_rare_rows_has_learned_something() -> None:
+    """Of 1 % positives accuracy says nothing, and log loss is hardly less; ranks are clear."""
+    draw = np.random.default_rng(0)
+    targets = (np.arange(4000) < 40).astype(np.int64)
+    logits = -4.6 + draw.normal(size=4000) + 0.9 * targets
+    found = _tallied(_two(logits), targets)
+    assert 0.65 < found.figures["auc"] < 0.85
+    assert found.clearly_better
+    assert "use the probabilities, or class weights" in found.warning
+    loud = _tallied(_two(5 * logits + 20), targets)  # the same ranks, and useless probabilities
+    assert loud.warning.startswith("it ranks rows better")
+    # Blind ranks pass one time in 700: four of 200 or more, two times in 10,000.
+    blind = [_tallied(_two(draw.normal(size=4000) - 4.6), targets) for _ in range(200)]
+    assert sum(one.figures["auc"] > 0.5 and one.clearly_better for one in blind) < 4
+
+
+def _two(logits: np.ndarray) -> np.ndarray:
+    chances = 1 / (1 + np.exp(-logits))
+    return np.stack([1 - chances, chances], axis=1)

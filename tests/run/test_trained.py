@@ -237,7 +237,7 @@ def test_odd_cells_are_counted_and_change_no_other_row(home: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("drop", "said"),
-    [(("income",), "no column 'income' (the model needs it)"), (("income", "owner"), "lacks 2")],
+    [(("income",), "no column 'income' (needed by the model)"), (("income", "owner"), "lacks 2")],
 )
 def test_missing_columns_are_named(
     home: Path,

@@ -69,8 +69,12 @@ class Scores(Displayed):
         right, usual = self.figures.get("accuracy"), self.constant.get("accuracy")
         if right is None or usual is None or right > usual:
             return ""
+        loss, other = self.figures.get("log_loss"), self.constant.get("log_loss")
+        what = "it ranks rows better than a constant answer"
+        if loss is not None and other is not None and loss < other:
+            what = "its probabilities are worth more than a constant answer"
         return (
-            "its probabilities are worth more than a constant answer, but its likeliest class is "
+            f"{what}, but its likeliest class is "
             f"right in {right:.1%} of {self.rows} rows, and always answering "
             f"{self.constant_answer} in {usual:.1%}; use the probabilities, or class weights"
         )
@@ -147,7 +151,9 @@ class ClassTally:
             "brier": float((shares * (1 - shares)).sum()) / (2 if len(self.names) == 2 else 1),
             "calibration_error": 0.0,
         }
-        answer, better = repr(self.names[top]), self._better(counts, top)
+        area = figures["auc"]
+        ranks = area is not None and _ranks(area, counts)
+        answer, better = repr(self.names[top]), ranks or self._better(counts, top)
         return Scores(rows, figures, constant, answer, better, self._reliability())
 
     def _reliability(self) -> tuple[tuple[int, float, float], ...]:
@@ -156,7 +162,8 @@ class ClassTally:
         return tuple((int(count), mean, share) for count, mean, share in found)
 
     def _better(self, counts: Codes, top: int) -> bool:
-        """In log loss, in accuracy or in balanced accuracy: a model may be made for any of them."""
+        """In log loss, in accuracy or in balanced accuracy: a model may be made for any of them, or
+        for ranking rows, as where one class is rare."""
         rows, seen = counts.sum(), counts > 0
         n, hits = counts[seen], np.diag(self._confusion)[seen]
         losses, squares = self._losses[:, seen]
@@ -234,6 +241,8 @@ class LabelTally:
         recall, error = _balanced(chances > 0.5, truths)
         figures["balanced_accuracy"], constant["balanced_accuracy"] = recall, 0.5
         better = better or recall - 0.5 > max(_SURE * error, _WORTH / 2)
+        if len(known) == len(areas):
+            better = better or _ranks(float(np.mean(known)), truths.sum(axis=0), rows)
         held = ", ".join(name for name, one in zip(self.names, usual, strict=True) if one)
         return Scores(rows, figures, constant, repr(held) if held else "no label", better)
 
@@ -331,6 +340,16 @@ def area_under_curve(scores: Floats, positive: npt.NDArray[np.bool_]) -> float |
     rank = last - (count - 1) / 2  # mean rank of equal scores, from 1
     total = float(rank[place][positive].sum())
     return (total - above * (above + 1) / 2) / (above * below)
+
+
+def _ranks(area: float, counts: npt.NDArray[Any], rows: int | None = None) -> bool:
+    """Whether a mean area under the curve, of classes with so many rows, is no accident: of blind
+    scores the Mann-Whitney statistic has a known variance, and a mean's error is at most the mean
+    of errors."""
+    have = np.asarray(counts, np.float64)
+    total = float(have.sum() if rows is None else rows)
+    error = float(np.sqrt((total + 1) / (12 * have * (total - have))).mean())
+    return area - 0.5 > max(_SURE * error, _WORTH / 2)
 
 
 def _clear(mean: float, square: float, rows: int, constant: float) -> bool:

@@ -302,7 +302,7 @@ def _encoded_batches(
     wanted = list(dict.fromkeys((*encoder.columns, *keep)))
     rows = rows_at_once(model.module, model.bundle.input_shape)
     where = data if isinstance(data, str | Path) else "the frame"
-    for piece in pieces(data, wanted, "the model needs it"):
+    for piece in pieces(data, wanted, "needed by the model"):
         for name, column in encoder.columns.items():
             check_stored(where, name, piece.column(name), column, "in training it was")
         for start in range(0, piece.num_rows, rows):
