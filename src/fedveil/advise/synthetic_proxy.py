@@ -62,15 +62,16 @@ def synthetic_proxy(
 
 
 def _teacher(like: Federation, seed: int, signal: float) -> Floats:
-    """Weights `[inputs, outputs]` by which scores have the deviation `signal`. Categories decide as
-    much as numbers, however many there are of each: what rare values say is learned slowest."""
+    """Weights `[inputs, outputs]` by which scores have the deviation `signal`. Where a number is to
+    be predicted, categories decide as much as numbers, however many there are of each: what rare
+    values say is learned slowest."""
     outputs = 1 if like.task is Task.REGRESSION else like.classes
     draw = generator(seed, "synthetic weights")
     drawn = draw.standard_normal((math.prod(like.input_shape), outputs))
     inputs = _inputs(like, _SCALED_ON, 1, draw)
     named = np.zeros(len(drawn), dtype=np.bool_)
     named[[place for columns in _groups(like.features).values() for place in columns]] = True
-    for part in (named, ~named):
+    for part in (named, ~named) if like.task is Task.REGRESSION else ():
         own = (inputs[:, part] @ drawn[part]).std()
         drawn[part] /= own if own > 0 else 1.0
     scores = inputs @ drawn
