@@ -16,11 +16,15 @@ FOLDER = Path(__file__).resolve().parents[2] / "packaging"
 UNITS = sorted((FOLDER / "systemd").glob("*.service"))
 
 
-def _command(unit: Path) -> list[str]:
+def _service(unit: Path) -> configparser.SectionProxy:
     read = configparser.ConfigParser(strict=False, interpolation=None)
     read.optionxform = str  # type: ignore[assignment, method-assign]
     read.read(unit)
-    return shlex.split(read["Service"]["ExecStart"])
+    return read["Service"]
+
+
+def _command(unit: Path) -> list[str]:
+    return shlex.split(_service(unit)["ExecStart"])
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
@@ -29,6 +33,7 @@ def test_a_unit_starts_a_command_that_exists(unit: Path) -> None:
     assert Path(program).name == "fedveil"
     args = parser_of(kind).parse_args(words)
     assert args.action == "start"
+    assert _service(unit)["SuccessExitStatus"] == "130"  # as `main` ends when it is told to stop
     assert Path("/var/lib/fedveil") in args.home.parents
 
 
