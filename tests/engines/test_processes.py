@@ -254,12 +254,12 @@ def test_torchrun_ends_with_the_same_weights(tmp_path: Path) -> None:
 
     recipe = ["--set", "model.name=cnn", "--set", "training.rounds=3", "--seed", "1", "--quiet"]
     launchers = {
-        "torchrun": ["torchrun", "--nproc-per-node", "2", "-m", "fedveil"],
-        "alone": [sys.executable, "-m", "fedveil"],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"],
+        "alone": [sys.executable],
     }
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for name, launcher in launchers.items():
-        command = [*launcher, "run", *recipe, "--output", str(tmp_path / name)]
+        command = [*launcher, "-m", "fedveil", "run", *recipe, "--output", str(tmp_path / name)]
         subprocess.run(command, check=True, env=environment, capture_output=True)
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in launchers)
     for key, value in one.items():
