@@ -98,7 +98,8 @@ def known(word: str, folder: Path) -> bool:
     if word.startswith("--"):
         given = _OPTION.findall(word)
         return all(
-            one in options(None) or f'"{one}"' in sources("benchmarks", "tools") for one in given
+            one in options(None) or f'"{one}"' in sources("benchmarks", "tools", "tests/secagg")
+            for one in given
         )
     if target := re.fullmatch(r"make ([a-z-]+)", word):
         return f"\n{target[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
