@@ -122,7 +122,7 @@ LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
     "a simulation": (lambda d: replace(d, recipe={**d.recipe, "seed": 1}), "simulation"),
     "a sum without masks": (
         lambda d: set_in(d, "aggregation", secure="ideal"),
-        "aggregation.secure: across machines sums are 'masked'",
+        "aggregation.secure: across machines sums are masked; set it to 'masked'",
     ),
     "a hub that calls itself honest": (
         lambda d: set_in(d, "aggregation", sparse=True, honest_server=True),
