@@ -107,12 +107,16 @@ class Play:
         return self.rounds[device]._session.up
 
     def share(self, silent: Collection[int] = NOBODY) -> None:
+        self.send_shares(silent)
+        self.take_sharers()
+
+    def send_shares(self, silent: Collection[int] = NOBODY) -> None:
+        """As far as the server has them, and nobody has been told."""
         for device in self.server.layout.plan.members:
             if device not in silent:
                 self.rounds[device] = self.cast.devices[device].join(self.server.plan)
                 self.send(self.rounds[device].shares)
         self.server.close_sharing()
-        self.take_sharers()
 
     def take_sharers(self) -> None:
         for device in self.server.sharers:

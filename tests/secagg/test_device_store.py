@@ -591,10 +591,7 @@ def test_a_server_that_garbles_shares_keeps_no_mask_alive():
     # What a device needs to complain outlives the round; whoever breaks in must not find masks.
     cast = assemble(4)
     play = cast.play()
-    for device in cast.ids:
-        play.rounds[device] = cast.devices[device].join(play.server.plan)
-        play.send(play.rounds[device].shares)
-    play.server.close_sharing()
+    play.send_shares()
     told = peek(play.server.sharers_for(10), Sharers)
     play.rounds[10].take_sharers(play.lie(replace(told, sealed=bytes(len(told.sealed)))))
     assert len(play.rounds[10]._disputed) == 3

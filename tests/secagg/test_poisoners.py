@@ -565,10 +565,7 @@ def test_a_server_that_passes_on_nonsense_learns_no_key():
     # It would love to see the key under which 20 sealed its shares to 10.
     cast = assemble(5, min_honest=3, max_dropout=0.2)
     play = cast.play()
-    for device in cast.ids:
-        play.rounds[device] = cast.devices[device].join(play.server.plan)
-        play.send(play.rounds[device].shares)
-    play.server.close_sharing()
+    play.send_shares()
     message = peek(play.server.sharers_for(10), Sharers)
     lie = replace(message, sealed=os.urandom(64) + message.sealed[64:])
     play.rounds[10].take_sharers(play.lie(lie))
