@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fedveil.config.assemble import plan_of
 from fedveil.core.randomness import Randomness
@@ -45,6 +46,16 @@ def text_rows() -> Federation:
     return Federation.from_arrays(inputs[:30], targets[:30], owners, test=test, **given)
 
 
+def public_weights(folder: Path) -> Path:
+    """A file as somebody makes it of public data."""
+    torch.manual_seed(8)
+    shapes = {"1.weight": (5, 6), "1.bias": (5,)}
+    path = folder / "public.safetensors"
+    save_file({name: torch.randn(shape) for name, shape in shapes.items()}, path)
+    return path
+
+
+PUBLIC = ("public weights", "records, adapters")
 DATA = {"features of images": image_rows, "records as features": image_rows, "texts": text_rows}
 CASES: dict[str, dict[str, Any]] = {
     "noise shares, rotated": {},
@@ -106,6 +117,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "rows as random features": {"model__features": "random", "model__width": 6},
     "texts": {"model__name": "lstm", "model__hidden": [4]},
+    "public weights": {"model__name": "mlp", "model__hidden": [5], "model__frozen": ["backbone"]},
+    "records, adapters": {
+        "training__method": "dp-sgd",
+        "training__local_epochs": None,
+        "model__name": "mlp",
+        "model__hidden": [5],
+        "model__frozen": ["backbone"],
+        "model__adapter_rank": 2,
+    },
     "local noise": {"training__method": "client-noise", "aggregation__secure": None},
     "a trusted hub": {
         "training__method": "dp-fedavg",
@@ -136,10 +156,15 @@ NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name 
 def test_the_same_weights_as_in_one_process(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = recipe_of(**CASES[name])
+    allow = {**POLICY["allow"], "honest_hub": True}
+    start: dict[str, Any] = {}
+    if name in PUBLIC:  # hub and sites have it in places of their own
+        given, own = public_weights(tmp_path), tmp_path / "site's own"
+        own.write_bytes(given.read_bytes())
+        start, allow["starts"] = {"model__start": str(given)}, [str(own)]
+    recipe = recipe_of(**CASES[name], **start)
     unit = Unit.RECORD if name.startswith("records") else Unit.CLIENT
     central = name == "a trusted hub"
-    allow = {**POLICY["allow"], "honest_hub": True}
     allow |= {"trust": ["central"]} if central else {}
     made = world(
         tmp_path,

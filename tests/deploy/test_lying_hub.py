@@ -132,6 +132,14 @@ LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
         lambda d: set_in(set_in(d, "data", file="/etc/passwd"), "privacy", tuned_on=["/etc/x"]),
         "data, engine and evaluation are each party's own",
     ),
+    "a look at the site's disk for a start": (
+        lambda d: set_in(d, "model", start="/etc/passwd"),
+        "model.start names a file, and not its SHA-256",
+    ),
+    "weights of unknown origin": (
+        lambda d: set_in(d, "model", start="5a" * 32),
+        "weights of SHA-256 (5a){32}, which this site has not",
+    ),
     "central trust": (
         central,
         "it asks for central trust, not local, distributed",

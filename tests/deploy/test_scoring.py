@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from sklearn.metrics import accuracy_score, mean_squared_error, roc_auc_score
 
 from fedveil.deploy.facts import Facts
@@ -35,8 +36,22 @@ def evaluated(made: Hospitals, noise: float) -> dict[str, str]:
     return ended
 
 
-def test_the_noisy_table_is_near_the_truth_and_in_every_ledger(tmp_path: Path) -> None:
-    made = hospitals(tmp_path, ALLOWED, holdout=0.4, rows=1490)
+@pytest.mark.parametrize("public", [False, True], ids=["trained", "head of public weights"])
+def test_the_noisy_table_is_near_the_truth_and_in_every_ledger(
+    public: bool, tmp_path: Path
+) -> None:
+    policy, model = ALLOWED, RECIPE["model"]
+    if public:
+        start = tmp_path / "public.safetensors"
+        draw = torch.Generator().manual_seed(3)
+        weights = {"1.weight": (16, 5), "1.bias": (16,)}
+        save_file(
+            {name: torch.randn(shape, generator=draw) for name, shape in weights.items()}, start
+        )
+        policy = ALLOWED.replace('["logistic"]', f'["mlp"]\nstarts = ["{start}"]')
+        model = {"name": "mlp", "hidden": [16], "frozen": ["backbone"], "start": str(start)}
+    made = hospitals(tmp_path, policy, holdout=0.4, rows=1490)
+    made.recipe = {**RECIPE, "model": model}
     try:
         assert evaluated(made, noise=4.0) == {"outcome": "done", "reason": ""}
         found: dict[str, Any] = json.loads((made.hub.runs / "first" / EVALUATION).read_text())

@@ -146,7 +146,7 @@ def _run(args: argparse.Namespace) -> int:
     from fedveil.deploy.hub_service import HubJob, Queue
 
     home = _home(args)
-    recipe = recipes.parse(recipes.read(Path(args.recipe)), args.set, {})
+    recipe = recipes.with_full_paths(recipes.parse(recipes.read(Path(args.recipe)), args.set, {}))
     if args.test is not None and not args.test.exists():
         raise ConfigError(f"--test {args.test}: no such file")
     if args.watch and args.detach:

@@ -170,21 +170,25 @@ def with_defaults(recipe: Recipe) -> Recipe:
         training = replace(training, local_epochs=5)
     if method.private and privacy.epsilon is None and privacy.noise_multiplier is None:
         privacy = replace(privacy, epsilon=4.0)
-    paths = {name: getattr(recipe.data, name) for name in ("file", "schema", "directory")}
-    absolute: dict[str, Any] = {
-        name: str(Path(path).absolute()) for name, path in paths.items() if path is not None
-    }
-    data = replace(recipe.data, **absolute)  # a run can be resumed from anywhere
-    model, start = recipe.model, recipe.model.start
     return replace(
-        recipe,
-        data=data,
-        model=model if start is None else replace(model, start=str(Path(start).absolute())),
+        with_full_paths(recipe),
         training=training,
         method=method.settings(recipe.method),
         privacy=privacy,
         aggregation=aggregation,
     )
+
+
+def with_full_paths(recipe: Recipe) -> Recipe:
+    """Files named from the root, so that a run can be resumed from anywhere."""
+    paths = {name: getattr(recipe.data, name) for name in ("file", "schema", "directory")}
+    absolute: dict[str, Any] = {
+        name: str(Path(path).absolute()) for name, path in paths.items() if path is not None
+    }
+    model, start = recipe.model, recipe.model.start
+    if start is not None:
+        model = replace(model, start=str(Path(start).absolute()))
+    return replace(recipe, data=replace(recipe.data, **absolute), model=model)
 
 
 def without_privacy(recipe: Recipe) -> Recipe:

@@ -17,6 +17,7 @@ from fedveil.deploy.work import Training, Work, scheduled
 from fedveil.planning.limits import taken_from_records
 from fedveil.planning.plan import Plan
 from fedveil.privacy.guarantee import Guarantee
+from fedveil.recipes.sections import ModelSection
 from fedveil.secagg.device_store import DeviceStore
 from fedveil.secagg.roster import Admission, Roster
 
@@ -44,7 +45,8 @@ class Examiner:
         work: Work
         if document.scoring:
             scoring = self._scored(document)
-            work = Counting(document, scoring, self._number, self._data, self._randomness)
+            model = self._at_home(document.parsed().model)
+            work = Counting(document, scoring, model, self._number, self._data, self._randomness)
         else:
             plan = self._planned(document)
             work = Training(document, plan, self._number, self._data, self._randomness)
@@ -82,7 +84,7 @@ class Examiner:
         if name == "auto":
             raise ConfigError("model.name: say which; 'auto' is no name")
         self._policy.check_recipe(recipe, name, parameters(recipe, federation))
-        plan = planned(recipe, federation)
+        plan = planned(replace(recipe, model=self._at_home(recipe.model)), federation)
         guarantee, model = plan.guarantee, plan.privacy_model
         if guarantee is None or model is None:
             raise PrivacyRefusal("the plan guarantees nothing", "ask with a private method")
@@ -92,6 +94,12 @@ class Examiner:
         turns = [n for n in range(plan.method.rounds) if self._number in (scheduled(plan, n) or ())]
         self._policy.check_turns(turns)
         return plan
+
+    def _at_home(self, model: ModelSection) -> ModelSection:
+        """A model that starts from a file, with this site's path of it."""
+        if model.start is None:
+            return model
+        return replace(model, start=str(self._policy.start(model.start)))
 
     def _scored(self, document: PlanDocument) -> Scoring:
         recipe, federation = document.parsed(), document.facts.federation()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -25,6 +26,7 @@ from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.models.features import ScatteringFeatures, with_features
+from fedveil.models.frozen import digest_of
 from fedveil.models.random_features import RandomFeatures
 from fedveil.models.scattering import Scattering
 from fedveil.models.zoo import own_name
@@ -41,6 +43,7 @@ MOST_WHITENED = 1 << 14  # features, and the most directions, each of 2.5 drawin
 MOST_DIRECTIONS = 2048
 MOST_DRAWN = 1 << 23  # random features times inputs of one example
 _OWN = (DataSection(), EngineSection(), EvaluationSection())
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,11 @@ class PlanDocument:
         recipe = recipes.parse(self.recipe)
         if (recipe.data, recipe.engine, recipe.evaluation) != _OWN:
             raise ConfigError("plan: data, engine and evaluation are each party's own")
-        return recipes.with_defaults(recipe)
+        start = recipe.model.start
+        if start is not None and not _DIGEST.fullmatch(start):
+            raise ConfigError("plan: model.start names a file, and not its SHA-256")
+        recipe = recipes.with_defaults(replace(recipe, model=replace(recipe.model, start=None)))
+        return replace(recipe, model=replace(recipe.model, start=start))
 
     def terms(self, plan: Plan) -> dict[str, PrivacyTerms]:
         """What one participation costs, by the purpose of each of its sums."""
@@ -107,13 +114,16 @@ class PlanDocument:
 
 
 def resolved(recipe: Recipe, plan: Plan) -> dict[str, Any]:
-    """The recipe as sites get it: noise decided, and nothing about the hub's data or speed."""
+    """The recipe as sites get it: noise decided, a file to start from named by its SHA-256, and
+    nothing about the hub's data or speed."""
     privacy = replace(
         recipe.privacy, epsilon=None, noise_multiplier=plan.noise_multiplier, delta=plan.delta
     )
+    model, start = recipe.model, recipe.model.start
+    model = replace(model, name=own_name(model.name, plan.federation.task))
     plain = replace(
         recipe,
-        model=replace(recipe.model, name=own_name(recipe.model.name, plan.federation.task)),
+        model=model if start is None else replace(model, start=digest_of(start)),
         privacy=privacy,
         data=DataSection(),
         engine=EngineSection(),
@@ -164,8 +174,6 @@ def parameters(recipe: Recipe, federation: Federation) -> int:
 
 def planned(recipe: Recipe, federation: Federation) -> Plan:
     """The plan of a recipe, if it is one that sites can carry out today."""
-    if recipe.model.start is not None:
-        raise ConfigError("model.start: sites cannot start from a file yet; leave it out")
     plan = plan_of(recipe, federation)
     placement, sums = plan.method.placement, plan.secure_sums
     if plan.seed is not None:

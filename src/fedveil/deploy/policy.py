@@ -18,6 +18,7 @@ rounds = 200
 separation = 1      # rounds from one participation to the next, at least
 evaluation = false  # count how well models do on rows that this site holds out
 honest_hub = false  # secure sums in which nobody checks whom the hub calls lost
+starts = []         # files of public weights that models may start from: full paths
 
 [cohort]
 minimum = 3         # sites in a round
@@ -36,6 +37,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +46,7 @@ from typing import Any, cast
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Trust, Unit
+from fedveil.models.frozen import digest_of
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.releases import PrivacyModel
 from fedveil.privacy.shown import at_most
@@ -72,6 +75,7 @@ class AllowPolicy:
     separation: int = 1
     evaluation: bool = False
     honest_hub: bool = False
+    starts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for key, kind in (("units", Unit), ("trust", Trust)):
@@ -79,6 +83,9 @@ class AllowPolicy:
                 if one not in tuple(kind):
                     known = ", ".join(kind)
                     raise ConfigError(f"policy: allow.{key}: unknown {one!r}; there are {known}")
+        for path in self.starts:
+            if not Path(path).is_absolute():
+                raise ConfigError(f"policy: allow.starts: {path!r} is not a full path")
 
 
 @dataclass(frozen=True)
@@ -155,6 +162,18 @@ class Policy:
         if training.rounds > allow.rounds:
             reasons.append(f"{training.rounds:,} rounds, at most {allow.rounds:,}")
         _refuse(reasons)
+
+    def start(self, digest: str) -> Path:
+        """The file of these weights; the hub is told of no other one."""
+        for path in map(Path, self.allow.starts):
+            with suppress(ConfigError):
+                if digest_of(path) == digest:
+                    return path
+        raise PrivacyRefusal(
+            f"the model starts from weights of SHA-256 {digest}, which this site has not",
+            "if they are of public data only, its owner can get the file and name it in the "
+            "policy (allow.starts)",
+        )
 
     def check_evaluation(self, model: str, parameters: int) -> None:
         """Whether a model may be evaluated on rows that this site holds out."""

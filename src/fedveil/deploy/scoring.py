@@ -28,11 +28,13 @@ from fedveil.deploy.facts import Facts
 from fedveil.deploy.plan_document import PlanDocument, seen
 from fedveil.deploy.work import Work, weights_of
 from fedveil.models.flat import layout_of, load
+from fedveil.models.frozen import start_from
 from fedveil.privacy.accounting import PrivacyModel, Release, account
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers
 from fedveil.privacy.sampling import Everyone
+from fedveil.recipes.sections import ModelSection
 from fedveil.run.evaluation import rows_at_once
 from fedveil.secagg.aggregation import UPDATE, Aggregation, SecureSums
 from fedveil.secagg.aggregator import Ints
@@ -111,15 +113,18 @@ class Counting(Work):
         self,
         document: PlanDocument,
         scoring: Scoring,
+        model: ModelSection,
         number: int,
         data: Federation,
         randomness: Randomness,
     ) -> None:
         super().__init__(document, scoring.terms(document.digest), scoring.sums, 1, 1)
         self._scoring, self._number, self._data = scoring, number, data
-        self._randomness, self._model = randomness, document.parsed().model
-        like = seen(self._model, document.facts.federation())
-        self._shape, self._module = like.input_shape, model_of(self._model, like).eval()
+        self._randomness, self._model = randomness, model
+        like = seen(model, document.facts.federation())
+        self._shape, self._module = like.input_shape, model_of(model, like).eval()
+        if model.start is not None:
+            start_from(self._module, model.start)
         self._layout = layout_of(self._module)
 
     def schedule(self, number: int) -> list[int]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 
 import torch
@@ -149,17 +149,26 @@ def start_from(module: nn.Module, path: Path | str) -> Start:
                 new.append(name)
             elif name not in random:
                 raise ConfigError(
-                    f"model.start: {path} has no weights of shape {list(parameter.shape)} for "
-                    f"{name}, which is frozen"
+                    f"model.start: {Path(path).name} has no weights of shape "
+                    f"{list(parameter.shape)} for {name}, which is frozen"
                 )
     if len(new) + len(random) == sum(1 for _ in module.parameters()):
-        raise ConfigError(f"model.start: {path} has nothing that fits the model")
-    digest = sha256(Path(path).read_bytes()).hexdigest()[:16]
+        raise ConfigError(f"model.start: {Path(path).name} has nothing that fits the model")
+    digest = digest_of(path)[:16]
     made = "of public data" if data is None else f"of {data}"
     fresh = f"; new are {', '.join(new)}" if new else ""
     return Start(
         f"Weights start from {Path(path).name} (SHA-256 {digest}...), made {made}{fresh}.", data
     )
+
+
+def digest_of(path: Path | str) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    try:
+        with Path(path).open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"model.start: {path}: {error.strerror}") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], str | None]:

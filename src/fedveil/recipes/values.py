@@ -44,14 +44,16 @@ def _nearest(key: str, path: str, hints: Mapping[str, Any]) -> str:
     here = get_close_matches(key, hints, n=1)
     if here:
         return f"; did you mean {f'{path}.{here[0]}' if path else here[0]!r}?"
+    sections = typing.get_type_hints(Recipe)
     everywhere = {
         inner: f"{section}.{inner}"
-        for section, kind in typing.get_type_hints(Recipe).items()
+        for section, kind in sections.items()
         if dataclasses.is_dataclass(kind)
         for inner in typing.get_type_hints(kind)
     }
+    of_recipe = path.partition(".")[0] in ("", *sections)  # and not of a policy
     near = get_close_matches(key, everywhere, n=1)
-    if near:
+    if near and of_recipe:
         return f"; did you mean {everywhere[near[0]]}?"
     return f"; there are {', '.join(hints)}"
 
