@@ -137,24 +137,19 @@ class RunningSum:
 
         The updates may be overwritten; `gradient` is as in `shape_rows`.
         """
-        pipeline, senders = self.job.pipeline, self.senders(where)
-        if (
-            pipeline.only_clips
-            and len(updates) > 1
-            and not self.job.isolated
-            and self._add_scaled(where, updates, losses, senders)
-        ):
+        pipeline, together = self.job.pipeline, not self.job.isolated and len(where) > 1
+        if together and pipeline.only_clips and self._add_scaled(where, updates, losses):
             return
-        shaped = shape_rows(updates, pipeline, self.job.layout, senders, gradient)
+        shaped = shape_rows(updates, pipeline, self.job.layout, self.senders(where), gradient)
         self._add_rows(where, shaped, losses)
 
-    def _add_scaled(self, where: Cohort, updates: Tensor, losses: Tensor, senders: Senders) -> bool:
+    def _add_scaled(self, where: Cohort, updates: Tensor, losses: Tensor) -> bool:
         """Updates times one number each, summed in one product; False if any is not finite."""
         clip = self.job.pipeline.clip
         norms = torch.linalg.vector_norm(updates, ord=2 if clip is None else clip.order, dim=1)
         if not math.isfinite(float(norms.sum())):
             return False
-        factors = self.job.pipeline.factors(norms, senders.sizes)
+        factors = self.job.pipeline.factors(norms, self.sizes[where])
         self.add(where, torch.mv(updates.t(), factors), norms, norms * factors, losses, 0)
         return True
 
@@ -196,9 +191,7 @@ class RunningSum:
 
     def result(self) -> RoundSum:
         """The sum of all chunks; the statistics in the order of the cohort."""
-        if [len(part) for part in self._places] == [len(self.cohort)] and _in_order(
-            self._places[0]
-        ):
+        if len(self._places) == 1 and _in_order(self._places[0], len(self.cohort)):
             return RoundSum(self._total, *self._statistics[0], self._rejected)
         ordered = [torch.zeros(len(self.cohort)) for _ in range(3)]
         if self._places:
@@ -208,9 +201,9 @@ class RunningSum:
         return RoundSum(self._total, ordered[0], ordered[1], ordered[2], self._rejected)
 
 
-def _in_order(places: Cohort) -> bool:
-    """Whether distinct places come one after the other, all of them."""
-    return bool((places[1:] > places[:-1]).all())
+def _in_order(places: Cohort, count: int) -> bool:
+    """Whether distinct places are all of so many, one after the other."""
+    return len(places) == count and bool((places[1:] > places[:-1]).all())
 
 
 # Trains the clients at some places of a sum's cohort and adds their updates.

@@ -16,10 +16,12 @@ class threads_at:  # noqa: N801
 
     def __enter__(self) -> None:
         self._before = torch.get_num_threads()
-        torch.set_num_threads(self._count)
+        if self._before != self._count:
+            torch.set_num_threads(self._count)
 
     def __exit__(self, *error: object) -> None:
-        torch.set_num_threads(self._before)
+        if self._before != self._count:
+            torch.set_num_threads(self._before)
 
 
 class Threaded:

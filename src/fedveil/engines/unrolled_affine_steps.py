@@ -29,7 +29,7 @@ class UnrolledAffineSteps:
         self._levels = torch.from_numpy(np.zeros((clients, 2, size), np.float32))
         self._constants = torch.from_numpy(np.zeros(clients, np.float32))
         self._known = np.zeros(clients, dtype=np.bool_)
-        self._everybody = np.arange(clients)
+        self._everybody = np.arange(clients).tobytes()
         self._all_known = False
 
     @staticmethod
@@ -47,7 +47,7 @@ class UnrolledAffineSteps:
         if not self._all_known:
             self._learn(clients, sizes)
         slopes, levels, constants = self._slopes, self._levels, self._constants
-        if not np.array_equal(clients, self._everybody):
+        if clients.tobytes() != self._everybody:  # the quickest way to tell
             where = torch.from_numpy(clients)
             slopes, levels = slopes.index_select(1, where), levels.index_select(0, where)
             constants = constants.index_select(0, where)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ class Slot:
     shape: tuple[int, ...]
     start: int
 
-    @property
+    @cached_property
     def stop(self) -> int:
         return self.start + math.prod(self.shape)
 
@@ -31,7 +32,7 @@ class Layout:
 
     slots: tuple[Slot, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         return self.slots[-1].stop if self.slots else 0
 

@@ -97,8 +97,11 @@ def clip_factors(norms: Array, clip: Clip, *, relative_error: float = 0.0) -> Ar
     if not 0.0 <= relative_error < math.inf:
         raise ConfigError(f"relative_error: need a finite number >= 0, got {relative_error}")
     dtype = values.dtype.type
-    wide = values.astype(np.float64)
     growth = (1.0 + relative_error) * (1.0 + 2.0**-50)
+    least, most = float(values.min(initial=math.inf)), float(values.max(initial=0.0))  # or NaN
+    if least >= 0.0 and most * growth <= clip.norm:  # all are within the bound
+        return like(norms, np.ones_like(values))
+    wide = values.astype(np.float64)
     shrink = (1.0 - 2.0**-50) / (1.0 + _rounding(dtype)) ** 2
     # The usual case in few passes, and what may over- or underflow there again.
     tight = shrink * (1.0 - 2.0**-23) if dtype is np.float32 else shrink  # more than rounding adds

@@ -33,8 +33,10 @@ def unprotected_stats_of(result: RoundSum) -> UnprotectedStats:
     shortened = result.shaped_norms.numpy() < norms * np.float32(1 - 1e-6)
     loss = float(np.add.reduce(losses, dtype=np.float64)) / cohort
     middle = (cohort - 1) // 2
-    norm = float(np.partition(norms, middle)[middle])
-    if loss != loss or np.isnan(norms).any():  # some clients have none
+    ordered = norms.copy()
+    ordered.partition(middle)
+    norm = float(ordered[middle])
+    if loss != loss or np.isnan(np.maximum.reduce(norms)):  # some clients have none
         loss, norm = float(result.losses.nanmean()), float(result.norms.nanmedian())
     return UnprotectedStats(
         cohort=cohort,

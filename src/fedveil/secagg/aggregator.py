@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.core.randomness import Randomness
-from fedveil.secagg.dropouts import Dropouts, draw_dropouts
+from fedveil.secagg.dropouts import NO_DROPOUTS, Dropouts, draw_dropouts
 from fedveil.secagg.errors import NotReleased
 from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.stopwatch import Stopwatch
@@ -95,7 +95,7 @@ class Aggregator(ABC):
     def dropouts(self, cohort: Ints, randomness: Randomness, round_number: int) -> Dropouts:
         """Who is simulated to drop out of a round."""
         if self.sums is None:
-            return Dropouts()
+            return NO_DROPOUTS
         stream = randomness.stream("losses", round_number)
         return draw_dropouts([int(member) for member in cohort], self.sums.dropout, stream)
 

@@ -24,6 +24,9 @@ class Dropouts:
     before_unmasking: frozenset[int] = frozenset()
 
 
+NO_DROPOUTS = Dropouts()
+
+
 def draw_dropouts(members: Sequence[int], rate: float, stream: Stream) -> Dropouts:
     """Each device is lost with probability `rate`, with its vector computed but not sent."""
     if not 0 <= rate <= 1:

@@ -195,7 +195,7 @@ def noisy_sum(
     """A sum with noise that is drawn once, float32."""
     if grid is None:
         draw = gaussian if law is Noise.GAUSSIAN else laplace
-        return (total + torch.from_numpy(draw(stream, len(total), scale))).float()
+        return (total + torch.from_numpy(draw(stream, total.numel(), scale))).float()
     noisy = noisy_integers(law, total.numpy(), scale, grid, stream)
     return torch.from_numpy(unsnap(noisy, grid)).float()
 
