@@ -26,6 +26,7 @@ from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency
 from fedveil.engines import dual_steps, isolated_gradients, mlp
 from fedveil.methods.parts import noise_placement
+from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.planning.plan import Plan
 from fedveil.privacy import accounting
 from fedveil.privacy.clipping import clip_factors, row_norms
@@ -34,7 +35,6 @@ from fedveil.privacy.noise.modular_grid import NoisyIntegers
 from fedveil.privacy.sampling import FixedSize, Poisson
 from fedveil.run import checkpoint
 from fedveil.run import round as round_
-from fedveil.run.sums import PrivateSum
 from fedveil.secagg.aggregation import COUNT
 
 CLIENTS = 20

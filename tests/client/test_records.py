@@ -10,9 +10,9 @@ import torch
 
 from fedveil.client.batches import draw_batches
 from fedveil.client.local_training import LearningRate, LocalTraining
-from fedveil.client.records import Records
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Examples, Federation, Scaling, Task
+from fedveil.engines.records import Records
 
 RATE = LearningRate(0.1)
 RULES = {

@@ -31,10 +31,10 @@ from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Scheme, Voting
 from fedveil.methods.parts.noise_placement import Noise, NoisePlacement, RoundContext, RoundNoise
 from fedveil.methods.parts.noisy_votes import VoteNoise
+from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import account
 from fedveil.privacy.clipping import Clip
-from fedveil.run.sums import PrivateSum
 from fedveil.secagg.aggregation import COUNT
 from tests.methods.reference import SEED, SIZES, planned, rule
 

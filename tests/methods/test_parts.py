@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedveil.client.local_training import GradientClip, LearningRate, LocalTraining
-from fedveil.client.records import Batch
 from fedveil.client.rotation import Rotation, hadamard
-from fedveil.client.steps import local_updates
 from fedveil.client.update_pipeline import sparsify
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Stream
+from fedveil.engines.records import Batch
+from fedveil.engines.steps import local_updates
 from fedveil.models.flat import Layout, Slot
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.privacy.noise.grid import snap_conditional

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from fedveil.client.local_training import GradientClip, LocalTraining
-from fedveil.client.records import Batch
-from fedveil.client.steps import local_updates, shorten
 from fedveil.client.update_pipeline import Senders, UpdatePipeline, shape_rows
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.engines.records import Batch
+from fedveil.engines.steps import local_updates, shorten
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
 from fedveil.methods.parts.local_steps import local_steps, rates
@@ -39,13 +39,14 @@ from fedveil.methods.parts.noise_placement import (
     RoundNoise,
     SecureNoisePlacement,
 )
+from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.planning.plan import Plan
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.correlated import ONE, CorrelatedGaussian
 from fedveil.privacy.mechanisms import Laplace
 from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.sampling import FixedSize, Poisson
-from fedveil.run.sums import PrivateSum, pipeline_in
+from fedveil.run.sums import pipeline_in
 from fedveil.secagg.aggregation import COUNT
 
 Floats = npt.NDArray[np.float64]

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.core.randomness import Randomness
+from fedveil.data.federation import Federation
 
 Ints = npt.NDArray[np.int64]
 
@@ -38,6 +39,11 @@ class Batches:
         if self.full:
             return self.positions[:, 0], self.mask[:, 0] & (step < self.steps)[:, None]
         return self.positions[:, step], self.mask[:, step]
+
+
+def client_sizes(federation: Federation, cohort: Ints) -> Ints:
+    """Examples of each client of a cohort, without touching the rest of the population."""
+    return federation.offsets[cohort + 1] - federation.offsets[cohort]
 
 
 def batches_per_epoch(sizes: Ints, rule: LocalTraining) -> Ints:

@@ -38,12 +38,12 @@ from fedveil.deploy.work import scheduled
 from fedveil.engines.contract import Cohort, RoundRequest, RoundSum
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.planning.plan import Plan
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.noise.grid import unsnap
 from fedveil.run.directory import RunDirectory, stored_recipe
 from fedveil.run.run import Run
-from fedveil.run.sums import PrivateSum
 from fedveil.secagg.aggregation import COUNT, UPDATE, SecureSums
 from fedveil.secagg.aggregator import Aggregator, Ints, OpenSum, Summands
 from fedveil.secagg.dropouts import Dropouts

@@ -25,6 +25,7 @@ from fedveil.deploy.facts import MAX_PLAN, Facts, plan_digest
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.models.features import ScatteringFeatures, with_features
 from fedveil.models.frozen import digest_of
 from fedveil.models.random_features import RandomFeatures
@@ -33,7 +34,6 @@ from fedveil.models.zoo import own_name
 from fedveil.planning.plan import Plan
 from fedveil.privacy.mechanisms import DiscreteGaussianSum
 from fedveil.recipes.sections import EngineSection, EvaluationSection, ModelSection
-from fedveil.run.sums import PrivateSum
 from fedveil.secagg.aggregation import COUNT, UPDATE
 from fedveil.secagg.mode import SecureMode
 from fedveil.secagg.privacy_terms import PrivacyTerms

@@ -21,9 +21,10 @@ from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.noise_placement import RoundContext
+from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.planning.plan import Plan
 from fedveil.run.run import job_of
-from fedveil.run.sums import PrivateSum, update_sum
+from fedveil.run.sums import update_sum
 from fedveil.secagg.aggregation import COUNT, SecureSums
 from fedveil.secagg.aggregator import Ints
 from fedveil.secagg.privacy_terms import PrivacyTerms

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedveil.client.batches import draw_batches, step_counts
+from fedveil.client.batches import client_sizes, draw_batches, step_counts
 from fedveil.client.local_training import LocalTraining
-from fedveil.client.records import Records, as_tensor, client_sizes
-from fedveil.client.steps import Gradients, local_updates
 from fedveil.core.randomness import Stream
 from fedveil.engines.contract import Cohort, GroupedEngine, Job, RunningSum, Train
+from fedveil.engines.records import Records
+from fedveil.engines.steps import Gradients, local_updates
 from fedveil.models.structure import drawing_from
+from fedveil.models.tensors import as_tensor
 
 __all__ = ["RowEngine", "as_tensor", "chunks_of", "client_sizes"]
 

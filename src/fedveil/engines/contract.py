@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from fedveil.client.batches import client_sizes
 from fedveil.client.local_training import LocalTraining
-from fedveil.client.records import client_sizes
 from fedveil.client.update_pipeline import Senders, ShapedRows, UpdatePipeline, shape_rows
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.client.batches import step_counts
-from fedveil.client.records import as_tensor
 from fedveil.engines.contract import Job
+from fedveil.models.tensors import as_tensor
 
 _RATE = 35e9  # multiplications and additions a second that training reaches on one core
 _START = 4.0  # seconds until worker processes are ready

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedveil.client.records import Records
 from fedveil.data.federation import Task
 from fedveil.engines.dual import Dual
+from fedveil.engines.records import Records
 
 
 class StepBlock:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fedveil.client.batches import draw_batches, step_counts
 from fedveil.client.local_training import LocalTraining
-from fedveil.client.records import Records
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.data.federation import Task
 from fedveil.engines.affine import Affine, Parts, Stack, parts_of, rows_of
@@ -20,6 +19,7 @@ from fedveil.engines.contract import Cohort, Job, RunningSum
 from fedveil.engines.dual import Dual, Span
 from fedveil.engines.dual_steps import Upper, clip_whole, train
 from fedveil.engines.gram_cache import GramCache
+from fedveil.engines.records import Records
 
 _CHUNK = 2_000_000  # numbers that the clients of a chunk keep beside their records: 8 MB
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fedveil.client.local_training import GradientClip, LocalTraining
-from fedveil.client.records import Records
 from fedveil.engines.affine import Affine, Parts, Stack
 from fedveil.engines.dual import Dual, Span
 from fedveil.engines.dual_block import StepBlock
 from fedveil.engines.mlp import output_error
+from fedveil.engines.records import Records
 from fedveil.privacy.clipping import Clip, clip_factors
 
 _LARGEST = torch.finfo(torch.float32).max

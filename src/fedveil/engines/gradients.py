@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedveil.client.local_training import GradientClip
-from fedveil.client.records import Batch, as_tensor
-from fedveil.client.steps import shorten
 from fedveil.engines.contract import Job
 from fedveil.engines.kernels import tuned
+from fedveil.engines.records import Batch
+from fedveil.engines.steps import shorten
 from fedveil.models.flat import flatten
 from fedveil.models.losses import example_losses
+from fedveil.models.tensors import as_tensor
 from fedveil.privacy.clipping import Clip
 
 _VALUES = 16_000_000  # numbers in gradients of single examples held at once: 64 MB

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fedveil.client.batches import draw_batches
-from fedveil.client.records import as_tensor
 from fedveil.client.update_pipeline import Senders
 from fedveil.data.federation import Task
 from fedveil.engines.affine import Affine
@@ -26,6 +25,7 @@ from fedveil.engines.dual_clients import costs, dual_applies
 from fedveil.engines.gram_cache import GramCache
 from fedveil.engines.isolated_softmax import softmax
 from fedveil.engines.one_client import lone
+from fedveil.models.tensors import as_tensor
 from fedveil.privacy.lanes import tree_sum
 
 _STEP = 30_000  # products in a client's step above which it is faster alone, by a library's

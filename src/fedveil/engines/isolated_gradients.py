@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from fedveil.client.local_training import GradientClip
-from fedveil.client.records import Batch
 from fedveil.data.federation import Task
 from fedveil.engines.affine import Affine, Stack
 from fedveil.engines.isolated_softmax import softmax
+from fedveil.engines.records import Batch
 from fedveil.privacy.clipping import Clip, clip_factors
 from fedveil.privacy.lanes import tree_sum
 

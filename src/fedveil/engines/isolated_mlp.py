@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.client.batches import draw_batches
-from fedveil.client.records import Records
-from fedveil.client.steps import local_updates
 from fedveil.engines.affine import Stack
 from fedveil.engines.batched import noise_streams
 from fedveil.engines.contract import Cohort, Job, RunningSum
 from fedveil.engines.dual_clients import costs, dual_applies
 from fedveil.engines.isolated_gradients import ApartGradients
+from fedveil.engines.records import Records
+from fedveil.engines.steps import local_updates
 
 _TOGETHER = 4_000_000  # numbers that clients of one group hold at once
 

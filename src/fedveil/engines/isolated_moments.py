@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from fedveil.client.batches import step_counts
-from fedveil.client.records import as_tensor
 from fedveil.engines.affine import Affine
 from fedveil.engines.algebra import moments_apply
 from fedveil.engines.contract import Cohort, Job, RunningSum
 from fedveil.engines.moments import LaneGradients, MomentSupply, add_by_moments, columns_of
 from fedveil.engines.one_client import lone
+from fedveil.models.tensors import as_tensor
 
 NARROW = 64  # weights above which products alone are faster; `rotation.SHORT` is no less
 _TOGETHER = 1_000_000  # numbers in the moments of clients that train together: 8 MB

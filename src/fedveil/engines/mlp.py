@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedveil.client.local_training import GradientClip
-from fedveil.client.records import Batch
 from fedveil.data.federation import Task
 from fedveil.engines.affine import Parts, Stack, parts_of, rows_of
 from fedveil.engines.isolated_gradients import ApartGradients
+from fedveil.engines.records import Batch
 from fedveil.privacy.clipping import Clip, clip_factors
 
 

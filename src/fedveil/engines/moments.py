@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from fedveil.client.local_training import GradientClip
-from fedveil.client.records import Batch, as_tensor
-from fedveil.client.steps import local_updates
 from fedveil.data.federation import Federation
 from fedveil.engines.affine import Affine
 from fedveil.engines.batched import chunks_of, noise_streams
 from fedveil.engines.contract import Cohort, RunningSum
+from fedveil.engines.records import Batch
+from fedveil.engines.steps import local_updates
+from fedveil.models.tensors import as_tensor
 from fedveil.privacy.lanes import matrix_times
 
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedveil.client.records import aligned
 from fedveil.data.federation import Examples, Federation
 from fedveil.engines.contract import Job
+from fedveil.engines.records import aligned
 
 
 def lone(federation: Federation, client: int) -> Federation:

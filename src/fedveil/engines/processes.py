@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedveil.client.batches import step_counts
-from fedveil.client.records import client_sizes
+from fedveil.client.batches import client_sizes, step_counts
 from fedveil.engines.contract import Cohort, Engine, Job, RoundRequest, RoundSum
 from fedveil.engines.distributed_env import under_torchrun
 from fedveil.engines.process_group import Group, Workers, torchrun_group

@@ -7,7 +7,6 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from fedveil.client.ballot import Ballot
-from fedveil.client.records import as_tensor
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Arithmetic
@@ -15,6 +14,7 @@ from fedveil.data.federation import Federation, Task
 from fedveil.methods.parts.method import Method, Voting
 from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
 from fedveil.models.flat import layout_of
+from fedveil.models.tensors import as_tensor
 from fedveil.planning.secure_sums import (
     check_central,
     check_masks,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fedveil.client.records import as_tensor
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engines.kernels import tuned
 from fedveil.models.flat import Layout
 from fedveil.models.losses import class_scores, example_losses
+from fedveil.models.tensors import as_tensor
 
 _VALUES = 4_000_000  # input values in one batch of evaluation
 _HEAVY = 256  # examples in one batch for convolutional and recurrent networks

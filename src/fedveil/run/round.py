@@ -33,7 +33,7 @@ def play_round(run: Run, last: bool) -> RoundReport:
 
     # Who takes part. The round is paid for before anything is computed from anybody's data.
     drawn = run.randomness.stream("cohort", number)
-    cohort = plan.sampling.draw(number, drawn, plan.federation.clients)
+    cohort = plan.sampling.draw(number, drawn, run.clients)
     run.reserve(number)
 
     # Clients train from the shared weights and shape their updates. A masked sum takes each one

@@ -95,6 +95,7 @@ class Run(Displayed):
             plan.check_still()
         self.directory: RunDirectory | None = None
         self.every = every or max(1, plan.method.rounds // 20)
+        self.clients = plan.federation.clients
         self.randomness = plan.randomness
         self.memory = NoiseMemory()
         self.job = job_of(plan, self.randomness)

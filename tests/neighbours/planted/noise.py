@@ -13,10 +13,10 @@ from fedveil.methods.parts.gradient_noise import GradientNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.noise_placement import NoiseContext, RoundNoise
 from fedveil.methods.parts.noisy_votes import VoteNoise
+from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.privacy.correlated import CorrelatedGaussian
 from fedveil.privacy.noise.correlated import NoiseMemory
 from fedveil.privacy.sampling import RoundRobin
-from fedveil.run.sums import PrivateSum
 
 from .registry import correlated, plant, tracked
 

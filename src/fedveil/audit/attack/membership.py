@@ -25,11 +25,11 @@ from torch.func import functional_call
 from fedveil.audit.bounds import at_least
 from fedveil.audit.proved import attack_on
 from fedveil.audit.stand_ins import StandIns
-from fedveil.client.records import as_tensor
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Unit
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.models.losses import class_scores
+from fedveil.models.tensors import as_tensor
 from fedveil.planning.plan import Plan
 from fedveil.run.evaluation import rows_at_once
 from fedveil.run.run import Run

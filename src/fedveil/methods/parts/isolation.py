@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.client.records import as_tensor
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation, Task
 from fedveil.models.check import token_limit
 from fedveil.models.losses import ClassWeights, Loss
 from fedveil.models.structure import as_written, drawing_from
+from fedveil.models.tensors import as_tensor
 from fedveil.models.zoo import Linear, Mlp
 from fedveil.privacy.refusals import SensitivityRefused
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from fedveil.client.batches import Batches
 from fedveil.data.federation import Federation
+from fedveil.models.tensors import as_tensor
 
 Ints = npt.NDArray[np.int64]
 # Inputs and targets `[clients, batch, ...]`, and which records are real (None: all).
@@ -147,17 +147,3 @@ def _rows(column: npt.NDArray[np.generic], rows: slice | Ints) -> npt.NDArray[np
         return column[rows]
     found = as_tensor(column).index_select(0, torch.from_numpy(rows.reshape(-1)))
     return found.view(*rows.shape, *column.shape[1:]).numpy()
-
-
-def client_sizes(federation: Federation, cohort: Ints) -> Ints:
-    """Examples of each client of a cohort, without touching the rest of the population."""
-    return federation.offsets[cohort + 1] - federation.offsets[cohort]
-
-
-def as_tensor(array: npt.NDArray[np.generic]) -> Tensor:
-    """A tensor over the array's own memory, for reading only: it may be a read-only map."""
-    if array.flags.writeable:
-        return torch.from_numpy(array)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*not writable")
-        return torch.from_numpy(array)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedveil.client.local_training import GradientClip, LocalTraining
-from fedveil.client.records import Batch
 from fedveil.core.randomness import Stream
+from fedveil.engines.records import Batch
 from fedveil.privacy.clipping import Clip, clip_factors, clip_rows, row_norms
 from fedveil.privacy.noise.grid import protect_sum, unsnap
 from fedveil.privacy.noise.integers import Ahead
