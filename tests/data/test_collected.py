@@ -58,6 +58,30 @@ def test_data_sets_of_clients_are_the_same_as_arrays(kind: str) -> None:
     assert list(found.owners) == ["a", "b"]
 
 
+def test_tensors_of_other_kinds_and_targets_in_a_column() -> None:
+    """bfloat16, sparse, and [examples, 1], which is one target for each example."""
+    inputs = torch.tensor([[0.5, 0.0], [1.0, 2.0], [0.0, 0.25], [4.0, 0.0]])
+    labels = torch.tensor([0, 1, 1, 0])
+    plain = fv.from_datasets([TensorDataset(inputs, labels)] * 2, classes=2)
+    for own, targets in (
+        (inputs.bfloat16(), labels),
+        (inputs.to_sparse(), labels),
+        (inputs, labels[:, None]),
+    ):
+        found = fv.from_datasets([TensorDataset(own, targets)] * 2, classes=2)
+        assert (found.train.inputs == plain.train.inputs).all()
+        assert (found.train.targets == plain.train.targets).all()
+        assert (found.task, found.classes) == (plain.task, 2)
+    numbers = fv.from_datasets([TensorDataset(inputs, labels[:, None].float())] * 2)
+    assert numbers.task == "regression"
+    assert numbers.train.targets.ndim == 1
+    three = labels[:, None].expand(4, 3)
+    with pytest.raises(
+        ConfigError, match="classes=2, but the targets have 3 columns, each a label"
+    ):
+        fv.from_datasets([TensorDataset(inputs, three)] * 2, classes=2)
+
+
 def test_a_list_of_data_sets_numbers_its_clients() -> None:
     found = fv.from_datasets([Items(rows) for rows in HALVES.values()], classes=2)
     assert list(found.owners) == [0, 1]

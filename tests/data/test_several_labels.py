@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from sklearn import metrics
@@ -18,6 +19,7 @@ from fedveil.cli import main
 from fedveil.core.units import Trust, Unit
 from fedveil.data.bought import Offer
 from fedveil.data.federation import Federation, Task
+from fedveil.data.pieces import pieces
 from fedveil.models.losses import ClassWeights, example_losses
 from fedveil.run.scores import LabelTally
 from tests.conftest import TUNED
@@ -185,6 +187,171 @@ def test_a_run_its_predictions_and_its_exports(tmp_path: Path, capsys: Any) -> N
     )
     assert main(["evaluate", str(run), str(new)]) == 0
     assert "rows with all labels right" in capsys.readouterr().out
+
+
+TAGS = ("large", "red", "7")
+
+
+def _tagged(path: Path, count: int = 600, seed: int = 0, clients: int = 40) -> Path:
+    """The same truths as names in one cell, in any order, with blanks, and empty where none holds;
+    the last is a number in other spellings."""
+    inputs, labels = _rows(count, seed)
+    draw = np.random.default_rng(seed)
+    lines = ["who,a,b,c,tags"]
+    for row, (x, y) in enumerate(zip(inputs, labels, strict=True)):
+        named = [tag for tag, holds in zip((*TAGS[:2], "7.0"), y, strict=True) if holds]
+        draw.shuffle(named)
+        numbers = ",".join(map(str, x.round(3)))
+        lines.append(f'p{row % clients},{numbers},"{" ;".join(named)}"')
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("how", ["rows", "option", "schema"])
+def test_one_column_with_several_classes_in_a_cell(tmp_path: Path, how: str) -> None:
+    path, (_, labels) = _tagged(tmp_path / "t.csv"), _rows(600)
+    entry = {"type": "category", "categories": list(TAGS), "separator": ";"}
+    given: dict[str, Any] = {
+        "rows": {"label_separator": ";"},
+        "option": {"label_separator": ";", "classes": TAGS, "schema": {"columns": SCHEMA}},
+        "schema": {"schema": {"columns": SCHEMA | {"tags": entry}}},
+    }[how]
+    found = fv.from_table(path, label="tags", client_column="who", test_fraction=0, **given)
+    names = found.class_names
+    assert found.task is Task.MULTI_LABEL
+    assert set(names) == set(TAGS)
+    assert len(found.train) == 600  # an empty cell is a row without any class, not a gap
+    owners = np.array([f"p{row % 40}" for row in range(600)])
+    rows = np.concatenate([np.flatnonzero(owners == name) for name in found.owners])
+    order = [TAGS.index(name) for name in names]
+    assert (found.train.targets == labels[rows][:, order]).all()
+    classes = any("classes, their names" in one for one in found.unprotected)
+    assert classes == (how == "rows")
+    assert (found.unprotected == ()) == (how != "rows")
+
+
+def test_lists_are_read_as_cells_are() -> None:
+    """As frames of Arrow and polars store them, and as Python's own; numbers too."""
+    tags = [["a", "b"], ["a"], [], ["b"], None] * 20
+    who, x = [f"c{i % 5}" for i in range(100)], [float(i) for i in range(100)]
+    ones = [[int(tag == "b") for tag in own or []] for own in tags]
+    expected = np.array([["a" in (own or []), "b" in (own or [])] for own in tags])
+    schema = {"columns": {"x": {"type": "number", "min": 0, "max": 100}}}
+    offer = Offer(Unit.CLIENT, Trust.CENTRAL, 0.01, 1e-6, seed=0)
+    for cells, names in ((tags, ("a", "b")), (ones, ("0", "1"))):
+        for column in (
+            cells,
+            pa.array(cells),
+            pa.array(cells, pa.large_list(pa.array(cells).type.value_type)),
+        ):
+            for more in ({}, {"schema": schema, "classes": names}, {"offer": offer}):
+                frame = {"who": who, "x": x, "tags": column}
+                given = {"label": "tags", "client_column": "who", "label_separator": ";"}
+                found = fv.from_table(frame, test_fraction=0, **given, **more)
+                assert found.class_names == names
+                assert (
+                    found.train.targets == np.concatenate([expected[i::5] for i in range(5)])
+                ).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"label_separator": ";", "classes": ["red"]}, "names a class that is not in the schema"),
+        ({"label_separator": ""}, "must be text"),
+        ({"label_separator": "/"}, "no cell has two classes separated by '/'"),
+        ({"label_separator": ";", "task": "regression"}, "a separator means several"),
+        ({"label_separator": ";", "label": "a,b"}, "a separator is for one label"),
+        (
+            {"schema": {"columns": {"a": {**SCHEMA["a"], "separator": ";"}}}},
+            "separator is for a label",
+        ),
+        (
+            {
+                "schema": {
+                    "columns": {"b": {"type": "category", "categories": ["x"], "separator": ";"}}
+                }
+            },
+            "column 'b' has a separator, which is for the label",
+        ),
+        (
+            {"label_separator": ";", "label": "a", "schema": {"columns": SCHEMA}},
+            "in the schema label 'a' is a number",
+        ),
+        ({"label_separator": ";", "classes": ["red;large", "x"]}, "'red;large' contains it"),
+    ],
+)
+def test_separators_that_make_no_sense_are_refused(
+    tmp_path: Path, given: dict[str, Any], wanted: str
+) -> None:
+    path = _tagged(tmp_path / "t.csv")
+    with pytest.raises(fv.ConfigError, match=wanted):
+        fv.from_table(path, **{"label": "tags", "client_column": "who", **given})
+
+
+@pytest.mark.parametrize(("unit", "clients"), [("client", 1000), ("record", 1)])
+def test_classes_of_cells_can_be_bought(
+    tmp_path: Path, capsys: Any, unit: str, clients: int
+) -> None:
+    """By the plain command: certified, and a class that one client alone has is no class."""
+    path, run = _tagged(tmp_path / "t.csv", 3000, clients=clients), tmp_path / "run"
+    lines = path.read_text().splitlines()
+    lines[1] = lines[1].rsplit(",", 1)[0] + ',"secret; large"'
+    path.write_text("\n".join(lines) + "\n")
+    call = ["--data", str(path), "--client-column", "who", "--label", "tags"]
+    call += [
+        "--label-separator",
+        ";",
+        *TUNED,
+        "--unit",
+        unit,
+        "--set",
+        "data.statistics=bought",
+        "--quiet",
+    ]
+    call += ["--set", "privacy.epsilon=8", "--no-report", "--json", "--output", str(run)]
+    assert main(["run", *call]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["guarantee"]["certified"], result["guarantee"]["reason"]
+    model = fv.load_run(run)
+    assert set(model.class_names) == set(TAGS)
+    assert "secret" not in (run / "recipe.toml").read_text()
+    assert len(model.predict(str(path))) == 3000
+    assert main(["evaluate", str(run), str(path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["rows"] == 3000  # empty cells are rows
+    assert any("1 of 3000 rows name a class that the model does not" in n for n in said["notes"])
+
+
+def test_a_draft_names_the_separator(tmp_path: Path, capsys: Any) -> None:
+    path, schema = _tagged(tmp_path / "t.csv"), tmp_path / "s.toml"
+    call = ["data", "schema", str(path), "--label", "tags", "--client-column", "who"]
+    assert main([*call, "--label-separator", ";", "--output", str(schema)]) == 0
+    found = fv.from_table(path, label="tags", client_column="who", schema=schema)
+    assert found.task is Task.MULTI_LABEL
+    assert any("guesses from the rows" in one for one in found.unprotected)
+    schema.write_text(schema.read_text().replace("guess = true", ""))
+    assert fv.from_table(path, label="tags", client_column="who", schema=schema).unprotected == ()
+
+
+def test_exports_of_several_labels_give_the_same_numbers(tmp_path: Path) -> None:
+    """Double precision after the last layer, single before it."""
+    path, new = _tagged(tmp_path / "t.csv"), _tagged(tmp_path / "new.csv", 50, seed=1)
+    call = ["--data", str(path), "--client-column", "who", "--label", "tags", "--quiet"]
+    call += ["--label-separator", ";", *TUNED, "--no-report", "--output", str(tmp_path / "run")]
+    assert main(["run", *call]) == 0
+    model, wanted = fv.load_run(tmp_path / "run"), fv.load_run(tmp_path / "run").predict_proba(new)
+    assert model.bundle.encoder is not None
+    (piece,) = pieces(new, [*model.bundle.encoder.columns], "needed")
+    inputs = model.bundle.encoder.encode(piece).inputs
+    model.export(tmp_path / "model.pt2")
+    program = torch.export.load(str(tmp_path / "model.pt2")).module()
+    found = program(torch.from_numpy(inputs)).detach().numpy()
+    assert np.allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    reference = pytest.importorskip("onnx.reference")
+    model.export(tmp_path / "model.onnx")
+    (found,) = reference.ReferenceEvaluator(tmp_path / "model.onnx").run(None, {"inputs": inputs})
+    assert np.allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_label_that_is_no_truth_counts_as_false_among_bought_ones(tmp_path: Path) -> None:

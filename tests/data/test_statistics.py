@@ -178,6 +178,29 @@ def test_every_unit_spreads_a_vote_of_length_one() -> None:
     assert spread_votes(pa.chunked_array([values]), Voters(None), 20)[1].max() == 4 * GRID
 
 
+@pytest.mark.parametrize("unit", list(Unit))
+def test_a_cell_with_many_classes_is_still_one_vote(unit: Unit) -> None:
+    """One row or client more moves all votes by a length of one at most, however many classes its
+    cells name, and however often."""
+    draw = np.random.default_rng(3)
+    for _ in range(40):
+        cells = [
+            ";".join(f"t{i}" for i in draw.integers(0, 60, draw.integers(0, 50))) for _ in range(12)
+        ]
+        clients = draw.integers(0, 4, 12)
+        last = clients == clients[-1] if unit is Unit.CLIENT else np.arange(12) == 11
+        worlds = []
+        for kept in (np.ones(12, bool), ~last):
+            own = [cell for cell, keep in zip(cells, kept, strict=True) if keep]
+            voters = Voters(clients[kept] if unit is Unit.CLIENT else None)
+            names, votes = spread_votes(pa.chunked_array([own], pa.string()), voters, 20, ";")
+            worlds.append(Counter(dict(zip(names, (votes / GRID).tolist(), strict=True))))
+        moved = [worlds[0][name] - worlds[1][name] for name in {*worlds[0], *worlds[1]}]
+        assert math.sqrt(sum(one**2 for one in moved)) <= 1
+        assert min(moved, default=0) >= 0
+        assert sum(one > 0 for one in moved) <= 20
+
+
 def test_votes_of_many_clients_are_those_of_each_alone() -> None:
     draw = np.random.default_rng(0)
     clients, codes = draw.integers(0, 40, 900), draw.integers(0, 9, 900)

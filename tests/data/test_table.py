@@ -322,6 +322,8 @@ def test_seven_and_seven_point_zero_are_one_client(tmp_path):
     [
         (b"PK\x03\x04rest", "an Excel or zip file; open it, save the sheet as CSV"),
         (b"\xd0\xcf\x11\xe0rest", "an Excel or zip file"),
+        (b'[{"who": 1, "x": 2, "y": 0}]', "seems to be JSON; save the table as CSV"),
+        (b'{"who": 1, "x": 2, "y": 0}\n', "seems to be JSON"),
         ("who,x,y\n1,2,é\n".encode("latin-1"), "iconv -f WINDOWS-1252"),
         ("who,é,y\n1,2,a\n".encode("latin-1"), "iconv -f WINDOWS-1252"),
     ],
@@ -442,6 +444,21 @@ def test_decimal_commas_are_numbers(tmp_path):
     np.testing.assert_allclose(ours, (values - values.mean()) / values.std(), rtol=1e-4)
 
 
+@pytest.mark.parametrize("written", ["{0},25", "1.{0},25", "1 {0},25", "1'{0},25", "1.{0},25 €"])
+def test_numbers_as_people_write_them_on_the_continent(tmp_path, written):
+    """The same in training, where all cells of a column decide, and in prediction, one by one."""
+    values = [written.format(100 + i) for i in range(60)]
+    rows = "".join(f"{i % 3};{value};{'ab'[i % 2]}\n" for i, value in enumerate(values))
+    path = write(tmp_path, HEAD.replace(",", ";") + rows)
+    federation = from_table(path, label="y", client_column="who", test_fraction=0)
+    assert federation.features == ("x",)
+    numbers = np.arange(60) + 100.25
+    expected = (numbers - numbers.mean()) / numbers.std()
+    np.testing.assert_allclose(np.sort(column(federation, "x")), expected, rtol=1e-4)
+    (piece,) = pieces(path, ["x"], "needed")
+    np.testing.assert_allclose(federation.encoder.encode(piece).inputs[:, 0], expected, rtol=1e-4)
+
+
 def test_thousands_commas_are_numbers(tmp_path):
     rows = "".join(f'{i % 3},"{i * 997:,}",{"ab"[i % 2]}\n' for i in range(60))
     federation = from_table(write(tmp_path, HEAD + rows), label="y", client_column="who")
@@ -509,6 +526,47 @@ def test_a_table_can_be_dealt_by_a_partition_instead(people):
     assert federation.clients == 5
     assert federation.owners is None
     assert "state=CA" in federation.features
+
+
+STRANGE = {
+    "struct": pa.array([{"a": 1}] * 200),
+    "duration": pa.array([5] * 200, pa.duration("us")),
+    "time": pa.array([5] * 200, pa.time64("ns")),
+    "vector": pa.array([[1.0, 2.0]] * 200, pa.list_(pa.float64(), 2)),
+    "floats": pa.array([[1.0]] * 200),
+    "bytes": pa.array([b"abc"] * 200).cast(pa.binary_view()),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_columns_of_strange_types_are_neither_bought_nor_labels_nor_clients(name):
+    table = pa.table(
+        {
+            "who": [f"c{i % 5}" for i in range(200)],
+            "x": np.arange(200) * 0.5,
+            "odd": STRANGE[name],
+            "y": ["a", "b"] * 100,
+        }
+    )
+    offer = Offer(Unit.CLIENT, Trust.CENTRAL, 0.01, 1e-6, seed=0)
+    found = from_table(table, label="y", client_column="who", offer=offer)
+    assert found.features == ("x",)
+    for role in ("label", "client_column"):
+        given = {"label": "y", "client_column": "who", role: "odd"}
+        with pytest.raises(ConfigError, match=r"'odd' holds .*(numbers or text|text or numbers)"):
+            from_table(table, **given)
+
+
+def test_whole_numbers_beyond_any_machine_s_are_refused():
+    frame = {"who": [1, 2] * 9, "x": [2**70] * 18, "y": [0, 1] * 9}
+    with pytest.raises(ConfigError, match="the frame cannot be read"):
+        from_table(frame, label="y", client_column="who")
+
+
+def test_a_class_called_none_is_said_to_be_missing(tmp_path):
+    rows = "".join(f"{i % 3},{i},{'None' if i % 2 else 'some'}\n" for i in range(60))
+    with pytest.raises(ConfigError, match="None, null and the like count as missing"):
+        from_table(write(tmp_path, HEAD + rows), label="y", client_column="who")
 
 
 def test_parquet_columns_of_strange_types_are_left_out_and_said(tmp_path):

@@ -20,6 +20,7 @@ from fedveil.datasets.synthetic import NAMES, WHAT, Synthetic
 _OPTIONS: console.Options = {
     "--data-dir": (Path, "local copies, instead of FEDVEIL_DATA"),
     "--label": (str, "schema: the column to predict"),
+    "--label-separator": (str, "schema: between the classes of a cell that names any number"),
     "--client-column": (str, "schema: the column that says whose row it is"),
     "--output": (Path, "schema: a new file to write it to"),
 }
@@ -78,7 +79,12 @@ def _schema(args: argparse.Namespace) -> int:
     from fedveil.data.table import schema_draft
 
     output: Path | None = args.output
-    text = schema_draft(args.name, label=args.label, client_column=args.client_column)
+    text = schema_draft(
+        args.name,
+        label=args.label,
+        label_separator=args.label_separator,
+        client_column=args.client_column,
+    )
     if output is not None:
         try:
             with output.open("x", encoding="utf-8") as file:

@@ -87,6 +87,7 @@ def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
         data.file,
         client_column=data.client_column,
         label=data.label,
+        label_separator=data.label_separator,
         schema={"columns": data.columns} if data.columns else data.schema,
         classes=data.classes,
         offer=offer,

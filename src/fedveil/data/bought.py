@@ -121,13 +121,18 @@ def affordable(offer: Offer, units: int, columns: int) -> bool:
 
 
 def buy(
-    table: Mapping[str, Any], label: str, clients: Ints, offer: Offer, decimal: str
+    table: Mapping[str, Any],
+    label: str,
+    clients: Ints,
+    offer: Offer,
+    decimal: str,
+    separator: str | None = None,
 ) -> tuple[dict[str, Column], Bought]:
     """Columns of a table by name, the label included, from noisy votes alone.
 
     `clients` numbers every row's client. A label that is found to be classes becomes a category
     with names; where nobody may pick names (distributed trust) it is left out: somebody else must
-    declare them.
+    declare them. With a separator a cell of the label names any number of classes.
     """
     voters = Voters(None if offer.unit is Unit.RECORD else clients)
     randomness, width = Randomness(offer.seed), len(table)
@@ -151,13 +156,14 @@ def buy(
         return total.reshape(votes.shape).astype(np.float64) * grid
 
     columns, classes = bought_columns(table, voters, noisy, std, decimal)
-    if label in columns and columns[label].kind is Kind.DATE:
+    dated = label in columns and columns[label].kind is Kind.DATE
+    if dated or (separator is not None and label in table):
         classes.add(label)  # a date is predicted as a class or not at all
     if offer.trust is not Trust.DISTRIBUTED and label in classes:
         stream = randomness.stream("statistics of the label")
         releases.append(_selection(offer))
-        names = _selected(table[label], voters, offer, stream)
-        columns[label] = Column(Kind.CATEGORY, categories=names)
+        names = _selected(table[label], voters, offer, stream, separator)
+        columns[label] = Column(Kind.CATEGORY, categories=names, separator=separator)
     elif label in classes:
         columns.pop(label, None)
     return columns, Bought(offer.unit, offer.trust, randomness.entropy, tuple(releases))
@@ -182,9 +188,11 @@ def _selection(offer: Offer) -> Release:
     return Release(NoisySelection(offer.noise, offer.missed), Everyone(), 1)
 
 
-def _selected(values: Any, voters: Voters, offer: Offer, stream: Stream) -> tuple[str, ...]:
+def _selected(
+    values: Any, voters: Voters, offer: Offer, stream: Stream, separator: str | None
+) -> tuple[str, ...]:
     """Values whose noisy votes exceed the threshold, sorted."""
-    names, votes = spread_votes(values, voters, MOST_CLASSES)
+    names, votes = spread_votes(values, voters, MOST_CLASSES, separator)
     # The order of values must not tell who brought them first.
     order = sorted(range(len(names)), key=lambda place: names[place])
     noisy = protect_sum(votes[order], offer.noise, 1.0 / GRID, stream) / GRID

@@ -11,10 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+BETWEEN = "\x1f"  # the entries of a list that is read as one cell: people do not write it
 NUMBER = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
 THOUSANDS = r"^[-+]?(0|[1-9]\d{0,2}(,\d{3})*)(\.\d+)?$"  # 1,234.5
 COMMA = r"^[-+]?\d+(,\d+)?$"  # 1234,5
-_POINTS = r"^[-+]?(0|[1-9]\d{0,2}(\.\d{3})*),\d+$"  # 1.234,5
+POINTS = r"^[-+]?(0|[1-9]\d{0,2}(\.\d{3})*),\d+$"  # 1.234,5
+_GAP = r"[ \x{a0}\x{2009}\x{202f}'’]"
+_GROUPED = rf"^[-+]?[1-9]\d{{0,2}}({_GAP}\d{{3}})+([.,]\d+)?$"  # 1 234,5 or 1'234.5
 MONTH = r"^(?:(?P<day>\d{1,2})[- ])?(?P<name>[A-Za-z]{3})[- ](?P<year>\d{4})$"  # 31-Dec-2015
 _YEAR_FIRST = r"^(\d{4})/(\d{1,2})/(\d{1,2})([ T].*)?$"  # 2015/12/31
 _POINTED = r"^(\d{1,2})\.(\d{1,2})\.(\d{4})([ T].*)?$"  # 31.12.2015
@@ -34,10 +37,13 @@ _DATE = (
 
 
 def undressed(text: Any) -> Any:
-    """Text without a percent sign behind a number, or the sign of a currency before or behind."""
+    """Text without a percent sign behind a number, the sign of a currency before or behind, or
+    blanks and apostrophes between its thousands."""
     if pc.any(pc.match_substring_regex(text, "[%$€£]")).as_py():
         text = pc.replace_substring_regex(text, r"^([-+]?)[$€£] ?([\d.])", r"\1\2")
-        text = pc.replace_substring_regex(text, r"^([-+]?[\d.,]*[\d.]) ?[%$€£]$", r"\1")
+        text = pc.replace_substring_regex(text, r"^([-+]?[\d.,\s'’]*[\d.])\s?[%$€£]$", r"\1")
+    if pc.any(pc.match_substring_regex(text, _GROUPED)).as_py():
+        text = _where(text, _GROUPED, pc.replace_substring_regex(text, _GAP, ""))
     return text
 
 
@@ -47,7 +53,7 @@ def numbers(text: Any, decimal: str = ".") -> Any:
     text = undressed(text)
     if pc.any(pc.match_substring(text, ",")).as_py():
         if decimal == ",":
-            text = _where(text, _POINTS, pc.replace_substring(text, ".", ""))
+            text = _where(text, POINTS, pc.replace_substring(text, ".", ""))
         else:
             text = _where(text, THOUSANDS, pc.replace_substring(text, ",", ""))
         text = _where(text, COMMA, pc.replace_substring(text, ",", "."))

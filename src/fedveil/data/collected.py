@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.examples import Scaling
@@ -114,6 +115,8 @@ def _array(value: Any) -> Array:
     """A tensor, picture, number or text as an array."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
+        value = value.to_dense() if value.layout is not torch.strided else value
+        value = value.float() if value.dtype is torch.bfloat16 else value  # NumPy knows no such
     return np.asarray(value)
 
 

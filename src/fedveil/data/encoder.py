@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fedveil.data.encoding import (
     feature_names,
     kind_of,
     numbers_of,
+    parts_of,
 )
 from fedveil.data.schema import Column, Kind, entry_of, parse_schema
 
@@ -42,6 +43,11 @@ class TableEncoder:
     columns: Mapping[str, Column]
     labels: tuple[str, ...]
     target: Column
+
+    @property
+    def separated(self) -> bool:
+        """Whether a cell of the label holds any number of classes, or none."""
+        return self.target.separator is not None
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -69,7 +75,11 @@ class TableEncoder:
 
     def targets(self, table: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
         """Class numbers, or numbers in the label's own unit, and which rows have neither; of
-        several labels `[rows, labels]`, and which rows lack any."""
+        several labels `[rows, labels]`, and which rows lack any, or have one that is none of
+        them."""
+        if self.target.separator is not None:
+            values = table.column(self.labels[0])
+            return separated_truths(values, self.target.categories, self.target.separator)
         found = [self._target(table.column(label)) for label in self.labels]
         if len(found) == 1:
             return found[0]
@@ -97,6 +107,18 @@ class TableEncoder:
         target = parse_schema({"columns": {"target": document["target"]}}, "encoder")["target"]
         label = document["label"]
         return cls(columns, (label,) if isinstance(label, str) else tuple(label), target)
+
+
+def separated_truths(
+    values: Any, classes: Sequence[str], separator: str
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Which classes each cell names, `[rows, classes]`, and which cells name anything else."""
+    rows, parts = parts_of(values, separator)
+    codes = category_codes(parts, classes)
+    truths, strange = np.zeros((len(values), len(classes)), np.int64), np.zeros(len(values), bool)
+    truths[rows[codes >= 0], codes[codes >= 0]] = 1
+    strange[rows[codes < 0]] = True
+    return truths, strange
 
 
 def check_stored(path: Path | str, name: str, values: Any, column: Column, says: str) -> None:

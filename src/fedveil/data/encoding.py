@@ -45,6 +45,11 @@ def kind_of(values: Any) -> Kind:
     return Kind.CATEGORY if pa.types.is_string(kind) else Kind.IGNORE
 
 
+def unreadable(values: Any) -> bool:
+    """Whether values are stored as what is neither numbers, dates, text nor nothing."""
+    return kind_of(values) is Kind.IGNORE and not pa.types.is_null(values.type)
+
+
 def judge(name: str, values: Any) -> Judged:
     """Decide from the data themselves what a column is; none of this is protected."""
     if values.null_count == len(values):
@@ -149,6 +154,17 @@ def category_codes(values: Any, categories: Sequence[str]) -> npt.NDArray[np.int
         if found.null_count > text.null_count:
             found = pc.coalesce(found, pc.index_in(spelt(text), value_set=spelt(names)))
     return np.asarray(pc.fill_null(found, -1)).astype(np.int64)
+
+
+def parts_of(values: Any, separator: str) -> tuple[npt.NDArray[np.int64], Any]:
+    """The parts of all cells, trimmed and without empty ones, and the row that each is from."""
+    text = pc.replace_substring(pc.fill_null(as_text(values), ""), cells.BETWEEN, separator)
+    lists = pc.split_pattern(text, pattern=separator)
+    lists = lists.combine_chunks() if isinstance(lists, pa.ChunkedArray) else lists
+    parts = pc.utf8_trim_whitespace(pc.list_flatten(lists))
+    rows = np.asarray(pc.list_parent_indices(lists)).astype(np.int64)
+    named = np.asarray(pc.not_equal(parts, ""))
+    return rows[named], parts.filter(pa.array(named))
 
 
 def bucket_codes(values: Any, buckets: int) -> npt.NDArray[np.int64]:

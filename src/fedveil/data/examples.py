@@ -70,7 +70,7 @@ def task_of(task: Task | str | None, targets: npt.ArrayLike) -> Task:
     truths in several columns several labels, as in scikit-learn."""
     if task is None:
         found = np.asarray(targets)
-        if found.ndim == 2 and found.dtype.kind in "iub":
+        if found.ndim == 2 and found.shape[1] != 1 and found.dtype.kind in "iub":
             return Task.MULTI_LABEL
         return Task.REGRESSION if found.dtype.kind == "f" else Task.CLASSIFICATION
     if task not in list(Task):
@@ -108,6 +108,8 @@ def examples_of(
             )
     else:
         wanted, class_names = label_column(targets, f"{part}targets", class_names)
+    if wanted.ndim == 2 and wanted.shape[1] == 1 and task in (Task.CLASSIFICATION, Task.REGRESSION):
+        wanted = wanted[:, 0]  # one number for each example, in a column
     if len(stored) != len(wanted):
         raise ConfigError(f"{len(stored)} {part}inputs but {len(wanted)} {part}targets")
     return Examples(stored, wanted), class_names

@@ -282,6 +282,11 @@ class Federation(Displayed):
         if kind is Task.REGRESSION:
             classes = 0
         elif kind is Task.MULTI_LABEL:  # how many there are is seen from the arrays' shape
+            if classes not in (None, width := pool.targets.shape[1]):
+                raise ConfigError(
+                    f"classes={classes}, but the targets have {width} columns, each a label; give "
+                    "one column of class numbers, or leave classes out"
+                )
             classes, _ = count_classes(targets, 0, pool.targets.shape[1], given, given)
         else:
             seen = 1 + max(highest_code(kind, part) for part in (pool, *parts.values()))

@@ -11,8 +11,10 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError
+from fedveil.data import cells
 from fedveil.data.declared import CLASS_NAMES, TASK
-from fedveil.data.encoding import as_text, category_codes, kind_of, numbers_of, scaled
+from fedveil.data.encoder import separated_truths
+from fedveil.data.encoding import as_text, category_codes, kind_of, numbers_of, parts_of, scaled
 from fedveil.data.federation import Scaling, Task
 from fedveil.data.schema import Column, Kind
 
@@ -43,7 +45,8 @@ def targets_of(
     kind = kind_of(values)
     if kind is Kind.IGNORE:
         raise ConfigError(
-            f"{path}: label {label!r} holds {values.type}; it must be numbers or text"
+            f"{path}: label {label!r} holds {values.type}; it must be numbers or text (of lists, "
+            "say which label_separator to read them by)"
         )
     if kind is Kind.DATE:  # classes, named as they are written
         values, kind = as_text(values), Kind.CATEGORY
@@ -100,6 +103,48 @@ def several_targets(path: Path, table: Any, labels: tuple[str, ...]) -> Targets:
     )
 
 
+def separated_targets(
+    path: Path, label: str, values: Any, separator: str, public: Column | None, strict: bool
+) -> Targets:
+    """Targets of one column whose cells name any number of classes, `[rows, classes]`: an empty
+    one names none. `strict` refuses a name that is none of the public ones; otherwise it counts for
+    nothing."""
+    if kind_of(values) in (Kind.IGNORE, Kind.DATE):
+        raise ConfigError(
+            f"{path}: label {label!r} holds {values.type}; with a separator it must be text"
+        )
+    names = () if public is None else public.categories
+    if public is None:
+        rows, parts = parts_of(values, separator)
+        if len(np.unique(rows)) == len(rows):
+            raise ConfigError(
+                f"{path}: label {label!r}: no cell has two classes separated by {separator!r}"
+            )
+        parts = cells.canonical(parts)
+        names = tuple(pc.unique(parts).sort().to_pylist())
+        _check_several_names(path, label, names)
+    truths, strange = separated_truths(values, names, separator)
+    if strict:
+        _need_all(path, label, values, strange, "names a class that is not in the schema")
+    column = Column(Kind.CATEGORY, categories=names, separator=separator)
+    said = f"Label {label!r}: any of {len(names)} classes, separated by {separator!r}."
+    taken = () if public is not None else (CLASS_NAMES,)
+    return Targets(truths, Task.MULTI_LABEL, column, names, None, said, taken)
+
+
+def _check_several_names(path: Path, label: str, names: tuple[str, ...]) -> None:
+    if len(names) > MOST_TEXT_CLASSES:
+        raise ConfigError(
+            f"{path}: label {label!r} has {len(names)} different classes, too many; declare those "
+            "that count (classes)"
+        )
+    if len(names) < 2:
+        raise ConfigError(
+            f"{path}: label {label!r} has {len(names)} different classes with this separator; "
+            "there must be two or more"
+        )
+
+
 def _truth_like(values: Any) -> bool:
     return kind_of(values) in (Kind.BOOLEAN, Kind.NUMBER, Kind.CATEGORY)
 
@@ -154,7 +199,8 @@ def _classes(
         )
     if len(names) < 2:
         raise ConfigError(
-            f"{path}: label {label!r} has only one value, {names[0]!r}: nothing to predict"
+            f"{path}: label {label!r} has only one value, {names[0]!r}: nothing to predict (NA, "
+            "None, null and the like count as missing)"
         )
     return category_codes(values, names), tuple(names), False
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from fedveil.core.errors import ConfigError
+from fedveil.data import cells
 from fedveil.data.folder import files_of, is_many
 from fedveil.data.tablefile import (
     complaint,
@@ -152,7 +153,7 @@ def frame_of(source: Any, *, by_cell: bool = False) -> Any:
             return pa.table(source)
         if hasattr(source, "iloc"):
             return pa.Table.from_pandas(source, preserve_index=False)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"the frame cannot be read ({first_line(error)})") from None
     lazy = "; call its collect() first" if hasattr(source, "collect") else ""
     raise ConfigError(
@@ -175,6 +176,8 @@ def _texts(column: Iterable[Any]) -> Any:
 
 def _text(entry: Any) -> str | None:
     """An entry as a CSV file would hold it; None if it is missing, as None and NaN are."""
+    if isinstance(entry, list | tuple | set | frozenset | np.ndarray):
+        return cells.BETWEEN.join(_text(one) or "" for one in entry)
     try:
         if entry is None or entry != entry:
             return None

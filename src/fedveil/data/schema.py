@@ -15,6 +15,11 @@ A schema is a TOML or JSON file:
     # or, if nobody knows them: buckets = 32; each value has one of so many inputs, by its hash
     guess = true                      # in a draft: taken from the rows; delete once it is public
 
+    [columns.tags]                    # a label with any number of classes in a cell: "red; large"
+    type = "category"
+    categories = ["red", "large"]
+    separator = ";"
+
 The label and the client column may stand in it too. Columns that do not stand in it are not used.
 """
 
@@ -24,7 +29,7 @@ import datetime
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import StrEnum
@@ -58,6 +63,7 @@ class Column:
     missing: bool = False
     decimal: str | None = None  # None: as the file's form suggests
     buckets: int | None = None  # of categories that nobody has listed
+    separator: str | None = None  # of a label: between the classes of a cell, of which it has any
     guess: bool = False  # taken from the rows, and nobody has said that it is public
 
     @property
@@ -131,6 +137,7 @@ def _column(entry: Any, where: str) -> Column:
         missing=bool(entry.get("missing", False)),
         decimal=entry.get("decimal"),
         buckets=entry.get("buckets"),
+        separator=entry.get("separator"),
         guess=bool(entry.get("guess", False)),
     )
     _check(column, where)
@@ -145,12 +152,24 @@ def _check(column: Column, where: str) -> None:
         raise ConfigError(f"{where}: buckets must be a whole number from 2 to {MOST_BUCKETS}")
     if column.kind is Kind.CATEGORY and bool(column.categories) == (buckets is not None):
         raise ConfigError(f"{where}: type category needs a list of categories, or buckets")
+    if column.separator is not None:
+        check_separator(f"{where}: separator", column.separator, column.categories)
+        if column.kind is not Kind.CATEGORY or buckets is not None:
+            raise ConfigError(f"{where}: separator is for a label with a list of categories")
     if column.kind in (Kind.NUMBER, Kind.DATE):
         told = {k for k in ("min", "max", "mean", "std") if getattr(column, k) is not None}
         if told not in ({"min", "max"}, {"mean", "std"}):  # nothing is ignored
             raise ConfigError(f"{where}: needs min and max, or mean and std")
         if not column.width > 0:
             raise ConfigError(f"{where}: min must be below max, and std positive")
+
+
+def check_separator(where: str, separator: Any, names: Iterable[str] = ()) -> None:
+    """Refuse what separates nothing, or the parts of a name."""
+    if not isinstance(separator, str) or not separator:
+        raise ConfigError(f"{where} = {separator!r}: must be text, as ';'")
+    if split := [name for name in names if separator in name]:
+        raise ConfigError(f"{where} = {separator!r}: class {split[0]!r} contains it")
 
 
 def _number(value: Any, where: str) -> float:

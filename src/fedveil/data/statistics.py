@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from scipy.special import ndtri
 
 from fedveil.data import cells
-from fedveil.data.encoding import as_text, numbers_of
+from fedveil.data.encoding import as_text, numbers_of, parts_of
 from fedveil.data.schema import Column, Kind
 
 Ints = npt.NDArray[np.int64]
@@ -183,19 +183,22 @@ def threshold(most: int, std: float, failure: float) -> float:
     return float(bounds.max()) + 1 / GRID  # noise is rounded to the grid, which may lift a vote
 
 
-def spread_votes(values: Any, voters: Voters, most: int) -> tuple[list[str], Ints]:
+def spread_votes(
+    values: Any, voters: Voters, most: int, separator: str | None = None
+) -> tuple[list[str], Ints]:
     """All values with their votes, in units of the grid: every unit spreads a vote of L2 norm 1
-    equally over its values, of which it names its `most` most frequent ones."""
+    equally over its values, of which it names its `most` most frequent ones. With a separator a
+    cell has any number of values."""
+    rows = np.arange(len(values))
+    if separator is not None:
+        rows, values = parts_of(values, separator)
     text = pc.dictionary_encode(cells.canonical(as_text(values)))
     text = text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
     names = [str(name) for name in text.dictionary.to_pylist()]
     codes = np.asarray(pc.fill_null(text.indices, -1)).astype(np.int64)
-    if voters.clients is None:
-        return names, np.bincount(codes[codes >= 0], minlength=len(names)).astype(np.int64) * GRID
     held = codes >= 0
-    pairs, counts = np.unique(
-        voters.clients[held].astype(np.int64) * len(names) + codes[held], return_counts=True
-    )
+    units = rows if voters.clients is None else voters.clients[rows].astype(np.int64)
+    pairs, counts = np.unique(units[held] * max(1, len(names)) + codes[held], return_counts=True)
     votes = np.zeros(len(names), dtype=np.int64)
     owners, places = pairs // len(names), pairs % len(names)
     rank = np.empty(len(names), dtype=np.int64)

@@ -16,14 +16,21 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Owners
 from fedveil.data.bought import Bought, Offer, buy
 from fedveil.data.encoder import TableEncoder, check_stored
-from fedveil.data.encoding import as_text, judge, kind_of
+from fedveil.data.encoding import as_text, judge, kind_of, unreadable
 from fedveil.data.federation import Federation, Task
 from fedveil.data.folder import FILE, is_many, title
 from fedveil.data.holdout import Holdout
-from fedveil.data.labels import several_targets, targets_of
+from fedveil.data.labels import separated_targets, several_targets, targets_of
 from fedveil.data.partition import Partition
 from fedveil.data.pieces import frame_of
-from fedveil.data.schema import Column, Kind, draft, parse_schema, read_schema
+from fedveil.data.schema import (
+    Column,
+    Kind,
+    check_separator,
+    draft,
+    parse_schema,
+    read_schema,
+)
 from fedveil.data.tablefile import DECIMAL, WHOLE, column_names, need_column, path_of, read_table
 
 COLUMNS = "which columns are inputs, and of what kind, was decided from the data"
@@ -47,6 +54,7 @@ def from_table(
     source: Path | str | Any,
     *,
     label: str | Sequence[str],
+    label_separator: str | None = None,
     client_column: str | None = None,
     schema: Path | str | Mapping[str, Any] | None = None,
     classes: Sequence[str] = (),
@@ -71,7 +79,8 @@ def from_table(
     schema, what becomes of a row depends on the row and the schema alone; without one, statistics
     are bought under an `offer`, or come from the data, and `unprotected` says which. `bought` says
     that the schema was bought before. `classes` declares the label's names. Several labels, as a
-    list or with commas between them, are true or false each. Test rows are held out
+    list or with commas between them, are true or false each. With a `label_separator`, as ";", each
+    cell of the label names any number of classes, and an empty one none. Test rows are held out
     within every client unless `holdout` says otherwise; if every client has but one row, it must
     say `clients`.
     """
@@ -89,16 +98,18 @@ def from_table(
         raise ConfigError(
             f"{path}: label and client column are both {client_column!r}; name two columns"
         )
-    known = _known_labels(path, labels, task, classes)
     public = _public(schema)
+    separator = _separator(path, labels, label_separator, public)
+    known = _known_labels(path, labels, task, classes, separator)
     if public is None and offer is not None and client_column is not None:
-        public, bought = _buy(source, labels, client_column, offer, bool(known))
+        public, bought = _buy(source, labels, client_column, offer, bool(known), separator)
     if public is not None:
         _check_several(path, labels, public)
         public = {**public, **known}
-    written = _read(source, public, labels, client_column)
-    table, notes = _with_labels_and_owners(path, written, labels, client_column, public is None)
-    if bought is not None and public is not None:
+    written = _read(source, public, labels, client_column, separator)
+    needed = labels if separator is None else ()
+    table, notes = _with_labels_and_owners(path, written, needed, client_column, public is None)
+    if bought is not None and public is not None and separator is None:
         described = _columns_of(public, table)
         for name in labels:
             table = _with_known_labels(table, name, described[name]) if name in public else table
@@ -117,12 +128,15 @@ def from_table(
     if not columns:
         why = f" ({remarks[0].rstrip('.')})" if remarks else ""
         raise ConfigError(f"{path}: no column besides {labels[0]!r} can be used as an input{why}")
+    declared = known if public is None else _columns_of(public, table)
+    target, values = declared.get(labels[0]), table.column(labels[0])
     if len(labels) > 1:
         wanted = several_targets(path, table, labels)
+    elif separator is not None:
+        strict = bought is None
+        wanted = separated_targets(path, labels[0], values, separator, target, strict)
     else:
-        declared = known if public is None else _columns_of(public, table)
-        values = table.column(labels[0])
-        wanted = targets_of(path, labels[0], values, task, declared.get(labels[0]))
+        wanted = targets_of(path, labels[0], values, task, target)
     notes.append(wanted.remark)
     if public is None:
         notes.append(FROM_DATA_NOTE)
@@ -169,15 +183,48 @@ def _labels(path: Path, label: str | Sequence[str], names: Sequence[str]) -> tup
     return labels
 
 
+def _separator(
+    path: Path, labels: tuple[str, ...], given: str | None, public: Mapping[str, Column] | None
+) -> str | None:
+    """What stands between the classes of a cell, as the option or the schema says."""
+    for name, column in (public or {}).items():
+        if column.separator is not None and name not in labels:
+            raise ConfigError(f"{path}: column {name!r} has a separator, which is for the label")
+    target = None if public is None else public.get(labels[0])
+    said = None if target is None else target.separator
+    if (given or said) is not None and len(labels) > 1:
+        raise ConfigError(f"{path}: a separator is for one label, and there are {len(labels)}")
+    if given is None:
+        return said
+    check_separator("label_separator", given)
+    if target is not None and (target.kind is not Kind.CATEGORY or said not in (None, given)):
+        raise ConfigError(
+            f"{path}: label_separator {given!r}, but in the schema label {labels[0]!r} is a "
+            f"{target.kind}" + (f" with separator {said!r}" if said else "")
+        )
+    return given
+
+
 def _known_labels(
-    path: Path, labels: tuple[str, ...], task: Task | str | None, classes: Sequence[str]
+    path: Path,
+    labels: tuple[str, ...],
+    task: Task | str | None,
+    classes: Sequence[str],
+    separator: str | None,
 ) -> dict[str, Column]:
     """What is known of the labels before any row is read: classes that were declared, and that of
     several labels each is true or false."""
+    if separator is not None and task not in (None, Task.MULTI_LABEL):
+        raise ConfigError(
+            f"{path}: task={task!r} predicts one class, and a separator means several"
+        )
     if len(labels) == 1:
         if not classes:
             return {}
-        return {labels[0]: Column(Kind.CATEGORY, categories=tuple(map(str, classes)))}
+        names = tuple(map(str, classes))
+        if separator is not None:
+            check_separator("label_separator", separator, names)
+        return {labels[0]: Column(Kind.CATEGORY, categories=names, separator=separator)}
     if classes:
         raise ConfigError(f"{path}: classes: of several labels each is true or false; leave it out")
     if task not in (None, Task.MULTI_LABEL):
@@ -201,17 +248,22 @@ def _buy(
     client_column: str,
     offer: Offer,
     declared: bool,
+    separator: str | None,
 ) -> tuple[dict[str, Column], Bought]:
     """A schema from noisy votes: every cell is read by itself, whatever its column holds."""
     path, names = path_of(source), set(column_names(source)) - {client_column}
     table = read_table(source, exact=client_column, by_cell=names)
     need_column(path, table.column_names, client_column, "the clients")
-    table, _ = _with_labels_and_owners(path, table, labels, client_column, False)
+    needed = labels if separator is None else ()
+    table, _ = _with_labels_and_owners(path, table, needed, client_column, False)
     known = {client_column, *(labels if declared else ())}
+    # What a column's stored type cannot be read as is seen without its rows.
+    known |= {name for name in names if unreadable(table.column(name))}
     wanted, label = [name for name in table.column_names if name not in known], labels[0]
     codes = _owners(table.column(client_column)).codes
     mark = (table.schema.metadata or {}).get(DECIMAL, b".").decode()
-    columns, bought = buy({n: table.column(n) for n in wanted}, label, codes, offer, mark)
+    cells = {name: table.column(name) for name in wanted}
+    columns, bought = buy(cells, label, codes, offer, mark, separator)
     found = columns.get(label)
     if found is not None and found.kind is Kind.CATEGORY and len(found.categories) < 2:
         raise ConfigError(
@@ -242,6 +294,7 @@ def schema_draft(
     path: Path | str,
     *,
     label: str | Sequence[str] | None = None,
+    label_separator: str | None = None,
     client_column: str | None = None,
 ) -> str:
     """A schema file for this table, every column with a guess that is marked as one."""
@@ -249,7 +302,8 @@ def schema_draft(
     labels = () if label is None else _labels(path, label, column_names(path))
     if client_column is not None:
         need_column(path, column_names(path), client_column, "whose row it is")
-    table = _read(path, None, labels, client_column)
+    separator = _separator(path, labels, label_separator, None)
+    table = _read(path, None, labels, client_column, separator)
     columns, remarks = {}, {}
     for name in table.column_names:
         values = table.column(name)
@@ -258,7 +312,10 @@ def schema_draft(
         elif len(labels) > 1 and name in labels:
             columns[name], remarks[name] = Column(Kind.BOOLEAN), "a label"
         elif name in labels:
-            column = targets_of(path, name, values.drop_null(), None, None).column
+            if separator is None:
+                column = targets_of(path, name, values.drop_null(), None, None).column
+            else:
+                column = separated_targets(path, name, values, separator, None, True).column
             columns[name], remarks[name] = _guess(_as_read(table, name, column)), "the label"
         elif (found := judge(name, values)).column is None:
             columns[name], remarks[name] = Column(Kind.IGNORE), found.why_not
@@ -287,11 +344,14 @@ def _read(
     public: Mapping[str, Column] | None,
     labels: tuple[str, ...],
     client_column: str | None,
+    separator: str | None,
 ) -> Any:
-    """The table; columns that a schema describes stay as they are written."""
+    """The table; columns that a schema describes stay as they are written, as do cells with any
+    number of classes."""
     path = path_of(source)
     if public is None:
-        table = read_table(source, exact=client_column)
+        by_cell = labels if separator is not None else ()
+        table = read_table(source, exact=client_column, by_cell=by_cell)
         if any(kind_of(table.column(name)) is Kind.DATE for name in labels):
             # As classes they are named as they are written.
             table = read_table(source, exact=client_column, by_cell=labels)
@@ -302,6 +362,11 @@ def _read(
         table = read_table(source, exact=client_column, by_cell=used, only=only)
     if client_column is not None:
         need_column(path, table.column_names, client_column, "the clients")
+        if unreadable(owners := table.column(client_column)):
+            raise ConfigError(
+                f"{path}: client column {client_column!r} holds {owners.type}; clients' names are "
+                "text or numbers"
+            )
     return table
 
 

@@ -26,7 +26,7 @@ DECIMAL = b"decimal"  # key of metadata: the mark a table's form suggests, or a 
 _DELIMITERS = ",;\t|"
 WHOLE = r"^(0|-?[1-9]\d{0,17})$"  # a whole number in its one spelling
 _POINT_ZERO = r"^(0|-?[1-9]\d{0,17})\.0+$"  # the same as a spreadsheet may write it
-_ANY_NUMBER = "|".join((cells.NUMBER, cells.THOUSANDS, cells.COMMA))
+_ANY_NUMBER = "|".join((cells.NUMBER, cells.THOUSANDS, cells.COMMA, cells.POINTS))
 _AS_UTF8 = "save the file as UTF-8, or convert it: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW"
 
 
@@ -87,6 +87,8 @@ def form_of(path: Path) -> tuple[bool, bool]:
         start = file.read(4)
     if not start:
         raise ConfigError(f"{path}: is empty")
+    if start[:1] in (b"{", b"["):
+        raise ConfigError(f"{path}: seems to be JSON; save the table as CSV or Parquet")
     if start in (b"PK\3\4", b"\xd0\xcf\x11\xe0"):
         raise ConfigError(
             f"{path}: an Excel or zip file; open it, save the sheet as CSV (UTF-8), and name that"
@@ -300,6 +302,9 @@ def tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell: 
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         column = column.cast(pa.string())
         kind = column.type
+    if by_cell and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        column = _as_cells(column)
+        kind = column.type
     if pa.types.is_string(kind):
         text = pc.utf8_trim_whitespace(column)
         text = pc.if_else(pc.is_in(text, pa.array(MISSING)), None, text)
@@ -332,6 +337,15 @@ def _decoded(column: Any) -> Any:
     return pa.chunked_array(parts, pa.string())
 
 
+def _as_cells(column: Any) -> Any:
+    """Lists of text or numbers as one text each; other lists as they are."""
+    entries = column.type.value_type
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    if not any(holds(entries) for holds in (*texts, pa.types.is_integer)):
+        return column
+    return pc.binary_join(column.cast(pa.list_(pa.string())), cells.BETWEEN)
+
+
 def _all_match(text: Any, pattern: str) -> bool:
     matches = pc.match_substring_regex(text, pattern)
     return text.null_count < len(text) and bool(pc.all(matches).as_py())
@@ -340,7 +354,8 @@ def _all_match(text: Any, pattern: str) -> bool:
 def _comma_is_decimal(text: Any) -> bool:
     """Whether these numbers can only be meant with a decimal comma."""
     text = cells.undressed(pc.utf8_trim_whitespace(text))
-    return _all_match(text, cells.COMMA) and not _all_match(text, cells.THOUSANDS)
+    commas = "|".join((cells.COMMA, cells.POINTS))
+    return _all_match(text, commas) and not _all_match(text, cells.THOUSANDS)
 
 
 def _reread(text: Any, column: Any, typed: bool) -> Any:
@@ -357,7 +372,7 @@ def _reread(text: Any, column: Any, typed: bool) -> Any:
     if _all_match(text, cells.THOUSANDS):
         text = pc.replace_substring(text, ",", "")
     elif _comma_is_decimal(text):
-        text = pc.replace_substring(text, ",", ".")
+        text = pc.replace_substring(pc.replace_substring(text, ".", ""), ",", ".")
     elif text.equals(column):
         return column
     return _reparsed(text)

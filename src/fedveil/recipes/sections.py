@@ -16,6 +16,7 @@ class DataSection:
     file: str | None = None  # CSV or Parquet; a folder or pattern: a file a client, or pictures
     client_column: str | None = None
     label: str | None = None
+    label_separator: str | None = None  # between the classes of a cell that names any number
     schema: str | None = None  # public statistics of the file's columns
     statistics: str | None = None  # without a schema: bought, or data (then nothing is certified)
     classes: tuple[str, ...] = ()  # of the label, where they are public

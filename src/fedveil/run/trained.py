@@ -52,12 +52,18 @@ class Remarks:
     rows: int = 0
     unknown: Counter[str] = field(default_factory=Counter)  # by column: categories never seen
     gaps: Counter[str] = field(default_factory=Counter)  # by column: no value, and none expected
+    strange: Counter[str] = field(default_factory=Counter)  # by label: classes never seen
 
     def sentences(self) -> list[str]:
         said = [
             f"column {name!r}: {count} of {self.rows} rows have a category that the model does "
             "not know; none of its inputs stands for it"
             for name, count in self.unknown.items()
+        ]
+        said += [
+            f"label {name!r}: {count} of {self.rows} rows name a class that the model does not "
+            "know; it counts for nothing"
+            for name, count in self.strange.items()
         ]
         return said + [
             f"column {name!r}: {count} of {self.rows} rows have no value of the kind it had in "
@@ -163,6 +169,10 @@ class TrainedModel(Displayed):
             labels, wrong = encoder.targets(part.table)
             written = [part.table.column(name) for name in encoder.labels]
             given = ~np.any([np.asarray(column.is_null()) for column in written], axis=0)
+            if encoder.separated:  # an empty cell names no class
+                given = np.ones_like(given)
+                _remark_strange(remarks, encoder.labels[0], wrong)
+                wrong = np.zeros_like(wrong)
             if (wrong & given).any():
                 first = int(np.argmax(wrong & given))
                 strange = ", ".join(as_text(column)[first].as_py() for column in written)
@@ -308,6 +318,11 @@ def _encoded_batches(
         for start in range(0, piece.num_rows, rows):
             table = piece.slice(start, rows)
             yield table, encoder.encode(table)
+
+
+def _remark_strange(remarks: Remarks | None, label: str, rows: Array) -> None:
+    if remarks is not None and (found := int(rows.sum())):
+        remarks.strange[label] += found
 
 
 def _remark(remarks: Remarks | None, encoder: TableEncoder, encoded: Encoded) -> None:
