@@ -18,13 +18,13 @@ import torch
 
 from fedveil.audit.audit import audit
 from fedveil.audit.stand_ins import StandIns
-from fedveil.client import steps, update_pipeline
+from fedveil.client import update_pipeline
 from fedveil.client.ballot import Ballot
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Adjacency
-from fedveil.engines import dual_steps, isolated_gradients, mlp
+from fedveil.engines import dual_steps, isolated_gradients, mlp, steps
 from fedveil.methods.parts import noise_placement
 from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.planning.plan import Plan

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedveil.client import steps as local_steps
 from fedveil.core.randomness import Randomness
 from fedveil.engines import batched as rows
 from fedveil.engines import choose, contract, dual_steps, gradients
 from fedveil.engines import gram_cache as grams
 from fedveil.engines import isolated_dual as lone_dual
 from fedveil.engines import isolated_moments as lone_moments
+from fedveil.engines import steps as local_steps
 from fedveil.engines.contract import RoundRequest
 from fedveil.methods.parts import noise_placement
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
