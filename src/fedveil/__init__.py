@@ -20,6 +20,7 @@
 does not load torch.
 """
 
+import sys
 import warnings
 from importlib import import_module
 
@@ -59,7 +60,8 @@ def __getattr__(name: str) -> object:
         warnings.warn(f"fedveil.{name} is now fedveil.{new}", DeprecationWarning, stacklevel=2)
         return __getattr__(new)
     if name not in _HOMES:
-        raise AttributeError(f"module 'fedveil' has no attribute {name!r}")
+        here = sys.modules[__name__]  # where Python looks for a name to suggest
+        raise AttributeError(f"module 'fedveil' has no attribute {name!r}", name=name, obj=here)
     with uncollected():
         value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value

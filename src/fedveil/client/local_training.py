@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from fedveil.core.arguments import check_fields, instance_of, number_of, one_of, whole
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class LearningRate:
     decay: float = 1.0  # in the schedule's own unit, steps or rounds
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.rate) and self.rate > 0):
+        check_fields(self, schedule=one_of(Schedule))
+        if not (math.isfinite(number_of("learning_rate", self.rate)) and self.rate > 0):
             raise ConfigError(f"learning_rate: must be positive and finite, got {self.rate}")
         if not (math.isfinite(self.decay) and self.decay > 0):
             raise ConfigError(f"learning-rate decay: must be positive and finite, got {self.decay}")
@@ -78,7 +80,7 @@ class GradientClip:
     per_example: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.norm) and self.norm > 0):
+        if not (math.isfinite(number_of("gradient clip", self.norm)) and self.norm > 0):
             raise ConfigError(f"gradient clip: norm must be positive and finite, got {self.norm}")
         if self.order not in (1, 2):
             raise ConfigError(f"gradient clip: order must be 1 or 2, got {self.order}")
@@ -120,11 +122,12 @@ class LocalTraining:
     loss: Loss | None = None  # of each example, from outputs and targets; None: the task's own
 
     def __post_init__(self) -> None:
+        check_fields(self, learning_rate=instance_of(LearningRate))
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError("local rule: set exactly one of local_steps and local_epochs")
         for name in ("steps", "epochs", "batch_size"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and whole(name, value) < 1:
                 raise ConfigError(f"local rule: {name} must be at least 1, got {value}")
         for name in ("momentum", "weight_decay", "penalty", "penalty_radius", "gradient_noise"):
             value = getattr(self, name)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedveil.client.ballot import Ballot
 from fedveil.client.rotation import Rotation
+from fedveil.core.arguments import instance_of
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.models.flat import Layout
@@ -48,6 +49,8 @@ class UpdatePipeline:
     ballot: Ballot | None = None
 
     def __post_init__(self) -> None:
+        if self.clip is not None:
+            instance_of(Clip)("clip", self.clip)
         if not 0 <= self.sparsity < 1:
             raise ConfigError(f"sparsity: must be in [0, 1), got {self.sparsity}")
         if self.weight_cap is not None and self.weight_cap < 1:

@@ -1,4 +1,5 @@
-"""Checks of single numbers: each returns the value as a plain Python number or raises BadInput.
+"""Checks of single values: each returns the value, numbers as plain ones of Python, or raises a
+ConfigError.
 
 Also how checked values get into frozen dataclasses, and documents become them.
 """
@@ -7,19 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from fedveil.core.errors import ConfigError
 
 Built = TypeVar("Built")
+Member = TypeVar("Member", bound=StrEnum)
 
 LARGEST_COUNT = 10**12  # more rounds, clients or uses than this is a typing error
 
 
 def positive(name: str, value: Any) -> float:
     """A finite float above zero, within 1e-100 and 1e100 so that its square stays finite."""
-    number = _real(name, value)
+    number = number_of(name, value)
     if not (math.isfinite(number) and number > 0):
         raise ConfigError(f"{name}: need a finite number above 0, got {value!r}")
     if not 1e-100 <= number <= 1e100:
@@ -29,7 +32,7 @@ def positive(name: str, value: Any) -> float:
 
 def not_negative(name: str, value: Any) -> float:
     """A finite float of at most 1e100, zero allowed."""
-    number = _real(name, value)
+    number = number_of(name, value)
     if not (math.isfinite(number) and number >= 0):
         raise ConfigError(f"{name}: need a finite number of at least 0, got {value!r}")
     return number if number == 0 else positive(name, value)
@@ -37,7 +40,7 @@ def not_negative(name: str, value: Any) -> float:
 
 def fraction(name: str, value: Any) -> float:
     """A float in (0, 1]."""
-    number = _real(name, value)
+    number = number_of(name, value)
     if not 0 < number <= 1:
         raise ConfigError(f"{name}: need a number above 0 and at most 1, got {value!r}")
     return number
@@ -45,7 +48,7 @@ def fraction(name: str, value: Any) -> float:
 
 def delta_value(value: Any) -> float:
     """A delta in [0, 1): zero asks for pure differential privacy."""
-    number = _real("delta", value)
+    number = number_of("delta", value)
     if not 0 <= number < 1:
         raise ConfigError(f"delta: need a number of at least 0 and below 1, got {value!r}")
     return number
@@ -53,9 +56,7 @@ def delta_value(value: Any) -> float:
 
 def count(name: str, value: Any, least: int = 1) -> int:
     """A whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ConfigError(f"{name}: need a whole number of at least {least}, got {value!r}")
-    number = int(value)
+    number = whole(name, value)
     if not least <= number <= LARGEST_COUNT:
         raise ConfigError(
             f"{name}: need a whole number of at least {least} and at most {LARGEST_COUNT:.0e}, "
@@ -78,13 +79,49 @@ def sentences(name: str, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{one[0].upper()}{one[1:]}." for one in trimmed))
 
 
-def _real(name: str, value: Any) -> float:
+def number_of(name: str, value: Any) -> float:
+    """Any number, as a float."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name}: need a number, got {value!r}")
     try:
         return float(value)
     except OverflowError:
         raise ConfigError(f"{name}: {str(value)[:20]}... is too large") from None
+
+
+def whole(name: str, value: Any) -> int:
+    """Any whole number."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigError(f"{name}: need a whole number, got {value!r}")
+    return int(value)
+
+
+def one_of(kind: type[Member]) -> Callable[[str, Any], Member]:
+    """The check for a member of an enumeration, which may be given by its word.
+
+    Members are told apart with `is`, so no word may stay one.
+    """
+
+    def check(name: str, value: Any) -> Member:
+        try:
+            return kind(value)
+        except ValueError:
+            raise ConfigError(f"{name}: need one of {', '.join(kind)}, got {value!r}") from None
+
+    return check
+
+
+def instance_of(kind: type[Built], what: str = "") -> Callable[[str, Any], Built]:
+    """The check for an object of a class, `what` it is called in the message."""
+
+    def check(name: str, value: Any) -> Built:
+        if isinstance(value, kind):
+            return value
+        plain = value is None or isinstance(value, (str, Real))
+        got = repr(value) if plain else f"a {type(value).__name__}"
+        raise ConfigError(f"{name}: need a {what or kind.__name__}, got {got}")
+
+    return check
 
 
 def settle(instance: object, **values: object) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.arguments import check_fields, one_of
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Owners
@@ -74,6 +75,7 @@ class Federation(Displayed):
     elsewhere: bool = False  # the training rows are on their owners' machines, and none is here
 
     def __post_init__(self) -> None:
+        check_fields(self, task=one_of(Task))
         offsets = self.offsets
         if offsets.flags.writeable:  # who owns which rows is counted on, and must not move
             offsets = offsets.copy()

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from fedveil.client.local_training import GradientClip, LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.arguments import one_of
 from fedveil.core.units import Adjacency, Trust
 from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.adaptive_clipping import StepBound
@@ -48,6 +49,7 @@ def client_noise(
     `local.steps` is their E. noise: `Noise.GAUSSIAN` or `Noise.LAPLACE`. placement: another one may
     take over. Other arguments as of `dp_fedavg`.
     """
+    noise = one_of(Noise)("noise", noise)
     order = 1 if noise is Noise.LAPLACE else 2
     return Method(
         name="client-noise",

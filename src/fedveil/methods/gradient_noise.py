@@ -26,6 +26,7 @@ from dataclasses import replace
 
 from fedveil.client.local_training import GradientClip, LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.arguments import one_of
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts import from_recipe as parts
@@ -61,7 +62,7 @@ def gradient_noise(
     many noise shares are sure to be in a sum, if fewer than the others. Whether the noise of other
     clients counts is decided by the plan, from the model and the steps.
     """
-    if unit is Unit.CLIENT:
+    if one_of(Unit)("unit", unit) is Unit.CLIENT:
         placement: DistributedNoise | GradientNoise = DistributedNoise(
             adjacency=adjacency or Adjacency.ZERO_OUT,
             colluders=colluders,

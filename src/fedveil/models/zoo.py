@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fedveil.core.arguments import instance_of
 from fedveil.core.errors import ConfigError
 from fedveil.core.registry import Registry
 from fedveil.data.federation import Federation, Task
@@ -191,6 +192,7 @@ def build(
     >>> [tuple(p.shape) for p in build("mlp", digits, hidden=[32]).parameters()]
     [(32, 64), (32,), (10, 32), (10,)]
     """
+    instance_of(Federation)("federation", federation)
     name = own_name(name, federation.task)
     builder = MODELS.find(name, "model.name")
     if input_norm is not None and name not in ("linear", "logistic"):

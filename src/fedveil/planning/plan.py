@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.core.arguments import settle
+from fedveil.core.arguments import instance_of, number_of, settle, whole
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.randomness import Randomness
@@ -73,7 +73,7 @@ class Budget:
             raise ConfigError("privacy: set exactly one of epsilon and noise_multiplier")
         for name in ("epsilon", "noise_multiplier"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
+            if value is not None and not 0 < number_of(f"privacy.{name}", value) < math.inf:
                 raise ConfigError(f"privacy.{name}: must be positive and finite, got {value}")
 
     def resolved_delta(self, units: int, *, pure: bool = False) -> float:
@@ -119,6 +119,8 @@ class Plan(Displayed):
     basis: tuple[object, ...] = field(default=(), repr=False, compare=False)  # of the context
 
     def __post_init__(self) -> None:
+        if self.seed is not None:  # None: protected
+            whole("seed", self.seed)
         if self.start.shape != (self.layout.size,):
             raise ConfigError(f"start: need the module's {self.layout.size} weights")
         placement, context = self.method.placement, self.context
@@ -308,6 +310,9 @@ def plan(
     >>> 3.99 < made.guarantee.epsilon <= 4, made.guarantee.certified
     (True, True)
     """
+    instance_of(Method)("method", method)
+    instance_of(Federation)("federation", federation)
+    instance_of(nn.Module, "torch.nn.Module")("model", model)
     check_model(model, federation)
     check_loss(method.local.loss, model, federation)
     placement, start = method.placement, flatten(model)
@@ -324,6 +329,7 @@ def plan(
         return Plan(method, federation, model, start, seed)
     if budget is None:
         raise ConfigError(f"privacy.epsilon: method {method.name!r} needs a budget")
+    instance_of(Budget)("budget", budget)
     check_isolation(model, federation, method.local.per_example)
     context = context_of(method, federation, model, placement, seed, arithmetic)
     privacy_model = _privacy_model(method, placement, context, seed, declared, unprotected)

@@ -53,9 +53,9 @@ def account(
     """
     if not isinstance(privacy_model, PrivacyModel):
         raise ConfigError(f"privacy_model: need a PrivacyModel, got {privacy_model!r}")
-    listed = tuple(releases)
+    listed = () if isinstance(releases, Release) else tuple(releases)
     if not listed or not all(isinstance(release, Release) for release in listed):
-        raise ConfigError("releases: need one or more Release objects")
+        raise ConfigError("releases: need one or more Release objects, in a list")
     return _account(listed, privacy_model, delta_value(delta), tuning)
 
 

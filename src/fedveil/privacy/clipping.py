@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from fedveil.core.arguments import number_of
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency
 from fedveil.privacy.lanes import tree_sum
@@ -43,7 +44,7 @@ class Clip:
     order: int = 2
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.norm < math.inf:
+        if not 0.0 < number_of("clip_norm", self.norm) < math.inf:
             raise ConfigError(f"clip_norm: need a finite number > 0, got {self.norm}")
         if self.order not in (1, 2):
             raise ConfigError(f"order: need 1 or 2, got {self.order}")

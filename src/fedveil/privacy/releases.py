@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fedveil.core.arguments import built, check_fields, count, natural, optional, sentences, settle
+from fedveil.core.arguments import built, check_fields, count, natural, one_of, optional, sentences
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Arithmetic, Entropy, Trust, Unit
 from fedveil.privacy.contract import Mechanism, kind_of, mechanism_from_dict
@@ -107,8 +107,7 @@ class PrivacyModel:
     not_covered: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, kind in _ENUMS.items():
-            settle(self, **{name: _choice(name, kind, getattr(self, name))})
+        check_fields(self, **{name: one_of(kind) for name, kind in _ENUMS.items()})
         check_fields(self, colluders=natural, honest_shares=optional(natural))
         check_fields(self, population=optional(count))
         check_fields(self, **dict.fromkeys(_LISTS, sentences))
@@ -132,10 +131,3 @@ _ENUMS: dict[str, type[StrEnum]] = {
     "entropy": Entropy,
 }
 _LISTS = ("unprotected", "declared", "not_covered")
-
-
-def _choice(name: str, kind: type[StrEnum], value: Any) -> StrEnum:
-    try:
-        return kind(value)
-    except ValueError:
-        raise ConfigError(f"{name}: need one of {', '.join(kind)}, got {value!r}") from None

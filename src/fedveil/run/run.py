@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fedveil.core.arguments import count, instance_of
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
@@ -89,12 +90,18 @@ class Run(Displayed):
         aggregator: Aggregator | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        instance_of(Plan)("plan", plan)
+        if speed is not None:
+            instance_of(Speed)("speed", speed)
+        if not all(isinstance(one, Callback) for one in callbacks):
+            raise ConfigError("callbacks: need Callback objects; derive a class from fv.Callback")
         if plan.protected and plan.guarantee is None:  # also works it out: no proof, no run
             raise ConfigError("plan: a protected run needs a guarantee")
         if plan.protected:  # once more: a module may have been changed since it was planned with
             plan.check_still()
         self.directory: RunDirectory | None = None
-        self.every = every or max(1, plan.method.rounds // 20)
+        usual = max(1, plan.method.rounds // 20)
+        self.every = usual if every is None else count("every", every)
         self.clients = plan.federation.clients
         self.randomness = plan.randomness
         self.memory = NoiseMemory()

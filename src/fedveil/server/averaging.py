@@ -14,6 +14,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from fedveil.core.arguments import check_fields, one_of
 from fedveil.core.errors import ConfigError
 from fedveil.server.optimizers import Optimizer, State
 
@@ -39,6 +40,7 @@ class Averaged:
     rounds: int  # planned
 
     def __post_init__(self) -> None:
+        check_fields(self, kind=one_of(Average))
         value, kind = self.setting, self.kind
         fits = {
             Average.NONE: False,

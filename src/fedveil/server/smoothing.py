@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedveil.core.arguments import check_fields, one_of
 from fedveil.core.errors import ConfigError
 from fedveil.models.flat import Layout, Slot
 
@@ -48,6 +49,7 @@ class Smoothing:
     order: Order = Order.OUT_IN_KERNEL
 
     def __post_init__(self) -> None:
+        check_fields(self, order=one_of(Order))
         if not (math.isfinite(self.strength) and self.strength >= 0):
             raise ConfigError(f"server.smoothing: must be zero or positive, got {self.strength}")
 

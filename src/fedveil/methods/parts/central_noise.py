@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.arguments import check_fields, one_of, optional
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.noise_placement import (
     Noise,
@@ -35,6 +36,9 @@ class CentralNoise:
     noise: Noise = Noise.GAUSSIAN
     adjacency: Adjacency | None = None  # None: the one that the sampling's proof is about
     colluders: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self, noise=one_of(Noise), adjacency=optional(one_of(Adjacency)))
 
     def privacy_model(self, context: NoiseContext) -> PrivacyModel:
         adjacency = hidden_change(context, self.adjacency)

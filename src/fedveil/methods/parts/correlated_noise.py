@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedveil.core.arguments import check_fields, one_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Entropy
 from fedveil.methods.parts.central_noise import CentralNoise
@@ -36,6 +37,8 @@ class CorrelatedNoise(CentralNoise):
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_fields(self, kind=one_of(FactorKind))
         if self.noise is not Noise.GAUSSIAN:
             raise PrivacyRefusal(
                 "correlated Laplace noise has no proof", "use privacy.noise gaussian"

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.rotation import Rotation
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.arguments import check_fields, one_of
 from fedveil.core.units import Adjacency, Unit
 from fedveil.methods.parts.noise_placement import (
     Noise,
@@ -53,6 +54,9 @@ class DistributedNoise:
     adjacency: Adjacency = Adjacency.ZERO_OUT
     colluders: int = 0
     honest_shares: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, adjacency=one_of(Adjacency))
 
     @property
     def secure_sum(self) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.arguments import check_fields, one_of
 from fedveil.core.randomness import Stream
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.central_noise import fine_pipeline, mechanism_of
@@ -34,6 +35,9 @@ class LocalNoise:
 
     noise: Noise = Noise.GAUSSIAN
     adjacency: Adjacency = Adjacency.REPLACE
+
+    def __post_init__(self) -> None:
+        check_fields(self, noise=one_of(Noise), adjacency=one_of(Adjacency))
 
     def privacy_model(self, context: NoiseContext) -> PrivacyModel:
         return PrivacyModel(Unit.CLIENT, self.adjacency, Trust.LOCAL)

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.arguments import check_fields, instance_of, number_of, one_of, whole
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.methods.parts.adaptive_clipping import ClipRule
@@ -63,7 +64,8 @@ class CohortRule:
     clients: int | None = None
 
     def __post_init__(self) -> None:
-        if self.clients is not None and self.clients < 1:
+        check_fields(self, scheme=one_of(Scheme))
+        if self.clients is not None and whole("privacy.public_clients", self.clients) < 1:
             raise ConfigError(f"privacy.public_clients: must be at least 1, got {self.clients}")
         if self.clients is not None and self.scheme not in (Scheme.POISSON, Scheme.EVERYONE):
             raise ConfigError(
@@ -74,9 +76,9 @@ class CohortRule:
             return
         if (self.size is None) == (self.rate is None):
             raise ConfigError("training: set exactly one of cohort and rate")
-        if self.size is not None and self.size < 1:
+        if self.size is not None and whole("training.cohort", self.size) < 1:
             raise ConfigError(f"training.cohort: must be at least 1, got {self.size}")
-        if self.rate is not None and not 0 < self.rate <= 1:
+        if self.rate is not None and not 0 < number_of("training.rate", self.rate) <= 1:
             raise ConfigError(f"training.rate: must be in (0, 1], got {self.rate}")
         if (self.cap is None) == (self.scheme is Scheme.CAPPED):
             raise ConfigError(
@@ -136,7 +138,7 @@ class Method(Displayed):
 
     `smoothing` acts on what was released, after the noise: before it, it would be part of a
     sensitivity that nobody has bounded. `by_examples` weighs updates by their clients' numbers of
-    examples; a private method also needs a cap on them, `shaping.weight_cap`.
+    examples; a private method also needs a cap on them, `pipeline.weight_cap`.
     """
 
     name: str
@@ -146,14 +148,15 @@ class Method(Displayed):
     pipeline: UpdatePipeline = field(default_factory=UpdatePipeline)
     placement: NoisePlacement | None = None  # None: nothing is private
     aggregation: Aggregation = field(default_factory=Aggregation)
-    clip_rule: ClipRule | None = None  # None: the shaping's clip in every round
+    clip_rule: ClipRule | None = None  # None: the pipeline's clip in every round
     smoothing: Smoothing | None = None
     optimizer: Optimizer = field(default_factory=Sgd)
     voting: Voting | None = None
     by_examples: bool = False
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
+        check_fields(self, cohort=instance_of(CohortRule), local=instance_of(LocalTraining))
+        if whole("training.rounds", self.rounds) < 1:
             raise ConfigError(f"training.rounds: must be at least 1, got {self.rounds}")
         if self.voting is not None and self.smoothing is not None:
             raise ConfigError("server.smoothing: votes have no neighbours to be smoothed with")

@@ -1,6 +1,6 @@
 """What a method says about its noise: where it is added, and which releases that makes.
 
-A protection ties two things that must never drift apart: the noise that is drawn, and the privacy
+A placement ties two things that must never drift apart: the noise that is drawn, and the privacy
 event that is accounted for it. Both follow from the same `NoiseContext`.
 """
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.arguments import check_fields, one_of
 from fedveil.core.errors import PrivacyRefusal
 from fedveil.core.randomness import Randomness, Stream
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
@@ -46,10 +47,10 @@ class Noise(StrEnum):
 
 @dataclass(frozen=True)
 class NoiseContext:
-    """What the plan has decided when it asks a protection to do its part.
+    """What the plan has decided when it asks a noise placement to do its part.
 
     `noise_multiplier` is the noise (std, or scale for Laplace) on the sum over the clip norm of one
-    protected unit. `shaping` holds the first round's clip. `secure` is how sums are hidden from
+    protected unit. `pipeline` holds the first round's clip. `secure` is how sums are hidden from
     whoever takes them; None if they are not. `public_clients` is the number of clients if it was
     declared in public; None if it was counted.
     """
@@ -65,6 +66,9 @@ class NoiseContext:
     noise_multiplier: float = 1.0
     secure: SecureSums | None = None
     public_clients: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, arithmetic=one_of(Arithmetic))
 
     @property
     def clients(self) -> int:
@@ -167,7 +171,7 @@ class NoisePlacement(Protocol):
 
 @runtime_checkable
 class SecureNoisePlacement(NoisePlacement, Protocol):
-    """A protection under which clients hide their vectors from whoever sums them."""
+    """A placement under which clients hide their vectors from whoever sums them."""
 
     @property
     def secure_sum(self) -> bool:

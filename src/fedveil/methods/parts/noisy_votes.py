@@ -10,6 +10,7 @@ from torch import Tensor
 from fedveil.client.ballot import Ballot
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.arguments import check_fields, one_of, optional
 from fedveil.core.errors import PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.noise_placement import (
@@ -47,6 +48,7 @@ class VoteNoise:
     honest_shares: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, trust=one_of(Trust), adjacency=optional(one_of(Adjacency)))
         if self.trust is Trust.LOCAL:
             raise PrivacyRefusal(
                 "votes protected one by one would need as much noise each as all of them together",
