@@ -24,15 +24,15 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 
-from benchmarks.deploy_engines import Homes, engines
+from benchmarks.deploy_engines import engines
 from fedveil.deploy import engine_kit, sockets
-from fedveil.deploy.courier import Unreachable
 from fedveil.deploy.envelope import Message, seal, unseal
+from fedveil.deploy.hub import Sites
+from fedveil.deploy.members import Members
 
 TOPIC = "bare-echo"
 SIZE, LEGS, WAIT = 4_000_000, 15, 60.0
 SITES = ("a", "b", "c")
-Keys = dict[str, Ed25519PrivateKey]
 
 
 class EchoSite(FLComponent):  # type: ignore[misc]
@@ -90,19 +90,13 @@ def _with(inner: Any, name: str) -> Any:
     return more
 
 
-def _signed_leg(
-    courier: Homes, key: Ed25519PrivateKey, keys: dict[str, Ed25519PrivateKey]
-) -> float:
+def _signed_leg(sites: Sites) -> float:
     payload = os.urandom(SIZE)
     began = time.perf_counter()
-    frame = seal(Message({"kind": "echo"}, (payload,)), key)
-    replies = courier.ask(dict.fromkeys(SITES, frame), WAIT)
-    for site, reply in replies.items():
-        if isinstance(reply, Unreachable):
-            raise reply
-        public = keys[site].public_key().public_bytes_raw()
-        if unseal(reply, [public], frame).part() != payload:
-            raise ValueError("another answer")
+    message = Message({"kind": "echo"}, (payload,))
+    replies = sites.leg(dict.fromkeys(range(len(SITES)), message), WAIT)
+    if [reply.part() for reply in replies.values()] != [payload] * len(SITES):
+        raise ValueError("another answer, or none")
     return time.perf_counter() - began
 
 
@@ -112,6 +106,8 @@ def run() -> None:
     hub_key = Ed25519PrivateKey.generate()
     hub = hub_key.public_key().public_bytes_raw()
     keys = {site: Ed25519PrivateKey.generate() for site in SITES}
+    known = {site: key.public_key().public_bytes_raw() for site, key in keys.items()}
+    members = Members("bench", hub, known)
 
     def guard(site: str) -> Any:
         def answer(frame: bytes) -> bytes:
@@ -128,14 +124,15 @@ def run() -> None:
     ):
         for site in SITES:
             courier.attach(site, guard(site))
-        socket = courier.home.path / "echo.sock"
+        socket, sites = courier.home.path / "echo.sock", Sites(members, hub_key, courier)
         bare, signed = [], []
         for _ in range(LEGS + 1):
             bare.append(float(json.loads(sockets.request(socket, b"", 2 * WAIT))))
-            signed.append(_signed_leg(courier, hub_key, keys))
+            signed.append(_signed_leg(sites))
     # The first ones make connections, and are left out.
-    shown = {"bare": statistics.median(bare[1:]), "fedveil": statistics.median(signed[1:])}
-    shown |= {"bare, least": min(bare[1:]), "fedveil, least": min(signed[1:])}
-    over = {"overhead": shown["fedveil"] / shown["bare"] - 1}
-    over["overhead, least"] = shown["fedveil, least"] / shown["bare, least"] - 1
-    print(json.dumps({name: round(value, 3) for name, value in (shown | over).items()}))
+    shown = {}
+    for name, figure in (("median", statistics.median), ("mean", statistics.fmean), ("least", min)):
+        alone, through = figure(bare[1:]), figure(signed[1:])
+        seconds = {"bare": alone, "fedveil": through, "overhead": through / alone - 1}
+        shown[name] = {what: round(value, 3) for what, value in seconds.items()}
+    print(json.dumps(shown))

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 from benchmarks.deploy_engines import memory_of
@@ -29,6 +28,27 @@ def _of(playing: demo.Demo, site: str) -> dict[str, int]:
     return {"guard": guard, "engine": engine, "together": guard + engine}
 
 
+def _heard(playing: demo.Demo, site: str) -> None:
+    """Wait until the site has answered the hub."""
+    counters = playing.folder / site / "metrics.prom"
+    counters.unlink(missing_ok=True)
+    playing.wait(f"{site} to hear the hub", counters.exists)
+
+
+def _until_rest(playing: demo.Demo, site: str, engine: list[int]) -> dict[str, int]:
+    """Memory at the last look before the site started itself again, with another engine."""
+    pid, looks = playing.processes[site].pid, list[dict[str, int]]()
+
+    def rested() -> bool:
+        looks.append(_of(playing, site))
+        return _children(pid) != engine
+
+    playing.wait(f"{site} to rest", rested)
+    if len(looks) < 2:
+        raise SystemExit(f"{site} rested before it was looked at: the machine is too busy")
+    return looks[-2]
+
+
 def run() -> None:
     os.umask(0o077)
     with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
@@ -38,17 +58,16 @@ def run() -> None:
             demo.confirm(playing)
             playing.kill("north")
             playing.start("north", "--rest", str(REST))
-            log = Path(made) / "north" / "metrics.prom"
-            log.unlink()
-            playing.wait("north", log.exists)  # it has answered a hello
+            _heard(playing, "north")
+            idle, engine = _of(playing, "north"), _children(playing.processes["north"].pid)
             wanted = ("--name", "adult", "--home", "hospitals")
-            idle = _of(playing, "north")
-            playing.fedveil("federation", "run", "recipe.toml", *wanted)
-            after = _of(playing, "north")
-            playing.wait(
-                "north to rest", lambda: _of(playing, "north")["guard"] < after["guard"] / 2
-            )
-            time.sleep(30)  # until its engine is connected again
+            playing.fedveil("federation", "run", "recipe.toml", *wanted, "--detach")
+            ended = playing.folder / "hospitals" / "queue" / "adult.ended.json"
+            playing.wait("the end of the run", ended.exists)
+            if (outcome := json.loads(ended.read_text()))["outcome"] != "done":
+                raise SystemExit(f"the run was {outcome['outcome']}: {outcome['reason']}")
+            after = _until_rest(playing, "north", engine)
+            _heard(playing, "north")
             rested = _of(playing, "north")
         finally:
             playing.close()

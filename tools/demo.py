@@ -151,7 +151,7 @@ def write_tables(folder: Path, rows: int | None) -> None:
         csv.write_csv(train.take(own), folder / f"{site}.csv")
     csv.write_csv(test.slice(0, rows), folder / "test.csv")
     label = Column(Kind.CATEGORY, categories=INCOMES)
-    known = TableEncoder(COLUMNS, "income", label).to_dict()
+    known = TableEncoder(COLUMNS, ("income",), label).to_dict()
     columns = {**known["columns"], "income": known["target"]}
     (folder / "schema.toml").write_text(tomli_w.dumps({"columns": columns}))
 

@@ -29,6 +29,7 @@ COLUMNS: dict[str, Any] = {
     "ward": {"type": "category", "categories": ["a", "b"]},
     "ill": {"type": "boolean"},
 }
+SEVERAL = "ill, pained"  # labels
 POLICY = """
 [budget]
 epsilon = 20.0
@@ -134,6 +135,8 @@ def _founded(holdout: float, label: str) -> TemporaryDirectory[str]:
     columns = dict(COLUMNS)
     if label == "pressure":
         columns[label] = {key: COLUMNS[label][key] for key in ("type", "mean", "std")}
+    if label == SEVERAL:
+        columns["pained"] = {"type": "boolean"}
     schema = {"label": label, "columns": columns, "holdout": holdout}
     hub = Path(made.name) / "hub"
     HubHome.create(hub, "hospitals", "localhost:8002", SITES, **schema)

@@ -313,7 +313,7 @@ def test_an_owner_is_told_what_the_schema_does_not_describe(here: Path, capsys: 
         "1 of 50 rows have no label and are left out",
         "column 'age': 1 of 50 values are missing or no number",
         "column 'age': 1 of 50 are outside 0 to 100, and count as the nearer end",
-        f"column 'ward': {wards} of 50 values are none of a, b",
+        f"column 'ward': {wards} of 50 values are none of 'a', 'b'",
     ]
 
 

@@ -53,12 +53,25 @@ def test_rows_that_are_not_of_the_agreed_schema_are_refused(tmp_path: Path) -> N
         agreement.rows(tmp_path / "o")  # the same shape, and other inputs
     of_images = Agreement(**KNOWN, arrays=ARRAYS)
     assert of_images.rows(tmp_path / "images").scaling is not None
+    swapped = Agreement(**KNOWN, arrays={**ARRAYS, "classes": ["bright", "dark"]})
+    with pytest.raises(ConfigError, match="classes are not those of the agreed schema"):
+        swapped.rows(tmp_path / "images")  # each would be taken for the other
     dark = Agreement(**KNOWN, arrays={**ARRAYS, "min": 1, "max": 100})
     assert dark.at_hub((1, 1), None).scaling is not None
     with pytest.raises(ConfigError, match="values outside 1 to 100"):
         dark.rows(tmp_path / "images")
     with pytest.raises(ConfigError, match="arrays come from a folder"):
         of_images.rows(tmp_path / "rows.csv")
+
+
+def test_what_a_hub_calls_its_categories_does_nothing_to_an_owner_s_screen(tmp_path: Path) -> None:
+    """Remarks are shown before the owner trusts anybody."""
+    ward = {"type": "category", "categories": ["\x1b[2J\nFingerprint: 0d6be", "b"]}
+    agreement = Agreement(**KNOWN, label="ill", columns={**COLUMNS, "ward": ward})
+    (tmp_path / "rows.csv").write_text(table(40, 1))
+    (remark,) = agreement.schema.remarks(tmp_path / "rows.csv")
+    assert "'ward'" in remark
+    assert remark.isprintable()
 
 
 @pytest.mark.parametrize(
@@ -68,6 +81,7 @@ def test_rows_that_are_not_of_the_agreed_schema_are_refused(tmp_path: Path) -> N
         ({"shape": 12}, "needs shape"),
         ({"classes": ["one"]}, "two different names"),
         ({"classes": ["one", "one"]}, "two different names"),
+        ({"labels": ["one", "two"]}, "does not know 'classes'"),
         ({"max": 0}, "need a range"),
         ({"depth": 3}, "does not know 'depth'"),
     ],

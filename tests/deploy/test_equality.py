@@ -55,8 +55,22 @@ def public_weights(folder: Path) -> Path:
     return path
 
 
+def several_labels() -> Federation:
+    draw = np.random.default_rng(5)
+    inputs = draw.normal(size=(40, 5)).astype(np.float32)
+    targets, few = (inputs[:, :3] > 0).astype(np.int64), slice(30, None)
+    owners, test = np.repeat(np.arange(3), (10, 12, 8)), Examples(inputs[few], targets[few])
+    return Federation.from_arrays(inputs[:30], targets[:30], owners, test=test, name=NAME)
+
+
 PUBLIC = ("public weights", "records, adapters")
-DATA = {"features of images": image_rows, "records as features": image_rows, "texts": text_rows}
+DATA = {
+    "features of images": image_rows,
+    "records as features": image_rows,
+    "texts": text_rows,
+    "several labels": several_labels,
+    "records of several labels": several_labels,
+}
 CASES: dict[str, dict[str, Any]] = {
     "noise shares, rotated": {},
     "noise shares": {"training__method": "dp-fedavg", "privacy__trust": "distributed"},
@@ -125,6 +139,14 @@ CASES: dict[str, dict[str, Any]] = {
         "model__hidden": [5],
         "model__frozen": ["backbone"],
         "model__adapter_rank": 2,
+    },
+    "several labels": {},
+    "records of several labels": {
+        "training__method": "gradient-noise",
+        "training__local_epochs": None,
+        "training__local_steps": 2,
+        "model__name": "mlp",
+        "model__hidden": [5],
     },
     "local noise": {"training__method": "client-noise", "aggregation__secure": None},
     "a trusted hub": {

@@ -468,6 +468,38 @@ def test_why_training_fails_is_not_told(made: World, monkeypatch: pytest.MonkeyP
     assert made.guards["site-0"].store.ledger.runs() == {document.digest: 2}
 
 
+@pytest.mark.parametrize("secure", [True, False])
+def test_one_model_is_trained_in_a_round(
+    secure: bool, made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub that shows other weights in the same round learns nothing of what they would do."""
+    guard, trained, said = made.guards["site-0"], list[int](), list[str]()
+    inner = Training._trained
+
+    def counted(work: Training, data: bytes, updates: Any) -> Any:
+        trained.append(work._number)
+        return inner(work, data, updates)
+
+    def lie(frame: bytes) -> bytes:
+        honest, asked = guard.answer(frame), unseal(frame, [made.members.hub])
+        if asked.header["kind"] == "train":
+            first, weights, *rest = asked.parts
+            ones = b"\x00\x00\x80\x3f" * (len(weights) // 4)
+            other = Message(asked.header, (first, ones, *rest))
+            said.append(ask(made, 0, other).header.get("reason", "trained"))
+        return honest
+
+    monkeypatch.setattr(Training, "_trained", counted)
+    made.courier.detach("site-0")
+    made.courier.attach("site-0", lie)
+    method = {"training__method": "client-noise", "aggregation__secure": None}
+    recipe = recipe_of(training__rounds=1, model__input_norm=1.0, **({} if secure else method))
+    made.hub().start(recipe, facts_of(made.data), tmp_path / "run").finish()
+    assert said
+    assert all(re.search("another model in this round|round 0", one) for one in said), said
+    assert trained.count(0) == 1
+
+
 def test_correlated_noise_is_refused_before_anything_is_paid() -> None:
     with pytest.raises(ConfigError, match=r"privacy\.correlated: sites pay round by round"):
         planned(

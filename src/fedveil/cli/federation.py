@@ -30,7 +30,7 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
             "--hub HOST:PORT": (str, "where sites reach the hub"),
             "--site NAME": (list, "a site; give it once for each"),
             "--schema FILE": (Path, "what is publicly known about columns, or arrays"),
-            "--label NAME": (str, "the column to predict, of a table"),
+            "--label NAME": (str, "a table's column to predict; A,B: several, true or false each"),
             "--engine NAME": (str, "what carries the bytes: flare or flower (flare)", "flare"),
             "--holdout SHARE": (float, "of each site's rows, to evaluate on (none)", 0.0),
             "--home DIR": (Path, "a new directory for the hub (./NAME)"),
@@ -261,6 +261,9 @@ def _evaluate(args: argparse.Namespace) -> int:
                 )
         if document.get("auc") is not None:
             rows.append(["AUC", f"{document['auc']:.3f}"])
+        for name, one in document.get("labels", {}).items():
+            share = f"{one['accuracy']:.1%} (noise: {one['accuracy_noise']:.1%})"
+            rows.append([f"{name}: accuracy, AUC", f"{share}, {one['auc']:.3f}"])
         console.table(f"run {args.run}, on rows that sites hold out", ["figure", ""], rows)
         console.say(document["guarantee"]["statement"])
 

@@ -30,7 +30,8 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 class Agreement:
     """Names, the hub's address and public key, and the schema of everybody's rows.
 
-    `columns` (or `arrays`) is the schema as its file has it; `label` names the column to predict.
+    `columns` (or `arrays`) is the schema as its file has it; `label` names the column to predict,
+    or several with commas between them.
     Each site holds out the share `holdout` of its rows to evaluate on; a folder has its own.
     """
 

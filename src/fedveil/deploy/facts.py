@@ -11,7 +11,6 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation, Task
 
 MAX_PLAN = 1 << 20  # bytes; a thousand key cards fit, and sites keep what they have begun
-_TASKS = (Task.CLASSIFICATION, Task.REGRESSION, Task.SEQUENCE)
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class Facts:
     agreement: str = ""
 
     def __post_init__(self) -> None:
-        if self.task not in _TASKS:
-            raise ConfigError(f"task = {self.task!r}: sites can train {', '.join(_TASKS)}")
+        if self.task not in list(Task):
+            raise ConfigError(f"task = {self.task!r}: sites can train {', '.join(Task)}")
         numbers = (*self.input_shape, *self.sizes)
         if not self.sizes or any(type(one) is not int or not 1 <= one < 2**40 for one in numbers):
             raise ConfigError("facts: input_shape and sizes need whole numbers above zero")
@@ -46,7 +45,8 @@ class Facts:
         """
         sequence = self.task == Task.SEQUENCE  # tokens, and one to predict at every place
         kind = np.float32 if self.task == Task.REGRESSION else np.int64
-        rows, own = sum(self.sizes), self.input_shape if sequence else ()
+        labels = (self.classes,) if self.task == Task.MULTI_LABEL else ()
+        rows, own = sum(self.sizes), self.input_shape if sequence else labels
         zero = np.zeros((), np.int64 if sequence else np.float32)
         inputs = np.broadcast_to(zero, (rows, *self.input_shape))
         targets = np.broadcast_to(np.zeros((), kind), (rows, *own))

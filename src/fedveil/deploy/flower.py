@@ -26,6 +26,7 @@ import time
 import zipfile
 from base64 import b64decode
 from collections.abc import Mapping
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,7 +118,10 @@ def _site(workspace: Path) -> None:
     secret, port, pace = workspace / "secret", sockets.free_port(), _Pace()
     # Its node looks for messages every 3 seconds, for replies every half; a round has five legs.
     start_client_internal.time = SimpleNamespace(sleep=lambda most: pace.wait(most))
-    taking = (_take_messages, port, secret.read_bytes(), pace)
+    whole = threading.Semaphore(0)  # messages to be taken
+    pull = start_client_internal._pull_and_store_message
+    start_client_internal._pull_and_store_message = partial(_pulled, pull, pace, whole)
+    taking = (_take_messages, port, secret.read_bytes(), whole)
     threading.Thread(target=_or_end, args=taking, daemon=True).start()
     sys.argv = [
         *("flower-supernode", "--superlink", known["address"], "--isolation", "process"),
@@ -153,20 +157,27 @@ def _or_end(loop: Any, *args: Any) -> None:
         os._exit(1)
 
 
-def _take_messages(port: int, secret: bytes, pace: _Pace) -> None:
+def _pulled(pull: Any, pace: _Pace, whole: threading.Semaphore, **given: Any) -> int | None:
+    """Have the node pull a message, and say so when all of it is there.
+
+    The node offers a message before it has its content. If the hub gives the message up meanwhile,
+    the node withdraws it, and whoever took it too early has nothing to answer.
+    """
+    found: int | None = pull(**given)
+    if found is not None:
+        pace.note()
+        whole.release()
+    return found
+
+
+def _take_messages(port: int, secret: bytes, whole: threading.Semaphore) -> None:
     signed = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={_ACQUIRE})
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-    while not sockets.accepts(port):
-        pace.wait()
     address = f"{_LOCAL}:{port}"
-    with _runtime(address, "SuperExec", signed) as node:
-        while True:
-            found = node.AcquireTask(wanted)
-            if found.token:
-                pace.note()
-                _answer(address, found.token)
-            else:
-                pace.wait()
+    while True:
+        whole.acquire()  # the node that has pulled it listens by now
+        with _runtime(address, "SuperExec", signed) as node:
+            _answer(address, node.AcquireTask(wanted).token)
 
 
 def _answer(address: str, token: str) -> None:
@@ -318,7 +329,8 @@ def _serve(app: Any, **settings: Any) -> None:
 
 
 def _content(frame: bytes) -> RecordDict:
-    return RecordDict({_RECORD: ConfigRecord({_FRAME: frame})})
+    """Flower keeps equal contents once, and loses one while another goes: none are equal here."""
+    return RecordDict({_RECORD: ConfigRecord({_FRAME: frame, "once": secrets.token_bytes(16)})})
 
 
 def _main(workspace: str, site: str) -> None:

@@ -10,7 +10,6 @@ with the reason.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,7 +27,7 @@ from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
 from fedveil.core.randomness import Randomness
 from fedveil.core.units import Unit
 from fedveil.data.federation import Federation
-from fedveil.deploy.envelope import BadFrame, Message
+from fedveil.deploy.envelope import BadFrame, Message, signature_of
 from fedveil.deploy.facts import MAX_PLAN, plan_digest
 from fedveil.deploy.homes import read_json, write_json
 from fedveil.deploy.members import Members
@@ -74,6 +73,7 @@ class _Run:
     before: tuple[int, dict[str, DeviceRound]] = (-1, {})  # the round before, and its devices
     answers: dict[bytes, Message] = field(default_factory=dict)  # of this round, by request
     computing: dict[bytes, Future[bytes]] = field(default_factory=dict)
+    weights: dict[str, bytes] = field(default_factory=dict)  # of this round, by purpose
 
 
 class Guard(Responder):
@@ -158,7 +158,7 @@ class Guard(Responder):
         }
         if kind not in steps:
             raise BadFrame(f"message: unknown kind {kind!r}")
-        digest = hashlib.sha256(frame).digest()
+        digest = signature_of(frame)  # of all of it, by the hub
         if digest not in run.answers:  # the same request again gets the same answer
             if len({*run.answers, *run.computing} - {digest}) >= MOST_REQUESTS:
                 raise BadFrame(f"{MOST_REQUESTS} requests about one round: go on with the next one")
@@ -289,7 +289,7 @@ class Guard(Responder):
         run.before = (run.round_number, dict(run.devices))
         run.round_number = number
         work.new_round()
-        for kept in (run.devices, run.answers, run.computing):
+        for kept in (run.devices, run.answers, run.computing, run.weights):
             kept.clear()
 
     def _open(self, run: _Run, request: Message, digest: bytes) -> Message:
@@ -328,6 +328,7 @@ class Guard(Responder):
                     raise PrivacyRefusal(
                         "this sum was opened under another clip", "keep to what it states"
                     )
+                self._check_model(run, request)
                 for shown in request.parts[2:]:
                     device.take_odds(shown)
                 device.take_sharers(request.part())
@@ -340,6 +341,13 @@ class Guard(Responder):
             return Message({"status": "done"}, (run.computing[digest].result(self._patience),))
         except Late:
             return Message({"status": "working"})
+
+    def _check_model(self, run: _Run, request: Message) -> None:
+        """One model a round: what others would do with these rows is nobody's to see, not even
+        whether training fails or how long it takes."""
+        weights = b"".join(request.parts[1:2])
+        if run.weights.setdefault(request.text("purpose"), weights) != weights:
+            raise BadFrame("there was another model in this round: go on with the next one")
 
     def _masked(self, work: Work, device: DeviceRound, request: Message) -> bytes:
         row = _computed(work.row, request)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
 from fedveil.deploy.facts import Facts
 from fedveil.deploy.members import Members
 from fedveil.deploy.plan_document import PlanDocument, planned, resolved, terms_at
+from fedveil.deploy.schemas import RowSchema
 from fedveil.deploy.scoring import CountSum, Scoring, figures
 from fedveil.deploy.work import scheduled
 from fedveil.engines.contract import Cohort, RoundRequest, RoundSum
@@ -59,7 +61,9 @@ ACCEPTED = "federation-signatures.json"  # of all sites under the plan
 _ASK = 10.0  # seconds for one request; longer work is asked for again
 _SLOWEST = 1 << 19  # bytes a second that a connection carries at least, there and back
 _PAUSE = 0.1  # seconds until a site that is away is asked again
+_HASHING = 4  # threads
 
+T = TypeVar("T")
 Known = Callable[[Facts], Federation]
 
 
@@ -71,6 +75,12 @@ def plain(said: object) -> str:
     """What a site says, as one line that a terminal only shows."""
     text = said if isinstance(said, str) else ""
     return "".join(letter if letter.isprintable() else " " for letter in text[:500])
+
+
+def _at_once(call: Callable[..., T], each: Sequence[tuple[Any, ...]]) -> list[T]:
+    """Calls whose time goes into hashes of long frames, which need no lock of Python's."""
+    with ThreadPoolExecutor(min(_HASHING, max(1, len(each)))) as pool:
+        return list(pool.map(lambda given: call(*given), each))
 
 
 class Sites:
@@ -91,14 +101,16 @@ class Sites:
         Requests may be repeated: a guard gives the same request the same answer.
         """
         until, names = monotonic() + seconds, self.members.names
-        frames = {number: seal(message, self.key) for number, message in asked.items()}
+        frames = self._sealed(asked)
         waiting, replies, again = set(frames), dict[int, Message](), set[int]()
         while waiting and (left := until - monotonic()) > 0:
             wanted = {names[number]: frames[number] for number in sorted(waiting)}
             patience = _ASK + max(map(len, wanted.values())) / _SLOWEST
             found, working = self.courier.ask(wanted, min(left, patience)), False
-            for number in sorted(waiting):
-                reply = self._reply(number, frames[number], found.get(names[number]))
+            said = [
+                (number, frames[number], found.get(names[number])) for number in sorted(waiting)
+            ]
+            for (number, _, _), reply in zip(said, _at_once(self._reply, said), strict=True):
                 status = None if reply is None else reply.header.get("status")
                 working = working or status == "working"
                 if reply is None or status == "working":
@@ -115,6 +127,13 @@ class Sites:
             if waiting and not working:
                 self._pause.wait(min(_PAUSE, max(0.0, until - monotonic())))
         return replies
+
+    def _sealed(self, asked: Mapping[int, Message]) -> dict[int, bytes]:
+        """What each site is sent; a message to several is signed once."""
+        different = {id(message): message for message in asked.values()}
+        frames = _at_once(seal, [(message, self.key) for message in different.values()])
+        sealed = dict(zip(different, frames, strict=True))
+        return {number: sealed[id(message)] for number, message in asked.items()}
 
     def _reply(
         self, number: int, frame: bytes, found: bytes | Unreachable | None
@@ -477,7 +496,7 @@ class Hub:
         return self._run(plan, document, directory, recipe)
 
     def score(
-        self, weights: Tensor, model: Mapping[str, Any], scoring: Scoring, unit: float
+        self, weights: Tensor, model: Mapping[str, Any], scoring: Scoring, schema: RowSchema
     ) -> tuple[dict[str, Any], Guarantee]:
         """How good weights are on rows that sites hold out: figures from a noisy sum, its cost."""
         facts, noise, delta = scoring.facts, scoring.noise, scoring.delta
@@ -503,7 +522,7 @@ class Hub:
             table = opened.release(torch.zeros(0)).numpy().reshape(scoring.shape)
         finally:
             sums.done()
-        return figures(scoring, table, unit), guarantee
+        return figures(scoring, table, schema.unit, schema.classes), guarantee
 
     def resume(self, path: Path, known: Known = Facts.federation) -> Run:
         """Go on with a run whose hub has ended, in the round where it stood."""

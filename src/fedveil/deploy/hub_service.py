@@ -316,7 +316,7 @@ class HubService:
         if facts is None:
             raise ConfigError("evaluation: needs sites whose policies protect records")
         scoring = Scoring(facts, job.noise, document.delta)
-        found, guarantee = hub.score(weights, model, scoring, self.home.agreement.schema.unit)
+        found, guarantee = hub.score(weights, model, scoring, self.home.agreement.schema)
         said = {**guarantee.to_dict(), "statement": guarantee.statement}
         write_json(path / EVALUATION, {**found, "guarantee": said})
         return "done"

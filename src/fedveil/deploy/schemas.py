@@ -17,11 +17,16 @@ from fedveil.data.encoder import TableEncoder
 from fedveil.data.encoding import numbers_of
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.data.partition import IID
-from fedveil.data.schema import Kind, parse_schema, read_columns
+from fedveil.data.schema import Column, Kind, parse_schema, read_columns
 from fedveil.data.table import from_table
 from fedveil.data.tablefile import read_table
 
 ARRAYS = "arrays"
+_ARRAY_TASKS = {
+    "tokens": Task.SEQUENCE,
+    "labels": Task.MULTI_LABEL,
+    "classes": Task.CLASSIFICATION,
+}
 
 
 class RowSchema(Protocol):
@@ -33,7 +38,7 @@ class RowSchema(Protocol):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of what is predicted; none if it is a number."""
+        """Names of what is predicted: classes or labels; none if it is a number."""
 
     @property
     def task(self) -> Task: ...
@@ -63,6 +68,8 @@ def rows_of(schema: RowSchema, path: Path, holdout: float) -> Federation:
     known = (schema.task, len(schema.classes), schema.shape)
     if (found.task, found.classes, found.input_shape) != known or found.clients != 1:
         raise ConfigError(f"data {path}: not one owner's rows of the agreed schema")
+    if found.class_names not in ((), schema.classes):
+        raise ConfigError(f"data {path}: its classes are not those of the agreed schema, in order")
     if wrong := schema.wrong_with(found):
         raise ConfigError(f"data {path}: {wrong}")
     return schema.named(found)
@@ -70,10 +77,16 @@ def rows_of(schema: RowSchema, path: Path, holdout: float) -> Federation:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """`columns` as the schema's file has them; `label` names the one to predict."""
+    """`columns` as the schema's file has them; `label` names the one to predict, or several with
+    commas between them that are true or false each."""
 
     label: str
     columns: Mapping[str, Any]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        one = self.label in self.columns or "," not in self.label
+        return (self.label,) if one else tuple(part.strip() for part in self.label.split(","))
 
     @cached_property
     def encoder(self) -> TableEncoder:
@@ -83,15 +96,17 @@ class TableSchema:
                 f"schema: column {guessed[0]!r} is a guess from somebody's rows; everybody is to "
                 "know it, so make it what everybody may know, and delete the mark"
             )
-        target = known.pop(self.label, None)
-        if target is None or target.kind not in (Kind.CATEGORY, Kind.BOOLEAN, Kind.NUMBER):
-            raise ConfigError(
-                f"schema: the label {self.label!r} must be in it, as category, boolean or number"
-            )
+        several = len(self.labels) > 1
+        kinds = (Kind.BOOLEAN,) if several else (Kind.CATEGORY, Kind.BOOLEAN, Kind.NUMBER)
+        found = [known.pop(label, Column(Kind.IGNORE)) for label in self.labels]
+        for label, target in zip(self.labels, found, strict=True):
+            if target.kind not in kinds:
+                said = "a boolean, named once" if several else "a category, boolean or number"
+                raise ConfigError(f"schema: the label {label!r} must be in it: {said}")
         inputs = {name: column for name, column in known.items() if column.kind is not Kind.IGNORE}
         if not inputs:
             raise ConfigError(f"schema: no column besides {self.label!r} can be used as an input")
-        return TableEncoder(inputs, (self.label,), target)
+        return TableEncoder(inputs, self.labels, found[0])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,10 +115,14 @@ class TableSchema:
     @property
     def classes(self) -> tuple[str, ...]:
         target = self.encoder.target
+        if len(self.labels) > 1:
+            return self.labels
         return ("false", "true") if target.kind is Kind.BOOLEAN else target.categories
 
     @property
     def task(self) -> Task:
+        if len(self.labels) > 1:
+            return Task.MULTI_LABEL
         return Task.CLASSIFICATION if self.classes else Task.REGRESSION
 
     @property
@@ -126,20 +145,22 @@ class TableSchema:
     def from_file(self, path: Path, holdout: float) -> Federation:
         schema = {"columns": self.columns}
         return from_table(
-            path, label=self.label, schema=schema, partition=IID(1), test_fraction=holdout
+            path, label=self.labels, schema=schema, partition=IID(1), test_fraction=holdout
         )
 
     def remarks(self, path: Path) -> list[str]:
         if path.is_dir():
             return []
         columns, said = self.encoder.columns, []
-        table = read_table(path, by_cell=columns, only={*columns, self.label})
+        table = read_table(path, by_cell=columns, only={*columns, *self.labels})
         encoded, rows = self.encoder.encode(table), table.num_rows
-        if count := table.column(self.label).null_count:
-            said.append(f"{count} of {rows} rows have no label and are left out")
+        missing = [table.column(label).is_null().to_numpy() for label in self.labels]
+        if count := int(np.any(missing, axis=0).sum()):
+            lack = "lack a label" if len(missing) > 1 else "have no label"
+            said.append(f"{count} of {rows} rows {lack} and are left out")
         for name, column in columns.items():
             if count := int(encoded.unknown.get(name, np.zeros(0)).sum()):
-                known = ", ".join(column.categories[:8])
+                known = ", ".join(map(repr, column.categories[:8]))  # the hub's words
                 said.append(f"column {name!r}: {count} of {rows} values are none of {known}")
             if not column.missing and (count := int(encoded.gaps[name].sum())):
                 said.append(
@@ -160,8 +181,9 @@ class TableSchema:
 
 @dataclass(frozen=True)
 class ArraySchema:
-    """Images or signals: numbers from `low` to `high`, which models see as 0 to 1. Texts: `tokens`
-    instead of classes and numbers, of which the next one is predicted at every place."""
+    """Images or signals: numbers from `low` to `high`, which models see as 0 to 1, with classes, or
+    with labels that are true or false each. Texts: `tokens` instead of classes and numbers, of
+    which the next one is predicted at every place."""
 
     shape: tuple[int, ...]
     classes: tuple[str, ...]
@@ -172,15 +194,16 @@ class ArraySchema:
 
     @staticmethod
     def of(given: Mapping[str, Any]) -> ArraySchema:
-        text = "tokens" in given
-        names = {"shape", "tokens"} if text else {"shape", "classes", "min", "max"}
+        kind = next((key for key in _ARRAY_TASKS if key in given), "classes")
+        text = kind == "tokens"
+        names = {"shape", kind} if text else {"shape", kind, "min", "max"}
         try:
-            shape, classes = tuple(given["shape"]), tuple(given["tokens" if text else "classes"])
+            shape, classes = tuple(given["shape"]), tuple(given[kind])
             limits = (0, len(classes) - 1) if text else (given["min"], given["max"])
             low, high = map(float, limits)
         except (KeyError, TypeError, ValueError):
             raise ConfigError(
-                "schema: [arrays] needs shape, classes, min and max, or shape and tokens"
+                "schema: [arrays] needs shape, classes or labels, min and max; or shape and tokens"
             ) from None
         if not shape or any(type(one) is not int or one < 1 for one in shape):
             raise ConfigError(f"schema: shape = {list(shape)}: need whole numbers above zero")
@@ -188,14 +211,12 @@ class ArraySchema:
             raise ConfigError(f"schema: shape = {list(shape)}: texts need their length alone")
         different = {one for one in classes if isinstance(one, str) and one}
         if len(different) != len(classes) or len(classes) < 2:
-            raise ConfigError("schema: classes or tokens need two different names or more")
+            raise ConfigError(f"schema: {kind} need two different names or more")
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ConfigError(f"schema: min = {low:g}, max = {high:g}: need a range")
         if extra := set(given) - names:
             raise ConfigError(f"schema: [arrays] does not know {sorted(extra)[0]!r}")
-        return ArraySchema(
-            shape, classes, low, high, Task("sequence" if text else "classification")
-        )
+        return ArraySchema(shape, classes, low, high, _ARRAY_TASKS[kind])
 
     def named(self, plain: Federation) -> Federation:
         if self.task is Task.SEQUENCE:

@@ -2,14 +2,16 @@
 
 Every record that a site holds out adds one to one cell of a table: of its class and the model's
 answer, with two classes of its class and the model's score in so many bins, and for numbers of how
-far off the model is. Each site adds its share of discrete Gaussian noise to every cell, and the hub
-learns the noisy sum of all tables. A record moves one count to another cell, which is what the cost
-is accounted for.
+far off the model is. With several labels, each has a table of its own. Each site adds its share of
+discrete Gaussian noise to every cell, and the hub learns the noisy sum of all tables. A record
+moves one count of a table to another cell, which is what the cost is accounted for.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +73,12 @@ class Scoring:
     @property
     def shape(self) -> tuple[int, int]:
         """Rows by true class; columns by answer, or by the score of the second of two classes.
-        For numbers one row, by error."""
+        For numbers one row, by error. Of several labels each has two rows: false, and true."""
         if self.facts.task == Task.REGRESSION:
             return 1, ERRORS
         classes = self.facts.classes
+        if self.facts.task == Task.MULTI_LABEL:
+            return 2 * classes, BINS
         return (2, BINS) if classes == 2 else (classes, classes)
 
     @property
@@ -92,9 +96,11 @@ class Scoring:
         return NoisyIntegers(_GRID, self.share_std)
 
     def terms(self, run: str) -> dict[str, PrivacyTerms]:
-        """One record adds one to one cell, so its part has norm one."""
+        """One record adds one to one cell, or to one for each label: that is its part's norm."""
         sites, width = len(self.facts.sizes), math.prod(self.shape)
-        counts = DiscreteGaussianSum(1.0, 1.0, self.share_std, sites, width, rounding_beta=None)
+        labels = self.facts.classes if self.facts.task == Task.MULTI_LABEL else 1
+        norm = 1.0 if labels == 1 else math.nextafter(math.sqrt(labels), math.inf)
+        counts = DiscreteGaussianSum(norm, 1.0, self.share_std, sites, width, rounding_beta=None)
         model = PrivacyModel(
             Unit.RECORD, Adjacency.REPLACE, Trust.DISTRIBUTED, honest_shares=self.sums.honest_shares
         )
@@ -190,25 +196,48 @@ def _counts(module: torch.nn.Module, rows: Examples, scoring: Scoring, batch: in
             errors = np.nan_to_num(errors, nan=FARTHEST, posinf=FARTHEST)
             columns = np.searchsorted(_EDGES[1:-1], errors, side="right")
             targets = np.zeros(len(targets), np.int64)
+        elif scoring.facts.task == Task.MULTI_LABEL:
+            columns = _binned(scores.reshape(targets.shape).sigmoid())
+            targets = targets.astype(np.int64) + 2 * np.arange(scoring.facts.classes)
         elif scoring.facts.classes == 2:
-            chance = torch.nan_to_num(scores.softmax(-1)[:, 1], nan=0.0)
-            columns = (chance * BINS).long().clamp(0, BINS - 1).numpy()
+            columns = _binned(scores.softmax(-1)[:, 1])
         else:
             columns = torch.nan_to_num(scores).argmax(-1).numpy()
         np.add.at(found, (targets.astype(np.int64), columns), 1)
     return found
 
 
-def figures(scoring: Scoring, table: Table, unit: float = 1.0) -> dict[str, Any]:
+def _binned(chance: Tensor) -> Ints:
+    """The bins that scores between 0 and 1 fall into."""
+    bins: Ints = (torch.nan_to_num(chance, nan=0.0) * BINS).long().clamp(0, BINS - 1).numpy()
+    return bins
+
+
+def figures(
+    scoring: Scoring, table: Table, unit: float = 1.0, names: Sequence[str] = ()
+) -> dict[str, Any]:
     """What the released table says: post-processing, at no further cost.
 
-    `unit`: of the target's schema, what a number of one stands for.
+    `unit`: of the target's schema, what a number of one stands for. `names`: of several labels.
     """
     if scoring.facts.task == Task.REGRESSION:
         return _errors(scoring.noise, table[0], unit)
+    if scoring.facts.task != Task.MULTI_LABEL:
+        return {**_answers(scoring.noise, table), "noise": scoring.noise}
+    each = [_answers(scoring.noise, own) for own in np.split(table, scoring.facts.classes)]
+    found: dict[str, Any] = {
+        name: statistics.fmean(one[name] for one in each) for name in ("rows", "accuracy", "auc")
+    }
+    noise = math.hypot(*(one["accuracy_noise"] for one in each)) / len(each)
+    named = dict(zip(names or map(str, range(len(each))), each, strict=True))
+    return {**found, "accuracy_noise": noise, "labels": named, "noise": scoring.noise}
+
+
+def _answers(noise: float, table: Table) -> dict[str, Any]:
+    """Of classes, or of one label; `accuracy_noise` is a standard deviation."""
     rows, auc, split = float(table.sum()), None, table
     right = len(table)  # cells that count right answers
-    if scoring.shape == (2, BINS):
+    if table.shape == (2, BINS):
         split = np.stack([table[:, : BINS // 2].sum(1), table[:, BINS // 2 :].sum(1)], axis=1)
         auc, right = _area(table), BINS
     share = float(np.trace(split)) / rows if rows > 0 else math.nan
@@ -216,10 +245,9 @@ def figures(scoring: Scoring, table: Table, unit: float = 1.0) -> dict[str, Any]
     return {
         "rows": rows,
         "accuracy": share,
-        "accuracy_noise": scoring.noise * spread / rows if rows > 0 else math.nan,  # std
+        "accuracy_noise": noise * spread / rows if rows > 0 else math.nan,
         "auc": auc,
         "confusion": split.round(1).tolist(),
-        "noise": scoring.noise,
     }
 
 
