@@ -185,7 +185,7 @@ def confirm(demo: Demo) -> None:
     demo.wait("the members' list", lambda: all(path.exists() for path in proposed))
     lists = demo.each(lambda site: ("site", "members", "--home", site))
     (fingerprint,) = {one["fingerprint"] for one in lists}
-    demo.say(f"hub and hospitals are connected (mTLS); all owners read {fingerprint}")
+    demo.say(f"hub and hospitals are connected; all owners read {fingerprint}")
     demo.each(lambda site: ("site", "trust", fingerprint, "--home", site))
 
 

@@ -121,7 +121,7 @@ class TableSchema:
 
     @property
     def task(self) -> Task:
-        if len(self.labels) > 1:
+        if len(self.labels) > 1 or self.encoder.separated:
             return Task.MULTI_LABEL
         return Task.CLASSIFICATION if self.classes else Task.REGRESSION
 
@@ -155,7 +155,7 @@ class TableSchema:
         table = read_table(path, by_cell=columns, only={*columns, *self.labels})
         encoded, rows = self.encoder.encode(table), table.num_rows
         missing = [table.column(label).is_null().to_numpy() for label in self.labels]
-        if count := int(np.any(missing, axis=0).sum()):
+        if (count := int(np.any(missing, axis=0).sum())) and not self.encoder.separated:
             lack = "lack a label" if len(missing) > 1 else "have no label"
             said.append(f"{count} of {rows} rows {lack} and are left out")
         for name, column in columns.items():
