@@ -1,7 +1,7 @@
 """How far a budget goes: the recipes in recipes/best, measured and drawn beside the papers' points.
 
     python -m benchmarks.frontier               # what is missing of every recipe's first seed
-    python -m benchmarks.frontier mnist-        # of those whose name begins so
+    python -m benchmarks.frontier mnist-        # of those whose name begins so: mnist-epsilon-1 ...
     python -m benchmarks.frontier --seeds 3     # of seeds 1, 2 and 3
     python -m benchmarks.frontier --draw        # the pictures, from what was measured
 
@@ -56,13 +56,11 @@ def jobs(prefix: str) -> list[tuple[str, recipes.Recipe]]:
     largest = {name_of(name): name for name in names}
     found = []
     for name in names:
-        if not name_of(name).startswith(prefix):
-            continue
         recipe = recipes.with_defaults(recipes.parse(recipes.read(recipes.shipped()[name])))
         found.append((name, recipe))
         if largest[name_of(name)] == name:
             found.append((ceiling_of(name_of(name)), without_noise(recipe)))
-    return found
+    return [one for one in found if one[0].removeprefix("best/").startswith(prefix)]
 
 
 def without_noise(recipe: recipes.Recipe) -> recipes.Recipe:
@@ -101,6 +99,12 @@ def kept() -> dict[str, Any]:
     """Name -> recipe's version, and what each seed's run found."""
     found: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
     return found
+
+
+def current() -> dict[str, Any]:
+    """The same, without what was found by recipes that have changed since."""
+    versions = {name: version_of(recipe) for name, recipe in jobs("")}
+    return {name: one for name, one in kept().items() if versions.get(name) == one["recipe"]}
 
 
 def _own(every: dict[str, Any], name: str, version: str) -> dict[str, Any]:

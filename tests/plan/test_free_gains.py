@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from fedveil import cli
 from fedveil.advise.free_gains import free_gains
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
+from fedveil.data.federation import Federation
 
 ROBIN = ["training.sampling=round-robin", "training.cohort=20", "training.rounds=20"]
 
@@ -22,7 +24,7 @@ def settings(*assignments: str) -> tuple[list[str], float]:
 
 
 def test_what_is_left_out_is_proposed_and_what_is_there_is_not() -> None:
-    assert settings()[0] == ["model.features", "server.average"]
+    assert settings()[0] == ["model.features", "model.whiten", "server.average"]
     assert settings("server.average=tail", "model.features=scattering", "model.scales=1")[0] == []
     assert settings("model.name=mlp", "server.average=tail")[0] == []
     assert "privacy.correlated" in settings(*ROBIN)[0]
@@ -43,6 +45,25 @@ def test_the_gain_that_is_named_is_what_a_plan_has() -> None:
     named = float(gain.why.partition("cancel: ")[2].split()[0])
     assert named == pytest.approx(independent / correlated, abs=0.06)
     assert named > 1.3
+
+
+@pytest.mark.parametrize(("shape", "drawings"), [((8, 8), "strokes"), ((8, 8, 3), "leaves")])
+def test_drawings_are_proposed_by_what_images_look_like(shape, drawings) -> None:
+    images, codes = np.zeros((20, *shape), np.float32), np.arange(20) % 2
+    federation = Federation.from_arrays(images, codes, codes, test=(images, codes))
+    chosen = recipes.with_defaults(recipes.parse({"seed": 1}, ["privacy.epsilon=4"]))
+    proposed = {one.setting: one.value for one in free_gains(chosen, plan_of(chosen, federation))}
+    assert proposed["model.whiten"] == drawings
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_they_are_shown_where_rounds_cannot_be_planned(more: list[str], capsys) -> None:
+    """The bounds are about whole clients; what is free is not."""
+    assert cli.main(["plan", "dp-sgd", *more]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no local steps and rounds: training.method: 'dp-sgd' protects records" in said
+    assert "server.average" in said
+    assert cli.main(["plan", "dp-sgd", "--iterations", *more]) == 2
 
 
 def test_plan_shows_them(

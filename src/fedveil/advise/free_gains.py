@@ -12,6 +12,7 @@ from fedveil.models.zoo import own_name
 from fedveil.planning.plan import Plan
 from fedveil.privacy.mechanisms import Gaussian
 
+_LOOK = {False: "photographs", True: "handwriting"}
 _LEAST = 1.05  # a gain in noise below this factor is not worth a line
 
 
@@ -34,14 +35,7 @@ def free_gains(recipe: Recipe, plan: Plan) -> tuple[FreeGain, ...]:
     shape, name = plan.federation.input_shape, own_name(recipe.model.name, plan.federation.task)
     images = len(shape) in (2, 3) and min(shape[:2]) >= 8 and plan.federation.featurizer is None
     if images and name == "logistic":
-        found.append(
-            FreeGain(
-                "model.features",
-                "scattering",
-                "fixed features of each image, made by formulas, for a linear model; try it with "
-                'model.whiten = "strokes" for handwriting or "leaves" for photographs',
-            )
-        )
+        found += _features(photographs=len(shape) == 3 and shape[2] == 3)
     if recipe.server.average is None and plan.method.voting is None:
         found.append(
             FreeGain(
@@ -61,6 +55,24 @@ def free_gains(recipe: Recipe, plan: Plan) -> tuple[FreeGain, ...]:
             )
         )
     return tuple(found)
+
+
+def _features(*, photographs: bool) -> tuple[FreeGain, FreeGain]:
+    """What turns images into inputs of a linear model; the drawings by what the data look like."""
+    other = "strokes" if photographs else "leaves"
+    return (
+        FreeGain(
+            "model.features",
+            "scattering",
+            "fixed features of each image, made by formulas, for a linear model",
+        ),
+        FreeGain(
+            "model.whiten",
+            "leaves" if photographs else "strokes",
+            f"scales them by drawings, for {_LOOK[not photographs]}, so that the model gets as far "
+            f'under less noise ("{other}" for {_LOOK[photographs]})',
+        ),
+    )
 
 
 def _cancelling(plan: Plan) -> float:

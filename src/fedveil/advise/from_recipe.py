@@ -76,15 +76,20 @@ def situation_of(
         raise ConfigError(
             f"training.method: {plan.method.name!r} adds no noise, so there is nothing to plan"
         )
-    if whole_clients and plan.privacy_model.unit is not Unit.CLIENT:
+    if whole_clients:
+        check_whole_clients(plan)
+    delta, spent = plan.guarantee.delta, (spent_epsilon, spent_delta)
+    left = remaining(recipe.privacy.epsilon, delta, *spent)
+    return Situation(recipe, plan, local_steps_of(recipe, plan, records), *left)
+
+
+def check_whole_clients(plan: Plan) -> None:
+    if plan.privacy_model is not None and plan.privacy_model.unit is not Unit.CLIENT:
         raise ConfigError(
             f"training.method: {plan.method.name!r} protects records, and this bound is about "
             "methods that protect whole clients; --score hu is about records, and --pilot "
             "searches any method"
         )
-    delta, spent = plan.guarantee.delta, (spent_epsilon, spent_delta)
-    left = remaining(recipe.privacy.epsilon, delta, *spent)
-    return Situation(recipe, plan, local_steps_of(recipe, plan, records), *left)
 
 
 def public_constants(

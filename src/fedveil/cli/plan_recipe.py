@@ -21,6 +21,7 @@ from fedveil.core.errors import ConfigError
 if TYPE_CHECKING:
     from fedveil.advise.constants import LossConstants
     from fedveil.advise.feasible import Question
+    from fedveil.advise.free_gains import FreeGain
     from fedveil.advise.from_recipe import Proposal, Situation
     from fedveil.config.recipe import Recipe
 
@@ -46,29 +47,40 @@ def plan_recipe(args: argparse.Namespace) -> int:
     recipe = recipe_of(args)
 
     from fedveil.advise.free_gains import free_gains
-    from fedveil.advise.from_recipe import situation_of
+    from fedveil.advise.from_recipe import check_whole_clients, situation_of
 
     by_records = args.score == "hu"  # Hu protects records, and the feasible set is about clients
     if by_records and args.feasible:
         raise ConfigError("--score hu: use it with --iterations; --feasible is about whole clients")
     both = args.iterations == args.feasible and not by_records
     args.feasible &= not both
+    may_skip = both and args.write is None  # what cannot be answered: nobody asked for it alone
     situation = situation_of(
-        recipe, args.spent_epsilon, args.spent_delta, args.records, whole_clients=not by_records
+        recipe,
+        args.spent_epsilon,
+        args.spent_delta,
+        args.records,
+        whole_clients=not (by_records or may_skip),
     )
-    document: dict[str, Any] = {}
-    if both or args.feasible:
-        document = answer_feasible(args, _question(args, situation), alone=args.feasible)
-        if args.feasible:
-            return 0
-    if both and args.write is None and not _may_measure(args, recipe):
-        note = "no local steps and rounds: " + NO_PROXY
+    gains = free_gains(recipe, situation.plan)
+    document: dict[str, Any] = {"warnings": []}
+    try:
+        if may_skip:
+            check_whole_clients(situation.plan)
+        if both or args.feasible:
+            document = answer_feasible(args, _question(args, situation), alone=args.feasible)
+            if args.feasible:
+                return 0
+        if may_skip and not _may_measure(args, recipe):
+            raise ConfigError(NO_PROXY)
+        _iterations(args, situation, document, gains)
+    except ConfigError as reason:
+        if not may_skip:
+            raise
+        note = f"no local steps and rounds: {reason}"
         document["warnings"].append(note)
         if not args.json:
-            console.stdout().print(f"Note: {note}.")
-    else:
-        _iterations(args, situation, document)
-    gains = free_gains(recipe, situation.plan)
+            console.say(f"Note: {note}.")
     document["free_gains"] = [vars(gain) for gain in gains]
     if args.json:
         console.emit(document)
@@ -77,7 +89,12 @@ def plan_recipe(args: argparse.Namespace) -> int:
     return 0
 
 
-def _iterations(args: argparse.Namespace, situation: Situation, document: dict[str, Any]) -> None:
+def _iterations(
+    args: argparse.Namespace,
+    situation: Situation,
+    document: dict[str, Any],
+    gains: tuple[FreeGain, ...],
+) -> None:
     """Add the advice to the document, or show it; draw and write what was asked for."""
     from fedveil.advise.from_recipe import named_score, proposals, recipe_with, sizes_looked_at
     from fedveil.advise.proxy import with_look
@@ -107,7 +124,8 @@ def _iterations(args: argparse.Namespace, situation: Situation, document: dict[s
     draw_advice(args, advice)
     if args.write is not None:
         remark = f"{best.local_steps} local steps, {best.rounds} rounds: {best.reason}."
-        write_recipe(args.write, chosen, [remark])
+        free = [f"At no cost in privacy: {gain}." for gain in gains]
+        write_recipe(args.write, chosen, [remark, *free])
     if not args.json:
         show_advice(advice)
         _show(offered, loss, chosen)

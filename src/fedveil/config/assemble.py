@@ -133,6 +133,8 @@ def features_of(chosen: ModelSection) -> FeatureMap | None:
         scales=chosen.scales,
         angles=chosen.angles,
         order=chosen.order,
+        patches=chosen.patches,
+        mirror=chosen.mirror,
         whiten=chosen.whiten,
         directions=chosen.directions,
         width=chosen.width,

@@ -28,6 +28,7 @@ from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.models.features import ScatteringFeatures, with_features
 from fedveil.models.frozen import digest_of
+from fedveil.models.patches import PatchFeatures
 from fedveil.models.random_features import RandomFeatures
 from fedveil.models.scattering import Scattering
 from fedveil.models.zoo import own_name
@@ -40,7 +41,7 @@ from fedveil.secagg.privacy_terms import PrivacyTerms
 
 MOST_ANGLES, MOST_FEATURES = 32, 16  # what a hub may ask a site to work out
 MOST_WHITENED = 1 << 14  # features, and the most directions, each of 2.5 drawings held at once:
-MOST_DIRECTIONS = 2048
+MOST_DIRECTIONS, MOST_PATCHES = 2048, 1024
 MOST_DRAWN = 1 << 23  # random features times inputs of one example
 _OWN = (DataSection(), EngineSection(), EvaluationSection())
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -141,10 +142,16 @@ def seen(model: ModelSection, federation: Federation) -> Federation:
                 f"model.width: {numbers:,} numbers make random features; {MOST_DRAWN:,} do"
             )
         return with_features(federation, chosen)
-    if not isinstance(chosen, ScatteringFeatures):
+    if not isinstance(chosen, ScatteringFeatures | PatchFeatures):
         return federation
     if len(shape) not in (2, 3):
-        raise ConfigError("model.features: scattering needs images")
+        raise ConfigError(f"model.features: {model.features} needs images")
+    if (directions := chosen.directions or 0) > MOST_DIRECTIONS:
+        raise ConfigError(f"model.directions: {directions:,}; sites keep {MOST_DIRECTIONS:,}")
+    if isinstance(chosen, PatchFeatures):
+        if chosen.patches > MOST_PATCHES:
+            raise ConfigError(f"model.patches: {chosen.patches:,}; sites take {MOST_PATCHES:,}")
+        return with_features(federation, chosen)
     made = Scattering(shape[0], shape[1], chosen.scales, chosen.angles, chosen.order)
     numbers = math.prod(made.shape) * math.prod(shape[2:])
     if chosen.angles > MOST_ANGLES or numbers > MOST_FEATURES * math.prod(shape):
@@ -156,8 +163,6 @@ def seen(model: ModelSection, federation: Federation) -> Federation:
         raise ConfigError(
             f"model.whiten: {numbers:,} features of one image; {MOST_WHITENED:,} are whitened"
         )
-    if (directions := chosen.directions or 0) > MOST_DIRECTIONS:
-        raise ConfigError(f"model.directions: {directions:,}; sites keep {MOST_DIRECTIONS:,}")
     return with_features(federation, chosen)
 
 

@@ -27,6 +27,7 @@ from fedveil.data.declared import used_again
 from fedveil.data.federation import Examples, Federation, Scaling
 from fedveil.datasets.files import cache_directory
 from fedveil.models.feature_cache import recalled, unnamed
+from fedveil.models.patches import PatchFeatures
 from fedveil.models.random_features import RandomFeatures
 from fedveil.models.scattering import Scattering
 from fedveil.models.whitening import DIRECTIONS, check_drawings, one_thread, whitened
@@ -98,8 +99,9 @@ class ScatteringFeatures:
         return features / math.sqrt(features.numel())
 
 
-FEATURES: dict[str, type[ScatteringFeatures | RandomFeatures]] = {
+FEATURES: dict[str, type[ScatteringFeatures | PatchFeatures | RandomFeatures]] = {
     "scattering": ScatteringFeatures,
+    "patches": PatchFeatures,
     "random": RandomFeatures,
 }
 

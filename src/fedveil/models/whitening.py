@@ -70,14 +70,14 @@ def _turn(
 
 def _seen(features: ImageMap, drawings: str, most: int, shape: tuple[int, ...]) -> Tensor:
     """Features `[drawings, times, features]` of pictures, as many as there are features at most."""
-    first = features(_drawn(drawings, 0, 0, shape)).numel()
+    first = features(drawn(drawings, 0, 0, shape)).numel()
     count = min(most, -(-first // _TIMES))
     pairs = ((what, how) for what in range(count) for how in range(_TIMES))
-    rows = [features(_drawn(drawings, *pair, shape)).flatten() for pair in pairs]
+    rows = [features(drawn(drawings, *pair, shape)).flatten() for pair in pairs]
     return torch.stack(rows).double().reshape(count, _TIMES, -1)
 
 
-def _drawn(drawings: str, what: int, how: int, shape: tuple[int, ...]) -> Tensor:
+def drawn(drawings: str, what: int, how: int, shape: tuple[int, ...]) -> Tensor:
     """A drawing as a model would see it: of as many colours as the data's images."""
     draws = (np.random.default_rng([_SEED, what]), np.random.default_rng([_SEED, what, how + 1]))
     image = torch.from_numpy(DRAWINGS[drawings](*draws, *shape[:2]))

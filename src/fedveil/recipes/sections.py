@@ -41,11 +41,13 @@ class ModelSection:
     name: str = "auto"  # auto: linear or logistic regression, by task
     hidden: tuple[int, ...] = ()  # widths of hidden layers, or rows of tables (ngrams)
     input_norm: float | None = None  # of a linear model: longer inputs are shortened to it
-    features: str | None = None  # fixed ones instead of inputs: scattering (images) or random
+    features: str | None = None  # instead of inputs: scattering, patches (images) or random
     scales: int | None = None  # of scattering: octaves; each halves height and width; None: 2
     angles: int | None = None  # of scattering: orientations of its wavelets; None: 8
     order: int | None = None  # of scattering: 0, 1 or 2 wavelets in a row at most; None: 2
-    whiten: str | None = None  # of scattering: by what tells drawings apart, strokes or leaves
+    patches: int | None = None  # of patches: how many an image is compared with; None: 256
+    mirror: bool | None = None  # of patches: an image and its mirror image are alike; None: no
+    whiten: str | None = None  # of both: by what tells drawings apart, strokes or leaves
     directions: int | None = None  # of whitening: how many features are kept; None: 800
     width: int | None = None  # of random features: how many; None: 1000
     bandwidth: float | None = (
