@@ -24,6 +24,7 @@ from typing import Any
 
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import federation_of, plan_of
+from fedveil.data.federation import Federation
 from fedveil.run.run import Run
 
 RESULTS = Path(__file__).parent.parent / "results"
@@ -78,10 +79,13 @@ def version_of(recipe: recipes.Recipe) -> str:
     return hashlib.sha256(table.encode()).hexdigest()[:12]
 
 
-def measured(recipe: recipes.Recipe, seed: int) -> dict[str, Any]:
+def measured(
+    recipe: recipes.Recipe, seed: int, federation: Federation | None = None
+) -> dict[str, Any]:
+    """What a run of the recipe finds: on its own data, unless others are given."""
     table = {**recipes.to_table(recipe), "seed": seed}
     chosen, began = recipes.parse(table), time.monotonic()
-    plan = plan_of(chosen, federation_of(chosen.data))
+    plan = plan_of(chosen, federation_of(chosen.data) if federation is None else federation)
     run = Run(plan, every=plan.method.rounds)
     try:
         found = run.finish()

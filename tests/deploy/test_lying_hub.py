@@ -553,6 +553,21 @@ def test_whitening_large_images_is_refused_before_it_fills_the_memory(
     plan_document.seen(ModelSection(features="scattering", whiten="leaves"), small.federation())
 
 
+def test_patches_beyond_a_site_s_memory_are_refused_before_they_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plan_document, "with_features", lambda federation, chosen: federation)
+    facts = Facts("hospitals", "classification", 2, (128, 128, 3), (1, 1, 1))
+    plan_document.seen(ModelSection(features="patches"), facts.federation())
+    for model, shape, said in (
+        (ModelSection(features="patches", patches=257), (128, 128, 3), "4,210,688 comparisons"),
+        (ModelSection(features="patches", directions=4096), (32, 32), "sites keep 2,048"),
+        (ModelSection(features="patches"), (7,), "patches needs images"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            plan_document.seen(model, replace(facts, input_shape=shape).federation())
+
+
 def test_random_features_beyond_a_site_s_memory_are_refused_before_they_are_drawn() -> None:
     facts = Facts("hospitals", "classification", 2, (100,), (1, 1, 1))
     with pytest.raises(ConfigError, match=r"model.width: 100,000,000,000 numbers"):

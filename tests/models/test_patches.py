@@ -1,4 +1,4 @@
-"""Likeness to patches against sums over all places in double precision, and what must not matter."""
+"""Likeness to patches against sums over all places, and what must not matter to it."""
 
 from __future__ import annotations
 

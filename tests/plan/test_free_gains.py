@@ -47,13 +47,25 @@ def test_the_gain_that_is_named_is_what_a_plan_has() -> None:
     assert named > 1.3
 
 
-@pytest.mark.parametrize(("shape", "drawings"), [((8, 8), "strokes"), ((8, 8, 3), "leaves")])
-def test_drawings_are_proposed_by_what_images_look_like(shape, drawings) -> None:
-    images, codes = np.zeros((20, *shape), np.float32), np.arange(20) % 2
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((8, 8), {"model.features": "scattering", "model.whiten": "strokes"}),
+        ((8, 8, 3), {"model.features": "patches"}),
+    ],
+)
+def test_features_are_proposed_by_what_images_look_like(shape, expected) -> None:
+    """And a plan with them can be made."""
+    images, codes = np.random.default_rng(1).random((20, *shape)), np.arange(20) % 2
     federation = Federation.from_arrays(images, codes, codes, test=(images, codes))
     chosen = recipes.with_defaults(recipes.parse({"seed": 1}, ["privacy.epsilon=4"]))
-    proposed = {one.setting: one.value for one in free_gains(chosen, plan_of(chosen, federation))}
-    assert proposed["model.whiten"] == drawings
+    gains = free_gains(chosen, plan_of(chosen, federation))
+    proposed = {one.setting: one.value for one in gains if one.setting.startswith("model")}
+    assert proposed == expected
+    more = [f"{setting}={value}" for setting, value in proposed.items()]
+    better = recipes.with_defaults(recipes.parse({"seed": 1}, ["privacy.epsilon=4", *more]))
+    plan = plan_of(better, federation)
+    assert not any(one.setting.startswith("model") for one in free_gains(better, plan))
 
 
 @pytest.mark.parametrize("more", [[], ["--json"]])

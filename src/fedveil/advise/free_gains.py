@@ -12,7 +12,6 @@ from fedveil.models.zoo import own_name
 from fedveil.planning.plan import Plan
 from fedveil.privacy.mechanisms import Gaussian
 
-_LOOK = {False: "photographs", True: "handwriting"}
 _LEAST = 1.05  # a gain in noise below this factor is not worth a line
 
 
@@ -57,21 +56,22 @@ def free_gains(recipe: Recipe, plan: Plan) -> tuple[FreeGain, ...]:
     return tuple(found)
 
 
-def _features(*, photographs: bool) -> tuple[FreeGain, FreeGain]:
-    """What turns images into inputs of a linear model; the drawings by what the data look like."""
-    other = "strokes" if photographs else "leaves"
+def _features(*, photographs: bool) -> tuple[FreeGain, ...]:
+    """What turns images into inputs of a linear model, by what the data look like."""
+    if photographs:
+        why = (
+            "fixed features of each image, made by formulas, for a linear model; with model.mirror "
+            "= true if a mirror image means the same"
+        )
+        return (FreeGain("model.features", "patches", why),)
+    why = "fixed features of each image, made by formulas, for a linear model"
+    scaled = (
+        "scales them by drawings, so that the model gets as far under less noise; strokes are for "
+        "handwriting, leaves for photographs"
+    )
     return (
-        FreeGain(
-            "model.features",
-            "scattering",
-            "fixed features of each image, made by formulas, for a linear model",
-        ),
-        FreeGain(
-            "model.whiten",
-            "leaves" if photographs else "strokes",
-            f"scales them by drawings, for {_LOOK[not photographs]}, so that the model gets as far "
-            f'under less noise ("{other}" for {_LOOK[photographs]})',
-        ),
+        FreeGain("model.features", "scattering", why),
+        FreeGain("model.whiten", "strokes", scaled),
     )
 
 

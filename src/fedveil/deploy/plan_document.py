@@ -41,7 +41,8 @@ from fedveil.secagg.privacy_terms import PrivacyTerms
 
 MOST_ANGLES, MOST_FEATURES = 32, 16  # what a hub may ask a site to work out
 MOST_WHITENED = 1 << 14  # features, and the most directions, each of 2.5 drawings held at once:
-MOST_DIRECTIONS, MOST_PATCHES = 2048, 1024
+MOST_DIRECTIONS = 2048
+MOST_COMPARED = 1 << 22  # patches times pixels of one image
 MOST_DRAWN = 1 << 23  # random features times inputs of one example
 _OWN = (DataSection(), EngineSection(), EvaluationSection())
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -149,8 +150,11 @@ def seen(model: ModelSection, federation: Federation) -> Federation:
     if (directions := chosen.directions or 0) > MOST_DIRECTIONS:
         raise ConfigError(f"model.directions: {directions:,}; sites keep {MOST_DIRECTIONS:,}")
     if isinstance(chosen, PatchFeatures):
-        if chosen.patches > MOST_PATCHES:
-            raise ConfigError(f"model.patches: {chosen.patches:,}; sites take {MOST_PATCHES:,}")
+        if (numbers := chosen.patches * math.prod(shape[:2])) > MOST_COMPARED:
+            raise ConfigError(
+                f"model.patches: {numbers:,} comparisons for one image; sites make "
+                f"{MOST_COMPARED:,}"
+            )
         return with_features(federation, chosen)
     made = Scattering(shape[0], shape[1], chosen.scales, chosen.angles, chosen.order)
     numbers = math.prod(made.shape) * math.prod(shape[2:])

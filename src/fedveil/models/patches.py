@@ -109,7 +109,9 @@ def _cut(drawings: str, shape: tuple[int, ...]) -> Tensor:
         picture = picture - picture.mean()
         picture = picture / picture.square().mean().sqrt().clamp(min=_FLOOR)
         draw = np.random.default_rng([_SEED, what])
-        for down, right in draw.integers(0, [shape[0] - PATCH + 1, shape[1] - PATCH + 1], (_CUT, 2)):
+        for down, right in draw.integers(
+            0, [shape[0] - PATCH + 1, shape[1] - PATCH + 1], (_CUT, 2)
+        ):
             found.append(picture[down : down + PATCH, right : right + PATCH].permute(2, 0, 1))
     cut = torch.stack(found).flatten(1)
     cut = cut - cut.mean(dim=1, keepdim=True)
