@@ -17,11 +17,13 @@ from fedveil.data.declared import AGAIN
 from fedveil.data.examples import Examples, Scaling
 from fedveil.data.federation import Federation, Task
 from fedveil.engines.contract import RoundRequest
-from fedveil.models.features import ScatteringFeatures, with_features
+from fedveil.models.features import FeatureMap, ScatteringFeatures, with_features
+from fedveil.models.patches import PatchFeatures
 from fedveil.run.run import Run
 
 MAP = ScatteringFeatures(scales=1, angles=4)
 WHITE = replace(MAP, whiten="leaves")
+PATCHES = PatchFeatures(7, mirror=True)
 NASTY = np.array([np.nan, np.inf, -np.inf, 3e38, -3e38, 1e-38, -0.0], np.float32)
 
 
@@ -46,8 +48,8 @@ def own(federation: Federation, client: int) -> bytes:
     return federation.train.inputs[a:b].tobytes()
 
 
-@pytest.mark.parametrize("features", [MAP, WHITE])
-def test_a_client_s_features_are_its_own_bit_for_bit(features: ScatteringFeatures):
+@pytest.mark.parametrize("features", [MAP, WHITE, PATCHES])
+def test_a_client_s_features_are_its_own_bit_for_bit(features: FeatureMap):
     clients = images([3, 1, 4, 2])
     watched = clients[2]
     before = own(with_features(federation_with(clients), features), 2)
@@ -62,25 +64,28 @@ def test_a_client_s_features_are_its_own_bit_for_bit(features: ScatteringFeature
         assert own(with_features(federation_with(others), features), place) == before, name
 
 
-def test_one_record_changes_its_own_features_alone():
+@pytest.mark.parametrize("features", [MAP, PATCHES])
+def test_one_record_changes_its_own_features_alone(features: FeatureMap):
     clients = images([5])
-    before = with_features(federation_with(clients), MAP).train.inputs
+    before = with_features(federation_with(clients), features).train.inputs
     for value in NASTY:
         changed = clients[0].copy()
         changed[2] = value
-        after = with_features(federation_with([changed]), MAP).train.inputs
+        after = with_features(federation_with([changed]), features).train.inputs
         others = [0, 1, 3, 4]
         assert before[others].tobytes() == after[others].tobytes()
         assert np.isfinite(after).all()
 
 
-def test_threads_do_not_show():
+@pytest.mark.parametrize("features", [MAP, PATCHES])
+def test_threads_do_not_show(features: FeatureMap):
     threads = torch.get_num_threads()
     found = []
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            found.append(with_features(federation_with(images([4])), MAP).train.inputs.tobytes())
+            made = with_features(federation_with(images([4])), features)
+            found.append(made.train.inputs.tobytes())
             assert torch.get_num_threads() == count
     finally:
         torch.set_num_threads(threads)

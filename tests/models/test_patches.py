@@ -37,9 +37,8 @@ def whitener(shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray, np.nd
         places = np.random.default_rng([patches._SEED, what]).integers(0, most, (patches._CUT, 2))
         cut += [patch(picture, *place) for place in places]
     middle = np.mean(cut, axis=0)
-    _, lengths, axes = np.linalg.svd(cut - middle, full_matrices=True)
-    spread = np.zeros(len(axes))
-    spread[: len(lengths)] = lengths**2 / len(cut)
+    _, lengths, axes = np.linalg.svd(cut - middle, full_matrices=False)
+    spread = lengths**2 / len(cut)
     whiten = axes.T @ np.diag(1 / np.sqrt(spread + patches._SMALL)) @ axes
     white = (cut - middle) @ whiten
     norms = np.linalg.norm(white, axis=1)

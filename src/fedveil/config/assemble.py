@@ -134,7 +134,7 @@ def features_of(chosen: ModelSection) -> FeatureMap | None:
         angles=chosen.angles,
         order=chosen.order,
         patches=chosen.patches,
-        mirror=chosen.mirror,
+        mirror=chosen.mirror or None,  # false is what maps without it do
         whiten=chosen.whiten,
         directions=chosen.directions,
         width=chosen.width,
