@@ -30,7 +30,7 @@ class FreeGain:
 def free_gains(recipe: Recipe, plan: Plan) -> tuple[FreeGain, ...]:
     """Settings that a recipe leaves out. Epsilon stays as it is; whether accuracy rises, a pilot on
     public data can tell."""
-    found = []
+    found: list[FreeGain] = []
     shape, name = plan.federation.input_shape, own_name(recipe.model.name, plan.federation.task)
     images = len(shape) in (2, 3) and min(shape[:2]) >= 8 and plan.federation.featurizer is None
     if images and name == "logistic":
