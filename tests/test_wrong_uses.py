@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,31 @@ WRONG: dict[str, tuple[str, Callable[[], object]]] = {
         lambda: planned(digits()),
     ),
     "a number for a budget": ("budget: need a Budget, got 4.0", lambda: planned(budget=4.0)),
+    "delta in words": ("delta: need a number", lambda: fv.Budget(epsilon=1, delta="1e-5")),
+    "a word for noise": ("placement: need an object", lambda: made(placement="central")),
+    "a class for noise": ("placement: need an object", lambda: made(placement=fv.CentralNoise)),
+    "a word for a step": ("optimizer: need an object", lambda: made(optimizer="adam")),
+    "a number that is tracked": ("tracking: need a", lambda: made(tracking=0.5)),
+    "sparsity in words": ("sparsity: need a number", lambda: made(sparsity="half")),
+    "a sentence alone": ("declared: need a list", lambda: planned(declared="All is public.")),
+    "a step in words": ("server.learning_rate: need a number", lambda: fv.Sgd("a")),
+    "dropout in words": ("dropout: need a number", lambda: fv.Aggregation(dropout="a")),
+    "momentum in words": (
+        "momentum: need a number",
+        lambda: fv.LocalTraining(fv.LearningRate(1.0), steps=1, momentum="a"),
+    ),
+    "a layer of nobody": ("hidden: need a whole", lambda: fv.build("mlp", digits(), hidden=[0])),
+    "a width alone": ("hidden: need a list", lambda: fv.build("mlp", digits(), hidden=8)),
+    "less than no mixing": (
+        "alpha=-1: must be positive",
+        lambda: fv.load("digits", "dirichlet", clients=10, alpha=-1),
+    ),
+    "a word for a model of privacy": (
+        "privacy_model: need a PrivacyModel, got 'client'",
+        lambda: fv.calibrate_noise(
+            epsilon=1, delta=1e-5, sampling=fv.Everyone(), rounds=1, privacy_model="client"
+        ),
+    ),
     "a seed in words": ("seed: need a whole number", lambda: planned(seed="a")),
     "a model without data": ("federation: need a Federation", lambda: fv.build("logistic", None)),
     "a method that is run": ("plan: need a Plan, got a Method", lambda: fv.Run(made())),
@@ -160,6 +186,14 @@ def test_a_wrong_use_is_told_in_one_line_what_is_needed(name: str) -> None:
         use()
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_run_directory_may_be_named_by_a_string(tmp_path: Path) -> None:
+    plan = planned(seed=1)
+    for make in (lambda *given: fv.RunDirectory.create(*given, {}), fv.RunDirectory.open):
+        directory = make(str(tmp_path / "run"), plan)
+        assert directory.path == tmp_path / "run"
+        directory.close()
 
 
 def test_a_name_with_a_typing_error_is_corrected() -> None:

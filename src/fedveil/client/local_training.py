@@ -131,7 +131,7 @@ class LocalTraining:
                 raise ConfigError(f"local rule: {name} must be at least 1, got {value}")
         for name in ("momentum", "weight_decay", "penalty", "penalty_radius", "gradient_noise"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
+            if not 0 <= number_of(name, value) < math.inf:
                 raise ConfigError(f"local rule: {name} must be zero or positive, got {value}")
         if self.momentum >= 1:
             raise ConfigError(f"local rule: momentum must be below 1, got {self.momentum}")

@@ -31,7 +31,7 @@ class _Limits:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if type(value) is int and value < 1:
+            if type(value) is int and value < 1 and field.type != "float":
                 raise ConfigError(f"{field.name}={value}: must be at least 1")
         if self.cap is not None and self.examples_per_client is not None:
             raise ConfigError(

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.arguments import instance_of
 from fedveil.methods.parts import from_recipe as parts
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
 from fedveil.methods.parts.central_noise import CentralNoise
@@ -60,6 +61,8 @@ def dp_fedavg(
     >>> fv.dp_fedavg(rounds=60, cohort=half, local=local, clip=fv.Clip(0.8)).rounds
     60
     """
+    if tracking is not None:
+        instance_of(AdaptiveClipping)("tracking", tracking)
     if penalty:
         local = replace(local, penalty=penalty, penalty_radius=clip.norm)
     return Method(

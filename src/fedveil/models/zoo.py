@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fedveil.core.arguments import instance_of
+from fedveil.core.arguments import count, instance_of
 from fedveil.core.errors import ConfigError
 from fedveil.core.registry import Registry
 from fedveil.data.federation import Federation, Task
@@ -35,6 +35,10 @@ class Options:
 
     hidden: tuple[int, ...] = ()
     input_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        for width in self.hidden:
+            count("model.hidden", width)
 
 
 Builder = Callable[[Federation, Options], nn.Module]
@@ -193,6 +197,8 @@ def build(
     [(32, 64), (32,), (10, 32), (10,)]
     """
     instance_of(Federation)("federation", federation)
+    if not isinstance(hidden, Sequence):
+        raise ConfigError(f"hidden: need a list of widths, got {hidden!r}")
     name = own_name(name, federation.task)
     builder = MODELS.find(name, "model.name")
     if input_norm is not None and name not in ("linear", "logistic"):

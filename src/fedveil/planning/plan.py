@@ -75,6 +75,8 @@ class Budget:
             value = getattr(self, name)
             if value is not None and not 0 < number_of(f"privacy.{name}", value) < math.inf:
                 raise ConfigError(f"privacy.{name}: must be positive and finite, got {value}")
+        if self.delta is not None:
+            number_of("privacy.delta", self.delta)
 
     def resolved_delta(self, units: int, *, pure: bool = False) -> float:
         """The delta to use for this many protected units; at or above 1/units it is refused.
@@ -313,6 +315,9 @@ def plan(
     instance_of(Method)("method", method)
     instance_of(Federation)("federation", federation)
     instance_of(nn.Module, "torch.nn.Module")("model", model)
+    for name, given in (("declared", declared), ("unprotected", unprotected)):
+        if isinstance(given, str):
+            raise ConfigError(f"{name}: need a list of sentences, got {given!r}")
     check_model(model, federation)
     check_loss(method.local.loss, model, federation)
     placement, start = method.placement, flatten(model)

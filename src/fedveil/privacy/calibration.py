@@ -11,7 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from fedveil.core.arguments import count, delta_value, positive, settle
+from fedveil.core.arguments import (
+    check_fields,
+    count,
+    delta_value,
+    instance_of,
+    positive,
+    settle,
+)
 from fedveil.core.errors import ConfigError
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import account, fast_epsilon
@@ -47,6 +54,7 @@ class _Question:
     tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, privacy_model=instance_of(PrivacyModel))
         settle(self, epsilon=positive("epsilon", self.epsilon), delta=delta_value(self.delta))
 
     def cost(self, *releases: Release) -> float:

@@ -57,8 +57,9 @@ class RunDirectory:
             )
 
     @classmethod
-    def create(cls, path: Path, plan: Plan, recipe: dict[str, Any]) -> RunDirectory:
+    def create(cls, path: Path | str, plan: Plan, recipe: dict[str, Any]) -> RunDirectory:
         """Make a new run directory, whole or not at all."""
+        path = Path(path)
         cls.check_new(path)
         partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
         new = [parent for parent in path.parents if not parent.exists()]
@@ -90,11 +91,12 @@ class RunDirectory:
         return cls(path, plan, text, lock, ledger)
 
     @classmethod
-    def open(cls, path: Path, plan: Plan, *, moved: bool = False) -> RunDirectory:
+    def open(cls, path: Path | str, plan: Plan, *, moved: bool = False) -> RunDirectory:
         """Open an existing run directory to go on with it.
 
         `moved` is the user's word that this copy is the only one that will go on.
         """
+        path = Path(path)
         lock = _lock(path)
         try:
             text = (path / "recipe.toml").read_bytes()

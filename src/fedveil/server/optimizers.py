@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedveil.core.arguments import number_of
 from fedveil.core.errors import ConfigError
 
 State = dict[str, Tensor]  # named vectors [parameters], never changed in place; in checkpoints
@@ -32,10 +33,10 @@ class Optimizer(Protocol):
 
 
 def _check(learning_rate: float, **shares: float) -> None:
-    if not (math.isfinite(learning_rate) and learning_rate > 0):
+    if not 0 < number_of("server.learning_rate", learning_rate) < math.inf:
         raise ConfigError(f"server.learning_rate: must be positive, got {learning_rate}")
     for name, value in shares.items():
-        if not 0 <= value < 1:
+        if not 0 <= number_of(f"server.{name}", value) < 1:
             raise ConfigError(f"server.{name}: must be in [0, 1), got {value}")
 
 

@@ -156,6 +156,8 @@ class Method(Displayed):
 
     def __post_init__(self) -> None:
         check_fields(self, cohort=instance_of(CohortRule), local=instance_of(LocalTraining))
+        _check_part("placement", self.placement, "CentralNoise()", "protect")
+        _check_part("optimizer", self.optimizer, "Sgd()", "step")
         if whole("training.rounds", self.rounds) < 1:
             raise ConfigError(f"training.rounds: must be at least 1, got {self.rounds}")
         if self.voting is not None and self.smoothing is not None:
@@ -204,3 +206,9 @@ class Method(Displayed):
                 "with many examples may move the sum without bound",
                 "set training.weight_cap to a public number of examples",
             )
+
+
+def _check_part(name: str, part: object, usual: str, verb: str) -> None:
+    """Protocols, of which others may bring their own: an object that knows the verb."""
+    if part is not None and (isinstance(part, type) or not hasattr(part, verb)):
+        raise ConfigError(f"{name}: need an object such as {usual}, got {part!r}")
