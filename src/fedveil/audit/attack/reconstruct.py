@@ -35,7 +35,7 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Likeness:
+class Resemblance:
     """How near the reconstructions from one view come.
 
     correlation: with the victim's record, mean over victims; one for a perfect image.
@@ -56,7 +56,7 @@ class Reconstruction:
     candidates: int
     originals: Floats
     images: dict[str, Floats]
-    likeness: tuple[Likeness, ...]
+    likeness: tuple[Resemblance, ...]
 
 
 def reconstruct(
@@ -183,7 +183,7 @@ def _candidates(plan: Plan, originals: Floats, seed: int) -> Floats:
 
 def _likeness(
     view: str, images: Floats, originals: Floats, candidates: Floats, records: int
-) -> Likeness:
+) -> Resemblance:
     made, known = _standard(images.reshape(len(images), -1)), _standard(candidates)
     alike = made @ known.T  # correlations [victims, candidates]
     own = np.arange(len(originals)).reshape(len(images), records)
@@ -191,7 +191,7 @@ def _likeness(
     nearest = alike.argmax(axis=1)
     # An image of one colour resembles nothing, and all alike.
     found = sum(int(nearest[n] in mine and alike[n].max() > 0) for n, mine in enumerate(own))
-    return Likeness(view, float(best.mean()), found, len(images))
+    return Resemblance(view, float(best.mean()), found, len(images))
 
 
 def _standard(rows: Floats) -> npt.NDArray[np.float64]:
