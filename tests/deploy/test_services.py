@@ -8,6 +8,8 @@ import logging
 import math
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -95,6 +97,23 @@ def test_a_site_gives_memory_back_after_a_run(made: Hospitals) -> None:
     guard = site._responder
     with ThreadPoolExecutor(1) as other, guard._lock:  # in the middle of a long request
         assert not other.submit(site.rested, 0.0).result()
+
+
+def test_a_site_that_waits_does_without_torch(made: Hospitals) -> None:
+    """Which takes more memory than all the rest of it."""
+    made.meet()
+    made.end("north")
+    words = (
+        "import sys; from pathlib import Path; from fedveil.deploy.engine_kit import EngineProcess;"
+        "from fedveil.deploy.homes import SiteHome; from fedveil.deploy.site_service import *;"
+        "from fedveil.deploy.sockets import SocketCourier; from fedveil.cli import site;"
+        "found = SiteService(SiteHome(Path(sys.argv[1])));"
+        "print(type(found._responder).__name__, 'torch' in sys.modules)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", words, made.homes["north"].path], capture_output=True, text=True
+    )
+    assert said.stdout.split() == ["Guard", "False"], said.stderr
 
 
 def test_what_was_spent_is_worked_out_once(

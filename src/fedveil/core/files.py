@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+from hashlib import file_digest
 from pathlib import Path
+
+from fedveil.core.errors import ConfigError
+
+
+def digest_of(path: Path | str) -> str:
+    """SHA-256 of a file of weights to start from, in hexadecimal digits."""
+    try:
+        with Path(path).open("rb") as file:
+            return file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"model.start: {path}: {error.strerror}") from None
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:

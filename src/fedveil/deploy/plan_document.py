@@ -20,6 +20,7 @@ from fedveil.config.assemble import features_of, model_of, plan_of
 from fedveil.config.recipe import DataSection, Recipe
 from fedveil.core.canonical import canonical
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import digest_of
 from fedveil.data.federation import Federation
 from fedveil.deploy.facts import MAX_PLAN, Facts, plan_digest
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
@@ -27,7 +28,6 @@ from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.models.features import ScatteringFeatures, with_features
-from fedveil.models.frozen import digest_of
 from fedveil.models.patches import PatchFeatures
 from fedveil.models.random_features import RandomFeatures
 from fedveil.models.scattering import Scattering

@@ -45,8 +45,8 @@ from typing import Any, cast
 
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.files import digest_of
 from fedveil.core.units import Trust, Unit
-from fedveil.models.frozen import digest_of
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.releases import PrivacyModel
 from fedveil.privacy.shown import at_most

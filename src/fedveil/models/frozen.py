@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from hashlib import file_digest
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.files import digest_of
 
 BACKBONE = "backbone"  # stands for all layers but the last
 
@@ -160,15 +160,6 @@ def start_from(module: nn.Module, path: Path | str) -> Start:
     return Start(
         f"Weights start from {Path(path).name} (SHA-256 {digest}...), made {made}{fresh}.", data
     )
-
-
-def digest_of(path: Path | str) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
-    try:
-        with Path(path).open("rb") as file:
-            return file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(f"model.start: {path}: {error.strerror}") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], str | None]:
