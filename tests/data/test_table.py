@@ -557,6 +557,23 @@ def test_columns_of_strange_types_are_neither_bought_nor_labels_nor_clients(name
             from_table(table, **given)
 
 
+@pytest.mark.parametrize("bought", [False, True])
+def test_the_nameless_index_of_a_frame_is_no_input(bought):
+    """As pandas gives it with its columns after rows were shuffled or split."""
+    draw = np.random.default_rng(0)
+    table = pa.table(
+        {
+            "who": [f"c{i % 5}" for i in range(200)],
+            "x": draw.normal(size=200),
+            "y": ["a", "b"] * 100,
+            "__index_level_0__": draw.permutation(200),
+        }
+    )
+    offer = Offer(Unit.CLIENT, Trust.CENTRAL, 0.01, 1e-6, seed=0) if bought else None
+    found = from_table(table, label="y", client_column="who", offer=offer)
+    assert found.features == ("x",)
+
+
 def test_whole_numbers_beyond_any_machine_s_are_refused():
     frame = {"who": [1, 2] * 9, "x": [2**70] * 18, "y": [0, 1] * 9}
     with pytest.raises(ConfigError, match="the frame cannot be read"):

@@ -106,3 +106,14 @@ def test_frames_may_hold_text() -> None:
     model = fv.DPFedRegressor(settings=QUICK, epsilon=8.0, random_state=4).fit(frame, y)
     assert model.feature_names_in_.tolist() == ["job", "age"]
     assert model.score(frame, y) > 0.7
+
+
+def test_errors_speak_of_x_y_and_groups() -> None:
+    """Not of a file that nobody wrote; and no row is left out for having no owner."""
+    X = np.random.default_rng(0).normal(size=(60, 3))
+    model = fv.DPFedRegressor(settings=QUICK, random_state=0)
+    with pytest.raises(fv.ConfigError, match=r"^y is the same in every row: nothing to predict$"):
+        model.fit(X, np.ones(60))
+    owners = np.where(np.arange(60) == 7, np.nan, np.arange(60) % 5)
+    with pytest.raises(fv.ConfigError, match="groups: row 8 has no owner"):
+        model.fit(X, X[:, 0], groups=owners)

@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from fedveil.advise.defaults import choose
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import plan_of
-from fedveil.core.errors import ConfigError
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.pieces import frame_of
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.run.bundle import bundle_of
@@ -53,7 +53,11 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         owners = np.zeros(table.num_rows, np.int64) if groups is None else column_or_1d(groups)
         if len(owners) != table.num_rows:
             raise ConfigError(f"groups: {len(owners)} owners for {table.num_rows} rows")
-        table = table.append_column(_OWNER, pa.array(owners))
+        named = pa.array(owners, from_pandas=True)
+        if named.null_count:
+            row = named.is_null().to_pylist().index(True)
+            raise ConfigError(f"groups: row {row + 1} has no owner; leave it out, or name one")
+        table = table.append_column(_OWNER, named)
         unit = self.unit or ("record" if groups is None else None)
         given = {
             "data.client_column": _OWNER,
@@ -75,7 +79,15 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
             parquet.write_table(table, file)
             values = {key: value for key, value in given.items() if value is not None}
             recipe = recipes.parse({}, (), {"data.file": file, **values})
-            chosen = choose(recipe, set(values))
+            try:
+                chosen = choose(recipe, set(values))
+            except PrivacyRefusal:
+                raise
+            except ConfigError as error:  # about X, y and groups, not about a file nobody wrote
+                said = str(error).removeprefix(f"{file}: ")
+                for name, known in ((_LABEL, "y"), (_OWNER, "groups")):
+                    said = said.replace(f"label {name!r}", known).replace(repr(name), known)
+                raise ConfigError(said) from None
         run = Run(plan_of(chosen.recipe, chosen.federation))
         try:
             run.finish()

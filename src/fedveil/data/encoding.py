@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -50,8 +51,15 @@ def unreadable(values: Any) -> bool:
     return kind_of(values) is Kind.IGNORE and not pa.types.is_null(values.type)
 
 
+def is_index(name: str) -> bool:
+    """Whether this is the nameless index of a frame, as pandas stores it beside the columns."""
+    return re.fullmatch(r"__index_level_\d+__", name) is not None
+
+
 def judge(name: str, values: Any) -> Judged:
     """Decide from the data themselves what a column is; none of this is protected."""
+    if is_index(name):
+        return Judged(None, "row numbers")
     if values.null_count == len(values):
         return Judged(None, "no values at all")
     kind = kind_of(values)

@@ -16,7 +16,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Owners
 from fedveil.data.bought import Bought, Offer, buy
 from fedveil.data.encoder import TableEncoder, check_stored
-from fedveil.data.encoding import as_text, judge, kind_of, unreadable
+from fedveil.data.encoding import as_text, is_index, judge, kind_of, unreadable
 from fedveil.data.federation import Federation, Task
 from fedveil.data.folder import FILE, is_many, title
 from fedveil.data.holdout import Holdout
@@ -258,7 +258,7 @@ def _buy(
     table, _ = _with_labels_and_owners(path, table, needed, client_column, False)
     known = {client_column, *(labels if declared else ())}
     # What a column's stored type cannot be read as is seen without its rows.
-    known |= {name for name in names if unreadable(table.column(name))}
+    known |= {name for name in names if unreadable(table.column(name)) or is_index(name)}
     wanted, label = [name for name in table.column_names if name not in known], labels[0]
     codes = _owners(table.column(client_column)).codes
     mark = (table.schema.metadata or {}).get(DECIMAL, b".").decode()
