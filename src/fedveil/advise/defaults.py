@@ -53,6 +53,7 @@ _LEARNT = 0.95  # of the constant answer's error: a result above it is hardly a 
 Point = Mapping[str, int]  # exponents of two
 _LEAST: Point = {"rounds": 1, "reach": -8, "stride": -6}
 _MOST: Point = {"rounds": 6, "reach": 8, "stride": 4}
+_FARTHEST = 8  # of rounds and stride together: what lies beyond takes minutes
 
 
 class Pay(Protocol):
@@ -220,7 +221,9 @@ class _Search:
     def best(self) -> Point:
         # As many rounds as there may be: where everybody takes part, the noise on how far all
         # of them lead together does not depend on their number.
-        point: Point = {"rounds": 6, "reach": 1, "stride": 2 if self._by_record else 0}
+        point: Point = {"rounds": 6, "reach": 2, "stride": 1}
+        if self._by_record:
+            point = {"rounds": 6, "reach": 1, "stride": 2}
         for _ in range(_PASSES):
             before = point
             for name in point:
@@ -235,7 +238,7 @@ class _Search:
             start = point
             while True:
                 there = {**point, name: point[name] + direction}
-                if not _LEAST[name] <= there[name] <= _MOST[name]:
+                if not _LEAST[name] <= there[name] <= _MOST[name] or self._too_long(there):
                     break
                 if not self._score(there) < self._score(point) - _BETTER:
                     break
@@ -243,6 +246,10 @@ class _Search:
             if point != start:
                 break
         return point
+
+    def _too_long(self, point: Point) -> bool:
+        """Whether clients would go further in all rounds together than is worth the time."""
+        return not self._by_record and point["rounds"] + point["stride"] > _FARTHEST
 
     def _score(self, point: Point) -> float:
         """Sum of the logarithms of the losses: as good as possible on every made-up table."""
