@@ -350,7 +350,8 @@ def test_exports_of_several_labels_give_the_same_numbers(tmp_path: Path) -> None
     assert np.allclose(found, wanted, rtol=1e-5, atol=1e-6)
     reference = pytest.importorskip("onnx.reference")
     model.export(tmp_path / "model.onnx")
-    (found,) = reference.ReferenceEvaluator(tmp_path / "model.onnx").run(None, {"inputs": inputs})
+    session = reference.ReferenceEvaluator(str(tmp_path / "model.onnx"))
+    (found,) = session.run(None, {"inputs": inputs})
     assert np.allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 

@@ -382,7 +382,7 @@ def test_an_exported_model_gives_the_same_numbers(
         if suffix == "pt2":
             found = torch.export.load(path).module()(torch.from_numpy(rows)).detach().numpy()
         else:
-            session = reference.ReferenceEvaluator(path)
+            session = reference.ReferenceEvaluator(str(path))
             (found,) = session.run(None, {session.input_names[0]: rows})
         assert np.allclose(found, wanted[: len(rows)], rtol=1e-4, atol=1e-5)
     for wrong, said in ((path, "exists already"), (tmp_path / "model.pkl", "ends in .pt2")):
