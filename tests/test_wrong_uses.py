@@ -162,6 +162,14 @@ WRONG: dict[str, tuple[str, Callable[[], object]]] = {
             epsilon=1, delta=1e-5, sampling=fv.Everyone(), rounds=1, privacy_model="client"
         ),
     ),
+    "no number for a cap": ("weight_cap: need a whole", lambda: made(weight_cap=float("nan"))),
+    "an honest server, no": (
+        "honest_server: need True or False, got 'no'",
+        lambda: fv.Aggregation(sparse=True, honest_server="no"),
+    ),
+    "a secure sum, no": ("secure_sum: need True", lambda: fv.GradientNoise(secure_sum="no")),
+    "each example, no": ("per_example: need True", lambda: fv.GradientClip(1.0, 2, "no")),
+    "by examples, no": ("by_examples: need True", lambda: made(by_examples="no")),
     "a seed in words": ("seed: need a whole number", lambda: planned(seed="a")),
     "a model without data": ("federation: need a Federation", lambda: fv.build("logistic", None)),
     "a method that is run": ("plan: need a Plan, got a Method", lambda: fv.Run(made())),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from fedveil.core.arguments import check_fields, instance_of, number_of, one_of, whole
+from fedveil.core.arguments import check_fields, flag, instance_of, number_of, one_of, whole
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class GradientClip:
     per_example: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self, per_example=flag)
         if not (math.isfinite(number_of("gradient clip", self.norm)) and self.norm > 0):
             raise ConfigError(f"gradient clip: norm must be positive and finite, got {self.norm}")
         if self.order not in (1, 2):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedveil.client.ballot import Ballot
 from fedveil.client.rotation import Rotation
-from fedveil.core.arguments import instance_of, number_of
+from fedveil.core.arguments import instance_of, number_of, whole
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.models.flat import Layout
@@ -53,7 +53,7 @@ class UpdatePipeline:
             instance_of(Clip)("clip", self.clip)
         if not 0 <= number_of("sparsity", self.sparsity) < 1:
             raise ConfigError(f"sparsity: must be in [0, 1), got {self.sparsity}")
-        if self.weight_cap is not None and self.weight_cap < 1:
+        if self.weight_cap is not None and whole("weight_cap", self.weight_cap) < 1:
             raise ConfigError(f"weight_cap: must be at least 1, got {self.weight_cap}")
         if self.granularity is not None:
             if not (math.isfinite(self.granularity) and self.granularity > 0):

@@ -96,6 +96,13 @@ def whole(name: str, value: Any) -> int:
     return int(value)
 
 
+def flag(name: str, value: Any) -> bool:
+    """True or False: a word such as "no" would count as true."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: need True or False, got {value!r}")
+    return value
+
+
 def one_of(kind: type[Member]) -> Callable[[str, Any], Member]:
     """The check for a member of an enumeration, which may be given by its word.
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fedveil.client.local_training import GradientClip, LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.core.arguments import check_fields, one_of
+from fedveil.core.arguments import check_fields, flag, one_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.methods.parts.certificate import non_expansive
@@ -75,7 +75,7 @@ class GradientNoise:
     honest_shares: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, adjacency=one_of(Adjacency))
+        check_fields(self, adjacency=one_of(Adjacency), secure_sum=flag)
 
     def proof(self, context: NoiseContext) -> Proof:
         """The strongest statement that is proved for these terms."""

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.core.arguments import check_fields, instance_of, number_of, one_of, whole
+from fedveil.core.arguments import check_fields, flag, instance_of, number_of, one_of, whole
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.methods.parts.adaptive_clipping import ClipRule
@@ -156,6 +156,7 @@ class Method(Displayed):
 
     def __post_init__(self) -> None:
         check_fields(self, cohort=instance_of(CohortRule), local=instance_of(LocalTraining))
+        check_fields(self, by_examples=flag)
         _check_part("placement", self.placement, "CentralNoise()", "protect")
         _check_part("optimizer", self.optimizer, "Sgd()", "step")
         if whole("training.rounds", self.rounds) < 1:
