@@ -300,7 +300,19 @@ def _against(key: str, epsilon: str, wanted: float | None, found: dict[str, Any]
     return f"**{text}**" if (mean <= wanted if loss else mean >= wanted) else text
 
 
-TABLES = {"measured": measured_table, "goals": goals_table}
+def choice_table(_: dict[str, Any]) -> str:
+    """What clips would have been chosen on clients that were held out (`frontier_choice`)."""
+    rows = ["| recipe | half the clip | its own | twice |", "|---" * 4 + "|"]
+    for name, one in json.loads((RESULTS / "frontier-choice.json").read_text()).items():
+        tried = one["held out"]
+        best = max(tried.values())
+        figures = [(tried[clip], f"{100 * tried[clip]:.1f}") for clip in sorted(tried, key=float)]
+        cells = [f"**{text}**" if value == best else text for value, text in figures]
+        rows.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+TABLES = {"measured": measured_table, "goals": goals_table, "choice": choice_table}
 
 
 def page_with_tables(page: str, found: dict[str, Any]) -> str:
