@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedveil.deploy.courier import Answer, Courier, Unreachable
+from fedveil.deploy.courier import Answer, Courier, Reply, T, Unreachable
 from fedveil.deploy.engine_kit import EngineProcess
 from fedveil.deploy.homes import Bundle, HubHome, SiteHome
 from fedveil.deploy.sockets import SocketCourier, free_port
@@ -40,6 +40,11 @@ class Homes(Courier):
 
     def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
         return self.hub.ask(frames, seconds)
+
+    def exchange(
+        self, frames: Mapping[str, bytes], seconds: float, read: Callable[[str, Reply], T]
+    ) -> dict[str, T]:
+        return self.hub.exchange(frames, seconds, read)
 
     def close(self) -> None:
         for site in tuple(self._attached):

@@ -64,6 +64,17 @@ def test_rows_that_are_not_of_the_agreed_schema_are_refused(tmp_path: Path) -> N
         of_images.rows(tmp_path / "rows.csv")
 
 
+def test_a_cell_may_name_several_classes(tmp_path: Path) -> None:
+    ills = {"type": "category", "categories": ["flu", "gout"], "separator": ";"}
+    agreement = Agreement(**KNOWN, label="ills", columns={"age": COLUMNS["age"], "ills": ills})
+    (tmp_path / "rows.csv").write_text("age,ills\n30,flu;gout\n40,\n50,gout\n")
+    assert agreement.schema.remarks(tmp_path / "rows.csv") == []
+    found = agreement.rows(tmp_path / "rows.csv")
+    facts = agreement.facts((3, 3))
+    assert (facts.task, facts.classes) == (str(found.task), found.classes) == ("multi-label", 2)
+    assert sorted(map(tuple, found.train.targets.tolist())) == [(0, 0), (0, 1), (1, 1)]
+
+
 def test_what_a_hub_calls_its_categories_does_nothing_to_an_owner_s_screen(tmp_path: Path) -> None:
     """Remarks are shown before the owner trusts anybody."""
     ward = {"type": "category", "categories": ["\x1b[2J\nFingerprint: 0d6be", "b"]}

@@ -13,15 +13,20 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from time import monotonic
+from typing import TypeVar
 
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.deploy.envelope import MAX_FRAME
 
 Answer = Callable[[bytes], bytes]
+T = TypeVar("T")
 
 
 class Unreachable(FedveilError):
     """A site that did not answer in time; it may have got the request all the same."""
+
+
+Reply = bytes | Unreachable | None
 
 
 class Courier(ABC):
@@ -42,6 +47,14 @@ class Courier(ABC):
     @abstractmethod
     def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
         """One request to each of these sites, all at once; what came back of each in time."""
+
+    def exchange(
+        self, frames: Mapping[str, bytes], seconds: float, read: Callable[[str, Reply], T]
+    ) -> dict[str, T]:
+        """`ask`, and what `read` makes of each site's reply: as soon as it is there, if that can
+        be. Long replies take a while to check, and the last one holds up nobody else's."""
+        found = self.ask(frames, seconds)
+        return {site: read(site, found.get(site)) for site in frames}
 
     @abstractmethod
     def close(self) -> None:

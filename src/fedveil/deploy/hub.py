@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.files import write_atomically
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
-from fedveil.deploy.courier import Courier, Unreachable
+from fedveil.deploy.courier import Courier, Reply, Unreachable
 from fedveil.deploy.envelope import BadFrame, Message, seal, unseal
 from fedveil.deploy.facts import Facts
 from fedveil.deploy.members import Members
@@ -63,7 +63,6 @@ _SLOWEST = 1 << 19  # bytes a second that a connection carries at least, there a
 _PAUSE = 0.1  # seconds until a site that is away is asked again
 _HASHING = 4  # threads
 
-T = TypeVar("T")
 Known = Callable[[Facts], Federation]
 
 
@@ -75,12 +74,6 @@ def plain(said: object) -> str:
     """What a site says, as one line that a terminal only shows."""
     text = said if isinstance(said, str) else ""
     return "".join(letter if letter.isprintable() else " " for letter in text[:500])
-
-
-def _at_once(call: Callable[..., T], each: Sequence[tuple[Any, ...]]) -> list[T]:
-    """Calls whose time goes into hashes of long frames, which need no lock of Python's."""
-    with ThreadPoolExecutor(min(_HASHING, max(1, len(each)))) as pool:
-        return list(pool.map(lambda given: call(*given), each))
 
 
 class Sites:
@@ -102,15 +95,18 @@ class Sites:
         """
         until, names = monotonic() + seconds, self.members.names
         frames = self._sealed(asked)
+        numbers = {names[number]: number for number in frames}
         waiting, replies, again = set(frames), dict[int, Message](), set[int]()
+
+        def read(site: str, found: Reply) -> Message | None:
+            return self._reply(site, frames[numbers[site]], found)
+
         while waiting and (left := until - monotonic()) > 0:
             wanted = {names[number]: frames[number] for number in sorted(waiting)}
             patience = _ASK + max(map(len, wanted.values())) / _SLOWEST
-            found, working = self.courier.ask(wanted, min(left, patience)), False
-            said = [
-                (number, frames[number], found.get(names[number])) for number in sorted(waiting)
-            ]
-            for (number, _, _), reply in zip(said, _at_once(self._reply, said), strict=True):
+            said, working = self.courier.exchange(wanted, min(left, patience), read), False
+            for site, reply in said.items():
+                number = numbers[site]
                 status = None if reply is None else reply.header.get("status")
                 working = working or status == "working"
                 if reply is None or status == "working":
@@ -131,14 +127,13 @@ class Sites:
     def _sealed(self, asked: Mapping[int, Message]) -> dict[int, bytes]:
         """What each site is sent; a message to several is signed once."""
         different = {id(message): message for message in asked.values()}
-        frames = _at_once(seal, [(message, self.key) for message in different.values()])
-        sealed = dict(zip(different, frames, strict=True))
+        # Most of its time goes into hashes of long messages, which need no lock of Python's.
+        with ThreadPoolExecutor(_HASHING) as pool:
+            frames = pool.map(lambda message: seal(message, self.key), different.values())
+            sealed = dict(zip(different, frames, strict=True))
         return {number: sealed[id(message)] for number, message in asked.items()}
 
-    def _reply(
-        self, number: int, frame: bytes, found: bytes | Unreachable | None
-    ) -> Message | None:
-        name = self.members.names[number]
+    def _reply(self, name: str, frame: bytes, found: Reply) -> Message | None:
         if found is None or isinstance(found, Unreachable):
             self.refusals[name] = str(found)
             self.silent.add(name)

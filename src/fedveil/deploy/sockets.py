@@ -27,7 +27,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from fedveil.core.errors import ConfigError
-from fedveil.deploy.courier import Answer, Courier, Unreachable
+from fedveil.deploy.courier import Answer, Courier, Reply, T, Unreachable
 from fedveil.deploy.envelope import MAX_FRAME
 
 _PR_SET_PDEATHSIG = 1  # of Linux, where engines run
@@ -125,11 +125,18 @@ class SocketCourier(Courier):
         return tuple(json.loads(request(self._hub, b"", 10.0, _about("", 1.0))))
 
     def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
-        def one(site: str) -> bytes | Unreachable:
+        return self.exchange(frames, seconds, lambda site, reply: reply or b"")
+
+    def exchange(
+        self, frames: Mapping[str, bytes], seconds: float, read: Callable[[str, Reply], T]
+    ) -> dict[str, T]:
+        def one(site: str) -> T:
+            reply: Reply
             try:
-                return request(self._hub, frames[site], seconds, _about(site, seconds))
+                reply = request(self._hub, frames[site], seconds, _about(site, seconds))
             except Unreachable:
-                return Unreachable(f"site {site!r} did not answer in time, or is not there")
+                reply = Unreachable(f"site {site!r} did not answer in time, or is not there")
+            return read(site, reply)
 
         with ThreadPoolExecutor(max(1, len(frames))) as pool:
             return dict(zip(frames, pool.map(one, frames), strict=True))
