@@ -6,6 +6,7 @@ but for the lies about that.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -466,6 +468,26 @@ def test_why_training_fails_is_not_told(made: World, monkeypatch: pytest.MonkeyP
         reply = ask(made, 0, Message({**header, "round": number}, (b"", b"")))
         assert reply.header["reason"] == "this site could not compute its part"
     assert made.guards["site-0"].store.ledger.runs() == {document.digest: 2}
+
+
+STRANGE = (math.nan, math.inf, -math.inf, 3.4e38, -3.4e38, 1e-45, 1e30)
+
+
+@pytest.mark.parametrize("model", [{}, {"model__name": "mlp", "model__hidden": [5]}])
+def test_no_weights_make_training_fail(model: dict[str, Any], made: World) -> None:
+    """Whether it fails would tell of the rows, without noise."""
+    given = {"training__method": "client-noise", "aggregation__secure": None, **model}
+    document = document_of(made, training__rounds=len(STRANGE), **given)
+    assert begin(made, document, accepted(made, document)).header["status"] == "done"
+    size = planned(document.parsed(), document.facts.federation()).layout.size
+    header = {"kind": "train", "run": document.digest, "purpose": "update", "clip": None}
+    for number, strange in enumerate(STRANGE):
+        weights = np.resize(np.array([strange, 1.0, -strange], "<f4"), size).tobytes()
+        status = "working"
+        while status == "working":
+            reply = ask(made, 0, Message({**header, "round": number}, (b"", weights)))
+            status = reply.header["status"]
+        assert status == "done", (strange, reply.header)
 
 
 @pytest.mark.parametrize("secure", [True, False])
