@@ -3,6 +3,7 @@ draws by itself."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+_DRAWING = threading.RLock()
 _HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 
 
@@ -27,9 +29,11 @@ def as_written(module: nn.Module) -> bool:
 @contextmanager
 def drawing_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """What modules draw by themselves (dropout, first weights) follows from a seed, on the CPU and
-    on this device; afterwards all generators are where they were, and no other one was touched."""
+    on this device; afterwards all generators are where they were, and no other one was touched.
+
+    A process has one generator for all its threads: they draw one after the other."""
     gpus = [device] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(gpus):
+    with _DRAWING, torch.random.fork_rng(gpus):
         torch.default_generator.manual_seed(seed)
         for gpu in gpus:
             with torch.cuda.device(gpu):
