@@ -579,3 +579,33 @@ def test_noise_that_spans_rounds_is_not_charged_round_by_round(path: Path) -> No
     ledger.reserve(replace(turn, rounds=8), model, run="in full")
     mu = math.hypot(*column) / 4.0
     assert ledger.spent() == pytest.approx(gaussian_epsilon(mu * math.sqrt(3)), rel=1e-6)
+
+
+def test_what_can_be_afforded_is_what_can_be_reserved_and_asking_costs_nothing(path: Path) -> None:
+    ledger = ClientLedger(path, 1.001 * gaussian_epsilon(math.sqrt(2) / 4), DELTA)
+    nothing = ledger.charges
+    ledger.afford([ONCE, ONCE], LOCAL)
+    with pytest.raises(LifetimeBudgetExceeded):
+        ledger.afford([ONCE, ONCE, ONCE], LOCAL)
+    assert (ledger.spent(), ledger.runs(), ledger.charges) == (0.0, {}, nothing)
+    ledger.reserve(ONCE, LOCAL, run="a")
+    assert ledger.charges != nothing
+    with pytest.raises(LifetimeBudgetExceeded):
+        ledger.afford([ONCE, ONCE], LOCAL)
+    ledger.reserve(ONCE, LOCAL, run="b")
+    assert ledger.runs() == {"a": 1, "b": 1}
+    with pytest.raises(LifetimeBudgetExceeded):
+        ledger.reserve(ONCE, LOCAL, run="c")
+
+
+def test_a_reopened_ledger_has_the_terms_and_the_charges_that_it_had(path: Path) -> None:
+    with pytest.raises(ConfigError, match="make it first"):
+        ClientLedger.reopened(path)
+    first = ClientLedger(path, 3.0, DELTA, adjacency=Adjacency.REPLACE, trust=Trust.LOCAL)
+    first.reserve(ONCE, replace(LOCAL, adjacency=Adjacency.REPLACE), run="a")
+    ClientLedger(path, 2.0, DELTA, adjacency=Adjacency.REPLACE, trust=Trust.LOCAL)  # lowered
+    again = ClientLedger.reopened(path)
+    for name in ("delta", "unit", "adjacency", "trust", "charges"):
+        assert getattr(again, name) == getattr(first, name)
+    assert again.budget_epsilon == 2.0
+    assert again.spent() == first.spent() > 0
