@@ -14,12 +14,15 @@ import torch
 
 import fedveil as fv
 from fedveil.core.randomness import Randomness
+from fedveil.core.units import Entropy
+from fedveil.data.bought import Bought, Offer
 from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.privacy.correlated import FactorKind
 from fedveil.server.averaging import Average, Averaged
 from fedveil.server.smoothing import Order
 
+PAID = {"unit": fv.Unit.CLIENT, "trust": fv.Trust.CENTRAL, "releases": ("one",)}
 LOCAL = fv.LocalTraining(fv.LearningRate(1.0), steps=1)
 HALF = fv.CohortRule(rate=0.5)
 
@@ -58,6 +61,9 @@ def planned(
         (VoteNoise, "trust", fv.Trust.CENTRAL, {}),
         (VoteNoise, "adjacency", fv.Adjacency.REPLACE, {}),
         (fv.Aggregation, "secure", fv.SecureMode.MASKED, {}),
+        (Offer, "unit", fv.Unit.CLIENT, {"trust": fv.Trust.CENTRAL, "noise": 1.0, "missed": 0.1}),
+        (Offer, "trust", fv.Trust.CENTRAL, {"unit": fv.Unit.CLIENT, "noise": 1.0, "missed": 0.1}),
+        (Bought, "entropy", Entropy.SEEDED, PAID),
         (fv.Smoothing, "order", Order.IN_OUT_KERNEL, {"strength": 1.0}),
         (Averaged, "kind", Average.TAIL, {"optimizer": fv.Sgd(), "setting": 0.5, "rounds": 2}),
     ],
@@ -84,6 +90,32 @@ def test_what_is_drawn_is_what_is_accounted_when_noise_is_named_by_a_word(word: 
     drawn = chosen.placement.protect(at, nothing, this_round).double()
     peaked = float((drawn**4).mean() / (drawn**2).mean() ** 2)  # 3 or 6, give or take 0.1 or 0.6
     assert abs(peaked - (3 if word == "gaussian" else 6)) < 1.5
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.longdouble])
+def test_noise_is_as_large_as_accounted_whatever_type_its_number_has(kind: type[Any]) -> None:
+    """Of 16 bits, the product with a clip is short of it by up to half a thousandth."""
+    clip, given = 0.777, kind(1.1)
+    plan = planned(made(clip=fv.Clip(clip)), budget=fv.Budget(noise_multiplier=given))
+    assert plan.guarantee is not None
+    assert plan.context is not None
+    (release,) = plan.guarantee.releases
+    std = RoundNoise(plan.context, plan.method.pipeline, 0).scale
+    assert std == release.mechanism.noise_multiplier * clip == float(given) * clip
+
+
+def test_whole_numbers_of_other_libraries_are_numbers() -> None:
+    """Of 8 bits, a product of rounds and steps would overflow; and no proof is about them."""
+    local = fv.LocalTraining(fv.LearningRate(np.float32(0.5)), steps=np.int8(100))
+    cohort = fv.CohortRule("round-robin", size=np.int64(5))
+    method = made(rounds=np.uint8(200), cohort=cohort, local=local, clip=fv.Clip(np.float16(0.5)))
+    found = planned(method).guarantee
+    same = fv.LocalTraining(fv.LearningRate(0.5), steps=100)
+    cohort = fv.CohortRule("round-robin", size=5)
+    assert method == made(rounds=200, cohort=cohort, local=same, clip=fv.Clip(0.5))
+    assert found is not None
+    assert found.certified
+    assert {type(one) for one in (method.rounds, local.steps, cohort.size)} == {int}
 
 
 def test_exact_arithmetic_named_by_a_word_is_exact() -> None:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from fedveil.core.arguments import check_fields, flag, instance_of, number_of, one_of, whole
+from fedveil.core.arguments import (
+    check_fields,
+    flag,
+    instance_of,
+    number_of,
+    one_of,
+    plain_numbers,
+    whole,
+)
 from fedveil.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +49,7 @@ class LearningRate:
     decay: float = 1.0  # in the schedule's own unit, steps or rounds
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         check_fields(self, schedule=one_of(Schedule))
         if not (math.isfinite(number_of("learning_rate", self.rate)) and self.rate > 0):
             raise ConfigError(f"learning_rate: must be positive and finite, got {self.rate}")
@@ -80,6 +89,7 @@ class GradientClip:
     per_example: bool = False
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         check_fields(self, per_example=flag)
         if not (math.isfinite(number_of("gradient clip", self.norm)) and self.norm > 0):
             raise ConfigError(f"gradient clip: norm must be positive and finite, got {self.norm}")
@@ -123,6 +133,7 @@ class LocalTraining:
     loss: Loss | None = None  # of each example, from outputs and targets; None: the task's own
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         check_fields(self, learning_rate=instance_of(LearningRate))
         if (self.steps is None) == (self.epochs is None):
             raise ConfigError("local rule: set exactly one of local_steps and local_epochs")

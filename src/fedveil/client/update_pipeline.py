@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedveil.client.ballot import Ballot
 from fedveil.client.rotation import Rotation
-from fedveil.core.arguments import instance_of, number_of, whole
+from fedveil.core.arguments import instance_of, number_of, plain_numbers, whole
 from fedveil.core.errors import ConfigError
 from fedveil.core.randomness import Randomness
 from fedveil.models.flat import Layout
@@ -49,6 +49,7 @@ class UpdatePipeline:
     ballot: Ballot | None = None
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         if self.clip is not None:
             instance_of(Clip)("clip", self.clip)
         if not 0 <= number_of("sparsity", self.sparsity) < 1:

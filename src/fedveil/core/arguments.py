@@ -143,6 +143,17 @@ def check_fields(instance: object, **checks: Callable[[str, Any], Any]) -> None:
     settle(instance, **found)
 
 
+def plain_numbers(instance: object) -> None:
+    """Store all numbers of a frozen dataclass as Python's own while it is being made.
+
+    Those of other libraries may be short, and round or overflow where an account does not."""
+    for name, value in list(vars(instance).items()):
+        if isinstance(value, Integral) and not isinstance(value, int):
+            settle(instance, **{name: whole(name, value)})
+        elif isinstance(value, Real) and not isinstance(value, int | float):
+            settle(instance, **{name: number_of(name, value)})
+
+
 def optional(one: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     """The same check for a field that may be None."""
     return lambda name, value: None if value is None else one(name, value)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.core.arguments import instance_of, number_of, settle, whole
+from fedveil.core.arguments import instance_of, number_of, plain_numbers, settle, whole
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.randomness import Randomness
@@ -69,6 +69,7 @@ class Budget:
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         if (self.epsilon is None) == (self.noise_multiplier is None):
             raise ConfigError("privacy: set exactly one of epsilon and noise_multiplier")
         for name in ("epsilon", "noise_multiplier"):

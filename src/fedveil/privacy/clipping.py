@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.core.arguments import number_of
+from fedveil.core.arguments import number_of, plain_numbers
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency
 from fedveil.privacy.lanes import tree_sum
@@ -44,6 +44,7 @@ class Clip:
     order: int = 2
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         if not 0.0 < number_of("clip_norm", self.norm) < math.inf:
             raise ConfigError(f"clip_norm: need a finite number > 0, got {self.norm}")
         if self.order not in (1, 2):

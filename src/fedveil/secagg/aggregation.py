@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from fedveil.core.arguments import check_fields, flag, number_of, one_of, optional
+from fedveil.core.arguments import check_fields, flag, number_of, one_of, optional, plain_numbers
 from fedveil.core.errors import ConfigError
 from fedveil.secagg.dropouts import planned_dropouts
 from fedveil.secagg.mode import SecureMode
@@ -42,6 +42,7 @@ class Aggregation:
     honest_server: bool = False
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         check_fields(self, secure=optional(one_of(SecureMode)), sparse=flag, honest_server=flag)
         if not 0 <= number_of("aggregation.dropout", self.dropout) < 1:
             raise ConfigError(f"aggregation.dropout: must be in [0, 1), got {self.dropout}")

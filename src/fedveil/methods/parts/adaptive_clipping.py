@@ -10,6 +10,7 @@ import torch
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
+from fedveil.core.arguments import plain_numbers
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.units import Trust
 from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement, RoundNoise
@@ -74,6 +75,7 @@ class AdaptiveClipping:
     bit_noise: float = 0.05  # std of the noise on the count, as a share of the expected cohort
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         if not 0 < self.quantile < 1:
             raise ConfigError(f"privacy.clip_quantile: must be in (0, 1), got {self.quantile}")
         if not (math.isfinite(self.rate) and self.rate >= 0):

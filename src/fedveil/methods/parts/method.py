@@ -7,7 +7,15 @@ from enum import StrEnum
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.core.arguments import check_fields, flag, instance_of, number_of, one_of, whole
+from fedveil.core.arguments import (
+    check_fields,
+    flag,
+    instance_of,
+    number_of,
+    one_of,
+    plain_numbers,
+    whole,
+)
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.methods.parts.adaptive_clipping import ClipRule
@@ -64,6 +72,7 @@ class CohortRule:
     clients: int | None = None
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         check_fields(self, scheme=one_of(Scheme))
         if self.clients is not None and whole("privacy.public_clients", self.clients) < 1:
             raise ConfigError(f"privacy.public_clients: must be at least 1, got {self.clients}")
@@ -123,6 +132,7 @@ class Voting:
     learning_rate: float = 0.01
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         for name in ("questions", "epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -155,6 +165,7 @@ class Method(Displayed):
     by_examples: bool = False
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         check_fields(self, cohort=instance_of(CohortRule), local=instance_of(LocalTraining))
         check_fields(self, by_examples=flag)
         _check_part("placement", self.placement, "CentralNoise()", "protect")

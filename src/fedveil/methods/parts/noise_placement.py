@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import UpdatePipeline
-from fedveil.core.arguments import check_fields, one_of
+from fedveil.core.arguments import check_fields, one_of, plain_numbers
 from fedveil.core.errors import PrivacyRefusal
 from fedveil.core.randomness import Randomness, Stream
 from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
@@ -68,6 +68,7 @@ class NoiseContext:
     public_clients: int | None = None
 
     def __post_init__(self) -> None:
+        plain_numbers(self)
         check_fields(self, arithmetic=one_of(Arithmetic))
 
     @property
