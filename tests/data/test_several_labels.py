@@ -254,6 +254,18 @@ def test_lists_are_read_as_cells_are() -> None:
                 ).all()
 
 
+def test_a_label_that_the_schema_leaves_out_is_read_as_cells_too() -> None:
+    frame = {"who": list("abcd") * 5, "a": [0.5] * 20, "tags": pa.array([["x", "y"], ["y"]] * 10)}
+    given = {"label": "tags", "client_column": "who", "label_separator": ";", "test_fraction": 0}
+    found = fv.from_table(frame, schema={"columns": {"a": SCHEMA["a"]}}, **given)
+    assert found.class_names == ("x", "y")
+    assert any("classes, their names" in one for one in found.unprotected)
+
+
+def _described(**label: Any) -> dict[str, Any]:
+    return {"columns": SCHEMA | {"tags": {"type": "category", **label}}}
+
+
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
@@ -279,6 +291,15 @@ def test_lists_are_read_as_cells_are() -> None:
             "in the schema label 'a' is a number",
         ),
         ({"label_separator": ";", "classes": ["red;large", "x"]}, "'red;large' contains it"),
+        ({"label_separator": ";", "classes": ["red", "red"]}, "'red' stands there twice"),
+        (
+            {"label_separator": ";", "schema": _described(categories=["red;large", "x"])},
+            "'red;large' contains it",
+        ),
+        (
+            {"label_separator": ";", "schema": _described(buckets=4)},
+            "a category without a list of categories",
+        ),
     ],
 )
 def test_separators_that_make_no_sense_are_refused(

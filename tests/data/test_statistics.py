@@ -516,3 +516,26 @@ def test_what_is_not_proved_is_not_offered(unit: Unit, trust: Trust) -> None:
             continue
         with pytest.raises(fv.PrivacyRefusal, match="not offered"):
             Offer(unit, trust, 8.0, 1e-6, shares)
+
+
+def test_nothing_is_bought_for_a_table_without_inputs() -> None:
+    paid: list[Any] = []
+    offer = Offer(Unit.CLIENT, Trust.CENTRAL, 1.0, 1e-6, pay=paid.append)
+    frame = {"who": list("abcd") * 5, "y": list("pq") * 10, "x": pa.array([[0.5]] * 20)}
+    for classes in ((), ("p", "q")):
+        with pytest.raises(fv.ConfigError, match="no column besides 'y' can be used as an input"):
+            fv.from_table(frame, label="y", client_column="who", classes=classes, offer=offer)
+    assert not paid
+
+
+def test_terms_named_by_words_are_those_terms() -> None:
+    """Each record of its own votes by words too, and nobody picks names under distributed trust."""
+    frame = {"who": [str(row % 50) for row in range(400)], "y": list("pq") * 200}
+    frame["x"] = [float(row % 7) for row in range(400)]
+    offer = Offer("record", "distributed", 1.0, 1e-6, shares=50)  # type: ignore[arg-type]
+    assert offer == Offer(Unit.RECORD, Trust.DISTRIBUTED, 1.0, 1e-6, shares=50)
+    found = fv.from_table(frame, label="y", client_column="who", offer=offer)
+    assert found.bought is not None
+    assert {type(one.mechanism).__name__ for one in found.bought.releases} == {
+        "DiscreteGaussianSum"
+    }

@@ -20,6 +20,7 @@ from fedveil.data.partition import IID
 from fedveil.deploy.agreement import Agreement
 from fedveil.deploy.homes import HubHome, SiteHome
 from fedveil.deploy.hub_service import EVALUATION, HubJob
+from fedveil.deploy.schemas import TableSchema
 from tests.deploy.hospitals import COLUMNS, POLICY, SITES, Hospitals, table
 
 ARRAYS = {"shape": [12, 12], "classes": ["dark", "bright"], "min": 0, "max": 255}
@@ -39,6 +40,21 @@ def test_the_same_rows_from_every_kind_of_file(tmp_path: Path) -> None:
         assert np.array_equal(found.train.targets, first.train.targets)
         assert found.features == first.features
         assert found.clients == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "entry", "wanted"),
+    [
+        ("ward", {"separator": ";"}, "'ward' has a separator, which is for the label"),
+        ("ill", {"type": "category", "buckets": 4}, "the label 'ill' must be in it"),
+    ],
+)
+def test_a_schema_that_no_site_could_read_is_refused_at_once(
+    column: str, entry: dict[str, Any], wanted: str
+) -> None:
+    known = entry if "type" in entry else {**COLUMNS[column], **entry}
+    with pytest.raises(ConfigError, match=wanted):
+        TableSchema("ill", {**COLUMNS, column: known}).encoder  # noqa: B018
 
 
 def test_rows_that_are_not_of_the_agreed_schema_are_refused(tmp_path: Path) -> None:

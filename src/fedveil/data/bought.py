@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.core.arguments import check_fields, one_of, plain_numbers
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.randomness import Randomness, Stream
 from fedveil.core.units import Entropy, Trust, Unit
@@ -61,6 +62,8 @@ class Offer:
     pay: Callable[[Bought], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        check_fields(self, unit=one_of(Unit), trust=one_of(Trust))
+        plain_numbers(self)
         alone = self.trust is Trust.LOCAL and self.unit is Unit.RECORD and self.shares == 1
         if not alone and (self.unit, self.trust) not in _OFFERED:
             raise PrivacyRefusal(
@@ -79,6 +82,7 @@ class Bought:
     releases: tuple[Release, ...]
 
     def __post_init__(self) -> None:
+        check_fields(self, unit=one_of(Unit), trust=one_of(Trust), entropy=one_of(Entropy))
         if not self.releases:
             raise ConfigError("bought statistics: nothing was paid, so nothing was bought")
 

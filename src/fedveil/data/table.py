@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -196,11 +197,12 @@ def _separator(
         raise ConfigError(f"{path}: a separator is for one label, and there are {len(labels)}")
     if given is None:
         return said
-    check_separator("label_separator", given)
-    if target is not None and (target.kind is not Kind.CATEGORY or said not in (None, given)):
+    check_separator("label_separator", given, () if target is None else target.categories)
+    if target is not None and (not target.categories or said not in (None, given)):
+        as_known = f" with separator {said!r}" if said else " without a list of categories"
         raise ConfigError(
             f"{path}: label_separator {given!r}, but in the schema label {labels[0]!r} is a "
-            f"{target.kind}" + (f" with separator {said!r}" if said else "")
+            f"{target.kind}{as_known}"
         )
     return given
 
@@ -222,6 +224,8 @@ def _known_labels(
         if not classes:
             return {}
         names = tuple(map(str, classes))
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise ConfigError(f"{path}: classes: {twice[0]!r} stands there twice")
         if separator is not None:
             check_separator("label_separator", separator, names)
         return {labels[0]: Column(Kind.CATEGORY, categories=names, separator=separator)}
@@ -260,6 +264,8 @@ def _buy(
     # What a column's stored type cannot be read as is seen without its rows.
     known |= {name for name in names if unreadable(table.column(name)) or is_index(name)}
     wanted, label = [name for name in table.column_names if name not in known], labels[0]
+    if not set(wanted) - set(labels):  # before anything is paid
+        raise ConfigError(f"{path}: no column besides {label!r} can be used as an input")
     codes = _owners(table.column(client_column)).codes
     mark = (table.schema.metadata or {}).get(DECIMAL, b".").decode()
     cells = {name: table.column(name) for name in wanted}
@@ -358,6 +364,7 @@ def _read(
     else:
         used = {name for name, column in public.items() if column.kind is not Kind.IGNORE}
         used.discard(str(client_column))
+        used |= set() if separator is None else set(labels)
         only = {*used, *labels, str(client_column)}
         table = read_table(source, exact=client_column, by_cell=used, only=only)
     if client_column is not None:

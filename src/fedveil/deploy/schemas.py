@@ -100,10 +100,12 @@ class TableSchema:
         kinds = (Kind.BOOLEAN,) if several else (Kind.CATEGORY, Kind.BOOLEAN, Kind.NUMBER)
         found = [known.pop(label, Column(Kind.IGNORE)) for label in self.labels]
         for label, target in zip(self.labels, found, strict=True):
-            if target.kind not in kinds:
-                said = "a boolean, named once" if several else "a category, boolean or number"
+            if target.kind not in kinds or target.buckets is not None:
+                said = "a boolean, named once" if several else "categories, boolean or a number"
                 raise ConfigError(f"schema: the label {label!r} must be in it: {said}")
         inputs = {name: column for name, column in known.items() if column.kind is not Kind.IGNORE}
+        if divided := [name for name, column in inputs.items() if column.separator is not None]:
+            raise ConfigError(f"schema: {divided[0]!r} has a separator, which is for the label")
         if not inputs:
             raise ConfigError(f"schema: no column besides {self.label!r} can be used as an input")
         return TableEncoder(inputs, self.labels, found[0])
