@@ -17,7 +17,7 @@ from fedveil.data.declared import AGAIN
 from fedveil.data.examples import Examples, Scaling
 from fedveil.data.federation import Federation, Task
 from fedveil.engines.contract import RoundRequest
-from fedveil.models.features import FeatureMap, ScatteringFeatures, with_features
+from fedveil.models.features import FeatureMap, Featurizer, ScatteringFeatures, with_features
 from fedveil.models.patches import PatchFeatures
 from fedveil.run.run import Run
 
@@ -90,6 +90,21 @@ def test_threads_do_not_show(features: FeatureMap):
     finally:
         torch.set_num_threads(threads)
     assert len(set(found)) == 1
+
+
+def test_the_order_of_an_array_in_memory_does_not_show():
+    """Sums round by it, and copies of the same rows may differ in it."""
+
+    class Steps:
+        data_independent = True
+
+        def __call__(self, example: Tensor) -> Tensor:
+            return torch.tensor(example.stride(), dtype=torch.float32)
+
+    stored = np.zeros((3, 4, 5, 2), np.float32)
+    for same in (stored, np.asfortranarray(stored), stored.repeat(2, axis=2)[:, :, ::2]):
+        made = Featurizer(Steps(), None, (4, 5, 2))(same)
+        assert made.tolist() == [[10, 2, 1]] * 3
 
 
 def test_features_have_length_one_and_mean_zero():

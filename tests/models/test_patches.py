@@ -98,6 +98,8 @@ def test_settings_that_cannot_be_meant_are_refused() -> None:
     assert named_features("patches", mirror=True, patches=9) == PatchFeatures(9, mirror=True)
     for given, said in (
         ({"patches": 0}, r"model\.patches: must be at least 1"),
+        ({"patches": 2.5}, r"model\.patches: need a whole number"),
+        ({"mirror": "no"}, "mirror: need True or False"),
         ({"directions": 0}, r"model\.directions"),
         ({"whiten": "clouds"}, "strokes or leaves"),
         ({"angles": 4}, "not for model.features"),

@@ -199,7 +199,8 @@ class Featurizer:
         return inputs.astype(np.float32) if self.scaling is None else self.scaling(inputs)
 
     def _one(self, example: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
-        found = self.features(torch.from_numpy(example).clone()).half()
+        own = torch.from_numpy(example).clone(memory_format=torch.contiguous_format)
+        found = self.features(own).half()
         # One that overflows counts as zero: stopping would tell that it is there.
         return (found if bool(found.isfinite().all()) else torch.zeros_like(found)).numpy()
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, avg_pool2d, conv2d
 
+from fedveil.core.arguments import check_fields, flag, whole
 from fedveil.core.errors import ConfigError
 from fedveil.models.whitening import DIRECTIONS, check_drawings, drawn, one_thread, whitened
 
@@ -42,7 +43,8 @@ class PatchFeatures:
 
     def __post_init__(self) -> None:
         check_drawings(self.whiten, self.directions)
-        if self.patches < 1:
+        check_fields(self, mirror=flag)
+        if whole("model.patches", self.patches) < 1:
             raise ConfigError(f"model.patches: must be at least 1, got {self.patches}")
 
     def __call__(self, example: Tensor) -> Tensor:
