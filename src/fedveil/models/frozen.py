@@ -173,4 +173,4 @@ def _read(path: Path) -> tuple[dict[str, Tensor], str | None]:
     except FileNotFoundError:
         raise ConfigError(f"model.start: {path}: no such file") from None
     except (SafetensorError, OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"model.start: {path}: not a safetensors file ({error})") from None
+        raise ConfigError(f"model.start: {path.name}: not a safetensors file ({error})") from None
