@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 import numpy as np
@@ -369,6 +370,12 @@ def test_a_stored_federation_remembers_that_rows_were_left_out(tmp_path):
     assert Federation.open(saved).unlabelled
 
 
+class Colour(str, Enum):  # noqa: UP042
+    """Its members are texts, and str() of one is its name."""
+
+    RED, BLUE = "red", "blue"
+
+
 @pytest.mark.parametrize(
     ("usual", "odd"),
     [
@@ -376,6 +383,8 @@ def test_a_stored_federation_remembers_that_rows_were_left_out(tmp_path):
         ([7, 1, 2, 100], "2020-01-01"),
         ([0.5, 1.0, 2.0, 2.5], True),
         (["a", "1", None, "1.0"], 3),
+        ([Colour.RED, Colour.BLUE, Colour.RED, "red"], 3),
+        ([bytearray(b"a"), b"b", "c", bytearray(b"b")], 3),
     ],
 )
 def test_entries_of_a_list_are_read_one_by_one(usual: list, odd: object) -> None:

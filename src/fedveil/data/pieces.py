@@ -168,22 +168,23 @@ def _untyped(column: Any) -> bool:
 
 
 def _texts(column: Iterable[Any]) -> Any:
-    try:  # text already, and gaps: what each becomes is the same
-        return pa.array(column, pa.string(), from_pandas=True)
-    except (pa.ArrowException, TypeError):
-        return pa.array([_text(entry) for entry in column], pa.string())
+    return pa.array([_text(entry) for entry in column], pa.string())
 
 
 def _text(entry: Any) -> str | None:
     """An entry as a CSV file would hold it; None if it is missing, as None and NaN are."""
-    if isinstance(entry, list | tuple | set | frozenset | np.ndarray):
+    if isinstance(entry, str):
+        return str.__str__(entry)  # also of a member of an Enum
+    if isinstance(entry, list | tuple | np.ndarray):
         return cells.BETWEEN.join(_text(one) or "" for one in entry)
+    if isinstance(entry, set | frozenset):
+        return cells.BETWEEN.join(sorted(_text(one) or "" for one in entry))
     try:
         if entry is None or entry != entry:
             return None
     except TypeError:  # pandas.NA is neither the same nor another
         return None
-    if isinstance(entry, bytes):
+    if isinstance(entry, bytes | bytearray):
         return entry.decode(errors="replace")
     if isinstance(entry, bool | np.bool_):
         return str(bool(entry)).lower()
