@@ -37,6 +37,9 @@ RULES = {
     "momentum": LocalTraining(RATE, epochs=2, batch_size=4, momentum=0.9, weight_decay=0.1),
     "FedProx": LocalTraining(RATE, epochs=2, batch_size=4, penalty=0.5),
     "BLUR (Cheng)": LocalTraining(RATE, steps=8, batch_size=4, penalty=2.0, penalty_radius=0.3),
+    "BLUR, decay": LocalTraining(
+        RATE, steps=6, batch_size=4, penalty=1.0, penalty_radius=0.2, weight_decay=0.2
+    ),
     "BLUR, momentum, decay": LocalTraining(
         RATE, steps=6, batch_size=4, penalty=1.0, penalty_radius=0.2, momentum=0.5, weight_decay=0.2
     ),

@@ -159,8 +159,13 @@ class LocalTraining:
     @property
     def plain(self) -> bool:
         """Nothing but SGD with weight decay: the case that algebraic engines solve."""
+        return self.plain_but_penalty and self.penalty == 0
+
+    @property
+    def plain_but_penalty(self) -> bool:
+        """The same, where a penalty may also draw weights back to where they began."""
         return (
-            self.momentum == self.penalty == self.gradient_noise == 0
+            self.momentum == self.gradient_noise == 0
             and self.projection_radius is None
             and self.gradient_clip is None
         )

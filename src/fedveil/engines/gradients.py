@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedveil.client.local_training import GradientClip
+from fedveil.client.local_training import GradientClip, LocalTraining
 from fedveil.engines.contract import Job
 from fedveil.engines.kernels import tuned
 from fedveil.engines.records import Batch
@@ -26,12 +26,14 @@ _VALUES = 16_000_000  # numbers in gradients of single examples held at once: 64
 class AutogradGradients:
     """One client at a time, by the fastest kernels there are for its layers."""
 
-    def __init__(self, job: Job, device: torch.device) -> None:
-        self._module = tuned(job.module).train().to(device)
+    def __init__(self, job: Job, device: torch.device, module: nn.Module | None = None) -> None:
+        """`module` stands in for the job's: parameters of the same names and sizes."""
+        self._module = (tuned(job.module) if module is None else module).train().to(device)
         self._layout, self._task, self._loss = job.layout, job.federation.task, job.rule.loss
         named = dict(self._module.named_parameters())
         self._parameters = [named[slot.name] for slot in job.layout]
         self._weights = [parameter.data for parameter in self._parameters]
+        self._start: list[Tensor] = []  # where a client began, if it is drawn back there
         # Neither these nor a loss of somebody's own need be fit for `vmap`.
         recurrent = any(isinstance(one, nn.RNNBase) for one in job.module.modules())
         alone = self._loss is not None or recurrent
@@ -50,13 +52,25 @@ class AutogradGradients:
             if parameter.grad is None:  # not used in this forward pass
                 view.zero_()
             else:
-                view.copy_(parameter.grad)
+                view.view_as(parameter.grad).copy_(parameter.grad)
         return gradient, loss
 
     def begin(self, start: Tensor, clients: int) -> None:
         views = self._layout.views(start).values()
         for weight, view in zip(self._weights, views, strict=True):
-            weight.copy_(view)
+            weight.copy_(view.view_as(weight))
+
+    def begin_near(self, start: Tensor) -> None:
+        self.begin(start, 1)
+        self._start = [weight.clone() for weight in self._weights]
+
+    def descend_near(self, batch: Batch, rate: float, rule: LocalTraining) -> Tensor:
+        away = torch._foreach_sub(self._weights, self._start)
+        loss = self.descend(batch, rate, 1 - rate * rule.weight_decay)
+        norm = torch.stack(torch._foreach_norm(away)).double().norm()
+        if rule.penalty_radius == 0 or float(norm) > rule.penalty_radius:
+            torch._foreach_add_(self._weights, away, alpha=-rate * rule.penalty)
+        return loss
 
     def descend(self, batch: Batch, rate: float, keep: float) -> Tensor:
         loss = self._backward(batch)

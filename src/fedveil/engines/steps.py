@@ -55,6 +55,16 @@ class Descent(Protocol):
         ...
 
 
+class NearDescent(Protocol):
+    """The same for one client that is drawn back to where it began (BLUR, FedProx)."""
+
+    def begin_near(self, start: Tensor) -> None: ...
+
+    def descend_near(self, batch: Batch, rate: float, rule: LocalTraining) -> Tensor: ...
+
+    def finish(self) -> Tensor: ...
+
+
 class Supply(Protocol):
     """What the local steps of a chunk of clients see; clients in order of falling step counts."""
 
@@ -83,6 +93,8 @@ def local_updates(
     """
     if rule.plain and hasattr(gradients, "descend"):  # isinstance of a protocol takes too long
         moved, losses = _descend(start, supply, rule, rates, cast(Descent, gradients))
+    elif rule.plain_but_penalty and len(supply) == 1 and hasattr(gradients, "descend_near"):
+        moved, losses = _descend_near(start, supply, rule, rates, cast(NearDescent, gradients))
     else:
         moved, losses = _walk(start, supply, rule, rates, gradients, noise)
     counts = torch.from_numpy(supply.steps).clamp(min=1).to(losses.device)
@@ -99,6 +111,17 @@ def _descend(
         rate = rates[step]
         keep = 1 - rate * rule.weight_decay
         losses[:active] += descent.descend(supply.batch(step), rate, keep)
+    return descent.finish().sub_(start), losses
+
+
+def _descend_near(
+    start: Tensor, supply: Supply, rule: LocalTraining, rates: Sequence[float], descent: NearDescent
+) -> tuple[Tensor, Tensor]:
+    """SGD of one client with a penalty on the way that it has gone."""
+    descent.begin_near(start)
+    losses = start.new_zeros(1)
+    for step in range(len(supply.active)):
+        losses += descent.descend_near(supply.batch(step), rates[step], rule)
     return descent.finish().sub_(start), losses
 
 
@@ -152,11 +175,18 @@ def _pull(rows: Tensor, rule: LocalTraining) -> Tensor | float:
     """Strength of the penalty's pull on each client: none inside the radius."""
     if rule.penalty_radius == 0:
         return rule.penalty
-    if rows.device.type == "cpu":
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    if rows.device.type == "cpu" and not _clear(norms, rule.penalty_radius):
         norms = torch.from_numpy(row_norms(rows))
-    else:
-        norms = torch.linalg.vector_norm(rows, dim=1)
     return ((norms > rule.penalty_radius) * rule.penalty).to(rows.dtype)[:, None]
+
+
+def _clear(norms: Tensor, radius: float) -> bool:
+    """Whether norms in single precision, wrong by less than a percent, tell who is outside.
+
+    So they are, for any number of weights that fits memory, if their squares do not underflow."""
+    sure = torch.isfinite(norms) & ((norms - radius).abs() > 0.01 * radius)
+    return 1e-10 < radius < 1e10 and bool(sure.all())
 
 
 def shorten(rows: Tensor, clip: Clip) -> None:
