@@ -19,6 +19,7 @@ from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Arithmetic, Trust, Unit
 from fedveil.data.federation import Federation
+from fedveil.methods.parts.from_recipe import clip_norm
 from fedveil.methods.parts.noise_placement import Noise
 from fedveil.planning.plan import Plan
 
@@ -219,7 +220,7 @@ def recipe_with(situation: Situation, proposal: Proposal) -> Recipe:
     """
     recipe, steps, rounds = situation.recipe, proposal.local_steps, proposal.rounds
     training = replace(recipe.training, local_steps=steps, local_epochs=None, rounds=rounds)
-    clip = recipe.privacy.clip_norm
+    clip = clip_norm(recipe)
     if not clips_gradients(situation.plan.method):
         clip *= steps / situation.local_steps
     privacy = replace(recipe.privacy, epsilon=proposal.epsilon, clip_norm=clip)
@@ -234,7 +235,7 @@ def _variance(
     budget = replace(recipe.privacy, epsilon=epsilon, delta=situation.delta, arithmetic=ideal)
     changed = replace(recipe, training=replace(recipe.training, rounds=rounds), privacy=budget)
     noise = plan_of(changed, plan.federation).noise_multiplier or 0.0
-    reach = recipe.privacy.clip_norm if clips_gradients(plan.method) else loss.gradient_bound
+    reach = clip_norm(recipe) if clips_gradients(plan.method) else loss.gradient_bound
     law = 2 if recipe.privacy.noise == Noise.LAPLACE else 1  # variance over the squared scale
     alone = plan.privacy_model is not None and plan.privacy_model.trust is Trust.LOCAL
     averaging = situation.cohort if alone else situation.cohort**2

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from scipy.stats import qmc
 
+from fedveil.advise.server_settings import server_changes
 from fedveil.advise.trials import Candidate, ProxyTrials, clips_gradients
+from fedveil.methods.parts.from_recipe import clip_norm
 from fedveil.privacy.sampling import Balanced, Everyone, RoundRobin
 
 # Coordinate: (lowest, highest), most of them powers of two. What looks different one by one may be
@@ -27,6 +30,7 @@ _BOX = {
     "penalty": (0.0, 1.0),
     "sparsity": (0.0, 1.0),
 }
+_SERVER = ("server_momentum", "server_schedule", "clip_quantile")  # not in the box
 _MOST = {"smoothing": 4.0, "penalty": 0.8, "sparsity": 0.9}
 _LEAST = {"smoothing": 0.05}
 _CHENG_PENALTY, _CHENG_SPARSITY, _LIANG_SMOOTHING = 0.4, 0.7, 1.0  # the methods' own defaults
@@ -43,6 +47,7 @@ class Space:
     clips_gradients: the clip bounds gradients (Fu, Hu), so it does not grow with the steps.
     by_turns: clients take turns, and noise is paid for whole participations: rounds go up or down
         to the last one that costs no further participation.
+    server_changes: of a candidate, what the server could do otherwise.
     """
 
     base: Candidate
@@ -52,6 +57,7 @@ class Space:
     clips_gradients: bool
     fixed: frozenset[str] = frozenset()
     by_turns: bool = False
+    server_changes: Callable[[Candidate], Iterable[Candidate]] = lambda candidate: ()
 
     @property
     def box(self) -> dict[str, tuple[float, float]]:
@@ -79,7 +85,7 @@ class Space:
         server = base.server_learning_rate
         if server is not None:
             server = _short(server * 2.0 ** at.get("server_learning_rate", 0.0))
-        parts = {name: self._part(name, at) for name in _MOST}
+        parts: dict[str, Any] = {name: self._part(name, at) for name in _MOST}
         return Candidate(steps, rounds, rate, clip, cohort, server, **parts)
 
     def point(self, candidate: Candidate) -> dict[str, float]:
@@ -100,15 +106,19 @@ class Space:
         return {name: min(high, max(low, places[name])) for name, (low, high) in self.box.items()}
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
-        """Small changes of a candidate, one coordinate at a time; then smaller ones."""
-        here, found = self.point(candidate), dict[Candidate, None]()
+        """What the server could do otherwise; small changes of a candidate, one coordinate at a
+        time; then smaller ones."""
+        here, found = self.point(candidate), dict.fromkeys(self.server_changes(candidate))
+        kept = {name: getattr(candidate, name) for name in _SERVER}
+        if "server_learning_rate" not in self.box:
+            kept["server_learning_rate"] = candidate.server_learning_rate
         for part in (8, -8, 16, -16):
             for name, (low, high) in self.box.items():
                 step = (high - low) / part
                 if name == "cohort":
                     step = math.copysign(1.0, part)
                 there = min(high, max(low, here[name] + step))
-                found.setdefault(self.candidate({**here, name: there}))
+                found.setdefault(replace(self.candidate({**here, name: there}), **kept))
         found.pop(candidate, None)
         return list(found)
 
@@ -183,7 +193,7 @@ def space_of(trials: ProxyTrials, local_steps: int, most_steps: int | None = Non
         local_steps,
         real.method.rounds,
         training.learning_rate,
-        recipe.privacy.clip_norm,
+        clip_norm(recipe),
         None if everyone else max(1, round(real.sampling.expected_cohort)),
         server.learning_rate if server.optimizer != "sgd" else None,
         **usual,
@@ -203,6 +213,7 @@ def space_of(trials: ProxyTrials, local_steps: int, most_steps: int | None = Non
         clips_gradients(real.method),
         frozenset(fixed),
         isinstance(real.sampling, RoundRobin | Balanced),
+        partial(server_changes, recipe),
     )
 
 

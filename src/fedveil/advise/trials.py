@@ -37,6 +37,12 @@ from fedveil.run.evaluation import Metrics
 from fedveil.run.run import Run, Speed
 
 _TRAINING = ("learning_rate", "rounds", "local_steps", "penalty", "sparsity")
+_SERVER = {
+    "learning_rate": "server_learning_rate",
+    "smoothing": "smoothing",
+    "momentum": "server_momentum",
+    "schedule": "server_schedule",
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,9 @@ class Candidate:
     smoothing: float | None = None
     penalty: float | None = None
     sparsity: float | None = None
+    server_momentum: float | None = None
+    server_schedule: str | None = None
+    clip_quantile: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The settings that are set."""
@@ -73,13 +82,16 @@ def recipe_with_settings(recipe: Recipe, candidate: Candidate) -> Recipe:
     changes = {name: settings[name] for name in _TRAINING if name in settings}
     if candidate.cohort is not None:
         changes |= {"cohort": candidate.cohort, "rate": None}
-    named = {"learning_rate": "server_learning_rate", "smoothing": "smoothing"}
-    server = {key: settings[name] for key, name in named.items() if name in settings}
+    server = {key: settings[name] for key, name in _SERVER.items() if name in settings}
+    tracked: dict[str, Any] = {}
+    if candidate.clip_quantile is not None:  # no higher: that would add noise
+        highest = candidate.clip_norm
+        tracked = {"clip_quantile": candidate.clip_quantile, "clip_highest": highest}
     return replace(
         recipe,
         training=replace(recipe.training, local_epochs=None, **changes),
         server=replace(recipe.server, **server),
-        privacy=replace(recipe.privacy, clip_norm=candidate.clip_norm),
+        privacy=replace(recipe.privacy, clip_norm=candidate.clip_norm, **tracked),
     )
 
 

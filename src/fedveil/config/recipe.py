@@ -32,6 +32,7 @@ __all__ = [
     "shipped",
     "to_table",
     "with_defaults",
+    "with_fixed_clip",
     "without_privacy",
 ]
 
@@ -48,6 +49,11 @@ _ALTERNATIVES = (
     ("training", "local_steps", "local_epochs"),
     ("privacy", "epsilon", "noise_multiplier"),
 )
+
+
+# Where no clip is set: one that falls to this quantile of the updates' lengths, for noise beyond
+# them hides nothing. It does not rise, for that may cost more in noise than longer updates gain.
+_CLIP, _QUANTILE = 1.0, 0.3
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -170,6 +176,14 @@ def with_defaults(recipe: Recipe) -> Recipe:
         training = replace(training, local_epochs=5)
     if method.private and privacy.epsilon is None and privacy.noise_multiplier is None:
         privacy = replace(privacy, epsilon=4.0)
+    if privacy.clip_norm is None:
+        tracks = "privacy.clip_quantile" in method.keys and privacy.clip_quantile is None
+        central = method.trust is Trust.CENTRAL and privacy.trust in (None, "central")
+        # By turns, noise that cancels is worth more, and needs a clip that stays.
+        turns = privacy.correlated is not None or training.sampling == "round-robin"
+        privacy = replace(privacy, clip_norm=_CLIP)
+        if tracks and central and privacy.noise == "gaussian" and not turns:
+            privacy = replace(privacy, clip_quantile=_QUANTILE, clip_highest=_CLIP)
     return replace(
         with_full_paths(recipe),
         training=training,
@@ -177,6 +191,12 @@ def with_defaults(recipe: Recipe) -> Recipe:
         privacy=privacy,
         aggregation=aggregation,
     )
+
+
+def with_fixed_clip(recipe: Recipe) -> Recipe:
+    """The same with a clip that stays as it is, if the recipe sets none."""
+    clip = _CLIP if recipe.privacy.clip_norm is None else recipe.privacy.clip_norm
+    return replace(recipe, privacy=replace(recipe.privacy, clip_norm=clip))
 
 
 def with_full_paths(recipe: Recipe) -> Recipe:

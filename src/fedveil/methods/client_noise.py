@@ -79,7 +79,7 @@ def from_recipe(recipe: Recipe) -> Method:
     trust = parts.trust(recipe, Trust.LOCAL)
     return client_noise(
         **parts.common(recipe),
-        clip_norm=recipe.privacy.clip_norm,
+        clip_norm=parts.clip_norm(recipe),
         noise=parts.noise(recipe),
         adjacency=parts.adjacency(recipe) or Adjacency.REPLACE,
         placement=None if trust is Trust.LOCAL else parts.placement(recipe, trust),

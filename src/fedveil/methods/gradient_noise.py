@@ -140,7 +140,7 @@ def from_recipe(recipe: Recipe) -> Method:
         )
     return gradient_noise(
         **parts.common(recipe),
-        clip_norm=privacy.clip_norm,
+        clip_norm=parts.clip_norm(recipe),
         unit=unit,
         secure_sum=trust is Trust.DISTRIBUTED,
         adjacency=parts.adjacency(recipe),
@@ -167,7 +167,7 @@ def dp_sgd_recipe(recipe: Recipe) -> Method:
         raise ConfigError("privacy.trust: dp-sgd has no trusted party; use distributed or local")
     return dp_sgd(
         **parts.common(recipe),
-        clip_norm=privacy.clip_norm,
+        clip_norm=parts.clip_norm(recipe),
         secure_sum=trust is Trust.DISTRIBUTED,
         adjacency=parts.adjacency(recipe),
         colluders=privacy.colluders,

@@ -29,7 +29,12 @@ Builder = Callable[[Recipe], "Method"]
 
 # Recipe keys that only some methods understand; setting one elsewhere is refused, not ignored.
 BLUR, LUS = "training.penalty", "training.sparsity"
-CLIP = ("privacy.clip_quantile", "privacy.clip_rate", "privacy.clip_noise")
+CLIP = (
+    "privacy.clip_quantile",
+    "privacy.clip_rate",
+    "privacy.clip_noise",
+    "privacy.clip_highest",
+)
 COLLUSION = ("privacy.colluders", "privacy.honest_shares")
 CHANGE = ("privacy.trust", "privacy.adjacency")
 UPDATES = (

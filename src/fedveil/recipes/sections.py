@@ -88,7 +88,7 @@ class PrivacySection:
     epsilon: float | None = None
     delta: float | None = None  # None: min(1e-5, units^-1.1)
     noise_multiplier: float | None = None  # instead of epsilon
-    clip_norm: float = 1.0
+    clip_norm: float | None = None  # None: 1 at first, lower where updates are shorter
     noise: str = "gaussian"  # or laplace, beside a clip in L1
     trust: str | None = None  # central, local or distributed; None: the method's own
     unit: str | None = None  # record (one row) or client (all its rows); None: the method's own
@@ -100,7 +100,8 @@ class PrivacySection:
     bits: int | None = None  # of the modulus of a rotated sum; None: as few as it takes
     clip_quantile: float | None = None  # the clip follows this quantile of the update norms
     clip_rate: float = 0.2  # how fast; 0 only releases the share within the clip
-    clip_noise: float = 0.05  # std on the released count, as a share of the cohort
+    clip_noise: float | None = None  # on the count, of the cohort; None: 0.05 or 2 % of the noise
+    clip_highest: float | None = None  # that a clip may follow it to; None: any
     correlated: str | None = None  # optimised or square-root: noise partly cancels between rounds
     bands: int | None = None  # rounds that it spans; None: from a client's turn to its next
     arithmetic: str | None = None  # exact or idealised; None: exact without a seed
@@ -127,6 +128,8 @@ class ServerSection:
     optimizer: str = "sgd"  # sgd, adam or yogi
     learning_rate: float = 1.0
     momentum: float = 0.0
+    schedule: str = "constant"  # linear, cosine or inverse-sqrt: how the rate falls
+    schedule_setting: float | None = None  # share left at the end 0, or rounds 10 (inverse-sqrt)
     average: str | None = None  # exponential, tail, polynomial or none: of the released weights
     average_setting: float | None = None  # decay 0.9, share of the rounds 0.5, or power 8
     smoothing: float = 0.0  # strength of Laplacian smoothing; 0: none

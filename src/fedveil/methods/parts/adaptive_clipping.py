@@ -25,7 +25,10 @@ from fedveil.privacy.mechanisms import (
 from fedveil.server.optimizers import State
 
 _WIDEST = 1e3  # a tracked clip stays within this factor of the first one
+_BIT_NOISE = 0.05  # of the cohort: what Andrew et al. take,
+_SHARE = 5.0  # but no less than this many times the noise on updates, which then grows by 2 %
 _PER_OCTAVE = 8  # clips in use between C and 2 C: exact samplers are made once for each
+_STEPS = math.ceil(math.log2(_WIDEST) * _PER_OCTAVE)  # from the first clip to either end
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,15 @@ class AdaptiveClipping:
         C     <- C * exp(-rate * (share - quantile))
 
     Each release adds (1/2)^2 / std^2 to the cost, accounted together with the update's. At rate 0
-    the clip stays and the share of unclipped updates is a private statistic.
+    the clip stays and the share of unclipped updates is a private statistic. `bit_noise=None` takes
+    0.05 or, where that would cost more, as much as makes the updates' noise grow by 2 %.
     """
 
     initial: Clip
     quantile: float = 0.5
     rate: float = 0.2
-    bit_noise: float = 0.05  # std of the noise on the count, as a share of the expected cohort
+    bit_noise: float | None = None  # std of the noise on the count, as a share of the cohort
+    highest: float | None = None  # what the clip never exceeds
 
     def __post_init__(self) -> None:
         plain_numbers(self)
@@ -80,40 +85,57 @@ class AdaptiveClipping:
             raise ConfigError(f"privacy.clip_quantile: must be in (0, 1), got {self.quantile}")
         if not (math.isfinite(self.rate) and self.rate >= 0):
             raise ConfigError(f"privacy.clip_rate: must be zero or positive, got {self.rate}")
-        if not (math.isfinite(self.bit_noise) and self.bit_noise > 0):
+        if self.bit_noise is not None and not 0 < self.bit_noise < math.inf:
             raise PrivacyRefusal(
                 f"tracking a quantile with noise {self.bit_noise} would release it unprotected",
                 "set privacy.clip_noise to a positive share of the cohort, such as 0.05",
+            )
+        if self.highest is not None and not self.initial.norm <= self.highest < math.inf:
+            raise ConfigError(
+                f"privacy.clip_highest: {self.highest:g} is below the clip {self.initial.norm:g}, "
+                "which is the first"
             )
 
     def clip(self, local: LocalTraining, number: int, state: State) -> Clip:
         if "clip_norm" not in state:
             return self.initial
         octaves = math.log2(float(state["clip_norm"]) / self.initial.norm)
-        scale = 2.0 ** (round(octaves * _PER_OCTAVE) / _PER_OCTAVE)
-        return replace(self.initial, norm=self.initial.norm * scale)
+        return self._at(min(round(octaves * _PER_OCTAVE), self._most))
 
     def clips(self) -> Iterator[Clip]:
         """All clips that may ever be in use."""
-        reach = math.ceil(math.log2(_WIDEST) * _PER_OCTAVE)
-        for octaves in range(-reach, reach + 1):
-            yield replace(self.initial, norm=self.initial.norm * 2.0 ** (octaves / _PER_OCTAVE))
+        for step in range(-_STEPS, self._most + 1):
+            yield self._at(step)
+
+    def _at(self, step: int) -> Clip:
+        return replace(self.initial, norm=self.initial.norm * 2.0 ** (step / _PER_OCTAVE))
+
+    @property
+    def _most(self) -> int:
+        """Steps up to the highest clip."""
+        if self.highest is None:
+            return _STEPS
+        return min(_STEPS, math.floor(math.log2(self.highest / self.initial.norm) * _PER_OCTAVE))
 
     def allows(self, norm: float) -> bool:
         """Whether a tracked clip may ever come to this."""
-        return 1 / _WIDEST <= norm / self.initial.norm <= _WIDEST
+        below = self.highest is None or norm <= self.highest
+        return below and 1 / _WIDEST <= norm / self.initial.norm <= _WIDEST
 
     def bit_terms(self, placement: NoisePlacement, context: NoiseContext) -> NoiseContext:
         """The count as a sum of vectors of one coordinate, each of norm one half."""
         cohort = context.sampling.expected_cohort
-        std = self.bit_noise * cohort
+        std = (_BIT_NOISE if self.bit_noise is None else self.bit_noise) * cohort
         if placement.privacy_model(context).trust is Trust.LOCAL:
             std /= math.sqrt(cohort)  # every client adds as much
+        noise_multiplier = quantile_noise_multiplier(std)
+        if self.bit_noise is None:
+            noise_multiplier = max(noise_multiplier, _SHARE * context.noise_multiplier)
         return replace(
             context,
             pipeline=UpdatePipeline(clip=Clip(0.5, self.initial.order)),
             layout=Layout((Slot("below", (1,), 0),)),
-            noise_multiplier=quantile_noise_multiplier(std),
+            noise_multiplier=noise_multiplier,
         )
 
     def releases(
@@ -158,6 +180,8 @@ class AdaptiveClipping:
         turn = -self.rate * (min(1.0, max(0.0, share)) - self.quantile)
         moved = norm * math.exp(min(far, max(-far, turn)))
         low, high = self.initial.norm / _WIDEST, self.initial.norm * _WIDEST
+        if self.highest is not None:
+            high = min(high, self.highest)
         return {"clip_norm": torch.tensor([min(high, max(low, moved))], dtype=torch.float64)}, share
 
 

@@ -18,11 +18,12 @@ from fedveil.methods.parts.method import CohortRule, Scheme
 from fedveil.methods.parts.noise_placement import Noise, NoisePlacement
 from fedveil.privacy.clipping import Clip
 from fedveil.privacy.correlated import FactorKind
-from fedveil.recipes.sections import Recipe
+from fedveil.recipes.sections import Recipe, ServerSection
 from fedveil.secagg.aggregation import Aggregation
 from fedveil.secagg.mode import SecureMode
 from fedveil.server.averaging import Average, Averaged
 from fedveil.server.optimizers import Adam, Optimizer, Sgd
+from fedveil.server.schedules import RateSchedule, Scheduled
 from fedveil.server.smoothing import Order, Smoothing
 
 Choice = TypeVar("Choice", bound=StrEnum)
@@ -101,17 +102,31 @@ def optimizer(recipe: Recipe) -> Optimizer:
     if server.average in (None, Average.NONE):
         if setting is not None:
             raise ConfigError("server.average_setting: goes with server.average, which is not set")
-        return _step(recipe)
+        return _scheduled(recipe)
     kind = choice(Average, "server.average", server.average)
     used = _AVERAGE_SETTINGS[kind] if setting is None else setting
-    return Averaged(_step(recipe), kind, used, recipe.training.rounds)
+    return Averaged(_scheduled(recipe), kind, used, recipe.training.rounds)
 
 
 _AVERAGE_SETTINGS = {Average.EXPONENTIAL: 0.9, Average.TAIL: 0.5, Average.POLYNOMIAL: 8.0}
 
 
-def _step(recipe: Recipe) -> Optimizer:
-    server = recipe.server
+def _scheduled(recipe: Recipe) -> Optimizer:
+    """The server's step, at a rate that may fall."""
+    server, setting = recipe.server, recipe.server.schedule_setting
+    kind = choice(RateSchedule, "server.schedule", server.schedule)
+    if kind is RateSchedule.CONSTANT:
+        if setting is not None:
+            raise ConfigError(
+                "server.schedule_setting: goes with server.schedule, which is constant"
+            )
+        return _step(server)
+    usual = 10.0 if kind is RateSchedule.INVERSE_SQRT else 0.0
+    used = usual if setting is None else setting
+    return Scheduled(_step(server), kind, used, recipe.training.rounds)
+
+
+def _step(server: ServerSection) -> Optimizer:
     if server.optimizer == "sgd":
         return Sgd(server.learning_rate, server.momentum)
     if server.optimizer in ("adam", "yogi"):
@@ -128,8 +143,15 @@ def smoothing(recipe: Recipe, strength: float) -> Smoothing | None:
     return Smoothing(strength, server.smoothing_flat, order) if strength else None
 
 
+def clip_norm(recipe: Recipe) -> float:
+    """The clip that a recipe sets; `with_defaults` says which if it sets none."""
+    if recipe.privacy.clip_norm is None:
+        raise ConfigError("privacy.clip_norm: is not set")
+    return recipe.privacy.clip_norm
+
+
 def clip(recipe: Recipe) -> Clip:
-    return Clip(recipe.privacy.clip_norm, 1 if noise(recipe) is Noise.LAPLACE else 2)
+    return Clip(clip_norm(recipe), 1 if noise(recipe) is Noise.LAPLACE else 2)
 
 
 def noise(recipe: Recipe) -> Noise:
@@ -151,7 +173,11 @@ def tracking(recipe: Recipe) -> AdaptiveClipping | None:
     if privacy.clip_quantile is None:
         return None
     return AdaptiveClipping(
-        clip(recipe), privacy.clip_quantile, privacy.clip_rate, privacy.clip_noise
+        clip(recipe),
+        privacy.clip_quantile,
+        privacy.clip_rate,
+        privacy.clip_noise,
+        privacy.clip_highest,
     )
 
 
