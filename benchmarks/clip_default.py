@@ -29,7 +29,7 @@ QUANTILES = (0.2, 0.3, 0.5)
 
 
 def accuracy(settings: tuple[str, ...], seed: int) -> float:
-    recipe = recipes.with_defaults(recipes.parse({}, settings, {"seed": seed}))
+    recipe = recipes.as_run(recipes.parse({}, settings, {"seed": seed}))
     plan = plan_of(recipe, federation_of(recipe.data))
     run = Run(plan, speed=Speed(processes=1), every=recipe.training.rounds)
     try:

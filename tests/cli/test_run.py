@@ -321,3 +321,17 @@ def test_a_table_is_trained_on_and_its_run_resumed_from_elsewhere(
     again = fedveil("run", "--resume", "../out", "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["accuracy"] == json.loads(done.stdout)["accuracy"]
+
+
+def test_a_clip_that_nobody_set_is_told(tmp_path, capsys) -> None:
+    short = ["training.rounds=2", "data.clients=10"]
+    for more, told in (([], True), (["privacy.clip_norm=1"], False)):
+        recipe = tmp_path / f"{told}.toml"
+        recipe.write_text('[data]\nsource = "digits"\n')
+        settings = [word for one in [*short, *more] for word in ("--set", one)]
+        command = ["run", str(recipe), *settings, "--seed", "1", "--no-report", "--json"]
+        assert main([*command, "--output", str(tmp_path / f"run-{told}")]) == 0
+        notes = json.loads(capsys.readouterr().out)["notes"]
+        assert any("No clip was set" in note for note in notes) is told
+        stored = (tmp_path / f"run-{told}" / "recipe.toml").read_text()
+        assert ("clip_quantile = 0.3" in stored) is told

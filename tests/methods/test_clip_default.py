@@ -18,7 +18,7 @@ from fedveil.run.run import Run
 
 def recipe(*more: str, seed: int | None = 1) -> Recipe:
     values = {} if seed is None else {"seed": seed}
-    return recipes.with_defaults(recipes.parse({}, ["training.rounds=12", *more], values))
+    return recipes.as_run(recipes.parse({}, ["training.rounds=12", *more], values))
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ def recipe(*more: str, seed: int | None = 1) -> Recipe:
         (("training.method=bounded-sparse",), True),
         (("training.sampling=everyone",), True),
         (("privacy.clip_norm=1",), False),
+        (("privacy.noise_multiplier=2",), False),
         (("privacy.noise=laplace",), False),
         (("privacy.trust=local",), False),
         (("privacy.trust=distributed", "training.sampling=everyone"), False),

@@ -20,7 +20,7 @@ from fedveil.advise.proxy import Proxy
 from fedveil.advise.synthetic_proxy import synthetic_proxy
 from fedveil.advise.trials import Candidate, Outcome, ProxyTrials, Trial, recipe_with_settings
 from fedveil.config.assemble import federation_of, offer_of, plan_of
-from fedveil.config.recipe import Recipe, with_defaults, with_fixed_clip
+from fedveil.config.recipe import Recipe, with_defaults
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust, Unit
 from fedveil.data.bought import MISSED, Bought, affordable
@@ -83,7 +83,7 @@ def choose(
     federation = federation_of(replace(recipe.data, statistics=None))  # to see who is there
     clients = public_clients(recipe, federation)
     recipe, unit = _with_unit(recipe, clients, given)
-    recipe = with_defaults(with_fixed_clip(_with_cohort(recipe, clients, given)))
+    recipe = with_defaults(_with_cohort(recipe, clients, given))
     if recipe.training.method not in _OURS:
         return Chosen(recipe, federation, unit)
     recipe, federation, statistics = _with_statistics(recipe, federation, pay, buy)

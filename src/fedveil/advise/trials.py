@@ -84,9 +84,10 @@ def recipe_with_settings(recipe: Recipe, candidate: Candidate) -> Recipe:
         changes |= {"cohort": candidate.cohort, "rate": None}
     server = {key: settings[name] for key, name in _SERVER.items() if name in settings}
     tracked: dict[str, Any] = {}
-    if candidate.clip_quantile is not None:  # no higher: that would add noise
-        highest = candidate.clip_norm
-        tracked = {"clip_quantile": candidate.clip_quantile, "clip_highest": highest}
+    if candidate.clip_quantile is not None:
+        tracked["clip_quantile"] = candidate.clip_quantile
+    if candidate.clip_quantile is not None or recipe.privacy.clip_highest is not None:
+        tracked["clip_highest"] = candidate.clip_norm  # no higher: that would add noise
     return replace(
         recipe,
         training=replace(recipe.training, local_epochs=None, **changes),
@@ -269,7 +270,7 @@ class ProxyTrials:
         # What the noise does not depend on is set alike, so that it is calibrated once.
         fixed = replace(recipe.training, local_steps=1, local_epochs=None, learning_rate=1.0)
         fixed = replace(fixed, penalty=None, sparsity=None)
-        privacy = replace(recipe.privacy, clip_norm=1.0)
+        privacy = replace(recipe.privacy, clip_norm=1.0, clip_highest=None)
         plain = replace(recipe, training=fixed, server=self.recipe.server, privacy=privacy)
         if not self.real.sampling.amplifies:
             return self._noise(plain)

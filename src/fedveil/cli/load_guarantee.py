@@ -48,7 +48,7 @@ def recipe_of(path: Path, changes: Sequence[str] = ()) -> Recipe:
     from fedveil.run.directory import stored_recipe
 
     table = stored_recipe(path) if path.is_dir() else recipes.read(path)
-    return recipes.with_defaults(recipes.parse(table, changes))
+    return recipes.as_run(recipes.parse(table, changes))
 
 
 def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, RunProgress | None]:
@@ -93,7 +93,7 @@ def _of_recipe(path: Path, epsilon: float | None) -> Guarantee:
     from fedveil.config.assemble import federation_of, plan_of
 
     values = {} if epsilon is None else {"privacy.epsilon": epsilon}
-    recipe = recipes.with_defaults(recipes.parse(recipes.read(path), (), values))
+    recipe = recipes.as_run(recipes.parse(recipes.read(path), (), values))
     guarantee = plan_of(recipe, federation_of(recipe.data)).guarantee
     if guarantee is None:
         raise ConfigError(

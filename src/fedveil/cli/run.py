@@ -49,7 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     console.prepare_training()
     recipe = _recipe(args)
-    usual = recipes.with_defaults(recipe)  # refuses what makes no sense
+    usual = recipes.as_run(recipe)  # refuses what makes no sense
+    falls = recipe.privacy.clip_quantile is None and usual.privacy.clip_quantile is not None
 
     from fedveil.cli.report import watched_apart
     from fedveil.config.assemble import (  # torch and all: only once input is sane
@@ -108,6 +109,10 @@ def execute(args: argparse.Namespace) -> int:
     if chosen is not None:
         result["notes"] = [*chosen.notes, *result["notes"]]
         result["warnings"] = [*filter(None, [chosen.warning]), *result["warnings"]]
+    elif falls:
+        quantile = recipe.privacy.clip_quantile
+        said = f"No clip was set: it began at 1 and could fall to the {quantile} quantile of the "
+        result["notes"] = [f"{said}updates' lengths. privacy.clip_norm sets one.", *result["notes"]]
     if not plan.protected:  # a protected run must not tell: the count has no noise
         result["rejected_updates"] = rejected
     result["report"] = None if args.no_report else write_report(directory.path)

@@ -27,12 +27,12 @@ __all__ = [
     "DEFAULT_JOB",
     "DataSection",
     "Recipe",
+    "as_run",
     "parse",
     "read",
     "shipped",
     "to_table",
     "with_defaults",
-    "with_fixed_clip",
     "without_privacy",
 ]
 
@@ -177,13 +177,7 @@ def with_defaults(recipe: Recipe) -> Recipe:
     if method.private and privacy.epsilon is None and privacy.noise_multiplier is None:
         privacy = replace(privacy, epsilon=4.0)
     if privacy.clip_norm is None:
-        tracks = "privacy.clip_quantile" in method.keys and privacy.clip_quantile is None
-        central = method.trust is Trust.CENTRAL and privacy.trust in (None, "central")
-        # By turns, noise that cancels is worth more, and needs a clip that stays.
-        turns = privacy.correlated is not None or training.sampling == "round-robin"
         privacy = replace(privacy, clip_norm=_CLIP)
-        if tracks and central and privacy.noise == "gaussian" and not turns:
-            privacy = replace(privacy, clip_quantile=_QUANTILE, clip_highest=_CLIP)
     return replace(
         with_full_paths(recipe),
         training=training,
@@ -193,10 +187,20 @@ def with_defaults(recipe: Recipe) -> Recipe:
     )
 
 
-def with_fixed_clip(recipe: Recipe) -> Recipe:
-    """The same with a clip that stays as it is, if the recipe sets none."""
-    clip = _CLIP if recipe.privacy.clip_norm is None else recipe.privacy.clip_norm
-    return replace(recipe, privacy=replace(recipe.privacy, clip_norm=clip))
+def as_run(recipe: Recipe) -> Recipe:
+    """A recipe with its defaults as `fedveil run` runs it: where a budget but no clip is set, and a
+    trusted aggregator adds Gaussian noise, the clip falls to where updates end."""
+    found = with_defaults(recipe)
+    method, privacy = METHODS[found.training.method], found.privacy
+    tracks = "privacy.clip_quantile" in method.keys and privacy.clip_quantile is None
+    central = method.trust is Trust.CENTRAL and privacy.trust in (None, "central")
+    # By turns, noise that cancels is worth more, and needs a clip that stays.
+    turns = privacy.correlated is not None or found.training.sampling == "round-robin"
+    if recipe.privacy.clip_norm is not None or privacy.epsilon is None or not (tracks and central):
+        return found
+    if privacy.noise != "gaussian" or turns:
+        return found
+    return replace(found, privacy=replace(privacy, clip_quantile=_QUANTILE, clip_highest=_CLIP))
 
 
 def with_full_paths(recipe: Recipe) -> Recipe:

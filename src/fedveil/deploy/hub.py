@@ -470,7 +470,7 @@ class Hub:
 
         `known` makes what the hub knows of the federation, public test examples among it.
         """
-        recipe = recipes.with_defaults(recipes.with_fixed_clip(recipe))
+        recipe = recipes.with_defaults(recipe)
         plan = planned(recipe, known(facts))
         if plan.guarantee is None:
             raise ConfigError("plan: it promises nothing")

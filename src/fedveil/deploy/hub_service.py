@@ -271,7 +271,7 @@ class HubService:
             raise ConfigError("evaluation.baseline: nobody trains without noise across machines")
         if job.evaluate is not None:
             return self._evaluate(job, members, self.home.runs / job.evaluate)
-        recipe = recipes.with_defaults(recipes.with_fixed_clip(recipes.parse(job.recipe)))
+        recipe = recipes.with_defaults(recipes.parse(job.recipe))
         hub = Hub(members, self._key, self.courier, self.home.path, self._waits)
         hub.stopping = lambda: self.queue.stopping(job.name)
         output, known = self.home.runs / job.name, self._known(job.test)

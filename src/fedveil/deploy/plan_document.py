@@ -107,9 +107,7 @@ class PlanDocument:
         start = recipe.model.start
         if start is not None and not _DIGEST.fullmatch(start):
             raise ConfigError("plan: model.start names a file, and not its SHA-256")
-        recipe = recipes.with_defaults(
-            recipes.with_fixed_clip(replace(recipe, model=replace(recipe.model, start=None)))
-        )
+        recipe = recipes.with_defaults(replace(recipe, model=replace(recipe.model, start=None)))
         return replace(recipe, model=replace(recipe.model, start=start))
 
     def terms(self, plan: Plan) -> dict[str, PrivacyTerms]:
