@@ -90,6 +90,7 @@ def test_a_schedule_costs_nothing() -> None:
         ["server.schedule=cosine", "server.schedule_setting=-0.1"],
         ["server.schedule=inverse-sqrt", "server.schedule_setting=0"],
         ["server.schedule=inverse-sqrt", "server.schedule_setting=nan"],
+        ["server.schedule=linear", "training.method=ae-dpfl", "data.public_fraction=0.2"],
     ],
 )
 def test_what_a_schedule_cannot_be_is_refused(settings: list[str]) -> None:

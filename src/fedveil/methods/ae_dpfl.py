@@ -57,6 +57,8 @@ def from_recipe(recipe: Recipe) -> Method:
     privacy, voting = recipe.privacy, recipe.voting
     if recipe.server.average not in (None, Average.NONE):
         raise ConfigError("server.average: votes leave one model, and nothing to average")
+    if recipe.server.schedule != "constant":
+        raise ConfigError("server.schedule: votes leave one model, and no rate to let fall")
     return ae_dpfl(
         local=parts.local(recipe),
         voting=Voting(voting.questions, voting.epochs, voting.batch_size, voting.learning_rate),
