@@ -74,9 +74,17 @@ def without_noise(recipe: recipes.Recipe) -> recipes.Recipe:
 
 
 def version_of(recipe: recipes.Recipe) -> str:
-    """Changes with any setting of a recipe, and not with its comments."""
-    table = json.dumps(recipes.to_table(recipe), sort_keys=True)
-    return hashlib.sha256(table.encode()).hexdigest()[:12]
+    """Changes with any setting of a recipe, and neither with its comments nor with settings that
+    fedveil has learnt since and the recipe leaves alone."""
+    usual = recipes.to_table(recipes.Recipe())
+    table = recipes.to_table(recipe)
+    own = {
+        f"{name}.{key}": value
+        for name, section in table.items()
+        for key, value in (section.items() if isinstance(section, dict) else [("", section)])
+        if not isinstance(section, dict) or usual.get(name, {}).get(key) != value
+    }
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def measured(
