@@ -331,7 +331,8 @@ def test_a_clip_that_nobody_set_is_told(tmp_path, capsys) -> None:
         settings = [word for one in [*short, *more] for word in ("--set", one)]
         command = ["run", str(recipe), *settings, "--seed", "1", "--no-report", "--json"]
         assert main([*command, "--output", str(tmp_path / f"run-{told}")]) == 0
-        notes = json.loads(capsys.readouterr().out)["notes"]
-        assert any("No clip was set" in note for note in notes) is told
+        said = capsys.readouterr()
+        assert any("No clip is set" in note for note in json.loads(said.out)["notes"]) is told
+        assert ("No clip is set" in said.err) is told
         stored = (tmp_path / f"run-{told}" / "recipe.toml").read_text()
         assert ("clip_quantile = 0.3" in stored) is told

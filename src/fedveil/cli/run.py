@@ -50,7 +50,7 @@ def execute(args: argparse.Namespace) -> int:
     console.prepare_training()
     recipe = _recipe(args)
     usual = recipes.as_run(recipe)  # refuses what makes no sense
-    falls = recipe.privacy.clip_quantile is None and usual.privacy.clip_quantile is not None
+    own_clip = recipe.privacy.clip_quantile == usual.privacy.clip_quantile
 
     from fedveil.cli.report import watched_apart
     from fedveil.config.assemble import (  # torch and all: only once input is sane
@@ -92,7 +92,7 @@ def execute(args: argparse.Namespace) -> int:
     began = time.perf_counter()
     try:
         with watched_apart(directory.path) if args.watch else nullcontext():
-            rejected = _train(run, args, chosen)
+            rejected = _train(run, args, chosen, "" if chosen or own_clip else _FALLING)
     except KeyboardInterrupt:
         run.save()
         console.complain(
@@ -109,10 +109,8 @@ def execute(args: argparse.Namespace) -> int:
     if chosen is not None:
         result["notes"] = [*chosen.notes, *result["notes"]]
         result["warnings"] = [*filter(None, [chosen.warning]), *result["warnings"]]
-    elif falls:
-        quantile = recipe.privacy.clip_quantile
-        said = f"No clip was set: it began at 1 and could fall to the {quantile} quantile of the "
-        result["notes"] = [f"{said}updates' lengths. privacy.clip_norm sets one.", *result["notes"]]
+    elif not own_clip:
+        result["notes"] = [_FALLING, *result["notes"]]
     if not plan.protected:  # a protected run must not tell: the count has no noise
         result["rejected_updates"] = rejected
     result["report"] = None if args.no_report else write_report(directory.path)
@@ -152,13 +150,21 @@ def _fresh_directory(plan: Plan) -> Path:
     return path
 
 
-def _train(run: Run, args: argparse.Namespace, chosen: Chosen | None) -> int:
+_FALLING = (
+    "No clip is set, so it begins at 1 and falls to where most updates end; privacy.clip_norm sets "
+    "one."
+)
+
+
+def _train(run: Run, args: argparse.Namespace, chosen: Chosen | None, note: str = "") -> int:
     """Train to the end; how many updates were not finite and counted as zero."""
     from fedveil.cli.progress import progress
 
     rejected = 0
     _promise(run, quiet=args.quiet, explain=args.explain)
     own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
+    if note and not args.quiet:
+        console.say(note, heading="note:", to=console.stderr())
     _warn(run, quiet=args.quiet)
     if args.explain:
         reason = run.choice.reason
