@@ -134,7 +134,11 @@ def _shaping(
     if method in ("dp-fedavg", "bounded-sparse") and draw.random() < 0.25:
         training["penalty"] = float(draw.choice((0.1, 2.0)))
     if method in ("dp-fedavg", "bounded-sparse", "ddgauss") and draw.random() < 0.25:
-        privacy |= {"clip_quantile": 0.5, "clip_noise": 0.5, "clip_rate": 0.7}
+        privacy |= {"clip_quantile": 0.5, "clip_rate": 0.7}
+        if "sparsity" in training:  # noise on counts by default, and a clip that only falls
+            privacy["clip_highest"] = privacy.get("clip_norm", 1.0)
+        else:
+            privacy["clip_noise"] = 0.5
     if trust == "distributed" and draw.random() < 0.4:
         privacy["rotate"] = True
     if method == "ddgauss" and draw.random() < 0.3:
@@ -147,7 +151,7 @@ def correlate(draw: Draw, table: dict[str, dict[str, Any]], clients: int) -> Non
     trusted = privacy.get("trust") == "central" and "public_clients" not in privacy
     if not trusted or training["method"] in ("client-noise", "ae-dpfl"):
         return
-    for key in ("clip_quantile", "clip_noise", "clip_rate", "noise", "adjacency"):
+    for key in ("clip_quantile", "clip_noise", "clip_rate", "clip_highest", "noise", "adjacency"):
         privacy.pop(key, None)
     for key in ("rate", "cohort_cap"):
         training.pop(key, None)
