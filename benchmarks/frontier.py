@@ -77,12 +77,11 @@ def version_of(recipe: recipes.Recipe) -> str:
     """Changes with any setting of a recipe, and neither with its comments nor with settings that
     fedveil has learnt since and the recipe leaves alone."""
     usual = recipes.to_table(recipes.Recipe())
-    table = recipes.to_table(recipe)
     own = {
         f"{name}.{key}": value
-        for name, section in table.items()
-        for key, value in (section.items() if isinstance(section, dict) else [("", section)])
-        if not isinstance(section, dict) or usual.get(name, {}).get(key) != value
+        for name, section in recipes.to_table(replace(recipe, seed=None)).items()
+        for key, value in section.items()
+        if usual.get(name, {}).get(key) != value
     }
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -12,7 +12,9 @@ from fedveil.config.assemble import federation_of, plan_of
 from fedveil.config.recipe import Recipe
 from fedveil.core.errors import ConfigError
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.noise_placement import RoundNoise
 from fedveil.privacy.clipping import Clip
+from fedveil.privacy.mechanisms import Gaussian
 from fedveil.run.run import Run
 
 
@@ -76,6 +78,25 @@ def test_it_costs_less_in_a_large_one() -> None:
     assert noise(*own) == pytest.approx(joint, rel=2e-3)
 
 
+@pytest.mark.parametrize("sampling", ["everyone", "poisson"])
+def test_the_noise_on_a_count_is_what_is_accounted(sampling: str) -> None:
+    """One client moves it by a half: its std is half of five times the updates' multiplier."""
+    chosen = recipe(f"training.sampling={sampling}", "data.clients=20", "privacy.epsilon=2")
+    made = plan_of(chosen, federation_of(chosen.data))
+    rule, placement, context = made.method.clip_rule, made.method.placement, made.context
+    assert isinstance(rule, AdaptiveClipping)
+    assert placement is not None
+    assert context is not None
+    count, _ = rule.halves(placement, RoundNoise(context, context.pipeline), torch.ones(20))
+    z = made.noise_multiplier or 0.0
+    assert count.scale == pytest.approx(5 * z / 2, rel=1e-12)
+    (release,) = made.releases(1)
+    assert isinstance(release.mechanism, Gaussian)
+    assert release.mechanism.noise_multiplier == pytest.approx(
+        (z**-2 + (count.scale / 0.5) ** -2) ** -0.5, rel=1e-9
+    )
+
+
 @pytest.mark.parametrize(("rate", "falls"), [(0.01, True), (50.0, False)])
 def test_the_clip_follows_short_updates_and_no_long_ones(rate: float, falls: bool) -> None:
     chosen = recipe(f"training.learning_rate={rate}", "privacy.epsilon=100", "training.rounds=30")
@@ -103,8 +124,9 @@ def test_no_clip_above_the_highest_is_ever_in_use() -> None:
     assert far.norm <= 1.0
 
 
-def test_a_highest_below_the_first_is_refused() -> None:
-    chosen = recipe("privacy.clip_quantile=0.5", "privacy.clip_highest=0.5")
+@pytest.mark.parametrize("clips", ["privacy.clip_quantile=0.5", "privacy.clip_norm=1", ""])
+def test_a_highest_below_the_first_or_without_a_quantile_is_refused(clips: str) -> None:
+    chosen = recipe(*filter(None, [clips]), "privacy.clip_highest=0.5")
     data = federation_of(chosen.data)
     with pytest.raises(ConfigError, match="clip_highest"):
         plan_of(chosen, data)

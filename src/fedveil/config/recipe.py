@@ -192,13 +192,12 @@ def as_run(recipe: Recipe) -> Recipe:
     trusted aggregator adds Gaussian noise, the clip falls to where updates end."""
     found = with_defaults(recipe)
     method, privacy = METHODS[found.training.method], found.privacy
-    tracks = "privacy.clip_quantile" in method.keys and privacy.clip_quantile is None
+    left_open = recipe.privacy.clip_norm is privacy.clip_quantile is privacy.clip_highest is None
+    tracks = left_open and "privacy.clip_quantile" in method.keys and privacy.epsilon is not None
     central = method.trust is Trust.CENTRAL and privacy.trust in (None, "central")
     # By turns, noise that cancels is worth more, and needs a clip that stays.
     turns = privacy.correlated is not None or found.training.sampling == "round-robin"
-    if recipe.privacy.clip_norm is not None or privacy.epsilon is None or not (tracks and central):
-        return found
-    if privacy.noise != "gaussian" or turns:
+    if not (tracks and central and privacy.noise == "gaussian") or turns:
         return found
     return replace(found, privacy=replace(privacy, clip_quantile=_QUANTILE, clip_highest=_CLIP))
 

@@ -171,6 +171,10 @@ def adjacency(recipe: Recipe) -> Adjacency | None:
 def tracking(recipe: Recipe) -> AdaptiveClipping | None:
     privacy = recipe.privacy
     if privacy.clip_quantile is None:
+        if privacy.clip_highest is not None:
+            raise ConfigError(
+                "privacy.clip_highest: goes with privacy.clip_quantile, which is not set"
+            )
         return None
     return AdaptiveClipping(
         clip(recipe),
