@@ -39,9 +39,10 @@ def get(address: str, path: str | None = None, **headers: str) -> tuple[int, str
 def test_only_the_whole_address_on_this_machine_is_answered() -> None:
     with served(lambda: "<p>page</p>") as address:
         place = urlsplit(address).path
+        almost = place[:-2] + ("y" if place[-2] == "x" else "x") + "/"  # places are random
         assert get(address) == (200, "<p>page</p>")
         assert get(address, Host=f"localhost:{urlsplit(address).port}")[0] == 200
-        for path in ("/", place[:-2] + "x/", place + "more", "//", place.upper()):
+        for path in ("/", almost, place + "more", "//", place.upper()):
             assert get(address, path) == (404, "")
         # Another name for this machine is how a foreign web page would reach it.
         assert get(address, Host="attacker.example") == (404, "")
