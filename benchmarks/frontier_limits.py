@@ -3,16 +3,19 @@
     python -m benchmarks.frontier_limits
 
 CIFAR-10: least squares on the recipe's features of all training images at once, which is solved
-exactly. Shakespeare: how often a character followed the last 1, 2, ... of them in the training
-texts; the longest text that was seen decides.
+exactly; and its recipes' accuracy on the half of the test images that benchmarks.frontier_search
+has seen, and on the other. Shakespeare: how often a character followed the last 1, 2, ...
+of them in the training texts; the longest text that was seen decides.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
-from benchmarks.frontier import jobs
+from benchmarks.frontier import jobs, measured
 from fedveil.config.assemble import features_of, federation_of
 from fedveil.data.federation import Examples, Federation
 from fedveil.models.features import with_features
@@ -27,8 +30,9 @@ def seen(name: str) -> Federation:
     return federation if features is None else with_features(federation, features, keep=True)
 
 
-def least_squares(federation: Federation) -> tuple[float, float]:
-    """Accuracy on training and test examples of a linear model with a constant."""
+def least_squares(federation: Federation) -> tuple[float, ...]:
+    """Accuracy of a linear model with a constant: on training and test examples, and on the first
+    and second half of these."""
 
     def rows(examples: Examples) -> torch.Tensor:
         inputs = torch.from_numpy(np.array(examples.inputs, np.float32)).flatten(1)
@@ -43,7 +47,24 @@ def least_squares(federation: Federation) -> tuple[float, float]:
         found = (rows(examples) @ weights).argmax(1).numpy()
         return float((found == examples.targets).mean())
 
-    return accuracy(federation.train), accuracy(federation.test)
+    parts = (federation.test.take(rows) for rows in halved(federation))
+    return accuracy(federation.train), accuracy(federation.test), *map(accuracy, parts)
+
+
+def halved(federation: Federation) -> list[np.ndarray]:
+    """Rows of both halves of the test examples."""
+    return np.split(np.arange(len(federation.test)), 2)
+
+
+def halves(name: str) -> tuple[float, float]:
+    """A recipe's accuracy on the first half of its test examples, and on the second."""
+    recipe = dict(jobs(""))[f"best/{name}"]
+    federation = federation_of(recipe.data)
+    first, second = (
+        measured(recipe, 1, replace(federation, test=federation.test.take(rows)))["accuracy"]
+        for rows in halved(federation)
+    )
+    return first, second
 
 
 def counts(federation: Federation, longest: int) -> list[float]:
@@ -73,8 +94,13 @@ def texts(examples: Examples, longest: int) -> list[np.ndarray]:
 
 
 def main() -> None:
-    fitted, other = least_squares(seen("cifar-even-epsilon-8"))
-    print(f"CIFAR-10, least squares: {100 * fitted:.1f} % of training, {100 * other:.1f} % of test")
+    fitted, other, *parts = (100 * one for one in least_squares(seen("cifar-even-epsilon-8")))
+    print(f"CIFAR-10, least squares: {fitted:.1f} % of training, {other:.1f} % of test")
+    print("of the half with a part in the search, and of the other:")
+    print("  least squares: {:.1f}, {:.1f} %".format(*parts))
+    for epsilon in (2, 8):
+        parts = [100 * one for one in halves(f"cifar-even-epsilon-{epsilon}")]
+        print("  recipe for epsilon {}: {:.1f}, {:.1f} %".format(epsilon, *parts), flush=True)
     for length, accuracy in enumerate(counts(seen("shakespeare-epsilon-8"), 5), 1):
         print(f"Shakespeare, counts after the last {length}: {100 * accuracy:.1f} %")
 

@@ -1,4 +1,4 @@
-"""What was measured of the best recipes, as curves and tables: results/frontier.md, and the two
+"""What was measured of the best recipes, as curves and tables: results/frontier.md, and the
 tables of docs/frontier.md, which stand between comments that name them.
 
 It comes from results/frontier.json (the best recipes) and from the pages of the papers' tables
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.frontier import RESULTS, best_recipes, ceiling_of, epsilon_of, name_of
+from benchmarks.frontier_proxies import PROXIES
 
 PAGE = Path(__file__).parent.parent / "docs" / "frontier.md"
 
@@ -34,7 +35,7 @@ class Point:
 class Federation:
     title: str
     short: str
-    page: str | None = None  # of results/, with the papers' methods on this federation
+    pages: tuple[str, ...] = ()  # of results/, with the papers' methods on this federation
     where: tuple[tuple[str, Any], ...] = ()  # labels of its rows that belong here
     points: tuple[Point, ...] = ()
     loss: bool = False  # mean squared error, the lower the better, instead of accuracy
@@ -50,34 +51,34 @@ FEDERATIONS = {
     "mnist": Federation(
         "MNIST, 1,000 clients of 50 images",
         "MNIST\n1,000 clients",
-        "liang-table-1",
+        ("liang-table-1",),
         points=(Point("Liang et al.", 85.3, 9.0, 0.5), Point("Liang et al.", 83.3, 6.0, 0.27)),
     ),
     "mnist-writers": Federation("MNIST by its 539 writers", "MNIST\n539 writers"),
     "femnist": Federation(
         "FEMNIST, 300 writers, 62 classes",
         "FEMNIST\n300 writers",
-        "cheng-table-1",
+        ("cheng-table-1", "cheng-own-size"),
         points=(Point("Cheng et al., 3,400 writers", 78.1, 8.0, 56.0),),
     ),
     "cifar-even": Federation(
         "CIFAR-10, 2,000 clients of 25, Dirichlet 1",
         "CIFAR-10, α = 1\n2,000 clients",
-        "cheng-table-2",
+        ("cheng-table-2",),
         (("alpha", 1.0),),
         (Point("Cheng et al.", 63.7, 8.0, 1039.0),),
     ),
     "cifar-uneven": Federation(
         "CIFAR-10, 2,000 clients of 25, Dirichlet 0.1",
         "CIFAR-10, α = 0.1\n2,000 clients",
-        "cheng-table-2",
+        ("cheng-table-2",),
         (("alpha", 0.1),),
         (Point("Cheng et al.", 59.0, 8.0, 1039.0),),
     ),
     "svhn": Federation(
         "SVHN subset, 2,000 clients of 2 or 3 images",
         "SVHN subset\n2,000 clients",
-        "liang-table-2",
+        ("liang-table-2",),
         points=(
             Point("Liang et al., 604,388 images", 87.3, 5.07, 3.70),
             Point("Liang et al., 604,388 images", 84.7, 2.56, 1.82),
@@ -87,16 +88,16 @@ FEDERATIONS = {
     "shakespeare": Federation(
         "Shakespeare, 975 roles, next character",
         "Shakespeare\n975 roles",
-        "liang-table-3",
+        ("liang-table-3",),
         points=(Point("Liang et al.", 43.8, 14.04, 11.22), Point("Liang et al.", 39.5, 6.78, 5.20)),
         opens=False,
     ),
     "digits": Federation("Digits, 100 clients of 14 images", "Digits\n100 clients"),
-    "adult": Federation("Adult, 16 devices, one record", "Adult\none record", "hu-figure-7"),
+    "adult": Federation("Adult, 16 devices, one record", "Adult\none record", ("hu-figure-7",)),
     "lending-club-local": Federation(
         "Lending Club, 5,000 clients, nobody trusted",
         "Lending Club",
-        "fu-table-2",
+        ("fu-table-2",),
         (("clients", 5000),),
         _LENDING,
         loss=True,
@@ -141,9 +142,7 @@ def _values(key: str, entry: dict[str, Any]) -> list[float]:
 
 def papers_methods(federation: Federation) -> list[Curve]:
     """What the papers' methods reach at certified noise, each at its best other settings."""
-    if federation.page is None:
-        return []
-    rows = json.loads((RESULTS / f"{federation.page}.json").read_text())["rows"]
+    rows = [row for page in federation.pages for row in _rows(page)]
     best: dict[str, dict[float, float]] = {}
     better = min if federation.loss else max
     for row in rows:
@@ -158,6 +157,11 @@ def papers_methods(federation: Federation) -> list[Curve]:
     return [Curve(label, tuple(sorted(values.items()))) for label, values in best.items()]
 
 
+def _rows(page: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((RESULTS / f"{page}.json").read_text())["rows"]
+    return rows
+
+
 def _method(labels: dict[str, Any]) -> str:
     if "smoothing" in labels:
         return "DP-Fed, smoothed" if labels["smoothing"] else "DP-Fed"
@@ -169,7 +173,7 @@ def opening_keys(found: dict[str, Any]) -> tuple[str, ...]:
     lines = {
         key: own(key, found)
         for key, one in FEDERATIONS.items()
-        if one.page and one.opens and not one.loss
+        if one.pages and one.opens and not one.loss
     }
     return tuple(key for key, line in lines.items() if line is not None and len(line.values) > 1)
 
@@ -266,7 +270,7 @@ GOALS = (
         "shakespeare", "43.8 (14.0; its noise is worth 11.2), 39.5 (6.8; 5.2)",
         "22.1 at 1.25, an LSTM", (("1", None), ("2", None), ("8", None)),
     ),
-    Goal("adult", "figures", "81.1 at 1, 83.1 at 4", (("1", 84.0), ("4", 84.3))),
+    Goal("adult", "figures", "81.1 at 1, 83.1 at 4", (("1", 84.0), ("4", 84.2))),
     Goal("lending-club", "–", "–", (("1", 3.8),)),
     Goal(
         "lending-club-local", "27.4 (1), 23.6 (3), 23.1 (5), other loans",
@@ -303,19 +307,31 @@ def _against(key: str, epsilon: str, wanted: float | None, found: dict[str, Any]
     return f"**{text}**" if (mean <= wanted if loss else mean >= wanted) else text
 
 
-def choice_table(_: dict[str, Any]) -> str:
-    """What clips would have been chosen on clients that were held out (`frontier_choice`)."""
-    rows = ["| recipe | half the clip | its own | twice |", "|---" * 4 + "|"]
-    for name, one in json.loads((RESULTS / "frontier-choice.json").read_text()).items():
-        tried = one["held out"]
-        best = max(tried.values())
-        figures = [(tried[clip], f"{100 * tried[clip]:.1f}") for clip in sorted(tried, key=float)]
-        cells = [f"**{text}**" if value == best else text for value, text in figures]
-        rows.append(f"| `{name}` | {' | '.join(cells)} |")
+def search_table(_: dict[str, Any]) -> str:
+    """Which data gave the settings, and which these are (`frontier_search`)."""
+    heads = " | ".join(f"ε = {epsilon}" for epsilon in COLUMNS)
+    rows = [f"| recipe | found on | trials | {heads} |", "|---" * 8 + "|"]
+    every = json.loads((RESULTS / "frontier-search.json").read_text())
+    for key in (key for key in FEDERATIONS if key in every):
+        one = every[key]
+        cells = " | ".join(_settings(one["chosen"][epsilon]) for epsilon in COLUMNS)
+        rows.append(f"| `{key}` | {PROXIES[key].words} | {len(one['trials'])} | {cells} |")
     return "\n".join(rows)
 
 
-TABLES = {"measured": measured_table, "goals": goals_table, "choice": choice_table}
+def _settings(chosen: dict[str, Any]) -> str:
+    """Clip, local rate, rounds and server's rate, as far as they were looked for."""
+    words = {
+        "S": chosen["privacy.clip_norm"],
+        "rate": chosen["training.learning_rate"],
+        "T": chosen.get("training.rounds"),
+        "server": chosen.get("server.learning_rate"),
+        "norm": chosen.get("model.input_norm"),
+    }
+    return ", ".join(f"{name} {value:g}" for name, value in words.items() if value is not None)
+
+
+TABLES = {"measured": measured_table, "goals": goals_table, "search": search_table}
 
 
 def page_with_tables(page: str, found: dict[str, Any]) -> str:

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import tomllib
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from benchmarks.frontier import RESULTS, current, jobs, kept
+from benchmarks import frontier_search
+from benchmarks.frontier import RESULTS, best_recipes, current, epsilon_of, jobs, kept, name_of
+from benchmarks.frontier_proxies import PROXIES, other_writers, writer_numbers
+from benchmarks.frontier_search import (
+    FOLLOWS,
+    SEARCHES,
+    Settings,
+    changed,
+    chosen_for,
+    order,
+    rewritten,
+    searched,
+)
 from benchmarks.frontier_tables import (
     FEDERATIONS,
     PAGE,
@@ -13,8 +30,11 @@ from benchmarks.frontier_tables import (
     page_with_tables,
     shown,
 )
+from fedveil.config import recipe as recipes
+from fedveil.datasets import find
 
 FOUND = current()
+SEARCHED = frontier_search.kept()
 AGAIN = "python -m benchmarks.frontier --draw"
 
 
@@ -45,3 +65,92 @@ def test_a_result_that_changes_is_noticed() -> None:
     assert page_with_tables(PAGE.read_text(), other) != page_with_tables(PAGE.read_text(), FOUND)
     for keys in (("mnist",), opening_keys(FOUND)):
         assert shown(keys, other) != shown(keys, FOUND)
+
+
+class Stored:
+    """A search's trials as they were kept; any other is a mistake."""
+
+    def __init__(self, name: str) -> None:
+        self.trials: dict[str, list[float]] = SEARCHED[name]["trials"]
+
+    def score(self, epsilon: float, chosen: Settings) -> float:
+        return float(np.mean(self.trials[frontier_search.key_of(epsilon, chosen)]))
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_ends_where_its_trials_lead(name: str) -> None:
+    epsilons = [epsilon_of(one) for one in best_recipes() if name_of(one) == name]
+    search, ends = SEARCHES[name], {2.0: SEARCHES[name].begin}
+    for before, epsilon in order(epsilons):
+        ends[epsilon] = searched(search, epsilon, ends[before], Stored(name))
+        chosen = search.recipe(ends[epsilon])
+        assert SEARCHED[name]["chosen"][f"{epsilon:g}"] == chosen
+    assert len(ends) == len(epsilons)
+
+
+@pytest.mark.parametrize("name", [*SEARCHES, *FOLLOWS])
+def test_recipes_have_what_was_best_on_other_data(name: str) -> None:
+    epsilons = {f"{epsilon_of(one):g}" for one in best_recipes() if name_of(one) == name}
+    assert set(chosen_for(name)) >= epsilons
+    for epsilon in epsilons:
+        table = recipes.read(Path(f"best/{name}-epsilon-{epsilon}"))
+        recipe = recipes.parse(table)
+        assert recipe == changed(table, chosen_for(name)[epsilon])
+        assert recipe.data.source not in recipe.privacy.tuned_on
+        # Of CIFAR-10, test images alone, which no client has; of Shakespeare, the alphabet.
+        source = PROXIES[FOLLOWS[name].other if name in FOLLOWS else name].source
+        assert source != recipe.data.source or source in ("cifar10", "shakespeare")
+
+
+def test_every_best_recipe_has_a_search() -> None:
+    assert {name_of(name) for name in best_recipes()} == {*SEARCHES, *FOLLOWS}
+    assert set(SEARCHES) == set(PROXIES) == set(SEARCHED)
+
+
+def test_a_search_ends_at_the_top() -> None:
+    class Hill:
+        def score(self, epsilon: float, chosen: Settings) -> float:
+            rate, clip = chosen["training.learning_rate"], chosen["privacy.clip_norm"]
+            return -abs(np.log2(rate / 32)) - abs(np.log2(clip / (4 * epsilon)))
+
+    for epsilon, clip in ((0.5, 2.0), (2.0, 8.0), (8.0, 32.0)):
+        found = searched(SEARCHES["digits"], epsilon, SEARCHES["digits"].begin, Hill())
+        assert (found["training.learning_rate"], found["privacy.clip_norm"]) == (32.0, clip)
+
+
+def test_settings_are_written_into_a_recipe_and_nothing_else() -> None:
+    text = """# A remark.
+[training]
+rounds = 30  # few
+learning_rate = 8.0
+
+[server]
+learning_rate = 3.0
+average = "tail"
+
+[privacy]
+epsilon = 1.0
+"""
+    settings = {
+        "training.rounds": 60,
+        "server.learning_rate": 1.0,
+        "privacy.clip_norm": 0.5,
+        "privacy.epsilon": 1.0,
+    }
+    written = rewritten(text, settings)
+    assert "# A remark." in written
+    assert "rounds = 60  # few" in written
+    assert recipes.parse(tomllib.loads(written)) == changed(tomllib.loads(text), settings)
+    assert "learning_rate = 1.0" not in written
+
+
+@pytest.mark.skipif(not os.environ.get("FEDVEIL_DATA"), reason="FEDVEIL_DATA is not set")
+def test_writers_who_stand_in_are_other_people() -> None:
+    """MNIST and FEMNIST come from the same forms: 33 of FEMNIST's writers are in both."""
+    pools = {name: find(name).pool() for name in ("mnist-writers", "femnist")}
+    numbers = {name: writer_numbers(pool) for name, pool in pools.items()}
+    both = set(numbers["mnist-writers"]) & set(numbers["femnist"])
+    assert len(both) == 33
+    for name, than in (("mnist-writers", "femnist"), ("femnist", "mnist-writers")):
+        chosen = other_writers(pools[name], pools[than])
+        assert set(numbers[name]) - set(numbers[name][chosen]) == both

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,5 +87,20 @@ def test_best_recipes_are_found_by_name_and_say_what_they_were_tuned_on(name: st
     assert table == recipes.read(Path(f"recipes/{name}.toml"))
     recipe = recipes.with_defaults(recipes.parse(table))
     assert recipe.seed is None
-    assert recipe.data.source in recipe.privacy.tuned_on
+    assert recipe.privacy.tuned_on
+    assert recipe.data.source not in recipe.privacy.tuned_on
     assert f"-epsilon-{recipe.privacy.epsilon:g}" in name
+
+
+def test_a_best_recipe_is_certified_on_its_own_data() -> None:
+    """Its settings come from elsewhere; had they come from the digits, nothing would be certified."""
+    recipe = recipes.with_defaults(recipes.parse(recipes.read(Path("best/digits-epsilon-1"))))
+    federation = federation_of(recipe.data)
+    guarantee = plan_of(recipe, federation).guarantee
+    assert guarantee is not None
+    assert not any("Settings" in sentence for sentence in guarantee.not_covered)
+    assert any("by looking at mnist" in sentence for sentence in guarantee.rests_on)
+    tried = replace(recipe, privacy=replace(recipe.privacy, tuned_on=("digits",)))
+    guarantee = plan_of(tried, federation).guarantee
+    assert guarantee is not None
+    assert any("the protected data" in sentence for sentence in guarantee.not_covered)
