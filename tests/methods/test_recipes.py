@@ -93,7 +93,7 @@ def test_best_recipes_are_found_by_name_and_say_what_they_were_tuned_on(name: st
 
 
 def test_a_best_recipe_is_certified_on_its_own_data() -> None:
-    """Its settings come from elsewhere; had they come from the digits, nothing would be certified."""
+    """Its settings come from elsewhere; with settings from the digits nothing is certified."""
     recipe = recipes.with_defaults(recipes.parse(recipes.read(Path("best/digits-epsilon-1"))))
     federation = federation_of(recipe.data)
     guarantee = plan_of(recipe, federation).guarantee
