@@ -93,7 +93,7 @@ def html(described: Mapping[str, Any]) -> str:
             for d in described["differences"]
         ],
         "How to read it": [
-            *([f"{missing} runs are missing."] if missing else []),
+            *([f"Missing runs: {missing}."] if missing else []),
             f"Scale {described['scale']}; again with: fedveil reproduce {described['experiment']} "
             f"--scale {described['scale']}",
             "Claimed: the paper's epsilon for this noise. Certified: what is proved for it at the "
@@ -109,7 +109,7 @@ def page(experiment: Experiment, scale: Scale, rows: Sequence[Row], missing: int
     """The experiment for people to read."""
     lines = [f"# {experiment.paper}, {experiment.title}", ""]
     if missing:
-        lines += [f"**{missing} runs are missing**; the command below goes on.", ""]
+        lines += [f"**Missing runs: {missing}**; the command below goes on.", ""]
     seeds = max((len(row.outcomes) for row in rows), default=0)
     lines += [
         f"Scale {scale}, {seeds} seeds. Again with "
