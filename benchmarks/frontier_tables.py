@@ -58,7 +58,7 @@ FEDERATIONS = {
     "femnist": Federation(
         "FEMNIST, 300 writers, 62 classes",
         "FEMNIST\n300 writers",
-        ("cheng-table-1",),
+        ("cheng-table-1", "cheng-own-size"),
         points=(Point("Cheng et al., 3,400 writers", 78.1, 8.0, 56.0),),
     ),
     "cifar-even": Federation(
