@@ -74,12 +74,13 @@ def without_noise(recipe: recipes.Recipe) -> recipes.Recipe:
 
 
 def version_of(recipe: recipes.Recipe) -> str:
-    """Changes with any setting of a recipe, and neither with its comments nor with settings that
-    fedveil has learnt since and the recipe leaves alone."""
+    """Changes with any setting of a recipe, and neither with its comments, with what it was tuned
+    on, nor with settings that fedveil has learnt since and the recipe leaves alone."""
     usual = recipes.to_table(recipes.Recipe())
+    recipe = replace(recipe, seed=None, privacy=replace(recipe.privacy, tuned_on=()))
     own = {
         f"{name}.{key}": value
-        for name, section in recipes.to_table(replace(recipe, seed=None)).items()
+        for name, section in recipes.to_table(recipe).items()
         for key, value in section.items()
         if usual.get(name, {}).get(key) != value
     }
