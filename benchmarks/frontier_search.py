@@ -6,10 +6,10 @@
 
 A search asks one question after another, each with everything else as it is: which of these
 features, rates, numbers of rounds; and it climbs, along a ladder of clips or rates, as long as
-the next rung is better. It begins at epsilon 2; every other epsilon begins with what the one
-before it, towards 2, has ended with. The federations themselves are not looked at. Trials stand in
-results/frontier-search.json, so that an interrupted search goes on where it stopped; the recipes
-have what was best (`tests/docs/test_frontier.py`).
+the next rung is better. What kind of features it asks once, the rest twice. It begins at epsilon 2;
+every other epsilon begins with what the one before it, towards 2, has ended with. The federations
+themselves are not looked at. Trials stand in results/frontier-search.json, so that an interrupted
+search goes on where it stopped; the recipes have what was best (`tests/docs/test_frontier.py`).
 """
 
 from __future__ import annotations
@@ -20,32 +20,40 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from benchmarks.frontier import RESULTS, best_recipes, epsilon_of, measured, name_of
-from benchmarks.frontier_proxies import PROXIES
+from benchmarks.frontier_proxies import HALF, PROXIES
 from fedveil.config import recipe as recipes
 from fedveil.data.federation import Federation
 from fedveil.privacy.accountants.exact import gaussian_noise
 
 FILE = RESULTS / "frontier-search.json"
 BEGIN = 2.0
+FOUND_ON = ("digits", HALF)  # the drawings that whiten (benchmarks.frontier_features)
 
 Settings = dict[str, Any]  # by the names that recipes have for them
 
 
 @dataclass(frozen=True)
 class Question:
-    """Alternatives, each with a few settings; at some epsilons only, if they are named. The first
-    is taken that is less than the margin behind the best."""
+    """Alternatives, each with a few settings; at some epsilons only, if they are named, and only if
+    settings are as in `when`. The first is taken that is less than the margin behind the best."""
 
     alternatives: tuple[Mapping[str, Any], ...]
     at: tuple[float, ...] = ()
     margin: float = 0.0
+    when: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def concerns(self, epsilon: float, settings: Settings) -> bool:
+        fits = all(settings.get(key) in values for key, values in self.when.items())
+        return fits and (not self.at or epsilon in self.at)
 
     def answer(self, settings: Settings, score: Callable[[Settings], float]) -> Settings:
         tried = [{**settings, **other} for other in self.alternatives]
@@ -70,11 +78,17 @@ class Search:
     steps: tuple[Step, ...]
     recipe: Callable[[Settings], Settings] = dict  # what a recipe has for these settings
     seeds: int = 1
-    by_loss: bool = False  # or by accuracy: which of a table's rows are near a border is luck
+    by_loss: bool = False  # or by accuracy, where there is one
 
 
-def ask(key: str, *values: Any, at: tuple[float, ...] = (), margin: float = 0.0) -> Question:
-    return Question(tuple({key: value} for value in values), at, margin)
+def ask(
+    key: str,
+    *values: Any,
+    at: tuple[float, ...] = (),
+    margin: float = 0.0,
+    when: Mapping[str, tuple[Any, ...]] | None = None,
+) -> Question:
+    return Question(tuple({key: value} for value in values), at, margin, when or {})
 
 
 def rounded(value: float) -> float:
@@ -104,57 +118,91 @@ def in_proportion(settings: Settings) -> Settings:
     return {**own, "privacy.clip_norm": rounded(share * own["training.learning_rate"])}
 
 
-def images(*features: Mapping[str, Any], way: float) -> Search:
+def images(*kinds: Mapping[str, Any]) -> Search:
     lengths = tuple(
         {"training.learning_rate": rate, "short": short}
         for rate in (8.0, 32.0)
         for short in (False, True)
     )
     begin = {
-        **features[0],
+        **kinds[0],
         **lengths[0],
         "training.rounds": 30,
         "training.local_steps": 8,
         "server.average": "polynomial",
-        "way": way,
+        "way": 128.0,
     }
-    rounds = ask("training.rounds", 30, 60, 120, at=(2.0, 8.0), margin=0.002)
-    steps = (
+    once = (
         Climb("way"),
-        Question(features, (2.0,)),
+        Question(kinds, (2.0,)),
+        ask("model.directions", None, 400, 1600, at=(2.0,), when=WHITENED),
+        ask("model.patches", None, 512, at=(2.0,), when={"model.features": ("patches",)}),
+    )
+    twice = (
         Question(lengths, (2.0, 8.0)),
-        rounds,
+        ask("training.rounds", 30, 60, 120, at=(2.0, 8.0), margin=0.002),
         ask("training.local_steps", 8, 4, 16, at=(2.0,), margin=0.002),
         ask("server.average", "polynomial", "none", at=(2.0,), margin=0.002),
         Climb("way"),
     )
-    return Search(begin, steps, along_a_way)
+    return Search(begin, (*once, *2 * twice), along_a_way)
 
 
 def features(kind: str, whiten: str | None = None, mirror: bool | None = None) -> Settings:
-    return {"model.features": kind, "model.whiten": whiten, "model.mirror": mirror}
+    return {
+        "model.features": kind,
+        "model.whiten": whiten,
+        "model.mirror": mirror,
+        "model.directions": None,
+        "model.patches": None,
+    }
 
 
 PLAIN, STROKES, LEAVES = (features("scattering", whiten) for whiten in (None, "strokes", "leaves"))
-WRITING = (STROKES, LEAVES, PLAIN)
-PHOTOS = (
-    LEAVES,
-    PLAIN,
-    features("patches", "leaves"),
-    features("patches", "leaves", mirror=True),
+PATCHES, MIRRORED = (features("patches", "leaves", mirror) for mirror in (None, True))
+WHITENED = {"model.whiten": ("strokes", "leaves")}
+MOMENTUM = tuple(  # as far in the end, with or without
+    {"server.momentum": momentum, "server.learning_rate": rate}
+    for momentum, rate in ((0.9, 1.0), (0.0, 10.0))
 )
 
 
 SEARCHES = {
-    "mnist": images(*WRITING, way=180.0),
-    "femnist": images(*WRITING, way=180.0),
-    "cifar-even": images(*PHOTOS, way=180.0),
+    "mnist": images(STROKES, LEAVES, PLAIN),
+    "femnist": images(STROKES, LEAVES, PLAIN),
+    "cifar-even": images(LEAVES, PLAIN, PATCHES, MIRRORED),
+    "svhn": images(LEAVES, STROKES, PLAIN, PATCHES),
     "shakespeare": Search(
-        {"training.learning_rate": 20.0, "share": 0.03},
+        {
+            "model.hidden": [80, 2048],
+            "training.rounds": 40,
+            "training.cohort": 195,
+            **MOMENTUM[0],
+            "server.average": "polynomial",
+            "training.learning_rate": 16.0,
+            "share": 0.03,
+        },
         (
             Climb("training.learning_rate"),
-            ask("share", 0.01, 0.03, 0.1, at=(2.0,)),
-            Climb("training.learning_rate"),
+            ask("model.hidden", *([80] + more * [2048] for more in (1, 2, 3)), at=(2.0,)),
+            *(
+                ask(
+                    "model.hidden",
+                    *([80] + more * [rows] for rows in (2048, 1024, 4096)),
+                    at=(2.0,),
+                    when={"model.hidden": ([80] + more * [2048],)},
+                )
+                for more in (1, 2, 3)
+            ),
+            *2
+            * (
+                ask("training.rounds", 40, 20, at=(2.0,)),
+                ask("training.cohort", 195, 97, at=(2.0,)),
+                ask("share", 0.01, 0.03, 0.1, at=(2.0,)),
+                Question(MOMENTUM, (2.0,)),
+                ask("server.average", "polynomial", "none", at=(2.0,)),
+                Climb("training.learning_rate"),
+            ),
         ),
         in_proportion,
     ),
@@ -163,25 +211,39 @@ SEARCHES = {
         (
             Climb("privacy.clip_norm"),
             ask("model.scales", 1, 2, at=(2.0,)),
-            ask("training.learning_rate", 2.0, 8.0, 32.0),
-            Climb("privacy.clip_norm"),
+            *2
+            * (
+                ask("training.learning_rate", 2.0, 8.0, 32.0),
+                Climb("privacy.clip_norm"),
+            ),
         ),
         seeds=2,
     ),
     "adult": Search(
-        {"training.rounds": 60, "training.learning_rate": 1.0, "privacy.clip_norm": 1.0},
+        {
+            "training.rounds": 60,
+            "training.learning_rate": 1.0,
+            **MOMENTUM[0],
+            "server.average": "polynomial",
+            "privacy.clip_norm": 1.0,
+        },
         (
             Climb("privacy.clip_norm"),
-            ask("training.learning_rate", 0.5, 1.0, 2.0, 4.0),
-            ask("training.rounds", 30, 60, 100),
-            Climb("privacy.clip_norm"),
+            *2
+            * (
+                ask("training.learning_rate", 0.5, 1.0, 2.0, 4.0),
+                ask("training.rounds", 30, 60, 100),
+                Question(MOMENTUM, (2.0,)),
+                ask("server.average", "polynomial", "none", at=(2.0,)),
+                Climb("privacy.clip_norm"),
+            ),
         ),
-        seeds=2,
-        by_loss=True,
+        seeds=4,
     ),
     "lending-club": Search(
         {"training.rounds": 30, "training.learning_rate": 0.1, "privacy.clip_norm": 4.0},
-        (
+        2
+        * (
             Climb("privacy.clip_norm"),
             ask("training.learning_rate", 0.05, 0.1, 0.2, 0.4, at=(2.0,)),
             ask("training.rounds", 15, 30, 60, at=(2.0,)),
@@ -213,27 +275,8 @@ SEARCHES = {
 }
 
 
-@dataclass(frozen=True)
-class Follows:
-    """A federation with the settings of another's search, but for a few."""
-
-    other: str
-    but: Settings = field(default_factory=dict)
-
-
-FOLLOWS = {
-    "mnist-writers": Follows("mnist"),
-    "cifar-uneven": Follows("cifar-even"),
-    "svhn": Follows("cifar-even", LEAVES),  # digits, which are not to be mirrored
-}
-
-
-# What no search asked was decided by trials on these data themselves (docs/frontier.md), so their
-# recipes own up to them, and are certified on other data only.
-OWN = {
-    *("mnist", "mnist-writers", "cifar-even", "cifar-uneven", "svhn"),
-    *("shakespeare", "adult", "lending-club-local"),
-}
+# Federations of the same pictures, otherwise dealt, have the settings of another's search.
+FOLLOWS = {"mnist-writers": "mnist", "cifar-uneven": "cifar-even"}
 
 
 class Scores(Protocol):
@@ -249,20 +292,29 @@ class Trials:
 
     def __init__(self, name: str) -> None:
         self._name, self._proxy = name, PROXIES[name]
-        self._federation = cache(self._proxy.make)
+        self._federations = cache(lambda: tuple(make() for make in self._proxy.tasks))
 
     def score(self, epsilon: float, chosen: Settings) -> float:
         """The more, the better: test accuracy, or the test loss's negative."""
+        found, by_loss = self.found(epsilon, chosen), SEARCHES[self._name].by_loss
+        return -float(np.mean(found["loss"])) if by_loss else float(np.mean(found["accuracy"]))
+
+    def found(self, epsilon: float, chosen: Settings) -> dict[str, list[float]]:
+        """Accuracies and losses, of every task with one seed after the other."""
         key = key_of(epsilon, chosen)
-        scores = kept().get(self._name, {}).get("trials", {}).get(key)
-        if scores is None:
-            federation = self._federation()
-            recipe, search = self._recipe(epsilon, chosen, federation), SEARCHES[self._name]
-            found = [measured(recipe, seed, federation) for seed in range(1, search.seeds + 1)]
-            scores = [-one["loss"] if search.by_loss else one["accuracy"] for one in found]
-            keep(self._name, "trials", key, scores)
-            print(self._name, key, scores, flush=True)
-        return float(sum(scores) / len(scores))
+        known: dict[str, list[float]] | None
+        known = kept().get(self._name, {}).get("trials", {}).get(key)
+        if known is None:
+            runs = [
+                measured(self._recipe(epsilon, chosen, federation), seed, federation)
+                for federation in self._federations()
+                for seed in range(1, SEARCHES[self._name].seeds + 1)
+            ]
+            measures = ("accuracy", "loss") if "accuracy" in runs[0] else ("loss",)
+            known = {what: [run[what] for run in runs] for what in measures}
+            keep(self._name, "trials", key, known)
+            print(self._name, key, known, flush=True)
+        return known
 
     def _recipe(self, epsilon: float, chosen: Settings, federation: Federation) -> recipes.Recipe:
         """The federation's recipe with these settings, on the data that stand in for its own."""
@@ -312,7 +364,7 @@ def searched(search: Search, epsilon: float, begin: Settings, trials: Scores) ->
     for step in search.steps:
         if isinstance(step, Climb):
             settings = _climbed(step.key, settings, score)
-        elif not step.at or epsilon in step.at:
+        elif step.concerns(epsilon, settings):
             settings = step.answer(settings, score)
     return settings
 
@@ -340,12 +392,17 @@ def order(epsilons: Sequence[float]) -> list[tuple[float, float]]:
     return [(BEGIN, BEGIN), *itertools.pairwise(above), *itertools.pairwise(below)]
 
 
-def search(name: str) -> None:
+def ends_of(name: str, trials: Scores) -> Iterator[tuple[float, Settings]]:
+    """By epsilon, where the search of a federation's settings ends."""
     epsilons = [epsilon_of(one) for one in best_recipes() if name_of(one) == name]
-    trials, ends = Trials(name), {BEGIN: SEARCHES[name].begin}
+    ends = {BEGIN: SEARCHES[name].begin}
     for before, epsilon in order(epsilons):
         ends[epsilon] = searched(SEARCHES[name], epsilon, ends[before], trials)
-        chosen = SEARCHES[name].recipe(ends[epsilon])
+        yield epsilon, SEARCHES[name].recipe(ends[epsilon])
+
+
+def search(name: str) -> None:
+    for epsilon, chosen in ends_of(name, Trials(name)):
         keep(name, "chosen", f"{epsilon:g}", chosen)
         print(name, "epsilon", epsilon, "chosen", chosen, flush=True)
 
@@ -370,12 +427,14 @@ def rewritten(text: str, settings: Settings) -> str:
 
 def chosen_for(name: str) -> dict[str, Settings]:
     """By epsilon, what a federation's recipes have, and on what it was found."""
-    follows = FOLLOWS.get(name, Follows(name))
-    table = recipes.read(Path(f"best/{name}-epsilon-{BEGIN:g}"))
-    own = [table["data"]["source"]] if name in OWN else []
-    looked_at = {"privacy.tuned_on": [PROXIES[follows.other].name, *own]}
-    chosen: dict[str, Settings] = kept()[follows.other]["chosen"]
-    return {epsilon: {**one, **follows.but, **looked_at} for epsilon, one in chosen.items()}
+    other = FOLLOWS.get(name, name)
+    proxy, chosen = PROXIES[other], kept()[other]["chosen"]
+    found: dict[str, Settings] = {}
+    for epsilon, one in chosen.items():
+        drawn = FOUND_ON if one.get("model.whiten") else ()
+        looked_at = list(dict.fromkeys((*proxy.names, *drawn)))
+        found[epsilon] = {**one, "privacy.tuned_on": looked_at}
+    return found
 
 
 def write(name: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.frontier import RESULTS, best_recipes, ceiling_of, epsilon_of, name_of
 from benchmarks.frontier_proxies import PROXIES
+from fedveil.models.whitening import DIRECTIONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "frontier.md"
 
@@ -310,13 +311,33 @@ def _against(key: str, epsilon: str, wanted: float | None, found: dict[str, Any]
 def search_table(_: dict[str, Any]) -> str:
     """Which data gave the settings, and which these are (`frontier_search`)."""
     heads = " | ".join(f"ε = {epsilon}" for epsilon in COLUMNS)
-    rows = [f"| recipe | found on | trials | {heads} |", "|---" * 8 + "|"]
+    rows = [f"| recipe | found on | trials | at all ε | {heads} |", "|---" * 9 + "|"]
     every = json.loads((RESULTS / "frontier-search.json").read_text())
     for key in (key for key in FEDERATIONS if key in every):
         one = every[key]
         cells = " | ".join(_settings(one["chosen"][epsilon]) for epsilon in COLUMNS)
-        rows.append(f"| `{key}` | {PROXIES[key].words} | {len(one['trials'])} | {cells} |")
+        found_on = f"{PROXIES[key].words} | {len(one['trials'])} | {_kind(one['chosen']['2'])}"
+        rows.append(f"| `{key}` | {found_on} | {cells} |")
     return "\n".join(rows)
+
+
+def _kind(chosen: dict[str, Any]) -> str:
+    """What was asked at one epsilon only: features, tables of texts, local steps."""
+    whitened = chosen.get("model.whiten") is not None
+    words = (
+        chosen.get("model.features"),
+        "mirrored" if chosen.get("model.mirror") else None,
+        chosen.get("model.whiten"),
+        f"{chosen.get('model.directions') or DIRECTIONS} directions" if whitened else None,
+        f"{chosen['model.patches']} patches" if chosen.get("model.patches") else None,
+        f"J {chosen['model.scales']}" if "model.scales" in chosen else None,
+        f"rows {chosen['model.hidden']}" if "model.hidden" in chosen else None,
+        f"cohort {chosen['training.cohort']}" if "model.hidden" in chosen else None,
+        f"{chosen['training.local_steps']} steps" if "training.local_steps" in chosen else None,
+        f"momentum {chosen['server.momentum']:g}" if "server.momentum" in chosen else None,
+        f"average {chosen['server.average']}" if "server.average" in chosen else None,
+    )
+    return ", ".join(word for word in words if word) or "–"
 
 
 def _settings(chosen: dict[str, Any]) -> str:

@@ -9,17 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import frontier_search
+from benchmarks import frontier_features, frontier_search
 from benchmarks.frontier import RESULTS, best_recipes, current, epsilon_of, jobs, kept, name_of
 from benchmarks.frontier_proxies import PROXIES, other_writers, writer_numbers
 from benchmarks.frontier_search import (
     FOLLOWS,
-    OWN,
     SEARCHES,
     Settings,
+    Trials,
     changed,
     chosen_for,
-    order,
+    ends_of,
+    key_of,
     rewritten,
     searched,
 )
@@ -68,25 +69,18 @@ def test_a_result_that_changes_is_noticed() -> None:
         assert shown(keys, other) != shown(keys, FOUND)
 
 
-class Stored:
+class Stored(Trials):
     """A search's trials as they were kept; any other is a mistake."""
 
-    def __init__(self, name: str) -> None:
-        self.trials: dict[str, list[float]] = SEARCHED[name]["trials"]
-
-    def score(self, epsilon: float, chosen: Settings) -> float:
-        return float(np.mean(self.trials[frontier_search.key_of(epsilon, chosen)]))
+    def found(self, epsilon: float, chosen: Settings) -> dict[str, list[float]]:
+        known: dict[str, list[float]] = SEARCHED[self._name]["trials"][key_of(epsilon, chosen)]
+        return known
 
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_a_search_ends_where_its_trials_lead(name: str) -> None:
-    epsilons = [epsilon_of(one) for one in best_recipes() if name_of(one) == name]
-    search, ends = SEARCHES[name], {2.0: SEARCHES[name].begin}
-    for before, epsilon in order(epsilons):
-        ends[epsilon] = searched(search, epsilon, ends[before], Stored(name))
-        chosen = search.recipe(ends[epsilon])
-        assert SEARCHED[name]["chosen"][f"{epsilon:g}"] == chosen
-    assert len(ends) == len(epsilons)
+    ends = {f"{epsilon:g}": chosen for epsilon, chosen in ends_of(name, Stored(name))}
+    assert ends == SEARCHED[name]["chosen"]
 
 
 @pytest.mark.parametrize("name", [*SEARCHES, *FOLLOWS])
@@ -97,15 +91,28 @@ def test_recipes_have_what_was_best_on_other_data(name: str) -> None:
         table = recipes.read(Path(f"best/{name}-epsilon-{epsilon}"))
         recipe = recipes.parse(table)
         assert recipe == changed(table, chosen_for(name)[epsilon])
-        assert (recipe.data.source in recipe.privacy.tuned_on) == (name in OWN)
+        assert recipe.data.source not in recipe.privacy.tuned_on
         # Of CIFAR-10, test images alone, which no client has; of Shakespeare, the alphabet.
-        source = PROXIES[FOLLOWS[name].other if name in FOLLOWS else name].source
+        source = PROXIES[FOLLOWS.get(name, name)].source
         assert source != recipe.data.source or source in ("cifar10", "shakespeare")
+
+
+def test_features_have_the_constants_that_were_found_on_other_pictures() -> None:
+    class Kept(frontier_features.Trials):
+        def part(self, part: str, chosen: Settings) -> float:
+            return float(SEARCHED["features"]["trials"][frontier_features.key_of(part, chosen)])
+
+    search = frontier_features.SEARCH
+    found = searched(search, frontier_features.EPSILON, search.begin, Kept())
+    assert found == SEARCHED["features"]["chosen"]["2"]
+    for key in frontier_features.EVERY:
+        module, name = key.split(".")
+        assert vars(frontier_features.MODULES[module])[name] == found[key], key
 
 
 def test_every_best_recipe_has_a_search() -> None:
     assert {name_of(name) for name in best_recipes()} == {*SEARCHES, *FOLLOWS}
-    assert set(SEARCHES) == set(PROXIES) == set(SEARCHED)
+    assert set(SEARCHES) == set(PROXIES) == set(SEARCHED) - {"features"}
 
 
 def test_a_search_ends_at_the_top() -> None:

@@ -47,14 +47,19 @@ def whitener(shape: tuple[int, int, int]) -> tuple[np.ndarray, np.ndarray, np.nd
     return middle, whiten, white[chosen] / norms[chosen, None]
 
 
+def thirds(places: int) -> list[range]:
+    """Neighbours share a place where it takes that to have as many in each."""
+    return [range(i * places // 3, -(-(i + 1) * places // 3)) for i in range(3)]
+
+
 def by_hand(image: np.ndarray, mirror: bool) -> np.ndarray:
     middle, whiten, units = whitener(image.shape)
-    total = np.zeros((2 * COUNT, 2, 2))
+    total = np.zeros((2 * COUNT, 3, 3))
     seen = [image, image[:, ::-1]] if mirror else [image]
     high, wide = image.shape[0] - PATCH + 1, image.shape[1] - PATCH + 1
     for one in map(standard, seen):
-        for i, rows in enumerate((range(-(-high // 2)), range(high // 2, high))):
-            for j, columns in enumerate((range(-(-wide // 2)), range(wide // 2, wide))):
+        for i, rows in enumerate(thirds(high)):
+            for j, columns in enumerate(thirds(wide)):
                 for down in rows:
                     for right in columns:
                         found = units @ whiten @ (patch(one, down, right) - middle)
@@ -64,8 +69,8 @@ def by_hand(image: np.ndarray, mirror: bool) -> np.ndarray:
     return total
 
 
-@pytest.mark.parametrize(("shape", "mirror"), [((9, 8, 3), False), ((8, 9, 1), True)])
-def test_likeness_is_a_mean_over_the_places_of_a_quarter(shape, mirror) -> None:
+@pytest.mark.parametrize(("shape", "mirror"), [((9, 8, 3), False), ((8, 10, 1), True)])
+def test_likeness_is_a_mean_over_the_places_of_a_ninth(shape, mirror) -> None:
     image = np.random.default_rng(1).random(shape)
     found = Likeness(COUNT, mirror, "leaves")(torch.from_numpy(image).float())
     # Single precision, products of about a hundred numbers scaled up by the whitening, twice.
@@ -108,7 +113,7 @@ def test_settings_that_cannot_be_meant_are_refused() -> None:
             named_features("patches", **given)
     with pytest.raises(ConfigError, match=r"model\.mirror: not for"):
         named_features("scattering", mirror=True)
-    with pytest.raises(ConfigError, match="images of 7 x 7 pixels or more"):
+    with pytest.raises(ConfigError, match="images of 8 x 8 pixels or more"):
         PatchFeatures(COUNT)(torch.zeros(6, 9))
-    with pytest.raises(ConfigError, match="images of 7 x 7 pixels or more"):
+    with pytest.raises(ConfigError, match="images of 8 x 8 pixels or more"):
         PatchFeatures(COUNT)(torch.zeros(40))

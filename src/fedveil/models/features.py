@@ -33,7 +33,7 @@ from fedveil.models.scattering import Scattering
 from fedveil.models.whitening import DIRECTIONS, check_drawings, one_thread, whitened
 
 _BLOCK = 256  # examples read at a time
-_VERSION = 3  # of the features; another one makes cached ones worthless
+_VERSION = 4  # of the features; another one makes cached ones worthless
 _OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))  # of red, green and blue
 _FLOOR = 1e-5  # deviation below which nothing is blown up
 

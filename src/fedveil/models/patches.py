@@ -1,6 +1,6 @@
 """Random patches as filters (Coates, Lee and Ng 2011): features of photographs that nobody trains.
 
-How much is there, in each quarter of an image, that looks like each of some hundred small patches,
+How much is there, in each ninth of an image, that looks like each of some hundred small patches,
 or like their negatives? The patches are cut at random from drawings that a formula makes
 (`fedveil.models.drawings`), and all patches are whitened by these drawings' statistics: no data
 have a part in it. What comes out is turned and scaled by drawings again (`whitening`).
@@ -21,12 +21,12 @@ from fedveil.core.errors import ConfigError
 from fedveil.models.whitening import DIRECTIONS, check_drawings, drawn, one_thread, whitened
 
 PATCH = 6  # pixels on each side
-_GRID = 2  # places on each side of an image that are told apart
-_CONTRAST = 0.15  # of an image's variance is added to a patch's: flat ones are not blown up
+_GRID = 3  # places on each side of an image that are told apart
+_CONTRAST = 0.1  # of an image's variance is added to a patch's: flat ones are not blown up
 _SMALL = 0.1  # of a patch's variance is added to each direction's when patches are whitened
 _LEAST = 0.25  # likeness that counts
 _FIRST, _DRAWN, _CUT = 10_000, 200, 100  # drawings: the first one, how many, patches of each
-_FAINT = 0.3  # share of patches that are too faint to be filters
+_FAINT = 0.0  # share of patches that are too faint to be filters
 _SEED = 2011
 _FLOOR = 1e-5  # deviation below which nothing is blown up
 
@@ -59,7 +59,7 @@ class PatchFeatures:
 
 @dataclass(frozen=True)
 class Likeness:
-    """What is whitened: `[2 * patches, 2, 2]` means over quarters of an image."""
+    """What is whitened: `[2 * patches, 3, 3]` means over ninths of an image."""
 
     patches: int
     mirror: bool

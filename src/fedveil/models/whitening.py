@@ -23,7 +23,7 @@ from fedveil.models.drawings import DRAWINGS
 
 DIRECTIONS = 800  # that are kept, if nothing else is said
 _TIMES = 5  # that each of them is drawn
-_SHARE = 0.4  # of directions that are kept, for each of these pictures
+_SHARE = 0.5  # of directions that are kept, for each of these pictures
 _SEED = 1968
 _RIDGE = 1.0  # of the mean is added to each direction's: those that hardly vary stay small
 _FLOOR = 1e-6  # length below which nothing is blown up
