@@ -1,12 +1,12 @@
-"""Constants of the features that drawings make, looked for on pictures that no federation has.
+"""Constants of the features that drawings make, looked for on digits and on test images.
 
     python -m benchmarks.frontier_features
 
 How much drawings are bent, how thick the pen is, how large a patch is: each was asked in turn, from
-round numbers, at half and at twice its value, on scikit-learn's digits, enlarged to the size of
-MNIST's, and on the first half of CIFAR-10's test images. The score is the mean of both accuracies.
-Trials stand in results/frontier-search.json; `fedveil.models` has what was found
-(`tests/docs/test_frontier.py`).
+round numbers, below and above, most at half and at twice; on scikit-learn's digits, enlarged to
+the size of MNIST's, and on the first half of CIFAR-10's test images. The score is the mean of both
+accuracies; where nothing is better by `MARGIN`, a constant stays. Trials stand in
+results/frontier-search.json; `fedveil.models` has what was found (`tests/docs/test_frontier.py`).
 """
 
 from __future__ import annotations

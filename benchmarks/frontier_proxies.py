@@ -1,6 +1,7 @@
 """Public data that stand in for each federation of the best recipes while settings are looked for.
 
-None of them has an example, a writer or a role in common with the clients they stand in for.
+None of them has an example, a writer or a role in common with the clients they stand in for, but
+some of CIFAR-10's test images are nearly a training image, or its mirror image.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from benchmarks.frontier import RESULTS, best_recipes, current, epsilon_of, jobs
 from benchmarks.frontier_proxies import PROXIES, other_writers, writer_numbers
 from benchmarks.frontier_search import (
     FOLLOWS,
+    LOOKED,
     SEARCHES,
     Settings,
     Trials,
@@ -21,6 +22,7 @@ from benchmarks.frontier_search import (
     chosen_for,
     ends_of,
     key_of,
+    rest_of,
     rewritten,
     searched,
 )
@@ -33,6 +35,7 @@ from benchmarks.frontier_tables import (
     shown,
 )
 from fedveil.config import recipe as recipes
+from fedveil.config.assemble import is_protected
 from fedveil.datasets import find
 
 FOUND = current()
@@ -83,6 +86,12 @@ def test_a_search_ends_where_its_trials_lead(name: str) -> None:
     assert ends == SEARCHED[name]["chosen"]
 
 
+@pytest.mark.parametrize("name", SEARCHES)
+def test_what_no_search_asked_is_what_it_was(name: str) -> None:
+    """Trials of other models, methods or features would be worth nothing."""
+    assert SEARCHED[name]["of"]["rest"] == rest_of(name)
+
+
 @pytest.mark.parametrize("name", [*SEARCHES, *FOLLOWS])
 def test_recipes_have_what_was_best_on_other_data(name: str) -> None:
     epsilons = {f"{epsilon_of(one):g}" for one in best_recipes() if name_of(one) == name}
@@ -91,7 +100,8 @@ def test_recipes_have_what_was_best_on_other_data(name: str) -> None:
         table = recipes.read(Path(f"best/{name}-epsilon-{epsilon}"))
         recipe = recipes.parse(table)
         assert recipe == changed(table, chosen_for(name)[epsilon])
-        assert recipe.data.source not in recipe.privacy.tuned_on
+        own = [one for one in recipe.privacy.tuned_on if is_protected(recipe.data, one)]
+        assert own == ([LOOKED[name]] if name in LOOKED else [])
         # Of CIFAR-10, test images alone, which no client has; of Shakespeare, the alphabet.
         source = PROXIES[FOLLOWS.get(name, name)].source
         assert source != recipe.data.source or source in ("cifar10", "shakespeare")

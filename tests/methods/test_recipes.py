@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedveil.config import recipe as recipes
-from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.assemble import federation_of, is_protected, plan_of
 from fedveil.methods.registry import METHODS
+from fedveil.recipes.sections import DataSection
 from fedveil.run.run import Run
 
 RECIPES = Path(__file__).parents[2] / "src" / "fedveil" / "recipes"
@@ -103,3 +104,14 @@ def test_a_best_recipe_is_certified_on_its_own_data() -> None:
     guarantee = plan_of(tried, federation).guarantee
     assert guarantee is not None
     assert any("the protected data" in sentence for sentence in guarantee.not_covered)
+
+
+@pytest.mark.parametrize("name", ["mnist", "mnist-writers"])
+def test_settings_from_the_same_images_under_another_name_are_from_the_protected_data(
+    name: str,
+) -> None:
+    """MNIST dealt by writers is MNIST: what was tried out on the one was tried out on the other."""
+    for source in ("mnist", "mnist-writers"):
+        assert is_protected(DataSection(source=source), name)
+    assert not is_protected(DataSection(source="femnist"), name)
+    assert not is_protected(DataSection(source="digits"), "half of CIFAR-10's test images")

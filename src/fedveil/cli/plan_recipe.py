@@ -182,7 +182,9 @@ def _loss(args: argparse.Namespace, situation: Situation) -> tuple[LossConstants
 
 def looks_at_itself(recipe: Recipe) -> bool:
     """Whether settings of the recipe were chosen on the data that it trains on."""
-    return recipe.data.file is None and recipe.data.source in recipe.privacy.tuned_on
+    from fedveil.config.assemble import is_protected
+
+    return any(is_protected(recipe.data, name) for name in recipe.privacy.tuned_on)
 
 
 def _show(offered: tuple[Proposal, ...], loss: LossConstants, recipe: Recipe) -> None:

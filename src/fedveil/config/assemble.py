@@ -19,7 +19,7 @@ from fedveil.data.collected import from_images, pictures_of
 from fedveil.data.federation import Federation
 from fedveil.data.partition import named
 from fedveil.data.table import from_table
-from fedveil.datasets import SOURCES, load
+from fedveil.datasets import SOURCES, load, same_data
 from fedveil.methods.parts.from_recipe import choice
 from fedveil.methods.registry import METHODS, method_of
 from fedveil.models.features import FeatureMap, named_features, with_features
@@ -219,14 +219,15 @@ def _said(recipe: Recipe) -> tuple[list[str], list[str]]:
     if recipe.data.classes:
         declared.append(f"The classes are public: {', '.join(recipe.data.classes)}.")
     for name in recipe.privacy.tuned_on:
-        if _protected(recipe.data, name):
+        if is_protected(recipe.data, name):
             unprotected.append(f"Settings were chosen by looking at {name}, the protected data.")
         else:
             declared.append(f"Settings were chosen by looking at {name}, declared to be public.")
     return declared, unprotected
 
 
-def _protected(data: DataSection, name: str) -> bool:
+def is_protected(data: DataSection, name: str) -> bool:
+    """Whether what settings were tried out on is the data that a recipe trains on."""
     if data.file is None:
-        return name == data.source
+        return same_data(name, data.source)
     return Path(name).exists() and Path(name).samefile(data.file)

@@ -33,7 +33,7 @@ _LIGHT = 0.1  # by which brightness differs from one time to the next
 
 
 def strokes(what: np.random.Generator, how: np.random.Generator, height: int, width: int) -> Image:
-    """Up to `_CURVES` cubic Bezier curves `[height, width]`; most begin on the one before.
+    """Up to `_CURVES` cubic Bezier curves `[height, width]`; some begin on the one before.
 
     `what` is drawn depends on the first generator alone.
     """

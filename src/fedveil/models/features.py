@@ -33,7 +33,7 @@ from fedveil.models.scattering import Scattering
 from fedveil.models.whitening import DIRECTIONS, check_drawings, one_thread, whitened
 
 _BLOCK = 256  # examples read at a time
-_VERSION = 4  # of the features; another one makes cached ones worthless
+VERSION = 4  # of the features; another one makes cached ones worthless
 _OPPONENTS = ((1.0, 1.0, 1.0), (1.0, 0.0, -1.0), (1.0, -2.0, 1.0))  # of red, green and blue
 _FLOOR = 1e-5  # deviation below which nothing is blown up
 
@@ -267,7 +267,7 @@ def _made(federation: Federation, featurizer: Featurizer, keep: bool) -> Federat
 
 def _home(featurizer: Featurizer, inputs: Array) -> Path:
     """Where the features are kept that this map makes of such examples, by this code."""
-    about = (_VERSION, torch.__version__, featurizer.features, inputs.dtype, inputs.shape[1:])
+    about = (VERSION, torch.__version__, featurizer.features, inputs.dtype, inputs.shape[1:])
     digest = hashlib.sha256(repr(about).encode())
     if (scaling := featurizer.scaling) is not None:
         for column in (scaling.shift, scaling.factor):

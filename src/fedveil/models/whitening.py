@@ -22,7 +22,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.models.drawings import DRAWINGS
 
 DIRECTIONS = 800  # that are kept, if nothing else is said
-_TIMES = 5  # that each of them is drawn
+_TIMES = 5  # that each picture is drawn
 _SHARE = 0.5  # of directions that are kept, for each of these pictures
 _SEED = 1968
 _RIDGE = 1.0  # of the mean is added to each direction's: those that hardly vary stay small
