@@ -279,9 +279,10 @@ SEARCHES = {
 
 # Federations of the same pictures, otherwise dealt, have the settings of another's search.
 FOLLOWS = {"mnist-writers": "mnist", "cifar-uneven": "cifar-even"}
-# These owe their search a decision that looked at their own results (docs/frontier.md): SVHN its
-# stand-in, the other that it asks twice. Their recipes own up to it, and are not certified there.
-LOOKED = {"svhn": "svhn", "lending-club-local": "lending-club"}
+# These owe their search a decision that knew their own results (docs/frontier.md): SVHN its
+# stand-in, Adult its score and seeds, the last that it asks twice. Their recipes own up to it, and
+# are not certified there.
+LOOKED = {"svhn": "svhn", "adult": "adult", "lending-club-local": "lending-club"}
 
 
 class Scores(Protocol):
