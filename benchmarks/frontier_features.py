@@ -11,7 +11,6 @@ results/frontier-search.json; `fedveil.models` has what was found (`tests/docs/t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -22,7 +21,17 @@ import torch
 from torch.nn.functional import interpolate, pad
 
 from benchmarks.frontier import measured
-from benchmarks.frontier_search import Climb, Question, Search, Settings, keep, kept, searched
+from benchmarks.frontier_proxies import half_of_the_tests
+from benchmarks.frontier_search import (
+    Climb,
+    Question,
+    Search,
+    Settings,
+    keep,
+    kept,
+    noise_for,
+    searched,
+)
 from fedveil.config import recipe as recipes
 from fedveil.data.examples import Examples, Task
 from fedveil.data.federation import Federation, Scaling
@@ -31,7 +40,6 @@ from fedveil.datasets import find
 from fedveil.models import drawings, patches, whitening
 from fedveil.models.features import FeatureMap, Featurizer, ScatteringFeatures
 from fedveil.models.patches import PatchFeatures
-from fedveil.privacy.accountants.exact import gaussian_noise
 
 NAME = "features"
 EPSILON, DELTA, ROUNDS = 2.0, 1e-5, 30
@@ -82,9 +90,7 @@ SEARCH = Search(
 @cache
 def pictures(part: str) -> tuple[Examples, Scaling | None]:
     if part == "photos":
-        pool = find("cifar10").pool()
-        assert pool.test is not None
-        return pool.test.take(np.arange(5000)), pool.scaling
+        return half_of_the_tests()
     train = find("digits").pool().train
     small = torch.from_numpy(np.array(train.inputs, np.float32).reshape(-1, 1, 8, 8)) / 16
     large = interpolate(small, (20, 20), mode="bilinear")  # NIST's are 20 x 20 in 28 x 28, too
@@ -135,10 +141,7 @@ def accuracy(part: str, way: float, chosen: Settings) -> float:
                 "privacy": {
                     "delta": DELTA,
                     "clip_norm": way / ROUNDS,
-                    "noise_multiplier": gaussian_noise(EPSILON, DELTA)
-                    * math.sqrt(ROUNDS)
-                    * 100
-                    / clients,
+                    "noise_multiplier": noise_for(EPSILON, DELTA, ROUNDS, 100 / clients),
                 },
             }
         )

@@ -17,7 +17,7 @@ from torch.nn.functional import interpolate
 
 from fedveil.data.encoding import FARTHEST
 from fedveil.data.examples import Examples, Task
-from fedveil.data.federation import Federation
+from fedveil.data.federation import Federation, Scaling
 from fedveil.data.partition import IID, ByOwner, Dirichlet, Partition, SortedSlices
 from fedveil.datasets import find
 from fedveil.datasets.lending_club import principal_components
@@ -93,11 +93,16 @@ def small_mnist() -> Federation:
     return _dealt(made, np.ones(1797, bool), IID(100))
 
 
-def cifar_half() -> Federation:
-    """The first half of CIFAR-10's test images, 160 clients of 25; a fifth of them measures."""
+def half_of_the_tests() -> tuple[Examples, Scaling | None]:
+    """The first half of CIFAR-10's test images, and how a model sees them."""
     pool = find("cifar10").pool()
     assert pool.test is not None
-    half = pool.test.take(np.arange(5000))
+    return pool.test.take(np.arange(5000)), pool.scaling
+
+
+def cifar_half() -> Federation:
+    """The first half of CIFAR-10's test images, 160 clients of 25; a fifth of them measures."""
+    half, scaling = half_of_the_tests()
     train, test = np.split(np.random.default_rng(0).permutation(5000), [4000])
     return Federation.from_arrays(
         half.inputs[train],
@@ -106,7 +111,7 @@ def cifar_half() -> Federation:
         test=half.take(test),
         task=Task.CLASSIFICATION,
         classes=10,
-        scaling=pool.scaling,
+        scaling=scaling,
         public=True,
     )
 
@@ -133,11 +138,10 @@ def python_pages() -> Federation:
 def digits_on_photos() -> Federation:
     """MNIST's digits, enlarged, on pieces of the first half of CIFAR-10's test images, as Ganin et
     al. (2016) put theirs on others: 5,000 dealt to 2,000 clients, and 1,250 that measure."""
-    photos, digits = find("cifar10").pool(), find("mnist").pool()
-    assert photos.test is not None
+    (photos, scaling), digits = half_of_the_tests(), find("mnist").pool()
     ink = np.asarray(digits.train.inputs[:6250], np.float32)[:, 2:26, 2:26] / 255
     large = interpolate(torch.from_numpy(ink)[:, None], (32, 32), mode="bilinear")
-    behind = np.asarray(photos.test.inputs[:5000], np.float32) / 255
+    behind = np.asarray(photos.inputs, np.float32) / 255
     turn = np.random.default_rng(0).integers(5000, size=len(ink))
     both = np.abs(behind[turn] - large.permute(0, 2, 3, 1).numpy())
     images, train = np.rint(255 * both).astype(np.uint8), slice(5000)
@@ -149,7 +153,7 @@ def digits_on_photos() -> Federation:
         test=(images[5000:], targets[5000:]),
         task=Task.CLASSIFICATION,
         classes=10,
-        scaling=photos.scaling,
+        scaling=scaling,
         public=True,
     )
 

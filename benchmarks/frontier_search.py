@@ -293,6 +293,12 @@ def key_of(epsilon: float, chosen: Settings) -> str:
     return f"{epsilon:g}: {json.dumps(chosen, sort_keys=True)}"
 
 
+def noise_for(epsilon: float, delta: float, rounds: int, share: float) -> float:
+    """The noise multiplier with which the average of a share of the clients is as noisy as that of
+    all of them, who take part in every round."""
+    return gaussian_noise(epsilon, delta) * math.sqrt(rounds) * share
+
+
 class Trials:
     """Every trial of a federation's stand-in; those of earlier calls are kept."""
 
@@ -329,10 +335,9 @@ class Trials:
         table = {**table, "data": {"source": self._proxy.source}}
         if self._proxy.clients is not None:
             share = federation.clients / self._proxy.clients
-            noise = gaussian_noise(epsilon, table["privacy"]["delta"])
-            scaled = noise * math.sqrt(chosen["training.rounds"]) * share
+            delta, rounds = table["privacy"]["delta"], chosen["training.rounds"]
             del table["privacy"]["epsilon"], changes["privacy.epsilon"]
-            changes["privacy.noise_multiplier"] = scaled
+            changes["privacy.noise_multiplier"] = noise_for(epsilon, delta, rounds, share)
         if "batch_size" in table["training"]:
             changes["training.batch_size"] = int(federation.sizes.max())
         return recipes.with_defaults(changed(table, changes))
