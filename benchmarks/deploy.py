@@ -1,8 +1,8 @@
 """What a federation across machines costs, on one machine: `python -m benchmarks.deploy WHAT`.
 
-    rounds      seconds a round for several numbers of sites (--engine flare or flower: each site
-                has an engine process of its own, with TLS; otherwise requests stay in memory)
-    echo        a leg of 4 MB over FLARE: by the engine alone, and by fedveil through it
+    rounds      seconds a round for several numbers of sites (--engine flare: each site has a
+                courier process of its own, with TLS; otherwise requests stay in memory)
+    echo        a leg of 100 bytes and of 4 MB to three sites over FLARE's transport, signed
     memory      of a site's processes, idle and after a run
     secaggplus  the same job as Flower's legacy workflow of SecAgg+, with its own processes
 
@@ -192,7 +192,7 @@ def time_rounds(args: argparse.Namespace) -> None:
                 if args.engine != "memory":
                     from benchmarks.deploy_engines import engines
 
-                    courier = stack.enter_context(engines(Path(made), names, args.engine))
+                    courier = stack.enter_context(engines(Path(made), names))
                 shown = measure(Path(made), sites, model, args.rounds, courier)
             print(json.dumps({"engine used": args.engine, **shown}), flush=True)
 
@@ -205,7 +205,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, nargs="+", default=[3, 10, 50])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--engine", choices=["memory", "flare", "flower"], default="memory")
+    parser.add_argument("--engine", choices=["memory", "flare"], default="memory")
     args = parser.parse_args()
     keep_freed_memory()  # as hubs and sites do
     if args.what == "rounds":

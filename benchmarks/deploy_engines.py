@@ -1,4 +1,4 @@
-"""An engine's processes: a hub and some sites, all on this machine, with guards in this process."""
+"""Couriers' processes: a hub and some sites, all on this machine, with guards in this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedveil.deploy.courier import Answer, Courier, Reply, T, Unreachable
-from fedveil.deploy.engine_kit import EngineProcess
+from fedveil.deploy.courier_process import CourierProcess
 from fedveil.deploy.homes import Bundle, HubHome, SiteHome
 from fedveil.deploy.sockets import SocketCourier, free_port
 
@@ -17,15 +17,15 @@ POLICY = "[budget]\nepsilon = 1.0\n[lifetime]\nepsilon = 1.0\n"
 
 
 class Homes(Courier):
-    """Each site listens in a directory of its own. The engines stay connected all the time, so who
+    """Each site listens in a directory of its own. The couriers stay connected all the time, so who
     is there is who is attached here as well."""
 
     def __init__(self, hub: HubHome, homes: dict[str, SiteHome]) -> None:
         self.home, self.homes = hub, homes
-        self.hub = SocketCourier(hub.socket, hub.path)
-        self._ends = {name: SocketCourier(hub.socket, home.path) for name, home in homes.items()}
+        self.hub = SocketCourier(hub.socket, hub.courier)
+        self._ends = {name: SocketCourier(hub.socket, home.courier) for name, home in homes.items()}
         self._attached: set[str] = set()
-        self.memory: list[int] = []  # of the engines, the hub's first, when they were stopped
+        self.memory: list[int] = []  # of the couriers, the hub's first, when they were stopped
 
     def attach(self, site: str, answer: Answer) -> None:
         self._ends[site].attach("fedveil", answer)
@@ -52,18 +52,16 @@ class Homes(Courier):
 
 
 @contextmanager
-def engines(
-    folder: Path, names: Sequence[str], engine: str, seconds: float = 600.0
-) -> Iterator[Homes]:
+def engines(folder: Path, names: Sequence[str], seconds: float = 600.0) -> Iterator[Homes]:
     """All processes, connected."""
-    schema = {"label": "y", "columns": COLUMNS, "engine": engine}
+    schema = {"label": "y", "columns": COLUMNS}
     hub = HubHome.create(folder / "h", "bench", f"localhost:{free_port()}", names, **schema)
     (folder / "policy.toml").write_text(POLICY)
     homes = {}
     for name in names:
         bundle = Bundle.read(hub.path / "bundles" / f"{name}.bundle")
         homes[name] = SiteHome.create(folder / name, bundle, folder, folder / "policy.toml")
-    processes = [EngineProcess(home) for home in (hub, *homes.values())]
+    processes = [CourierProcess(home) for home in (hub, *homes.values())]
     courier = Homes(hub, homes)
     try:
         for process in processes:
@@ -71,7 +69,7 @@ def engines(
         until = time.monotonic() + seconds
         while not _all_there(courier, names):
             if time.monotonic() > until:
-                raise TimeoutError("the engines did not start")
+                raise TimeoutError("the couriers did not start")
             time.sleep(0.2)
         yield courier
     finally:

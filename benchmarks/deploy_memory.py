@@ -54,7 +54,7 @@ def run() -> None:
     with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
         playing = demo.Demo(Path(made))
         try:
-            demo.found(playing, 4, None, "flare")
+            demo.found(playing, 4, None)
             demo.confirm(playing)
             playing.kill("north")
             playing.start("north", "--rest", str(REST))

@@ -156,7 +156,7 @@ def write_tables(folder: Path, rows: int | None) -> None:
     (folder / "schema.toml").write_text(tomli_w.dumps({"columns": columns}))
 
 
-def found(demo: Demo, rounds: int, rows: int | None, engine: str) -> None:
+def found(demo: Demo, rounds: int, rows: int | None) -> None:
     """Files, federation and bundles; every hospital joins."""
     write_tables(demo.folder, rows)
     (demo.folder / "policy.toml").write_text(POLICY)
@@ -165,8 +165,7 @@ def found(demo: Demo, rounds: int, rows: int | None, engine: str) -> None:
     sites = [word for site in SITES for word in ("--site", site)]
     schema = ("--schema", "schema.toml", "--label", "income")
     address = f"localhost:{free_port()}"
-    place = ("--hub", address, "--engine", engine)
-    demo.fedveil("federation", "init", "hospitals", *place, *sites, *schema)
+    demo.fedveil("federation", "init", "hospitals", "--hub", address, *sites, *schema)
     demo.say(f"federation founded, hub at {address}; a bundle for each of {', '.join(SITES)}")
 
     def join(site: str) -> Sequence[str]:
@@ -233,10 +232,10 @@ def show(demo: Demo) -> dict[str, Any]:
     return {"result": result, "certified": certified, "ledgers": ledgers, "seconds": seconds}
 
 
-def play(folder: Path, rounds: int, rows: int | None, engine: str = "flare") -> dict[str, Any]:
+def play(folder: Path, rounds: int, rows: int | None) -> dict[str, Any]:
     demo = Demo(folder)
     try:
-        found(demo, rounds, rows, engine)
+        found(demo, rounds, rows)
         confirm(demo)
         train(demo, rounds)
         return show(demo)
@@ -249,12 +248,11 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, help="a new folder to work in")
     parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--rows", type=int, help="of Adult; all of them if not given")
-    parser.add_argument("--engine", choices=["flare", "flower"], default="flare")
     args = parser.parse_args()
     os.umask(0o077)
     folder = args.folder or Path(tempfile.mkdtemp(prefix="fedveil-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
-    play(folder.absolute(), args.rounds, args.rows, args.engine)
+    play(folder.absolute(), args.rounds, args.rows)
 
 
 if __name__ == "__main__":

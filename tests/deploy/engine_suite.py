@@ -1,4 +1,4 @@
-"""The couriers' contract over an engine's real processes."""
+"""The couriers' contract over real processes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ SITES = ("a", "b", "c", "quick", "slow")
 
 
 @contextmanager
-def connected(engine: str) -> Iterator[Homes]:
+def connected() -> Iterator[Homes]:
     """A hub and all sites that the suite attaches."""
     with (
         tempfile.TemporaryDirectory(prefix="fedveil-") as made,  # short: sockets lie in it
-        engines(Path(made), SITES, engine) as courier,
+        engines(Path(made), SITES) as courier,
     ):
         yield courier
 
 
 class EngineSuite(CourierSuite):
-    """Its module has a fixture `running`, of the engine's processes."""
+    """Its module has a fixture `running`, of the couriers' processes."""
 
     @pytest.fixture(autouse=True)
     def use(self, running: Homes) -> None:

@@ -12,17 +12,12 @@ from typing import Any
 
 import pytest
 import tomli_w
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_ssh_private_key,
-)
 
 from fedveil.cli import main
 from fedveil.core.errors import ConfigError
-from fedveil.deploy import engine_kit
+from fedveil.deploy import courier_process
 from fedveil.deploy.certificates import Pair, days_left, renewed
-from fedveil.deploy.engine_kit import EngineProcess, write_kit
+from fedveil.deploy.courier_process import CourierProcess
 from fedveil.deploy.homes import HubHome, SiteHome, keep_pair
 from fedveil.deploy.schemas import TableSchema
 from fedveil.deploy.site_service import SiteService
@@ -144,7 +139,6 @@ def test_a_site_that_cannot_join_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--engine", "pigeon"), "choose from flare, flower"),
         (("--hub", "nowhere"), "need HOST:PORT"),
         (("--hub", "localhost:99999"), "need HOST:PORT"),
         (("--site", "north"), "different names"),
@@ -171,49 +165,18 @@ def test_a_guessed_schema_is_agreed_on_by_nobody(here: Path, capsys: Any) -> Non
     assert not (here / "hospitals").exists()
 
 
-def test_the_engine_gets_no_rights_at_a_site(here: Path, capsys: Any) -> None:
-    init(capsys)
-    join(capsys)
-    home = SiteHome(here / "north")
-    write_kit(home)
-    read = {path.name: path for path in home.engine.rglob("*.json")}
-    resources = json.loads(read["resources.json"].read_text())
-    assert resources["class_list_enforcement_mode"] == "enforce"
-    assert resources["class_allow_list"] == []
-    assert resources["allow_log_streaming"] is False
-    assert [part["path"] for part in resources["components"]] == ["fedveil.deploy.flare.SiteRelay"]
-    assert json.loads(read["authorization.json"].read_text())["permissions"] == {"nobody": "none"}
-    client = json.loads(read["fed_client.json"].read_text())["client"]
-    assert client["connection_security"] == "mtls"
-
-
-def test_flower_knows_sites_by_the_keys_of_their_certificates(here: Path, capsys: Any) -> None:
-    init(capsys, "--engine", "flower")
-    join(capsys)
-    hub, site = HubHome(here / "hospitals"), SiteHome(here / "north")
-    for home in (hub, site):
-        write_kit(home)
-        for path in home.engine.iterdir():
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-    known = json.loads((hub.engine / "flower.json").read_text())
-    own = load_ssh_private_key((site.engine / "node.key").read_bytes(), None).public_key()
-    form = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    assert known["nodes"]["north"] == own.public_bytes(*form).decode()
-    assert len(set(known["nodes"].values())) == len(SITES)
-
-
-@pytest.mark.parametrize("engine", ["flare", "flower"])
-def test_without_the_engine_it_is_said_how_to_get_it(
-    engine: str, here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+def test_without_flare_it_is_said_how_to_get_it(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    init(capsys, "--engine", engine)
-    monkeypatch.setattr(engine_kit, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"pip install 'fedveil\[{engine}\]'"):
-        EngineProcess(HubHome(here / "hospitals"))
+    init(capsys)
+    monkeypatch.setattr(courier_process, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedveil\[flare\]'"):
+        CourierProcess(HubHome(here / "hospitals"))
+    assert "pip install" in refusal(capsys, "site", "courier", "nowhere")
 
 
-class NoEngine:
-    """Stands for an engine's process."""
+class NoCourier:
+    """Stands for a courier's process."""
 
     ended = False
 
@@ -222,7 +185,7 @@ class NoEngine:
     def keep_running(self) -> None: ...
 
     def stop(self) -> None:
-        NoEngine.ended = True
+        NoCourier.ended = True
 
 
 def test_a_site_that_was_away_when_its_certificate_expired_gets_another(
@@ -260,13 +223,13 @@ def test_a_site_that_has_rested_begins_anew(
         begun.append(words)
         raise SystemExit
 
-    monkeypatch.setattr(engine_kit, "EngineProcess", NoEngine)
+    monkeypatch.setattr(courier_process, "CourierProcess", NoCourier)
     monkeypatch.setattr(SiteService, "rested", lambda self, seconds: seconds == 5.0)
     monkeypatch.setattr(os, "execv", execute)
     with pytest.raises(SystemExit):
         main(["site", "start", "--home", "north", "--rest", "5"])
     assert begun == [[sys.executable, *sys.orig_argv[1:]]]
-    assert NoEngine.ended
+    assert NoCourier.ended
     assert not SiteHome(here / "north").running
 
 

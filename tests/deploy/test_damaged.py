@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedveil.cli import main
-from fedveil.deploy import engine_kit, hub_service, sockets
+from fedveil.deploy import courier_process, hub_service, sockets
 from fedveil.deploy.homes import Home, SiteHome
 from tests.deploy.hospitals import Hospitals, hospitals
 
@@ -30,14 +30,14 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
 
 
 class Idle:
-    """An engine that has nothing to do, and is interrupted when it is to go on."""
+    """A courier that has nothing to do, and is interrupted when it is to go on."""
 
     def __init__(self, home: Any) -> None:
         self.home, self.kept = home, 0
 
     def keep_running(self) -> None:
         self.kept += 1
-        engine_kit.write_kit(self.home)
+        courier_process.write_kit(self.home)
         if self.kept == 2:
             raise KeyboardInterrupt
 
@@ -64,12 +64,12 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Hospitals:
 
 def _names(home: Home) -> list[Path]:
     named = (path.relative_to(home.path) for path in home.path.rglob("*") if path.is_file())
-    return sorted(name for name in named if name.parts[0] not in ("engine", "runs"))
+    return sorted(name for name in named if name.parts[0] not in ("courier", "runs"))
 
 
 def _fails(home: Home, damage: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> set[str]:
     """Every file damaged in turn, every command on it; the files that some command complains of."""
-    monkeypatch.setattr(engine_kit, "EngineProcess", Idle)
+    monkeypatch.setattr(courier_process, "CourierProcess", Idle)
     monkeypatch.setattr(sockets, "check_free", lambda port: None)
     monkeypatch.setattr(hub_service, "_HELLO", 0.1)
     for module in ("site", "hub"):

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Homes]:
-    with connected("flare") as courier:
+    with connected() as courier:
         yield courier
 
 
@@ -48,7 +48,7 @@ def test_nobody_is_let_in_without_a_certificate(running: Homes, tmp_path: Path) 
 
 
 def _greeted(context: ssl.SSLContext, port: int) -> bytes:
-    """The first bytes that the engine says to somebody who speaks HTTP/2 to it."""
+    """The first bytes that the courier says to somebody who speaks HTTP/2 to it."""
     plain = socket.create_connection(("localhost", port), timeout=60)
     try:
         with context.wrap_socket(plain, server_hostname="localhost") as tls:

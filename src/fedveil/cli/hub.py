@@ -23,8 +23,14 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         [],
         {
             "--home DIR": (Path, "the hub's directory (here)", Path()),
+            "--courier DIR": (Path, "shared with the courier's own account, which runs it"),
             "--watch": (bool, "serve the newest run's growing report on this machine"),
         },
+    ),
+    "courier": (
+        "carry bytes between hub and sites; under an account that can read nothing else",
+        ["DIR that `hub start --courier` names"],
+        {},
     ),
 }
 
@@ -34,10 +40,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
+    from fedveil.deploy.courier_process import run_courier
+
+    return run_courier(Path(args.dir)) if args.action == "courier" else _start(args)
+
+
+def _start(args: argparse.Namespace) -> int:
     os.umask(0o077)
     console.prepare_training()
     from fedveil.cli.report import watched_apart
-    from fedveil.deploy.engine_kit import EngineProcess
+    from fedveil.deploy import courier_process
     from fedveil.deploy.homes import HubHome
     from fedveil.deploy.hub_service import HubService
     from fedveil.deploy.logs import log_to_stderr
@@ -46,21 +58,23 @@ def execute(args: argparse.Namespace) -> int:
     home = HubHome(args.home)
     log_to_stderr()
     with home.lock(), watched_apart(home.runs, newest=True) if args.watch else nullcontext():
-        engine = EngineProcess(home)
-        check_free(home.agreement.port)
-        service = HubService(home, SocketCourier(home.socket, home.path), finish)
+        if args.courier is not None:
+            courier_process.separate_courier(home, args.courier)
+        process = courier_process.CourierProcess(home)
+        if not home.courier_is_separate:
+            check_free(home.agreement.port)
+        service = HubService(home, SocketCourier(home.socket, home.courier), finish)
         service.welcome()
+        if not home.courier_is_separate:
+            courier_process.warn_of_one_account()
         idle = threading.Event()
         try:
             while True:
-                if service.certificate_changed:
-                    service.certificate_changed = False
-                    engine.stop()
-                engine.keep_running()
+                process.keep_running()
                 if not service.step():
                     idle.wait(_PAUSE)
         finally:
-            engine.stop()
+            process.stop()
 
 
 def finish(run: Run, recipe: Recipe) -> None:

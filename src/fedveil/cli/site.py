@@ -17,7 +17,7 @@ from fedveil.core.errors import ConfigError
 if TYPE_CHECKING:
     from fedveil.deploy.homes import SiteHome
 
-_PAUSE = 1.0  # seconds between two looks at the engine
+_PAUSE = 1.0  # seconds between two looks at the courier
 _SILENCE = 60.0  # seconds without a word from the hub, until the owner is told
 _HOME: console.Options = {"--home DIR": (Path, "the site's directory (here)", Path())}
 _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
@@ -34,7 +34,16 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
     "start": (
         "answer the hub until told to stop",
         [],
-        {**_HOME, "--rest SECONDS": (float, "without a run, to give memory back (3600)", 3600.0)},
+        {
+            **_HOME,
+            "--courier DIR": (Path, "shared with the courier's own account, which runs it"),
+            "--rest SECONDS": (float, "without a run, to give memory back (3600)", 3600.0),
+        },
+    ),
+    "courier": (
+        "carry bytes between guard and hub; under an account that can read nothing else",
+        ["DIR that `site start --courier` names"],
+        {},
     ),
     "members": ("whom the hub proposes, or this site trusts", [], _HOME),
     "trust": (
@@ -62,6 +71,10 @@ def execute(args: argparse.Namespace) -> int:
     os.umask(0o077)
     if args.action == "join":
         return _join(args)
+    if args.action == "courier":
+        from fedveil.deploy.courier_process import run_courier
+
+        return run_courier(Path(args.dir))
     from fedveil.deploy.homes import SiteHome
 
     home = SiteHome(args.home)
@@ -113,7 +126,7 @@ def _join(args: argparse.Namespace) -> int:
 
 def _start(args: argparse.Namespace, home: SiteHome) -> int:
     console.prepare_training()
-    from fedveil.deploy.engine_kit import EngineProcess
+    from fedveil.deploy import courier_process
     from fedveil.deploy.logs import log_to_stderr
     from fedveil.deploy.site_service import SiteService
     from fedveil.deploy.sockets import SocketCourier
@@ -122,21 +135,24 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
         raise ConfigError(f"{home.path}: {home.stopped}")
     log_to_stderr()
     with home.lock():
-        engine, service = EngineProcess(home), SiteService(home)
-        courier = SocketCourier(home.socket, home.path)
+        if args.courier is not None:
+            courier_process.separate_courier(home, args.courier)
+        process, service = courier_process.CourierProcess(home), SiteService(home)
+        courier_process.write_kit(home)
+        courier = SocketCourier(home.socket, home.courier, separate=home.courier_is_separate)
         courier.attach("fedveil", service.answer)
         service.welcome()
+        courier_process.warn_of_readable_rows(home.data)
+        if not home.courier_is_separate:
+            courier_process.warn_of_one_account()
         wait, quiet = threading.Event(), monotonic() + _SILENCE
         try:
             while not (home.path / "left").exists():
-                if service.certificate_changed.is_set():
-                    service.certificate_changed.clear()
-                    engine.stop()
                 if service.rested(args.rest):  # begin anew, without torch and what runs needed
-                    for part in (courier.close, service.close, engine.stop):
+                    for part in (courier.close, service.close, process.stop):
                         part()
                     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-                engine.keep_running()
+                process.keep_running()
                 if not service.heard and monotonic() > quiet:
                     service.complain()
                     quiet = math.inf
@@ -144,7 +160,7 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
             return 0
         finally:
             courier.close()
-            engine.stop()
+            process.stop()
 
 
 def _members(args: argparse.Namespace, home: SiteHome) -> int:

@@ -22,7 +22,7 @@ from fedveil.deploy.schemas import (
     rows_of,
 )
 
-ENGINES = ("flare", "flower")
+ENGINES = ("flare",)
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 
 

@@ -1,4 +1,4 @@
-"""Certificates by which the engine's processes know each other (mTLS).
+"""Certificates by which the couriers' processes know each other (mTLS).
 
 The federation's authority signs one for the hub and one for each site. They carry bytes that are
 signed by hub and guards once more, so whoever holds the authority's key can disturb a federation
@@ -15,7 +15,6 @@ from typing import Any
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 from cryptography.x509.oid import NameOID
 
@@ -24,7 +23,6 @@ from fedveil.core.errors import ConfigError
 AUTHORITY_DAYS = 3650
 DAYS = 365
 RENEW_DAYS = 60  # before the end
-PrivateKey = RSAPrivateKey | ec.EllipticCurvePrivateKey  # FLARE signs with RSA, Flower not
 
 
 _SIGNS_CERTIFICATES = x509.KeyUsage(
@@ -54,9 +52,9 @@ def new_authority(federation: str) -> Pair:
     return Pair(own, _pem(key))
 
 
-def new_pair(authority: Pair, name: str, host: str | None = None, engine: str = "flare") -> Pair:
+def new_pair(authority: Pair, name: str, host: str | None = None) -> Pair:
     """A certificate for a party; `host`: where others reach it."""
-    key = _new_key() if engine == "flare" else ec.generate_private_key(ec.SECP384R1())
+    key = _new_key()
     return Pair(_issued(authority, name, key.public_key(), host, DAYS), _pem(key))
 
 
@@ -64,19 +62,6 @@ def renewed(authority: Pair, old: str, host: str | None = None, days: int = DAYS
     """A certificate for the same party and key for another year: nothing secret has to travel."""
     found = _read(old)
     return _issued(authority, _name(found), found.public_key(), host, days)
-
-
-def public_key(certificate: str) -> str:
-    """The key that a certificate is about (PEM)."""
-    key = _read(certificate).public_key()
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return key.public_bytes(serialization.Encoding.PEM, form).decode()
-
-
-def as_openssh(key: str) -> str:
-    """A private key as ssh writes it."""
-    form, none = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    return _key(key).private_bytes(serialization.Encoding.PEM, form, none).decode()
 
 
 def end_of(certificate: str) -> datetime:
@@ -100,10 +85,7 @@ def check(certificate: str, authority: str, party: str, key: str) -> None:
 
 def _issued(authority: Pair, name: str, key: Any, host: str | None, days: int) -> str:
     root = _read(authority.certificate)
-    signing = _key(authority.key)
-    if not isinstance(signing, RSAPrivateKey):
-        raise ConfigError("certificate: the authority needs an RSA key")
-    return _signed(name, key, _name(root), signing, days, host or name)
+    return _signed(name, key, _name(root), _key(authority.key), days, host or name)
 
 
 def _signed(name: str, key: Any, issuer: str, by: RSAPrivateKey, days: int, host: str = "") -> str:
@@ -135,22 +117,22 @@ def _alternative(host: str) -> x509.GeneralName:
 
 
 def _new_key() -> RSAPrivateKey:
-    return generate_private_key(65537, 2048)  # the engine signs its challenges with RSA
+    return generate_private_key(65537, 2048)
 
 
-def _pem(key: PrivateKey) -> str:
+def _pem(key: RSAPrivateKey) -> str:
     form = serialization.PrivateFormat.PKCS8
     none = serialization.NoEncryption()
     return key.private_bytes(serialization.Encoding.PEM, form, none).decode()
 
 
-def _key(pem: str) -> PrivateKey:
+def _key(pem: str) -> RSAPrivateKey:
     try:
         key = serialization.load_pem_private_key(pem.encode(), None)
     except ValueError:
         raise ConfigError("certificate: its key cannot be read") from None
-    if not isinstance(key, RSAPrivateKey | ec.EllipticCurvePrivateKey):
-        raise ConfigError("certificate: need an RSA key, or one of an elliptic curve")
+    if not isinstance(key, RSAPrivateKey):
+        raise ConfigError("certificate: its key is no RSA key")
     return key
 
 

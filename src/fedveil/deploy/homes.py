@@ -37,6 +37,7 @@ class Home:
     """A directory with an agreement in it. One process runs it at a time."""
 
     agreement: Agreement
+    _socket = "fedveil.sock"
 
     def __init__(self, path: Path, marker: str, what: str) -> None:
         self.path = path.absolute()
@@ -45,14 +46,22 @@ class Home:
 
     @property
     def socket(self) -> Path:
-        path = self.path / "fedveil.sock"
+        """Where the courier asks the guard, or the hub asks the courier."""
+        path = self.courier / self._socket
         if len(os.fsencode(path)) > _LONGEST_SOCKET:
             raise ConfigError(f"{path}: too long for a socket; move the directory up")
         return path
 
     @property
-    def engine(self) -> Path:
-        return self.path / "engine"
+    def courier(self) -> Path:
+        """What the courier's process may read of this party; shared with its account if it has one
+        of its own."""
+        return (self.path / "courier").resolve()
+
+    @property
+    def courier_is_separate(self) -> bool:
+        """Whether the courier runs under an account of its own."""
+        return (self.path / "courier").is_symlink()
 
     @property
     def members(self) -> Members | None:
@@ -87,6 +96,8 @@ class Home:
 class HubHome(Home):
     """The hub's: keys, certificates, bundles, queue and runs."""
 
+    _socket = "relay/fedveil.sock"  # made by the courier, in a folder of its own
+
     def __init__(self, path: Path) -> None:
         super().__init__(path, "federation.toml", "federation's hub")
         self.agreement = Agreement.of(read_toml(self.path / "federation.toml"))
@@ -107,7 +118,7 @@ class HubHome(Home):
             keep_pair(path, "authority", authority)
             keep_pair(path, "hub", own)
             for site in agreement.sites:
-                pair = certificates.new_pair(authority, site, engine=agreement.engine)
+                pair = certificates.new_pair(authority, site)
                 keep_secret(path / "bundles" / f"{site}.crt", pair.certificate)
                 bundle = Bundle(site, agreement, pair, authority.certificate)
                 keep_secret(path / "bundles" / f"{site}.bundle", tomli_w.dumps(bundle.to_table()))

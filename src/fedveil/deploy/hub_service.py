@@ -45,7 +45,6 @@ _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 _HELLO = 4.0  # seconds: what is asked before the other side is ready hangs until then
-_SLOWER = {"flower": 4}  # it looks for messages every now and then
 _MEET, _SETTLED = 2.0, 30.0  # seconds between two rounds of hellos, before and after all agree
 _QUEUED, _ENDED, _STOP, _WAITING = ".job.json", ".ended.json", ".stop", ".waiting"
 
@@ -165,9 +164,7 @@ class HubService:
         self._finish, self._waits, self._key = finish, waits, home.key
         own, authority = home.certificate, home.authority.certificate
         certificates.check(own.certificate, authority, home.agreement.host, own.key)
-        self._hello = _HELLO * _SLOWER.get(home.agreement.engine, 1)
         self._identities: dict[str, bytes] = {}
-        self.certificate_changed = False  # the hub's own: its engine is to be started again
         self._next_meeting = 0.0
 
     def welcome(self) -> None:
@@ -199,7 +196,7 @@ class HubService:
     def hellos(self) -> dict[str, Message | str]:
         """What each site says of itself; a word on who does not."""
         frame = seal(Message({"kind": "hello"}), self._key)
-        found = self.courier.ask(dict.fromkeys(self.home.agreement.sites, frame), self._hello)
+        found = self.courier.ask(dict.fromkeys(self.home.agreement.sites, frame), _HELLO)
         return {site: self._introduced(site, frame, reply) for site, reply in found.items()}
 
     def _introduced(self, site: str, frame: bytes, reply: bytes | Unreachable) -> Message | str:
@@ -237,7 +234,6 @@ class HubService:
             host = self.home.agreement.host
             fresh = certificates.renewed(self.home.authority, own.certificate, host)
             keep_pair(self.home.path, "hub", Pair(fresh, own.key))
-            self.certificate_changed = True
         self.counters.write(self.home.path / "metrics.prom")
         trusting = [one for one in said.values() if one.header.get("trusts")]
         return len(trusting) == len(self.home.agreement.sites)
@@ -260,7 +256,7 @@ class HubService:
     def _tell(self, site: str, message: Message) -> bool:
         """Whether a member has done what it was told."""
         frame = seal(message, self._key)
-        reply = self._introduced(site, frame, self.courier.ask({site: frame}, self._hello)[site])
+        reply = self._introduced(site, frame, self.courier.ask({site: frame}, _HELLO)[site])
         return isinstance(reply, Message) and reply.header.get("status") == "done"
 
     # --- runs -------------------------------------------------------------------------------------
@@ -346,7 +342,7 @@ class HubService:
 
 def status_of(home: HubHome) -> dict[str, Any]:
     """Who is there, as each site shows itself now."""
-    service = HubService(home, SocketCourier(home.socket, home.path), lambda run, recipe: None)
+    service = HubService(home, SocketCourier(home.socket, home.courier), lambda run, recipe: None)
     said, members = service.hellos(), home.members
     return {
         "name": home.agreement.name,

@@ -34,7 +34,6 @@ class SiteService:
         agreement = home.agreement
         hub, keys = bytes.fromhex(agreement.hub), home.keys(self._store)
         self._responder: Responder = Applicant(hub, keys, self._handlers)
-        self.certificate_changed = threading.Event()
         if home.members is not None:  # what is wrong is said at the start
             self._responder = self._guard(home.members)
 
@@ -52,7 +51,7 @@ class SiteService:
     def complain(self) -> None:
         """Nothing has come from the hub."""
         hub = self.home.agreement.address
-        _log.warning("no word from the hub at %s yet; see engine/engine.log", hub)
+        _log.warning("no word from the hub at %s yet; see the courier's log", hub)
 
     def answer(self, frame: bytes) -> bytes:
         if not self.heard:
@@ -136,5 +135,4 @@ class SiteService:
         """A certificate for another year, for the key that is here."""
         if self.home.take_certificate(request.part().decode("ascii")):
             _log.info("certificate renewed")
-            self.certificate_changed.set()
         return Message({"status": "done"})

@@ -1,7 +1,8 @@
-"""Unix sockets (0600) between fedveil's processes and an engine's, which carries bytes elsewhere.
+"""Unix sockets between fedveil's processes and the courier's, which carries bytes elsewhere.
 
-At a site the guard listens; the engine's part there asks it. At the hub the engine's part listens
-(`relay`), and `SocketCourier` asks it to forward requests. The engine's parts hold no fedveil keys.
+At a site the guard listens, and the courier asks it. At the hub the courier listens (`relay`), and
+`SocketCourier` asks it to forward requests. The courier holds no key of fedveil's. A socket is for
+its owner alone (0600), or shared with the group of the courier's own account (0660).
 
     message = length of the content (6 bytes), and of what it is about (2), about, content
 
@@ -15,10 +16,12 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import socket
 import socketserver
+import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +33,9 @@ from fedveil.core.errors import ConfigError
 from fedveil.deploy.courier import Answer, Courier, Reply, T, Unreachable
 from fedveil.deploy.envelope import MAX_FRAME
 
-_PR_SET_PDEATHSIG = 1  # of Linux, where engines run
+_log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1  # of Linux, where couriers run
 _LONG = 1 << 16  # bytes
 _IN_FILE = 1 << 47  # of a length: the content is in the file that came with the request
 _KEPT, _KEPT_BYTES = 8, 1 << 23  # files, and how long each may be
@@ -40,11 +45,27 @@ Handler = Callable[[bytes, bytes], bytes]  # what it is about, content; the answ
 
 
 class Listening:
-    """Answers at a socket, in threads of its own, until it is closed."""
+    """Answers at a socket, in threads of its own, until it is closed.
 
-    def __init__(self, path: Path, answer: Handler) -> None:
+    Args:
+        path: where to listen.
+        answer: answers one request.
+        shared: whether the group of the socket's directory may connect as well.
+        foreign: whether whoever connects must run under another account than this process, and
+            not as root: the courier of a site that gave it an account of its own.
+    """
+
+    def __init__(
+        self, path: Path, answer: Handler, *, shared: bool = False, foreign: bool = False
+    ) -> None:
         class Asked(socketserver.BaseRequestHandler):
             def handle(self) -> None:
+                if foreign and _account_of(self.request) in (0, os.geteuid()):
+                    _log.error(
+                        "The courier runs under the owner's account or as root, and is not "
+                        "answered. Start it under an account of its own: fedveil site courier DIR."
+                    )
+                    return
                 try:
                     with _received(self.request) as (about, content, file):
                         _send(self.request, answer(about, content), file)
@@ -57,7 +78,7 @@ class Listening:
 
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # left by a process that was killed
-        before = os.umask(0o177)
+        before = os.umask(0o117 if shared else 0o177)
         try:
             self._server = Server(str(path), Asked)
         except OSError as error:
@@ -86,8 +107,16 @@ def request(path: Path, content: bytes, seconds: float, about: bytes = b"") -> b
         raise Unreachable(f"nobody answers at {path.name}") from None
 
 
-def relay(path: Path, forward: Forward, sites: Callable[[], tuple[str, ...]]) -> Listening:
-    """The engine's part at the hub: forwards what a `SocketCourier` asks for."""
+def _account_of(peer: socket.socket) -> int:
+    """Return the user id of the process at the other end."""
+    found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", found)[1])
+
+
+def relay(
+    path: Path, forward: Forward, sites: Callable[[], tuple[str, ...]], *, shared: bool = False
+) -> Listening:
+    """Listen at the hub, and forward what a `SocketCourier` asks for."""
 
     def answer(about: bytes, frame: bytes) -> bytes:
         name, seconds = about[4:].decode(), int.from_bytes(about[:4], "little")
@@ -95,14 +124,17 @@ def relay(path: Path, forward: Forward, sites: Callable[[], tuple[str, ...]]) ->
             return json.dumps(sites()).encode()
         return forward(name, frame, seconds / 1000)
 
-    return Listening(path, answer)
+    return Listening(path, answer, shared=shared)
 
 
 class SocketCourier(Courier):
-    """Either end: `hub` is where the engine's part at the hub listens, `folder` where guards do."""
+    """Either end: `hub` is where the hub's courier listens, `folder` where guards do.
 
-    def __init__(self, hub: Path, folder: Path) -> None:
-        self._hub, self._folder = hub, folder
+    `separate` says that the courier runs under an account of its own, and must.
+    """
+
+    def __init__(self, hub: Path, folder: Path, *, separate: bool = False) -> None:
+        self._hub, self._folder, self._separate = hub, folder, separate
         self._attached: dict[str, Listening] = {}
 
     def attach(self, site: str, answer: Answer) -> None:
@@ -114,7 +146,8 @@ class SocketCourier(Courier):
             with alone:
                 return answer(frame)
 
-        self._attached[site] = Listening(self._folder / f"{site}.sock", one_at_a_time)
+        path, separate = self._folder / f"{site}.sock", self._separate
+        self._attached[site] = Listening(path, one_at_a_time, shared=separate, foreign=separate)
 
     def detach(self, site: str) -> None:
         found = self._attached.pop(site, None)
