@@ -108,7 +108,7 @@ def known(word: str, folder: Path) -> bool:
     if target := re.fullmatch(r"make ([a-z-]+)", word):
         return f"\n{target[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
     if test := re.fullmatch(r"(tests/[\w/]+\.py)::(\w+)(?:\[(.+)\])?", word):
-        return test[2] in tests_of(test[1]) and (test[3] is None or test[3] in planted(test[1]))
+        return test[2] in functions_of(test[1]) and (test[3] is None or test[3] in planted(test[1]))
     if word.startswith("tests/") and "::" in word:
         return False
     if re.fullmatch(r"[\w.-]+/[\w./-]+\.(py|md|toml|ipynb|sh)", word):
@@ -123,7 +123,7 @@ def known(word: str, folder: Path) -> bool:
 
 
 @cache
-def tests_of(file: str) -> frozenset[str]:
+def functions_of(file: str) -> frozenset[str]:
     """The tests of a file that pytest collects and that are not marked to be skipped."""
     if not (ROOT / file).is_file():
         return frozenset()
