@@ -7,7 +7,11 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 import fedveil
+from fedveil.privacy.shown import at_least, at_most
 
 ROOT = Path(fedveil.__file__).parent
 _BOUNDS = ("epsilon", "spent")
@@ -39,3 +43,8 @@ def test_bounds_on_the_screen_are_rounded_to_their_own_side() -> None:
             if any(bound in last for bound in _BOUNDS) and name not in _ASKED:
                 found.append(f"{path.relative_to(ROOT)}:{part.lineno}: {name}")
     assert found == []
+
+
+@given(st.floats(0, 1e300), st.integers(1, 6))
+def test_a_bound_that_is_shown_is_no_better_than_the_bound(bound: float, digits: int) -> None:
+    assert float(at_least(bound, digits)) <= bound <= float(at_most(bound, digits))

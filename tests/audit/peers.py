@@ -89,6 +89,40 @@ def shuffled_batches() -> Claim:
     return spent, delta, one, other
 
 
+def one_record_fewer() -> Claim:
+    """Opacus as it is: 100 records in batches of 10, or 99 of them; one step of 1,000 weights.
+
+    All gradients are zero. With 99 records the noise is divided by 9 and not by 10, which the norm
+    of what is released shows.
+    """
+    from opacus import PrivacyEngine
+
+    delta, scores, spent = 1e-5, [], 0.0
+    for records in (99, 100):
+        torch.manual_seed(records)
+        net = torch.nn.Linear(1000, 1, bias=False)
+        engine = PrivacyEngine()
+        net, optimizer, loader = engine.make_private(
+            module=net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=1.0),
+            data_loader=torch.utils.data.DataLoader(
+                torch.utils.data.TensorDataset(torch.zeros(records, 1000)), batch_size=10
+            ),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        )
+        norms: list[float] = []
+        while len(norms) < GAMES // 2:
+            for (batch,) in loader:
+                optimizer.zero_grad()
+                net(batch).sum().backward()
+                optimizer.step()
+                spent = spent or engine.get_epsilon(delta)  # of one step
+                norms.append(float(next(net.parameters()).grad.norm()))
+        scores.append(np.array(norms[: GAMES // 2]))
+    return spent, delta, scores[0], scores[1]
+
+
 def laplace_replaced() -> Claim:
     """Laplace noise of scale 1 on one bit that is replaced: from -1 to 1, once.
 
@@ -122,6 +156,7 @@ def _likelihoods(seed: int) -> tuple[Any, Any]:
 AUDITS: dict[str, Callable[[], Claim]] = {
     "Flower, LocalDpMod(1.0, 1.0, 1.0, 1e-5), ten rounds": local_dp,
     "Opacus, poisson_sampling=False, z = 1, 2 epochs of 40 batches": shuffled_batches,
+    "Opacus, z = 1, one step, one of 100 records removed": one_record_fewer,
     "dp-accounting, RDP of Laplace under REPLACE_ONE, one release": laplace_replaced,
     "numpy, Laplace noise in floating point, one release": floating_point,
 }

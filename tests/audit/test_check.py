@@ -7,13 +7,15 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import binom, chi2, norm
 
 from fedveil.audit.check.check import check
 from fedveil.audit.check.finding import Finding
 from fedveil.cli import main
 from fedveil.core.errors import ConfigError
+from fedveil.privacy.shown import at_most
 
 
 def found(tmp_path: Path, text: str, name: str = "app.py", **said: Any) -> Finding:
@@ -112,6 +114,79 @@ def test_batches_that_are_not_drawn_get_no_amplification(tmp_path: Path) -> None
     assert gaussian_delta(drawn.claimed or 0.0, mu) > 0.5
     adaptive = found(tmp_path, OPACUS.format(more=", clipping='adaptive'"), **said)
     assert math.isinf(adaptive.proved[0].epsilon)
+
+
+def test_opacus_divides_by_a_number_that_one_record_may_change(tmp_path: Path) -> None:
+    """The attack: gradients are zero, so that only the noise is seen, and how large it is.
+
+    60,000 examples in batches of 100: without one of them the noisy sum is divided by 99.
+    """
+    said = {"examples": 60_000, "batch_size": 100, "epochs": 10, "delta": 1e-5}
+    one = found(tmp_path, OPACUS.format(more=""), **said)
+    rows = {row.what: row.epsilon for row in one.proved}
+    assert math.isinf(rows["one record added to or removed from 60000, Poisson batches"])
+    assert "with 59999 the noisy sum is divided by 99, not 100" in one.why[0]
+    assert one.claimed is not None
+
+    def broken_by(epsilon: float, weights: int) -> float:
+        """One step: squared norms of noise of standard deviation 1 / 99 and 1 / 100."""
+        cut = weights * (1 + 0.99**-2) / 2
+        there, absent = chi2.sf(cut, weights), chi2.sf(cut * 0.99**2, weights)
+        return float(absent - math.exp(epsilon) * there)
+
+    assert broken_by(one.claimed, 100_000) > 0.9
+    assert chi2.sf(100_000 * (1 + 0.99**-2) / 2, 100_000) < 0.02  # the figures of the page
+    assert chi2.sf(100_000 * (1 + 0.99**2) / 2, 100_000) > 0.98
+    assert broken_by(10.0, 1_000_000) > 0.9  # the more weights, the worse
+    # 60,000 in batches of 64, or a sum: a record more or less is one summand more or less.
+    for more, batch in (("", 64), (", loss_reduction='sum'", 64)):
+        same = found(tmp_path, OPACUS.format(more=more), **{**said, "batch_size": batch})
+        assert {row.epsilon for row in same.proved[:2]} == {same.proved[0].epsilon}
+        assert same.why == ()
+    # A sum is not divided, but its rate changes at the same places.
+    summed = found(tmp_path, OPACUS.format(more=", loss_reduction='sum'"), **said)
+    assert summed.why[0].endswith("here: with 60001 the rate is 1/601, not 1/600")
+
+
+def test_a_record_that_is_replaced_costs_more_than_opacus_says(tmp_path: Path) -> None:
+    """Two steps at rate 1/2, a record at one end of the clip or at the other: summed on a grid."""
+    said = {"examples": 10, "batch_size": 5, "epochs": 1, "delta": 1e-3}
+    one = found(tmp_path, OPACUS.format(more=""), **said)
+    assert one.claimed is not None
+    (row,) = [row for row in one.proved if row.what == "one record replaced, Poisson batches"]
+    values = np.linspace(-9, 9, 1801)
+    pair = [0.5 * norm.pdf(values) + 0.5 * norm.pdf(values - end) for end in (1.0, -1.0)]
+    there, other = (np.multiply.outer(each, each) / each.sum() ** 2 for each in pair)
+
+    def broken_by(epsilon: float) -> float:
+        return float(np.maximum(there - math.exp(epsilon) * other, 0).sum())
+
+    assert broken_by(one.claimed) > 10 * one.delta
+    assert broken_by(row.epsilon) <= one.delta
+
+
+def test_poisson_batches_that_are_known_are_not_charged_as_one_an_epoch(tmp_path: Path) -> None:
+    """A record may be drawn more often than once in an epoch, and often is."""
+    said = {"examples": 60_000, "batch_size": 64, "epochs": 10, "delta": 1e-5}
+    assert binom.sf(10, 10 * 938, 1 / 938) > 0.4
+    drawn = found(tmp_path, OPACUS.format(more=""), **said)
+    assert not [row.what for row in drawn.proved if "known" in row.what]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP\n"
+        "net = DPDDP(net)\n",
+        "net = torch.nn.parallel.DistributedDataParallel(net)\n",
+        "net = FSDP2Wrapper(net)\n",
+    ],
+)
+def test_nothing_is_proved_of_opacus_on_several_workers(tmp_path: Path, text: str) -> None:
+    said = {"examples": 60_000, "batch_size": 64, "epochs": 10, "delta": 1e-5}
+    one = found(tmp_path, text + OPACUS.format(more=""), **said)
+    assert math.isinf(one.proved[0].epsilon)
+    assert not one.kept
 
 
 def test_a_target_gives_the_noise_and_rounds_are_not_forgotten(tmp_path: Path) -> None:
@@ -308,6 +383,19 @@ def test_the_page_says_what_the_command_says(
     assert float(claims) == pytest.approx(one.claimed, rel=2e-3)
     assert float(proved) == pytest.approx(one.proved[0].epsilon, rel=1e-3)
     assert float(proved) >= one.proved[0].epsilon
+
+
+@pytest.mark.parametrize(("column", "batch"), [(1, 64), (2, 100)])
+def test_the_page_says_for_which_neighbours_opacus_epsilon_holds(
+    tmp_path: Path, column: int, batch: int
+) -> None:
+    section = PAGE.split("## For which neighbours")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    claimed, *printed = (row[column].strip() for row in rows[2:])
+    one = found(tmp_path, OPACUS.format(more=""), **{**_OPACUS, "batch_size": batch})
+    assert float(claimed) == pytest.approx(one.claimed, rel=2e-4)
+    for text, row in zip(printed, one.proved, strict=True):
+        assert text == ("none" if math.isinf(row.epsilon) else at_most(row.epsilon))
 
 
 def test_the_toml_file_of_the_page_is_understood(tmp_path: Path) -> None:

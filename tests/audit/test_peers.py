@@ -135,6 +135,55 @@ def test_opacus_prints_what_is_said_of_it(name: str, tmp_path: Path) -> None:
         assert claimed == pytest.approx(engine.get_epsilon(1e-4), abs=0.02)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("poisson", [True, False])
+def test_opacus_computes_rate_steps_and_divisor_as_is_said_of_it(
+    poisson: bool, tmp_path: Path
+) -> None:
+    """Also for 93 batches, of which its sampler makes 92: 1 / (1 / 93) is less than 93."""
+    opacus = pytest.importorskip("opacus")
+    text = f"make_private(noise_multiplier=1.0, poisson_sampling={poisson})"
+    for examples in (99, 100, 101, 929, 930, 931):
+        data = torch.utils.data.TensorDataset(torch.zeros(examples, 3))
+        engine, net = opacus.PrivacyEngine(accountant="rdp"), torch.nn.Linear(3, 2)
+        net, optimizer, loader = engine.make_private(
+            module=net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+            data_loader=torch.utils.data.DataLoader(data, batch_size=10),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            poisson_sampling=poisson,
+        )
+        said = {"examples": examples, "batch_size": 10, "epochs": 1, "delta": 1e-4}
+        one = finding(tmp_path, text, accountant="rdp", **said)
+        settings = {name: value for name, value, _ in one.settings}
+        assert settings["expected_batch_size"] == optimizer.expected_batch_size
+        for (inputs,) in loader:
+            optimizer.zero_grad()
+            net(inputs).sum().backward()
+            optimizer.step()
+        assert one.claim.endswith(f"at rate 1/{len(loader)} (rdp)")
+        assert one.claimed == pytest.approx(engine.get_epsilon(1e-4), abs=0.02)
+
+
+def test_opacus_workers_leave_out_empty_batches_and_may_draw_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two workers with 50 records each; how many batches they make is left to chance."""
+    sampler = pytest.importorskip("opacus.utils.uniform_sampler")
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    drawn = []
+    for rank in (0, 1):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        torch.manual_seed(0)  # as a script does that all workers run
+        batches = sampler.DistributedUniformWithReplacementSampler(
+            total_size=100, sample_rate=0.01, shuffle=False
+        )
+        drawn.append([[int(one) // 2 for one in batch] for batch in batches])
+        assert len(drawn[-1]) < len(batches)
+    assert drawn[0] == drawn[1]  # the same places of both halves
+
+
 def _tf_privacy() -> ModuleType:
     """The module that computes epsilon, without TensorFlow, which the package would import."""
     for folder in sys.path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import json
 import re
@@ -18,7 +19,9 @@ import pytest
 import fedveil as fv
 from fedveil.cli import COMMANDS, parser_of
 from fedveil.config import recipe as recipes
+from tests.audit.faults import FAULTS
 from tests.docs.blocks import ROOT
+from tests.neighbours.planted import PLANTED
 
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
@@ -48,6 +51,7 @@ OTHERS = (
     "north/",
     "results/N",
 )
+PARTS = ("What goes wrong", "In fedveil", "Tests")  # of each section of conformance.md
 _COMMAND = re.compile(r"\bfedveil ([a-z]+)\b([^`\n]*)")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
@@ -103,6 +107,10 @@ def known(word: str, folder: Path) -> bool:
         )
     if target := re.fullmatch(r"make ([a-z-]+)", word):
         return f"\n{target[1]}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    if test := re.fullmatch(r"(tests/[\w/]+\.py)::(\w+)(?:\[(.+)\])?", word):
+        return test[2] in functions_of(test[1]) and (test[3] is None or test[3] in planted(test[1]))
+    if word.startswith("tests/") and "::" in word:
+        return False
     if re.fullmatch(r"[\w.-]+/[\w./-]+\.(py|md|toml|ipynb|sh)", word):
         places = (ROOT, ROOT / "docs", ROOT / "src", ROOT / "src" / "fedveil", folder)
         return any((place / word).exists() for place in places)
@@ -112,6 +120,31 @@ def known(word: str, folder: Path) -> bool:
     if key := re.fullmatch(rf"({'|'.join(KEYS)})\.([a-z_]+)", word):
         return key[2] in KEYS[key[1]]
     return True
+
+
+@cache
+def functions_of(file: str) -> frozenset[str]:
+    """The tests of a file that pytest collects and that are not marked to be skipped."""
+    if not (ROOT / file).is_file():
+        return frozenset()
+    functions = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+    return frozenset(
+        one.name
+        for one in functions
+        if isinstance(one, ast.FunctionDef)
+        and one.name.startswith("test_")
+        and not any("skip" in ast.unparse(mark) for mark in one.decorator_list)
+    )
+
+
+def planted(file: str) -> frozenset[str]:
+    """The bugs that the tests of a file plant."""
+    return frozenset(
+        {
+            "tests/audit/test_audit.py": FAULTS,
+            "tests/neighbours/test_neighbours.py": PLANTED,
+        }.get(file, ())
+    )
 
 
 def importable(name: str) -> bool:
@@ -132,9 +165,29 @@ def test_every_name_on_a_page_exists(page: str) -> None:
     assert list(unknown(page)) == []
 
 
+def test_each_of_the_twelve_pitfalls_names_tests_that_watch_it() -> None:
+    """That they exist, the test above checks."""
+    sections = re.split(r"^## (?=\d)", PAGES["docs/conformance.md"], flags=re.MULTILINE)[1:]
+    table = re.findall(r"^\| (\d+) \| ([^|]+) \|", PAGES["docs/conformance.md"], re.MULTILINE)
+    assert [section.splitlines()[0] for section in sections] == [
+        f"{number}. {name}" for number, name in table
+    ]
+    assert len(sections) == 12
+    for section, (_, name) in zip(sections, table, strict=True):
+        wrong, ours, tests = (section.find(f"**{part}.**") for part in PARTS)
+        assert 0 < wrong < ours < tests, name
+        assert len(re.findall(r"`tests/\S+::", section[tests:])) >= 3, name
+        row = next(
+            line for line in PAGES["docs/conformance.md"].splitlines() if f"| {name} |" in line
+        )
+        assert ("Not avoided:" in section) == (row.count(";") > 0), name
+
+
 def test_names_that_do_not_exist_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = ["fedveil train", "--nose", "make coffee", "run/circle.py", "fedveil.magic.core.Hat"]
     wrong += ["training.round", "privacy.sigma"]
+    wrong += ["tests/docs/test_names.py::test_no_such", "tests/docs/none.py::test_x", "tests/a::b"]
+    wrong += ["tests/audit/test_audit.py::test_planted_faults_are_noticed[no such fault]"]
     page = "".join(f"Try `{word}`.\n" for word in wrong)
     page += "    fedveil run --sed 1  # --this is a comment\n"
     page += "```sh\nfedveil report R --pdf\n```\nfv.Plam\n"

@@ -2,7 +2,8 @@
 
 * Ponomareva et al. 2023, "How to DP-fy ML", section 5.3 on reporting guarantees, as we read it;
 * NIST SP 800-226, the differential privacy pyramid: the eleven parts that figure 1 and section 1 of
-  its initial public draft (December 2023) name, from the top to the bottom.
+  its initial public draft (December 2023) name, from the top to the bottom. They have not been
+  compared with the final text of March 2025, so that the list is called the draft's.
 
 An item is ticked if the report states it; what a run cannot know is marked absent, with a reason.
 """
@@ -43,7 +44,7 @@ def checklists(
             said("Formal DP statement"),
             said("Transparency and verifiability"),
         ],
-        "NIST SP 800-226, the pyramid": [
+        "NIST SP 800-226, draft of December 2023, the pyramid": [
             said("Privacy parameters"),
             said("Unit of privacy"),
             said("Algorithms and correctness"),
