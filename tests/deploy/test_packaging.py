@@ -32,7 +32,14 @@ def test_a_unit_starts_a_command_that_exists(unit: Path) -> None:
     program, kind, *words = _command(unit)
     assert Path(program).name == "fedveil"
     args = parser_of(kind).parse_args(words)
-    assert args.action == ("courier" if "courier" in unit.stem else "start")
+    if "courier" in unit.stem:  # reads what its party's unit shares with it, and nothing else
+        assert args.action == "courier"
+        party = _service(unit.with_name(f"fedveil-{kind}.service"))
+        assert party["ExecStart"].endswith(f"--courier {args.dir}")
+        assert party["User"] != _service(unit)["User"]
+        assert "/var/lib/fedveil" in _service(unit)["InaccessiblePaths"]
+        return
+    assert args.action == "start"
     assert _service(unit)["SuccessExitStatus"] == "130"  # as `main` ends when it is told to stop
     assert Path("/var/lib/fedveil") in args.home.parents
 
