@@ -95,3 +95,13 @@ def test_a_table_that_is_read_whole_publishes_no_more(unit: Unit) -> None:
         )
         seen += any(name.startswith("own") for name in found.class_names)
     assert too_often(seen, runs) <= FAILURE
+
+
+def test_truths_that_stand_out_of_the_noise_are_truths_again() -> None:
+    draw = np.random.default_rng(3)
+    X = draw.normal(size=(1200, 2))
+    settings = {"data.statistics": "bought", "training.rounds": 2, "training.local_steps": 1}
+    settings |= {"training.learning_rate": 0.5, "privacy.clip_norm": 2.0}
+    model = fv.DPFedClassifier(settings=settings, epsilon=60.0).fit(X, X[:, 0] > 0)
+    assert model.classes_.tolist() == [False, True]
+    assert model.predict(X).dtype == np.bool_
