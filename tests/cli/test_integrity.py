@@ -208,7 +208,7 @@ def test_a_damaged_run_is_neither_resumed_nor_certified(
 def bought(folder: Path, epsilon: float) -> Path:
     """A purchase from which no run came: no two classes stand out of the noise."""
     table = folder / "rows.csv"
-    rows = [f"c{number % 40},{number % 7},only;red" for number in range(200)]
+    rows = [f"c{number % 40},{number % 7},only" for number in range(200)]
     table.write_text("\n".join(["who,x,y", *rows]) + "\n")
     command = ["run", "--data", str(table), "--client-column", "who", "--label", "y", "--quiet"]
     command += ["--label-separator", ";", "--unit", "client", "--output", str(folder / "run")]

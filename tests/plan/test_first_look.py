@@ -91,6 +91,7 @@ RECORD: list[Callable[[Rows], Rows]] = [
     changed(0, "1e999"),
     changed(1, "x" * 100_000),
     changed(1, "0000-00-00"),
+    changed(1, "caf\xe9"),  # not UTF-8, as the file is written
     changed(2, "maybe"),
     changed(2, ""),
     changed(2, "3.5"),
@@ -105,7 +106,7 @@ CLIENT = [*RECORD, many_labels, one_row]
 def as_csv(folder: Path, rows: Rows) -> Path:
     path = folder / "rows.csv"
     lines = ["who,x,z,y", *(",".join((who, *cells)) for who, cells in rows)]
-    path.write_text("\n".join(lines) + "\n")
+    path.write_bytes(("\n".join(lines) + "\n").encode("latin-1"))
     return path
 
 
