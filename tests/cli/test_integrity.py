@@ -78,16 +78,22 @@ def chained(documents: list[dict[str, object]]) -> str:
     return text
 
 
+def louder(document: dict[str, object]) -> None:
+    """Let the plan of a ledger's header claim a hundred times its noise."""
+    mechanism = document["plan"]["planned"][0]["mechanism"]  # type: ignore[index]
+    mechanism["noise_std" if "noise_std" in mechanism else "noise_multiplier"] *= 100
+
+
 def edited_noise(run: Path, other: Path) -> None:
     first, *rest = lines(run)
     document = json.loads(first)
-    document["plan"]["planned"][0]["mechanism"]["noise_multiplier"] *= 2
+    louder(document)
     write(run / "ledger.jsonl", "".join([json.dumps(document) + "\n", *rest]))
 
 
 def forged_noise(run: Path, other: Path) -> None:
     documents = [json.loads(line) for line in lines(run)]
-    documents[0]["plan"]["planned"][0]["mechanism"]["noise_multiplier"] *= 2
+    louder(documents[0])
     write(run / "ledger.jsonl", chained(documents))
 
 
@@ -146,6 +152,16 @@ def broken_metrics(run: Path, other: Path) -> None:
     write(run / "metrics.jsonl", "nonsense\n" + (run / "metrics.jsonl").read_text())
 
 
+def edited_promise(run: Path, other: Path) -> None:
+    document = json.loads((run / "guarantee.json").read_text())
+    document["epsilon"] /= 2
+    write(run / "guarantee.json", json.dumps(document))
+
+
+def no_promise(run: Path, other: Path) -> None:
+    (run / "guarantee.json").unlink()
+
+
 DAMAGES = [
     edited_noise,
     forged_noise,
@@ -161,6 +177,8 @@ DAMAGES = [
     other_recipe,
     more_metrics,
     broken_metrics,
+    edited_promise,
+    no_promise,
 ]
 
 
@@ -185,6 +203,86 @@ def test_a_damaged_run_is_neither_resumed_nor_certified(
         assert out == ""
         assert len(err.strip().splitlines()) == 1, err
     assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+
+
+def bought(folder: Path, epsilon: float) -> Path:
+    """A purchase from which no run came: no two classes stand out of the noise."""
+    table = folder / "rows.csv"
+    rows = [f"c{number % 40},{number % 7},only" for number in range(200)]
+    table.write_text("\n".join(["who,x,y", *rows]) + "\n")
+    command = ["run", "--data", str(table), "--client-column", "who", "--label", "y", "--quiet"]
+    command += ["--label-separator", ";", "--unit", "client", "--output", str(folder / "run")]
+    command += ["--set", "data.statistics=bought", "--set", f"privacy.epsilon={epsilon}"]
+    assert main(command) == 2
+    assert not (folder / "run").exists()
+    return folder / "run.bought"
+
+
+BOUGHT_DAMAGES = [
+    edited_noise,
+    forged_noise,
+    forged_tail,
+    cut_inside_a_line,
+    emptied,
+    swapped,
+    edited_promise,
+    no_promise,
+]
+
+
+@pytest.mark.parametrize("name", ["run.bought-2", "moved"])
+@pytest.mark.parametrize("note", [True, False], ids=["noted", "not noted"])
+@pytest.mark.parametrize("damage", BOUGHT_DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_damaged_purchase_is_not_certified(
+    fedveil: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Path, Path], None],
+    note: bool,
+    name: str,
+) -> None:
+    """What was bought is examined as a run is, whatever its directory is called."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole, other = bought(tmp_path / "a", 0.5), bought(tmp_path / "b", 1.0)
+    one = whole.rename(tmp_path / name)
+    if not note:
+        shutil.rmtree(tmp_path / "state")
+    fedveil("account", one)  # what the purchases said on stderr is read before
+    code, out, err = fedveil("account", one, "--json")
+    assert code == 0, err
+    assert json.loads(out)["certified"]
+    damage(one, other)
+    for command in (["account", one], ["account", one, "--json"], ["report", one]):
+        code, out, err = fedveil(*command)
+        assert code != 0
+        assert out == ""
+        assert len(err.strip().splitlines()) == 1, err
+
+
+@pytest.mark.parametrize("note", [True, False], ids=["noted", "not noted"])
+def test_no_name_makes_a_run_a_purchase(
+    fedveil: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: bool
+) -> None:
+    """Renamed, and with a header that names no recipe any more, it is examined all the same."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run = begun(tmp_path / "run").rename(tmp_path / "run.bought")
+    assert fedveil("account", run)[0] == 0
+    if not note:
+        shutil.rmtree(tmp_path / "state")
+    (tmp_path / "other").mkdir()
+    for forge in (forged_noise, edited_promise):
+        damaged = tmp_path / f"{forge.__name__}.bought"
+        shutil.copytree(run, damaged)
+        forge(damaged, tmp_path / "other")
+        assert fedveil("account", damaged)[0] == 2
+    documents = [json.loads(line) for line in lines(run)]
+    documents[0]["plan"]["recipe"] = ""
+    documents[0]["plan"]["rounds"] = len(documents) - 1
+    write(run / "ledger.jsonl", chained(documents))
+    code, out, _ = fedveil("account", run)
+    assert (code, out) == (2, "")
 
 
 @pytest.mark.parametrize("seed", [None, 3], ids=["protected", "simulated"])
@@ -423,7 +521,7 @@ def test_a_run_may_be_looked_at_while_it_goes_on(
             return found
 
         monkeypatch.setattr(evidence, name, slowly)
-    assert evidence.examined(tmp_path / "run").reserved == 3
+    assert evidence.examined(tmp_path / "run").reserved == 4  # the ledger is read twice
     directory.close()
 
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+from pyarrow import parquet
 from scipy.special import log_ndtr
 
 import fedveil as fv
@@ -440,6 +442,36 @@ def test_no_label_stops_a_run_by_its_size(tmp_path: Path, odd: str) -> None:
         found = fv.from_table(path, label="y", client_column="who", **known)
         assert len(found.train) + len(found.test) == 3000
         assert found.unprotected == ()
+
+
+NASTY_COLUMNS = {
+    "text": pa.array([*NASTY, "9" * 5000, "1e99999999999", "x" * 100_000, "\x00"], pa.string()),
+    "float": pa.array([np.inf, -np.inf, np.nan, 1.7e308, -1.7e308, 5e-324], pa.float64()),
+    "whole": pa.array([2**63 - 1, -(2**63), 0], pa.int64()),
+    "unsigned": pa.array([2**64 - 1, 0], pa.uint64()),
+    "moment": pa.array([2**63 - 1, -(2**63), 0], pa.int64()).view(pa.timestamp("us")),
+    "not UTF-8": pa.Array.from_buffers(
+        pa.string(), 2, pa.array([b"\xff\xfe", b"ok"], pa.binary()).buffers()
+    ),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", NASTY_COLUMNS)
+def test_no_cell_stops_a_purchase_or_makes_it_warn(tmp_path: Path, kind: str) -> None:
+    """Whatever can be stored: each cell is read by itself, or is missing."""
+    rows, column = 300, NASTY_COLUMNS[kind]
+    table = {"who": [f"c{i % 60}" for i in range(rows)], "y": ["no", "yes"] * 150}
+    usual = pa.array([1, 2, 3] * 100, pa.int64()).cast(column.type)
+    if kind == "float":
+        usual = pc.multiply(usual, 0.001)  # by such a scale the largest numbers overflow
+    values = pa.chunked_array([column, usual[: rows - len(column)]], column.type)
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({**table, "x": values}), path)
+    offer = Offer(Unit.CLIENT, Trust.CENTRAL, 0.5, 1e-6, 60, seed=1)
+    found = fv.from_table(path, label="y", client_column="who", classes=("no", "yes"), offer=offer)
+    assert len(found.train) + len(found.test) == rows
+    assert np.isfinite(found.train.inputs).all()
 
 
 def test_a_recipe_that_asks_for_bought_statistics_does_not_get_others(hospitals: Path) -> None:

@@ -20,14 +20,15 @@ from fedveil.advise.proxy import Proxy
 from fedveil.advise.synthetic_proxy import synthetic_proxy
 from fedveil.advise.trials import Candidate, Outcome, ProxyTrials, Trial, recipe_with_settings
 from fedveil.config.assemble import federation_of, offer_of, plan_of
-from fedveil.config.recipe import Recipe, with_defaults
+from fedveil.config.recipe import DataSection, Recipe, with_defaults
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust, Unit
 from fedveil.data.bought import MISSED, Bought, affordable
+from fedveil.data.collected import pictures_of
 from fedveil.data.declared import CLASS_NAMES
 from fedveil.data.federation import Federation, Task
 from fedveil.data.labels import STANDARDISED
-from fedveil.data.tablefile import column_names
+from fedveil.data.public_facts import PublicFacts, public_facts
 from fedveil.server.averaging import Average
 
 FEW = 30  # clients: fewer than these cannot hide one of them, so records are protected instead
@@ -62,10 +63,15 @@ class Pay(Protocol):
 
 @dataclass(frozen=True)
 class Chosen:
-    """A recipe with its settings, sentences on them, and a warning if they cannot help much."""
+    """A recipe with its settings, sentences on them, and a warning if they cannot help much.
+
+    clients: how many there are for all to know: declared, or counted by their names. What their
+        rows hold does not enter.
+    """
 
     recipe: Recipe
     federation: Federation
+    clients: int
     notes: tuple[str, ...] = ()
     warning: str = ""
 
@@ -73,69 +79,93 @@ class Chosen:
 def choose(
     recipe: Recipe, given: Collection[str], pay: Pay | None = None, *, buy: bool = True
 ) -> Chosen:
-    """What to run on a table; `given` are the recipe's keys that the user has set, and keeps.
+    """Choose what to run on a table.
 
-    `pay` is told of statistics, and of the delta they are part of, before they are bought. With
-    `buy` off they are taken from the rows, and a sentence says what a run would do.
+    Whom to protect, who takes part and whether statistics are bought follows from public facts
+    (`data.public_facts`) and from what the user has declared. The first look at any other cell is
+    taken by the purchase, or by reading with a public schema; where rows are read in the open, the
+    federation says so (`Federation.unprotected`), and nothing is certified.
+
+    Args:
+        recipe: what the user has set; all else is at its default.
+        given: the recipe's keys that the user has set, and keeps.
+        pay: is told of statistics, and of the delta they are part of, before they are bought.
+        buy: off, they are taken from the rows, and a sentence says what a run would do.
+
+    Returns:
+        The recipe with its settings, its federation, and what to tell the user.
     """
     if "training.local_epochs" in given:
         given = {*given, "training.local_steps"}
-    federation = federation_of(replace(recipe.data, statistics=None))  # to see who is there
-    clients = public_clients(recipe, federation)
+    facts, federation = _public_facts(recipe.data), None
+    if facts is not None:
+        clients = facts.clients
+    else:  # pictures and artificial clients are known by their data alone
+        federation = federation_of(recipe.data)
+        clients = federation.clients
+    clients = recipe.privacy.public_clients or clients
     recipe, unit = _with_unit(recipe, clients, given)
     recipe = with_defaults(_with_cohort(recipe, clients, given))
-    if recipe.training.method not in _OURS:
-        return Chosen(recipe, federation, unit)
-    recipe, federation, statistics = _with_statistics(recipe, federation, pay, buy)
+    statistics: tuple[str, ...] = ()
+    if facts is not None and recipe.training.method in _OURS:
+        recipe, federation, statistics = _with_statistics(recipe, facts, clients, pay, buy)
+    federation = federation or federation_of(recipe.data)
     notes = (*unit, *statistics)
-    if recipe.privacy.epsilon is None or set(_CHOSEN) <= set(given):
-        return Chosen(recipe, federation, notes)
+    tuned = recipe.privacy.epsilon is None or set(_CHOSEN) <= set(given)
+    if tuned or recipe.training.method not in _OURS:
+        return Chosen(recipe, federation, clients, notes)
     if "server.average" not in given:  # of what is released anyway: it costs nothing
         recipe = replace(recipe, server=replace(recipe.server, average=Average.POLYNOMIAL.value))
-    search = _Search(recipe, federation, given)
+    search = _Search(recipe, federation, clients, given)
     point = search.best()
     chosen = search.recipe_with(point)
-    return Chosen(chosen, federation, (*notes, search.sentence(chosen)), search.warning(point))
+    notes = (*notes, search.sentence(chosen))
+    return Chosen(chosen, federation, clients, notes, search.warning(point))
 
 
-def public_clients(recipe: Recipe, federation: Federation) -> int:
-    """How many clients there are for all to know: where that is declared, the true number is
-    private, and nothing may follow from it."""
-    return recipe.privacy.public_clients or federation.clients
+def _public_facts(data: DataSection) -> PublicFacts | None:
+    """The facts of a table whose clients have names; None for other data, where nothing can be
+    bought. Rows that are dealt by other rules than their owners' names decide who takes part."""
+    if data.file is None or data.client_column is None or data.label is None:
+        return None
+    by_owner = data.partition in (None, "owner") and data.examples_per_client is None
+    path = Path(data.file)
+    if not by_owner or (path.is_dir() and pictures_of(path)):
+        return None
+    facts = public_facts(path, data.client_column)
+    drawn = facts.clients if data.clients is None else min(facts.clients, data.clients)
+    return replace(facts, clients=drawn)
 
 
 def _with_statistics(
-    recipe: Recipe, federation: Federation, pay: Pay | None, buy: bool
+    recipe: Recipe, facts: PublicFacts, clients: int, pay: Pay | None, buy: bool
 ) -> tuple[Recipe, Federation, tuple[str, ...]]:
     """Buy the columns' statistics if nobody has described them and there are enough to hide in."""
-    data, encoder = recipe.data, federation.encoder
-    if data.schema or data.columns or encoder is None or data.file is None:
-        return recipe, federation, ()
+    data = recipe.data
+    if data.schema or data.columns:
+        return recipe, federation_of(data), ()
     if data.statistics not in (None, "bought", "data"):
         raise ConfigError(f"data.statistics: unknown {data.statistics!r}; there are bought, data")
-    rows = sum(
-        len(part) for part in (federation.train, federation.test, federation.validation or ())
-    )
-    clients = public_clients(recipe, federation)
-    offer = offer_of(recipe, clients, rows)
-    if data.statistics == "data" or offer is None or data.client_column is None:
-        return recipe, federation, ()
-    units = rows if offer.unit is Unit.RECORD else clients
-    if data.statistics is None and not affordable(offer, units, len(column_names(Path(data.file)))):
+    offer = offer_of(recipe, clients, facts.rows)
+    open_rows = replace(data, statistics=None)
+    if data.statistics == "data" or offer is None:
+        return recipe, federation_of(open_rows), ()
+    units = facts.rows(offer.unit) if offer.unit is Unit.RECORD else clients
+    if data.statistics is None and not affordable(offer, units, len(facts.columns)):
         less = "" if offer.unit is Unit.RECORD else ", or protect single rows (--unit record)"
         said = (
             f"{units:,} {offer.unit}s are too few to buy statistics of the columns with noise, so "
             "they are taken from the rows, and the guarantee is not certified; describe the "
             f"columns (fedveil data schema writes a draft){less}."
         )
-        return recipe, federation, (said,)
+        return recipe, federation_of(open_rows), (said,)
     if not buy:
         said = (
             "A run buys the columns' statistics with about a twentieth of the budget. Here they "
             "were taken from the rows, so this plan itself is not certified."
         )
         data = replace(data, statistics="data")
-        return replace(recipe, data=data), federation, (said,)
+        return replace(recipe, data=data), federation_of(data), (said,)
     if pay is not None:
         offer = replace(offer, pay=partial(pay, delta=offer.missed / MISSED))
     federation = federation_of(data, offer)
@@ -190,13 +220,14 @@ class _Search:
     the reach is that clip, and the stride is beside the same rate.
     """
 
-    def __init__(self, recipe: Recipe, federation: Federation, given: Collection[str]) -> None:
-        self._recipe, self._given = recipe, given
+    def __init__(
+        self, recipe: Recipe, federation: Federation, clients: int, given: Collection[str]
+    ) -> None:
+        self._recipe, self._clients, self._given = recipe, clients, given
         self._by_record = recipe.training.method == "dp-sgd"
         self._rate = 1 / _curvature(federation)
         real = plan_of(replace(recipe, seed=recipe.seed or 0), federation)
         self._epsilon = recipe.privacy.epsilon or 0.0
-        clients = public_clients(recipe, federation)
         self._share = min(1.0, _TRIED / clients)
         least, most = _MOST_STEPS
         self._most_steps = max(least, min(most, _STEPS // round(real.sampling.expected_cohort)))
@@ -332,11 +363,10 @@ class _Search:
         what = "even if the columns tell nearly everything about the label"
         if not hopeless[-1]:
             what = "unless the columns tell nearly everything about the label"
-        clients = self._trials[0].everyone
         less = "" if self._by_record else "protect single rows (--unit record), "
         return (
-            f"do not expect the model to beat a constant answer with {clients} clients at epsilon "
-            f"{self._epsilon:g}, {what}; {less}use fewer columns, or raise privacy.epsilon"
+            f"do not expect the model to beat a constant answer with {self._clients} clients at "
+            f"epsilon {self._epsilon:g}, {what}; {less}use fewer columns, or raise privacy.epsilon"
         )
 
     def _hopeless(self, trials: ProxyTrials, point: Point) -> bool:

@@ -222,7 +222,7 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         label = pa.array(_names(values)).take(pa.array(codes))
         self._fit(table.append_column(_LABEL, label), groups, **declared)
         # Of labels that nobody declared only those that the guarantee pays for may be told.
-        found = [literal_eval(name) for name in self.model_.class_names]
+        found = [_value(name) for name in self.model_.class_names]
         self.classes_ = np.unique(np.array(found, targets.dtype if _sized(targets) else None))
         self._order = np.argsort(np.array(found))
         return self
@@ -262,6 +262,11 @@ def _names(values: Iterable[Any]) -> list[str]:
 def _sized(labels: npt.NDArray[Any]) -> bool:
     """Not so for text, whose type knows the longest."""
     return labels.dtype.kind != "U"
+
+
+def _value(name: str) -> Any:
+    """The label that a name stands for; tables spell truths in small letters."""
+    return name == "true" if name in ("true", "false") else literal_eval(name)
 
 
 def _with_text(X: Any) -> pa.Table | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,32 +60,15 @@ def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, R
 
 def _of_run(path: Path) -> tuple[Guarantee, RunProgress]:
     """Recomputed from the ledger alone, with which everything else in the directory must agree."""
-    from fedveil.privacy.accounting import account
-    from fedveil.privacy.guarantee import Guarantee
-    from fedveil.privacy.ledger import Inconsistent, read
-    from fedveil.run.evidence import LEDGER, examined
-    from fedveil.run.purchase import is_purchase
+    from fedveil.run.evidence import LEDGER, PROMISE, RECIPE, examined
 
-    if is_purchase(path):
-        ledger = read(path / LEDGER)
-        return ledger.guarantee(), RunProgress(1, 1, ledger.spent())
-    if not (path / "recipe.toml").exists():
-        raise ConfigError(f"{path}: not a run directory (no recipe.toml)")
-    if not (path / LEDGER).exists() and not (path / "guarantee.json").exists():
+    known = [name for name in (LEDGER, PROMISE, RECIPE) if (path / name).exists()]
+    if known == [RECIPE]:
         raise ConfigError(f"{path}: has no ledger, so nothing is guaranteed")
+    if LEDGER not in known and RECIPE not in known:
+        raise ConfigError(f"{path}: not a run directory (no {RECIPE})")
     ledger = examined(path)
-    try:
-        document = json.loads((path / "guarantee.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}/guarantee.json: cannot be read ({error})") from None
-    header = ledger.header
-    promised = account(header.planned, privacy_model=header.privacy_model, delta=header.delta)
-    if Guarantee.from_dict(document) != promised:
-        raise Inconsistent(
-            f"{path}: the ledger's plan proves epsilon {promised.epsilon:.6g}, guarantee.json says "
-            f"something else; do not rely on this run"
-        )
-    return ledger.guarantee(), RunProgress(ledger.reserved, header.rounds, ledger.spent())
+    return ledger.guarantee(), RunProgress(ledger.reserved, ledger.header.rounds, ledger.spent())
 
 
 def _of_recipe(path: Path, epsilon: float | None) -> Guarantee:

@@ -143,8 +143,7 @@ def say(choice: Chosen | None, *, quiet: bool = False) -> None:
     federation, errors = choice.federation, console.stderr()
     if not quiet:
         inputs = math.prod(federation.input_shape)
-        clients = choice.recipe.privacy.public_clients or federation.clients
-        seen = f"{clients:,} clients, {inputs:,} inputs"
+        seen = f"{choice.clients:,} clients, {inputs:,} inputs"
         if federation.encoder is not None:
             seen += f" from {len(federation.encoder.columns)} columns"
         for sentence in (f"{seen}.", *choice.notes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -97,15 +97,23 @@ def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
     )
 
 
-def offer_of(recipe: Recipe, clients: int, rows: int) -> Offer | None:
-    """Terms for buying a table's statistics with a part of the recipe's budget; None where there is
-    no epsilon to divide, or no way to buy. `rows` count for unit record only."""
+def offer_of(recipe: Recipe, clients: int, rows: Callable[[Unit], int]) -> Offer | None:
+    """Return the terms for buying a table's statistics with a part of the recipe's budget.
+
+    Args:
+        recipe: with a budget, and with a method or a unit to protect.
+        clients: how many there are, for all to know.
+        rows: counts the rows, where the unit is such that their number is public.
+
+    Returns:
+        None where there is no epsilon to divide, or no way to buy.
+    """
     privacy, entry = recipe.privacy, METHODS.find(recipe.training.method, "training.method")
     if not entry.private or privacy.epsilon is None:
         return None
     unit = choice(Unit, "privacy.unit", privacy.unit or entry.unit)
     trust = choice(Trust, "privacy.trust", privacy.trust or entry.trust)
-    delta = privacy.delta or default_delta(rows if unit is Unit.RECORD else clients)
+    delta = privacy.delta or default_delta(rows(unit) if unit is Unit.RECORD else clients)
     twice = 2 if trust is Trust.DISTRIBUTED else 1  # there a replaced record counts twice
     noise = twice * math.sqrt(MOST_RELEASES) / SHARE * gaussian_noise(privacy.epsilon, delta)
     with suppress(PrivacyRefusal):

@@ -147,7 +147,8 @@ def scaled(numbers: npt.NDArray[np.float64], column: Column) -> npt.NDArray[np.f
         return numbers
     if column.min is not None and column.max is not None:
         numbers = np.clip(numbers, column.min, column.max)
-    return (numbers - column.centre) / column.width
+    with np.errstate(over="ignore", invalid="ignore"):  # a warning would tell of such a number
+        return (numbers - column.centre) / column.width
 
 
 def category_codes(values: Any, categories: Sequence[str]) -> npt.NDArray[np.int64]:

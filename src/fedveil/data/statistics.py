@@ -186,9 +186,22 @@ def threshold(most: int, std: float, failure: float) -> float:
 def spread_votes(
     values: Any, voters: Voters, most: int, separator: str | None = None
 ) -> tuple[list[str], Ints]:
-    """All values with their votes, in units of the grid: every unit spreads a vote of L2 norm 1
-    equally over its values, of which it names its `most` most frequent ones. With a separator a
-    cell has any number of values."""
+    """Let every unit spread a vote of L2 norm 1 equally over its values.
+
+    A unit names at most its `most` most frequent values. A value that nobody has named is no
+    candidate and is not returned: noise alone must not publish it, because the threshold bounds
+    the failure of at most `most` candidates that one unit brings (`threshold`).
+
+    Args:
+        values: one cell for each row.
+        voters: whose vote each row is.
+        most: how many values one unit may name.
+        separator: what stands between the values of a cell, if it may hold several.
+
+    Returns:
+        The values that somebody has named, and their votes `[values]` in units of the grid, all of
+        them positive.
+    """
     rows = np.arange(len(values))
     if separator is not None:
         rows, values = parts_of(values, separator)
@@ -209,7 +222,8 @@ def spread_votes(
     named = np.arange(len(owners)) - np.repeat(first, held_by) < most
     each = np.floor(GRID / np.sqrt(np.repeat(np.minimum(held_by, most), held_by)))
     np.add.at(votes, places[order][named], each[named].astype(np.int64))
-    return names, votes
+    candidates = np.flatnonzero(votes > 0)
+    return [names[place] for place in candidates], votes[candidates]
 
 
 def _numbers(values: Any, decimal: str) -> Floats:

@@ -49,10 +49,10 @@ def read_table(
     if not isinstance(source, Path):
         typed, table = True, source
     elif is_many(source):
-        typed, table = _joined(source, texts, named=exact == FILE)
+        typed, table = _joined(source, texts, by_cell, named=exact == FILE)
     else:
         typed, zipped = form_of(path)
-        table = _parquet(path) if typed else _csv(path, zipped, texts)
+        table = _parquet(path) if typed else _csv(path, zipped, texts, by_cell)
     names = unique_names(path, table.column_names)
     if not table.num_rows:
         raise ConfigError(f"{path}: has a header but no rows")
@@ -67,6 +67,57 @@ def read_table(
         columns.append(column)
         fields.append(pa.field(name, column.type, metadata=mark))
     return pa.table(columns, schema=pa.schema(fields, table.schema.metadata))
+
+
+def read_column(path: Path, name: str) -> Any:
+    """Read one column of a file, or of several, without looking at any other cell.
+
+    Args:
+        path: a CSV or Parquet file, or a folder or a pattern of them.
+        name: the column, which must be in the header.
+
+    Returns:
+        The column as `read_table(path, exact=name)` has it.
+    """
+    files = list(files_of(path).values()) if is_many(path) else [path]
+    parts, typed = [], False
+    for file in files:
+        typed, zipped = form_of(file)
+        written = _written_names(file, typed, zipped)
+        need_column(file, written, name, "the clients")
+        alone = [written[name]]
+        parts.append(_parquet(file, alone) if typed else _csv(file, zipped, {name}, only=alone))
+    try:
+        column = pa.concat_tables([part.rename_columns([name]) for part in parts]).column(name)
+    except pa.ArrowException:
+        raise ConfigError(f"{path}: column {name!r} is stored with different types") from None
+    return tidy(path, name, column, typed, exact=True, by_cell=False)
+
+
+def count_rows(path: Path) -> int:
+    """Count the rows of a file, or of several, without reading what is in them."""
+    rows = 0
+    for file in files_of(path).values() if is_many(path) else [path]:
+        typed, zipped = form_of(file)
+        first, written = next(iter(_written_names(file, typed, zipped).items()))
+        # Cell by cell no value can stop it.
+        found = _parquet(file, []) if typed else _csv(file, zipped, {first}, {first}, [written])
+        rows += found.num_rows
+    return rows
+
+
+def _written_names(path: Path, typed: bool, zipped: bool) -> dict[str, str]:
+    """The names of columns, and how the file itself writes them."""
+    if not typed:
+        found = header_of(path, zipped)[0]
+    else:
+        from pyarrow import parquet
+
+        try:
+            found = parquet.read_schema(path).names
+        except (pa.ArrowException, OSError) as error:
+            raise ConfigError(f"{path}: damaged Parquet file ({first_line(error)})") from None
+    return dict(zip(unique_names(path, found), found, strict=True))
 
 
 def path_of(source: Path | pa.Table) -> Path:
@@ -103,15 +154,7 @@ def column_names(source: Path | pa.Table) -> list[str]:
         return unique_names(path, source.column_names)
     if is_many(source):
         return column_names(next(iter(files_of(source).values())))
-    typed, zipped = form_of(path)
-    if not typed:
-        return unique_names(path, header_of(path, zipped)[0])
-    from pyarrow import parquet
-
-    try:
-        return unique_names(path, parquet.read_schema(path).names)
-    except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{path}: damaged Parquet file ({first_line(error)})") from None
+    return list(_written_names(path, *form_of(path)))
 
 
 def unique_names(path: Path, written: Iterable[str]) -> list[str]:
@@ -143,13 +186,15 @@ def _neighbours(path: Path) -> list[str]:
         return []
 
 
-def _joined(path: Path, texts: Collection[str], named: bool) -> tuple[bool, Any]:
+def _joined(
+    path: Path, texts: Collection[str], by_cell: Collection[str], named: bool
+) -> tuple[bool, Any]:
     """Whether several files are Parquet, and the rows of all of them as if they were one file;
     `named`: each row with the name of its own."""
     files, tables, forms = files_of(path), [], set()
     for name, file in files.items():
         typed, zipped = form_of(file)
-        table = _parquet(file) if typed else _csv(file, zipped, column_names(file))
+        table = _parquet(file) if typed else _csv(file, zipped, column_names(file), by_cell)
         if not table.num_rows:
             raise ConfigError(f"{file}: has a header but no rows")
         said, names = table.schema.metadata, unique_names(file, table.column_names)
@@ -195,43 +240,72 @@ def _need_alike(file: Path, table: Any, first: Path, like: Any) -> None:
         raise ConfigError(f"{file}: its fields are separated otherwise than in {first.name}")
 
 
-def _parquet(path: Path) -> Any:
+def _parquet(path: Path, columns: list[str] | None = None) -> Any:
     from pyarrow import parquet
 
     try:
-        return parquet.read_table(path)
+        return parquet.read_table(path, columns=columns)
     except (pa.ArrowException, OSError) as error:
         raise ConfigError(f"{path}: damaged Parquet file ({first_line(error)})") from None
 
 
-def _csv(path: Path, zipped: bool, texts: Collection[str]) -> Any:
+def _csv(
+    path: Path,
+    zipped: bool,
+    texts: Collection[str],
+    by_cell: Collection[str] = (),
+    only: list[str] | None = None,
+) -> Any:
+    """The columns of a CSV file, or `only` some by their written names.
+
+    `texts` stay text. Of those `by_cell`, a cell that is not UTF-8 is missing; of others it is an
+    error.
+    """
     found, delimiter = header_of(path, zipped)
-    types = {name: pa.string() for name in found if name.strip() in texts}
-    table = _typed(path, zipped, delimiter, types)
-    for name, kind in zip(table.schema.names, table.schema.types, strict=True):
-        if name.strip() in texts and not pa.types.is_string(kind):
-            raise ConfigError(
-                f"{path}: the column names in the first line cannot be read; simplify them"
-            )
+    kinds = {name: pa.binary() if name.strip() in by_cell else pa.string() for name in found}
+    types = {name: kind for name, kind in kinds.items() if name.strip() in texts}
+    unclear = ConfigError(
+        f"{path}: the column names in the first line cannot be read; simplify them"
+    )
+    try:
+        table = _typed(path, zipped, delimiter, types, only)
+    except KeyError:
+        raise unclear from None
+    for place, field in enumerate(table.schema):
+        if field.name.strip() in texts and field.type != types.get(field.name):
+            raise unclear
+        if field.name.strip() in by_cell:
+            table = table.set_column(place, field.name, _texts(table.column(place)))
     # Semicolons separate fields where commas are decimal: known from the first line alone.
     return table.replace_schema_metadata({DECIMAL: "," if delimiter == ";" else "."})
 
 
-def _typed(path: Path, zipped: bool, delimiter: str, types: Mapping[str, Any]) -> Any:
+def _typed(
+    path: Path,
+    zipped: bool,
+    delimiter: str,
+    types: Mapping[str, Any],
+    only: list[str] | None = None,
+) -> Any:
     try:
-        return _parse(path, zipped, delimiter, types, threads=True)
+        return _parse(path, zipped, delimiter, types, only, threads=True)
     except pa.ArrowInvalid:
         pass
     except OSError as error:
         raise ConfigError(f"{path}: damaged gzip file ({first_line(error)})") from None
     try:  # one thread knows the number of the bad row
-        return _parse(path, zipped, delimiter, types, threads=False)
+        return _parse(path, zipped, delimiter, types, only, threads=False)
     except pa.ArrowInvalid as error:
         raise ConfigError(f"{path}: {complaint(str(error))}") from None
 
 
 def _parse(
-    path: Path, zipped: bool, delimiter: str, types: Mapping[str, Any], threads: bool
+    path: Path,
+    zipped: bool,
+    delimiter: str,
+    types: Mapping[str, Any],
+    only: list[str] | None,
+    threads: bool,
 ) -> Any:
     with pa.OSFile(str(path)) as raw:
         stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
@@ -240,7 +314,7 @@ def _parse(
             # One block: a type that is guessed is decided by all rows.
             read_options=csv.ReadOptions(use_threads=threads, block_size=2**31 - 1),
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=convert_options(types),
+            convert_options=convert_options(types, only),
         )
 
 
@@ -298,7 +372,7 @@ def tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell: 
         column = _decoded(column)
         kind = column.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        _need_utf8(path, name, column)
+        _refuse_bytes(path, name, column, by_cell)
     if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         column = column.cast(pa.string())
         kind = column.type
@@ -306,7 +380,7 @@ def tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell: 
         column = _as_cells(column)
         kind = column.type
     if pa.types.is_string(kind):
-        text = pc.utf8_trim_whitespace(column)
+        text = pc.utf8_trim_whitespace(_texts(column) if by_cell else column)
         text = pc.if_else(pc.is_in(text, pa.array(MISSING)), None, text)
         if exact:
             text = pc.replace_substring_regex(text, _POINT_ZERO, r"\1")
@@ -326,6 +400,21 @@ def tidy(path: Path, name: str, column: Any, typed: bool, exact: bool, by_cell: 
             )
         return pc.if_else(pc.is_nan(column), None, column)
     return column
+
+
+def _texts(column: Any) -> Any:
+    """Bytes as text; a cell that is not UTF-8 is missing, whatever the cells around it hold."""
+    try:
+        return column.cast(pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.chunked_array([list(map(_utf8, column.cast(pa.binary())))], pa.string())
+
+
+def _utf8(cell: Any) -> str | None:
+    try:
+        return None if not cell.is_valid else bytes(cell.as_py()).decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def _decoded(column: Any) -> Any:
@@ -391,12 +480,9 @@ def _reparsed(text: Any) -> Any:
     return again.column(0)
 
 
-def _need_utf8(path: Path, name: str, column: Any) -> None:
-    for row, value in enumerate(column):
-        try:
-            (value.as_py() or b"").decode()
-        except UnicodeDecodeError:
-            raise ConfigError(
-                f"{path}: column {name!r}, row {row + 1} is not UTF-8; {_AS_UTF8}"
-            ) from None
+def _refuse_bytes(path: Path, name: str, column: Any, by_cell: bool) -> None:
+    """Refuse raw bytes by their type alone, or say which row of a guessed column made it bytes."""
+    for row, value in enumerate(() if by_cell else column):
+        if _utf8(value) is None and value.is_valid:
+            raise ConfigError(f"{path}: column {name!r}, row {row + 1} is not UTF-8; {_AS_UTF8}")
     raise ConfigError(f"{path}: column {name!r} holds raw bytes; leave it out")

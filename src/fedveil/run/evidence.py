@@ -1,8 +1,11 @@
-"""Whether the files of a run directory tell one story: recipe, ledger, checkpoint and metrics.
+"""Whether the files of a directory with a ledger tell one story.
 
-The ledger says what was paid for. A checkpoint keeps the ledger's run id, its number of lines and
-its head at the time of writing; metrics number the rounds that were shown. A ledger that lacks any
-of these was cut, changed or taken from elsewhere.
+The ledger says what was paid for, and `guarantee.json` what was promised. A checkpoint keeps the
+ledger's run id, its number of lines and its head at the time of writing; metrics number the rounds
+that were shown. A ledger that lacks any of these was cut, changed or taken from elsewhere.
+
+Everything that takes a guarantee from a ledger goes through `examined`, whatever the directory is
+called: a run, or statistics that were bought for a run that never began (`run.purchase`).
 """
 
 from __future__ import annotations
@@ -15,12 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.privacy import witness
+from fedveil.privacy.accounting import account
+from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.ledger import Inconsistent, Ledger, read
 
 if TYPE_CHECKING:
     from fedveil.data.federation import Federation
 
 LEDGER = "ledger.jsonl"
+PROMISE = "guarantee.json"
+RECIPE = "recipe.toml"
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
 CHECKPOINT = Path("checkpoint") / "state.safetensors"
@@ -67,10 +74,34 @@ def clients_digest(federation: Federation) -> str:
 
 
 def examined(path: Path) -> Ledger:
-    """The ledger of a run directory, after everything else there has been compared with it.
+    """Compare everything in a directory with its ledger, and return the ledger.
 
-    The ledger is written first and read last, so a run that goes on meanwhile is no contradiction.
+    The header of the ledger, not the directory's name, says whether this is a run: a run promises
+    to follow a recipe, and a purchase has none.
+
+    Args:
+        path: a run directory, or that of a purchase.
+
+    Returns:
+        The ledger as it stood after everything else was read. A run writes the ledger first, so
+        one that goes on meanwhile is no contradiction.
+
+    Raises:
+        Inconsistent: if a file is missing, damaged, or contradicts the ledger.
     """
+    whole = _examined_run if read(path / LEDGER).header.recipe else _examined_purchase
+    ledger = whole(path)
+    header = ledger.header
+    proved = account(header.planned, privacy_model=header.privacy_model, delta=header.delta)
+    if _promised(path) != proved:
+        raise Inconsistent(
+            f"{path}: the ledger's plan proves epsilon {proved.epsilon:.6g}, {PROMISE} says "
+            f"something else; do not rely on this run"
+        )
+    return ledger
+
+
+def _examined_run(path: Path) -> Ledger:
     shown = max((int(line["round"]) for line in metrics(path)), default=0)
     metadata = _metadata(path / CHECKPOINT)
     try:
@@ -79,8 +110,8 @@ def examined(path: Path) -> Ledger:
         raise Inconsistent(f"checkpoint {path / CHECKPOINT}: damaged") from None
     noted = None if seen is None else witness.noted(seen.run)
     ledger = read(path / LEDGER)
-    if ledger.header.recipe != recipe_digest((path / "recipe.toml").read_bytes()):
-        raise Inconsistent(f"{path}/recipe.toml: not the recipe that this run promised to follow")
+    if ledger.header.recipe != recipe_digest(_contents(path / RECIPE)):
+        raise Inconsistent(f"{path / RECIPE}: not the recipe that this run promised to follow")
     if seen is None or seen.run != ledger.run:
         raise Inconsistent(f"checkpoint {path / CHECKPOINT}: belongs to another run's ledger")
     ledger.check_note(noted)
@@ -96,10 +127,41 @@ def examined(path: Path) -> Ledger:
     return ledger
 
 
+def _examined_purchase(path: Path) -> Ledger:
+    """Examine a ledger without a recipe: it was paid in one go, and nothing was trained."""
+    ledger = read(path / LEDGER)
+    ledger.check_note(ledger.noted())
+    for name in (RECIPE, METRICS, CHECKPOINT, MODEL):
+        if (path / name).exists():
+            raise Inconsistent(
+                f"ledger {path / LEDGER}: belongs to no run, but {name} stands beside it; do not "
+                "rely on this directory"
+            )
+    if ledger.remaining:
+        raise Inconsistent(
+            f"ledger {path / LEDGER}: lacks the line of what was paid; do not rely on it"
+        )
+    return ledger
+
+
+def _promised(path: Path) -> Guarantee:
+    try:
+        return Guarantee.from_dict(json.loads(_contents(path / PROMISE)))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Inconsistent(f"{path / PROMISE}: cannot be read ({error})") from None
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Inconsistent(f"{path}: cannot be read ({error.strerror})") from None
+
+
 def metrics(path: Path) -> list[dict[str, Any]]:
     """The lines of a run's metrics; the last may have been cut short by a crash."""
     found = []
-    lines = (path / METRICS).read_bytes().splitlines(keepends=True)
+    lines = _contents(path / METRICS).splitlines(keepends=True)
     for number, line in enumerate(lines):
         try:
             document = json.loads(line)

@@ -7,6 +7,7 @@ never comes to that, a ledger of their own says what they cost.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -15,14 +16,9 @@ from fedveil.core.units import Adjacency, Entropy, Unit
 from fedveil.data.bought import Bought
 from fedveil.privacy.ledger import Header, Ledger
 from fedveil.privacy.releases import PrivacyModel
-from fedveil.run.evidence import LEDGER
+from fedveil.run.evidence import LEDGER, PROMISE
 
 _SUFFIX = ".bought"
-
-
-def is_purchase(path: Path) -> bool:
-    """Whether a folder is a purchase from which no run has come."""
-    return f"{_SUFFIX}-" in f"{path.name}-" and (path / LEDGER).exists()
 
 
 class Purchase:
@@ -42,12 +38,19 @@ class Purchase:
             return
         adjacency = Adjacency.ZERO_OUT if bought.unit is Unit.CLIENT else Adjacency.REPLACE
         model = PrivacyModel(bought.unit, adjacency, bought.trust)
-        self.path.mkdir(parents=True)
+        partial = self.path.with_name(f".{self.path.name}.partial-{os.getpid()}")
+        try:
+            partial.mkdir(parents=True)
+            # A header without a recipe says that this is a purchase, and no run.
+            ledger = Ledger.create(partial / LEDGER, Header(model, delta, bought.releases, 1))
+            ledger.reserve(0)
+            document = json.dumps(ledger.guarantee().to_dict(), indent=2) + "\n"
+            write_atomically(partial / PROMISE, document.encode())
+            partial.rename(self.path)
+        except BaseException:  # nothing has been released yet
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         self.open = True
-        ledger = Ledger.create(self.path / LEDGER, Header(model, delta, bought.releases, 1))
-        ledger.reserve(0)
-        document = json.dumps(ledger.guarantee().to_dict(), indent=2) + "\n"
-        write_atomically(self.path / "guarantee.json", document.encode())
         sync_directory(self.path.parent)
 
     def settle(self) -> None:

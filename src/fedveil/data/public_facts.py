@@ -1,0 +1,74 @@
+"""Facts about a table that are public before anything of it is paid for.
+
+They are its header, the types that its columns are stored with, the names of its clients, and,
+where single rows are protected, how many rows there are. Whatever is decided before statistics are
+bought follows from these facts and from what the user declares. No other cell is looked at, so no
+other cell can change a decision, a message or an exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Unit
+from fedveil.data.encoding import unreadable
+from fedveil.data.folder import FILE, files_of, is_many
+from fedveil.data.tablefile import column_names, count_rows, need_column, read_column
+
+
+@dataclass(frozen=True)
+class PublicFacts:
+    """Facts that no guarantee hides.
+
+    columns: the names in the header, or in the stored schema.
+    clients: how many names the client column holds, whatever else stands in their rows.
+    """
+
+    columns: tuple[str, ...]
+    clients: int
+    _rows: Callable[[], int] = field(repr=False)
+
+    def rows(self, unit: Unit) -> int:
+        """Count the rows that name a client.
+
+        Args:
+            unit: what the guarantee will be about. How many rows there are is public only where a
+                neighbour has one row replaced, not where whole clients are protected.
+
+        Raises:
+            ValueError: if whole clients are protected.
+        """
+        if unit is not Unit.RECORD:
+            raise ValueError("how many rows there are is private where clients are protected")
+        return self._rows()
+
+
+def public_facts(path: Path, client_column: str) -> PublicFacts:
+    """Read the header and the client column of a table, and nothing else.
+
+    Args:
+        path: a CSV or Parquet file, or a folder or a pattern of them.
+        client_column: the column that names the clients, or `folder.FILE` where each has a file.
+
+    Returns:
+        The public facts.
+    """
+    columns = tuple(column_names(path))
+    if is_many(path) and client_column == FILE:
+        return PublicFacts(columns, len(files_of(path)), lambda: count_rows(path))
+    need_column(path, columns, client_column, "the clients")
+    names = read_column(path, client_column)
+    if unreadable(names):
+        raise ConfigError(
+            f"{path}: client column {client_column!r} holds {names.type}; clients' names are text "
+            "or numbers"
+        )
+    clients = pc.count_distinct(names, mode="only_valid").as_py()
+    if not clients:
+        raise ConfigError(f"{path}: no row has a client (column {client_column!r})")
+    return PublicFacts(columns, clients, lambda: len(names) - names.null_count)
