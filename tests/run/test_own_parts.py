@@ -82,7 +82,9 @@ def test_an_engine_that_is_exchanged_later_certifies_nothing(tmp_path: Path) -> 
         kept.engine = without_clip(kept.plan)
     with pytest.raises(fv.ConfigError, match="before keep_in"):
         kept.aggregator = OpenAggregator(None)
-    for name in ("plan", "job", "randomness", "memory"):
+    with pytest.raises(fv.ConfigError, match="not drawn again"):
+        kept.unfinished = 0
+    for name in ("plan", "job", "randomness", "memory", "clients"):
         with pytest.raises(AttributeError):
             setattr(kept, name, None)
 
@@ -122,6 +124,15 @@ def test_a_method_that_was_put_on_an_own_part_certifies_nothing() -> None:
     placement = CentralNoise()
     object.__setattr__(placement, "protect", lambda at, total, this_round: total.float())
     assert not certified(fv.Run(plan(replace(method(), placement=placement))))
+
+
+def test_a_method_that_was_put_on_the_data_certifies_nothing() -> None:
+    federation = data()
+    object.__setattr__(federation, "model_inputs", lambda inputs: inputs - inputs.mean())
+    made = fv.plan(
+        method(), federation, fv.build("logistic", federation), budget=fv.Budget(epsilon=1.0)
+    )
+    assert not certified(fv.Run(made))
 
 
 def test_a_mechanism_of_another_s_stays_another_s_under_any_name() -> None:

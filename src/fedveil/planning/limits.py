@@ -19,9 +19,7 @@ from fedveil.data.declared import UNLABELLED, used_again
 from fedveil.data.federation import (
     ARTIFICIAL_NOTE,
     HELD_OUT_NOTE,
-    Examples,
     Federation,
-    Scaling,
     Task,
 )
 from fedveil.datasets import same_data
@@ -46,10 +44,8 @@ def unprotected(method: Method, context: NoiseContext, unit: Unit) -> tuple[str,
     if context.pipeline.ballot is not None and HELD_OUT_NOTE in context.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
     for data, public in trained_on(context.module).items():
-        origin = start_origin(data, public, context.federation.name)
-        found += (
-            [] if origin is None else [f"Weights start from a model trained on {data}{origin}."]
-        )
+        if origin := start_origin(data, public, context.federation.name):
+            found.append(f"Weights start from a model trained on {data}{origin}.")
     # The server's optimiser and smoothing see released values alone: they may be anybody's. So may
     # a loss: it was tried out, and is declared to be each example's own.
     local = replace(method.local, loss=None)
@@ -212,9 +208,12 @@ def _foreign_data(federation: Federation) -> Iterator[str]:
     """Classes of somebody else between the stored records and the model: a scaling that looks at
     all records it is given, or a column that does, carries one record into others."""
     train = federation.train
-    parts = (federation, train, federation.scaling, train.inputs, train.targets, federation.offsets)
-    known = (Federation, Examples, Scaling, type(None), np.ndarray, np.memmap)
-    yield from (type(part).__name__ for part in parts if type(part) not in known)
+    for part in (federation, train, federation.scaling, federation.bought):
+        if part is not None and not is_own_object(part):
+            yield type(part).__name__
+    for column in (train.inputs, train.targets, federation.offsets):
+        if type(column) not in (np.ndarray, np.memmap):
+            yield type(column).__name__
 
 
 def _foreign_parts(part: object) -> Iterator[str]:

@@ -122,7 +122,6 @@ class Run(Displayed):
         self.directory: RunDirectory | None = None
         usual = max(1, plan.method.rounds // 20)
         self.every = usual if every is None else count("every", every)
-        self.clients = plan.federation.clients
         self._plan, self._randomness, self._memory = plan, plan.randomness, NoiseMemory()
         self._job = job_of(plan, self._randomness)
         if remote is not None:
@@ -145,7 +144,8 @@ class Run(Displayed):
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
         self._begun = 0  # number of the last round that was begun, from 1
-        self.unfinished: int | None = None  # a round (from 0), begun and paid for, to go on with
+        self._unfinished: int | None = None
+        self._remote = remote is not None
         self._saved = time.monotonic()
         self.callbacks = tuple(callbacks)
         self.stopped = False  # by a callback, before the last round
@@ -168,6 +168,22 @@ class Run(Displayed):
     def memory(self) -> NoiseMemory:
         """Earlier noise, where later rounds take a part of it back."""
         return self._memory
+
+    @property
+    def clients(self) -> int:
+        return self._plan.federation.clients
+
+    @property
+    def unfinished(self) -> int | None:
+        """A round (from 0) that was begun and paid for, to go on with on other machines."""
+        return self._unfinished
+
+    @unfinished.setter
+    def unfinished(self, number: int | None) -> None:
+        """Sites answer the same request alike, so that nothing is drawn again; nobody else does."""
+        if number is not None and not self._remote:
+            raise ConfigError("unfinished: a round that was begun here is not drawn again")
+        self._unfinished = number
 
     @property
     def engine(self) -> Engine:
