@@ -9,26 +9,31 @@ where an error is looked for.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import numpy as np
 
-T = TypeVar("T")
 
-
-def or_else(call: Callable[[], T], otherwise: Callable[[], T]) -> T:
-    """Return what `call` returns, or, if it raises whatever, what `otherwise` returns.
+class contained:  # noqa: N801
+    """Ends the block, and nothing else, at whatever is raised in it; `failed` says whether.
 
     Only Ctrl-C passes: whoever presses it ends the run, and no data do.
+
+    >>> with contained() as attempt:
+    ...     raise SystemExit(3)
+    >>> attempt.failed
+    True
     """
-    try:
-        return call()
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # SystemExit too: a loss may call exit()
-        return otherwise()
+
+    failed = False
+
+    def __enter__(self) -> contained:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> bool:
+        self.failed = kind is not None
+        return kind is not None and not issubclass(kind, KeyboardInterrupt)
 
 
 @contextmanager

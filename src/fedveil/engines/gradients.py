@@ -7,6 +7,7 @@ example where single ones are clipped, else of the client's batch.
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import cast
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedveil.client.local_training import GradientClip, LocalTraining
-from fedveil.core.containment import or_else
+from fedveil.core.containment import contained
 from fedveil.engines.contract import Job
 from fedveil.engines.kernels import tuned
 from fedveil.engines.records import Batch
@@ -43,7 +44,7 @@ class AutogradGradients:
         computes gradients of single examples without `vmap`."""
         self._module = (tuned(job.module) if module is None else module).train().to(device)
         self._layout, self._task, self._loss = job.layout, job.federation.task, job.rule.loss
-        self._isolated = job.isolated
+        self._contained = contained if job.isolated else nullcontext
         named = dict(self._module.named_parameters())
         self._parameters = [named[slot.name] for slot in job.layout]
         self._weights = [parameter.data for parameter in self._parameters]
@@ -108,12 +109,11 @@ class AutogradGradients:
             x, y = x[mask[0]], y[mask[0]]
         self._forget()  # autograd then hands over its own buffer instead of adding
 
-        def backward() -> Tensor:
+        with self._contained():
             loss = example_losses(self._task, self._module(x), y, self._loss).mean()
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach()[None]
-
-        return or_else(backward, self._forget) if self._isolated else backward()
+        return self._forget()
 
     def _forget(self) -> Tensor:
         """Leave no gradient in any parameter, as if none were used; a loss of zero, `[1]`."""
@@ -129,7 +129,7 @@ class VmapGradients:
     """
 
     def __init__(self, job: Job, device: torch.device) -> None:
-        self._isolated = job.isolated
+        self._contained = contained if job.isolated else nullcontext
         self._sums = torch.float64 if job.isolated else torch.float32
         self._module = copy.deepcopy(job.module).train().to(device)
         self._layout, self._task, self._loss = job.layout, job.federation.task, job.rule.loss
@@ -174,13 +174,10 @@ class VmapGradients:
     def _of_batches(
         self, weights: Tensor, inputs: Tensor, targets: Tensor, share: Tensor
     ) -> tuple[Tensor, Tensor]:
-        def found() -> tuple[Tensor, Tensor]:
+        with self._contained():
             gradients, losses = self._of_clients(weights, inputs, targets, share)
             return gradients, losses
-
-        if not self._isolated:
-            return found()
-        return or_else(found, lambda: (torch.zeros_like(weights), weights.new_zeros(len(weights))))
+        return torch.zeros_like(weights), weights.new_zeros(len(weights))
 
     def _of_each(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients `[clients, batch, parameters]` and losses `[clients, batch]` of examples.
@@ -196,25 +193,21 @@ class VmapGradients:
             return each, losses
 
         def works(example: int) -> bool:
-            copies = torch.full_like(order, example)
-            return or_else(lambda: found(copies) is not None, bool)
-
-        def of_those_that_work() -> tuple[Tensor, Tensor]:
-            good = torch.tensor([works(at) for at in range(len(order))], device=inputs.device)
-            if not bool(good.any()):
-                return nothing()
-            each, losses = found(torch.where(good, order, good.long().argmax()))
-            each[:, ~good], losses[:, ~good] = 0, 0
-            return each, losses
-
-        def nothing() -> tuple[Tensor, Tensor]:
-            each = weights.new_zeros(*inputs.shape[:2], weights.shape[1])
-            return each, each[..., 0]
+            with contained() as attempt:
+                found(torch.full_like(order, example))
+            return not attempt.failed
 
         order = torch.arange(inputs.shape[1], device=inputs.device)
-        if not self._isolated:
+        with self._contained():
             return found(order)
-        return or_else(lambda: found(order), lambda: or_else(of_those_that_work, nothing))
+        good = torch.tensor([works(example) for example in order.tolist()], device=inputs.device)
+        with contained():
+            if bool(good.any()):
+                each, losses = found(torch.where(good, order, good.long().argmax()))
+                each[:, ~good], losses[:, ~good] = 0, 0
+                return each, losses
+        nothing = weights.new_zeros(*inputs.shape[:2], weights.shape[1])
+        return nothing, nothing[..., 0]
 
 
 class ExampleLoop:

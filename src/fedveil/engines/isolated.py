@@ -13,6 +13,7 @@ anything else raises, it contributes zero. No round ends by what somebody's reco
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Protocol
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedveil.core.containment import or_else, silence
+from fedveil.core.containment import contained, silence
 from fedveil.engines.contract import Cohort, Engine, Job, RoundRequest, RoundSum, RunningSum
 from fedveil.engines.one_client import lone_job
 from fedveil.engines.threads import threads_at
@@ -102,15 +103,13 @@ class Isolated:
         Not where noise belongs into the client's own steps, for a zero would have none of it. What
         raises there is no part of somebody else's: gradients are contained by themselves.
         """
-
-        def train() -> RoundSum:
+        own = None
+        with nullcontext() if job.rule.gradient_noise else contained():
             if self._by_hand:
-                return contribution(job, self._make, start, client, number)
-            return drawn_apart(job, self._make, start, client, number, self.device)
-
-        if job.rule.gradient_noise:
-            return train()
-        return or_else(train, lambda: _nothing(job))
+                own = contribution(job, self._make, start, client, number)
+            else:
+                own = drawn_apart(job, self._make, start, client, number, self.device)
+        return _nothing(job) if own is None else own
 
     def _side_by_side(self, total: RunningSum) -> list[int]:
         """Train the clients that can go side by side; returns the places of the others."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedveil.core.containment import or_else, silence
+from fedveil.core.containment import contained, silence
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.columns import Array
 from fedveil.data.declared import used_again
@@ -202,15 +202,12 @@ class Featurizer:
         self, example: npt.NDArray[np.float32], shape: tuple[int, ...]
     ) -> npt.NDArray[np.float16]:
         """One that overflows, or at which the map raises, counts as zero: stopping would tell."""
-
-        def found() -> npt.NDArray[np.float16]:
+        with contained():
             own = torch.from_numpy(example).clone(memory_format=torch.contiguous_format)
-            features = self.features(own).half()
-            good = tuple(features.shape) == shape and bool(features.isfinite().all())
-            return features.numpy() if good else nothing
-
-        nothing = np.zeros(shape, np.float16)
-        return or_else(found, lambda: nothing)
+            found = self.features(own).half()
+            if tuple(found.shape) == shape and bool(found.isfinite().all()):
+                return found.numpy()
+        return np.zeros(shape, np.float16)
 
 
 def with_features(

@@ -11,10 +11,11 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fedveil.core.containment import or_else
+from fedveil.core.containment import contained
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.federation import HELD_OUT_NOTE
 from fedveil.planning.plan import Plan
@@ -112,9 +113,10 @@ class Audience:
             self._told(one, one.on_end)
 
     def _told(self, one: Callback, call: Callable[[], bool | None]) -> bool | None:
-        if not self._shut:
+        with contained() if self._shut else nullcontext():
             return call()
-        return or_else(call, lambda: _log.warning("%s failed: %s", type(one).__name__, _SHUT))
+        _log.warning("%s failed: %s", type(one).__name__, _SHUT)
+        return None
 
 
 _SHUT = "test examples are the clients' own, and must not decide which model is released"

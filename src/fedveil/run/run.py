@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedveil.core.arguments import count, instance_of
-from fedveil.core.containment import or_else, silence
+from fedveil.core.containment import contained, silence
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.files import write_atomically
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Guarantee
     from fedveil.privacy.ledger import Ledger
     from fedveil.run.scores import Scores
-
-T = TypeVar("T")
 
 # How long these take does not depend on data or secrets, as training and noise do.
 _PROTOCOL = ("enrol", "share", "mask", "add", "confirm", "unmask")
@@ -123,6 +122,7 @@ class Run(Displayed):
         usual = max(1, plan.method.rounds // 20)
         self.every = usual if every is None else count("every", every)
         self._plan, self._randomness, self._memory = plan, plan.randomness, NoiseMemory()
+        self._clients = plan.federation.clients
         self._job = job_of(plan, self._randomness)
         if remote is not None:
             self._engine, self._aggregator = remote.parts(plan)
@@ -171,7 +171,7 @@ class Run(Displayed):
 
     @property
     def clients(self) -> int:
-        return self._plan.federation.clients
+        return self._clients
 
     @property
     def unfinished(self) -> int | None:
@@ -333,19 +333,19 @@ class Run(Displayed):
         They are no numbers if the model raises at an example that is a client's own: of a protected
         run, nothing that such an example does may be the end.
         """
-        test = self.plan.federation.test
-        return self._unless_private(lambda: self._evaluator(self.weights, test), self._unknown)
+        data = self.plan.federation
+        with self._on_test_examples():
+            return self._evaluator(self.weights, data.test)
+        return Metrics(math.nan, None if data.task is Task.REGRESSION else math.nan)
 
-    def _unknown(self) -> Metrics:
-        regression = self.plan.federation.task is Task.REGRESSION
-        return Metrics(math.nan, None if regression else math.nan)
-
-    def _unless_private(self, call: Callable[[], T], otherwise: Callable[[], T]) -> T:
-        """What is computed from test examples; if these are private, it cannot fail."""
-        if not (self.plan.protected and HELD_OUT_NOTE in self.plan.federation.notes):
-            return call()
-        with silence():
-            return or_else(call, otherwise)
+    def _on_test_examples(self) -> AbstractContextManager[object]:
+        """A block that computes something from test examples: if these are private, what fails in
+        it ends nothing and is not told."""
+        found = ExitStack()
+        if self.plan.protected and HELD_OUT_NOTE in self.plan.federation.notes:
+            found.enter_context(contained())
+            found.enter_context(silence())
+        return found
 
     @property
     def weights(self) -> Tensor:
@@ -367,7 +367,9 @@ class Run(Displayed):
 
         own = TrainedModel(bundle_of(self.plan, None, None), self.model())
         data = self.plan.federation
-        return self._unless_private(lambda: score_examples(own, data, data.test), lambda: None)
+        with self._on_test_examples():
+            return score_examples(own, data, data.test)
+        return None
 
     def model_file(self) -> bytes:
         """The trained parameters by name, as a safetensors file."""
