@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from fedveil.engines.contract import Cohort, Job, RoundRequest, RoundSum, Runnin
 from fedveil.engines.cost import operations
 from fedveil.engines.isolated_dual import rounded_up
 from fedveil.engines.isolated_mlp import LoneStack
-from fedveil.engines.processes import split
+from fedveil.engines.processes import ProcessEngine, home_parts
 from fedveil.models.flat import layout_of
 from fedveil.privacy.clipping import Clip
 
@@ -292,11 +293,47 @@ def test_processes_and_threads_change_no_integer(model: str) -> None:
 
 
 def test_nobody_decides_where_another_client_is_trained() -> None:
+    """Machines may round differently: neither records nor the presence of others move a client."""
     job = replace(job_of("mlp", COUNTED), isolated=True)
-    cohort = np.arange(len(FIVE))
     other, _ = neighbourhoods(job)["nasty others"]
-    assert np.array_equal(split(job, cohort, 3), split(other, cohort, 3))
-    assert split(job, cohort[1:], 3).tolist() == split(job, cohort, 3)[1:].tolist()
+    assert np.array_equal(home_parts(job.federation, 3), home_parts(other.federation, 3))
+    names, places = np.array([f"client {n}" for n in range(40)]), {}
+    for missing in (None, 0, 17, 39):
+        there = [n for n in range(40) if n != missing]
+        rows = np.zeros((len(there), 2), np.float32)
+        data = Federation.from_arrays(rows, rows[:, 0], names[there], test_fraction=0.0)
+        assert data.owners is not None
+        parts = home_parts(data, 3).tolist()
+        assert set(parts) == {0, 1, 2}
+        for name, part in zip(data.owners.tolist(), parts, strict=True):
+            assert places.setdefault(name, part) == part
+
+
+def test_a_team_trains_every_isolated_client_at_its_home() -> None:
+    class Note:
+        """Notes who is trained together; the parts of a cohort come one after the other."""
+
+        name = "sequential"
+        heard: ClassVar[list[list[int]]] = []
+
+        def round_sum(self, request: RoundRequest) -> RoundSum:
+            self.heard.append(request.cohort.tolist())
+            none = torch.zeros(len(request.cohort))
+            return RoundSum(torch.zeros(1), none, none, none, 0)
+
+        def close(self) -> None:
+            """Nothing to release."""
+
+    job = replace(job_of("mlp", COUNTED), isolated=True)
+    team, homes = ProcessEngine(job, Note(), 2), home_parts(job.federation, 2)
+    try:
+        for cohort in (np.arange(len(FIVE)), np.array([4, 1, 2])):
+            Note.heard.clear()
+            team.round_sum(RoundRequest(start_of(job), cohort, 0, None, lambda where, rows: None))
+            for part, clients in enumerate(Note.heard):
+                assert clients == [n for n in cohort.tolist() if homes[n] == part]
+    finally:
+        team.close()
 
 
 def test_a_probe_of_the_model_reads_nobodys_records(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,12 +56,12 @@ FOUR = np.array([0, 1, 0, 1])
 EVERY = np.arange(20).reshape(4, 5) % 7
 WRONG: dict[str, tuple[Callable[[], nn.Module], Callable[[], Federation], str]] = {
     "too wide": (lambda: nn.Linear(6, 5), lambda: table(FOUR), r"5 scores.* 2 classes"),
-    "too narrow": (lambda: nn.Linear(6, 2), lambda: table(FOUR, 3), r"2 scores.* 3 classes$"),
+    "too narrow": (lambda: nn.Linear(6, 2), lambda: table(FOUR, 3), r"2 scores.* 3 classes"),
     "one logit for three": (lambda: nn.Linear(6, 1), lambda: table(FOUR, 3), r"1 scores.* 3 class"),
     "labels from one": (
         lambda: nn.Linear(6, 2),
         lambda: table(FOUR + 1, 3),
-        r"labels run from 1 to 2, count them from 0",
+        r"if the labels begin with 1, count them from 0",
     ),
     "input shape": (lambda: nn.Linear(7, 2), lambda: table(FOUR), r"fails on inputs \[2, 6\]"),
     "nothing to train": (

@@ -153,8 +153,15 @@ def test_a_guarantee_names_its_start(tmp_path: Path) -> None:
     save_file(named, tmp_path / "other.safetensors", said)
     other = planned(f"model.start={tmp_path}/other.safetensors", seed=None).guarantee
     assert other is not None
-    (said_of,) = [each for each in other.rests_on if "other.safetensors" in each]
-    assert said_of.endswith("made of patients.csv. That those data are public is declared.")
+    assert not other.certified
+    assert "made of patients.csv, which may be the protected data under another" in other.reason
+    said = {"fedveil": json.dumps({"description": json.dumps({"data": "mnist", "public": True})})}
+    save_file(named, tmp_path / "third.safetensors", said)
+    third = planned(f"model.start={tmp_path}/third.safetensors", seed=None).guarantee
+    assert third is not None
+    assert third.certified
+    (said_of,) = [each for each in third.rests_on if "third.safetensors" in each]
+    assert said_of.endswith("made of mnist. That those data are public is declared.")
 
 
 def test_from_one_run_to_the_next_and_to_predictions(

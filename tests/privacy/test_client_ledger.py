@@ -411,6 +411,29 @@ def test_edited_events_are_noticed(path: Path, edit: str) -> None:
         assert database.execute(edit).rowcount >= 1
     with pytest.raises(ConfigError, match="altered"):
         ClientLedger(path, 5.0, DELTA)
+    for use in (  # of a ledger that was open all the while
+        ledger.spent,
+        ledger.runs,
+        lambda: ledger.budget_epsilon,
+        lambda: ledger.charges,
+        lambda: ledger.reserve(ONCE, LOCAL),
+        lambda: ledger.afford([ONCE], LOCAL),
+        lambda: ledger.commit(2),
+    ):
+        with pytest.raises(ConfigError, match="altered"):
+            use()
+
+
+def test_another_ledger_in_the_place_of_an_open_one_is_noticed(path: Path) -> None:
+    ledger = ClientLedger(path, 5.0, DELTA)
+    ledger.reserve(ONCE, LOCAL)
+    for name in (path, path.with_name(path.name + ".head")):
+        name.unlink()
+    with pytest.raises(ConfigError, match="another one than was opened"):
+        ledger.spent()
+    ClientLedger(path, 500.0, DELTA)
+    with pytest.raises(ConfigError, match="another one than was opened"):
+        ledger.reserve(ONCE, LOCAL)
 
 
 def cut(path: Path, events: int) -> None:

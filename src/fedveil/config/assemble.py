@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ from fedveil.models.features import FeatureMap, named_features, with_features
 from fedveil.models.frozen import start_from
 from fedveil.models.losses import ClassWeights
 from fedveil.models.zoo import build
+from fedveil.planning.limits import start_origin
 from fedveil.planning.plan import Budget, Plan, plan
 from fedveil.privacy.accountants.exact import gaussian_noise
 from fedveil.privacy.accounting import default_delta
@@ -170,11 +172,12 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
     declared, unprotected = _said(recipe)
     if chosen.start is not None:
         start = start_from(model, chosen.start)
-        if start.data == federation.name:
-            unprotected.append(start.sentence)
+        # A file that fedveil has not written is declared to be of public data by naming it.
+        origin = start.data and start_origin(start.data, start.public, federation.name)
+        if origin:
+            unprotected.append(f"{start.sentence.rstrip('.')}{origin}.")
         else:
-            public = "" if start.data is None else " That those data are public is declared."
-            declared.append(start.sentence + public)
+            declared.append(f"{start.sentence} That those data are public is declared.")
     return plan(
         method,
         federation,
@@ -227,15 +230,26 @@ def _said(recipe: Recipe) -> tuple[list[str], list[str]]:
     if recipe.data.classes:
         declared.append(f"The classes are public: {', '.join(recipe.data.classes)}.")
     for name in recipe.privacy.tuned_on:
+        said = f"Settings were chosen by looking at {name}"
         if is_protected(recipe.data, name):
-            unprotected.append(f"Settings were chosen by looking at {name}, the protected data.")
+            gone = recipe.data.file is not None and not Path(name).exists()
+            what = "which is gone, and may be the protected data" if gone else "the protected data"
+            unprotected.append(f"{said}, {what}.")
+        elif recipe.data.file is None:
+            declared.append(f"{said}, declared to be public.")
         else:
-            declared.append(f"Settings were chosen by looking at {name}, declared to be public.")
+            declared.append(f"{said}, declared to be public and no copy of the protected data.")
     return declared, unprotected
 
 
 def is_protected(data: DataSection, name: str) -> bool:
-    """Whether what settings were tried out on is the data that a recipe trains on."""
+    """Whether what settings were tried out on is the data that a recipe trains on, or may be.
+
+    A file that is not there any more may be the protected one, under the name that it had then.
+    """
     if data.file is None:
         return same_data(name, data.source)
-    return Path(name).exists() and Path(name).samefile(data.file)
+    path = Path(name)
+    if path.exists():
+        return path.samefile(data.file)
+    return name not in SOURCES and (os.sep in name or path.suffix != "")

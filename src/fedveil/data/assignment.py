@@ -46,11 +46,7 @@ class Assignment:
 
     @cached_property
     def _identities(self) -> Words:
-        """A hash of every client's name; where clients have none, of its number in the dealing."""
-        if self.owners is None:
-            return mix(np.arange(self.clients, dtype=np.uint64) + np.uint64(1))
-        names = b"".join([_digest(name) for name in identities(self.owners)])
-        return np.frombuffer(names, "<u8").astype(np.uint64)
+        return client_words(self.owners, self.clients)
 
     def client_words(self, seed: int, purpose: str) -> Words:
         """One random word a client, made from the public seed, the purpose and its own name."""
@@ -115,6 +111,14 @@ def group(owners: npt.ArrayLike | Owners) -> Assignment:
     if names.dtype == object and all(isinstance(name, str) for name in names):
         names = names.astype(str)
     return Assignment(rows.astype(np.int64, copy=False), offsets, names)
+
+
+def client_words(owners: npt.NDArray[np.generic] | None, clients: int) -> Words:
+    """A hash of every client's name; where clients have none, of its number in the dealing."""
+    if owners is None:
+        return mix(np.arange(clients, dtype=np.uint64) + np.uint64(1))
+    names = b"".join([_digest(name) for name in identities(owners)])
+    return np.frombuffer(names, "<u8").astype(np.uint64)
 
 
 def identities(names: npt.NDArray[np.generic]) -> list[str]:

@@ -72,6 +72,7 @@ class Federation(Displayed):
     bought: Bought | None = None  # noisy statistics that made it; part of every guarantee
     verified: bool = False  # values were checked when they were saved
     unlabelled: bool = False  # rows without a label or an owner were left out of it
+    public: bool = False  # somebody declared that its rows are known to everybody
     elsewhere: bool = False  # the training rows are on their owners' machines, and none is here
 
     def __post_init__(self) -> None:
@@ -247,7 +248,7 @@ class Federation(Displayed):
 
         Whatever is given here (`classes`, `class_names`, `scaling`, ...) counts as known to
         everybody; what is taken from the rows instead stands in `unprotected`, unless the rows
-        themselves are `public`.
+        themselves are `public`, which then stands in every guarantee.
 
         >>> inputs, labels = [[0.5], [1.5], [2.5], [3.5]], [0, 1, 0, 1]
         >>> owners = ["ann", "ann", "bob", "bob"]
@@ -309,6 +310,7 @@ class Federation(Displayed):
             scaling=scaling,
             notes=notes,
             unprotected=() if public else tuple(unprotected),
+            public=public,
             owners=dealt.train.owners,
             class_names=class_names,
             features=features,

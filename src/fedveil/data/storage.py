@@ -14,6 +14,7 @@ import numpy as np
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.columns import Array
+from fedveil.data.declared import used_again
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 
 if TYPE_CHECKING:
@@ -38,13 +39,20 @@ def save(federation: Federation, directory: Path) -> Path:
         "class_names": list(federation.class_names),
         "features": list(federation.features),
         "notes": list(federation.notes),
-        "unprotected": list(federation.unprotected),
+        # Files lie apart: that training examples are test examples too would not show any more.
+        "unprotected": list(dict.fromkeys((*federation.unprotected, *_again(federation)))),
         "unlabelled": federation.unlabelled,
+        "public": federation.public,
         "encoder": None if federation.encoder is None else federation.encoder.to_dict(),
         "bought": None if federation.bought is None else federation.bought.to_dict(),
     }
     write_columns(directory, _columns(federation), MANIFEST, about)
     return directory
+
+
+def _again(federation: Federation) -> list[str]:
+    parts = (federation.test, federation.validation)
+    return used_again(federation.train.inputs, *(part.inputs for part in parts if part))
 
 
 def write_columns(
@@ -94,6 +102,7 @@ def load(directory: Path) -> Federation:
             unprotected=tuple(manifest["unprotected"]),
             # Of a table that was saved without saying so, nobody knows.
             unlabelled=bool(manifest.get("unlabelled", manifest.get("encoder") is not None)),
+            public=bool(manifest.get("public", True)),  # then the guarantee rests on it
             owners=columns.get("owners"),
             class_names=tuple(manifest["class_names"]),
             features=tuple(manifest["features"]),

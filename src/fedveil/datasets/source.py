@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.core.errors import ConfigError
+from fedveil.core.origin import is_own
 from fedveil.data.columns import Array
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.data.holdout import Holdout
@@ -61,6 +63,12 @@ class Source:
     advice: str = ""  # how to come by files that cannot be downloaded
     remarks: tuple[str, ...] = ()
 
+    @property
+    def published(self) -> bool:
+        """Whether it is one of fedveil's own, whose records are published, and not a copy."""
+        module = sys.modules.get(self.build.__module__)
+        return is_own(self.build) and any(one is self for one in vars(module).values())
+
     def load(
         self,
         partition: Partition | str | None = None,
@@ -98,7 +106,7 @@ class Source:
             name=self.name,
             notes=pool.notes,
             # Fedveil's own sources are published; another package may bring anybody's records.
-            public=self.build.__module__.startswith("fedveil."),
+            public=self.published,
             seed=seed,
         )
         unprotected = (*federation.unprotected, *pool.unprotected)

@@ -7,6 +7,7 @@ of the secure sum. The hub holds nobody's data; public test examples are its own
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -436,6 +437,40 @@ class SitesEngine:
         self._hub.done()
 
 
+@dataclass(frozen=True)
+class SiteRounds:
+    """Makes engine and aggregator of a plan that sites have accepted, as `document` says it.
+
+    Sites carry out the document, and each has worked out its epsilon for itself.
+    """
+
+    document: PlanDocument
+    sites: Sites
+    waits: Deadlines
+    logs: Path
+    stopping: Callable[[], bool]
+
+    def parts(self, plan: Plan) -> tuple[SitesEngine, RemoteAggregator]:
+        said, guarantee = self.document, plan.guarantee
+        if guarantee is None or not (
+            math.isclose(said.epsilon, guarantee.epsilon, rel_tol=1e-6)  # of another machine
+            and said.delta == guarantee.delta
+        ):
+            raise ConfigError("plan: the sites have accepted another one; start a new run")
+        last = plan.method.rounds - 1
+        sums = RemoteAggregator(
+            self.document,
+            self.document.terms(plan),
+            plan.secure_sums,
+            self.sites,
+            self.waits,
+            self.logs,
+            lambda number: scheduled(plan, number) if number <= last else None,
+            self.stopping,
+        )
+        return SitesEngine(sums), sums
+
+
 class Hub:
     """Starts and resumes runs of one federation. `state`: a directory of the hub's own."""
 
@@ -535,23 +570,14 @@ class Hub:
         self, plan: Plan, document: PlanDocument, directory: RunDirectory, recipe: Recipe
     ) -> Run:
         logs = directory.path / "rounds"
-        terms = document.terms(plan)
-        common = (plan.secure_sums, self.sites, self.waits, logs)
-        last = plan.method.rounds - 1
-        sums = RemoteAggregator(
-            document,
-            terms,
-            *common,
-            lambda number: scheduled(plan, number) if number <= last else None,
-            lambda: self.stopping(),
-        )
-        every, engine = recipe.evaluation.every, SitesEngine(sums)
-        run = Run(plan, every=every, engine=engine, aggregator=sums).keep_in(directory)
+        remote = SiteRounds(document, self.sites, self.waits, logs, lambda: self.stopping())
+        run = Run(plan, every=recipe.evaluation.every, remote=remote).keep_in(directory)
         # Sites give the same request the same answer, and what was not logged they have not seen:
         # nothing is drawn again. Only a trusted hub's own noise would be.
         begun = run.next_round - 1 if run.next_round > run.state.rounds else None
         run.unfinished = None if isinstance(plan.method.placement, CentralNoise) else begun
-        sums.go_on_from(run.next_round)
+        if isinstance(run.aggregator, RemoteAggregator):
+            run.aggregator.go_on_from(run.next_round)
         return run
 
     def _agree(self, document: PlanDocument) -> list[bytes]:

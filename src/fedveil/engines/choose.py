@@ -234,11 +234,13 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
             apart = LoneDual(job, stack[0])
     elif not isinstance(stack, str) and device.type == "cpu":
         apart = LoneStack(job, stack)
+    # What fails in `vmap` by its nature must not count as zero, example by example.
+    loop = job.rule.per_example and name == "sequential" and why_not_vmap(job) is not None
     # Of a stack, gradients keep nothing from one call to the next; of a module, they may.
     stateless = None if isinstance(stack, str) else ApartGradients(stack, job.federation.task)
 
     def make(own: Job) -> Engine:
-        return _together(own, name, 1, device, stack, stateless)
+        return _together(own, name, 1, device, stack, stateless, one_by_one=loop)
 
     return Isolated(job, name, make, device, apart)
 
@@ -250,12 +252,14 @@ def _together(
     device: torch.device,
     stack: Stack | str,
     gradients_of_stack: ApartGradients | None = None,
+    one_by_one: bool = False,
 ) -> Engine:
     """An engine whose clients train together, at most `chunk` of them."""
     if name not in ENGINES:
         return OUTSIDE[name].build(job, chunk, device)
     if name == "sequential":
-        return RowEngine(name, job, AutogradGradients(job, device), 1, device, draws=True)
+        gradients = AutogradGradients(job, device, one_by_one=one_by_one)
+        return RowEngine(name, job, gradients, 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1

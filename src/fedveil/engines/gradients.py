@@ -1,8 +1,14 @@
-"""Gradients of any module: one client through autograd, or a chunk of clients through `vmap`."""
+"""Gradients of any module: one client through autograd, or a chunk of clients through `vmap`.
+
+In a protected run a module or a loss that raises ends nothing: the gradient counts as zero, of the
+example where single ones are clipped, else of the client's batch.
+"""
 
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -11,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedveil.client.local_training import GradientClip, LocalTraining
+from fedveil.core.containment import contained
 from fedveil.engines.contract import Job
 from fedveil.engines.kernels import tuned
 from fedveil.engines.records import Batch
@@ -26,17 +33,25 @@ _VALUES = 16_000_000  # numbers in gradients of single examples held at once: 64
 class AutogradGradients:
     """One client at a time, by the fastest kernels there are for its layers."""
 
-    def __init__(self, job: Job, device: torch.device, module: nn.Module | None = None) -> None:
-        """`module` stands in for the job's: parameters of the same names and sizes."""
+    def __init__(
+        self,
+        job: Job,
+        device: torch.device,
+        module: nn.Module | None = None,
+        one_by_one: bool = False,
+    ) -> None:
+        """`module` stands in for the job's: parameters of the same names and sizes. `one_by_one`
+        computes gradients of single examples without `vmap`."""
         self._module = (tuned(job.module) if module is None else module).train().to(device)
         self._layout, self._task, self._loss = job.layout, job.federation.task, job.rule.loss
+        self._contained = contained if job.isolated else nullcontext
         named = dict(self._module.named_parameters())
         self._parameters = [named[slot.name] for slot in job.layout]
         self._weights = [parameter.data for parameter in self._parameters]
         self._start: list[Tensor] = []  # where a client began, if it is drawn back there
         # Neither these nor a loss of somebody's own need be fit for `vmap`.
         recurrent = any(isinstance(one, nn.RNNBase) for one in job.module.modules())
-        alone = self._loss is not None or recurrent
+        alone = one_by_one or self._loss is not None or recurrent
         self._per_example = ExampleLoop(self) if alone else VmapGradients(job, device)
 
     def __call__(
@@ -92,11 +107,19 @@ class AutogradGradients:
         x, y = inputs[0], targets[0]
         if mask is not None:
             x, y = x[mask[0]], y[mask[0]]
+        self._forget()  # autograd then hands over its own buffer instead of adding
+
+        with self._contained():
+            loss = example_losses(self._task, self._module(x), y, self._loss).mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.detach()[None]
+        return self._forget()
+
+    def _forget(self) -> Tensor:
+        """Leave no gradient in any parameter, as if none were used; a loss of zero, `[1]`."""
         for parameter in self._parameters:
-            parameter.grad = None  # autograd then hands over its own buffer instead of adding
-        loss = example_losses(self._task, self._module(x), y, self._loss).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()[None]
+            parameter.grad = None
+        return torch.zeros(1, device=self._weights[0].device)
 
 
 class VmapGradients:
@@ -106,6 +129,7 @@ class VmapGradients:
     """
 
     def __init__(self, job: Job, device: torch.device) -> None:
+        self._contained = contained if job.isolated else nullcontext
         self._sums = torch.float64 if job.isolated else torch.float32
         self._module = copy.deepcopy(job.module).train().to(device)
         self._layout, self._task, self._loss = job.layout, job.federation.task, job.rule.loss
@@ -134,19 +158,56 @@ class VmapGradients:
         real = weights.new_ones(targets.shape[:2]) if mask is None else mask.to(weights.dtype)
         share = real / real.sum(dim=1, keepdim=True)
         if clip is None:
-            gradients, losses = self._of_clients(weights, inputs, targets, share)
-            return gradients, losses
+            return self._of_batches(weights, inputs, targets, share)
         gradients = torch.zeros_like(weights, dtype=self._sums)
         losses = weights.new_zeros(len(weights))
         piece = max(1, _VALUES // weights.numel())
         for begin in range(0, share.shape[1], piece):
             part = slice(begin, begin + piece)
-            each, example = self._of_examples(weights, inputs[:, part], targets[:, part])
+            each, example = self._of_each(weights, inputs[:, part], targets[:, part])
             shorten(each.view(-1, each.shape[-1]), Clip(clip.norm, clip.order))
             wide = each.to(self._sums)
             gradients += torch.einsum("cb,cbd->cd", real[:, part].to(self._sums), wide)
             losses += (example * share[:, part]).sum(dim=1)
         return gradients.div_(denominator).to(weights.dtype), losses
+
+    def _of_batches(
+        self, weights: Tensor, inputs: Tensor, targets: Tensor, share: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        with self._contained():
+            gradients, losses = self._of_clients(weights, inputs, targets, share)
+            return gradients, losses
+        return torch.zeros_like(weights), weights.new_zeros(len(weights))
+
+    def _of_each(self, weights: Tensor, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients `[clients, batch, parameters]` and losses `[clients, batch]` of examples.
+
+        If an isolated client's batch raises, each of its examples is tried by itself, in a batch of
+        nothing but its copies. Those that raise give their places to copies of one that does not,
+        so that the others are computed in the same shape, bit for bit, and count as zero.
+        """
+
+        def found(examples: Tensor) -> tuple[Tensor, Tensor]:
+            x, y = (column.index_select(1, examples) for column in (inputs, targets))
+            each, losses = self._of_examples(weights, x, y)
+            return each, losses
+
+        def works(example: int) -> bool:
+            with contained() as attempt:
+                found(torch.full_like(order, example))
+            return not attempt.failed
+
+        order = torch.arange(inputs.shape[1], device=inputs.device)
+        with self._contained():
+            return found(order)
+        good = torch.tensor([works(example) for example in order.tolist()], device=inputs.device)
+        with contained():
+            if bool(good.any()):
+                each, losses = found(torch.where(good, order, good.long().argmax()))
+                each[:, ~good], losses[:, ~good] = 0, 0
+                return each, losses
+        nothing = weights.new_zeros(*inputs.shape[:2], weights.shape[1])
+        return nothing, nothing[..., 0]
 
 
 class ExampleLoop:
@@ -182,10 +243,12 @@ def why_not_vmap(job: Job) -> str | None:
     inputs = as_tensor(example)[None].repeat_interleave(2, 0)
     target = as_tensor(np.zeros_like(federation.train.targets[:1]))
     targets = target[None].repeat_interleave(2, 0)
-    gradients = VmapGradients(job, torch.device("cpu"))
+    # As in a simulation, where what raises is seen.
+    gradients = VmapGradients(replace(job, isolated=False), torch.device("cpu"))
+    clip = job.rule.gradient_clip if job.rule.per_example else None
     try:
         with torch.random.fork_rng(devices=[]):
-            gradients(flatten(job.module).repeat(2, 1), (inputs, targets, None), None, 1.0)
+            gradients(flatten(job.module).repeat(2, 1), (inputs, targets, None), clip, 1.0)
     except Exception as error:  # whatever a user's module may raise under vmap
         first = str(error).strip().splitlines()
         return f"torch.func cannot batch the model: {first[0] if first else type(error).__name__}"

@@ -5,11 +5,15 @@ randomness, bit for bit. It is what an engine makes of a federation that holds t
 (`lone`), on one thread, with modules and buffers that nobody used before. Small linear models
 and fully connected networks train side by side in arithmetic that keeps them apart
 (`isolated_moments`, `isolated_dual`, `isolated_mlp`).
+
+A client at whose records the module or the loss raises takes no step there (`gradients`); if
+anything else raises, it contributes zero. No round ends by what somebody's records are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,6 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedveil.core.containment import contained, silence
 from fedveil.engines.contract import Cohort, Engine, Job, RoundRequest, RoundSum, RunningSum
 from fedveil.engines.one_client import lone_job
 from fedveil.engines.threads import threads_at
@@ -60,6 +65,13 @@ def drawn_apart(
         return contribution(job, make, weights, client, round_number)
 
 
+def _nothing(job: Job) -> RoundSum:
+    """What a client contributes that contributes nothing."""
+    kind = torch.float64 if job.pipeline.granularity is None else torch.int64
+    none = torch.zeros(1)
+    return RoundSum(torch.zeros(job.pipeline.width(job.layout), dtype=kind), none, none, none, 1)
+
+
 class Isolated:
     """An engine that trains isolated clients one after the other, or apart from each other."""
 
@@ -79,15 +91,25 @@ class Isolated:
     def round_sum(self, request: RoundRequest) -> RoundSum:
         start, number = request.weights.clone(), request.round_number
         total = RunningSum(self.job, replace(request, weights=start))
-        with threads_at(1), torch.inference_mode(self._by_hand):
+        with silence(), threads_at(1), torch.inference_mode(self._by_hand):
             for place in self._side_by_side(total):
                 client = int(request.cohort[place])
-                if self._by_hand:
-                    own = contribution(total.job, self._make, start, client, number)
-                else:
-                    own = drawn_apart(total.job, self._make, start, client, number, self.device)
-                total.add_one(place, own)
+                total.add_one(place, self._contained(total.job, start, client, number))
         return total.result()
+
+    def _contained(self, job: Job, start: Tensor, client: int, number: int) -> RoundSum:
+        """What a client contributes: zero if it cannot be computed.
+
+        Not where noise belongs into the client's own steps, for a zero would have none of it. What
+        raises there is no part of somebody else's: gradients are contained by themselves.
+        """
+        own = None
+        with nullcontext() if job.rule.gradient_noise else contained():
+            if self._by_hand:
+                own = contribution(job, self._make, start, client, number)
+            else:
+                own = drawn_apart(job, self._make, start, client, number, self.device)
+        return _nothing(job) if own is None else own
 
     def _side_by_side(self, total: RunningSum) -> list[int]:
         """Train the clients that can go side by side; returns the places of the others."""

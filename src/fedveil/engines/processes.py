@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from fedveil.client.batches import client_sizes, step_counts
+from fedveil.data.assignment import client_words
+from fedveil.data.federation import Federation
 from fedveil.engines.contract import Cohort, Engine, Job, RoundRequest, RoundSum
 from fedveil.engines.distributed_env import under_torchrun
 from fedveil.engines.process_group import Group, Workers, torchrun_group
@@ -56,6 +58,7 @@ class ProcessEngine:
         self._shared: SharedFederation | None = None
         self._workers: Workers | None = None
         self._group: Group | None = None
+        self._homes: dict[int, Cohort] = {}  # of isolated clients, by the number of parts
         if not under_torchrun():
             self._start()
 
@@ -93,7 +96,7 @@ class ProcessEngine:
             return self._one_by_one(request)
         try:
             group = self._team()
-            owners = split(self.job, request.cohort, group.size)
+            owners = self._split(request.cohort, group.size)
             heard = request.cohort, owners, request.round_number, request.pipeline
             group.tell(heard, request.weights)
             with threads_at(self._threads):
@@ -102,12 +105,20 @@ class ProcessEngine:
             self.close()  # the others may wait for a message that will never come
             raise
 
+    def _split(self, cohort: Cohort, parts: int) -> Cohort:
+        """Which part trains each client of the cohort."""
+        if not self.job.isolated:
+            return split(self.job, cohort, parts)
+        if parts not in self._homes:
+            self._homes[parts] = home_parts(self.job.federation, parts)
+        return self._homes[parts][cohort]
+
     def _one_by_one(self, request: RoundRequest) -> RoundSum:
         """Every part of the cohort in this process, which is where `take` wants the updates.
 
         The parts are those of the team, so that each client's update is the same, bit for bit.
         """
-        owners = split(self.job, request.cohort, self.count)
+        owners = self._split(request.cohort, self.count)
         norms, shaped, losses = (torch.zeros(len(owners)) for _ in range(3))
         total, rejected = None, 0
         for part in range(self.count):
@@ -159,11 +170,8 @@ def split(job: Job, cohort: Cohort, parts: int) -> Cohort:
     """Which part trains each client: even by predicted cost, the same on every machine.
 
     Depends on nothing but the cohort and the number of parts, so that a resumed run adds the same
-    numbers in the same order. Where clients are isolated, not even on the cohort: machines may
-    round differently, and nobody may decide by its size where another client is trained.
+    numbers in the same order.
     """
-    if job.isolated:
-        return cohort % parts
     sizes = client_sizes(job.federation, cohort)
     batch = sizes if job.rule.batch_size is None else np.minimum(sizes, job.rule.batch_size)
     costs = step_counts(sizes, job.rule) * batch + 1
@@ -179,6 +187,17 @@ def split(job: Job, cohort: Cohort, parts: int) -> Cohort:
         heapq.heapreplace(loads, (load + int(costs[place]), part))
         owners[place] = part
     return owners
+
+
+def home_parts(federation: Federation, parts: int) -> Cohort:
+    """The part that trains each isolated client, `[clients]`, whenever it takes part.
+
+    Machines may round differently, so nobody may decide where another client is trained: neither by
+    its size nor by being there. A client's part follows from its name alone; where clients have no
+    names, from its number.
+    """
+    words = client_words(federation.owners, federation.clients)
+    return (words % np.uint64(parts)).astype(np.int64)
 
 
 def _device_of(engine: Engine) -> torch.device:

@@ -15,18 +15,19 @@ from fedveil.models.flat import layout_of
 _TWO = 2  # made-up examples, so that a missing batch axis shows
 
 
-def check_model(module: nn.Module, federation: Federation) -> None:
+def check_model(module: nn.Module, federation: Federation, *, protected: bool = False) -> None:
     """Raise a ConfigError, in one line, if the model cannot be trained on these data.
 
-    It is shown zeros of the data's shape and type; of the data themselves only shapes, and the
-    range of labels and token ids, are looked at.
+    It is shown zeros of the data's shape and type. Of the data themselves only shapes are looked
+    at, and, unless they are `protected`, the range of token ids: a refusal would tell of a token.
     """
     layout_of(module)  # trainable parameters, and no running statistics
     for name, parameter in module.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise ConfigError(f"model: parameter {name} starts with NaN or infinity")
     _check_targets(federation)
-    _check_tokens(module, federation)
+    if not protected:
+        _check_tokens(module, federation)
     _check_outputs(_tried(module, federation), federation)
 
 
@@ -108,10 +109,9 @@ def _check_outputs(outputs: Tensor, federation: Federation) -> None:
         raise ConfigError(
             f"model: it gives {list(shape)} for {_TWO} examples; needed: {list(fits[0])}"
         )
-    labels = federation.train.targets
     what, hint = "labels" if task is Task.MULTI_LABEL else "classes", ""
-    if shape[-1] == classes - 1 and int(labels.min()) == 1:
-        hint = f"; the labels run from 1 to {int(labels.max())}, count them from 0"
+    if shape[-1] == classes - 1:
+        hint = "; if the labels begin with 1, count them from 0"
     raise ConfigError(
         f"model: it gives {shape[-1]} scores, and the data have {classes} {what}{hint}"
     )

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedveil.core.containment import contained, silence
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.columns import Array
 from fedveil.data.declared import used_again
@@ -188,21 +189,25 @@ class Featurizer:
 
     def write(self, inputs: Array, into: npt.NDArray[np.float16]) -> None:
         """The features, one example at a time: batches might round otherwise than single ones."""
-        with one_thread(), torch.inference_mode():
+        with one_thread(), torch.inference_mode(), silence():
             for begin in range(0, len(inputs), _BLOCK):
-                with np.errstate(over="ignore", invalid="ignore"):
-                    seen = self._scaled(inputs[begin : begin + _BLOCK])
+                seen = self._scaled(inputs[begin : begin + _BLOCK])
                 for place, example in enumerate(seen, begin):
-                    into[place] = self._one(example)
+                    into[place] = self._one(example, into.shape[1:])
 
     def _scaled(self, inputs: Array) -> npt.NDArray[np.float32]:
         return inputs.astype(np.float32) if self.scaling is None else self.scaling(inputs)
 
-    def _one(self, example: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
-        own = torch.from_numpy(example).clone(memory_format=torch.contiguous_format)
-        found = self.features(own).half()
-        # One that overflows counts as zero: stopping would tell that it is there.
-        return (found if bool(found.isfinite().all()) else torch.zeros_like(found)).numpy()
+    def _one(
+        self, example: npt.NDArray[np.float32], shape: tuple[int, ...]
+    ) -> npt.NDArray[np.float16]:
+        """One that overflows, or at which the map raises, counts as zero: stopping would tell."""
+        with contained():
+            own = torch.from_numpy(example).clone(memory_format=torch.contiguous_format)
+            found = self.features(own).half()
+            if tuple(found.shape) == shape and bool(found.isfinite().all()):
+                return found.numpy()
+        return np.zeros(shape, np.float16)
 
 
 def with_features(

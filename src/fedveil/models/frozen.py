@@ -106,20 +106,33 @@ def _adaptable(layer: nn.Module) -> bool:
     return known and not any(parameter.requires_grad for parameter in layer.parameters())
 
 
-_TRAINED_ON = "fedveil_trained_on"  # an attribute: copies and parts of a module keep it
+_TRAINED_ON = "fedveil_trained_on"  # attributes: copies and parts of a module keep them
+_OF_PUBLIC = "fedveil_trained_on_public"
 
 
-def mark_trained(module: nn.Module, data: str) -> nn.Module:
-    """Note on a module and its layers which data they were trained on."""
+def mark_trained(module: nn.Module, data: str, *, public: bool) -> nn.Module:
+    """Note on a module and its layers which data they were trained on.
+
+    Args:
+        module: The trained module, changed in place.
+        data: The name of the data.
+        public: Whether the data were declared to be public.
+    """
     for layer in module.modules():
         setattr(layer, _TRAINED_ON, data)
+        setattr(layer, _OF_PUBLIC, public)
     return module
 
 
-def trained_on(module: nn.Module) -> list[str]:
-    """The data that a module, or a layer of it, was trained on by a run before."""
-    found = (getattr(layer, _TRAINED_ON, None) for layer in module.modules())
-    return sorted({data for data in found if isinstance(data, str)})
+def trained_on(module: nn.Module) -> dict[str, bool]:
+    """The data that a module, or a layer of it, was trained on by a run before; by their names,
+    whether all models of that name were of public data."""
+    found: dict[str, bool] = {}
+    for layer in module.modules():
+        data, public = (getattr(layer, name, None) for name in (_TRAINED_ON, _OF_PUBLIC))
+        if isinstance(data, str):
+            found[data] = found.get(data, True) and public is True
+    return found
 
 
 @dataclass(frozen=True)
@@ -128,6 +141,7 @@ class Start:
 
     sentence: str
     data: str | None  # None: it was not written by fedveil
+    public: bool  # whether these data were declared to be public
 
 
 def start_from(module: nn.Module, path: Path | str) -> Start:
@@ -136,7 +150,7 @@ def start_from(module: nn.Module, path: Path | str) -> Start:
     A frozen weight must be in the file. A trained one that is not, or has another shape there (as
     the last layer for other classes has), starts as the model makes it.
     """
-    given, data = _read(Path(path))
+    given, data, public = _read(Path(path))
     adapters = [name for name, one in module.named_modules() if isinstance(one, LowRank)]
     random, new = {f"{name}.down.weight".lstrip(".") for name in adapters}, []
     with torch.no_grad():
@@ -158,18 +172,21 @@ def start_from(module: nn.Module, path: Path | str) -> Start:
     made = "of public data" if data is None else f"of {data}"
     fresh = f"; new are {', '.join(new)}" if new else ""
     return Start(
-        f"Weights start from {Path(path).name} (SHA-256 {digest}...), made {made}{fresh}.", data
+        f"Weights start from {Path(path).name} (SHA-256 {digest}...), made {made}{fresh}.",
+        data,
+        public,
     )
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """The tensors of a file, and the name of the data that a run's model was trained on."""
+def _read(path: Path) -> tuple[dict[str, Tensor], str | None, bool]:
+    """The tensors of a file, the name of the data that a run's model was trained on, and whether
+    these were declared to be public."""
     try:
         with safe_open(path, framework="pt") as file:
             said = json.loads((file.metadata() or {}).get("fedveil", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         described = json.loads(said.get("description", "{}"))
-        return tensors, described.get("data")
+        return tensors, described.get("data"), described.get("public") is True
     except FileNotFoundError:
         raise ConfigError(f"model.start: {path}: no such file") from None
     except (SafetensorError, OSError, ValueError, AttributeError) as error:

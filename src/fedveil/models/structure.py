@@ -20,7 +20,8 @@ def as_written(module: nn.Module) -> bool:
 
     Its children are not looked at; a parametrisation shows in the type of its module.
     """
-    if "forward" in vars(module) or getattr(module, "_compiled_call_impl", None) is not None:
+    replaced = (name for name in vars(module) if callable(getattr(type(module), name, None)))
+    if any(replaced) or getattr(module, "_compiled_call_impl", None) is not None:
         return False
     own = any(getattr(module, f"_{name}", None) for name in _HOOKS)
     return not own and not any(getattr(torch_module, f"_global_{name}", None) for name in _HOOKS)

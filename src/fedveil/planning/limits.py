@@ -5,22 +5,24 @@ And what spoils it: private data that entered without noise, or parts that nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 
 import numpy as np
 from torch import nn
 
+from fedveil.core.origin import is_own, is_own_object
 from fedveil.core.units import Trust, Unit
 from fedveil.data.declared import UNLABELLED, used_again
 from fedveil.data.federation import (
     ARTIFICIAL_NOTE,
     HELD_OUT_NOTE,
-    Examples,
     Federation,
-    Scaling,
     Task,
 )
+from fedveil.datasets import same_data
 from fedveil.methods.parts.method import Method
 from fedveil.methods.parts.noise_placement import NoiseContext
 from fedveil.models.frozen import trained_on
@@ -32,8 +34,8 @@ from fedveil.secagg.mode import SecureMode
 from fedveil.server.optimizers import Sgd
 
 _UNPROVED = "{} is none of fedveil's own parts: nothing is proved of it."
-_OWN = "fedveil."
-_KNOWN_LAYERS = ("torch.nn.modules.", "fedveil.models.")
+_LAYERS_OF_TORCH = Path(inspect.getfile(nn.Linear)).resolve().parent
+_PLAIN = {bool, int, float, str, *np.sctypeDict.values()}
 
 
 def unprotected(method: Method, context: NoiseContext, unit: Unit) -> tuple[str, ...]:
@@ -41,9 +43,9 @@ def unprotected(method: Method, context: NoiseContext, unit: Unit) -> tuple[str,
     found = list(taken_from_records(context.federation, unit))
     if context.pipeline.ballot is not None and HELD_OUT_NOTE in context.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
-    name = context.federation.name
-    if name in trained_on(context.module):
-        found.append(f"Weights start from a model that was trained on {name}, the protected data.")
+    for data, public in trained_on(context.module).items():
+        if origin := start_origin(data, public, context.federation.name):
+            found.append(f"Weights start from a model trained on {data}{origin}.")
     # The server's optimiser and smoothing see released values alone: they may be anybody's. So may
     # a loss: it was tried out, and is declared to be each example's own.
     local = replace(method.local, loss=None)
@@ -61,10 +63,9 @@ def taken_from_records(federation: Federation, unit: Unit) -> tuple[str, ...]:
     return (*dict.fromkeys((*federation.unprotected, *again, *dealt)), *foreign)
 
 
-def unproved(parts: Mapping[str, object]) -> tuple[str, ...]:
-    """A sentence for each part of a run, by its name, that is there and none of fedveil's own."""
-    foreign = (name for name, part in parts.items() if part is not None and _not_own(part))
-    return tuple(_UNPROVED.format(name) for name in foreign)
+def unproved(name: str) -> str:
+    """Return the sentence about a part of a run that is none of fedveil's own."""
+    return _UNPROVED.format(name)
 
 
 def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]:
@@ -76,9 +77,19 @@ def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]
     ]
     found += [
         f"Weights start from a model of {data}. That those data are public is declared."
-        for data in trained_on(context.module)
-        if data != federation.name
+        for data, public in trained_on(context.module).items()
+        if start_origin(data, public, federation.name) is None
     ]
+    if federation.public:
+        found.append(
+            f"That the rows of {federation.name} are public is declared; what was taken from them "
+            "without noise (classes, scales, who takes part) counts as known."
+        )
+    elif HELD_OUT_NOTE not in federation.notes and (len(federation.test) or federation.validation):
+        found.append(
+            "Test and validation examples are public, and nobody's training examples: that is "
+            "declared by giving them."
+        )
     if federation.encoder is not None:
         found.append(
             "The names of the table's columns are public, and the types they are stored with."
@@ -113,6 +124,22 @@ def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]
             "remember nothing of them."
         )
     return tuple(found)
+
+
+def start_origin(data: str, public: bool, protected: str) -> str | None:
+    """Return why weights of a model of these data are not known to be public; None if they are.
+
+    Data are known by the names that somebody gave them, and a name does not tell whose rows they
+    are. So only what was declared to be public is taken to be other than the protected data.
+
+    Args:
+        data: The name of the data that the model was trained on.
+        public: Whether these were declared to be public.
+        protected: The name of the protected data.
+    """
+    if same_data(data, protected):
+        return ", the protected data"
+    return None if public else ", which may be the protected data under another name"
 
 
 def _of_loss(context: NoiseContext) -> Iterator[str]:
@@ -181,9 +208,12 @@ def _foreign_data(federation: Federation) -> Iterator[str]:
     """Classes of somebody else between the stored records and the model: a scaling that looks at
     all records it is given, or a column that does, carries one record into others."""
     train = federation.train
-    parts = (federation, train, federation.scaling, train.inputs, train.targets, federation.offsets)
-    known = (Federation, Examples, Scaling, type(None), np.ndarray, np.memmap)
-    yield from (type(part).__name__ for part in parts if type(part) not in known)
+    for part in (federation, train, federation.scaling, federation.bought):
+        if part is not None and not is_own_object(part):
+            yield type(part).__name__
+    for column in (train.inputs, train.targets, federation.offsets):
+        if type(column) not in (np.ndarray, np.memmap):
+            yield type(column).__name__
 
 
 def _foreign_parts(part: object) -> Iterator[str]:
@@ -191,18 +221,14 @@ def _foreign_parts(part: object) -> Iterator[str]:
     if isinstance(part, tuple):
         for inner in part:
             yield from _foreign_parts(inner)
-    elif part is not None and not isinstance(part, (bool, int, float, str)):
-        if _not_own(part):
+    elif part is not None and type(part) not in _PLAIN:
+        if not is_own_object(part):
             yield type(part).__name__
         for each in fields(part) if is_dataclass(part) and not isinstance(part, type) else ():
             yield from _foreign_parts(getattr(part, each.name))
 
 
-def _not_own(part: object) -> bool:
-    return not type(part).__module__.startswith(_OWN)
-
-
 def _foreign(layer: nn.Module) -> bool:
     """A layer of somebody else, or one of ours that somebody listens to or has changed."""
-    known = f"{type(layer).__module__}.".startswith(_KNOWN_LAYERS)
-    return not known or not as_written(layer)
+    kind = type(layer)
+    return not (is_own(kind) or is_own(kind, _LAYERS_OF_TORCH)) or not as_written(layer)

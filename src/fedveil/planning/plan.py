@@ -6,6 +6,7 @@ proved cannot be planned.
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Sequence
@@ -141,7 +142,7 @@ class Plan(Displayed):
                     raise ConfigError(f"context.{name}: follows from the method; change it there")
             check_chosen(self.method, placement, context)
         else:
-            check_model(self.module, self.federation)
+            check_model(self.module, self.federation, protected=self.seed is None)
             check_isolation(self.module, self.federation, self.method.local.per_example)
             check_loss(self.method.local.loss, self.module, self.federation)
             noise, summed = context.noise_multiplier, context.secure is not None
@@ -169,10 +170,21 @@ class Plan(Displayed):
             "seed": self.seed,
         }
 
-    def check_still(self) -> None:
-        """Raise if a part, such as the module, was changed in place after the plan was made."""
-        if replace(self, basis=()).guarantee != self.guarantee:  # fitted and tried anew
+    def derived_anew(self) -> Plan:
+        """Return the plan that follows from this one's choices, with a module of its own.
+
+        Nothing that was derived before is taken over, and no subclass: a run carries out what its
+        guarantee is computed from. What is done to the module afterwards does not reach the run.
+
+        Raises:
+            ConfigError: A part, such as the module, was changed in place after the plan was made.
+        """
+        chosen = {each.name: getattr(self, each.name) for each in fields(Plan)}
+        chosen |= {"module": copy.deepcopy(self.module), "basis": ()}
+        anew = Plan(**chosen)  # fitted and tried anew
+        if anew.guarantee != self.guarantee:
             raise ConfigError("plan: its parts were changed after it was made; make a new one")
+        return anew
 
     @cached_property
     def layout(self) -> Layout:
@@ -319,9 +331,9 @@ def plan(
     for name, given in (("declared", declared), ("unprotected", unprotected)):
         if isinstance(given, str):
             raise ConfigError(f"{name}: need a list of sentences, got {given!r}")
-    check_model(model, federation)
-    check_loss(method.local.loss, model, federation)
     placement, start = method.placement, flatten(model)
+    check_model(model, federation, protected=seed is None and placement is not None)
+    check_loss(method.local.loss, model, federation)
     if placement is None:
         if budget is not None:
             raise PrivacyRefusal(

@@ -1,13 +1,13 @@
 """The file under a client's ledger: events that are only ever appended, in SQLite.
 
 Each event carries a digest over itself and the one before it, so an edited or cut-out event is
-noticed on opening. That the last ones were cut, or the file deleted or put back, is noticed by its
-*head*: how many events there are, and the last one's digest. It is kept apart, beside the ledger
-(`NAME.head`) and as a note with the user's state (`privacy.witness`), and compared whenever the
-file is used. An event is committed first and then noted, before anything leaves the client. So the
-ledger may be ahead of its head by the one event whose noting a crash prevented, and is never
-behind. Putting ledger, head and note back together is not noticed: they belong where only their
-owner can write.
+noticed whenever the file is used: every transaction follows the chain from its first event. That
+the last ones were cut, or the file deleted or put back, is noticed by its *head*: how many events
+there are, and the last one's digest. It is kept apart, beside the ledger (`NAME.head`) and as a
+note with the user's state (`privacy.witness`), and compared whenever the file is used. An event is
+committed first and then noted, before anything leaves the client. So the ledger may be ahead of its
+head by the one event whose noting a crash prevented, and is never behind. Putting ledger, head and
+note back together is not noticed: they belong where only their owner can write.
 """
 
 from __future__ import annotations
@@ -75,8 +75,21 @@ class Events:
         row = self.database.execute("SELECT body FROM events WHERE seq = 1").fetchone()
         return "" if row is None else str(json.loads(row[0]).get("id", ""))
 
-    def check_head(self) -> None:
-        """Refuse a ledger that lacks an event of which somebody was told."""
+    def identity(self) -> str:
+        """The digest of the first event, which no other ledger has; empty before it."""
+        row = self.database.execute("SELECT digest FROM events WHERE seq = 1").fetchone()
+        return "" if row is None else str(row[0])
+
+    def check(self) -> None:
+        """Refuse a ledger in which an event was altered, or lacks one that somebody was told of."""
+        before, expected = "", 1
+        for *event, digest in self.database.execute("SELECT * FROM events ORDER BY seq"):
+            if event[0] != expected or digest != _digest(before, tuple(event)):
+                raise ConfigError(
+                    f"client ledger {self._path}: event {expected} was altered; it allows nothing "
+                    "any more"
+                )
+            before, expected = digest, expected + 1
         kept, noted = read_head(self._path), witness.noted(self.name())
         for count, digest in (kept, noted or NONE):
             row = self.database.execute("SELECT digest FROM events WHERE seq = ?", (count,))
@@ -94,21 +107,16 @@ class Events:
         if events > kept[0]:  # a crash came between the two
             write_head(self._path, self.head())
 
-    def verified(self) -> list[Body]:
-        """The bodies of the events that set the terms (open, lower), all digests checked."""
-        before, expected, terms = "", 1, []
-        for *event, digest in self.database.execute("SELECT * FROM events ORDER BY seq"):
-            if event[0] != expected or digest != _digest(before, tuple(event)):
-                raise ConfigError(f"client ledger {self._path}: event {expected} was altered")
-            if event[1] in ("open", "lower"):
-                terms.append(json.loads(event[3]))
-            before, expected = digest, expected + 1
-        return terms
+    def terms(self) -> list[Body]:
+        """The bodies of the events that set the terms (open, lower), the first one first."""
+        bodies = self.database.execute(
+            "SELECT body FROM events WHERE kind IN ('open', 'lower') ORDER BY seq"
+        )
+        return [json.loads(body) for (body,) in bodies]
 
     def budget(self) -> float:
         """The lowest budget ever set."""
-        bodies = self.database.execute("SELECT body FROM events WHERE kind IN ('open', 'lower')")
-        return min(float(json.loads(body)["budget_epsilon"]) for (body,) in bodies)
+        return min(float(body["budget_epsilon"]) for body in self.terms())
 
     def charged(self) -> list[tuple[Body, int]]:
         """Every reservation that was not cancelled, and how often the same one was made."""
@@ -151,7 +159,7 @@ def transaction(path: Path) -> Iterator[Events]:
         database.execute("BEGIN IMMEDIATE")
         _check_kind(database, path)
         events = Events(database, path)
-        events.check_head()
+        events.check()
         before = events.head()
         _OPEN.events[path] = events
         yield events

@@ -13,7 +13,8 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.privacy.accountants import bounds
 from fedveil.privacy.accountants.steps import merged, with_count
 from fedveil.privacy.accounting import PrivacyModel, Release, account
-from fedveil.privacy.client_events import Body, transaction
+from fedveil.privacy.client_events import Body, Events, transaction
 from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.translation import for_one_record, step_of
 
@@ -66,11 +67,12 @@ class ClientLedger:
         budget = positive("budget_epsilon", budget_epsilon)
         terms = {name: getattr(self, name) for name in ("delta", "unit", "adjacency", "trust")}
         with transaction(self.path) as events:
-            kept = events.verified()
+            kept = events.terms()
             if not kept:
                 identity = secrets.token_hex(16)
                 events.append("open", {"id": identity, "budget_epsilon": budget, **terms})
-                return
+                kept = events.terms()
+            self._identity = events.identity()
             for name, value in terms.items():
                 if kept[0][name] != value:
                     raise ConfigError(
@@ -90,34 +92,45 @@ class ClientLedger:
     def reopened(cls, path: str | os.PathLike[str]) -> ClientLedger:
         """The ledger at `path`, on the terms that it was made for."""
         with transaction(Path(path)) as events:
-            kept = events.verified()
+            kept = events.terms()
             if not kept:
                 raise ConfigError(f"client ledger {path}: empty; make it first")
             terms = {name: kept[0][name] for name in ("delta", "unit", "adjacency", "trust")}
             return cls(path, events.budget(), **terms)
 
+    @contextmanager
+    def _events(self) -> Iterator[Events]:
+        """A transaction on the ledger that was opened, and on no other that took its place."""
+        with transaction(self.path) as events:
+            if events.identity() != self._identity:
+                raise ConfigError(
+                    f"client ledger {self.path}: is another one than was opened; put it back, or "
+                    "open the new one"
+                )
+            yield events
+
     @property
     def budget_epsilon(self) -> float:
         """The lowest budget the ledger was ever opened with."""
-        with transaction(self.path) as events:
+        with self._events() as events:
             return events.budget()
 
     def spent(self) -> float:
         """Lifetime epsilon at the ledger's delta, open reservations included."""
-        with transaction(self.path) as events:
+        with self._events() as events:
             return self._epsilon(events.charged())
 
     @property
     def charges(self) -> str:
         """A digest of all that counts: `spent` is the same while this is."""
-        with transaction(self.path) as events:
+        with self._events() as events:
             charged = sorted(json.dumps(one, sort_keys=True) for one in events.charged())
         return hashlib.sha256("\n".join(charged).encode()).hexdigest()
 
     def runs(self) -> dict[str, int]:
         """How often the client took part in each run, open reservations included."""
         found: dict[str, int] = {}
-        with transaction(self.path) as events:
+        with self._events() as events:
             for body, times in events.charged():
                 found[body["run"]] = found.get(body["run"], 0) + times
         return found
@@ -136,7 +149,7 @@ class ClientLedger:
             )
         self._check(release, privacy_model)
         body = _body(release, privacy_model, run)
-        with transaction(self.path) as events:
+        with self._events() as events:
             charged = events.charged()
             if _whole(release) and any(
                 other["run"] == run and _whole(Release.from_dict(other["release"]))
@@ -154,7 +167,7 @@ class ClientLedger:
         """Refuse what `reserve` would refuse of all these together, and write nothing down."""
         for release in releases:
             self._check(release, privacy_model)
-        with transaction(self.path) as events:
+        with self._events() as events:
             *others, last = (_body(release, privacy_model, "") for release in releases)
             charged = [*events.charged(), *((body, 1) for body in others)]
             self._fits(charged, last, events.budget())
@@ -177,7 +190,7 @@ class ClientLedger:
         self._close(reservation, "cancel")
 
     def _close(self, reservation: int, kind: str) -> None:
-        with transaction(self.path) as events:
+        with self._events() as events:
             fate = events.fate(reservation)
             if fate is None:
                 raise ConfigError(f"reservation: {reservation} is not in client ledger {self.path}")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fedveil.core.arguments import described
 from fedveil.core.errors import ConfigError
+from fedveil.core.origin import is_own
 from fedveil.core.registry import Registry
 from fedveil.core.units import Adjacency, Trust
 from fedveil.privacy.accountants.steps import (
@@ -129,7 +130,7 @@ class Mechanism(ABC):
     @property
     def foreign(self) -> bool:
         """Whether somebody else wrote it, and vouches for its step."""
-        return not type(self).__module__.startswith("fedveil.")
+        return not is_own(type(self))
 
     def to_dict(self) -> dict[str, Any]:
         """A plain document from which `mechanism_from_dict` rebuilds the mechanism."""

@@ -46,6 +46,7 @@ class ModelBundle:
     scaling: Scaling | None  # of inputs that are arrays
     featurizer: Featurizer | None  # made the model's inputs from arrays, or from encoded rows
     guarantee: Mapping[str, Any] | None  # None: no noise was added
+    public: bool = False  # whether the data were declared to be public
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -60,6 +61,7 @@ class ModelBundle:
             "scaling": _listed(self.scaling),
             "featurizer": _featurizer_to_dict(self.featurizer),
             "guarantee": None if self.guarantee is None else dict(self.guarantee),
+            "public": self.public,
         }
 
     @classmethod
@@ -77,6 +79,7 @@ class ModelBundle:
             scaling=_scaling(document["scaling"]),
             featurizer=_featurizer(document["featurizer"]),
             guarantee=document["guarantee"],
+            public=document.get("public") is True,  # of an older file nobody knows
         )
 
     def module(self) -> nn.Module:
@@ -144,6 +147,7 @@ def bundle_of(plan: Plan, architecture: Mapping[str, Any] | None, guarantee: Any
         scaling=federation.scaling,
         featurizer=made if isinstance(made := federation.featurizer, Featurizer) else None,
         guarantee=None if guarantee is None else guarantee.to_dict(),
+        public=federation.public,
     )
 
 

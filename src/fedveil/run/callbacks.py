@@ -7,11 +7,15 @@ epsilon: a smaller one would hold only if the end had been fixed before. `Run.gu
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fedveil.core.containment import contained
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.federation import HELD_OUT_NOTE
 from fedveil.planning.plan import Plan
@@ -19,6 +23,9 @@ from fedveil.privacy.shown import at_most
 
 if TYPE_CHECKING:
     from fedveil.run.round_report import RoundReport
+
+
+_log = logging.getLogger(__name__)
 
 
 class Callback:
@@ -36,8 +43,8 @@ class Callback:
         certified, whether there are test examples, and whether they are `public`."""
 
     def on_round(self, report: RoundReport) -> bool | None:
-        """After a round. True ends the run; a protected one only if its test examples are public,
-        for the report has figures on them."""
+        """After a round. True ends the run, and so does whatever it raises; but a protected run
+        only if its test examples are public, for the report has figures on them."""
 
     def on_end(self) -> None:
         """After the last round."""
@@ -71,6 +78,48 @@ def check_stop(facts: Mapping[str, Any]) -> None:
             "without noise, which model is released",
             "give a public test part, or a seed to simulate",
         )
+
+
+class Audience:
+    """The callbacks of a run. Where test examples are the clients' own, no callback can end it.
+
+    They are shown figures on these examples without noise. If they could stop the run, by a True or
+    by an error, the examples would decide which model is released.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], plan: Plan) -> None:
+        self._callbacks, self._begun = callbacks, list[Callback]()
+        self._facts = facts_of(plan) if callbacks else {}
+        self._shut = bool(callbacks) and self._facts["protected"] and not self._facts["public"]
+
+    def begin(self) -> None:
+        """Tell all of them what is known before the first round; they may refuse to begin."""
+        for one in self._callbacks:
+            one.on_begin(self._facts)
+            self._begun.append(one)
+
+    def round(self, report: RoundReport) -> bool:
+        """Tell all of them of a round; returns whether one of them ends the run."""
+        said = [self._told(one, partial(one.on_round, report)) for one in self._callbacks]
+        if not any(said):
+            return False
+        if self._shut:
+            _log.warning("a callback asked to stop; the run goes on: %s", _SHUT)
+        return not self._shut
+
+    def end(self) -> None:
+        """Tell those that have begun."""
+        for one in self._begun:
+            self._told(one, one.on_end)
+
+    def _told(self, one: Callback, call: Callable[[], bool | None]) -> bool | None:
+        with contained() if self._shut else nullcontext():
+            return call()
+        _log.warning("%s failed: %s", type(one).__name__, _SHUT)
+        return None
+
+
+_SHUT = "test examples are the clients' own, and must not decide which model is released"
 
 
 def figures_text(report: RoundReport) -> str:

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedveil.core.arguments import count, instance_of
+from fedveil.core.containment import contained, silence
 from fedveil.core.display import Displayed
-from fedveil.core.errors import ConfigError
+from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.core.files import write_atomically
+from fedveil.core.origin import is_own_object
 from fedveil.core.randomness import Randomness
+from fedveil.data.federation import HELD_OUT_NOTE, Task
 from fedveil.engines.choose import ENGINES, Choice, build_engine, choose, device_of
 from fedveil.engines.contract import Engine, Job, RoundSum
 from fedveil.engines.cost import Workload
-from fedveil.engines.registry import OUTSIDE
+from fedveil.engines.distributed_env import under_torchrun
 from fedveil.models.flat import load
 from fedveil.models.frozen import mark_trained
 from fedveil.planning.limits import unproved
 from fedveil.planning.plan import Plan
 from fedveil.privacy.noise.correlated import NoiseMemory
-from fedveil.run.callbacks import Callback, check_stop, facts_of
+from fedveil.run.callbacks import Audience, Callback
 from fedveil.run.checkpoint import Checkpoint
 from fedveil.run.directory import RunDirectory
 from fedveil.run.evaluation import Evaluator, Metrics
@@ -42,6 +47,7 @@ if TYPE_CHECKING:
 
 # How long these take does not depend on data or secrets, as training and noise do.
 _PROTOCOL = ("enrol", "share", "mask", "add", "confirm", "unmask")
+_GIVEN = "{} was made outside the run: nothing shows that it computes what the plan says."
 _CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo rounds at no cost
 
 
@@ -61,13 +67,22 @@ class Speed:
     device: str | None = None  # cpu, or cuda
 
 
+class Remote(Protocol):
+    """Makes what trains a plan's clients on other machines, and what takes their sums."""
+
+    def parts(self, plan: Plan) -> tuple[Engine, Aggregator]: ...
+
+
 class Run(Displayed):
     """Trains a plan. Iterate over it for one report a round, or call `finish`.
 
     Kept in a directory, every state between two rounds can be resumed after a crash; with a seed,
     the resumed run ends with the same weights, bit for bit. `every` is how many rounds lie between
-    two evaluations. `engine` and `aggregator` are made for the plan unless they are given, as where
-    clients train on other machines. `callbacks` are told of every round, and may end the run.
+    two evaluations. `callbacks` are told of every round, and may end the run.
+
+    A run makes its engine and its aggregator from its own plan, or has `remote` make them where
+    clients train on other machines. With an `engine` or an `aggregator` that was made elsewhere
+    nothing is certified: nobody knows what it clips, or which noise it adds.
 
     >>> import fedveil as fv
     >>> digits = fv.load("digits", clients=100)
@@ -88,6 +103,7 @@ class Run(Displayed):
         every: int | None = None,
         engine: Engine | None = None,
         aggregator: Aggregator | None = None,
+        remote: Remote | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         instance_of(Plan)("plan", plan)
@@ -97,33 +113,104 @@ class Run(Displayed):
             raise ConfigError("callbacks: need Callback objects; derive a class from fv.Callback")
         if plan.protected and plan.guarantee is None:  # also works it out: no proof, no run
             raise ConfigError("plan: a protected run needs a guarantee")
-        if plan.protected:  # once more: a module may have been changed since it was planned with
-            plan.check_still()
+        if remote is not None and (engine is not None or aggregator is not None):
+            raise ConfigError("remote: makes engine and aggregator itself; leave these out")
+        if plan.protected:  # a module may have been changed since it was planned with
+            plan = plan.derived_anew()
+            _check_machines(plan)
         self.directory: RunDirectory | None = None
         usual = max(1, plan.method.rounds // 20)
         self.every = usual if every is None else count("every", every)
-        self.clients = plan.federation.clients
-        self.randomness = plan.randomness
-        self.memory = NoiseMemory()
-        self.job = job_of(plan, self.randomness)
-        if engine is None:
-            self.choice, self.engine = _chosen(plan, self.job, speed or Speed())
+        self._plan, self._randomness, self._memory = plan, plan.randomness, NoiseMemory()
+        self._clients = plan.federation.clients
+        self._job = job_of(plan, self._randomness)
+        if remote is not None:
+            self._engine, self._aggregator = remote.parts(plan)
+            self.choice = Choice(self._engine.name, "clients train on other machines")
+            if not is_own_object(remote):
+                self._certify_nothing(unproved("What trains clients on other machines"))
         else:
-            self.choice, self.engine = Choice(engine.name, "it was given"), engine
-        self.aggregator = aggregator or build_aggregator(plan.secure_sums)
-        # What trains clients and takes their sums belongs to the mechanism as the plan does.
-        name = self.choice.name
-        trainer = OUTSIDE[name].build if engine is None and name not in ENGINES else engine
-        foreign = unproved({f"Engine {name!r}": trainer, "The aggregator": aggregator})
-        self.plan = replace(plan, unprotected=(*plan.unprotected, *foreign)) if foreign else plan
+            self._aggregator = build_aggregator(plan.secure_sums)
+            if engine is None:
+                self.choice, self._engine = _chosen(plan, self._job, speed or Speed())
+                if self.choice.name not in ENGINES:
+                    self._certify_nothing(unproved(f"Engine {self.choice.name!r}"))
+            else:
+                self.choice = Choice(engine.name, "it was given")
+                self.engine = engine
+            if aggregator is not None:
+                self.aggregator = aggregator
         self.dropouts: dict[int, RoundDropouts] = {}  # by round, from 1
         self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
         self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
         self._begun = 0  # number of the last round that was begun, from 1
-        self.unfinished: int | None = None  # a round (from 0), begun and paid for, to go on with
+        self._unfinished: int | None = None
+        self._remote = remote is not None
         self._saved = time.monotonic()
         self.callbacks = tuple(callbacks)
         self.stopped = False  # by a callback, before the last round
+
+    @property
+    def plan(self) -> Plan:
+        """What is carried out; it knows whether anything but its own parts trains the clients."""
+        return self._plan
+
+    @property
+    def job(self) -> Job:
+        """What the engine computes."""
+        return self._job
+
+    @property
+    def randomness(self) -> Randomness:
+        return self._randomness
+
+    @property
+    def memory(self) -> NoiseMemory:
+        """Earlier noise, where later rounds take a part of it back."""
+        return self._memory
+
+    @property
+    def clients(self) -> int:
+        return self._clients
+
+    @property
+    def unfinished(self) -> int | None:
+        """A round (from 0) that was begun and paid for, to go on with on other machines."""
+        return self._unfinished
+
+    @unfinished.setter
+    def unfinished(self, number: int | None) -> None:
+        """Sites answer the same request alike, so that nothing is drawn again; nobody else does."""
+        if number is not None and not self._remote:
+            raise ConfigError("unfinished: a round that was begun here is not drawn again")
+        self._unfinished = number
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @engine.setter
+    def engine(self, given: Engine) -> None:
+        self._certify_nothing(_GIVEN.format(f"Engine {given.name!r}"))
+        self._engine = given
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return self._aggregator
+
+    @aggregator.setter
+    def aggregator(self, given: Aggregator) -> None:
+        self._certify_nothing(_GIVEN.format("The aggregator"))
+        self._aggregator = given
+
+    def _certify_nothing(self, why: str) -> None:
+        """Put a reason on the plan, before anything is promised for it in a directory."""
+        if self._plan.protected and self.directory is not None:
+            raise ConfigError(
+                f"{self.directory.path}: promises what the plan's own parts keep; exchange an "
+                "engine or an aggregator before keep_in"
+            )
+        self._plan = replace(self._plan, unprotected=(*self._plan.unprotected, why))
 
     def _display(self) -> tuple[str, dict[str, object]]:
         plan = self.plan
@@ -180,23 +267,17 @@ class Run(Displayed):
         return self.plan.method.rounds - self.next_round
 
     def __iter__(self) -> Iterator[RoundReport]:
-        facts = facts_of(self.plan) if self.callbacks else {}
-        begun: list[Callback] = []
+        audience = Audience(self.callbacks, self.plan)
         try:
-            for one in self.callbacks:
-                one.on_begin(facts)
-                begun.append(one)
+            audience.begin()
             while self.rounds_left > 0 and not self.stopped:
                 report = play_round(self, last=self.rounds_left == 1)
-                said = [one.on_round(report) for one in self.callbacks]  # all are told
-                if any(said):
-                    check_stop(facts)
+                if audience.round(report):
                     self.stopped = True
                     self.save()
                 yield report
         finally:  # also of a run that is left early, or that one of them refuses to begin
-            for one in begun:
-                one.on_end()
+            audience.end()
 
     def finish(self) -> Metrics:
         """Train to the end and evaluate."""
@@ -247,8 +328,24 @@ class Run(Displayed):
             self.directory.save(self.state, durable=True)
 
     def evaluate(self) -> Metrics:
-        """Metrics of the current weights on the federation's test examples."""
-        return self._evaluator(self.weights, self.plan.federation.test)
+        """Metrics of the current weights on the federation's test examples.
+
+        They are no numbers if the model raises at an example that is a client's own: of a protected
+        run, nothing that such an example does may be the end.
+        """
+        data = self.plan.federation
+        with self._on_test_examples():
+            return self._evaluator(self.weights, data.test)
+        return Metrics(math.nan, None if data.task is Task.REGRESSION else math.nan)
+
+    def _on_test_examples(self) -> AbstractContextManager[object]:
+        """A block that computes something from test examples: if these are private, what fails in
+        it ends nothing and is not told."""
+        found = ExitStack()
+        if self.plan.protected and HELD_OUT_NOTE in self.plan.federation.notes:
+            found.enter_context(contained())
+            found.enter_context(silence())
+        return found
 
     @property
     def weights(self) -> Tensor:
@@ -260,7 +357,8 @@ class Run(Displayed):
         would start from it, and take it to be made without the protected data."""
         trained = copy.deepcopy(self.plan.module)
         load(trained, self.weights)
-        return mark_trained(trained, self.plan.federation.name)
+        data = self.plan.federation
+        return mark_trained(trained, data.name, public=data.public)
 
     def scores(self) -> Scores | None:
         """More figures on the test examples, beside the best constant answer: once, at the end."""
@@ -268,7 +366,10 @@ class Run(Displayed):
         from fedveil.run.trained import TrainedModel, score_examples
 
         own = TrainedModel(bundle_of(self.plan, None, None), self.model())
-        return score_examples(own, self.plan.federation, self.plan.federation.test)
+        data = self.plan.federation
+        with self._on_test_examples():
+            return score_examples(own, data, data.test)
+        return None
 
     def model_file(self) -> bytes:
         """The trained parameters by name, as a safetensors file."""
@@ -305,6 +406,17 @@ def follow_plan(plan: Plan, speed: Speed) -> None:
     choice = replace(choose(job, speed.engine, device=device), processes=1)
     engine = build_engine(job, choice, speed.chunk, device=device, threads=speed.threads or 1)
     follow(torchrun_group(device), engine)
+
+
+def _check_machines(plan: Plan) -> None:
+    """Refuse several machines where one client's absence would move others between them."""
+    counted = plan.context is None or plan.context.public_clients is None
+    if not counted and plan.federation.owners is None and under_torchrun():
+        raise PrivacyRefusal(
+            "privacy.public_clients with torchrun and clients without names: if one were missing, "
+            "others would train on another machine, which may round differently",
+            "name the clients in a column, or run in one process",
+        )
 
 
 def _chosen(plan: Plan, job: Job, speed: Speed) -> tuple[Choice, Engine]:

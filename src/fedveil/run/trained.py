@@ -303,7 +303,7 @@ def load_run(path: Path | str, module: nn.Module | None = None) -> TrainedModel:
     trained = {name for name, one in module.named_parameters() if one.requires_grad}
     if unexpected or trained & set(missing):
         raise ConfigError(f"{path}: its parameters are not those of the module")
-    return TrainedModel(bundle, mark_trained(module, bundle.data))
+    return TrainedModel(bundle, mark_trained(module, bundle.data, public=bundle.public))
 
 
 def _encoded_batches(

@@ -68,7 +68,7 @@ def check_loss(loss: Loss | None, module: nn.Module, federation: Federation) -> 
     """
     if loss is None:
         return
-    if isinstance(loss, ClassWeights):
+    if type(loss) is ClassWeights:
         classifies = federation.task in (Task.CLASSIFICATION, Task.MULTI_LABEL)
         if not classifies or len(loss.weights) != federation.classes:
             raise ConfigError(

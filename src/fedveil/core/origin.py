@@ -1,0 +1,42 @@
+"""Whether a part is the package's own: judged by identity, for any class can claim a name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def is_own(thing: object, package: Path = _PACKAGE) -> bool:
+    """Return whether a class or function is the very one that a module of the package defines.
+
+    `__module__` and `__qualname__` are attributes that anybody may write. So they are only taken as
+    an address: the object that stands there, in a module loaded from the package's own files, must
+    be this one.
+
+    Args:
+        thing: A class or a function.
+        package: The directory that the module must have been loaded from.
+
+    >>> from fedveil.privacy.clipping import Clip
+    >>> forged = type("Clip", (), {"__module__": Clip.__module__})
+    >>> is_own(Clip), is_own(forged)
+    (True, False)
+    """
+    name, place = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not isinstance(name, str) or not isinstance(place, str):
+        return False
+    found: object = sys.modules.get(name)
+    origin = getattr(getattr(found, "__spec__", None), "origin", None)
+    if not isinstance(origin, str) or not Path(origin).resolve().is_relative_to(package):
+        return False
+    for step in place.split("."):
+        found = getattr(found, "__dict__", {}).get(step)
+    return found is thing
+
+
+def is_own_object(part: object) -> bool:
+    """Return whether an object's class is the package's own and none of its methods is replaced."""
+    kind, held = type(part), getattr(part, "__dict__", {})
+    return is_own(kind) and not any(callable(getattr(kind, name, None)) for name in held)
