@@ -234,7 +234,8 @@ class ArraySchema:
         return []
 
     def wrong_with(self, found: Federation) -> str:
-        parts = [part.inputs for part in (found.train, found.test) if len(part)]
+        own_rows = (part.only_usable() for part in (found.train, found.test))
+        parts = [part.inputs for part in own_rows if len(part)]
         inside = all(self.low <= own.min() <= own.max() <= self.high for own in parts)
         return "" if inside else f"it has values outside {self.low:g} to {self.high:g}"
 
@@ -251,7 +252,7 @@ def read_schema_file(path: Path) -> dict[str, Any]:
 
 
 def public_examples(found: Federation) -> Examples:
-    """All rows of somebody's, who shows them to everybody."""
-    parts = [part for part in (found.train, found.test) if len(part)]
+    """All usable rows of somebody's, who shows them to everybody."""
+    parts = [part.only_usable() for part in (found.train, found.test)]
     inputs, targets = zip(*((part.inputs, part.targets) for part in parts), strict=True)
     return Examples(np.concatenate(inputs), np.concatenate(targets))

@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from fedveil.core.units import Trust, Unit
-from fedveil.data.declared import UNLABELLED, used_again
+from fedveil.data.declared import used_again
 from fedveil.data.federation import (
     ARTIFICIAL_NOTE,
     HELD_OUT_NOTE,
@@ -36,9 +36,9 @@ _OWN = "fedveil."
 _KNOWN_LAYERS = ("torch.nn.modules.", "fedveil.models.")
 
 
-def unprotected(method: Method, context: NoiseContext, unit: Unit) -> tuple[str, ...]:
+def unprotected(method: Method, context: NoiseContext) -> tuple[str, ...]:
     """What came from private data without noise, or from code without a proof."""
-    found = list(taken_from_records(context.federation, unit))
+    found = list(taken_from_records(context.federation))
     if context.pipeline.ballot is not None and HELD_OUT_NOTE in context.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
     name = context.federation.name
@@ -52,13 +52,12 @@ def unprotected(method: Method, context: NoiseContext, unit: Unit) -> tuple[str,
     return tuple(found)
 
 
-def taken_from_records(federation: Federation, unit: Unit) -> tuple[str, ...]:
+def taken_from_records(federation: Federation) -> tuple[str, ...]:
     """What became of a federation's records that depends on more than one unit."""
     parts = federation.test, federation.validation
     again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
     foreign = (_UNPROVED.format(name) for name in _foreign_data(federation))
-    dealt = (UNLABELLED,) if federation.unlabelled and unit is Unit.RECORD else ()
-    return (*dict.fromkeys((*federation.unprotected, *again, *dealt)), *foreign)
+    return (*dict.fromkeys((*federation.unprotected, *again)), *foreign)
 
 
 def unproved(parts: Mapping[str, object]) -> tuple[str, ...]:
@@ -81,14 +80,11 @@ def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]
     ]
     if federation.encoder is not None:
         found.append(
-            "The names of the table's columns are public, and the types they are stored with."
+            "The names of the table's columns are public, and the types they are stored with; so "
+            "is that the file can be read, for a damaged one stops the run."
         )
-    if federation.encoder is not None and federation.bought is None:
-        found.append(
-            "Labels are of their declared kind; another would show, for then nothing runs."
-        )
-    if federation.encoder is not None and unit is Unit.RECORD:
-        found.append("Every row of the table has a label and a client, whatever else it holds.")
+    if federation.encoder is not None and federation.owners is not None and unit is Unit.RECORD:
+        found.append("Which client a row names is public. A row that names none is left out.")
     if context.public_clients is not None:
         found.append(
             f"There are at most {context.public_clients} clients; that there are more would show, "
