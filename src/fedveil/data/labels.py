@@ -195,8 +195,8 @@ def _classes(
         )
     if len(names) < 2:
         raise ConfigError(
-            f"{path}: label {label!r} has only one value, {names[0]!r}: nothing to predict (NA, "
-            "None, null and the like count as missing)"
+            f"{path}: label {label!r} has fewer than two classes: nothing to predict (NA, None, "
+            "null and the like count as missing)"
         )
     return category_codes(values, names), tuple(names), False
 
