@@ -172,12 +172,24 @@ def test_a_column_in_which_nobody_has_a_value_stops_nothing(tmp_path, level):
     assert_neighbours(one, two, level)
 
 
-ENTRIES = ["1", 1, 1.0, True, None, float("nan"), "x", b"1", 2**70, 10**400, [1, 2], object()]
+class Nasty:
+    """Whatever is asked of it, it raises."""
+
+    def _raise(self, *_: Any) -> Any:
+        raise RuntimeError("secret")
+
+    __str__ = __repr__ = __float__ = __eq__ = __ne__ = __len__ = _raise  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+
+ENTRIES = ["1", 1, 1.0, True, None, float("nan"), "x", b"1", 2**70, 10**5000, [1, 2], object()]
+ENTRIES += ["\ud800", Nasty()]
+PLACES = range(len(ENTRIES))
 
 
 @pytest.mark.parametrize("frame", ["mapping", "pandas", "polars"])
 @pytest.mark.parametrize("column", ["x", "y"])
-@pytest.mark.parametrize("odd", ENTRIES[:8], ids=repr)
+@pytest.mark.parametrize("odd", ENTRIES, ids=PLACES)
 def test_an_entry_of_another_type_in_a_frame_changes_its_own_row_only(frame, column, odd):
     def made(columns: dict[str, list[Any]]) -> Any:
         if frame == "mapping":
@@ -207,6 +219,31 @@ def test_with_a_schema_rows_without_a_client_belong_to_nobody(tmp_path):
     usual = fv.from_table(as_csv(tmp_path / "t.csv", table()), **dealt)
     other = fv.from_table(as_csv(tmp_path / "t.csv", table(who={31: ""})), **dealt)
     assert_neighbours(usual, other, "record")
+
+
+def test_a_client_s_number_of_rows_stops_nothing(tmp_path):
+    """Nor does it change what is said: of clients with one row each nothing can be held out."""
+    one_each = {name: column[: len(NAMES)] for name, column in table().items()}
+    more = {name: [*column, *column[3:4] * 9] for name, column in one_each.items()}
+    settings = {"label": "y", "schema": SCHEMA, "client_column": "who"}
+    one = fv.from_table(as_csv(tmp_path / "t.csv", one_each), **settings)
+    two = fv.from_table(as_csv(tmp_path / "t.csv", more), **settings)
+    assert_neighbours(one, two, "client")
+    assert (len(one.test), len(two.test) > 0) == (0, True)
+
+
+def test_a_client_s_file_without_rows_is_a_client_s_still(tmp_path):
+    folder = tmp_path / "clients"
+    folder.mkdir()
+    columns = {name: column for name, column in table().items() if name != "who"}
+    for client, name in enumerate(NAMES):
+        own = {column: cells[client :: len(NAMES)] for column, cells in columns.items()}
+        as_csv(folder / f"{name}.csv", own)
+    one = fv.from_table(folder, label="y", schema=SCHEMA)
+    (folder / f"{NAMES[4]}.csv").write_text("x,z,y\n")
+    two = fv.from_table(folder, label="y", schema=SCHEMA)
+    assert two.clients == len(NAMES)
+    assert_neighbours(one, two, "client")
 
 
 # Arrays.
@@ -247,7 +284,7 @@ def test_a_class_out_of_range_stops_nothing(kind, odd, level):
 
 @pytest.mark.parametrize("level", ["client", "record"])
 @pytest.mark.parametrize("kind", ["list", "object"])
-@pytest.mark.parametrize("odd", ENTRIES, ids=[str(place) for place in range(len(ENTRIES))])
+@pytest.mark.parametrize("odd", ENTRIES, ids=PLACES)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -223,7 +223,6 @@ def test_an_example_without_an_owner_belongs_to_nobody():
         (FINE, LABELS, OWNERS, {"test": (FINE[:, :2], LABELS)}, "test part: inputs of shape (2,)"),
         (FINE.astype(str), LABELS, OWNERS, {}, "inputs: must hold numbers"),
         ([[1, 2], [3]], [0, 1], [0, 1], {}, "inputs: all examples must have the same shape"),
-        (FINE, LABELS, np.arange(100), {}, "test_fraction=0.2 holds out nothing"),
     ],
 )
 def test_bad_arrays_are_refused_with_what_and_where(inputs, targets, owners, settings, says):

@@ -15,7 +15,7 @@ from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Owners
 from fedveil.data.columns import Array
-from fedveil.data.declared import VOCABULARY, by_values, count_classes, dealing, used_again
+from fedveil.data.declared import CLASSES, VOCABULARY, by_values, count_classes, dealing, used_again
 from fedveil.data.examples import (
     Examples,
     Scaling,
@@ -281,6 +281,8 @@ class Federation(Displayed):
                     f"classes={classes}, but the targets have {width} columns, each a label; give "
                     "one column of class numbers, or leave classes out"
                 )
+            if classes is None and not hasattr(targets, "dtype"):
+                unprotected.append(CLASSES)
             classes, _ = count_classes(targets, 0, pool.targets.shape[1], given, given)
         else:
             seen = 1 + max(highest_code(kind, part) for part in (pool, *parts.values()))

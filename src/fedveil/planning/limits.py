@@ -159,9 +159,10 @@ def not_covered(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
 
 def test_examples(federation: Federation) -> tuple[str, ...]:
     """What is said about figures that are measured on the federation's test part."""
-    if not len(federation.test):
+    held_out = HELD_OUT_NOTE in federation.notes  # perhaps of nobody, which must not show
+    if not (held_out or len(federation.test)):
         return ()
-    whose = ", which are the clients' own" if HELD_OUT_NOTE in federation.notes else ""
+    whose = ", which are the clients' own" if held_out else ""
     return (f"Test examples{whose}: loss, accuracy and other figures on them have no noise.",)
 
 
