@@ -78,6 +78,8 @@ def without_unusable(federation: Federation) -> Federation:
     counts = np.add.reduceat(usable.astype(np.int64), starts)
     kept = usable.copy()
     kept[starts[counts == 0]] = True
+    if kept.all():  # they were dropped before
+        return federation
     return replace(
         federation,
         train=federation.train.take(np.flatnonzero(kept)),

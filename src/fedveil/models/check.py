@@ -34,8 +34,10 @@ def check_model(module: nn.Module, federation: Federation) -> None:
 def token_limit(module: nn.Module, federation: Federation) -> int | None:
     """Token ids must be below this: the shortest Embedding of a model that reads whole numbers."""
     whole = np.issubdtype(federation.train.inputs.dtype, np.integer) and federation.scaling is None
-    rows = [one.num_embeddings for one in module.modules() if isinstance(one, nn.Embedding)]
-    return min(rows) if whole and rows else None
+    if not whole:
+        return None
+    rows = (one.num_embeddings for one in module.modules() if isinstance(one, nn.Embedding))
+    return min(rows, default=None)
 
 
 def with_readable(module: nn.Module, federation: Federation, examples: Examples) -> Examples:
