@@ -154,12 +154,12 @@ class TableSchema:
         if path.is_dir():
             return []
         columns, said = self.encoder.columns, []
-        table = read_table(path, by_cell=columns, only={*columns, *self.labels})
+        used = {*columns, *self.labels}
+        table = read_table(path, by_cell=used, only=used)
         encoded, rows = self.encoder.encode(table), table.num_rows
-        missing = [table.column(label).is_null().to_numpy() for label in self.labels]
-        if (count := int(np.any(missing, axis=0).sum())) and not self.encoder.separated:
-            lack = "lack a label" if len(missing) > 1 else "have no label"
-            said.append(f"{count} of {rows} rows {lack} and are left out")
+        if (count := int(self.encoder.targets(table)[1].sum())) and not self.encoder.separated:
+            lack = "lack a label" if len(self.labels) > 1 else "have no label"
+            said.append(f"{count} of {rows} rows {lack} of the agreed kind and contribute nothing")
         for name, column in columns.items():
             if count := int(encoded.unknown.get(name, np.zeros(0)).sum()):
                 known = ", ".join(map(repr, column.categories[:8]))  # the hub's words
