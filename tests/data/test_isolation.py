@@ -30,8 +30,8 @@ from neighbour_tables import (
 )
 from pyarrow import parquet
 
-from fedveil.config.assemble import federation_of, plan_of
-from fedveil.config.recipe import DataSection, parse, with_defaults
+from fedveil.config.assemble import federation_of
+from fedveil.config.recipe import DataSection
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
 from fedveil.data.partition import IID, ByOwner
@@ -326,48 +326,22 @@ def test_another_seed_holds_out_other_rows():
     assert len(np.intersect1d(parts[0].inputs, parts[2].inputs)) < 60
 
 
-@pytest.mark.parametrize("blank", [LABEL, CLIENT])
-def test_a_row_that_is_left_out_spoils_a_promise_to_records_only(tmp_path, blank):
-    """Without it the other rows of its client stand in other places: other ones are held out, and
-    batches are others. One client's rows are its own matter."""
-    whole = [
-        {"who": f"c{row % 40}", "x": 0.1 * (row % 7), "y": "ab"[row % 2]} for row in range(400)
-    ]
-    names = {CLIENT: "who", LABEL: "y"}
-    schema = {"x": {"type": "number", "min": 0, "max": 1}}
-    schema["y"] = {"type": "category", "categories": ["a", "b"]}
-
-    def promised(rows: list[dict], method: str):
-        table = {
-            "data": {"file": str(tmp_path / "rows.csv"), "client_column": "who", "label": "y"},
-            "training": {"method": method, "rounds": 2, "local_steps": 1, "sampling": "everyone"},
-            "privacy": {"epsilon": 4.0},
-        }
-        table["data"]["columns"] = schema
-        lines = [",".join(map(str, row.values())) for row in rows]
-        (tmp_path / "rows.csv").write_text("\n".join(["who,x,y", *lines]) + "\n")
-        recipe = with_defaults(parse(table))
-        return plan_of(recipe, federation_of(recipe.data)).guarantee
-
-    left_out = [dict(row) for row in whole]
-    left_out[7][names[blank]] = ""
-    assert promised(whole, "dp-sgd").certified
-    assert "has a label" in " ".join(promised(whole, "dp-sgd").rests_on)
-    assert not promised(left_out, "dp-sgd").certified
-    assert promised(left_out, "dp-fedavg").certified
-
-
-def test_a_stored_federation_remembers_that_rows_were_left_out(tmp_path):
+def test_tables_that_an_earlier_version_saved_are_not_certified(tmp_path):
+    """It left out rows without a label before it dealt the others, and did not always say so."""
     table = {"who": ["a", "a", "b", "b"], "x": [1.0, 2.0, 3.0, 4.0], "y": ["k", "l", None, "k"]}
-    made = from_table(table, label="y", client_column="who", test_fraction=0.0)
-    assert made.unlabelled
-    saved = made.save(tmp_path / "saved")
-    assert Federation.open(saved).unlabelled
-    # Nobody knows it of a table that was stored before this was written down.
+    schema = {
+        "x": {"type": "number", "min": 0, "max": 9},
+        "y": {"type": "category", "categories": ["k", "l"]},
+    }
+    names = {"label": "y", "client_column": "who", "schema": {"columns": schema}}
+    saved = from_table(table, **names, test_fraction=0.0).save(tmp_path / "saved")
+    opened = Federation.open(saved)
+    assert opened.unprotected == ()
+    assert opened.train.usable.tolist() == [True, True, False, True]
     about = json.loads((saved / "federation.json").read_text())
-    del about["unlabelled"]
+    about["format"] = "fedveil federation 2"
     (saved / "federation.json").write_text(json.dumps(about))
-    assert Federation.open(saved).unlabelled
+    assert "an earlier version" in Federation.open(saved).unprotected[0]
 
 
 class Colour(str, Enum):  # noqa: UP042

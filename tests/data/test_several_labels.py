@@ -75,7 +75,6 @@ def test_a_table_with_several_labels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ({"label": ("sick", "a")}, r"label '.*' of row 1 is no truth; of several labels each is 0"),
         ({"label": "sick,smoke"}, r"no column 'smoke' \(the label\); did you mean 'smokes'"),
         ({"label": "sick,sick"}, r"name each column once"),
         ({"label": "sick,who"}, r"label and client column are both 'who'"),
@@ -93,12 +92,13 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, given: Any, wanted: str)
         fv.from_table(path, client_column="who", **given)
 
 
-def test_rows_that_lack_a_label_are_left_out(tmp_path: Path) -> None:
+def test_rows_that_lack_a_label_keep_their_places(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("who,x,p,q\n" + "\n".join(f"{i % 3},{i},{i % 2},1" for i in range(9)) + "\n")
-    path.write_text(path.read_text() + "0,5,,1\n1,6,0,?\n")
+    path.write_text(path.read_text() + "0,5,,1\n1,6,0,?\n2,6,0,word\n")
     found = fv.from_table(path, label="p,q", client_column="who", test_fraction=0)
-    assert len(found.train) == 9
+    assert found.sizes.tolist() == [4, 4, 4]
+    assert np.flatnonzero(~found.train.usable).tolist() == [3, 7, 11]
 
 
 def test_arrays_of_truths_are_several_labels() -> None:
@@ -111,10 +111,9 @@ def test_arrays_of_truths_are_several_labels() -> None:
     assert floats.unprotected == ()
     with pytest.raises(fv.ConfigError, match="say task='multi-label'"):
         Federation.from_arrays(inputs, labels * 1.0, owners)
-    with pytest.raises(fv.ConfigError, match=r"label 2 of example \d+ is outside 0..1"):
-        Federation.from_arrays(inputs, labels * 2, owners)
-    with pytest.raises(fv.ConfigError, match="not a whole class number"):
-        Federation.from_arrays(inputs, labels * 0.5, owners, task="multi-label")
+    for strange in (labels * 2, labels * 0.5):
+        found = Federation.from_arrays(inputs, strange, owners, task="multi-label")
+        assert found.unusable == labels.any(1).sum()
 
 
 def test_figures_are_scikit_learn_s() -> None:
@@ -269,7 +268,6 @@ def _described(**label: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ({"label_separator": ";", "classes": ["red"]}, "names a class that is not in the schema"),
         ({"label_separator": ""}, "must be text"),
         ({"label_separator": "/"}, "no cell has two classes separated by '/'"),
         ({"label_separator": ";", "task": "regression"}, "a separator means several"),
@@ -420,5 +418,5 @@ def test_a_classifier_of_several_labels() -> None:
     assert model.score(inputs[600:], labels[600:]) == pytest.approx(
         (guessed == labels[600:]).all(1).mean()
     )
-    with pytest.raises(fv.ConfigError, match="a column of its own, 0 or 1"):
-        model.fit(inputs, labels * 2)
+    model.fit(inputs, labels * 2)  # rows with a 2 contribute nothing, and stop nothing
+    assert model.predict(inputs).shape == labels.shape

@@ -322,7 +322,7 @@ def test_bundles_that_do_not_fit_are_refused(made: Hospitals, tmp_path: Path) ->
 def test_a_site_that_cannot_read_its_rows_says_so_and_not_what_they_hold(
     made: Hospitals, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made.homes["north"].data.write_text("age,pressure,ward,ill\n77,120,a,secret\n")
+    made.homes["north"].data.write_text("age,pressure,ward,secret\n77,120,a,0\n")
     made.meet()
     made.queue()
     service = made.service()

@@ -61,9 +61,6 @@ def compare(one: World, two: World, change: Change) -> list[Violation]:
     privacy_model = one.plan.privacy_model
     if privacy_model is None or not claimed(one):
         return []
-    left_out = any(world.plan.federation.unlabelled for world in (one, two))
-    if left_out and privacy_model.unit is Unit.RECORD:
-        return []  # that every row has a label is declared
     if set(one.names) != set(two.names) and privacy_model.adjacency is not Adjacency.ADD_REMOVE:
         # Who is there is public: grids and turns may follow it, but nobody's training; except that
         # the first client with several batches, whose number is public too, moves noise into steps.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from ast import literal_eval
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,13 +13,18 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
 from fedveil.advise.defaults import choose
 from fedveil.config import recipe as recipes
 from fedveil.config.assemble import plan_of
 from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.data.columns import code_of, number_column
 from fedveil.data.pieces import frame_of
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.run.bundle import bundle_of
@@ -49,14 +54,15 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.schema, self.settings, self.random_state = schema, settings, random_state
 
     def _fit(self, table: pa.Table, groups: Any, **data: Any) -> None:
-        """Train on a table with its label; `groups` says whose each row is."""
+        """Train on a table with its label; `groups` says whose each row is. A row without an owner
+        belongs to nobody and is left out."""
         owners = np.zeros(table.num_rows, np.int64) if groups is None else column_or_1d(groups)
         if len(owners) != table.num_rows:
             raise ConfigError(f"groups: {len(owners)} owners for {table.num_rows} rows")
-        named = pa.array(owners, from_pandas=True)
-        if named.null_count:
-            row = named.is_null().to_pylist().index(True)
-            raise ConfigError(f"groups: row {row + 1} has no owner; leave it out, or name one")
+        if owners.dtype == object:
+            named = frame_of({_OWNER: owners}, by_cell=True).column(_OWNER)
+        else:
+            named = pa.array(owners, from_pandas=True)
         table = table.append_column(_OWNER, named)
         unit = self.unit or ("record" if groups is None else None)
         given = {
@@ -99,28 +105,42 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         self.model_ = TrainedModel(bundle_of(run.plan, None, run.guarantee), run.model())
 
     def _table(self, X: Any, *, reset: bool, y: Any = None) -> tuple[pa.Table, Any]:
-        """Inputs as a table: frames with text as they are, all else as numbers."""
+        """Inputs as a table: frames with text as they are, all else as numbers. A number that is
+        not finite is missing: refusing it would tell that it is there."""
+        if reset:
+            if y is None:  # in scikit-learn's words
+                raise ValueError(
+                    f"This {type(self).__name__} estimator requires y to be passed, but the target "
+                    "y is None."
+                )
+            y = self._targets(y)
         frame = _with_text(X)
         if frame is None:
+            least = 2 if reset else 1
+            rules = {"dtype": np.float64, "ensure_min_samples": least, "ensure_all_finite": False}
+            inputs = validate_data(self, X, reset=reset, **rules)
+            inputs = np.where(np.isfinite(inputs), inputs, np.nan)
             if reset:
-                rules = {"dtype": np.float64, "ensure_min_samples": 2}
-                rules["multi_output"] = self._task == "classification"
-                inputs, y = validate_data(self, X, y, **rules)
-                y = self._targets(y)
-            else:
-                inputs = validate_data(self, X, reset=False, dtype=np.float64)
+                check_consistent_length(inputs, y)
             names = getattr(self, "feature_names_in_", None)
             named = [f"x{i}" for i in range(inputs.shape[1])] if names is None else list(names)
             return pa.table({name: inputs[:, i] for i, name in enumerate(named)}), y
         if reset:
+            check_consistent_length(range(frame.num_rows), y)
             self.feature_names_in_ = np.asarray(frame.column_names, dtype=object)
             self.n_features_in_ = len(frame.column_names)
-        return frame, None if y is None else self._targets(y)
+        return frame, y
 
     def _targets(self, y: Any) -> npt.NDArray[Any]:
-        """One target a row; of classes also several labels, `[rows, labels]`."""
-        several = np.ndim(y) == 2 and np.shape(y)[1] > 1 and self._task == "classification"
-        return np.asarray(y) if several else column_or_1d(y, warn=True)
+        """One target a row; of classes also several labels, `[rows, labels]`. Entries of a list
+        stay what they are: their types would decide about each other in an array."""
+        if isinstance(y, list | tuple):
+            entries = np.empty(len(y), dtype=object)
+            entries[:] = list(map(_plain, y))
+            return entries
+        column = np.asarray(y)
+        several = column.ndim == 2 and column.shape[1] > 1 and self._task == "classification"
+        return column if several else column_or_1d(column, warn=True)
 
     def _more(self, X: Any) -> pa.Table:
         check_is_fitted(self)
@@ -129,6 +149,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = self.random_state is None
+        tags.input_tags.allow_nan = True
         if tags.classifier_tags is not None:
             tags.classifier_tags.multi_label = True
         return tags
@@ -148,8 +169,9 @@ class DPFedRegressor(RegressorMixin, _Estimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
         """Train under the budget; the settings are chosen as `fedveil run` chooses them."""
         table, targets = self._table(X, reset=True, y=y)
-        numbers = np.asarray(targets, dtype=np.float64)
-        self._fit(table.append_column(_LABEL, pa.array(numbers)), groups)
+        numbers = number_column(targets, "y").astype(np.float64)
+        label = pa.array(numbers, mask=~np.isfinite(numbers))
+        self._fit(table.append_column(_LABEL, label), groups)
         return self
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:
@@ -163,7 +185,8 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
 
     As `DPFedRegressor`; `classes` declares the labels if they are public. Otherwise `classes_` are
     those that stand out from noise, paid for like other statistics; or they are taken from `y`, and
-    the guarantee says that it is not certified for that. `class_weight` are public weights by
+    the guarantee says that it is not certified for that. A row whose label is none of them
+    contributes nothing. `class_weight` are public weights by
     label; "balanced" ones would tell of the labels, and are refused.
 
     A `y` of several columns, 0 or 1 each, is several labels: `predict` gives the same,
@@ -202,39 +225,41 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         self._several = np.ndim(targets) == 2
         if self._several:
             return self._fit_several(table, np.asarray(targets), groups)
-        check_classification_targets(targets)
-        values, codes = np.unique(targets, return_inverse=True)
-        if len(values) < 2:
-            raise ValueError("y holds only one class: nothing to predict")  # as scikit-learn has it
         declared: dict[str, Any] = {}
+        known = None
         if self.classes is not None:
-            if not np.isin(values, self.classes).all():
-                raise ConfigError("y: holds a label that is not one of classes")
-            declared = {"data.classes": _names(np.unique(self.classes))}
+            known = {value: _name(value) for value in np.unique(self.classes).tolist()}
+            declared = {"data.classes": list(known.values())}
         if self.class_weight is not None:
             if not isinstance(self.class_weight, Mapping):
                 raise ConfigError(
                     f"class_weight: {self.class_weight!r} would be worked out from the labels, "
                     "which are private; give weights that you know without them, as {0: 1, 1: 5}"
                 )
-            named = zip(_names([*self.class_weight]), self.class_weight.values(), strict=True)
-            declared["training.class_weights"] = dict(named)
-        label = pa.array(_names(values)).take(pa.array(codes))
-        self._fit(table.append_column(_LABEL, label), groups, **declared)
+            weights = {_name(label): weight for label, weight in self.class_weight.items()}
+            declared["training.class_weights"] = weights
+        label = pa.array([_label(entry, known) for entry in targets.tolist()], pa.string())
+        try:
+            self._fit(table.append_column(_LABEL, label), groups, **declared)
+        except ConfigError as error:
+            if targets.dtype.kind != "f":
+                raise
+            hint = "Unknown label type: y is floating-point, and classes are whole numbers or names"
+            raise ConfigError(f"{error} ({hint})") from None
         # Of labels that nobody declared only those that the guarantee pays for may be told.
         found = [_value(name) for name in self.model_.class_names]
-        self.classes_ = np.unique(np.array(found, targets.dtype if _sized(targets) else None))
-        self._order = np.argsort(np.array(found))
+        order = sorted(range(len(found)), key=lambda place: (_is_text(found[place]), found[place]))
+        self.classes_ = _classes([found[place] for place in order], targets.dtype)
+        self._order = np.array(order)
         return self
 
     def _fit_several(self, table: pa.Table, targets: npt.NDArray[Any], groups: Any) -> Self:
         if self.classes is not None or self.class_weight is not None:
             raise ConfigError("classes, class_weight: of several labels each is 0 or 1; leave out")
-        if targets.shape[1] < 2 or not np.isin(targets, (0, 1)).all():
-            raise ConfigError("y: of several labels each needs a column of its own, 0 or 1")
         names = [f"{_LABEL}{place}" for place in range(targets.shape[1])]
-        for name, column in zip(names, targets.T.astype(np.int64), strict=True):
-            table = table.append_column(name, pa.array(column))
+        for name, column in zip(names, targets.T, strict=True):
+            codes = np.array([code_of(entry) for entry in column.tolist()], np.int64)
+            table = table.append_column(name, pa.array(codes, mask=~np.isin(codes, (0, 1))))
         self._fit(table, groups, **{"data.label": ",".join(names), "data.task": "multi-label"})
         self.classes_ = np.arange(len(names))
         return self
@@ -254,14 +279,41 @@ class DPFedClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         return chances if self._several else chances[:, self._order]
 
 
-def _names(values: Iterable[Any]) -> list[str]:
-    """Labels as text that says what they were."""
-    return [repr(value.item() if isinstance(value, np.generic) else value) for value in values]
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
-def _sized(labels: npt.NDArray[Any]) -> bool:
-    """Not so for text, whose type knows the longest."""
-    return labels.dtype.kind != "U"
+def _name(value: Any) -> str:
+    """A label as text that says what it was."""
+    return repr(_plain(value))
+
+
+def _label(entry: Any, known: Mapping[Any, str] | None) -> str | None:
+    """The name of one label, by itself; None if it is none of the declared classes, or cannot be a
+    class at all."""
+    if known is not None:
+        try:
+            return known.get(entry)
+        except TypeError:  # a list, say
+            return None
+    if not isinstance(entry, bool | int | float | str) or (
+        isinstance(entry, float) and not entry.is_integer()
+    ):
+        return None
+    return _name(entry)
+
+
+def _is_text(label: Any) -> bool:
+    return isinstance(label, str)
+
+
+def _classes(labels: list[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The classes that are told, of the type of `y`, but for text, whose type knows the longest,
+    and for lists, which have none."""
+    if dtype.kind not in "UO":
+        return np.array(labels, dtype)
+    mixed = len(set(map(_is_text, labels))) > 1
+    return np.array(labels, object if mixed else None)
 
 
 def _value(name: str) -> Any:

@@ -38,7 +38,7 @@ from fedveil.audit.stand_ins import StandIns, on_release
 from fedveil.client.update_pipeline import UpdatePipeline
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency, Unit
-from fedveil.data.federation import Task
+from fedveil.data.federation import Examples, Task
 from fedveil.engines.contract import Cohort
 from fedveil.models.losses import example_losses
 from fedveil.planning.plan import Plan
@@ -190,7 +190,8 @@ class _Records:
             inputs[rows[took]] = own[took]
             worlds.append(torch.from_numpy(plan.federation.model_inputs(own)))
         self._seen, self._labels = torch.cat(worlds), torch.from_numpy(targets[[*rows, *rows]])
-        examples = replace(train, inputs=inputs, targets=targets)
+        usable = None if train.usable is None else train.usable | np.isin(range(len(train)), rows)
+        examples = Examples(inputs, targets, usable)
         federation = replace(plan.federation, train=examples, verified=True)
         self.plan, self._local = replace(plan, federation=federation), plan.local
         self._first: Tensor | None = None

@@ -82,23 +82,31 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Owners:
-    """Who owns each row, without a name a row: `names[codes]`; `names` are sorted."""
+    """Who owns each row, without a name a row: `names[codes]`; `names` are sorted. A negative code
+    stands for nobody."""
 
     codes: Rows
     names: npt.NDArray[np.generic]
 
 
 def group(owners: npt.ArrayLike | Owners) -> Assignment:
-    """Rows by owner, owners sorted, each owner's rows in their given order."""
+    """Rows by owner, owners sorted, each owner's rows in their given order. A row whose owner is
+    missing (None or NaN) belongs to nobody and is left out."""
     if isinstance(owners, Owners):
-        coded = group(owners.codes)
-        return Assignment(coded.rows, coded.offsets, owners.names[coded.owners])
+        codes = owners.codes
+        coded = group(codes if codes.min(initial=0) >= 0 else np.where(codes < 0, np.nan, codes))
+        return Assignment(coded.rows, coded.offsets, owners.names[np.asarray(coded.owners, int)])
     column = _column(owners)
     if column.ndim != 1 or not len(column):
         raise ConfigError(
             f"owners: must name one owner for each example, got an array of shape {column.shape}"
         )
-    _need_owners(column)
+    named = np.flatnonzero(~_missing(column))
+    if not named.size:
+        raise ConfigError("owners: no example has an owner; name one for each")
+    if named.size < len(column):
+        some = group(column[named])
+        return Assignment(named[some.rows], some.offsets, some.owners)
     try:
         ordered = bool(np.all(column[:-1] <= column[1:]))
         rows = np.arange(len(column)) if ordered else np.argsort(column, kind="stable")
@@ -168,15 +176,10 @@ def _different(entries: Iterable[object]) -> ConfigError:
     return ConfigError(f"owners: mix {', '.join(kinds)}; convert them to one type")
 
 
-def _need_owners(column: npt.NDArray[np.generic]) -> None:
-    missing: npt.NDArray[np.bool_]
+def _missing(column: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Which entries name no owner."""
     if column.dtype == object:
-        missing = np.fromiter((entry is None or entry != entry for entry in column), bool)
-    elif np.issubdtype(column.dtype, np.floating):
-        missing = np.isnan(column.astype(np.float64, copy=False))
-    else:
-        return
-    if missing.any():
-        raise ConfigError(
-            f"owners: example {int(missing.argmax())} has no owner; name one or leave it out"
-        )
+        return np.fromiter((entry is None or entry != entry for entry in column), bool, len(column))
+    if np.issubdtype(column.dtype, np.floating):
+        return np.isnan(column.astype(np.float64, copy=False))
+    return np.zeros(len(column), dtype=np.bool_)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,16 @@ import numpy.typing as npt
 import torch
 
 from fedveil.core.errors import ConfigError
-from fedveil.data.examples import Scaling
+from fedveil.data.columns import MISSING_CLASS, code_of, number_of
+from fedveil.data.declared import CLASSES, SHAPE, TASK
+from fedveil.data.examples import Scaling, Task, task_of
 from fedveil.data.federation import Federation
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _HALF = np.array(127.5, np.float32)
 _PIXELS = Scaling(_HALF, np.float32(1) / _HALF)  # to numbers from -1 to 1
+
+_TEXTS = "texts"
 
 Array = npt.NDArray[Any]
 
@@ -25,68 +31,235 @@ def from_datasets(
     datasets: Mapping[str, Any] | Sequence[Any],
     *,
     keys: tuple[str, str] | None = None,
+    shape: Sequence[int] | None = None,
+    dtype: npt.DTypeLike = np.float32,
+    task: Task | str | None = None,
+    classes: int | None = None,
+    class_names: tuple[str, ...] = (),
     **settings: Any,
 ) -> Federation:
-    """A federation from one data set for each client, by name or in their order.
+    """Make a federation from one data set for each client, by name or in their order.
 
-    A data set is anything with a length and items, as of torch or Hugging Face. An item is a pair
-    (input, target), or a mapping of which `keys` names these two. Inputs are arrays, tensors or
-    pictures of one shape. `settings` are those of `Federation.from_arrays`.
+    What is declared decides how items are read, each by itself: an item that does not fit (another
+    shape, a word among numbers, a class that is none) keeps its place and contributes nothing, and
+    a client without items is still a client. What is not declared is taken from the data sets, and
+    stands in `Federation.unprotected`: then nothing is certified.
+
+    Args:
+        datasets: Anything with a length and items, as of torch or Hugging Face. An item is a pair
+            (input, target), or a mapping of which `keys` names these two. Inputs are arrays,
+            tensors or pictures.
+        keys: Names of input and target in an item that is a mapping.
+        shape: The shape of one input.
+        dtype: How inputs are stored: float32, or uint8, which takes a quarter of the memory.
+        task: What to predict; with `classes` or `class_names` it is classification.
+        classes: How many classes or labels there are.
+        class_names: The names of the classes, if targets are names.
+        **settings: Further ones of `Federation.from_arrays`.
+
+    Returns:
+        The federation; clients stand in sorted order of their names.
 
     >>> ward = [([0.1, 0.2], 0), ([0.9, 0.8], 1), ([0.7, 0.9], 1), ([0.2, 0.1], 0)]
-    >>> fv.from_datasets({"north": ward, "south": ward}, classes=2, test_fraction=0.25).clients
+    >>> wards = {"north": ward, "south": ward}
+    >>> fv.from_datasets(wards, classes=2, shape=(2,), test_fraction=0.25).clients
     2
     """
     given = datasets if isinstance(datasets, Mapping) else dict(enumerate(datasets))
     if not given:
         raise ConfigError("datasets: there are none; give one for each client")
-    parts = {name: _columns(name, one, keys) for name, one in given.items()}
-    shapes = {name: inputs.shape[1:] for name, (inputs, _) in parts.items()}
+    strict = shape is None or (task is None and classes is None and not class_names)
+    items = {name: _items(name, one, keys, strict) for name, one in given.items()}
+    declared = _Form(shape, np.dtype(dtype), task, classes, class_names)
+    form, unprotected = declared.completed(items)
+    parts = {name: form.columns(own) for name, own in items.items()}
+    inputs, targets = (np.concatenate(columns) for columns in zip(*parts.values(), strict=True))
+    made = Federation.from_arrays(
+        inputs,
+        targets,
+        np.repeat(np.array(list(parts)), [len(y) for _, y in parts.values()]),
+        task=form.task,
+        classes=classes,
+        class_names=class_names,
+        **settings,
+    )
+    return replace(made, unprotected=tuple(dict.fromkeys((*unprotected, *made.unprotected))))
+
+
+@dataclass(frozen=True)
+class _Items:
+    """One client's inputs and targets, each as it is: in an array, or None if it is unreadable."""
+
+    name: object
+    inputs: Sequence[Array | None]
+    targets: Sequence[Array | None]
+
+    @property
+    def shapes(self) -> set[tuple[int, ...]]:
+        return {np.shape(one) for one in self.inputs if one is not None}
+
+    @property
+    def kinds(self) -> set[str]:
+        return {_kind(one) for one in self.targets if one is not None}
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What is known about all items: as declared, and completed from the items themselves."""
+
+    shape: Sequence[int] | None
+    dtype: np.dtype[Any]
+    task: Task | str | None
+    classes: int | None
+    class_names: tuple[str, ...]
+
+    def completed(self, items: Mapping[Any, _Items]) -> tuple[_Form, tuple[str, ...]]:
+        """Return the form with what was not declared, and sentences on what was not."""
+        form, unprotected = self, []
+        if form.task is None and (form.classes is not None or form.class_names):
+            form = replace(form, task=Task.CLASSIFICATION)
+        if form.task not in (None, *Task):
+            raise ConfigError(f"task={form.task!r}: must be one of {', '.join(Task)}")
+        if form.dtype not in (np.float32, np.uint8):
+            raise ConfigError(f"dtype={form.dtype}: must be float32 or uint8")
+        if form.shape is None:
+            form, unprotected = replace(form, shape=_common_shape(items)), [SHAPE]
+        if form.task is None:
+            task = task_of(None, _joined_targets(items))
+            form, unprotected = replace(form, task=task), [*unprotected, TASK]
+        if form.task == Task.SEQUENCE:
+            form = replace(form, dtype=np.dtype(np.int64))
+        if form.task in (Task.CLASSIFICATION, Task.MULTI_LABEL) and not form.counted:
+            unprotected.append(CLASSES)
+        return form, tuple(unprotected)
+
+    @property
+    def counted(self) -> bool:
+        """Whether at least the number of classes is declared."""
+        return self.classes is not None or bool(self.class_names)
+
+    def columns(self, items: _Items) -> tuple[Array, Array]:
+        """Read one client's items, each by itself; one that does not fit has no target."""
+        count, shape = max(1, len(items.targets)), tuple(self.shape or ())
+        inputs = np.zeros((count, *shape), self.dtype)
+        targets = self._no_targets(items, count)
+        for place, (x, y) in enumerate(zip(items.inputs, items.targets, strict=True)):
+            if x is not None and y is not None and _fits(x, inputs[place]):
+                with suppress(TypeError, ValueError):
+                    targets[place] = self._target(y)
+        return inputs, targets
+
+    def _no_targets(self, items: _Items, count: int) -> Array:
+        """A column without any targets; text if these are names that nobody declared."""
+        if self.task == Task.REGRESSION:
+            return np.full(count, np.nan)
+        if self.task == Task.SEQUENCE:
+            return np.full((count, *(self.shape or ())), MISSING_CLASS)
+        if self.task == Task.MULTI_LABEL:
+            width = len(self.class_names) or self.classes or _width(items)
+            return np.full((count, width), MISSING_CLASS)
+        texts = not self.counted and items.kinds == {_TEXTS}
+        return np.full(count, None if texts else MISSING_CLASS, object if texts else np.int64)
+
+    def _target(self, target: Array) -> Any:
+        """One target as it is stored."""
+        if self.task == Task.REGRESSION:
+            return number_of(_entry(target))
+        if self.task in (Task.SEQUENCE, Task.MULTI_LABEL):
+            return [code_of(entry) for entry in target.tolist()]
+        entry = _entry(target)
+        if not self.counted and isinstance(entry, str):
+            return entry
+        return code_of(entry, {name: code for code, name in enumerate(self.class_names)})
+
+
+def _entry(target: Array) -> Any:
+    """What an array of one entry holds."""
+    return target.item() if target.size == 1 else None
+
+
+def _fits(x: Array, into: Array) -> bool:
+    """Write an input of the right shape, and say whether all of it can be written as it is."""
+    if x.shape != into.shape:
+        return False
+    if x.dtype.kind not in "fiub":
+        x = np.array([number_of(entry) for entry in x.ravel().tolist()]).reshape(x.shape)
+    with np.errstate(over="ignore", invalid="ignore"):
+        into[...] = x
+    whole = np.issubdtype(into.dtype, np.integer)
+    good = (into == x).all() if whole else np.isfinite(into).all()
+    if not good:
+        into[...] = 0
+    return bool(good)
+
+
+def _items(name: object, dataset: Any, keys: tuple[str, str] | None, strict: bool) -> _Items:
+    """Take the items out of a data set. An item that cannot be taken is refused if `strict`, where
+    nothing is certified anyway, and else is no item."""
+    tensors = getattr(dataset, "tensors", None)
+    if isinstance(tensors, tuple) and len(tensors) == 2:  # torch's TensorDataset
+        inputs, targets = (_array(tensor) for tensor in tensors)
+        return _Items(name, list(inputs), list(targets))
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ConfigError(f"data set {name!r}: a {type(dataset).__name__} has no items by number")
+    pairs: list[tuple[Array | None, Array | None]] = []
+    for place in range(len(dataset)):
+        try:
+            x, y = _pair(name, dataset[place], keys)
+            pairs.append((_array(x), _array(y)))
+        except Exception:  # whatever somebody's data set may raise
+            if strict:
+                raise
+            pairs.append((None, None))
+    return _Items(name, [x for x, _ in pairs], [y for _, y in pairs])
+
+
+def _common_shape(items: Mapping[Any, _Items]) -> tuple[int, ...]:
+    """The shape of all inputs, where nobody declared it."""
+    for own in items.values():
+        if len(own.shapes) > 1:
+            raise ConfigError(f"data set {own.name!r}: its items differ in shape")
+    shapes = {name: next(iter(own.shapes)) for name, own in items.items() if own.shapes}
+    if not shapes:
+        raise ConfigError("datasets: no client has any items")
     first = next(iter(shapes))
     for name, shape in shapes.items():
         if shape != shapes[first]:
             raise ConfigError(
                 f"data set {name!r}: inputs of shape {list(shape)}, and those of {first!r} have "
-                f"{list(shapes[first])}"
+                f"{list(shapes[first])}; declare the shape of all"
             )
-    kinds = {name: _kind(targets) for name, (_, targets) in parts.items()}
+    return shapes[first]
+
+
+def _joined_targets(items: Mapping[Any, _Items]) -> Array:
+    """All targets, where nobody declared of what kind they are: they must be of one."""
+    for own in items.values():
+        if len(own.kinds) > 1:
+            raise ConfigError(
+                f"data set {own.name!r}: its targets mix {' and '.join(sorted(own.kinds))}; "
+                "convert them to one type, or declare task and classes"
+            )
+    kinds = {name: next(iter(own.kinds)) for name, own in items.items() if own.kinds}
+    if not kinds:
+        raise ConfigError("datasets: no client has any items")
+    first = next(iter(kinds))
     for name, kind in kinds.items():
         if kind != kinds[first]:
             raise ConfigError(
                 f"data set {name!r}: its targets are {kind}, and those of {first!r} "
-                f"{kinds[first]}; convert them to one type"
+                f"{kinds[first]}; convert them to one type, or declare task and classes"
             )
-    inputs, targets = (np.concatenate(columns) for columns in zip(*parts.values(), strict=True))
-    owners = np.repeat(np.array(list(parts)), [len(y) for _, y in parts.values()])
-    return Federation.from_arrays(inputs, targets, owners, **settings)
+    targets = [one for own in items.values() for one in own.targets if one is not None]
+    try:
+        return np.stack(targets)
+    except ValueError:
+        raise ConfigError("datasets: targets differ in shape; declare task and classes") from None
 
 
-def _columns(name: object, dataset: Any, keys: tuple[str, str] | None) -> tuple[Array, Array]:
-    """Inputs and targets of one client."""
-    tensors = getattr(dataset, "tensors", None)
-    if isinstance(tensors, tuple) and len(tensors) == 2:  # torch's TensorDataset
-        inputs, targets = (_array(tensor) for tensor in tensors)
-    else:
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise ConfigError(
-                f"data set {name!r}: a {type(dataset).__name__} has no items by number"
-            )
-        items = [_pair(name, dataset[place], keys) for place in range(len(dataset))]
-        if not items:
-            raise ConfigError(f"data set {name!r}: is empty; leave its client out")
-        arrays = [[_array(one) for one in part] for part in zip(*items, strict=True)]
-        if len(kinds := dict.fromkeys(map(_kind, arrays[1]))) > 1:
-            raise ConfigError(
-                f"data set {name!r}: its targets mix {' and '.join(kinds)}; convert them to one "
-                "type"
-            )
-        try:
-            inputs, targets = map(np.stack, arrays)
-        except ValueError:
-            raise ConfigError(f"data set {name!r}: its items differ in shape") from None
-    if not len(inputs):
-        raise ConfigError(f"data set {name!r}: is empty; leave its client out")
-    return inputs, targets
+def _width(items: _Items) -> int:
+    """How many labels an item has, where nobody declared it."""
+    return max((one.size for one in items.targets if one is not None), default=0)
 
 
 def _pair(name: object, item: Any, keys: tuple[str, str] | None) -> tuple[Any, Any]:
@@ -108,7 +281,7 @@ def _kind(targets: Array) -> str:
     """Of targets: NumPy would let one of another kind decide for all clients, as 1.0 among numbers
     of classes, which makes them quantities."""
     kinds = {"b": "truths", "i": "whole numbers", "u": "whole numbers", "f": "fractions"}
-    return kinds.get(targets.dtype.kind, "texts")
+    return kinds.get(targets.dtype.kind, _TEXTS)
 
 
 def _array(value: Any) -> Array:
@@ -127,34 +300,48 @@ def from_images(
     classes: Sequence[str] = (),
     **settings: Any,
 ) -> Federation:
-    """A federation from pictures in folders CLIENT/CLASS/.
+    """Make a federation from pictures in folders CLIENT/CLASS/.
 
-    `size` is height, width and, if not 3, the number of colours (1: grey) to which every picture is
-    brought, each by itself; left out, all must have the size of the first. `classes` declares the
-    names of the classes, which are otherwise taken from the folders.
+    A picture that cannot be read, or whose class is none of those declared, keeps its place and
+    contributes nothing; a client without pictures is still a client.
+
+    Args:
+        folder: Holds a folder for each client.
+        size: Height, width and, if not 3, the number of colours (1: grey) to which every picture is
+            brought, each by itself. Left out, all must have the size of the first one that can be
+            read, and nothing is certified.
+        classes: The names of the classes. Left out, they are taken from the folders, and nothing is
+            certified.
+        **settings: Further ones of `Federation.from_arrays`.
+
+    Returns:
+        The federation; pixels are scaled to numbers from -1 to 1.
     """
     folder = Path(folder)
     files = pictures_of(folder)
     if not files:
         raise ConfigError(f"{folder}: holds no pictures in folders CLIENT/CLASS/")
-    height, width, colours = _size(folder, size, files[0])
-    inputs = np.empty((len(files), colours, height, width), np.uint8)
+    height, width, colours = _size(folder, size, files)
+    owners = [file.parent.parent.name for file in files]
+    absent = sorted({one.name for one in folder.iterdir() if _is_client(one)} - set(owners))
+    count = len(files) + len(absent)
+    inputs = np.zeros((count, colours, height, width), np.uint8)
+    labels = np.full(count, None, object)
     for place, file in enumerate(files):
-        inputs[place] = _pixels(file, height, width, colours, resize=bool(size))
-    labels = np.array([file.parent.name for file in files])
-    if classes and not set(labels) <= set(classes):
-        strange = min(set(labels.tolist()) - set(classes))
-        raise ConfigError(f"{folder}: class {strange!r} is none of the classes that were declared")
-    return Federation.from_arrays(
+        pixels = _pixels(file, height, width, colours, resize=bool(size))
+        if pixels is not None:
+            inputs[place], labels[place] = pixels, file.parent.name
+    made = Federation.from_arrays(
         inputs,
         labels,
-        np.array([file.parent.parent.name for file in files]),
+        np.array([*owners, *absent]),
         class_names=tuple(classes),
         classes=len(classes) or None,
         scaling=_PIXELS,
         name=folder.absolute().name,
-        **settings,
+        **{"task": Task.CLASSIFICATION, **settings},
     )
+    return made if size else replace(made, unprotected=(SHAPE, *made.unprotected))
 
 
 def pictures_of(folder: Path) -> list[Path]:
@@ -162,38 +349,45 @@ def pictures_of(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob("*/*/*") if file.suffix.lower() in _PICTURES)
 
 
+def _is_client(folder: Path) -> bool:
+    return folder.is_dir() and folder.name[0] != "."
+
+
 def _opened(file: Path) -> Any:
+    """A picture, or None if it cannot be read as one."""
     try:
         from PIL import Image
     except ImportError:
         raise ConfigError('pictures need Pillow: pip install "fedveil[data]"') from None
-    try:
+    with suppress(Exception):  # readers of many formats raise many kinds of errors
         return Image.open(file)
-    except OSError:
-        raise ConfigError(f"{file}: cannot be read as a picture") from None
+    return None
 
 
-def _size(folder: Path, size: Sequence[int], first: Path) -> tuple[int, int, int]:
+def _size(folder: Path, size: Sequence[int], files: Sequence[Path]) -> tuple[int, int, int]:
     if not size:
-        width, height = _opened(first).size
+        first = next((one for one in map(_opened, files) if one is not None), None)
+        if first is None:
+            raise ConfigError(f"{folder}: no picture can be read; give a size for all")
+        width, height = first.size
         return height, width, 3
     if len(size) not in (2, 3) or min(size) < 1 or (len(size) == 3 and size[2] not in (1, 3)):
         raise ConfigError(f"{folder}: a size is [height, width] or [height, width, 1 or 3]")
     return size[0], size[1], 3 if len(size) == 2 else size[2]
 
 
-def _pixels(file: Path, height: int, width: int, colours: int, *, resize: bool) -> Array:
-    """A picture `[colours, height, width]`."""
-    with _opened(file) as picture:
+def _pixels(file: Path, height: int, width: int, colours: int, *, resize: bool) -> Array | None:
+    """A picture `[colours, height, width]`; None if it cannot be read."""
+    picture = _opened(file)
+    if picture is None:
+        return None
+    with picture:
         if not resize and picture.size != (width, height):
             raise ConfigError(
                 f"{file}: has {picture.height} x {picture.width} pixels, the first picture "
                 f"{height} x {width}; give a size for all, as data.image_size=[{height},{width}]"
             )
-        try:
-            pixels = np.asarray(
-                picture.convert("RGB" if colours == 3 else "L").resize((width, height))
-            )
-        except OSError:
-            raise ConfigError(f"{file}: damaged picture") from None
-    return pixels.reshape(height, width, colours).transpose(2, 0, 1)
+        with suppress(Exception):
+            converted = picture.convert("RGB" if colours == 3 else "L").resize((width, height))
+            return np.asarray(converted).reshape(height, width, colours).transpose(2, 0, 1)
+    return None

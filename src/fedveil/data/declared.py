@@ -20,9 +20,10 @@ AGAIN = "training examples are test or validation examples too, and figures on t
 VOCABULARY = "the size of the vocabulary was taken from the token ids"
 TASK = "whether to predict classes or numbers was decided by the labels"
 UNLABELLED = (
-    "rows without a label or a client were left out, so one such row changes how the others of its "
-    "client are dealt"
+    "an earlier version saved these rows and left out those without a label before dealing them, "
+    "so one such row moved others; read the table again"
 )
+SHAPE = "the shape of the inputs was taken from the data"
 DEALT_BY_LABEL = "rows were dealt to artificial clients by their labels"
 
 
@@ -73,9 +74,11 @@ def count_classes(
     return seen, (CLASSES,)
 
 
-def task_by_values(task: Any, targets: npt.ArrayLike) -> tuple[str, ...]:
-    """An array's type is its owner's choice; what a list becomes is decided by its entries."""
-    return (TASK,) if task is None and _dtype(targets) is None else ()
+def by_values(task: Any, inputs: npt.ArrayLike, targets: npt.ArrayLike) -> tuple[str, ...]:
+    """An array's type and shape are declared with it; what a list becomes is decided by its
+    entries."""
+    decided = (TASK,) if task is None and _dtype(targets) is None else ()
+    return (*decided, SHAPE) if isinstance(inputs, list | tuple) else decided
 
 
 def _dtype(values: npt.ArrayLike) -> Any:

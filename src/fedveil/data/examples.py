@@ -9,7 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fedveil.core.errors import ConfigError
-from fedveil.data.columns import Array, input_column, label_column, number_column, take
+from fedveil.data.columns import (
+    Array,
+    input_column,
+    label_column,
+    number_column,
+    take,
+    truth_rows,
+)
 
 
 class Task(StrEnum):
@@ -48,12 +55,16 @@ class Examples:
     """Inputs `[examples, ...]` and targets `[examples]` (sequences: `[examples, length]`, several
     labels: `[examples, labels]`).
 
+    `usable` `[examples]` says which examples count. The others hold zeros in the place of values
+    that were missing or made no sense (`data.unusable`). None means that all count.
+
     >>> len(fv.Examples(np.zeros((3, 2), np.float32), np.array([0, 1, 1])).targets)
     3
     """
 
     inputs: Array
     targets: Array
+    usable: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -62,14 +73,29 @@ class Examples:
         return f"Examples({len(self)}, inputs {self.inputs.dtype}{list(self.inputs.shape[1:])})"
 
     def take(self, rows: npt.NDArray[np.int64]) -> Examples:
-        return Examples(take(self.inputs, rows), take(self.targets, rows))
+        return Examples(take(self.inputs, rows), take(self.targets, rows), some(self.usable, rows))
+
+    def only_usable(self) -> Examples:
+        """Return the examples that count."""
+        return self if self.usable is None else self.take(np.flatnonzero(self.usable))
+
+
+def some(
+    usable: npt.NDArray[np.bool_] | None, rows: npt.NDArray[np.int64] | slice
+) -> npt.NDArray[np.bool_] | None:
+    """Return which of these rows are usable; None if all of them are."""
+    own = None if usable is None else usable[rows]
+    return None if own is None or own.all() else own
 
 
 def task_of(task: Task | str | None, targets: npt.ArrayLike) -> Task:
     """The task asked for; otherwise floating-point targets mean regression, and whole numbers or
     truths in several columns several labels, as in scikit-learn."""
     if task is None:
-        found = np.asarray(targets)
+        try:
+            found = np.asarray(targets)
+        except ValueError:
+            raise ConfigError("targets: all examples must have the same shape") from None
         if found.ndim == 2 and found.shape[1] != 1 and found.dtype.kind in "iub":
             return Task.MULTI_LABEL
         return Task.REGRESSION if found.dtype.kind == "f" else Task.CLASSIFICATION
@@ -90,8 +116,13 @@ def examples_of(
     targets: npt.ArrayLike,
     class_names: tuple[str, ...],
     part: str,
+    classes: int | None = None,
 ) -> tuple[Examples, tuple[str, ...]]:
-    """Columns as a federation stores them, and the classes' names as far as known."""
+    """Columns as a federation stores them, and the classes' names as far as known.
+
+    `classes` is the declared number of classes or labels. What cannot be read as an input or a
+    target is NaN or a negative code.
+    """
     stored = input_column(inputs, f"{part}inputs", tokens=task is Task.SEQUENCE)
     wanted: Array
     if task is Task.REGRESSION:
@@ -100,14 +131,18 @@ def examples_of(
         tokens = input_column(targets, f"{part}targets", tokens=True)
         wanted = tokens.astype(np.int64, copy=False)
     elif task is Task.MULTI_LABEL:
-        wanted, _ = label_column(targets, f"{part}targets")
+        if classes is not None and not hasattr(targets, "dtype"):
+            wanted = truth_rows(targets, f"{part}targets", classes)
+        else:
+            wanted, _ = label_column(np.asarray(targets), f"{part}targets")
         if wanted.ndim != 2 or not wanted.shape[1]:
             raise ConfigError(
                 f"{part}targets: several labels need a column each, 0 or 1, got shape "
                 f"{list(wanted.shape)}"
             )
     else:
-        wanted, class_names = label_column(targets, f"{part}targets", class_names)
+        declared = classes is not None
+        wanted, class_names = label_column(targets, f"{part}targets", class_names, declared)
     if wanted.ndim == 2 and wanted.shape[1] == 1 and task in (Task.CLASSIFICATION, Task.REGRESSION):
         wanted = wanted[:, 0]  # one number for each example, in a column
     if len(stored) != len(wanted):

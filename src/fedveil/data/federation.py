@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fedveil.core.arguments import check_fields, one_of
+from fedveil.core.arguments import check_fields, one_of, settle
 from fedveil.core.display import Displayed
 from fedveil.core.errors import ConfigError
 from fedveil.data.assignment import Owners
-from fedveil.data.columns import Array, first_not_finite
-from fedveil.data.declared import VOCABULARY, count_classes, dealing, task_by_values, used_again
+from fedveil.data.columns import Array
+from fedveil.data.declared import CLASSES, VOCABULARY, by_values, count_classes, dealing, used_again
 from fedveil.data.examples import (
     Examples,
     Scaling,
@@ -27,16 +27,29 @@ from fedveil.data.examples import (
 )
 from fedveil.data.holdout import Holdout, deal
 from fedveil.data.partition import ByOwner, Partition
+from fedveil.data.unusable import marked
 
 if TYPE_CHECKING:
     from fedveil.data.bought import Bought
     from fedveil.data.encoder import TableEncoder
 
-__all__ = ["ARTIFICIAL_NOTE", "HELD_OUT_NOTE", "Examples", "Federation", "Scaling", "Task"]
+__all__ = [
+    "ARTIFICIAL_NOTE",
+    "HELD_OUT_NOTE",
+    "PICTURES_NOTE",
+    "Examples",
+    "Federation",
+    "Scaling",
+    "Task",
+]
 
 HELD_OUT_NOTE = (
     "Test or validation examples were held out from the clients' own data; figures measured on "
     "them are not covered by the guarantee."
+)
+PICTURES_NOTE = (
+    "Pictures of a client stand in the order of their file names, which are public and differ, "
+    "whatever the class."
 )
 ARTIFICIAL_NOTE = (
     "Rows were dealt to artificial clients: in the guarantee a client is such a share of the rows, "
@@ -70,8 +83,7 @@ class Federation(Displayed):
     featurizer: Callable[[Array], Array] | None = None  # made the inputs of stored examples
     encoder: TableEncoder | None = None  # how rows of a table became examples
     bought: Bought | None = None  # noisy statistics that made it; part of every guarantee
-    verified: bool = False  # values were checked when they were saved
-    unlabelled: bool = False  # rows without a label or an owner were left out of it
+    verified: bool = False  # unusable examples were marked before
     public: bool = False  # somebody declared that its rows are known to everybody
     elsewhere: bool = False  # the training rows are on their owners' machines, and none is here
 
@@ -99,8 +111,17 @@ class Federation(Displayed):
         for part, examples in parts.items():
             if examples is not None:
                 self._check_shapes(part, examples)
-                if not self.verified:
-                    self._check_values(part, examples)
+        if not self.verified:
+            self._mark_unusable({part: own for part, own in parts.items() if own is not None})
+
+    def _mark_unusable(self, parts: dict[str, Examples]) -> None:
+        """Mark unusable examples. A part with such examples is copied, so whether parts share
+        memory is found out before."""
+        again = used_again(*(examples.inputs for examples in parts.values()))
+        found = {part: marked(own, self.task, self.codes) for part, own in parts.items()}
+        settle(self, **found)
+        if again and any(found[part] is not own for part, own in parts.items()):
+            settle(self, unprotected=tuple(dict.fromkeys((*self.unprotected, *again))))
 
     def _check_scaling(self) -> None:
         """It must fit one example: parts as long as a batch would treat records by their place."""
@@ -139,32 +160,6 @@ class Federation(Displayed):
                 f"{examples.targets.shape}"
             )
 
-    def _check_values(self, part: str, examples: Examples) -> None:
-        where = f"federation {self.name!r}, {part} part"
-        for what, column in (("inputs", examples.inputs), ("target", examples.targets)):
-            if np.issubdtype(column.dtype, np.floating):
-                bad = first_not_finite(column)
-                if bad is not None:
-                    raise ConfigError(
-                        f"{where}: {what} of example {bad} hold NaN or infinity; remove or "
-                        "replace them"
-                    )
-        if self.task is not Task.REGRESSION:
-            self._check_codes(where, "label", examples.targets)
-        if self.task is Task.SEQUENCE:
-            self._check_codes(where, "token", examples.inputs)
-
-    def _check_codes(self, where: str, what: str, codes: Array) -> None:
-        if not codes.size:
-            return
-        low, high = int(codes.min()), int(codes.max())
-        if low < 0 or high >= self.codes:
-            wrong = low if low < 0 else high
-            row = int(np.argmax((codes == wrong).reshape(len(codes), -1).any(1)))
-            raise ConfigError(
-                f"{where}: {what} {wrong} of example {row} is outside 0..{self.codes - 1}"
-            )
-
     def _display(self) -> tuple[str, dict[str, object]]:
         """Sizes and shapes; never the data themselves, for a repr ends up in logs."""
         return self.name, {
@@ -189,6 +184,13 @@ class Federation(Displayed):
     def sizes(self) -> npt.NDArray[np.int64]:
         """Examples of each client, `[clients]`."""
         return np.diff(self.offsets)
+
+    @property
+    def unusable(self) -> int:
+        """How many examples contribute nothing (`data.unusable`). It was counted without noise: it
+        is for the owner of the data, and for nobody else."""
+        parts = (part.usable for part in (self.train, self.test, self.validation) if part)
+        return sum(int((~usable).sum()) for usable in parts if usable is not None)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -247,8 +249,11 @@ class Federation(Displayed):
         that need no change are shared, not copied.
 
         Whatever is given here (`classes`, `class_names`, `scaling`, ...) counts as known to
-        everybody; what is taken from the rows instead stands in `unprotected`, unless the rows
-        themselves are `public`, which then stands in every guarantee.
+        everybody, and so does an array's type; what is taken from the rows instead stands in
+        `unprotected`, unless the rows themselves are `public`, which then stands in every
+        guarantee. An example that does not fit (a number that is not finite, a label that is no
+        class) keeps its place and contributes nothing (`Examples.usable`). One without an owner,
+        None or NaN, belongs to nobody and is left out.
 
         >>> inputs, labels = [[0.5], [1.5], [2.5], [3.5]], [0, 1, 0, 1]
         >>> owners = ["ann", "ann", "bob", "bob"]
@@ -258,11 +263,11 @@ class Federation(Displayed):
         """
         kind = task_of(task, targets)
         given = class_names
-        pool, class_names = examples_of(kind, inputs, targets, given, "")
+        pool, class_names = examples_of(kind, inputs, targets, given, "", classes)
         if not len(pool):
             raise ConfigError(f"federation {name!r} is empty: no examples were given")
         parts = {
-            part: examples_of(kind, *as_pair(own), class_names, f"{part} ")[0]
+            part: examples_of(kind, *as_pair(own), class_names, f"{part} ", classes)[0]
             for part, own in (("test", test), ("validation", validation))
             if own is not None
         }
@@ -279,7 +284,7 @@ class Federation(Displayed):
         parts.setdefault("test", pool.take(dealt.test))
         if dealt.validation.size:
             parts["validation"] = pool.take(dealt.validation)
-        unprotected = [*task_by_values(task, targets), *dealing(partition)]
+        unprotected = [*by_values(task, inputs, targets), *dealing(partition)]
         given_parts = (as_pair(own)[0] for own in (test, validation) if own is not None)
         unprotected += used_again(inputs, *given_parts)
         if kind is Task.REGRESSION:
@@ -290,6 +295,8 @@ class Federation(Displayed):
                     f"classes={classes}, but the targets have {width} columns, each a label; give "
                     "one column of class numbers, or leave classes out"
                 )
+            if classes is None and not hasattr(targets, "dtype"):
+                unprotected.append(CLASSES)
             classes, _ = count_classes(targets, 0, pool.targets.shape[1], given, given)
         else:
             seen = 1 + max(highest_code(kind, part) for part in (pool, *parts.values()))

@@ -93,7 +93,10 @@ def parts_of(
         part[last] = TRAIN  # each client's largest word: held out only if all others were
     else:
         part = _within(dealt, holdout is Holdout.LATEST, test, validation, seed)
-    _need_parts(part, test, validation, holdout is Holdout.CLIENTS)
+    # How many rows an owner has is its own matter: that too few are there to hold any out is no
+    # reason to stop, for stopping would tell of it.
+    if holdout is Holdout.CLIENTS or dealt.owners is None:
+        _need_parts(part, test, validation, holdout is Holdout.CLIENTS)
     return part
 
 

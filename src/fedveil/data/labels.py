@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from fedveil.core.errors import ConfigError
@@ -41,7 +42,15 @@ class Targets:
 def targets_of(
     path: Path, label: str, values: Any, task: Task | str | None, public: Column | None
 ) -> Targets:
-    """What the label column holds; `public` is what a schema says about it."""
+    """Read the label column; `public` is what a schema says about it.
+
+    A label that is missing, or does not fit what is known about it, has the class number -1 or the
+    number NaN: its row is unusable.
+    """
+    if pa.types.is_null(values.type):
+        values = values.cast(pa.string())
+    if public is None and values.null_count == len(values):
+        raise ConfigError(f"{path}: no row has a label (column {label!r})")
     kind = kind_of(values)
     if kind is Kind.IGNORE:
         raise ConfigError(
@@ -77,12 +86,8 @@ def targets_of(
     scaling = Scaling(
         np.asarray(column.centre, np.float32), np.asarray(1 / column.width, np.float32)
     )
-    far = scaled(numbers, column)
-    if public is not None:  # a label as far out as they go: a run that it stopped would tell of it
-        most = float(np.finfo(np.float32).max)
-        far = np.clip(far, -most, most)
-    with np.errstate(over="ignore"):  # what no float32 holds is reported as infinity, with its row
-        stored = far.astype(np.float32)
+    most = float(np.finfo(np.float32).max)
+    stored = np.clip(scaled(numbers, column), -most, most).astype(np.float32)
     return Targets(stored, Task.REGRESSION, column, (), scaling, said, unprotected)
 
 
@@ -95,8 +100,7 @@ def several_targets(path: Path, table: Any, labels: tuple[str, ...]) -> Targets:
         truths = numbers_of(values, Column(Kind.BOOLEAN)) if _truth_like(values) else None
         if truths is None:
             raise ConfigError(f"{path}: label {label!r} holds {values.type}; {_TRUTHS}")
-        _need_all(path, label, values, ~np.isin(truths, (0, 1)), f"is no truth; {_TRUTHS}")
-        columns.append(truths.astype(np.int64))
+        columns.append(_truth_codes(truths))
     said = f"{len(labels)} labels, each true or false: {', '.join(map(repr, labels))}."
     return Targets(
         np.stack(columns, axis=1), Task.MULTI_LABEL, Column(Kind.BOOLEAN), labels, None, said, ()
@@ -104,11 +108,10 @@ def several_targets(path: Path, table: Any, labels: tuple[str, ...]) -> Targets:
 
 
 def separated_targets(
-    path: Path, label: str, values: Any, separator: str, public: Column | None, strict: bool
+    path: Path, label: str, values: Any, separator: str, public: Column | None
 ) -> Targets:
     """Targets of one column whose cells name any number of classes, `[rows, classes]`: an empty
-    one names none. `strict` refuses a name that is none of the public ones; otherwise it counts for
-    nothing."""
+    one names none. A name that is none of the public ones counts for nothing."""
     if kind_of(values) in (Kind.IGNORE, Kind.DATE):
         raise ConfigError(
             f"{path}: label {label!r} holds {values.type}; with a separator it must be text"
@@ -123,9 +126,7 @@ def separated_targets(
         parts = cells.canonical(parts)
         names = tuple(pc.unique(parts).sort().to_pylist())
         _check_several_names(path, label, names)
-    truths, strange = separated_truths(values, names, separator)
-    if strict:
-        _need_all(path, label, values, strange, "names a class that is not in the schema")
+    truths, _ = separated_truths(values, names, separator)
     column = Column(Kind.CATEGORY, categories=names, separator=separator)
     said = f"Label {label!r}: any of {len(names)} classes, separated by {separator!r}."
     taken = () if public is not None else (CLASS_NAMES,)
@@ -168,15 +169,14 @@ def _numbers(
                 f"{path}: label {label!r} is a {public.kind} in the schema, regression needs "
                 "varying numbers"
             )
-        numbers = numbers_of(values, public)
-        _need_all(path, label, values, np.isnan(numbers), "is not a number")
-        return numbers, public
+        return numbers_of(values, public), public
     if kind is not Kind.NUMBER:
         raise ConfigError(f"{path}: label {label!r} holds {values.type}, regression needs numbers")
     numbers = numbers_of(values, Column(Kind.NUMBER))
     if pc.count_distinct(values).as_py() < 2:
         raise ConfigError(f"{path}: label {label!r} is the same in every row: nothing to predict")
-    return numbers, Column(Kind.NUMBER, mean=float(numbers.mean()), std=float(numbers.std()))
+    mean, std = float(np.nanmean(numbers)), float(np.nanstd(numbers))
+    return numbers, Column(Kind.NUMBER, mean=mean, std=std)
 
 
 def _classes(
@@ -184,14 +184,10 @@ def _classes(
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...], bool]:
     """Class numbers, the classes' names, and whether a schema declared them."""
     if public is not None and public.kind is Kind.BOOLEAN:
-        truths = numbers_of(values, public)
-        _need_all(path, label, values, ~np.isin(truths, (0, 1)), "is not in the schema")
-        return truths.astype(np.int64), ("false", "true"), True
+        return _truth_codes(numbers_of(values, public)), ("false", "true"), True
     if public is not None and public.kind is Kind.CATEGORY:
-        codes = category_codes(values, public.categories)
-        _need_all(path, label, values, codes < 0, "is not in the schema")
-        return codes, public.categories, True
-    names = as_text(pc.unique(values).sort()).to_pylist()
+        return category_codes(values, public.categories), public.categories, True
+    names = as_text(pc.unique(values.drop_null()).sort()).to_pylist()
     if len(names) > max(MOST_CLASSES, min(MOST_TEXT_CLASSES, len(values) // 2)):
         raise ConfigError(
             f"{path}: label {label!r} has {len(names)} different values, too many for classes; "
@@ -199,14 +195,12 @@ def _classes(
         )
     if len(names) < 2:
         raise ConfigError(
-            f"{path}: label {label!r} has only one value, {names[0]!r}: nothing to predict (NA, "
-            "None, null and the like count as missing)"
+            f"{path}: label {label!r} has fewer than two classes: nothing to predict (NA, None, "
+            "null and the like count as missing)"
         )
     return category_codes(values, names), tuple(names), False
 
 
-def _need_all(path: Path, label: str, values: Any, wrong: npt.NDArray[np.bool_], what: str) -> None:
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        strange = as_text(values)[row].as_py()
-        raise ConfigError(f"{path}: label {strange!r} of row {row + 1} {what}")
+def _truth_codes(truths: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """1 for true, 0 for false, -1 for what is neither."""
+    return np.where(np.isin(truths, (0, 1)), truths, -1).astype(np.int64)

@@ -194,9 +194,10 @@ class ByOwner(_Limits):
             raise ConfigError(
                 "ByOwner: these data name no owners; use IID, Dirichlet or SortedSlices"
             )
+        entries = np.size(owners.codes if isinstance(owners, Owners) else owners)
+        if entries != len(labels):
+            raise ConfigError(f"owners: {entries} entries for {len(labels)} examples")
         everyone = group(owners)
-        if everyone.sizes.sum() != len(labels):
-            raise ConfigError(f"owners: {everyone.sizes.sum()} entries for {len(labels)} examples")
         least = max(self.at_least, self.examples_per_client or 1)
         enough = everyone.sizes >= least
         if not enough.any():

@@ -173,8 +173,8 @@ def _texts(column: Iterable[Any]) -> Any:
 
 def _text(entry: Any) -> str | None:
     """An entry as a CSV file would hold it; None if it is missing, as None and NaN are."""
-    if isinstance(entry, str):
-        return str.__str__(entry)  # also of a member of an Enum
+    if isinstance(entry, str):  # also a member of an Enum; half of a pair of surrogates is no text
+        return str.__str__(entry).encode(errors="replace").decode()
     if isinstance(entry, list | tuple | np.ndarray):
         return cells.BETWEEN.join(_text(one) or "" for one in entry)
     if isinstance(entry, set | frozenset):
@@ -182,12 +182,13 @@ def _text(entry: Any) -> str | None:
     try:
         if entry is None or entry != entry:
             return None
-    except TypeError:  # pandas.NA is neither the same nor another
+    except Exception:  # pandas.NA is neither the same nor another
         return None
     if isinstance(entry, bytes | bytearray):
         return entry.decode(errors="replace")
     if isinstance(entry, bool | np.bool_):
         return str(bool(entry)).lower()
-    if hasattr(entry, "isoformat"):
-        return str(entry.isoformat())
-    return str(entry)
+    try:
+        return str(entry.isoformat() if hasattr(entry, "isoformat") else entry)
+    except Exception:  # whatever an object of somebody's own may raise; a very long number does
+        return None

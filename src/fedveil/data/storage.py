@@ -14,14 +14,15 @@ import numpy as np
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.columns import Array
-from fedveil.data.declared import used_again
+from fedveil.data.declared import UNLABELLED, used_again
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 
 if TYPE_CHECKING:
     from fedveil.data.bought import Bought
     from fedveil.data.encoder import TableEncoder
 
-FORMAT = "fedveil federation 2"
+FORMAT = "fedveil federation 3"
+_BEFORE = "fedveil federation 2"  # left out rows without a label before they were dealt
 MANIFEST = "federation.json"
 
 
@@ -41,7 +42,6 @@ def save(federation: Federation, directory: Path) -> Path:
         "notes": list(federation.notes),
         # Files lie apart: that training examples are test examples too would not show any more.
         "unprotected": list(dict.fromkeys((*federation.unprotected, *_again(federation)))),
-        "unlabelled": federation.unlabelled,
         "public": federation.public,
         "encoder": None if federation.encoder is None else federation.encoder.to_dict(),
         "bought": None if federation.bought is None else federation.bought.to_dict(),
@@ -79,7 +79,9 @@ def load(directory: Path) -> Federation:
     columns = map_columns(directory, manifest["bytes"])
 
     def examples(part: str) -> Examples:
-        return Examples(columns[f"{part}.inputs"], columns[f"{part}.targets"])
+        usable = columns.get(f"{part}.usable")
+        known = None if usable is None else np.asarray(usable, dtype=np.bool_)
+        return Examples(columns[f"{part}.inputs"], columns[f"{part}.targets"], known)
 
     def scaling(name: str) -> Scaling | None:
         if f"{name}.shift" not in columns:
@@ -99,9 +101,7 @@ def load(directory: Path) -> Federation:
             scaling=scaling("scaling"),
             target_scaling=scaling("target_scaling"),
             notes=tuple(manifest["notes"]),
-            unprotected=tuple(manifest["unprotected"]),
-            # Of a table that was saved without saying so, nobody knows.
-            unlabelled=bool(manifest.get("unlabelled", manifest.get("encoder") is not None)),
+            unprotected=(*manifest["unprotected"], *_left_out(manifest)),
             public=bool(manifest.get("public", True)),  # then the guarantee rests on it
             owners=columns.get("owners"),
             class_names=tuple(manifest["class_names"]),
@@ -112,6 +112,12 @@ def load(directory: Path) -> Federation:
         )
     except (KeyError, ValueError) as error:
         raise ConfigError(f"{directory}: incomplete federation ({error}); save it again") from None
+
+
+def _left_out(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a table owes to its rows if an earlier version saved it."""
+    earlier = manifest["format"] == _BEFORE and manifest.get("encoder") is not None
+    return (UNLABELLED,) if earlier else ()
 
 
 def _encoder(document: Mapping[str, Any] | None) -> TableEncoder | None:
@@ -141,6 +147,8 @@ def _columns(federation: Federation) -> dict[str, Array]:
         if examples is not None:
             columns[f"{part}.inputs"] = examples.inputs
             columns[f"{part}.targets"] = examples.targets
+            if examples.usable is not None:
+                columns[f"{part}.usable"] = examples.usable
     if federation.owners is not None:
         owners = federation.owners
         columns["owners"] = owners.astype(str) if owners.dtype == object else owners
@@ -157,7 +165,7 @@ def _manifest(directory: Path) -> dict[str, Any]:
         raise ConfigError(f"{directory}: not a saved federation (no {MANIFEST})")
     try:
         manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
+        if manifest["format"] not in (FORMAT, _BEFORE):
             raise ConfigError(
                 f"{path}: format {manifest['format']!r}, this version reads {FORMAT!r}"
             )

@@ -43,11 +43,15 @@ FROM_DATA_NOTE = (
 
 BOUGHT_NOTE = (
     "Kinds and scales of the columns were bought with noise, for about a twentieth of the budget; "
-    "values of categories share inputs by their hash; a label that was not found counts as the "
-    "first class, or as the mean."
+    "values of categories share inputs by their hash; a row whose label was not found contributes "
+    "nothing."
 )
 
 
+UNUSABLE_NOTE = (
+    "A row whose label is missing or does not fit the schema stays where it is and contributes "
+    "nothing. A row without a client belongs to nobody and is left out."
+)
 NUMBERED_NOTE = "Clients are named by numbers: 7 and 7.0 are one client, 07 is another."
 
 
@@ -107,13 +111,9 @@ def from_table(
     if public is not None:
         _check_several(path, labels, public)
         public = {**public, **known}
-    written = _read(source, public, labels, client_column, separator)
+    table = _read(source, public, labels, client_column, separator)
     needed = labels if separator is None else ()
-    table, notes = _with_labels_and_owners(path, written, needed, client_column, public is None)
-    if bought is not None and public is not None and separator is None:
-        described = _columns_of(public, table)
-        for name in labels:
-            table = _with_known_labels(table, name, described[name]) if name in public else table
+    notes = [UNUSABLE_NOTE] if public is not None else _gaps(table, needed, client_column)
     if client_column is not None:
         notes += _numbered(table.column(client_column))
     taken = (*labels, client_column)
@@ -134,8 +134,7 @@ def from_table(
     if len(labels) > 1:
         wanted = several_targets(path, table, labels)
     elif separator is not None:
-        strict = bought is None
-        wanted = separated_targets(path, labels[0], values, separator, target, strict)
+        wanted = separated_targets(path, labels[0], values, separator, target)
     else:
         wanted = targets_of(path, labels[0], values, task, target)
     notes.append(wanted.remark)
@@ -143,7 +142,7 @@ def from_table(
         notes.append(FROM_DATA_NOTE)
     encoder = TableEncoder(columns, labels, _as_read(table, labels[0], wanted.column))
     federation = Federation.from_arrays(
-        _inputs(path, table, encoder),
+        encoder.encode(table).inputs,
         wanted.values,
         None if client_column is None else _owners(table.column(client_column)),
         partition=partition,
@@ -163,7 +162,6 @@ def from_table(
         target_scaling=wanted.scaling,
         encoder=encoder,
         bought=bought,
-        unlabelled=table.num_rows < written.num_rows,
         unprotected=unprotected + wanted.unprotected + federation.unprotected,
         verified=True,
     )
@@ -258,17 +256,16 @@ def _buy(
     path, names = path_of(source), set(column_names(source)) - {client_column}
     table = read_table(source, exact=client_column, by_cell=names)
     need_column(path, table.column_names, client_column, "the clients")
-    needed = labels if separator is None else ()
-    table, _ = _with_labels_and_owners(path, table, needed, client_column, False)
     known = {client_column, *(labels if declared else ())}
     # What a column's stored type cannot be read as is seen without its rows.
     known |= {name for name in names if unreadable(table.column(name)) or is_index(name)}
     wanted, label = [name for name in table.column_names if name not in known], labels[0]
     if not set(wanted) - set(labels):  # before anything is paid
         raise ConfigError(f"{path}: no column besides {label!r} can be used as an input")
-    codes = _owners(table.column(client_column)).codes
     mark = (table.schema.metadata or {}).get(DECIMAL, b".").decode()
-    cells = {name: table.column(name) for name in wanted}
+    named = pc.is_valid(table.column(client_column))  # the others belong to nobody
+    cells = {name: table.column(name).filter(named) for name in wanted}
+    codes = _owners(table.column(client_column).filter(named)).codes
     columns, bought = buy(cells, label, codes, offer, mark, separator)
     found = columns.get(label)
     if found is not None and found.kind is Kind.CATEGORY and len(found.categories) < 2:
@@ -278,22 +275,6 @@ def _buy(
             "budget, and asking again will)"
         )
     return columns, bought
-
-
-def _with_known_labels(table: Any, label: str, column: Column) -> Any:
-    """Labels that were not found become the first class, false, or the mean. A row must not vanish
-    with its label: how many rows and clients there are would tell of it."""
-    _, wrong = TableEncoder({}, (label,), column).targets(table)
-    values = table.column(label)
-    names = ("false",) if column.kind is Kind.BOOLEAN else column.categories
-    usual: Any = names[0] if names else column.centre
-    if pa.types.is_string(values.type):
-        usual = usual if names else repr(usual).replace(".", column.decimal or ".")
-    elif names:
-        values = as_text(values)
-    usual = pa.scalar(usual, values.type if pa.types.is_string(values.type) else pa.float64())
-    kept = pc.if_else(pa.array(wrong), usual, values)
-    return table.set_column(table.column_names.index(label), label, kept)
 
 
 def schema_draft(
@@ -319,9 +300,9 @@ def schema_draft(
             columns[name], remarks[name] = Column(Kind.BOOLEAN), "a label"
         elif name in labels:
             if separator is None:
-                column = targets_of(path, name, values.drop_null(), None, None).column
+                column = targets_of(path, name, values, None, None).column
             else:
-                column = separated_targets(path, name, values, separator, None, True).column
+                column = separated_targets(path, name, values, separator, None).column
             columns[name], remarks[name] = _guess(_as_read(table, name, column)), "the label"
         elif (found := judge(name, values)).column is None:
             columns[name], remarks[name] = Column(Kind.IGNORE), found.why_not
@@ -374,6 +355,8 @@ def _read(
                 f"{path}: client column {client_column!r} holds {owners.type}; clients' names are "
                 "text or numbers"
             )
+        if owners.null_count == len(owners):
+            raise ConfigError(f"{path}: no row has a client (column {client_column!r})")
     return table
 
 
@@ -400,25 +383,16 @@ def _columns(count: int) -> str:
     return "1 column" if count == 1 else f"{count} columns"
 
 
-def _with_labels_and_owners(
-    path: Path, table: Any, labels: tuple[str, ...], client_column: str | None, count: bool
-) -> tuple[Any, list[str]]:
-    """Only the rows that have a label and an owner; `count` says how many had not.
-
-    Otherwise the note is the same whether there were any.
-    """
-    notes = [] if count else ["Rows without a label or a client are left out."]
-    for name, what in (*((label, "label") for label in labels), (client_column, "client")):
-        if name is None:
-            continue
-        gaps = table.column(name).null_count
-        if gaps == table.num_rows:
-            raise ConfigError(f"{path}: no row has a {what} (column {name!r})")
-        if gaps:
-            if count:
-                notes.append(f"{gaps} rows without a {what} ({name!r}) were left out.")
-            table = table.filter(pc.is_valid(table.column(name)))
-    return table, notes
+def _gaps(table: Any, labels: tuple[str, ...], client_column: str | None) -> list[str]:
+    """Notes on rows without a label or a client, counted, where nothing is certified anyway."""
+    found = ((name, "label", "not used") for name in labels)
+    columns = [*found, *([(client_column, "client", "left out")] if client_column else [])]
+    counts = [(table.column(name).null_count, name, *said) for name, *said in columns]
+    return [
+        f"{count} rows without a {what} ({name!r}) were {fate}."
+        for count, name, what, fate in counts
+        if count
+    ]
 
 
 def _judged(table: Any, taken: tuple[str | None, ...]) -> tuple[dict[str, Column], list[str]]:
@@ -491,17 +465,6 @@ def _as_read(table: Any, name: str, column: Column) -> Column:
     return replace(column, decimal=mark)
 
 
-def _inputs(path: Path, table: Any, encoder: TableEncoder) -> Any:
-    encoded = encoder.encode(table)
-    for name, found in encoded.gaps.items():
-        if found.all() and table.column(name).null_count < table.num_rows:
-            kind = encoder.columns[name].kind
-            raise ConfigError(
-                f"{path}: column {name!r} has no value that is a {kind}, as the schema says it is"
-            )
-    return encoded.inputs
-
-
 def _numbered(names: Any) -> list[str]:
     """A note where clients' names, which are public, are numbers."""
     numbers = pc.match_substring_regex(as_text(names), WHOLE)
@@ -510,11 +473,12 @@ def _numbered(names: Any) -> list[str]:
 
 def _owners(column: Any) -> Owners:
     """Every row's place among the clients' sorted names: one array, no object a client."""
-    encoded = pc.dictionary_encode(column).combine_chunks()
+    encoded = pc.dictionary_encode(column).combine_chunks()  # no name: no code
     order = np.asarray(pc.array_sort_indices(encoded.dictionary))
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
     names = np.asarray(encoded.dictionary.sort())
+    codes = np.asarray(pc.fill_null(encoded.indices, -1))
     return Owners(
-        rank[np.asarray(encoded.indices)], names.astype(str) if names.dtype == object else names
+        np.where(codes < 0, -1, rank[codes]), names.astype(str) if names.dtype == object else names
     )

@@ -195,8 +195,10 @@ def _joined(
     for name, file in files.items():
         typed, zipped = form_of(file)
         table = _parquet(file) if typed else _csv(file, zipped, column_names(file), by_cell)
-        if not table.num_rows:
-            raise ConfigError(f"{file}: has a header but no rows")
+        if not table.num_rows and named:  # a client without rows is still a client
+            table = pa.table(
+                [pa.nulls(1, column.type) for column in table.columns], schema=table.schema
+            )
         said, names = table.schema.metadata, unique_names(file, table.column_names)
         table = table.rename_columns(names).replace_schema_metadata(said)
         if named and FILE in table.column_names:

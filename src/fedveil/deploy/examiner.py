@@ -36,7 +36,7 @@ class Examiner:
     ) -> None:
         self._number, self._members, self._store, self._policy = number, members, store, policy
         self._data, self._randomness = data, randomness
-        self._taken = taken_from_records(data, Unit.RECORD)
+        self._taken = taken_from_records(data)
 
     def examined(self, data: bytes) -> tuple[Work, Roster]:
         """What this site is to do for a plan, and whose keys it works with."""

@@ -154,12 +154,12 @@ class TableSchema:
         if path.is_dir():
             return []
         columns, said = self.encoder.columns, []
-        table = read_table(path, by_cell=columns, only={*columns, *self.labels})
+        used = {*columns, *self.labels}
+        table = read_table(path, by_cell=used, only=used)
         encoded, rows = self.encoder.encode(table), table.num_rows
-        missing = [table.column(label).is_null().to_numpy() for label in self.labels]
-        if (count := int(np.any(missing, axis=0).sum())) and not self.encoder.separated:
-            lack = "lack a label" if len(missing) > 1 else "have no label"
-            said.append(f"{count} of {rows} rows {lack} and are left out")
+        if (count := int(self.encoder.targets(table)[1].sum())) and not self.encoder.separated:
+            lack = "lack a label" if len(self.labels) > 1 else "have no label"
+            said.append(f"{count} of {rows} rows {lack} of the agreed kind and contribute nothing")
         for name, column in columns.items():
             if count := int(encoded.unknown.get(name, np.zeros(0)).sum()):
                 known = ", ".join(map(repr, column.categories[:8]))  # the hub's words
@@ -234,7 +234,8 @@ class ArraySchema:
         return []
 
     def wrong_with(self, found: Federation) -> str:
-        parts = [part.inputs for part in (found.train, found.test) if len(part)]
+        own_rows = (part.only_usable() for part in (found.train, found.test))
+        parts = [part.inputs for part in own_rows if len(part)]
         inside = all(self.low <= own.min() <= own.max() <= self.high for own in parts)
         return "" if inside else f"it has values outside {self.low:g} to {self.high:g}"
 
@@ -251,7 +252,7 @@ def read_schema_file(path: Path) -> dict[str, Any]:
 
 
 def public_examples(found: Federation) -> Examples:
-    """All rows of somebody's, who shows them to everybody."""
-    parts = [part for part in (found.train, found.test) if len(part)]
+    """All usable rows of somebody's, who shows them to everybody."""
+    parts = [part.only_usable() for part in (found.train, found.test)]
     inputs, targets = zip(*((part.inputs, part.targets) for part in parts), strict=True)
     return Examples(np.concatenate(inputs), np.concatenate(targets))

@@ -275,5 +275,6 @@ def _area(table: Table) -> float:
 
 
 def held_out(data: Federation) -> Examples:
-    """A site's rows that nothing is trained on, as a model sees them."""
-    return Examples(data.model_inputs(data.test.inputs), data.test.targets)
+    """A site's usable rows that nothing is trained on, as a model sees them."""
+    test = data.test.only_usable()
+    return Examples(data.model_inputs(test.inputs), test.targets)

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from fedveil.client.batches import client_sizes
 from fedveil.client.local_training import LocalTraining
 from fedveil.client.update_pipeline import Senders, ShapedRows, UpdatePipeline, shape_rows
+from fedveil.core.arguments import settle
 from fedveil.core.randomness import Randomness
 from fedveil.data.federation import Federation
+from fedveil.data.unusable import without_unusable
+from fedveil.models.check import with_readable
 from fedveil.models.flat import Layout
 
 Cohort = npt.NDArray[np.int64]
@@ -43,6 +46,17 @@ class Job:
     pipeline: UpdatePipeline
     randomness: Randomness
     isolated: bool = False
+
+    def __post_init__(self) -> None:
+        """Drop unusable examples inside their clients. Where gradients of single examples are
+        clipped they stay in their places, for their number and places are accounted for."""
+        federation = self.federation
+        readable = with_readable(self.module, federation, federation.train)
+        if readable is not federation.train:
+            federation = replace(federation, train=readable, verified=True)
+        if not self.rule.per_example:
+            federation = without_unusable(federation)
+        settle(self, federation=federation)
 
     def shaped_by(self, pipeline: UpdatePipeline | None) -> Job:
         """The same job with another shaping; None keeps its own."""

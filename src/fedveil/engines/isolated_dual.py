@@ -24,7 +24,7 @@ from fedveil.engines.contract import Cohort, Job, RunningSum
 from fedveil.engines.dual_clients import costs, dual_applies
 from fedveil.engines.gram_cache import GramCache
 from fedveil.engines.isolated_softmax import softmax
-from fedveil.engines.one_client import lone
+from fedveil.engines.one_client import lone_rows
 from fedveil.models.tensors import as_tensor
 from fedveil.privacy.lanes import tree_sum
 
@@ -77,15 +77,15 @@ class LoneDual:
         gram = torch.zeros(len(where), width, width)
         start = torch.zeros(len(where), width, layer.outputs)
         for place, client in enumerate(total.cohort[where].tolist()):
-            own = lone(job.federation, client).train
-            records = as_tensor(own.inputs).flatten(1)
+            own_inputs, own_targets = map(as_tensor, lone_rows(job.federation, client))
+            records = own_inputs.flatten(1)
             square = _own_gram(self._grams, client, records)
             tame[place] = bool(square.diagonal().amax() < _LARGEST)
             size = len(records)
             gram[place, :size, :size] = square
             start[place, :size] = torch.mm(records, layer.weight_of(weights).t())
             inputs.append(records)
-            targets.append(as_tensor(own.targets))
+            targets.append(own_targets)
         if not tame.all():
             if tame.any():
                 self._add_group(total, where[tame], width)

@@ -17,7 +17,7 @@ from fedveil.engines.affine import Affine
 from fedveil.engines.algebra import moments_apply
 from fedveil.engines.contract import Cohort, Job, RunningSum
 from fedveil.engines.moments import LaneGradients, MomentSupply, add_by_moments, columns_of
-from fedveil.engines.one_client import lone
+from fedveil.engines.one_client import lone_rows
 from fedveil.models.tensors import as_tensor
 
 NARROW = 64  # weights above which products alone are faster; `rotation.SHORT` is no less
@@ -77,9 +77,8 @@ class LoneMoments:
 
     def _of(self, job: Job, client: int) -> tuple[Tensor, Tensor]:
         """One client's moments, from its own records alone."""
-        own = lone(job.federation, client).train
-        columns = columns_of(self._layer, as_tensor(own.inputs).flatten(1))
-        targets = as_tensor(own.targets).double()
+        inputs, targets = map(as_tensor, lone_rows(job.federation, client))
+        columns, targets = columns_of(self._layer, inputs.flatten(1)), targets.double()
         weighted = (columns / len(targets)).t()
         rest = torch.cat([torch.mv(weighted, targets), targets.square().mean()[None]])
         return torch.mm(weighted, columns), rest

@@ -15,7 +15,7 @@ from fedveil.data.federation import Federation
 from fedveil.engines.affine import Affine
 from fedveil.engines.batched import chunks_of, noise_streams
 from fedveil.engines.contract import Cohort, RunningSum
-from fedveil.engines.records import Batch
+from fedveil.engines.records import Batch, model_rows
 from fedveil.engines.steps import local_updates
 from fedveil.models.tensors import as_tensor
 from fedveil.privacy.lanes import matrix_times
@@ -73,9 +73,8 @@ class Moments:
             rows = federation.offsets[clients[chunk]][:, None] + np.minimum(
                 ranks, held[:, None] - 1
             )
-            inputs = as_tensor(federation.model_inputs(federation.train.inputs[rows])).flatten(2)
-            targets = as_tensor(federation.train.targets[rows]).double()
-            columns = columns_of(layer, inputs)
+            inputs, targets = map(as_tensor, model_rows(federation, rows))
+            columns, targets = columns_of(layer, inputs.flatten(2)), targets.double()
             share = torch.from_numpy((ranks < held[:, None]) / held[:, None])
             weighted = columns * share[:, :, None]
             where = torch.from_numpy(places[chunk])

@@ -8,12 +8,15 @@ machine has the same federation, and contributes the same numbers.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from fedveil.data.examples import some
 from fedveil.data.federation import Examples, Federation
 from fedveil.engines.contract import Job
-from fedveil.engines.records import aligned
+from fedveil.engines.records import aligned, model_rows
 
 
 def lone(federation: Federation, client: int) -> Federation:
@@ -23,7 +26,7 @@ def lone(federation: Federation, client: int) -> Federation:
     inputs = aligned(federation.model_inputs(federation.train.inputs[own]))
     targets = aligned(federation.train.targets[own])
     return Federation(
-        Examples(inputs, targets),
+        Examples(inputs, targets, some(federation.train.usable, own)),
         np.array([0, len(targets)]),
         Examples(inputs[:0], targets[:0]),
         federation.task,
@@ -32,6 +35,11 @@ def lone(federation: Federation, client: int) -> Federation:
         unprotected=federation.unprotected,
         verified=True,
     )
+
+
+def lone_rows(federation: Federation, client: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return this client's inputs and targets for a gradient that is written by hand."""
+    return model_rows(lone(federation, client), slice(None))
 
 
 def lone_job(job: Job, client: int) -> Job:

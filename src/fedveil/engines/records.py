@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fedveil.client.batches import Batches
 from fedveil.data.federation import Federation
+from fedveil.data.unusable import no_target
 from fedveil.models.tensors import as_tensor
 
 Ints = npt.NDArray[np.int64]
@@ -35,9 +37,10 @@ class Records:
         device: torch.device | None = None,
         *,
         padded: bool = False,
+        autograd: bool = False,
     ) -> None:
         self._federation, self._clients, self._sizes = federation, clients, sizes
-        self._device = device
+        self._device, self._autograd = device, autograd
         self.steps = batches.steps
         self._batches = batches
         _, drawn, self._batch = batches.positions.shape
@@ -126,13 +129,43 @@ class Records:
         return self._take(starts[:, None] + np.minimum(places, self._sizes[:, None] - 1))
 
     def _take(self, rows: slice | Ints, lead: bool = False) -> tuple[Tensor, Tensor]:
-        train = self._federation.train
-        inputs = self._federation.model_inputs(_rows(train.inputs, rows))
-        pair = self._tensor(inputs), self._tensor(_rows(train.targets, rows))
+        found = model_rows(self._federation, rows, autograd=self._autograd)
+        pair = self._tensor(found[0]), self._tensor(found[1])
         return (pair[0][None], pair[1][None]) if lead else pair
 
     def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
         return as_tensor(array).to(self._device)
+
+
+def model_rows(
+    federation: Federation, rows: slice | Ints, *, autograd: bool = False
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Training examples as gradients read them, with unusable ones marked.
+
+    Args:
+        federation: Whose training examples.
+        rows: Which of them.
+        autograd: How gradients are computed. By hand, an unusable example has NaN for inputs. By
+            autograd, it has a target that is none: its inputs stay fit for any model, and
+            `models.losses` gives it a loss of NaN. Either way its gradient is not finite, and
+            counts as zero.
+
+    Returns:
+        Inputs as the model sees them, and targets.
+    """
+    train = federation.train
+    inputs = federation.model_inputs(_rows(train.inputs, rows))
+    targets = _rows(train.targets, rows)
+    wrong = None if train.usable is None else ~train.usable[rows]
+    if wrong is None or not wrong.any():
+        return inputs, targets
+    if autograd:
+        targets = aligned(targets)
+        targets[wrong] = no_target(federation.task)
+    else:
+        inputs = aligned(inputs)
+        inputs[wrong] = np.nan
+    return inputs, targets
 
 
 def aligned(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:

@@ -40,6 +40,7 @@ class SharedFederation:
 
     inputs: SharedColumn
     targets: SharedColumn
+    usable: SharedColumn | None
     offsets: SharedColumn
     task: Task
     classes: int
@@ -48,7 +49,8 @@ class SharedFederation:
     unprotected: tuple[str, ...]
 
     def open(self) -> Federation:
-        train = Examples(self.inputs.open(), self.targets.open())
+        usable = None if self.usable is None else np.asarray(self.usable.open(), dtype=np.bool_)
+        train = Examples(self.inputs.open(), self.targets.open(), usable)
         nothing = Examples(train.inputs[:0], train.targets[:0])
         offsets = np.asarray(self.offsets.open(), dtype=np.int64)
         return Federation(
@@ -66,8 +68,9 @@ class SharedFederation:
     @property
     def descriptors(self) -> list[int]:
         """File descriptors that a worker process must inherit."""
-        columns = (self.inputs, self.targets, self.offsets)
-        return [column.place for column in columns if isinstance(column.place, int)]
+        columns = (self.inputs, self.targets, self.usable, self.offsets)
+        places = (column.place for column in columns if column is not None)
+        return [place for place in places if isinstance(place, int)]
 
     def close(self) -> None:
         """Give up this process's hold on the copies."""
@@ -83,9 +86,11 @@ def bytes_to_copy(federation: Federation) -> int:
 
 def share(federation: Federation) -> SharedFederation:
     """Put a federation where worker processes can read it."""
+    usable = federation.train.usable
     return SharedFederation(
         _share(federation.train.inputs, "inputs"),
         _share(federation.train.targets, "targets"),
+        None if usable is None else _share(usable, "usable"),
         _share(federation.offsets, "offsets"),
         federation.task,
         federation.classes,

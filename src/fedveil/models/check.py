@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedveil.core.errors import ConfigError
-from fedveil.data.federation import Federation, Task
+from fedveil.data.federation import Examples, Federation, Task
+from fedveil.data.unusable import with_tokens_below
 from fedveil.models.flat import layout_of
 
 _TWO = 2  # made-up examples, so that a missing batch axis shows
@@ -19,7 +20,7 @@ def check_model(module: nn.Module, federation: Federation, *, protected: bool = 
     """Raise a ConfigError, in one line, if the model cannot be trained on these data.
 
     It is shown zeros of the data's shape and type. Of the data themselves only shapes are looked
-    at, and, unless they are `protected`, the range of token ids: a refusal would tell of a token.
+    at: a refusal that depended on values would tell of them.
     """
     layout_of(module)  # trainable parameters, and no running statistics
     for name, parameter in module.named_parameters():
@@ -34,8 +35,16 @@ def check_model(module: nn.Module, federation: Federation, *, protected: bool = 
 def token_limit(module: nn.Module, federation: Federation) -> int | None:
     """Token ids must be below this: the shortest Embedding of a model that reads whole numbers."""
     whole = np.issubdtype(federation.train.inputs.dtype, np.integer) and federation.scaling is None
-    rows = [one.num_embeddings for one in module.modules() if isinstance(one, nn.Embedding)]
-    return min(rows) if whole and rows else None
+    if not whole:
+        return None
+    rows = (one.num_embeddings for one in module.modules() if isinstance(one, nn.Embedding))
+    return min(rows, default=None)
+
+
+def with_readable(module: nn.Module, federation: Federation, examples: Examples) -> Examples:
+    """Mark examples with tokens beyond the model's Embedding as unusable."""
+    limit = token_limit(module, federation)
+    return examples if limit is None else with_tokens_below(examples, limit)
 
 
 def _check_targets(federation: Federation) -> None:
@@ -54,18 +63,14 @@ def _check_targets(federation: Federation) -> None:
 
 
 def _check_tokens(module: nn.Module, federation: Federation) -> None:
+    """Refuse an Embedding that is shorter than the vocabulary. Where there is none (texts to
+    classify), an example with a token beyond the Embedding is unusable."""
     limit = token_limit(module, federation)
-    if limit is None:
-        return
-    for examples in (federation.train, federation.test, federation.validation):
-        if examples is None or not examples.inputs.size:
-            continue
-        low, high = int(examples.inputs.min()), int(examples.inputs.max())
-        if low < 0 or high >= limit:
-            wrong = low if low < 0 else high
-            raise ConfigError(
-                f"model: its Embedding has rows 0 to {limit - 1}, and the inputs hold token {wrong}"
-            )
+    if limit is not None and federation.task is Task.SEQUENCE and limit < federation.classes:
+        raise ConfigError(
+            f"model: its Embedding has rows 0 to {limit - 1}, and the vocabulary has "
+            f"{federation.classes} tokens"
+        )
 
 
 def _tried(module: nn.Module, federation: Federation) -> Tensor:
@@ -110,8 +115,8 @@ def _check_outputs(outputs: Tensor, federation: Federation) -> None:
             f"model: it gives {list(shape)} for {_TWO} examples; needed: {list(fits[0])}"
         )
     what, hint = "labels" if task is Task.MULTI_LABEL else "classes", ""
-    if shape[-1] == classes - 1:
-        hint = "; if the labels begin with 1, count them from 0"
+    if shape[-1] == classes - 1 and not federation.class_names:
+        hint = "; class numbers count from 0"
     raise ConfigError(
         f"model: it gives {shape[-1]} scores, and the data have {classes} {what}{hint}"
     )

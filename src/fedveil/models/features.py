@@ -254,7 +254,7 @@ def _made(federation: Federation, featurizer: Featurizer, keep: bool) -> Federat
             columns[part] = recalled(home, own.inputs, featurizer.mapped)
         else:
             columns[part] = featurizer.mapped(own.inputs)
-    made = {part: Examples(columns[part], own.targets) for part, own in parts.items()}
+    made = {part: Examples(columns[part], own.targets, own.usable) for part, own in parts.items()}
     # Features lie in memory of their own: that their images were shared would not show any more.
     train, *others = (own.inputs for own in parts.values())
     return replace(

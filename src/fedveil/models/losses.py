@@ -56,7 +56,19 @@ def example_losses(
     positions of `outputs [examples, length, classes]`. Several labels: its mean over their logits
     `outputs [examples, labels]`. Regression: half the squared error, so that a model linear in
     inputs of norm R is R^2-smooth.
+
+    An example whose target is none (`data.unusable.no_target`) has a loss of NaN, and so a gradient
+    that is not finite.
     """
+    given = targets == targets if task is Task.REGRESSION else targets >= 0
+    counts = given if given.dim() == 1 else given.flatten(1).all(1)
+    targets = torch.where(given, targets, 0)
+    losses = _losses(task, outputs, targets, loss)
+    return losses * torch.where(counts, 1.0, math.nan).to(losses.dtype)
+
+
+def _losses(task: Task, outputs: Tensor, targets: Tensor, loss: Loss | None) -> Tensor:
+    """The losses of examples that have targets."""
     if loss is not None:
         return loss(outputs, targets)
     if task is not Task.REGRESSION:

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedveil.core.origin import is_own, is_own_object
 from fedveil.core.units import Trust, Unit
-from fedveil.data.declared import UNLABELLED, used_again
+from fedveil.data.declared import used_again
 from fedveil.data.federation import (
     ARTIFICIAL_NOTE,
     HELD_OUT_NOTE,
@@ -38,9 +38,9 @@ _LAYERS_OF_TORCH = Path(inspect.getfile(nn.Linear)).resolve().parent
 _PLAIN = {bool, int, float, str, *np.sctypeDict.values()}
 
 
-def unprotected(method: Method, context: NoiseContext, unit: Unit) -> tuple[str, ...]:
+def unprotected(method: Method, context: NoiseContext) -> tuple[str, ...]:
     """What came from private data without noise, or from code without a proof."""
-    found = list(taken_from_records(context.federation, unit))
+    found = list(taken_from_records(context.federation))
     if context.pipeline.ballot is not None and HELD_OUT_NOTE in context.federation.notes:
         found.append("The inputs to vote on must be public, and may be the clients' own data.")
     for data, public in trained_on(context.module).items():
@@ -54,13 +54,12 @@ def unprotected(method: Method, context: NoiseContext, unit: Unit) -> tuple[str,
     return tuple(found)
 
 
-def taken_from_records(federation: Federation, unit: Unit) -> tuple[str, ...]:
+def taken_from_records(federation: Federation) -> tuple[str, ...]:
     """What became of a federation's records that depends on more than one unit."""
     parts = federation.test, federation.validation
     again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
     foreign = (_UNPROVED.format(name) for name in _foreign_data(federation))
-    dealt = (UNLABELLED,) if federation.unlabelled and unit is Unit.RECORD else ()
-    return (*dict.fromkeys((*federation.unprotected, *again, *dealt)), *foreign)
+    return (*dict.fromkeys((*federation.unprotected, *again)), *foreign)
 
 
 def unproved(name: str) -> str:
@@ -92,14 +91,11 @@ def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]
         )
     if federation.encoder is not None:
         found.append(
-            "The names of the table's columns are public, and the types they are stored with."
+            "The names of the table's columns are public, and the types they are stored with; so "
+            "is that the file can be read, for a damaged one stops the run."
         )
-    if federation.encoder is not None and federation.bought is None:
-        found.append(
-            "Labels are of their declared kind; another would show, for then nothing runs."
-        )
-    if federation.encoder is not None and unit is Unit.RECORD:
-        found.append("Every row of the table has a label and a client, whatever else it holds.")
+    if federation.encoder is not None and federation.owners is not None and unit is Unit.RECORD:
+        found.append("Which client a row names is public. A row that names none is left out.")
     if context.public_clients is not None:
         found.append(
             f"There are at most {context.public_clients} clients; that there are more would show, "
@@ -190,9 +186,10 @@ def not_covered(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
 
 def test_examples(federation: Federation) -> tuple[str, ...]:
     """What is said about figures that are measured on the federation's test part."""
-    if not len(federation.test):
+    held_out = HELD_OUT_NOTE in federation.notes  # perhaps of nobody, which must not show
+    if not (held_out or len(federation.test)):
         return ()
-    whose = ", which are the clients' own" if HELD_OUT_NOTE in federation.notes else ""
+    whose = ", which are the clients' own" if held_out else ""
     return (f"Test examples{whose}: loss, accuracy and other figures on them have no noise.",)
 
 

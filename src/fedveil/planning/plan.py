@@ -414,7 +414,7 @@ def _privacy_model(
         population=context.clients if model.unit is Unit.CLIENT else len(federation.train),
         arithmetic=context.arithmetic,
         entropy=entropy,
-        unprotected=(*limits.unprotected(method, context, model.unit), *unprotected),
+        unprotected=(*limits.unprotected(method, context), *unprotected),
         declared=(*limits.declared(context, model.unit, model.trust), *declared),
         not_covered=limits.not_covered(context, model.trust),
     )

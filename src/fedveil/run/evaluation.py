@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.engines.kernels import tuned
+from fedveil.models.check import with_readable
 from fedveil.models.flat import Layout
 from fedveil.models.losses import class_scores, example_losses
 from fedveil.models.tensors import as_tensor
@@ -45,7 +46,7 @@ def rows_at_once(module: nn.Module, input_shape: tuple[int, ...]) -> int:
 
 
 class Evaluator:
-    """Evaluates flat weights on one part of a federation."""
+    """Evaluates flat weights on the usable examples of one part of a federation."""
 
     def __init__(self, federation: Federation, module: nn.Module, layout: Layout) -> None:
         self._federation, self._layout = federation, layout
@@ -58,6 +59,7 @@ class Evaluator:
     def __call__(self, weights: Tensor, examples: Examples) -> Metrics:
         """Metrics of `weights` `[parameters]` on `examples`; not a number if there are none."""
         task = self._federation.task
+        examples = with_readable(self._module, self._federation, examples).only_usable()
         views = self._layout.views(weights).values()
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.copy_(view)

@@ -19,6 +19,7 @@ from fedveil.data.encoder import Encoded, TableEncoder, check_stored
 from fedveil.data.encoding import as_text
 from fedveil.data.federation import Examples, Federation, Task
 from fedveil.data.pieces import pieces
+from fedveil.models.check import with_readable
 from fedveil.models.frozen import mark_trained
 from fedveil.models.losses import class_scores
 from fedveil.privacy.guarantee import Guarantee
@@ -276,7 +277,8 @@ class _Tally:
 def score_examples(
     model: TrainedModel, federation: Federation, examples: Examples
 ) -> Scores | None:
-    """Scores on examples as a federation holds them; None for sequences and without examples."""
+    """Scores on the usable examples of a federation; None for sequences and without examples."""
+    examples = with_readable(model.module, federation, examples).only_usable()
     if model.bundle.task is Task.SEQUENCE or not len(examples):
         return None
     tally, rows = _Tally(model), rows_at_once(model.module, federation.input_shape)
