@@ -20,9 +20,9 @@ from fedveil.deploy.courier_process import CourierProcess, separate_courier
 from fedveil.deploy.envelope import Message, claimed, seal
 from fedveil.deploy.homes import SiteHome
 from fedveil.deploy.sockets import SocketCourier
-from tests.deploy.test_flare_attacks import Victims, wait_for
+from tests.deploy.test_flare_attacks import Victims, running, wait_for
 
-OWNER, COURIER = 61001, 61002  # numbers of accounts; no names are needed
+OWNER, COURIER, STRANGER = 61001, 61002, 61003  # numbers of accounts; no names are needed
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of two accounts"),
     pytest.mark.skipif(find_spec("nvflare") is None, reason="nvflare is not installed"),
@@ -129,6 +129,51 @@ def test_a_courier_of_its_own_account_carries_bytes_and_reads_no_rows(site: Vict
         for process in (guard, courier):
             process.kill()
             process.wait()
+
+
+def test_a_hub_reaches_sites_through_a_courier_of_its_own_account(site: Victims) -> None:
+    shared, home = site.folder / "shared-hub", site.hub.path
+    for path in (home, *home.rglob("*")):
+        os.chown(path, OWNER, OWNER)
+    for place, mode in {shared: 0o2750, shared / "relay": 0o2770}.items():
+        place.mkdir()
+        os.chown(place, OWNER, COURIER)
+        place.chmod(mode)
+    words = ("-m", "fedveil", "hub")
+    hub = run_as(OWNER, *words, "start", "--home", str(home), "--courier", str(shared))
+    courier = run_as(COURIER, *words, "courier", str(shared))
+    try:
+        with running(site.site):
+            counters = home / "metrics.prom"
+            wait_for(lambda: "fedveil_hub_sites_present 1" in counters.read_text())
+        assert (hub.poll(), courier.poll()) == (None, None)
+        tried = found_by(COURIER, str(home), str(shared))
+        readable = {Path(place).name for place, what in tried.items() if what == "read"}
+        files = {"link.json", "link.crt", "link.pem", "authority.crt"}
+        assert readable == {shared.name, *files}
+        # Nobody else gets to either socket.
+        assert found_by(STRANGER, str(shared / "relay")) == {str(shared / "relay"): "refused"}
+    finally:
+        for process in (hub, courier):
+            process.kill()
+            process.wait()
+
+
+def test_a_shared_directory_is_looked_at_again_at_every_start(tmp_path: Path) -> None:
+    """Another user may have made it anew after a restart of the machine."""
+    victims = Victims(tmp_path)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o2750)
+    separate_courier(victims.site, shared)
+    shared.rmdir()
+    shared.mkdir(mode=0o777)
+    os.chown(shared, COURIER, COURIER)
+    start = ("-m", "fedveil", "site", "start", "--home", str(victims.site.path))
+    done = subprocess.run([sys.executable, *start], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "install -d -o root" in done.stderr
+    assert not any(shared.iterdir())
 
 
 def found_by(account: int, *places: str) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def test_a_connection_cut_in_the_middle_of_an_upload_brings_nothing(
     share: float, tmp_path: Path
 ) -> None:
     """The first reply ends after a share of its bytes; whoever asks again gets all of it."""
-    content, cuts = bytes(range(256)) * 1000, [share]
+    content, cuts = bytes(range(256)) * 200, [share]
 
     def serve() -> None:
         for _ in range(2):
@@ -154,7 +154,7 @@ def test_strangers_and_giants_are_refused() -> None:
         unseal(frame, [PUBLIC], most=10)
 
 
-def test_a_long_message_that_is_not_all_there_brings_nothing(tmp_path: Path) -> None:
+def test_a_long_message_that_is_not_all_there_brings_nothing() -> None:
     """It comes in a file in memory: one that is shorter than was said is no message, and no
     descriptor is left open."""
 
@@ -168,7 +168,7 @@ def test_a_long_message_that_is_not_all_there_brings_nothing(tmp_path: Path) -> 
         with _received(other) as (about, content, came):
             assert (about, content) == (b"about", bytes(1 << 20))
             assert os.path.sameopenfile(came, file)
-        with (tmp_path / "short").open("w+b") as short:
+        with os.fdopen(os.memfd_create("short"), "w+b") as short:
             short.write(bytes(100))
             short.flush()
             socket.send_fds(one, [said(1 << 20)], [short.fileno()])
@@ -178,7 +178,7 @@ def test_a_long_message_that_is_not_all_there_brings_nothing(tmp_path: Path) -> 
         with pytest.raises(OSError, match="too long"), _received(other):
             pass
         socket.send_fds(one, [said(100)], [one.fileno()])
-        with pytest.raises(OSError, match="Illegal seek"), _received(other):
+        with pytest.raises(OSError, match="Invalid argument"), _received(other):
             pass
         one.sendall(said(100))  # not what is on stdin
         with pytest.raises(OSError, match="no file"), _received(other):

@@ -58,8 +58,8 @@ def _start(args: argparse.Namespace) -> int:
     home = HubHome(args.home)
     log_to_stderr()
     with home.lock(), watched_apart(home.runs, newest=True) if args.watch else nullcontext():
-        if args.courier is not None:
-            courier_process.separate_courier(home, args.courier)
+        if args.courier is not None or home.courier_is_separate:
+            courier_process.separate_courier(home, args.courier or home.courier)
         process = courier_process.CourierProcess(home)
         if not home.courier_is_separate:
             check_free(home.agreement.port)

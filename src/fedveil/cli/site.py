@@ -135,8 +135,8 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
         raise ConfigError(f"{home.path}: {home.stopped}")
     log_to_stderr()
     with home.lock():
-        if args.courier is not None:
-            courier_process.separate_courier(home, args.courier)
+        if args.courier is not None or home.courier_is_separate:
+            courier_process.separate_courier(home, args.courier or home.courier)
         process, service = courier_process.CourierProcess(home), SiteService(home)
         courier_process.write_kit(home)
         courier = SocketCourier(home.socket, home.courier, separate=home.courier_is_separate)

@@ -13,6 +13,7 @@ from typing import Any
 from fedveil.core.canonical import canonical
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation
+from fedveil.deploy.courier import HUB
 from fedveil.deploy.facts import Facts
 from fedveil.deploy.schemas import (
     ArraySchema,
@@ -60,6 +61,10 @@ class Agreement:
             or not 0 < int(port) < 2**16
         ):
             raise ConfigError(f"hub address {self.address!r}: need HOST:PORT, as sites reach it")
+        for name in {HUB, host} & set(self.sites):
+            raise ConfigError(
+                f"site {name!r}: this name is the hub's, by which sites know it. Choose another."
+            )
         if not isinstance(self.holdout, float) or not 0 <= self.holdout < 1:
             raise ConfigError(f"holdout = {self.holdout!r}: need a share in [0, 1)")
         if self.engine not in ENGINES:

@@ -18,6 +18,7 @@ from typing import TypeVar
 from fedveil.core.errors import ConfigError, FedveilError
 from fedveil.deploy.envelope import MAX_FRAME
 
+HUB = "server"  # the hub's name among the couriers; FLARE expects this one
 Answer = Callable[[bytes], bytes]
 T = TypeVar("T")
 

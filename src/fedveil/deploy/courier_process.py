@@ -27,11 +27,13 @@ from time import monotonic
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
+from fedveil.deploy.courier import HUB
 from fedveil.deploy.homes import HubHome, SiteHome
 
 _log = logging.getLogger(__name__)
 
 _AGAIN = 5.0  # seconds between two starts
+_LONGEST_LOG = 10_000_000  # bytes: peers must not be able to fill the owner's disk
 
 
 def write_kit(home: HubHome | SiteHome) -> None:
@@ -42,7 +44,7 @@ def write_kit(home: HubHome | SiteHome) -> None:
     home.socket.parent.mkdir(mode=0o700, exist_ok=True)
     agreement, pair = home.agreement, home.certificate
     settings = {
-        "name": home.site if isinstance(home, SiteHome) else "server",
+        "name": home.site if isinstance(home, SiteHome) else HUB,
         "sites": list(agreement.sites),
         "host": agreement.host,
         "port": agreement.port,
@@ -76,6 +78,7 @@ def separate_courier(home: HubHome | SiteHome, directory: Path) -> None:
     Raises:
         ConfigError: the directory is missing, somebody else's, or open to others.
     """
+    directory = directory.resolve()
     wanted = "install -d -o {} -g GROUP-OF-THE-COURIER -m {} {}"
     account = _account()
     places = {directory: 0o2750}
@@ -97,7 +100,7 @@ def separate_courier(home: HubHome | SiteHome, directory: Path) -> None:
             left.rmdir() if left.is_dir() else left.unlink()
         link.rmdir()
     link.unlink(missing_ok=True)
-    link.symlink_to(directory.absolute())
+    link.symlink_to(directory)
 
 
 def warn_of_one_account() -> None:
@@ -142,6 +145,9 @@ class CourierProcess:
             write_kit(self._home)
             return
         if self._process is not None:
+            log_path = self._home.path / "courier.log"
+            if log_path.stat().st_size > _LONGEST_LOG:
+                os.truncate(log_path, 0)
             if self._process.poll() is None or monotonic() - self._started < _AGAIN:
                 write_kit(self._home)
                 return
@@ -151,7 +157,9 @@ class CourierProcess:
         # -P: no modules from whatever directory this was started in.
         command = [sys.executable, "-P", "-m", "fedveil.deploy.flare", str(self._home.courier)]
         log_file = os.open(
-            self._home.path / "courier.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600
+            self._home.path / "courier.log",
+            os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND,
+            0o600,
         )
         with os.fdopen(log_file, "wb") as log:
             self._process = subprocess.Popen(

@@ -11,6 +11,9 @@ receiver, for one application number, so every other message finds nobody:
   nothing between sites;
 * payloads are bytes. FLARE's serialisation of objects (FOBS) is never called.
 
+`_Driver` and `_Frames` bound what a peer can occupy: one stream for each site, one frame at a time,
+one short greeting with a peer's name.
+
 What is carried is signed by hub and guards themselves, so FLARE need not be believed.
 
     python -m fedveil.deploy.flare DIRECTORY     # what courier_process wrote for this party
@@ -22,34 +25,51 @@ import itertools
 import json
 import logging
 import os
+import queue
 import signal
 import stat
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
+import msgpack
 from nvflare.fuel.f3.cellnet.identity import CellIdentityResolver
 from nvflare.fuel.f3.comm_error import CommError
 from nvflare.fuel.f3.communicator import Communicator, Mode
-from nvflare.fuel.f3.drivers.grpc_driver import GrpcDriver
-from nvflare.fuel.f3.drivers.net_utils import parse_url
+from nvflare.fuel.f3.connection import FrameReceiver
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.f3.drivers.grpc.streamer_pb2_grpc import add_StreamerServicer_to_server
+from nvflare.fuel.f3.drivers.grpc.utils import get_grpc_server_credentials
+from nvflare.fuel.f3.drivers.grpc_driver import GrpcDriver, Servicer
+from nvflare.fuel.f3.drivers.net_utils import get_address, parse_url
 from nvflare.fuel.f3.endpoint import Endpoint, EndpointState
 from nvflare.fuel.f3.message import Message, MessageReceiver
 from nvflare.fuel.f3.sfm import conn_manager
+from nvflare.fuel.f3.sfm.constants import HandshakeKeys, Types
+from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
+from nvflare.fuel.utils.config_service import ConfigService
 
 from fedveil.deploy import sockets
-from fedveil.deploy.courier import Unreachable
+from fedveil.deploy.courier import HUB, Unreachable
 from fedveil.deploy.envelope import MAX_FRAME
 
-HUB = "server"  # the hub's endpoint; FLARE expects this name
 APPLICATION = 0x4656  # of FLARE's frames; its own programs use 1
 _LONGEST = 60.0  # seconds for one request: guards answer sooner, or say that they are working
 _LOOK = 1.0  # seconds between two looks at the files
 _LONGEST_PAUSE = 2  # seconds between two attempts to connect; FLARE's own limit is 10
 _KEEPALIVE_MS = 10_000  # a peer that vanished without a word is noticed by then
+_MOST_QUEUED = 4  # frames to a peer that does not take them
+_MOST_GREETING = 4096  # bytes; everything but messages is short
+_BETWEEN_STREAMS = 0.5  # seconds; a site waits for 1 before it connects again
+_LONGEST_CLOSE = 5.0  # seconds until a stream that was cancelled has ended
 _GRPC_OPTIONS = [
     ("grpc.max_send_message_length", MAX_FRAME + (1 << 16)),
     ("grpc.max_receive_message_length", MAX_FRAME + (1 << 16)),  # known before it is buffered
@@ -58,6 +78,7 @@ _GRPC_OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+    ("grpc.max_concurrent_streams", 1),  # of one connection
     ("grpc.so_reuseport", 0),  # nobody else of this machine may share the hub's port
 ]
 
@@ -93,9 +114,8 @@ class Link(MessageReceiver):  # type: ignore[misc]
         own = CellIdentityResolver(name, exact_identity_map={peer: peer for peer in self._peers})
         self._communicator = Communicator(Endpoint(name, conn_props=dict(credentials)), own)
         self._communicator.register_message_receiver(APPLICATION, self)
-        driver = GrpcDriver()
-        driver.options = _GRPC_OPTIONS
-        driver.max_workers = 2 * len(self._peers) + 8  # a stream occupies one as long as it lasts
+        self._communicator.conn_manager.frame_mgr_executor = _SameThread()
+        driver = _Driver(self._peers)
         place = parse_url(f"grpcs://{host}:{port}")
         mode = Mode.PASSIVE if name == HUB else Mode.ACTIVE
         self._communicator.add_connector_advanced(driver, mode, place, secure=True)
@@ -183,6 +203,94 @@ class _Waiting:
         self.answer: bytes | None = None
 
 
+class _SameThread(Executor):
+    """Processes frames in the thread that reads them.
+
+    A peer that sends faster than it is answered has to wait. FLARE's own pool has a queue without
+    an end, in which such a peer's frames would fill this process's memory.
+    """
+
+    def submit(self, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
+        work(*args, **named)
+        return Future()
+
+
+class _Driver(GrpcDriver):  # type: ignore[misc]
+    """FLARE's gRPC driver with limits: one stream for each peer, and a short queue to it."""
+
+    def __init__(self, peers: frozenset[str]) -> None:
+        super().__init__()
+        self.options = _GRPC_OPTIONS
+        self.max_workers = 2 * len(peers) + 8  # a stream occupies one as long as it lasts
+        self._peers, self._lock = peers, threading.Lock()
+        self._streams: dict[str, tuple[str, Any]] = {}  # by site: the newest, and its context
+        self._not_before: defaultdict[str, float] = defaultdict(float)
+
+    def listen(self, connector: Any) -> None:
+        """Listen at the hub's port. FLARE tries again after an error; its own driver hides one."""
+        server = grpc.server(ThreadPoolExecutor(self.max_workers), options=self.options)
+        servicer = Servicer(SimpleNamespace(driver=self, connector=connector))
+        add_StreamerServicer_to_server(servicer, server)
+        place = get_address(connector.params)
+        try:
+            server.add_secure_port(place, get_grpc_server_credentials(connector.params))
+        except RuntimeError as error:
+            _log.error("The hub's courier cannot listen at %s and tries again: %s", place, error)
+            raise
+        self.server = SimpleNamespace(shutdown=partial(server.stop, 0.5))
+        server.start()
+        server.wait_for_termination()
+
+    def add_connection(self, connection: Any) -> None:
+        """Take a stream. It replaces an older one of the same site."""
+        if connection.context is not None:
+            self._replace(connection)
+        connection.oq.q = queue.Queue(_MOST_QUEUED)
+        super().add_connection(connection)
+        connection.register_frame_receiver(_Frames(connection.frame_receiver, self._peers))
+
+    def _replace(self, connection: Any) -> None:
+        """End a site's older stream, which would keep its threads until the site closes it."""
+        site = connection.get_conn_properties().get(DriverParams.PEER_CN.value)
+        with self._lock:
+            if site not in self._peers or monotonic() < self._not_before[site]:
+                raise CommError(CommError.NOT_READY, f"a stream of {site!r} was refused")
+            self._not_before[site] = monotonic() + _BETWEEN_STREAMS
+            name, context = self._streams.get(site, ("", None))
+            self._streams[site] = connection.name, connection.context
+        if context is not None:
+            context.cancel()
+            until = monotonic() + _LONGEST_CLOSE
+            while name in self.connections and monotonic() < until:
+                sleep(0.01)
+
+
+class _Frames(FrameReceiver):  # type: ignore[misc]
+    """Hands a stream's frames to FLARE: first one short greeting with a peer's name, then others.
+
+    An error ends the stream.
+    """
+
+    def __init__(self, receiver: Any, peers: frozenset[str]) -> None:
+        self._receiver, self._peers, self._greeted = receiver, peers, False
+
+    def process_frame(self, frame: bytes) -> None:
+        prefix = Prefix.from_bytes(frame)
+        greeting = prefix.type in (Types.HELLO, Types.READY)
+        if greeting == self._greeted:
+            raise CommError(CommError.BAD_DATA, "a stream begins with one greeting")
+        if prefix.type != Types.DATA and len(frame) > _MOST_GREETING:
+            raise CommError(CommError.BAD_DATA, "too long")
+        if greeting:
+            said = msgpack.unpackb(frame[PREFIX_LEN + prefix.header_len :])
+            if said[HandshakeKeys.ENDPOINT_NAME] not in self._peers:
+                raise CommError(CommError.BAD_DATA, "not a peer")
+        self._receiver.process_frame(frame)
+        if self._receiver.conn.sfm_endpoint is None:
+            raise CommError(CommError.BAD_DATA, "not the name in the certificate")
+        self._greeted = True
+
+
 def carry(directory: Path) -> None:
     """Run a party's link from the files in a directory until the process is told to end.
 
@@ -217,6 +325,8 @@ def carry(directory: Path) -> None:
 
 def _opened(place: Path) -> tuple[Link, sockets.Listening | None]:
     """Return the link of the party whose files lie in a directory; at the hub, with its socket."""
+    # FLARE looks for settings of its own below the working directory unless it is told where.
+    ConfigService.initialize({}, [str(place)])
     settings = json.loads((place / "link.json").read_text(encoding="utf-8"))
     name, host, port = settings["name"], settings["host"], settings["port"]
     role = "server" if name == HUB else "client"
@@ -229,14 +339,15 @@ def _opened(place: Path) -> tuple[Link, sockets.Listening | None]:
     socket = Path(settings["socket"])
     if name == HUB:
         link = Link(HUB, "0.0.0.0", port, credentials, settings["sites"])
-        shared = bool(socket.parent.stat().st_mode & stat.S_ISGID)
-        return link, sockets.relay(socket, link.request, link.present, shared=shared)
+        # The hub's account is not in the courier's group. The folder keeps everybody else out.
+        mode = 0o666 if socket.parent.stat().st_mode & stat.S_ISGID else 0o600
+        return link, sockets.relay(socket, link.request, link.present, mode=mode)
     guard = partial(sockets.request, socket, seconds=_LONGEST)
     return Link(name, host, port, credentials, [HUB], guard), None
 
 
 def _versions(directory: Path) -> list[tuple[int, int]]:
-    files = (directory / name for name in ("link.json", "link.crt", "authority.crt"))
+    files = (directory / name for name in ("link.json", "link.crt", "link.pem", "authority.crt"))
     return [(found.st_ino, found.st_mtime_ns) for found in map(os.stat, files)]
 
 

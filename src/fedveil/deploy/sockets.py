@@ -2,7 +2,8 @@
 
 At a site the guard listens, and the courier asks it. At the hub the courier listens (`relay`), and
 `SocketCourier` asks it to forward requests. The courier holds no key of fedveil's. A socket is for
-its owner alone (0600), or shared with the group of the courier's own account (0660).
+its owner alone (0600), or shared with the courier's own account: the guard's by its group (0660),
+the one at the hub by the folder it is in, which hub and courier alone can enter (0666).
 
     message = length of the content (6 bytes), and of what it is about (2), about, content
 
@@ -15,6 +16,7 @@ a long message costs is new memory.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import logging
 import os
@@ -38,6 +40,8 @@ _log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1  # of Linux, where couriers run
 _LONG = 1 << 16  # bytes
 _IN_FILE = 1 << 47  # of a length: the content is in the file that came with the request
+_LONGEST_REQUEST = 60.0  # seconds between two parts of it
+_MOST_AT_GUARD = 2  # the request of a courier that was killed, and one of its successor
 _KEPT, _KEPT_BYTES = 8, 1 << 23  # files, and how long each may be
 
 Forward = Callable[[str, bytes, float], bytes]  # site, frame, seconds; raises if nothing comes back
@@ -50,14 +54,23 @@ class Listening:
     Args:
         path: where to listen.
         answer: answers one request.
-        shared: whether the group of the socket's directory may connect as well.
+        mode: the socket's permissions.
+        most: connections that are answered at once; others are closed.
         foreign: whether whoever connects must run under another account than this process, and
             not as root: the courier of a site that gave it an account of its own.
     """
 
     def __init__(
-        self, path: Path, answer: Handler, *, shared: bool = False, foreign: bool = False
+        self,
+        path: Path,
+        answer: Handler,
+        *,
+        mode: int = 0o600,
+        most: int = 1024,
+        foreign: bool = False,
     ) -> None:
+        free = threading.Semaphore(most)
+
         class Asked(socketserver.BaseRequestHandler):
             def handle(self) -> None:
                 if foreign and _account_of(self.request) in (0, os.geteuid()):
@@ -66,19 +79,24 @@ class Listening:
                         "answered. Start it under an account of its own: fedveil site courier DIR."
                     )
                     return
+                if not free.acquire(blocking=False):
+                    return
                 try:
+                    self.request.settimeout(_LONGEST_REQUEST)
                     with _received(self.request) as (about, content, file):
                         _send(self.request, answer(about, content), file)
                 except Exception:  # whoever asked sees the end of the connection, and no more
                     return
+                finally:
+                    free.release()
 
         class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
             daemon_threads = True
-            request_queue_size = 64
+            request_queue_size = 1024  # a hub connects once for each site, all at the same time
 
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # left by a process that was killed
-        before = os.umask(0o117 if shared else 0o177)
+        before = os.umask(0o777 & ~mode)
         try:
             self._server = Server(str(path), Asked)
         except OSError as error:
@@ -114,7 +132,7 @@ def _account_of(peer: socket.socket) -> int:
 
 
 def relay(
-    path: Path, forward: Forward, sites: Callable[[], tuple[str, ...]], *, shared: bool = False
+    path: Path, forward: Forward, sites: Callable[[], tuple[str, ...]], *, mode: int = 0o600
 ) -> Listening:
     """Listen at the hub, and forward what a `SocketCourier` asks for."""
 
@@ -124,7 +142,7 @@ def relay(
             return json.dumps(sites()).encode()
         return forward(name, frame, seconds / 1000)
 
-    return Listening(path, answer, shared=shared)
+    return Listening(path, answer, mode=mode)
 
 
 class SocketCourier(Courier):
@@ -146,8 +164,13 @@ class SocketCourier(Courier):
             with alone:
                 return answer(frame)
 
-        path, separate = self._folder / f"{site}.sock", self._separate
-        self._attached[site] = Listening(path, one_at_a_time, shared=separate, foreign=separate)
+        self._attached[site] = Listening(
+            self._folder / f"{site}.sock",
+            one_at_a_time,
+            mode=0o660 if self._separate else 0o600,
+            most=_MOST_AT_GUARD,
+            foreign=self._separate,
+        )
 
     def detach(self, site: str) -> None:
         found = self._attached.pop(site, None)
@@ -217,6 +240,8 @@ def _send(to: socket.socket, content: bytes, file: int = 0, about: bytes | None 
     head = (size | _IN_FILE if long else size).to_bytes(6, "little")
     head += len(words).to_bytes(2, "little") + words
     if long:
+        if not file:
+            raise OSError("no file")
         written = 0
         while written < size:
             written += os.pwrite(file, memoryview(content)[written:], written)
@@ -238,8 +263,12 @@ def _received(of: socket.socket, own: int = 0) -> Iterator[tuple[bytes, bytes, i
         if size > MAX_FRAME:
             raise OSError("too long")
         about = _exactly(of, int.from_bytes(head[6:], "little"))
-        if said != size and not file:
-            raise OSError("no file")
+        if said == size >= _LONG:
+            raise OSError("too long")
+        if said != size:
+            if not file:
+                raise OSError("no file")
+            fcntl.fcntl(file, fcntl.F_GET_SEALS)  # refuses a file that is not in memory
         content = _exactly(of, size) if said == size else os.pread(file, size, 0)
         if len(content) < size:
             raise OSError("cut off")
