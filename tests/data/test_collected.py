@@ -209,6 +209,19 @@ def test_pictures_in_folders(tmp_path: Path) -> None:
     assert declared.train.targets[0] == 1
 
 
+def test_another_label_of_a_picture_moves_no_other_picture(tmp_path: Path) -> None:
+    root = pictures(tmp_path, 2)
+    for place, file in enumerate(sorted(root.glob("*/*/*"))):  # every file a name of its own
+        file.rename(file.with_name(f"{(7 * place) % 11}-{place}.png"))
+    known = {"classes": ["light", "dark"], "size": (2, 2, 1), "test_fraction": 0.0}
+    before = fv.from_images(root, **known)
+    moved = min((root / "clinic 0" / "dark").iterdir())
+    moved.rename(root / "clinic 0" / "light" / moved.name)
+    after = fv.from_images(root, **known)
+    assert np.array_equal(before.train.inputs, after.train.inputs)
+    assert np.sum(before.train.targets != after.train.targets) == 1
+
+
 def test_pictures_that_do_not_fit_are_named(tmp_path: Path) -> None:
     root = pictures(tmp_path / "all", 1)
     assert fv.from_images(root, classes=["dark", "other"]).unusable == 4

@@ -13,13 +13,20 @@ the noise (`make fuzz`; `make test` runs a few thousand pairs):
 (d) a run killed at any moment and resumed uses no client more often than accounted;
 (e) whatever follows the noise depends on noisy values alone: given the same ones, both runs go on
     with the same weights, bit for bit;
-(f) and so does every file that a run writes.
+(f) and so does everything that a run writes or shows;
+(r) a refusal is something that is shown: both worlds meet it, in the same words, or none does.
+
+Three searches follow from each number. A deep case is a federation, recipe, method and engine, run
+to the integers that meet the noise. A sheet is what people have: rows in a file, a frame, lists,
+data sets, pictures; it is only read, so that thousands are cheap (`doors`). A job is a whole
+command, `fedveil run --data` or an estimator's `fit`, of which exit code, terminal and files are
+compared, and what it buys before it trains (`whole`).
 
 Which neighbours, follows from the guarantee's unit and adjacency: a client replaced (its
 contribution alone must keep to the clip where the statement is zero-out), removed or added where it
 says add-remove; a record replaced, or made one that counts as zero. Who is there is public under
 the other statements; then a client that comes or goes must leave the others' training as it was.
-Only certified guarantees are claims; what the program refuses is skipped.
+Only certified guarantees are claims; whether there is one must not depend on the unit either.
 
 A case is up to eighteen runs: three places, each with two or three units that can stand there. Any
 two runs that differ in one place are a pair, unless other pairs imply all that it could show.
@@ -34,8 +41,9 @@ local steps within a round, are compared one after the other, each with what it 
     values           ordinary and nasty numbers        checks      (a), (b), (c), (e)
     worlds           a case through the program        resuming    (d)
     coupling         streams by name                   written     (f)
-    variants         a case's runs and their pairs     planted     bugs that must be found
-    search           all of it for one case
+    variants         a case's runs and their pairs     whole       commands, and what they show
+    doors            every way in, read                planted     bugs that must be found
+    search           all of it for one number
 
 A failure prints the case's number; `python -m tests.neighbours --seed N` runs it again.
 """

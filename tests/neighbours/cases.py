@@ -28,6 +28,8 @@ METHODS = {
 CORRELATED = 4  # one case in so many has correlated noise, if it can
 SEVERAL = 8  # one case in so many has several labels, if it has classes
 RESUMED = 16  # one case in so many has a public schedule, and is killed and resumed as well
+LOSSES = ("huber", "fragile")  # of somebody's own; the second raises at numbers that are too large
+GIVEN = ("own", "quiet", "together")  # engines that a run is given; two of them protect less
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +51,13 @@ class Case:
     pixels: bool = False  # inputs stored as bytes
     room: int | None = None  # numbers that engines hold at once: so few that groups are cut
     slow: bool = False  # a run takes several times as long as others do
+    loss: str = ""  # one of LOSSES; empty: the task's own
+    given: str = ""  # one of GIVEN; empty: the run makes its engine
+
+    @property
+    def features(self) -> bool:
+        """Whether the model sees features of the inputs."""
+        return "features" in self.table["model"]
 
     def __str__(self) -> str:
         sections = (
@@ -62,6 +71,8 @@ class Case:
             "chunk": self.chunk,
             "pixels": self.pixels,
             "room": self.room,
+            "loss": self.loss,
+            "given": self.given,
         }
         more |= self.dealing
         said = ", ".join(f"{key}={value}" for key, value in more.items() if value)
@@ -95,7 +106,7 @@ def draw_case(seed: int) -> Case:
         _shorten(table["training"])
     if path == "csv":
         table["data"] = _data(draw, method)
-    return Case(
+    made = Case(
         seed,
         {**table, "model": model},
         kind,
@@ -111,6 +122,33 @@ def draw_case(seed: int) -> Case:
         room=int(draw.choice((20, 100, 500))) if draw.random() < 0.3 else None,
         slow=slow or table.get("aggregation", {}).get("secure") == "masked",
     )
+    return _with_parts(made)
+
+
+def _with_parts(case: Case) -> Case:
+    """One case in four has a part that most have not: features, weights of classes, a loss or an
+    engine of one's own."""
+    draw, training = np.random.default_rng([case.seed, 9]), case.table["training"]
+    voting = training["method"] == "ae-dpfl"
+    if draw.random() > 1 / 4 or case.module or case.drop_last or voting or case.seed % RESUMED == 0:
+        return case
+    part = str(draw.choice(("features", "weights", "loss", "given", "given")))
+    if part == "features" and not case.pixels:
+        made = {"features": "random", "width": 6, "bandwidth": float(draw.choice((0.3, 10.0)))}
+        model = {key: value for key, value in case.table["model"].items() if key != "input_norm"}
+        return replace(case, table={**case.table, "model": {**model, **made}}, engine="auto")
+    if part == "weights" and case.kind.task == "classification":
+        first = "k0" if case.path == "csv" else "0"
+        weighted = {**training, "class_weights": {first: float(draw.choice((0.0, 0.5, 7.0)))}}
+        return replace(case, table={**case.table, "training": weighted}, engine="auto")
+    if part == "loss" and case.kind.task == "regression" and case.path != "csv":
+        return replace(case, loss=str(draw.choice(LOSSES)), engine="auto")
+    if part == "given":
+        given = str(draw.choice(GIVEN))
+        if given == "quiet" and not case.kind.by_record:  # noise is added outside the engine
+            given = "together"
+        return replace(case, given=given)
+    return case
 
 
 def _shorten(training: dict[str, Any]) -> None:

@@ -24,12 +24,13 @@ from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints, Notes, mixed
 from .worlds import World
 
 _ROUNDING = 1e-12  # of our own sums, into which exact integers go
+_DRAWN = (UPDATES, GRADIENTS)  # noise on what a client sends, or inside its steps
 
 
 @dataclass(frozen=True)
 class Change:
     """How the second world differs from the first: a client was replaced, removed or added, or a
-    record of it was replaced or zeroed."""
+    record of it was replaced or zeroed; where rows are dealt to shares, one row of some share."""
 
     kind: str  # replaced, removed, added; record, zeroed
     name: str  # of the client
@@ -59,9 +60,15 @@ def compare(one: World, two: World, change: Change) -> list[Violation]:
             return []
         return [Violation("c", f"only one world fails: {one.failure or two.failure}")]
     privacy_model = one.plan.privacy_model
-    if privacy_model is None or not claimed(one):
+    if privacy_model is None or not (claimed(one) or claimed(two)):
         return []
+    if not (claimed(one) and claimed(two)):
+        said = [world.plan.guarantee.reason for world in (one, two) if not claimed(world)]
+        return [Violation("c", f"only one world is certified: {said[0]}")]
     if set(one.names) != set(two.names) and privacy_model.adjacency is not Adjacency.ADD_REMOVE:
+        if change.kind in ("replaced", "record", "zeroed"):
+            gone = ", ".join(sorted(set(one.names) ^ set(two.names)))
+            return [Violation("c", f"clients come and go with their values: {gone}")]
         # Who is there is public: grids and turns may follow it, but nobody's training; except that
         # the first client with several batches, whose number is public too, moves noise into steps.
         placed = [world.plan.local.gradient_noise == 0 for world in (one, two)]
@@ -91,6 +98,10 @@ def _isolation(
             draws = [world.notes.draws.get(key) for world in (one, two)]
             if None in draws or not np.array_equal(draws[0].entered, draws[1].entered):
                 yield Violation("a", f"integers of {key[2]} before noise differ: {key}")
+                return
+        for name in sorted(one.parts.keys() & two.parts.keys() - {change.name}):
+            if one.parts[name] != two.parts[name]:
+                yield Violation("a", f"on several machines {name} is trained by another one")
                 return
     for what, first, second in kinds:
         for key in sorted(first.keys() & second.keys() if floats_only else first | second):
@@ -149,6 +160,7 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
         if isinstance(releases[0].mechanism, NoisyGradients):
             yield from _gradients(one, two, change, round_number, releases[0], steps[0])
             continue
+        yield from _without_noise(one, change, round_number)
         moved = [_moved(one, two, change, purpose, round_number) for purpose in (UPDATES, COUNT)]
         if isinstance(steps[0], (LaplaceStep, DiscreteSumStep)):
             for step, distance in zip(steps, moved, strict=False):
@@ -158,6 +170,15 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
         else:  # one Gaussian for updates and count together
             spent = math.hypot(*(distance.l2 for distance in moved if distance is not None))
             yield from _within(spent, _allowed(releases[0], steps[0]), where)
+
+
+def _without_noise(world: World, change: Change, round_number: int) -> Iterator[Violation]:
+    """An update that leaves its client and meets no noise at all."""
+    if (round_number, change.name) not in world.notes.rows:
+        return
+    here = [key for key in world.notes.draws if key[1] == round_number]
+    if not any(key[2] in (None, change.name) and key[0] in _DRAWN for key in here):
+        yield Violation("b", f"round {round_number + 1}: {change.name} sends without any noise")
 
 
 def _correlated(
@@ -251,6 +272,7 @@ def _gradients(
     allowed = _times(one.plan.privacy_model, change) / step.noise
     each = allowed / math.sqrt(release.mechanism.record_uses)
     total = 0.0
+    yield from _without_noise(one, change, round_number)
     for key, draw in one.notes.draws.items():
         if key[:3] != (GRADIENTS, round_number, change.name):
             continue

@@ -58,8 +58,10 @@ class Streams:
         )
 
     def name(self, randomness: Randomness, client: int) -> str:
-        """Whose number this is; a client that trains alone calls itself number 0."""
-        return self.names[client + randomness._first]
+        """Whose number this is; a client that trains alone calls itself number 0. Before there is
+        a federation, shares of noise have numbers only."""
+        number = client + randomness._first
+        return self.names[number] if self.names else f"share {number}"
 
     def shuffle_words(self, randomness, round_number, clients, positions) -> Words:
         """In the place of `Randomness.shuffle_words`: seeded by the case, clients by name."""

@@ -17,8 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.special import log_ndtr
 
 from fedveil.core.randomness import Randomness
+from fedveil.data import bought
 from fedveil.engines import batched as rows
 from fedveil.engines import choose, contract, dual_steps, gradients
 from fedveil.engines import gram_cache as grams
@@ -83,6 +85,35 @@ class Notes:
     noisy: dict[tuple[Key, tuple[int, ...]], Ints] = field(default_factory=dict)  # what came out
     taken: Counter[str] = field(default_factory=Counter)  # rounds that clients took part in
     no_vmap: str | None = None  # why `torch.func` cannot train the model: tried on zeros
+    plan: Any = None  # of the run that trained last
+    votes: list[Votes] = field(default_factory=list)  # for statistics that were bought
+    names: Candidates | None = None  # for names of classes that were bought
+
+
+@dataclass(frozen=True)
+class Votes:
+    """Votes `[columns, bins]` that met noise; a whole vote counts `whole`."""
+
+    entered: Ints
+    whole: int
+    std: float
+    noisy: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Values that might have become class names, with their votes; those that were published."""
+
+    votes: dict[str, float]
+    threshold: float
+    std: float
+    failure: float
+    published: tuple[str, ...]
+
+    def chance(self, names: Iterable[str]) -> float:
+        """The probability that any of these is published."""
+        far = [(self.threshold - self.votes[name]) / self.std for name in names]
+        return float(-np.expm1(np.sum(log_ndtr(far)))) if far else 0.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +125,9 @@ class _Real:
     build: Callable[..., Any]
     correlate: Callable[..., Any]
     why_not_vmap: Callable[..., Any]
+    job_of: Callable[..., Any]
+    columns: Callable[..., Any]
+    selected: Callable[..., Any]
 
 
 class Recorder:
@@ -107,6 +141,9 @@ class Recorder:
             run_module.build_engine,
             CorrelatedNoise.protect,
             choose.why_not_vmap,
+            run_module.job_of,
+            bought.bought_columns,
+            bought._selected,
         )
         self._cohort: list[str] = []
         self._sums: dict[int, Ints] = {}  # without noise, by round
@@ -206,8 +243,52 @@ class Recorder:
             self.notes.halves[at.round_number, name] = row.copy()
         return own, halves
 
+    def job_of(self, plan: Any, *args: Any) -> Any:
+        """Around `job_of`: which plan is carried out, and whose data stand where."""
+        self.notes.plan = plan
+        if not self.streams.names and plan.federation.owners is not None:
+            self.streams.name_clients([str(name) for name in plan.federation.owners])
+        return self._real.job_of(plan, *args)
+
+    def columns(self, table: Any, voters: Any, noisy: Any, std: float, *rest: Any) -> Any:
+        """Around `bought_columns`: what is voted, and the same noisy votes in every world."""
+
+        def coupled(votes: Ints) -> npt.NDArray[np.float64]:
+            drawn, number = noisy(votes), len(self.notes.votes)
+            before = [] if self.first is None else self.first.votes
+            if number < len(before) and before[number].noisy.shape == drawn.shape:
+                drawn = before[number].noisy
+            self.notes.votes.append(Votes(votes.copy(), voters.whole, std, drawn))
+            return drawn
+
+        return self._real.columns(table, voters, coupled, std, *rest)
+
+    def selected(self, values: Any, voters: Any, offer: Any, stream: Any, separator: Any) -> Any:
+        """Around `_selected`: what could have been published, and what is."""
+        found = self._real.selected(values, voters, offer, stream, separator)
+        if self.first is not None and self.first.names is not None:
+            found = self.first.names.published
+        most = bought.MOST_CLASSES
+        names, votes = bought.spread_votes(values, voters, most, separator)
+        shares = dict(zip(names, votes / bought.GRID, strict=True))
+        bar = bought.threshold(most, offer.noise, offer.missed)
+        self.notes.names = Candidates(shares, bar, offer.noise, offer.missed, found)
+        return found
+
     def build_engine(self, *args: Any, **kwargs: Any) -> Any:
         return _Watched(self._real.build(*args, **kwargs), self)
+
+    def given_engine(self, *args: Any) -> Any:
+        """An engine to give to a run, of the program's own class, so that the run trusts it."""
+        engine = self._real.build(*args)
+        train = engine.round_sum
+
+        def round_sum(request: RoundRequest) -> Any:
+            self.enter(request.cohort)
+            return train(request)
+
+        object.__setattr__(engine, "round_sum", round_sum)  # frozen ones as well
+        return engine
 
     def enter(self, cohort: npt.NDArray[np.int64]) -> None:
         self._cohort = [self.streams.names[client] for client in cohort]
@@ -234,9 +315,12 @@ def mixed(factor: tuple[int, ...], sums: dict[int, Ints], number: int) -> Ints:
 
 
 @contextmanager
-def recording(recorder: Recorder, foreign: bool, room: int | None = None) -> Iterator[Notes]:
+def recording(
+    recorder: Recorder, foreign: bool, room: int | None = None, whole: bool = False
+) -> Iterator[Notes]:
     """Run the program inside to have it noted; `foreign` if the model is none of the program's,
-    `room` if its engines hold so few numbers at once."""
+    `room` if its engines hold so few numbers at once, `whole` if noise is fitted to a budget, by
+    the program's own accountants."""
 
     def gauss(total, std, granularity, stream):
         return recorder.add_noise(total, std, granularity, stream, laplace=False)
@@ -259,16 +343,21 @@ def recording(recorder: Recorder, foreign: bool, room: int | None = None) -> Ite
         (correlated, "fresh_noise", recorder.fresh_noise),
         (contract, "shape_rows", recorder.shaped),
         (run_module, "build_engine", recorder.build_engine),
+        (run_module, "job_of", recorder.job_of),
+        (bought, "bought_columns", recorder.columns),
+        (bought, "_selected", recorder.selected),
         (choose, "why_not_vmap", recorder.why_not_vmap),
         (Randomness, "stream", method(streams.stream)),
         (Randomness, "shuffle_words", method(streams.shuffle_words)),
-        # For speed alone. What epsilon comes out is not looked at here, and numerical accountants
-        # take seconds; nothing is evaluated; seeding looks for GPUs at length.
-        (accounting, "_account", _QUICK_ACCOUNT),
-        (accounting, "bounds", lambda *args, **kwargs: (("exact", 1.0),)),
+        # For speed alone: nothing is evaluated, and seeding looks for GPUs at length.
         (run_module, "Evaluator", lambda *args: lambda *args: Metrics(0.0, None)),
         (torch, "manual_seed", torch.default_generator.manual_seed),
     )
+    if not whole:  # what epsilon comes out is not looked at, and accountants take seconds
+        replaced += (
+            (accounting, "_account", _QUICK_ACCOUNT),
+            (accounting, "bounds", lambda *args, **kwargs: (("exact", 1.0),)),
+        )
     if room is not None:
         replaced += tuple((place, name, room) for place, name in _ROOM)
     # What is asked of public things is asked once a case, and not about our own models.

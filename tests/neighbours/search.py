@@ -1,7 +1,9 @@
-"""Looks for violations, case by case."""
+"""Looks for violations, case by case: a deep one, what readers make of a source, and now and then a
+whole command. All follow from one number."""
 
 from __future__ import annotations
 
+import math
 import re
 import traceback
 from collections import Counter
@@ -12,13 +14,19 @@ from fedveil.core.errors import FedveilError
 
 from .cases import RESUMED, Case, draw_case
 from .checks import Change, Violation, claimed, compare
+from .doors.reading import examine_sheet
+from .doors.rows import draw_sheet
+from .doors.sources import DOORS
 from .resuming import killed_and_resumed
 from .values import Client
-from .variants import VALUES, coming_or_going, variants
+from .variants import VALUES, coming_or_going, somebody_else, variants
+from .whole import draw_job, examine_job
 from .worlds import World, play
 from .written import files_differ
 
 _KILLED = 3  # runs of a case with a public schedule
+_LEAVES_OUT = {"at_least", "examples_per_client", "clients"}  # owners: nothing is certified
+COMMAND = 8  # one number in so many has a whole command
 _WRITTEN = 2  # neighbours whose files are compared
 
 
@@ -37,29 +45,52 @@ class Found:
     values: tuple[int, ...] = VALUES
 
     def __str__(self) -> str:
-        said = [f"[{law.law}] {which}: {law.what[:300]}" for which, law in self.violations[:6]]
+        shown = self.violations[:6]
+        said = [f"[{law.law}] {which}: {law.what[:300]}" for which, law in shown]
         command = f"python -m tests.neighbours --seed {self.seed}"
         if self.values != VALUES:
             command += f" --values {' '.join(map(str, self.values))}"
-        return "\n".join([f"case {self.seed}: {command}", f"  {self.case}", *said])
+        also = [f"  {draw_sheet(self.seed, tuple(DOORS))[0]}", f"  {draw_job(self.seed)[0]}"]
+        return "\n".join([f"case {self.seed}: {command}", f"  {self.case}", *also, *said])
 
 
-def examine(seed: int, values: tuple[int, ...] = VALUES) -> Found:
+def examine(seed: int, values: tuple[int, ...] = VALUES, among: str = "") -> Found:
     """Run the case of this number and compare it with its neighbours, with so many values at each
-    place that changes."""
+    place that changes; `among` names one of the searches, which is else all of them."""
     found = Found(seed, case=draw_case(seed), values=values)
-    try:
-        _examine(found, found.case)
-    except Exception as error:  # whatever it is, its case must be known
-        found.violations.append(("crash", Violation("!", f"{type(error).__name__}: {error}")))
-        traceback.print_exc()
+    for name, look in _SEARCHES.items():
+        if among not in ("", name):
+            continue
+        try:
+            look(found, found.case)
+        except Exception as error:  # whatever it is, its case must be known
+            found.violations.append(("crash", Violation("!", f"{type(error).__name__}: {error}")))
+            traceback.print_exc()
     return found
+
+
+def _read(found: Found, case: Case) -> None:
+    """The sheet of the same number: a third as many neighbours as the deep case has worlds."""
+    for kind, which, laws in examine_sheet(found.seed, math.prod(found.values) // 3):
+        found.runs += 1
+        _count(found, kind, which, laws)
+
+
+def _command(found: Found, case: Case) -> None:
+    """The job of the same number, for one in so many: commands take a fifth of a second."""
+    if found.seed % COMMAND == COMMAND // 2:
+        for kind, which, laws in examine_job(found.seed, max(found.values)):
+            found.runs += 1
+            _count(found, f"command {kind}", which, laws)
 
 
 def _examine(found: Found, case: Case) -> None:
     first = _play(found, case, case.clients)
     if isinstance(first, str):
         found.refused = re.sub(r"[\d.]+", "N", first)
+        if not _LEAVES_OUT & {*case.dealing, *case.table.get("data", {})}:
+            other = _play(found, case, somebody_else(case))
+            _compare(found, first, other, Change("replaced", "somebody"))
         return
     found.tags = [*_tags(case, first)]
     if not claimed(first):
@@ -76,7 +107,9 @@ def _examine(found: Found, case: Case) -> None:
             _compare(found, worlds[one], worlds[two], change)
     public = coming_or_going(case, first)
     if public is not None:
-        _compare(found, first, _play(found, case, public[1], first), public[0])
+        second = _play(found, case, public[1], first)
+        if not isinstance(second, str):  # who is there is public, and so is what that rules out
+            _compare(found, first, second, public[0])
     if first.failure:
         return
     if case.seed % RESUMED == 0:
@@ -88,6 +121,9 @@ def _examine(found: Found, case: Case) -> None:
         others = [(changes[pick], clients) for pick, clients in around.worlds() if pick in changes]
         for change, clients in others[:: max(1, len(others) // _WRITTEN)][:_WRITTEN]:
             _count(found, "files", f"{change}", files_differ(case, clients, first))
+
+
+_SEARCHES = {"cases": _examine, "sheets": _read, "jobs": _command}
 
 
 def _play(
@@ -102,20 +138,29 @@ def _play(
     try:
         return play(case, clients, first, anew=anew)
     except FedveilError as error:
-        return f"{type(error).__name__}: {error}"
+        said = re.sub(r"/\S*neighbours-[^/:\s]*", "FOLDER", str(error))
+        return f"{type(error).__name__}: {said}"
 
 
 def _compare(found: Found, one: World | str, two: World | str, change: Change) -> None:
     if isinstance(one, str) or isinstance(two, str):
-        found.kinds["refused"] += 1
+        _count(found, "refused", f"{change}", list(refusals(one, two)))
     else:
         _count(found, change.kind, f"{change}", compare(one, two, change))
+
+
+def refusals(one: World | str, two: World | str) -> Iterator[Violation]:
+    """A refusal is seen by everybody: the same for both worlds, in the same words, or for none."""
+    if one != two and all(isinstance(world, str) or claimed(world) for world in (one, two)):
+        ended = [world if isinstance(world, str) else "runs" for world in (one, two)]
+        yield Violation("r", f"one world {ended[0]!r}, the other {ended[1]!r}")
 
 
 def _count(found: Found, kind: str, which: str, laws: list[Violation]) -> None:
     found.pairs += 1
     found.kinds[kind] += 1
-    found.violations += [(which, law) for law in laws]
+    for law in laws:
+        found.violations.append((which, law))
 
 
 def _tags(case: Case, world: World) -> Iterator[str]:
@@ -149,5 +194,9 @@ def _tags(case: Case, world: World) -> Iterator[str]:
         "bytes": case.pixels,
         "last batch dropped": case.drop_last,
         "tame values": case.kind.tame,
+        "features": case.features,
+        "weights of classes": "class_weights" in training,
+        f"loss {case.loss}": bool(case.loss),
+        f"given engine {case.given}": bool(case.given),
     }
     yield from (f"with {what}" for what, so in chosen.items() if so)

@@ -127,10 +127,24 @@ def coming_or_going(case: Case, world: World) -> tuple[Change, Clients] | None:
     return Change("added", place.name), dict(together.worlds())[1,]
 
 
+def somebody_else(case: Case) -> Clients:
+    """Of a case that is refused: a client replaced, or a record where sizes are public."""
+    draw = np.random.default_rng([case.seed, 8])
+    one = case.clients[int(draw.integers(len(case.clients)))]
+    if case.kind.by_record:
+        row = int(draw.integers(len(one)))
+        other = with_record(one, row, other_record(draw, case.kind, one, row, zeroed=False))
+    else:
+        other = client(draw, case.kind, one.name)
+    return tuple(other if own.name == one.name else own for own in case.clients)
+
+
 def _record(draw: Draw, case: Case, name: str, values: int, adjacency: Adjacency) -> Place:
     one = next(one for one in case.clients if one.name == name)
     row = int(draw.integers(len(one)))
-    nothing = case.kind.task != "sequence" and not case.pixels and not case.kind.finite
+    # Features that are not finite become zeros: a record like others, whose gradient is not zero.
+    plain = not (case.pixels or case.features)
+    nothing = case.kind.task != "sequence" and plain and not case.kind.finite
     nothing = nothing and adjacency is Adjacency.ZERO_OUT and draw.random() < 0.7
     others = [
         other_record(draw, case.kind, one, row, nothing and number == values - 1)

@@ -15,15 +15,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedveil.config import recipe as recipes
-from fedveil.config.assemble import federation_of, plan_of
+from fedveil.config.assemble import features_of, federation_of, plan_of
 from fedveil.config.recipe import Recipe
 from fedveil.core.arguments import settle
 from fedveil.core.errors import FedveilError
 from fedveil.data.federation import Examples, Federation, Scaling, Task
 from fedveil.data.partition import ByOwner
+from fedveil.engines.choose import choose
+from fedveil.engines.processes import home_parts
 from fedveil.methods.registry import method_of
+from fedveil.models.features import with_features
 from fedveil.models.images import ChannelsFirst
 from fedveil.models.text import CharacterLstm
 from fedveil.planning.plan import Budget, Plan, plan
@@ -32,7 +36,7 @@ from fedveil.privacy.releases import Release
 from fedveil.privacy.translation import step_of
 from fedveil.run.directory import RunDirectory
 from fedveil.run.round import play_round
-from fedveil.run.run import Run, Speed
+from fedveil.run.run import Run, Speed, job_of
 from fedveil.run.sums import pipeline_in
 
 from .cases import Case
@@ -40,6 +44,7 @@ from .coupling import Streams
 from .recording import Notes, Recorder, recording
 from .values import COLUMNS, Client
 
+_PARTS = 2  # machines, of which none is started: they might round differently
 NEVER = 10**9  # rounds between evaluations: what is measured on test examples is not covered
 
 
@@ -54,6 +59,7 @@ class World:
     shapings: list[Any] = field(default_factory=list)  # clip and grid of each round
     failure: str = ""  # why a round ended early
     engine: str = ""  # which trained the clients
+    parts: dict[str, int] = field(default_factory=dict)  # machine of each client, if there were two
 
     @cached_property
     def releases(self) -> tuple[Release, ...]:
@@ -94,12 +100,19 @@ def play(
         if anew or first is None or names != first.names:
             planned = plan_for(case, chosen, federation)
         else:
+            if case.features:
+                federation = with_features(federation, features_of(chosen.model))
             planned = _same_plan(first.plan, federation)
-        world = World(names, planned, notes)
-        run = Run(planned, speed=speed_of(case), every=NEVER)
+        run = Run(
+            planned, speed=speed_of(case), every=NEVER, engine=_given(case, planned, recorder)
+        )
+        world = World(names, run.plan, notes)  # which knows what runs it
         world.engine = run.choice.name
         if keep is not None:
-            run.keep_in(RunDirectory.create(keep, planned, recipes.to_table(chosen)))
+            run.keep_in(RunDirectory.create(keep, run.plan, recipes.to_table(chosen)))
+        if planned.federation.owners is not None:
+            parts = home_parts(planned.federation, _PARTS)
+            world.parts = dict(zip(names, parts.tolist(), strict=True))
         try:
             for number in range(planned.method.rounds):
                 pipeline = pipeline_in(planned, number, run.state.optimizer)
@@ -117,6 +130,21 @@ def play(
 
 def speed_of(case: Case) -> Speed:
     return Speed(case.engine, case.chunk, case.processes)
+
+
+def _given(case: Case, planned: Plan, recorder: Recorder) -> Any:
+    """An engine made before its run: for this plan, or for another one that protects less."""
+    if not case.given:
+        return None
+    if case.given == "quiet":
+        context = planned.context
+        quiet = replace(context, noise_multiplier=context.noise_multiplier / 100)
+        planned = replace(planned, context=quiet)
+    job = job_of(planned, planned.randomness)
+    if case.given == "together":
+        job = replace(job, isolated=False)
+    chosen = choose(job, case.engine)
+    return recorder.given_engine(job, chosen, case.chunk)
 
 
 def _bytes(weights: Tensor, optimizer: dict[str, Tensor], report: Any) -> bytes:
@@ -151,8 +179,10 @@ def recipe_of(case: Case) -> Recipe:
 
 
 def plan_for(case: Case, chosen: Recipe, federation: Federation) -> Plan:
-    if case.module or case.drop_last:
+    if case.module or case.drop_last or case.loss:
         method = method_of(chosen)
+        if case.loss:
+            method = replace(method, local=replace(method.local, loss=_LOSSES[case.loss]))
         if case.drop_last:
             method = replace(method, local=replace(method.local, drop_last=True))
         module = _module(case) if case.module else plan_of(chosen, federation).module
@@ -165,6 +195,20 @@ def plan_for(case: Case, chosen: Recipe, federation: Federation) -> Plan:
     draw = np.random.default_rng([case.seed, 2])
     start = draw.standard_normal(len(planned.start)).astype(np.float32) * np.float32(case.start)
     return replace(planned, start=torch.from_numpy(start))
+
+
+def _huber(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.huber_loss(outputs.reshape(targets.shape), targets, reduction="none")
+
+
+def _fragile(outputs: Tensor, targets: Tensor) -> Tensor:
+    """As people write them who check what they are given."""
+    if not bool((outputs.abs() < 1e30).all()):
+        raise ValueError("loss: outputs are out of all bounds")
+    return _huber(outputs, targets)
+
+
+_LOSSES = {"huber": _huber, "fragile": _fragile}
 
 
 def _same_plan(made: Plan, federation: Federation) -> Plan:

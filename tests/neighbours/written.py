@@ -40,7 +40,7 @@ def files_differ(case: Case, clients: Sequence[Client], first: World) -> list[Vi
         by_presence = first.plan.privacy_model.adjacency is Adjacency.ADD_REMOVE
         if neighbour.failure or (set(neighbour.names) != set(first.names) and not by_presence):
             return []
-        one, again, two = (dict(_leaves(folder / name)) for name in ("one", "again", "two"))
+        one, again, two = (dict(leaves(folder / name)) for name in ("one", "again", "two"))
     except FedveilError:
         return []
     finally:
@@ -54,7 +54,7 @@ def files_differ(case: Case, clients: Sequence[Client], first: World) -> list[Vi
     ]
 
 
-def _leaves(folder: Path) -> Iterator[tuple[str, Any]]:
+def leaves(folder: Path) -> Iterator[tuple[str, Any]]:
     """Every value in the files of a run directory, by file and place."""
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = str(path.relative_to(folder))

@@ -16,7 +16,7 @@ from fedveil.core.errors import ConfigError
 from fedveil.data.columns import MISSING_CLASS, code_of, number_of
 from fedveil.data.declared import CLASSES, SHAPE, TASK
 from fedveil.data.examples import Scaling, Task, task_of
-from fedveil.data.federation import Federation
+from fedveil.data.federation import PICTURES_NOTE, Federation
 
 _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 _HALF = np.array(127.5, np.float32)
@@ -341,12 +341,17 @@ def from_images(
         name=folder.absolute().name,
         **{"task": Task.CLASSIFICATION, **settings},
     )
+    made = replace(made, notes=(*made.notes, PICTURES_NOTE))
     return made if size else replace(made, unprotected=(SHAPE, *made.unprotected))
 
 
 def pictures_of(folder: Path) -> list[Path]:
-    """The pictures in folders CLIENT/CLASS/, sorted."""
-    return sorted(file for file in folder.glob("*/*/*") if file.suffix.lower() in _PICTURES)
+    """Return the pictures in folders CLIENT/CLASS/, sorted by client and file name.
+
+    The class comes last: a picture that gets another label must not move the others.
+    """
+    found = (file for file in folder.glob("*/*/*") if file.suffix.lower() in _PICTURES)
+    return sorted(found, key=lambda file: (file.parts[-3], file.name, file.parts[-2]))
 
 
 def _is_client(folder: Path) -> bool:

@@ -119,8 +119,8 @@ def number_of(entry: Any) -> float:
     """Read one entry as a number; NaN if it is none. The text "1.5" is 1.5, and so is [1.5]."""
     if isinstance(entry, list | tuple | np.ndarray):
         return number_of(entry[0]) if len(entry) == 1 else math.nan
-    if isinstance(entry, bytes | bytearray) or _is_missing(entry):
-        return math.nan
+    if isinstance(entry, bytes | bytearray | complex | np.complexfloating) or _is_missing(entry):
+        return math.nan  # of a complex number NumPy would drop a part, with a warning
     try:
         return float(entry)
     except OverflowError:

@@ -19,6 +19,7 @@ from fedveil.data.declared import used_again
 from fedveil.data.federation import (
     ARTIFICIAL_NOTE,
     HELD_OUT_NOTE,
+    PICTURES_NOTE,
     Federation,
     Task,
 )
@@ -89,6 +90,8 @@ def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]
             "Test and validation examples are public, and nobody's training examples: that is "
             "declared by giving them."
         )
+    if PICTURES_NOTE in federation.notes:
+        found.append(PICTURES_NOTE)
     if federation.encoder is not None:
         found.append(
             "The names of the table's columns are public, and the types they are stored with; so "

@@ -10,20 +10,26 @@ from ..cases import RESUMED, Case
 
 PLANTED: dict[str, Callable[[], AbstractContextManager[object]]] = {}
 MOST: dict[str, int] = {}
-WHERE: dict[str, Callable[[Case], bool]] = {}
+WHERE: dict[str, Callable[[Any], bool]] = {}
 NEAR: dict[str, int] = {}
+AMONG: dict[str, str] = {}
 
 
 def plant(
-    most: int, where: Callable[[Case], bool] = lambda case: True, near: int = 0
+    most: int,
+    where: Callable[[Any], bool] = lambda case: True,
+    near: int = 0,
+    among: str = "cases",
 ) -> Callable[[Any], Any]:
     """Register a bug by its function's name. `where` says which cases it can concern at all: the
     others are not run, which saves time and finds nothing less. A bug that is rare is looked for
-    from case `near` on, shortly before one that shows it, and by the slow tests from case 0 on."""
+    from case `near` on, shortly before one that shows it, and by the slow tests from case 0 on. It
+    is looked for `among` deep cases, sheets that are read, or jobs that are carried out."""
 
     def keep(function: Callable[[], Any]) -> Callable[[], Any]:
         name = function.__name__
         PLANTED[name], MOST[name], WHERE[name], NEAR[name] = function, most, where, near
+        AMONG[name] = among
         return function
 
     return keep
