@@ -255,12 +255,12 @@ def _together(
     if name not in ENGINES:
         return OUTSIDE[name].build(job, chunk, device)
     if name == "sequential":
-        return RowEngine(name, job, AutogradGradients(job, device), 1, device, autograd=True)
+        return RowEngine(name, job, AutogradGradients(job, device), 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
         most = chunk or _chunk(job, batch, 100)
-        return RowEngine(name, job, VmapGradients(job, device), most, device, autograd=True)
+        return RowEngine(name, job, VmapGradients(job, device), most, device, draws=True)
     if isinstance(stack, str):
         raise ConfigError(f"engine.name: {name!r} cannot run this: {stack}")
     by_hand = gradients_of_stack or MlpGradients(stack, job.federation.task)
