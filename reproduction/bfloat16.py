@@ -31,7 +31,7 @@ def _why_not(job: Job, device: torch.device) -> str | None:
 
 @engine(NAME, _why_not)
 def build(job: Job, chunk: int | None, device: torch.device) -> Engine:
-    return RowEngine(NAME, job, RoundedGradients(job, device), 1, device, autograd=True)
+    return RowEngine(NAME, job, RoundedGradients(job, device), 1, device, draws=True)
 
 
 class RoundedGradients(AutogradGradients):

@@ -37,7 +37,7 @@ class RowEngine(GroupedEngine):
     gradients: Gradients
     chunk: int
     device: torch.device = CPU
-    autograd: bool = False  # gradients come from autograd, of a module that may draw at random
+    draws: bool = False  # gradients run the module itself, which may draw random numbers of its own
 
     def groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
         yield np.arange(len(sizes)), self.add_to
@@ -51,7 +51,7 @@ class RowEngine(GroupedEngine):
             clients, held = total.cohort[where], total.sizes[where]
             batches = draw_batches(clients, held, job.rule, number, job.randomness)
             records = Records(
-                job.federation, clients, held, batches, self.device, autograd=self.autograd
+                job.federation, clients, held, batches, self.device, autograd=self.draws
             )
             rates = job.rule.learning_rate.of_round(number, records.most_steps)
             streams = noise_streams(job, clients, number)
@@ -69,7 +69,7 @@ class RowEngine(GroupedEngine):
     def _module_randomness(self, client: int, round_number: int) -> Iterator[None]:
         """What a module draws itself (dropout) follows the seed too, and the caller's generator
         stays where it was."""
-        if not self.autograd:
+        if not self.draws:
             yield
             return
         word = self.job.randomness.stream("module", round_number, client).words(1)[0]

@@ -259,12 +259,12 @@ def _together(
         return OUTSIDE[name].build(job, chunk, device)
     if name == "sequential":
         gradients = AutogradGradients(job, device, one_by_one=one_by_one)
-        return RowEngine(name, job, gradients, 1, device, autograd=True)
+        return RowEngine(name, job, gradients, 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
         most = chunk or _chunk(job, batch, 100)
-        return RowEngine(name, job, VmapGradients(job, device), most, device, autograd=True)
+        return RowEngine(name, job, VmapGradients(job, device), most, device, draws=True)
     if isinstance(stack, str):
         raise ConfigError(f"engine.name: {name!r} cannot run this: {stack}")
     by_hand = gradients_of_stack or MlpGradients(stack, job.federation.task)
