@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 MOST_FOLDERS = 10
 MOST_BORDERS = 20  # pairs of folders with a call from the first into the second
 BACKWARDS = {("secagg", "methods")}  # a secure sum asks what noise to add, by its own protocol
-MOST_LINES = 54_400  # of the whole package; raise it for a reason, not by the way
+MOST_LINES = 57_000  # of the whole package; raise it for a reason, not by the way
 
 RECIPES = {
     "trusted server": {"training.method": "dp-fedavg", "training.sampling": "poisson"},

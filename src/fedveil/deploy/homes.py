@@ -29,7 +29,7 @@ from fedveil.deploy.policy import Policy
 from fedveil.secagg.device_store import DeviceStore, Lock
 from fedveil.secagg.keys import DeviceKeys
 
-_LONGEST_SOCKET = 100  # bytes; the system's limit is 108
+_LONGEST_SOCKET = 107  # bytes; the system takes 108 with the zero at the end
 MEMBERS, PROPOSED = "members.toml", "members-proposed.toml"
 
 
@@ -96,7 +96,7 @@ class Home:
 class HubHome(Home):
     """The hub's: keys, certificates, bundles, queue and runs."""
 
-    _socket = "relay/fedveil.sock"  # made by the courier, in a folder of its own
+    _socket = "relay/hub.sock"  # made by the courier, in a folder of its own
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "federation.toml", "federation's hub")
