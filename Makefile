@@ -3,10 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: run demo test test-slow coverage docs mutants fuzz check bench clean
+.PHONY: all run demo test test-slow coverage docs mutants fuzz check bench clean
 
 run: .venv/installed
 	$(BIN)/fedveil run
+
+# The packages for many machines (fedveil hub, site, federation) and for research (audit, attack, check, reproduce).
+all: .venv/all
 
 # A hub and three hospitals as processes with mTLS, two of them killed on the way; see docs/deploy.md.
 demo: .venv/federated
@@ -26,7 +29,7 @@ docs: .venv/documented
 
 # Which lines no test executes; about twice as long as the tests alone.
 coverage: .venv/tested
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --cov=fedveil --cov-report=term-missing:skip-covered
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --cov=fedveil --cov=fedveil_federation --cov=fedveil_lab --cov-report=term-missing:skip-covered
 
 # Would the tests notice a wrong operator? A seeded sample of mutants of the privacy path.
 mutants: .venv/tested
@@ -36,15 +39,15 @@ mutants: .venv/tested
 # violation stops it at once and says how to run its case again. `FUZZ="--minutes 10"` stops earlier;
 # with `FUZZ="--state FILE"` it can be interrupted, and the same command goes on.
 fuzz: .venv/tested
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.neighbours --pairs 1000000 --values 5 5 4 --processes 2 $(FUZZ)
+	PYTHONPATH=packages/fedveil OMP_NUM_THREADS=1 $(BIN)/python -m tests.neighbours --pairs 1000000 --values 5 5 4 --processes 2 $(FUZZ)
 
 # About an hour on two quiet cores; `.venv/bin/python -m benchmarks --quick` takes a few minutes.
-bench: .venv/installed
+bench: .venv/all
 	$(BIN)/python -m benchmarks
 
 check: .venv/tested
-	$(BIN)/ruff check src reproduction tests benchmarks tools
-	$(BIN)/ruff format --check src reproduction tests benchmarks tools
+	$(BIN)/ruff check packages benchmarks tools conftest.py
+	$(BIN)/ruff format --check packages benchmarks tools conftest.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -52,27 +55,31 @@ clean:
 	rm -rf .venv .mutants site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch first and by its exact name: any other spelling may pull gigabytes of CUDA libraries.
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: packages/fedveil/pyproject.toml constraints.txt
 	@echo "Setting up .venv (about a minute the first time)..."
 	$(PYTHON) -m venv .venv
 	$(PIP) torch==2.13.0
 	$(PIP) setuptools
-	$(PIP) --no-build-isolation --editable .
+	$(PIP) --no-build-isolation --editable packages/fedveil
 	@touch $@
 
-.venv/tested: .venv/installed
+.venv/all: .venv/installed packages/fedveil-federation/pyproject.toml packages/fedveil-lab/pyproject.toml
+	$(PIP) --no-build-isolation --editable packages/fedveil-federation --editable packages/fedveil-lab
+	@touch $@
+
+.venv/tested: .venv/all requirements-test.txt
 	@echo "Adding the test tools..."
-	$(PIP) --no-build-isolation --editable '.[test]'
+	$(PIP) --requirement requirements-test.txt
 	@touch $@
 
-.venv/federated: .venv/installed
+.venv/federated: .venv/all
 	@echo "Adding NVIDIA FLARE (about a minute)..."
-	$(PIP) --no-build-isolation --editable '.[flare]'
+	$(PIP) --no-build-isolation --editable 'packages/fedveil-federation[flare]'
 	@touch $@
 
-.venv/documented: .venv/installed
+.venv/documented: .venv/all requirements-docs.txt
 	@echo "Adding the documentation tools..."
-	$(PIP) --no-build-isolation --editable '.[docs]'
+	$(PIP) --requirement requirements-docs.txt
 	@touch $@
 
 # Checks of accessibility in the browser tests; needs npm.

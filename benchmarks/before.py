@@ -49,13 +49,16 @@ fedveil.run(WORKLOADS[name], variant, Clock())
 @contextmanager
 def tree_at(commit: str) -> Iterator[Path]:
     """The package and the benchmarks of a commit, in a folder that is gone afterwards."""
-    archive = subprocess.run(
-        ["git", "archive", commit, "src", "benchmarks"], cwd=ROOT, check=True, capture_output=True
-    )
+    archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True)
     with tempfile.TemporaryDirectory() as folder:
         with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
             files.extractall(folder, filter="data")
         yield Path(folder)
+
+
+def sources_of(tree: Path) -> list[Path]:
+    """Return the source folders of a checkout, also of one from before there were packages."""
+    return [path for path in (tree / "src", *sorted(tree.glob("packages/*/src"))) if path.exists()]
 
 
 def child(tree: Path, program: str, *arguments: object) -> subprocess.Popen[str]:
@@ -63,7 +66,7 @@ def child(tree: Path, program: str, *arguments: object) -> subprocess.Popen[str]
     return subprocess.Popen(
         [sys.executable, "-c", program, *map(str, arguments)],
         cwd=tree,
-        env={**os.environ, "PYTHONPATH": f"{tree / 'src'}:{tree}"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*sources_of(tree), tree]))},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -14,11 +14,11 @@ import time
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from fedveil import load
-from fedveil.config import recipe as recipes
-from fedveil.config.assemble import plan_of
-from fedveil.engines.memory import keep_freed_memory
+from fedveil.planning import recipe as recipes
+from fedveil.planning.assemble import plan_of
 from fedveil.run.run import Run, Speed
-from reproduction.bfloat16 import NAME
+from fedveil.training.engines.memory import keep_freed_memory
+from fedveil_lab.reproduction.bfloat16 import NAME
 
 STEPS = 30
 _SETTINGS = {

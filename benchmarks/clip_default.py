@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from fedveil.config import recipe as recipes
-from fedveil.config.assemble import federation_of, plan_of
+from fedveil.planning import recipe as recipes
+from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.run.run import Run, Speed
 
 JOB = (

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedveil.engines import fourier
-from fedveil.engines.memory import keep_freed_memory
+from fedveil.training.engines import fourier
+from fedveil.training.engines.memory import keep_freed_memory
 
 _SECONDS = 0.3  # of each measurement
 

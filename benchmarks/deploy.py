@@ -30,18 +30,18 @@ from unittest import mock
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedveil.config import recipe as recipes
 from fedveil.data.federation import Federation
-from fedveil.deploy.courier import Answer, Courier, MemoryCourier, Unreachable
-from fedveil.deploy.facts import Facts
-from fedveil.deploy.guard import Guard
-from fedveil.deploy.hub import Hub
-from fedveil.deploy.members import Members
-from fedveil.deploy.policy import Policy
-from fedveil.deploy.work import Training
-from fedveil.engines.memory import keep_freed_memory
-from fedveil.engines.one_client import lone
-from fedveil.secagg.device_store import DeviceStore, Lock
+from fedveil.planning import recipe as recipes
+from fedveil.training.engines.memory import keep_freed_memory
+from fedveil.training.engines.one_client import lone
+from fedveil_federation.deploy.courier import Answer, Courier, MemoryCourier, Unreachable
+from fedveil_federation.deploy.facts import Facts
+from fedveil_federation.deploy.guard import Guard
+from fedveil_federation.deploy.hub import Hub
+from fedveil_federation.deploy.members import Members
+from fedveil_federation.deploy.policy import Policy
+from fedveil_federation.deploy.work import Training
+from fedveil_federation.secagg.device_store import DeviceStore, Lock
 
 MODELS = {  # by what it is called here: its name in a recipe, and the shape of an input
     "softmax 784x10": ("logistic", (784,)),

@@ -17,9 +17,9 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.deploy_engines import engines
-from fedveil.deploy.envelope import Message, seal, unseal
-from fedveil.deploy.hub import Sites
-from fedveil.deploy.members import Members
+from fedveil_federation.deploy.envelope import Message, seal, unseal
+from fedveil_federation.deploy.hub import Sites
+from fedveil_federation.deploy.members import Members
 
 SIZES, LEGS, WAIT = (100, 4_000_000), 15, 60.0
 SITES = ("a", "b", "c")

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedveil.deploy.courier import Answer, Courier, Reply, T, Unreachable
-from fedveil.deploy.courier_process import CourierProcess
-from fedveil.deploy.homes import Bundle, HubHome, SiteHome
-from fedveil.deploy.sockets import SocketCourier, free_port
+from fedveil_federation.deploy.courier import Answer, Courier, Reply, T, Unreachable
+from fedveil_federation.deploy.courier_process import CourierProcess
+from fedveil_federation.deploy.sockets import SocketCourier, free_port
+from fedveil_federation.deploy.state_dirs import Bundle, HubHome, SiteHome
 
 COLUMNS = {"x": {"type": "number", "min": 0, "max": 1}, "y": {"type": "boolean"}}
 POLICY = "[budget]\nepsilon = 1.0\n[lifetime]\nepsilon = 1.0\n"

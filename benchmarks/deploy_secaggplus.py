@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.environments import python_of
-from fedveil.deploy.sockets import accepts, free_port
+from fedveil_federation.deploy.sockets import accepts, free_port
 
 APP = Path(__file__).parent / "deploy_secaggplus_app.py"
 PROJECT = """\

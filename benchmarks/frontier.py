@@ -22,9 +22,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.config import recipe as recipes
-from fedveil.config.assemble import federation_of, plan_of
 from fedveil.data.federation import Federation
+from fedveil.planning import recipe as recipes
+from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.run.run import Run
 
 RESULTS = Path(__file__).parent.parent / "results"

@@ -32,14 +32,14 @@ from benchmarks.frontier_search import (
     noise_for,
     searched,
 )
-from fedveil.config import recipe as recipes
 from fedveil.data.examples import Examples, Task
 from fedveil.data.federation import Federation, Scaling
 from fedveil.data.partition import IID, Dirichlet, Partition
-from fedveil.datasets import find
-from fedveil.models import drawings, patches, whitening
-from fedveil.models.features import FeatureMap, Featurizer, ScatteringFeatures
-from fedveil.models.patches import PatchFeatures
+from fedveil.data.sources import find
+from fedveil.planning import recipe as recipes
+from fedveil.training.models import drawings, patches, whitening
+from fedveil.training.models.features import FeatureMap, Featurizer, ScatteringFeatures
+from fedveil.training.models.patches import PatchFeatures
 
 NAME = "features"
 EPSILON, DELTA, ROUNDS = 2.0, 1e-5, 30

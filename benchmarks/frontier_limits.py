@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from benchmarks.frontier import jobs, measured
-from fedveil.config.assemble import features_of, federation_of
 from fedveil.data.federation import Examples, Federation
-from fedveil.datasets import load
-from fedveil.models.features import with_features
+from fedveil.data.sources import load
+from fedveil.planning.assemble import features_of, federation_of
+from fedveil.training.models.features import with_features
 
 RIDGE = 0.1  # of 50,000 rows of length 1; between 0.001 and 10 the accuracy hardly changes
 

@@ -19,10 +19,10 @@ from fedveil.data.encoding import FARTHEST
 from fedveil.data.examples import Examples, Task
 from fedveil.data.federation import Federation, Scaling
 from fedveil.data.partition import IID, ByOwner, Dirichlet, Partition, SortedSlices
-from fedveil.datasets import find
-from fedveil.datasets.lending_club import principal_components
-from fedveil.datasets.shakespeare import CHARACTERS, LENGTH, encode
-from fedveil.datasets.source import Pool
+from fedveil.data.sources import find
+from fedveil.data.sources.lending_club import principal_components
+from fedveil.data.sources.shakespeare import CHARACTERS, LENGTH, encode
+from fedveil.data.sources.source import Pool
 
 Rows = npt.NDArray[np.bool_]
 Column = npt.NDArray[np.float64]

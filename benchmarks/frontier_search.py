@@ -31,10 +31,10 @@ import numpy as np
 
 from benchmarks.frontier import RESULTS, best_recipes, epsilon_of, measured, name_of
 from benchmarks.frontier_proxies import HALF, PROXIES
-from fedveil.config import recipe as recipes
 from fedveil.data.federation import Federation
-from fedveil.models.features import VERSION as FEATURES_VERSION
+from fedveil.planning import recipe as recipes
 from fedveil.privacy.accountants.exact import gaussian_noise
+from fedveil.training.models.features import VERSION as FEATURES_VERSION
 
 FILE = RESULTS / "frontier-search.json"
 BEGIN = 2.0

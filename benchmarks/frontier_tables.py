@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.frontier import RESULTS, best_recipes, ceiling_of, epsilon_of, name_of
 from benchmarks.frontier_proxies import PROXIES
-from fedveil.models.whitening import DIRECTIONS
+from fedveil.training.models.whitening import DIRECTIONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "frontier.md"
 

@@ -30,13 +30,13 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.advise.defaults import Chosen, choose
-from fedveil.advise.trials import Candidate, recipe_with_settings
-from fedveil.config import recipe as recipes
-from fedveil.config.assemble import plan_of
-from fedveil.config.recipe import Recipe
 from fedveil.data.federation import Federation
+from fedveil.planning import recipe as recipes
+from fedveil.planning.assemble import plan_of
+from fedveil.planning.recipe import Recipe
 from fedveil.run.run import Run
+from fedveil.tune.defaults import Chosen, choose
+from fedveil.tune.trials import Candidate, recipe_with_settings
 
 ROWS = 10_000
 

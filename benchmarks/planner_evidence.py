@@ -25,17 +25,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedveil.advise.from_recipe import public_constants, score_of_recipe, situation_of
-from fedveil.advise.iterations import best_iterations
-from fedveil.advise.pilot import PilotProgress, Search, TrialJournal
-from fedveil.advise.proxy import Proxy, proxy_of, some_clients
-from fedveil.advise.recommend import findings
-from fedveil.advise.space import space_of
-from fedveil.advise.trials import Candidate, Outcome, ProxyTrials, Trial
-from fedveil.config import recipe as recipes
-from fedveil.config.assemble import federation_of, plan_of
-from fedveil.config.recipe import Recipe
+from fedveil.planning import recipe as recipes
+from fedveil.planning.assemble import federation_of, plan_of
+from fedveil.planning.recipe import Recipe
 from fedveil.report import plan_figures as figures
+from fedveil.tune.from_recipe import public_constants, score_of_recipe, situation_of
+from fedveil.tune.iterations import best_iterations
+from fedveil.tune.pilot import PilotProgress, Search, TrialJournal
+from fedveil.tune.proxy import Proxy, proxy_of, some_clients
+from fedveil.tune.recommend import findings
+from fedveil.tune.space import space_of
+from fedveil.tune.trials import Candidate, Outcome, ProxyTrials, Trial
 
 KEPT, OUT = Path(".benchmarks/planner"), Path("results/planner")
 PART = 0.09  # of the grid's client steps that a whole pilot may take

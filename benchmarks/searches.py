@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.before import sources_of
+
 JOBS: dict[str, tuple[int, dict[str, Any]]] = {  # seeds to judge by; recipe
     "digits": (12, {"seed": 1, "training": {"rounds": 60}, "privacy": {"epsilon": 4.0}}),
     "lending-club": (
@@ -57,20 +59,20 @@ CLOCK = SimpleNamespace(monotonic=time.process_time, process_time=time.process_t
 
 def choose(name: str, seconds: float, seed: int) -> dict[str, Any]:
     """The settings that the search of this checkout finds."""
-    from fedveil.advise import pilot
-    from fedveil.config import recipe as recipes
+    from fedveil.planning import recipe as recipes
+    from fedveil.tune import pilot
 
     recipe = recipes.with_defaults(recipes.parse(JOBS[name][1]))
     pilot.time = CLOCK  # type: ignore[attr-defined]
     try:
-        from fedveil.advise import trials
-        from fedveil.advise.recommend import prepare
+        from fedveil.tune import trials
+        from fedveil.tune.recommend import prepare
 
         search, kept = prepare(recipe, seconds=seconds, seed=seed), "journal"
     except ImportError:  # before the search stood on Optuna
-        from fedveil.advise.pilot_space import prepare  # type: ignore[import-not-found,no-redef]
+        from fedveil.tune.pilot_space import prepare  # type: ignore[import-not-found,no-redef]
 
-        from fedveil.advise import rehearsal as trials  # type: ignore[attr-defined,no-redef]
+        from fedveil.tune import rehearsal as trials  # type: ignore[attr-defined,no-redef]
 
         search, kept = prepare(recipe, seconds=seconds), "trials"
         search.seed = seed  # type: ignore[attr-defined]
@@ -85,9 +87,9 @@ def choose(name: str, seconds: float, seed: int) -> dict[str, Any]:
 
 def errors(name: str, settings: dict[str, Any]) -> list[float]:
     """What settings reach under seeds that chose nothing."""
-    from fedveil.advise.recommend import prepare
-    from fedveil.advise.trials import Candidate, Trial
-    from fedveil.config import recipe as recipes
+    from fedveil.planning import recipe as recipes
+    from fedveil.tune.recommend import prepare
+    from fedveil.tune.trials import Candidate, Trial
 
     seeds, table = JOBS[name]
     search = prepare(recipes.with_defaults(recipes.parse(table)))
@@ -99,7 +101,8 @@ def errors(name: str, settings: dict[str, Any]) -> list[float]:
 def asked(name: str, seconds: float, seed: int, checkout: Path) -> dict[str, Any]:
     """`choose` in a process of its own, with that checkout's package."""
     line = [sys.executable, __file__, "--choose", name, str(seconds), str(seed)]
-    paths = {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
+    sources = os.pathsep.join(map(str, sources_of(checkout)))
+    paths = {"PYTHONPATH": sources, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(line, env={**os.environ, **paths}, stdout=subprocess.PIPE, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -22,12 +22,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 
-from fedveil.secagg.dropouts import Dropouts
-from fedveil.secagg.masks import apply_masks
-from fedveil.secagg.mode import SecureMode
-from fedveil.secagg.params import SecAggParams
-from fedveil.secagg.simulation import Simulation
-from fedveil.secagg.stopwatch import Stopwatch
+from fedveil.privacy.secure_sums.dropouts import Dropouts
+from fedveil.privacy.secure_sums.masks import apply_masks
+from fedveil.privacy.secure_sums.mode import SecureMode
+from fedveil.privacy.secure_sums.params import SecAggParams
+from fedveil.privacy.secure_sums.stopwatch import Stopwatch
+from fedveil_federation.secagg.simulation import Simulation
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOWER = ROOT / ".benchmarks" / "environments" / "flower"

@@ -25,12 +25,12 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedveil.secagg.journal import MemoryJournal
-from fedveil.secagg.keys import DeviceKeys, new_keys
-from fedveil.secagg.params import SecAggParams
-from fedveil.secagg.participant import Participant
-from fedveil.secagg.roster import Admission, Roster
-from fedveil.secagg.server import Server
+from fedveil.privacy.secure_sums.params import SecAggParams
+from fedveil_federation.secagg.journal import MemoryJournal
+from fedveil_federation.secagg.keys import DeviceKeys, new_keys
+from fedveil_federation.secagg.participant import Participant
+from fedveil_federation.secagg.roster import Admission, Roster
+from fedveil_federation.secagg.server import Server
 
 
 def serve(pipe: Connection, key: bytes, params: SecAggParams, cards: list[bytes]) -> None:

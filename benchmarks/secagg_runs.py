@@ -18,10 +18,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from fedveil.config import recipe as recipes
-from fedveil.config.assemble import federation_of, plan_of
+from fedveil.planning import recipe as recipes
+from fedveil.planning.assemble import federation_of, plan_of
+from fedveil.run.aggregator import build_aggregator
 from fedveil.run.run import Run, Speed
-from fedveil.secagg.aggregator import build_aggregator
 
 _HU = {
     "training.method": "gradient-noise",

@@ -21,17 +21,17 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from fedveil.secagg import pairs, session, wire
-from fedveil.secagg.blame import given
-from fedveil.secagg.keys import DeviceKeys
-from fedveil.secagg.layout import packed
-from fedveil.secagg.masks import keystream
-from fedveil.secagg.messages import Masked, Shares, Unmask
-from fedveil.secagg.params import SecAggParams
-from fedveil.secagg.roster import Admission, Roster
-from fedveil.secagg.server import Server
-from fedveil.secagg.server_round import ServerRound
-from fedveil.secagg.shares import draw_secret, split
+from fedveil.privacy.secure_sums.masks import keystream
+from fedveil.privacy.secure_sums.params import SecAggParams
+from fedveil_federation.secagg import pairs, session, wire
+from fedveil_federation.secagg.blame import given
+from fedveil_federation.secagg.keys import DeviceKeys
+from fedveil_federation.secagg.layout import packed
+from fedveil_federation.secagg.messages import Masked, Shares, Unmask
+from fedveil_federation.secagg.roster import Admission, Roster
+from fedveil_federation.secagg.server import Server
+from fedveil_federation.secagg.server_round import ServerRound
+from fedveil_federation.secagg.shares import draw_secret, split
 
 
 class StandIns:

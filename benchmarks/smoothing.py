@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft
 
-from fedveil.server.smoothing import smooth
+from fedveil.training.server.smoothing import smooth
 
 STRENGTH = 1.0
 # The last is a prime: an unlucky length for a Fourier transform.

@@ -20,7 +20,7 @@ from torch import nn
 
 import fedveil as fv
 from fedveil.data.examples import Examples
-from fedveil.models.frozen import adapt, freeze
+from fedveil.training.models.frozen import adapt, freeze
 
 HALF = 5
 PUBLIC_STEPS, PUBLIC_BATCH, PUBLIC_RATE = 500, 64, 3e-3

@@ -8,7 +8,7 @@ import inspect
 import typing
 from pathlib import Path
 
-from fedveil.config import recipe as recipes
+from fedveil.planning import recipe as recipes
 
 HEAD = """# Recipes
 

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "src" / "fedveil"
+SOURCES = sorted(ROOT.glob("packages/*/src"))
+TESTS = sorted(ROOT.glob("packages/*"))
 _FOLDER = ROOT / ".mutants"
 _LINES, _SETTINGS, _TIMES = _FOLDER / "coverage", _FOLDER / "coveragerc", _FOLDER / "times.json"
 _SOURCES = _FOLDER / "sources.json"
@@ -62,16 +63,20 @@ def cover(tests: list[str]) -> None:
         for old in [*_FOLDER.glob("coverage*"), _TIMES, _SOURCES]:
             old.unlink(missing_ok=True)
     _SETTINGS.write_text(
-        f"[run]\nsource = {PACKAGE}\ndata_file = {_LINES}\nparallel = true\n"
+        f"[run]\nsource = {','.join(map(str, SOURCES))}\ndata_file = {_LINES}\nparallel = true\n"
         "context = ${PYTEST_CURRENT_TEST-}\n",  # names the test in the processes it starts
         encoding="utf-8",
     )
-    collect = [f"--cov={PACKAGE}", "--cov-context=test", f"--cov-config={_SETTINGS}"]
+    collect = [
+        *(f"--cov={path}" for path in SOURCES),
+        "--cov-context=test",
+        f"--cov-config={_SETTINGS}",
+    ]
     collect += ["--cov-report=", *(["--cov-append"] if tests else [])]
     subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "covering", "-n", "2", *collect, *tests],
         cwd=ROOT,
-        env=environment(ROOT / "src", Path(__file__).parent),
+        env=environment(*SOURCES, *TESTS, Path(__file__).parent),
         check=False,
     )
     _SOURCES.write_text(json.dumps(digests), encoding="utf-8")
@@ -92,7 +97,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _digests() -> dict[str, str]:
-    names = [*_files(PACKAGE), *_files(ROOT / "tests")]
+    names = _files(ROOT / "packages")
     return {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in names}
 
 
@@ -103,7 +108,7 @@ def _refuse_stale(but: Collection[str] = ()) -> None:
         sys.exit("no coverage map yet: run with --cover (as long as the whole suite)")
     for name in sorted(known.keys() | now.keys()):
         if known.get(name) != now.get(name) and name not in but:
-            added = f" {name}" if name.startswith("tests/") and name in now else ""
+            added = f" {name}" if "/tests/" in name and name in now else ""
             sys.exit(f"{name} changed since it was covered: run with --cover{added}")
 
 
@@ -154,10 +159,16 @@ def _text(test_file: str) -> str:
     return (ROOT / test_file).read_text(encoding="utf-8")
 
 
+def name_of(file: Path) -> tuple[str, ...]:
+    """Return the parts of a module's dotted name."""
+    (source,) = (path for path in SOURCES if file.is_relative_to(path))
+    return file.relative_to(source).with_suffix("").parts
+
+
 def _distance(file: Path, test: str) -> int:
     """0: a test file that imports the module, 1: one in its folder's tests, 2: elsewhere."""
-    module = file.relative_to(PACKAGE).with_suffix("").parts
+    module = name_of(file)
     test_file = _file(test)
-    if f"fedveil.{'.'.join(module)} " in _text(test_file) or module[-1] in Path(test_file).stem:
+    if f"{'.'.join(module)} " in _text(test_file) or module[-1] in Path(test_file).stem:
         return 0
-    return 1 if module[0] in Path(test_file).parts else 2
+    return 1 if set(module[1:-1]) & set(Path(test_file).parts) else 2

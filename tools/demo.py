@@ -27,9 +27,9 @@ from pyarrow import csv
 
 from fedveil.data.encoder import TableEncoder
 from fedveil.data.schema import Column, Kind
-from fedveil.datasets.adult import ADULT, COLUMNS, INCOMES, records
-from fedveil.datasets.files import cache_directory, data_directory, open_source
-from fedveil.deploy.sockets import free_port
+from fedveil.data.sources.adult import ADULT, COLUMNS, INCOMES, records
+from fedveil.data.sources.files import cache_directory, data_directory, open_source
+from fedveil_federation.deploy.sockets import free_port
 
 SITES = ("north", "south", "east")
 POLICY = """\

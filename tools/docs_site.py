@@ -101,14 +101,15 @@ def notebook(document: Mapping[str, Any]) -> str:
 
 def commands() -> str:
     """Every command with its arguments, from the parsers themselves."""
-    from fedveil.cli import COMMANDS, parser_of
+    from fedveil.cli import commands as registered
+    from fedveil.cli import parser_of
 
     parts = [
         "# Commands\n\n",
         "Made from the parsers: what is here is what they accept. Exit codes: 0 done, 2 bad input, "
         "130 interrupted, 1 anything else.\n",
     ]
-    for name in COMMANDS:
+    for name in registered():
         parts += _command(parser_of(name), level=2)
     return "".join(parts)
 

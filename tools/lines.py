@@ -1,38 +1,35 @@
-"""Lines of the package by folder, as docs/architecture.md lists them: `python tools/lines.py`.
+"""Count the lines of every package and folder: `python tools/lines.py`.
 
-It puts the present numbers into the table of the page. A line of code is one that is neither blank
-nor only a comment, nor part of a docstring.
+A line of code is one that is neither blank nor only a comment, nor part of a docstring.
 """
 
 from __future__ import annotations
 
 import ast
 import io
-import re
 import tokenize
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "src" / "fedveil"
-PAGE = ROOT / "docs" / "architecture.md"
-ROW = re.compile(r"^\| `(\w+)/` \| (.*) \| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE)
-
-WHOLE = re.compile(r"^\| fedveil now \|.*$", re.MULTILINE)
+PACKAGES = ("fedveil", "fedveil-federation", "fedveil-lab")
 
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 
 
-def lines_of(folder: Path) -> tuple[int, int]:
-    """All lines of the Python files below a folder, and those of code."""
-    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))]
-    return sum(text.count("\n") for text in texts), sum(map(code_in, texts))
+def lines_of(*folders: Path) -> tuple[int, int, int]:
+    """Return all lines, the lines of code and the number of Python files below some folders."""
+    texts = [
+        path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")
+    ]
+    return sum(text.count("\n") for text in texts), sum(map(code_in, texts)), len(texts)
 
 
 @cache
 def code_in(text: str) -> int:
-    """How many lines of a module are code."""
+    """Return how many lines of a module are code."""
     code: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in _NO_CODE and token.string:
@@ -43,23 +40,23 @@ def code_in(text: str) -> int:
     return len(code)
 
 
-def listed() -> dict[str, tuple[int, int]]:
-    """What the page says: lines, and lines of code, by folder."""
-    rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
-    return {name: (_number(lines), _number(code)) for name, _, lines, code in rows}
+def _show(name: str, folders: Iterable[Path]) -> None:
+    lines, code, files = lines_of(*folders)
+    print(f"{name:<34} {lines:>7,} {code:>7,} {files:>5}")
 
 
-def _number(shown: str) -> int:
-    return int(shown.replace(",", ""))
-
-
-def _row(found: re.Match[str]) -> str:
-    lines, code = lines_of(PACKAGE / found[1])
-    return f"| `{found[1]}/` | {found[2]} | {lines:,} | {code:,} |"
+def main() -> None:
+    print(f"{'':<34} {'lines':>7} {'code':>7} {'files':>5}")
+    homes = [ROOT / "packages" / name for name in PACKAGES]
+    for home in homes:
+        (source,) = (path for path in (home / "src").iterdir() if (path / "__init__.py").exists())
+        for folder in sorted(path for path in source.iterdir() if path.is_dir()):
+            if any(folder.rglob("*.py")):
+                _show(f"  {source.name}/{folder.name}", [folder])
+        _show(home.name, [source])
+    _show("all packages", [home / "src" for home in homes])
+    _show("tests", [home / "tests" for home in homes])
 
 
 if __name__ == "__main__":
-    page, (lines, code) = PAGE.read_text(encoding="utf-8"), lines_of(PACKAGE)
-    whole = f"| fedveil now | {lines:,} | {code:,} | {len(list(PACKAGE.rglob('*.py')))} |"
-    PAGE.write_text(WHOLE.sub(whole, ROW.sub(_row, page)), encoding="utf-8")
-    print(whole)
+    main()

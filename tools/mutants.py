@@ -37,21 +37,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from covering import PACKAGE, ROOT, Covering, cover, environment
+from covering import ROOT, SOURCES, Covering, cover, environment, name_of
 
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.txt")
+_CORE = ROOT / "packages" / "fedveil" / "src" / "fedveil"
+_PARTS = ("core", "data", "methods", "planning", "privacy", "run", "training")
 PRIVACY_PATH = (
-    "client",
-    "core",
-    "data",
-    "engines",
-    "methods",
-    "planning",
-    "privacy",
-    "run",
-    "secagg",
+    *(_CORE / part for part in _PARTS),
+    ROOT / "packages" / "fedveil-federation" / "src" / "fedveil_federation" / "secagg",
 )
-LEFT_OUT: tuple[str, ...] = ()
 WANTED = 0.95  # share of the mutants that must be killed
 
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -110,7 +104,7 @@ class Mutant:
         return hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def __str__(self) -> str:
-        where = f"{self.file.relative_to(PACKAGE)}:{self.line}"
+        where = f"{'/'.join(name_of(self.file))}:{self.line}"
         return f"{self.key} {where}: {self.what}: {self.original}"
 
 
@@ -256,13 +250,11 @@ def source_of(mutant: Mutant) -> str:
 
 def all_mutants() -> list[Mutant]:
     found: list[Mutant] = []
-    for part in PRIVACY_PATH:
-        path = PACKAGE / part
+    for path in PRIVACY_PATH:
         if not path.exists():
             sys.exit(f"{path}: no such part of the privacy path")
         for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
-            if not str(file.relative_to(PACKAGE)).startswith(LEFT_OUT):
-                found += mutants(file)
+            found += mutants(file)
     return found
 
 
@@ -303,7 +295,9 @@ def judge(mutant: Mutant, covering: Covering, budget: float) -> Result:
 def _first_failure(mutant: Mutant, tests: list[str], seconds: float) -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+        for source in SOURCES:
+            kept = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, folder / source.relative_to(ROOT), ignore=kept)
         changed = folder / mutant.file.relative_to(ROOT)
         changed.write_text(source_of(mutant), encoding="utf-8")
         code, output = _outcome(folder, tests, seconds)
@@ -336,9 +330,10 @@ def _pytest(folder: Path, tests: list[str], seconds: float) -> None:
     output = os.open(folder / "output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.environ |= environment(folder / "src")
+    sources = [folder / source.relative_to(ROOT) for source in SOURCES]
+    os.environ |= environment(*sources)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "examples")
-    sys.path.insert(0, str(folder / "src"))
+    sys.path[:0] = map(str, sources)
     os.chdir(ROOT)
     options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     sys.exit(pytest.main([*options, f"--basetemp={folder}/tests", *tests]))
@@ -359,7 +354,7 @@ def table(results: list[Result]) -> str:
     """Killed, survived and equivalent by folder."""
     counts: dict[str, Counter[str]] = {}
     for result in results:
-        folder = result.mutant.file.relative_to(PACKAGE).parts[0]
+        folder = "/".join(name_of(result.mutant.file)[:2])
         for name in (folder, "together"):
             counts.setdefault(name, Counter())[result.status] += 1
     lines = ["folder       killed  survived  equivalent  killed of those that differ"]
@@ -378,7 +373,7 @@ def document(results: list[Result], options: argparse.Namespace, possible: int) 
     rows = [
         {
             "key": result.mutant.key,
-            "file": str(result.mutant.file.relative_to(PACKAGE)),
+            "file": "/".join(name_of(result.mutant.file)),
             "line": result.mutant.line,
             "change": result.mutant.what,
             "text": result.mutant.original,
@@ -418,7 +413,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--sample", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help="files under src/fedveil that start with this")
+    parser.add_argument(
+        "--only", default="", help="modules that start with this, as fedveil/privacy"
+    )
     parser.add_argument("--cover", nargs="*", help="map the whole suite again, or add these tests")
     parser.add_argument("--budget", type=float, default=120, help="usual seconds of tests a mutant")
     parser.add_argument("--processes", type=int, default=2)
@@ -428,9 +425,7 @@ def main() -> int:
     parser.add_argument("--show", nargs="+", help="print mutants as diffs")
     options = parser.parse_args()
     everything = all_mutants()
-    found = [
-        one for one in everything if str(one.file.relative_to(PACKAGE)).startswith(options.only)
-    ]
+    found = [one for one in everything if "/".join(name_of(one.file)).startswith(options.only)]
     if options.show:
         for mutant in (one for one in found if one.key in options.show):
             plain = ast.unparse(_parse(mutant.file)).splitlines()

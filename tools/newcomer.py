@@ -14,7 +14,11 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+sys.path[:0] = [
+    str(ROOT),
+    *map(str, ROOT.glob("packages/*/src")),
+    str(ROOT / "packages" / "fedveil"),
+]
 
 from tests.docs.blocks import blocks_of  # noqa: E402
 

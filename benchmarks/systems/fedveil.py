@@ -11,8 +11,8 @@ import fedveil as fv
 from benchmarks.clock import Clock
 from benchmarks.systems import Unsupported
 from benchmarks.workloads import Workload, draw
-from fedveil.engines.memory import keep_freed_memory
 from fedveil.privacy.clipping import Clip
+from fedveil.training.engines.memory import keep_freed_memory
 
 
 def federation(workload: Workload) -> fv.Federation:

@@ -1,0 +1,33 @@
+"""Settings of the whole test suite."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+from tests.paths import python_path
+from tests.report.browser import Page, installed
+
+# No test asserts a wall-clock time: a busy machine is not a defect.
+settings.register_profile("fedveil", deadline=None)
+settings.load_profile("fedveil")
+
+# Processes that tests start import the packages and `tests` of this checkout.
+os.environ["PYTHONPATH"] = python_path()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Notes about ledgers go where the tests' runs are, not into the user's home."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Page]:
+    """One tab for all tests of pages: a browser takes seconds to start."""
+    program = installed()
+    if program is None:
+        pytest.skip("no Chromium here: install it with apt-get install chromium")
+    page = Page(program)
+    yield page
+    page.close()

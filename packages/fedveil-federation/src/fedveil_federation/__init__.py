@@ -1,0 +1,1 @@
+"""Secure aggregation, and federations across machines."""

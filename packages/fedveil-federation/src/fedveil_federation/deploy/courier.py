@@ -1,0 +1,112 @@
+"""Couriers move opaque bytes between the hub and the sites. They are trusted with nothing: what
+they carry is signed, and masked or noisy wherever it comes from data.
+
+`MemoryCourier` is for one process. Another engine is a class with the same five methods that passes
+the same contract suite (`tests/deploy/courier_suite.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
+from time import monotonic
+from typing import TypeVar
+
+from fedveil.core.errors import ConfigError, FedveilError
+from fedveil_federation.deploy.envelope import MAX_FRAME
+
+HUB = "server"  # the hub's name among the couriers; FLARE expects this one
+Answer = Callable[[bytes], bytes]
+T = TypeVar("T")
+
+
+class Unreachable(FedveilError):
+    """A site that did not answer in time; it may have got the request all the same."""
+
+
+Reply = bytes | Unreachable | None
+
+
+class Courier(ABC):
+    """One hub and its sites. Requests may be lost or come twice: whoever answers is prepared."""
+
+    @abstractmethod
+    def attach(self, site: str, answer: Answer) -> None:
+        """The site's end: requests for it go to `answer` from now on, one at a time."""
+
+    @abstractmethod
+    def detach(self, site: str) -> None:
+        """The site is away until it is attached again."""
+
+    @abstractmethod
+    def sites(self) -> tuple[str, ...]:
+        """Who seems to be there, by name."""
+
+    @abstractmethod
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
+        """One request to each of these sites, all at once; what came back of each in time."""
+
+    def exchange(
+        self, frames: Mapping[str, bytes], seconds: float, read: Callable[[str, Reply], T]
+    ) -> dict[str, T]:
+        """`ask`, and what `read` makes of each site's reply: as soon as it is there, if that can
+        be. Long replies take a while to check, and the last one holds up nobody else's."""
+        found = self.ask(frames, seconds)
+        return {site: read(site, found.get(site)) for site in frames}
+
+    @abstractmethod
+    def close(self) -> None:
+        """No more requests. Safe to call twice."""
+
+
+class MemoryCourier(Courier):
+    """Hub and sites in one process, a thread for each site."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._answers: dict[str, tuple[Answer, ThreadPoolExecutor]] = {}
+
+    def attach(self, site: str, answer: Answer) -> None:
+        with self._lock:
+            if site in self._answers:
+                raise ConfigError(f"site {site!r} is attached already")
+            self._answers[site] = answer, ThreadPoolExecutor(1, f"site-{site}")
+
+    def detach(self, site: str) -> None:
+        with self._lock:
+            found = self._answers.pop(site, None)
+        if found is not None:
+            found[1].shutdown(wait=False, cancel_futures=True)
+
+    def sites(self) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(sorted(self._answers))
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
+        until = monotonic() + seconds
+        asked: dict[str, Future[bytes] | None] = {}
+        for site, frame in frames.items():
+            if len(frame) > MAX_FRAME:
+                raise ConfigError(f"a request of {len(frame)} bytes: at most {MAX_FRAME}")
+            with self._lock:
+                found = self._answers.get(site)
+                asked[site] = None if found is None else found[1].submit(found[0], bytes(frame))
+        return {site: self._wait(site, future, until) for site, future in asked.items()}
+
+    @staticmethod
+    def _wait(site: str, future: Future[bytes] | None, until: float) -> bytes | Unreachable:
+        if future is None:
+            return Unreachable(f"site {site!r} is not there")
+        try:
+            return future.result(max(0.0, until - monotonic()))
+        except Late:
+            return Unreachable(f"site {site!r} did not answer in time")
+        except Exception as error:  # a site's failure must not end the hub
+            return Unreachable(f"site {site!r} failed: {type(error).__name__}")
+
+    def close(self) -> None:
+        for site in self.sites():
+            self.detach(site)

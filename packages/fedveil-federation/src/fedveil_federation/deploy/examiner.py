@@ -1,0 +1,142 @@
+"""What a plan comes to at one site: by its own accountant, within its owner's policy and budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import version
+
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Unit
+from fedveil.data.federation import Federation
+from fedveil.methods.recipes.sections import ModelSection
+from fedveil.planning.limits import taken_from_records
+from fedveil.planning.plan import Plan
+from fedveil.privacy.guarantee import Guarantee
+from fedveil_federation.deploy.members import Members
+from fedveil_federation.deploy.plan_document import PlanDocument, parameters, planned
+from fedveil_federation.deploy.policy import Policy
+from fedveil_federation.deploy.scoring import Counting, Scoring
+from fedveil_federation.deploy.work import Training, Work, scheduled
+from fedveil_federation.secagg.device_store import DeviceStore
+from fedveil_federation.secagg.roster import Admission, Roster
+
+
+class Examiner:
+    """Looks at plans for one site; refuses those that do not fit, with the reason."""
+
+    def __init__(
+        self,
+        number: int,
+        members: Members,
+        store: DeviceStore,
+        policy: Policy,
+        data: Federation,
+        randomness: Randomness,
+    ) -> None:
+        self._number, self._members, self._store, self._policy = number, members, store, policy
+        self._data, self._randomness = data, randomness
+        self._taken = taken_from_records(data)
+
+    def examined(self, data: bytes) -> tuple[Work, Roster]:
+        """What this site is to do for a plan, and whose keys it works with."""
+        document = PlanDocument.from_bytes(data)
+        roster = self._check_facts(document)
+        work: Work
+        if document.scoring:
+            scoring = self._scored(document)
+            model = self._at_home(document.parsed().model)
+            work = Counting(document, scoring, model, self._number, self._data, self._randomness)
+        else:
+            plan = self._planned(document)
+            work = Training(document, plan, self._number, self._data, self._randomness)
+        self._check_lifetime(work)
+        return work, roster
+
+    def _check_facts(self, document: PlanDocument) -> Roster:
+        """Whether the plan is about this federation, its members and this site's kind of data."""
+        if document.version != version("fedveil"):
+            raise ConfigError(
+                f"plan: made by fedveil {document.version}, this site runs {version('fedveil')}"
+            )
+        facts, data, members = document.facts, self._data, self._members
+        if facts.name != members.federation:
+            raise ConfigError(f"plan: for federation {facts.name!r}, not this one")
+        if len(facts.sizes) != len(members.sites):
+            raise ConfigError(
+                f"plan: {len(facts.sizes)} sites, the members' list has {len(members.sites)}"
+            )
+        known = (str(data.task), data.classes, data.input_shape)
+        if (facts.task, facts.classes, facts.input_shape) != known:
+            raise ConfigError("plan: its schema does not fit this site's rows")
+        if facts.agreement != members.agreement:
+            raise ConfigError("plan: its schema is not the one that this site has agreed to")
+        memory = self._store.memory(members.secagg_name)
+        roster = Roster(members.secagg_name, Admission(members.pinned), memory)
+        roster.admit_all(document.cards)
+        if len(roster) != len(members.sites):
+            raise ConfigError(f"plan: key cards of {len(roster)} sites, need all")
+        return roster
+
+    def _planned(self, document: PlanDocument) -> Plan:
+        recipe, federation = document.parsed(), document.facts.federation()
+        name = recipe.model.name
+        if name == "auto":
+            raise ConfigError("model.name: say which; 'auto' is no name")
+        self._policy.check_recipe(recipe, name, parameters(recipe, federation))
+        plan = planned(replace(recipe, model=self._at_home(recipe.model)), federation)
+        guarantee, model = plan.guarantee, plan.privacy_model
+        if guarantee is None or model is None:
+            raise PrivacyRefusal("the plan guarantees nothing", "ask with a private method")
+        self._policy.check(guarantee, model, plan.secure_sums)
+        self._check_stated(document, guarantee)
+        self._check_size(document, model.unit)
+        turns = [n for n in range(plan.method.rounds) if self._number in (scheduled(plan, n) or ())]
+        self._policy.check_turns(turns)
+        return plan
+
+    def _at_home(self, model: ModelSection) -> ModelSection:
+        """A model that starts from a file, with this site's path of it."""
+        if model.start is None:
+            return model
+        return replace(model, start=str(self._policy.start(model.start)))
+
+    def _scored(self, document: PlanDocument) -> Scoring:
+        recipe, federation = document.parsed(), document.facts.federation()
+        self._policy.check_evaluation(recipe.model.name, parameters(recipe, federation))
+        scoring = Scoring.of(document)
+        guarantee = scoring.guarantee()
+        self._policy.check(guarantee, guarantee.privacy_model, scoring.sums)
+        self._check_stated(document, guarantee)
+        self._check_size(document, Unit.RECORD)
+        if not len(self._data.test):
+            raise ConfigError("evaluation: this site holds no rows out")
+        return scoring
+
+    def _check_stated(self, document: PlanDocument, found: Guarantee) -> None:
+        if found.epsilon > document.epsilon or found.delta > document.delta:
+            raise PrivacyRefusal(
+                f"the hub states epsilon {document.epsilon:.6g} at delta {document.delta:.3g}, "
+                f"this site computes {found.epsilon:.6g} at {found.delta:.3g}",
+                "state what the plan costs",
+            )
+
+    def _check_size(self, document: PlanDocument, unit: Unit) -> None:
+        if unit is Unit.RECORD and self._taken:
+            raise PrivacyRefusal(
+                f"one record of this site is more than one gradient: {self._taken[0]}",
+                "read the site's rows by a public schema, with declared classes",
+            )
+        size = document.facts.sizes[self._number]
+        if size != (len(self._data.train) if unit is Unit.RECORD else 1):
+            raise ConfigError("plan: it states another number of records than this site has agreed")
+
+    def _check_lifetime(self, work: Work) -> None:
+        """Whether what is left of a run fits into what the owner has left."""
+        taken = self._store.ledger.runs().get(work.document.digest, 0) // len(work.terms)
+        left = work.participations - taken
+        if left > 0:
+            model = next(iter(work.terms.values())).privacy_model
+            releases = (one.release for one in work.terms.values())
+            rest = [replace(one, rounds=left, participations=left) for one in releases]
+            self._store.ledger.afford(rest, model)

@@ -1,0 +1,642 @@
+"""The hub: drives rounds over a courier, and keeps the same run directory as `fedveil run`.
+
+A run across machines is a `Run` whose engine is the sites and whose aggregator is the server's side
+of the secure sum. The hub holds nobody's data; public test examples are its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import Tensor
+
+from fedveil.core.arrays import Ints
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.files import write_atomically
+from fedveil.core.randomness import Randomness
+from fedveil.data.federation import Federation
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.private_sum import PrivateSum
+from fedveil.planning import recipe as recipes
+from fedveil.planning.plan import Plan
+from fedveil.planning.recipe import Recipe
+from fedveil.privacy.guarantee import Guarantee
+from fedveil.privacy.noise.grid import unsnap
+from fedveil.privacy.secure_sums.aggregation import COUNT, UPDATE, SecureSums
+from fedveil.privacy.secure_sums.dropouts import Dropouts
+from fedveil.privacy.secure_sums.errors import NotReleased, SecureAggregationError
+from fedveil.run.aggregator import Aggregator, OpenSum, Summands
+from fedveil.run.directory import RunDirectory, stored_recipe
+from fedveil.run.run import Run
+from fedveil.training.engines.contract import Cohort, RoundRequest
+from fedveil_federation.deploy.courier import Courier, Reply, Unreachable
+from fedveil_federation.deploy.envelope import BadFrame, Message, seal, unseal
+from fedveil_federation.deploy.facts import Facts
+from fedveil_federation.deploy.members import Members
+from fedveil_federation.deploy.plan_document import PlanDocument, planned, resolved, terms_at
+from fedveil_federation.deploy.schemas import RowSchema
+from fedveil_federation.deploy.scoring import CountSum, Scoring, figures
+from fedveil_federation.deploy.work import scheduled
+from fedveil_federation.secagg.privacy_terms import PrivacyTerms
+from fedveil_federation.secagg.roster import Admission, Roster
+from fedveil_federation.secagg.server import Server
+from fedveil_federation.secagg.server_round import Deadlines, Phase, ServerRound
+
+DOCUMENT = "federation-plan.json"
+ACCEPTED = "federation-signatures.json"  # of all sites under the plan
+_ASK = 10.0  # seconds for one request; longer work is asked for again
+_SLOWEST = 1 << 19  # bytes a second that a connection carries at least, there and back
+_PAUSE = 0.1  # seconds until a site that is away is asked again
+_HASHING = 4  # threads
+
+Known = Callable[[Facts], Federation]
+
+
+class SitesAway(PrivacyRefusal):
+    """Some sites are silent and none refuses: ask again when they are there."""
+
+
+def plain(said: object) -> str:
+    """What a site says, as one line that a terminal only shows."""
+    text = said if isinstance(said, str) else ""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:500])
+
+
+class Sites:
+    """The sites of one federation, as the hub reaches them. Numbers are those of the members."""
+
+    def __init__(self, members: Members, key: Ed25519PrivateKey, courier: Courier) -> None:
+        if key.public_key().public_bytes_raw() != members.hub:
+            raise ConfigError("hub key: the members' list holds another one")
+        self.members, self.key, self.courier = members, key, courier
+        self.refusals: dict[str, str] = {}  # the last reason of each site that refused
+        self.silent: set[str] = set()  # sites that did not answer when they were asked last
+        self._pause = threading.Event()  # never set
+        self.introduce: Callable[[int], None] | None = None  # to a guard that was restarted
+
+    def leg(self, asked: Mapping[int, Message], seconds: float) -> dict[int, Message]:
+        """One request to each of these sites; replies of those who did what was asked in time.
+
+        Requests may be repeated: a guard gives the same request the same answer.
+        """
+        until, names = monotonic() + seconds, self.members.names
+        frames = self._sealed(asked)
+        numbers = {names[number]: number for number in frames}
+        waiting, replies, again = set(frames), dict[int, Message](), set[int]()
+
+        def read(site: str, found: Reply) -> Message | None:
+            return self._reply(site, frames[numbers[site]], found)
+
+        while waiting and (left := until - monotonic()) > 0:
+            wanted = {names[number]: frames[number] for number in sorted(waiting)}
+            patience = _ASK + max(map(len, wanted.values())) / _SLOWEST
+            said, working = self.courier.exchange(wanted, min(left, patience), read), False
+            for site, reply in said.items():
+                number = numbers[site]
+                status = None if reply is None else reply.header.get("status")
+                working = working or status == "working"
+                if reply is None or status == "working":
+                    continue
+                if status == "unknown" and self.introduce is not None and number not in again:
+                    again.add(number)
+                    self.introduce(number)
+                    continue
+                waiting.discard(number)
+                if status in ("refused", "unknown"):
+                    self.refusals[names[number]] = plain(reply.header.get("reason"))
+                else:
+                    replies[number] = reply
+            if waiting and not working:
+                self._pause.wait(min(_PAUSE, max(0.0, until - monotonic())))
+        return replies
+
+    def _sealed(self, asked: Mapping[int, Message]) -> dict[int, bytes]:
+        """What each site is sent; a message to several is signed once."""
+        different = {id(message): message for message in asked.values()}
+        # Most of its time goes into hashes of long messages, which need no lock of Python's.
+        with ThreadPoolExecutor(_HASHING) as pool:
+            frames = pool.map(lambda message: seal(message, self.key), different.values())
+            sealed = dict(zip(different, frames, strict=True))
+        return {number: sealed[id(message)] for number, message in asked.items()}
+
+    def _reply(self, name: str, frame: bytes, found: Reply) -> Message | None:
+        if found is None or isinstance(found, Unreachable):
+            self.refusals[name] = str(found)
+            self.silent.add(name)
+            return None
+        self.silent.discard(name)
+        try:
+            return unseal(found, [self.members.sites[name]], frame)
+        except BadFrame as error:  # cut off or changed on the way: ask again
+            self.refusals[name] = str(error)
+            return None
+
+    @contextmanager
+    def dropping(self, number: int) -> Iterator[None]:
+        """Read a site's reply: one that is not what was asked for is no reply, and no more."""
+        try:
+            yield
+        except NotReleased:  # the hub's own log is at fault, and the round over
+            raise
+        except (SecureAggregationError, BadFrame) as error:
+            self.refusals[self.members.names[number]] = str(error)
+
+    def everybody(self, message: Message, seconds: float) -> dict[int, Message]:
+        """A leg to all sites; refused if one of them does not go along."""
+        numbers = range(len(self.members.sites))
+        replies = self.leg(dict.fromkeys(numbers, message), seconds)
+        missing = [self.members.names[number] for number in numbers if number not in replies]
+        if missing:
+            who: dict[str, list[str]] = {}  # by what they say
+            for name in missing:
+                who.setdefault(self.refusals[name], []).append(name)
+            said = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in who.items())
+            kind = SitesAway if self.silent.issuperset(missing) else PrivacyRefusal
+            raise kind(f"not every site takes part: {said}", "no round was run")
+        return replies
+
+
+@dataclass
+class _RoundNow:
+    """What the engine and the sums know of the round that is under way."""
+
+    number: int = -1
+    purpose: str = UPDATE
+    clip: float | None = None  # a tracked one, as it is in this round
+    server: ServerRound | None = None
+
+
+class RemoteAggregator(Aggregator):
+    """The hub's side of each round's sum; without a secure one, of uploads in the open.
+
+    Secure rounds are logged in `logs` before sites are told anything, so that a hub that ends in
+    the middle of one goes on where it stood. `schedule` says who takes part in a round (from 0), if
+    that is known beforehand: sites then join it while they unmask the one before, which saves a
+    round trip. Once `stopping`, no more rounds are opened so early.
+    """
+
+    def __init__(
+        self,
+        document: PlanDocument,
+        terms: Mapping[str, PrivacyTerms],
+        sums: SecureSums | None,
+        sites: Sites,
+        waits: Deadlines,
+        logs: Path,
+        schedule: Callable[[int], list[int] | None] = lambda _: None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._schedule, self._stopping = schedule, stopping
+        super().__init__(sums)
+        self._document, self._terms, self.sites, self.waits = document, terms, sites, waits
+        self.now = _RoundNow()
+        self.server: Server | None = None
+        self._logged: list[ServerRound] = []  # of the round under way
+        # By round of the run (from 0) and purpose.
+        self._unfinished: dict[tuple[int, str], ServerRound] = {}
+        if self.sums is not None:
+            roster = Roster(sites.members.secagg_name, Admission(sites.members.pinned))
+            roster.admit_all(document.cards)
+            self.server = Server(sites.key, roster, self.sums.params, logs)
+            for found in self.server.resume():
+                about = found.layout.plan
+                number = about.round_number - document.first_round
+                self._unfinished[number, about.purpose] = found
+
+    def go_on_from(self, number: int) -> None:
+        """Keep the logs of this round (from 0) and of a later one; those before are deleted."""
+        for old in [known for known in self._unfinished if known[0] < number]:
+            self._unfinished.pop(old).discard_log()
+
+    def dropouts(self, cohort: Cohort, randomness: Randomness, round_number: int) -> Dropouts:
+        """Nobody is simulated to drop out: some really do."""
+        return Dropouts()
+
+    def ask(
+        self, kind: str, parts: Mapping[int, tuple[bytes, ...]], wait: float
+    ) -> dict[int, Message]:
+        now = self.now
+        header = {"kind": kind, "run": self._document.digest, "round": now.number}
+        header |= {"purpose": now.purpose, "clip": now.clip}
+        asked = {number: Message(header, own) for number, own in parts.items()}
+        return self.sites.leg(asked, wait)
+
+    def open(self, summands: Summands, cohort: Cohort, dropouts: Dropouts) -> OpenSum:
+        number, purpose = summands.round_number, summands.purpose
+        if number != self.now.number:
+            self.done()
+        self.now = _RoundNow(number, purpose, self._clip(summands))
+        if self.server is None:
+            return _Uploads(self, summands, cohort)
+        opened = self._unfinished.pop((number, purpose), None)
+        opened = opened or self._begun(self.server, number, cohort.tolist(), summands)
+        self.now.server = opened
+        self._logged.append(opened)
+        if opened.phase is Phase.OVER:
+            raise NotReleased("the round had been given up when the hub ended")
+        if opened.phase is Phase.SHARES:
+            with self.watch.phase("share"):
+                plans = dict.fromkeys(opened.missing, (opened.plan,))
+                replies = self.ask("open", plans, self.waits.shares)
+                try:
+                    self.take(opened, replies)
+                    opened.close_sharing()
+                except NotReleased:
+                    self.abort(opened)
+                    raise
+        return _MaskedUploads(self, summands, opened)
+
+    def _begun(
+        self, server: Server, number: int, members: list[int], summands: Summands
+    ) -> ServerRound:
+        """A round's sum, logged; nobody has been told of it yet."""
+        at, purpose = self._document.first_round + number, summands.purpose
+        shape = (summands.width, summands.word)
+        return server.open(at, members, *shape, purpose, terms_at(self._terms, summands))
+
+    def following(self, summands: Summands) -> ServerRound | None:
+        """The next round, for sites to join while they unmask this one; None if it has to wait.
+
+        All sums of one round must be opened before the next round is; a tracked clip has two.
+        """
+        number = self.now.number + 1
+        known, members = self._unfinished.get((number, UPDATE)), self._schedule(number)
+        if known is not None or self.server is None or members is None:
+            return known
+        if self._stopping() or COUNT in self._terms:
+            return None
+        with suppress(ConfigError):  # `open` will say why it cannot be; this round goes on
+            self._unfinished[number, UPDATE] = self._begun(self.server, number, members, summands)
+        return self._unfinished.get((number, UPDATE))
+
+    def uploads(self, cohort: Cohort, weights: bytes = b"") -> Iterator[SiteUpload]:
+        """Have sites compute what they add to the sum under way, and yield what they send."""
+        opened, asked = self.now.server, dict[int, tuple[bytes, ...]]()
+        if opened is None:
+            asked = {int(n): (b"", weights) for n in cohort}
+        elif opened.phase is Phase.VECTORS:
+            asked = {
+                n: (opened.sharers_for(n), weights, *opened.odds_for(n)) for n in opened.missing
+            }
+        for number, reply in self.ask("train", asked, self.waits.vectors).items():
+            yield SiteUpload(number, reply)
+
+    def _clip(self, summands: Summands) -> float | None:
+        """A tracked clip, for sites to work with; a count is about the updates before it."""
+        if COUNT not in self._terms:
+            return None
+        if summands.purpose == COUNT or not isinstance(summands, PrivateSum):
+            return self.now.clip
+        return None if summands.pipeline.clip is None else float(summands.pipeline.clip.norm)
+
+    def done(self) -> None:
+        """The last round is stored: its logs have no more use."""
+        while self._logged:
+            self._logged.pop().discard_log()
+
+    def abort(self, opened: ServerRound) -> None:
+        """Tell who has joined that there will be no sum: what has not left is not charged."""
+        frame = opened.abort()
+        self.judge(opened)
+        self.ask("abort", dict.fromkeys(opened.sharers, (frame,)), _ASK)
+
+    def judge(self, opened: ServerRound) -> None:
+        """Follow up what sites complain about, and evict who is convicted: no more rounds then."""
+        complaints: dict[int, tuple[bytes, ...]] = {}
+        for holder, dealer in opened.disputes:
+            complaints[holder] = (*complaints.get(holder, ()), opened.dealt_by(dealer))
+        for number, reply in self.ask("disclose", complaints, _ASK).items():
+            for shown in reply.parts:
+                with self.sites.dropping(number):
+                    opened.settle(shown)
+        if self.server is not None:
+            self.server.judge(opened)
+
+    def take(self, opened: ServerRound, replies: Mapping[int, Message], part: int = 0) -> None:
+        """Frames of a leg; a site that sends something else has dropped out."""
+        for number, reply in replies.items():
+            with self.sites.dropping(number):
+                opened.receive(reply.part(part))
+
+
+@dataclass(frozen=True)
+class SiteUpload:
+    """What one site sends into a sum: the block of updates of a federation across machines."""
+
+    number: int
+    reply: Message
+
+
+class _RemoteSum(OpenSum):
+    """A sum over what sites send. Nobody tells the hub norms or losses."""
+
+    @property
+    def statistics(self) -> None:
+        return None
+
+    @abstractmethod
+    def add(self, block: Any) -> None:
+        """Add a `SiteUpload`."""
+
+
+class _MaskedUploads(_RemoteSum):
+    """A secure round after its sharing; each leg asks those who have not answered yet."""
+
+    def __init__(self, hub: RemoteAggregator, summands: Summands, opened: ServerRound) -> None:
+        self._hub, self._summands, self._round = hub, summands, opened
+        self.clients = np.array(opened.sharers, np.int64)
+
+    def add(self, block: Any) -> None:
+        try:
+            self._hub.take(self._round, {block.number: block.reply})
+        except NotReleased:
+            self._hub.abort(self._round)
+            raise
+
+    def release(self) -> Tensor:
+        hub, opened = self._hub, self._round
+        if hub.now.purpose == COUNT:  # sites know their bits from the updates
+            for upload in hub.uploads(self.clients):
+                self.add(upload)
+        if opened.phase is Phase.VECTORS:
+            try:
+                opened.close_upload()
+            except NotReleased:
+                hub.abort(opened)
+                raise
+        try:
+            self.clients = np.array(opened.survivors, np.int64)
+            if opened.phase is Phase.CONFIRMATIONS:
+                with hub.watch.phase("confirm"):
+                    self._confirm(opened.missing)
+                    opened.close_confirmation()
+            with hub.watch.phase("unmask"):
+                last = opened.confirmed_for if opened.confirms else opened.survivors_for
+                told: dict[int, tuple[bytes, ...]] = {n: (last(n),) for n in opened.missing}
+                following = hub.following(self._summands)
+                if following is not None:  # its members that are here get its plan as well
+                    joining = told.keys() & following.identities.keys()
+                    told |= {n: (*told[n], following.plan) for n in joining}
+                replies = hub.ask("unmask", told, hub.waits.unmasking)
+                hub.take(opened, replies)
+                if following is not None:
+                    joined = {n: reply for n, reply in replies.items() if reply.parts[1:]}
+                    with suppress(NotReleased):  # `open` will say so; this round goes on
+                        hub.take(following, joined, part=1)
+                private: Tensor = self._summands.decode(opened.finish())
+                return private
+        finally:
+            hub.judge(opened)
+
+    def _confirm(self, survivors: Collection[int]) -> None:
+        hub, opened = self._hub, self._round
+        told = {n: (opened.survivors_for(n),) for n in survivors}
+        replies, told = hub.ask("confirm", told, hub.waits.confirmations), {}
+        doubting = {n: r for n, r in replies.items() if r.header.get("status") == "doubted"}
+        hub.take(opened, {n: reply for n, reply in replies.items() if n not in doubting})
+        for n, reply in doubting.items():
+            with hub.sites.dropping(n):
+                told[n] = (opened.survivors_for(n, reply.numbers("devices")),)
+        if told:
+            hub.take(opened, hub.ask("confirm", told, hub.waits.confirmations))
+
+
+class _Uploads(_RemoteSum):
+    """Uploads that are private each by itself, or that the hub is trusted with."""
+
+    def __init__(self, hub: RemoteAggregator, summands: Summands, cohort: Cohort) -> None:
+        self._hub, self._summands, self.clients = hub, summands, cohort
+        self._rows: dict[int, Ints] = {}
+
+    def add(self, block: Any) -> None:
+        with self._hub.sites.dropping(block.number):
+            if len(row := block.reply.part()) != 8 * self._summands.width:
+                raise BadFrame(f"upload: {len(row)} bytes, need 8 for each weight")
+            self._rows[block.number] = np.frombuffer(row, "<i8")
+
+    def release(self) -> Tensor:
+        uploads, summands = self._rows, self._summands
+        if not uploads:
+            raise NotReleased("no site has sent anything")
+        if not isinstance(summands, PrivateSum) or summands.pipeline.granularity is None:
+            raise ValueError("uploads are integers")
+        self.clients = np.array(sorted(uploads), np.int64)
+        whole: Ints = np.stack([uploads[n] for n in sorted(uploads)]).sum(axis=0)
+        if isinstance(summands.placement, LocalNoise):  # it is all there
+            return torch.from_numpy(unsnap(whole, summands.pipeline.granularity)).float()
+        return summands.protect(torch.from_numpy(whole), self.clients)
+
+
+class SitesEngine:
+    """Trains where the data are, and hands on what the sites send."""
+
+    name = "sites"
+
+    def __init__(self, hub: RemoteAggregator) -> None:
+        self._hub = hub
+
+    def updates(self, request: RoundRequest) -> Iterator[Any]:
+        """Yield a `SiteUpload` of every site that answers."""
+        data = request.weights.numpy().astype("<f4").tobytes()
+        return self._hub.uploads(request.cohort, data)
+
+    def close(self) -> None:
+        """The sites go on without this run."""
+        self._hub.done()
+
+
+@dataclass(frozen=True)
+class SiteRounds:
+    """Makes engine and aggregator of a plan that sites have accepted, as `document` says it.
+
+    Sites carry out the document, and each has worked out its epsilon for itself.
+    """
+
+    document: PlanDocument
+    sites: Sites
+    waits: Deadlines
+    logs: Path
+    stopping: Callable[[], bool]
+
+    def parts(self, plan: Plan) -> tuple[SitesEngine, RemoteAggregator]:
+        said, guarantee = self.document, plan.guarantee
+        if guarantee is None or not (
+            math.isclose(said.epsilon, guarantee.epsilon, rel_tol=1e-6)  # of another machine
+            and said.delta == guarantee.delta
+        ):
+            raise ConfigError("plan: the sites have accepted another one; start a new run")
+        last = plan.method.rounds - 1
+        sums = RemoteAggregator(
+            self.document,
+            self.document.terms(plan),
+            plan.secure_sums,
+            self.sites,
+            self.waits,
+            self.logs,
+            lambda number: scheduled(plan, number) if number <= last else None,
+            self.stopping,
+        )
+        return SitesEngine(sums), sums
+
+
+class Hub:
+    """Starts and resumes runs of one federation. `state`: a directory of the hub's own."""
+
+    def __init__(
+        self,
+        members: Members,
+        key: Ed25519PrivateKey,
+        courier: Courier,
+        state: Path,
+        waits: Deadlines | None = None,
+    ) -> None:
+        self.sites = Sites(members, key, courier)
+        self.state, self.waits = state, waits or Deadlines()
+        self.stopping: Callable[[], bool] = lambda: False  # whether a run is to end early
+
+    def hellos(self) -> tuple[Message, ...]:
+        """What every site says of itself, in order; refused if one is not ready."""
+        said = self.sites.everybody(Message({"kind": "hello"}), self.waits.shares)
+        for number, one in said.items():
+            if one.header.get("trusts") != self.sites.members.fingerprint:
+                why = plain(one.header.get("stopped")) or "it trusts another members' list"
+                raise PrivacyRefusal(
+                    f"site {self.sites.members.names[number]!r} is not ready: {why}",
+                    "its owner can help (fedveil site members, trust, start)",
+                )
+        return tuple(said[number] for number in sorted(said))
+
+    def start(
+        self, recipe: Recipe, facts: Facts, output: Path, known: Known = Facts.federation
+    ) -> Run:
+        """A new run that all sites have accepted; iterate over it, or call `finish`.
+
+        `known` makes what the hub knows of the federation, public test examples among it.
+        """
+        recipe = recipes.with_defaults(recipe)
+        plan = planned(recipe, known(facts))
+        if plan.guarantee is None:
+            raise ConfigError("plan: it promises nothing")
+        document = PlanDocument(
+            version("fedveil"),
+            secrets.token_hex(16),
+            resolved(recipe, plan),
+            facts,
+            tuple(one.part() for one in self.hellos()),
+            self._take_numbers(plan.method.rounds),
+            float(plan.guarantee.epsilon),
+            float(plan.guarantee.delta),
+        )
+        accepted = self._agree(document)
+        directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
+        write_atomically(output / ACCEPTED, json.dumps([one.hex() for one in accepted]).encode())
+        write_atomically(output / DOCUMENT, document.to_bytes())
+        return self._run(plan, document, directory, recipe)
+
+    def score(
+        self, weights: Tensor, model: Mapping[str, Any], scoring: Scoring, schema: RowSchema
+    ) -> tuple[dict[str, Any], Guarantee]:
+        """How good weights are on rows that sites hold out: figures from a noisy sum, its cost."""
+        facts, noise, delta = scoring.facts, scoring.noise, scoring.delta
+        guarantee = scoring.guarantee()
+        document = PlanDocument(
+            version("fedveil"),
+            secrets.token_hex(16),
+            {"model": dict(model)},
+            facts,
+            tuple(one.part() for one in self.hellos()),
+            self._take_numbers(1),
+            float(guarantee.epsilon),
+            delta,
+            {"noise": noise},
+        )
+        self._agree(document)
+        terms, logs = scoring.terms(document.digest), self.state / "evaluations" / document.run
+        sums = RemoteAggregator(document, terms, scoring.sums, self.sites, self.waits, logs)
+        cohort = np.arange(len(facts.sizes), dtype=np.int64)
+        try:
+            opened = sums.open(CountSum(scoring, Randomness(None)), cohort, Dropouts())
+            for upload in sums.uploads(cohort, weights.numpy().astype("<f4").tobytes()):
+                opened.add(upload)  # type: ignore[arg-type]
+            table = opened.release().numpy().reshape(scoring.shape)
+        finally:
+            sums.done()
+        return figures(scoring, table, schema.unit, schema.classes), guarantee
+
+    def resume(self, path: Path, known: Known = Facts.federation) -> Run:
+        """Go on with a run whose hub has ended, in the round where it stood."""
+        try:
+            document = PlanDocument.from_bytes((path / DOCUMENT).read_bytes())
+            accepted = [bytes.fromhex(one) for one in json.loads((path / ACCEPTED).read_bytes())]
+        except OSError:
+            raise ConfigError(f"{path}: no run across machines (no {DOCUMENT})") from None
+        recipe = recipes.parse(stored_recipe(path))
+        plan = planned(recipe, known(document.facts))
+        self._introduce_with(document, accepted)
+        return self._run(plan, document, RunDirectory.open(path, plan), recipe)
+
+    def _run(
+        self, plan: Plan, document: PlanDocument, directory: RunDirectory, recipe: Recipe
+    ) -> Run:
+        logs = directory.path / "rounds"
+        remote = SiteRounds(document, self.sites, self.waits, logs, lambda: self.stopping())
+        run = Run(plan, every=recipe.evaluation.every, remote=remote).keep_in(directory)
+        # Sites give the same request the same answer, and what was not logged they have not seen:
+        # nothing is drawn again. Only a trusted hub's own noise would be.
+        begun = run.next_round - 1 if run.next_round > run.state.rounds else None
+        run.unfinished = None if isinstance(plan.method.placement, CentralNoise) else begun
+        if isinstance(run.aggregator, RemoteAggregator):
+            run.aggregator.go_on_from(run.next_round)
+        return run
+
+    def _agree(self, document: PlanDocument) -> list[bytes]:
+        """Show every site the plan, and then every site that all have signed it."""
+        plan = Message({"kind": "plan"}, (document.to_bytes(),))
+        accepted = self.sites.everybody(plan, self.waits.shares)
+        signatures = [accepted[number].part() for number in sorted(accepted)]
+        begin = self._introduce_with(document, signatures)
+        self.sites.everybody(begin, self.waits.shares)
+        return signatures
+
+    def _introduce_with(self, document: PlanDocument, signatures: list[bytes]) -> Message:
+        """Tell guards that were restarted about this run; the last thing that they are told."""
+        plan = Message({"kind": "plan"}, (document.to_bytes(),))
+        begin = Message({"kind": "begin", "run": document.digest}, tuple(signatures))
+
+        def introduce(number: int) -> None:
+            self.sites.introduce, kept = None, self.sites.introduce
+            try:
+                for message in (plan, begin):
+                    self.sites.leg({number: message}, self.waits.shares)
+            finally:
+                self.sites.introduce = kept
+
+        self.sites.introduce = introduce
+        return begin
+
+    def _take_numbers(self, rounds: int) -> int:
+        """Numbers for a run's rounds; nobody gets them again, even if the run never starts."""
+        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.state / "next_round"
+        try:
+            first = int(path.read_text()) if path.exists() else 0
+        except ValueError:
+            raise ConfigError(f"{path}: damaged; put the next free round number there") from None
+        write_atomically(path, str(first + rounds).encode())
+        return first

@@ -1,0 +1,372 @@
+"""The hub's process: brings the sites together, then carries out the runs in its queue.
+
+A run that is in the queue is carried on until it has ended, however often the process ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedveil.core.errors import ConfigError, FedveilError
+from fedveil.core.units import Unit
+from fedveil.planning import recipe as recipes
+from fedveil.planning.recipe import Recipe
+from fedveil.run.run import Run
+from fedveil_federation.deploy import certificates
+from fedveil_federation.deploy.certificates import Pair
+from fedveil_federation.deploy.counters import Counters
+from fedveil_federation.deploy.courier import Courier, Unreachable
+from fedveil_federation.deploy.envelope import BadFrame, Message, claimed, seal, unseal
+from fedveil_federation.deploy.facts import Facts
+from fedveil_federation.deploy.hub import DOCUMENT, Hub, Known, SitesAway, plain
+from fedveil_federation.deploy.members import Members
+from fedveil_federation.deploy.plan_document import PlanDocument, planned
+from fedveil_federation.deploy.scoring import Scoring
+from fedveil_federation.deploy.sockets import SocketCourier
+from fedveil_federation.deploy.state_dirs import (
+    HubHome,
+    damaged,
+    keep_pair,
+    keep_secret,
+    read_json,
+    read_text,
+    write_json,
+)
+from fedveil_federation.secagg.server_round import Deadlines
+
+_log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
+_HELLO = 4.0  # seconds: what is asked before the other side is ready hangs until then
+_MEET, _SETTLED = 2.0, 30.0  # seconds between two rounds of hellos, before and after all agree
+_QUEUED, _ENDED, _STOP, _WAITING = ".job.json", ".ended.json", ".stop", ".waiting"
+
+EVALUATION = "federated-evaluation.json"
+
+Finish = Callable[[Run, Recipe], None]  # writes model, result and report
+
+
+@dataclass(frozen=True)
+class HubJob:
+    """A run that was asked for, or the evaluation of one."""
+
+    name: str
+    recipe: dict[str, Any]
+    test: str | None = None  # a file of public test rows
+    evaluate: str | None = None  # a run whose model sites are to evaluate
+    noise: float = 10.0  # std on every count of that
+
+
+class Queue:
+    """Files in the hub's directory: asked for, ended, to be stopped."""
+
+    def __init__(self, home: HubHome) -> None:
+        self._home = home
+
+    def put(self, job: HubJob) -> None:
+        if self._known(job.name) or (self._home.runs / job.name).exists():
+            raise ConfigError(f"run {job.name!r}: exists already; choose another name")
+        write_json(self._place(job.name, _QUEUED), vars(job))
+
+    def _known(self, name: str) -> bool:
+        return any(self._place(name, kind).exists() for kind in (_QUEUED, _ENDED))
+
+    def next(self) -> HubJob | None:
+        """The oldest that has not ended."""
+        names = self.names()
+        return _job(self._place(names[0], _QUEUED)) if names else None
+
+    def names(self) -> list[str]:
+        """What has not ended, oldest first."""
+        waiting = sorted(self._home.queue.glob(f"*{_QUEUED}"), key=lambda one: one.stat().st_mtime)
+        return [path.name.removesuffix(_QUEUED) for path in waiting]
+
+    def stop(self, name: str) -> None:
+        if not self._place(name, _QUEUED).exists():
+            raise ConfigError(f"run {name!r}: not in the queue")
+        self._place(name, _STOP).touch()
+
+    def stopping(self, name: str) -> bool:
+        return self._place(name, _STOP).exists()
+
+    def wait(self, name: str, reason: str) -> None:
+        """Say why a run has not begun yet."""
+        keep_secret(self._place(name, _WAITING), reason)
+
+    def waiting(self, name: str) -> str:
+        path = self._place(name, _WAITING)
+        return read_text(path) if path.exists() else ""
+
+    def end(self, job: HubJob, outcome: str, reason: str = "") -> None:
+        name, ended = job.name, {"outcome": outcome, "reason": reason}
+        write_json(self._place(name, _ENDED), {**ended, "job": vars(job)})
+        for kind in (_QUEUED, _STOP, _WAITING):
+            self._place(name, kind).unlink(missing_ok=True)
+
+    def ended(self, name: str) -> dict[str, str] | None:
+        """Outcome (done, stopped, refused, failed) and reason; None for a run that goes on."""
+        found = self._read(name)
+        return None if found is None else {key: str(found[key]) for key in ("outcome", "reason")}
+
+    def again(self, name: str) -> None:
+        """Go on with a run that was stopped or has failed, or ask again for a refused one."""
+        found = self._read(name)
+        if found is None or found["outcome"] == "done":
+            raise ConfigError(f"run {name!r}: neither stopped, nor refused, nor failed")
+        write_json(self._place(name, _QUEUED), found["job"])
+        self._place(name, _ENDED).unlink()
+
+    def test_of(self, name: str) -> str | None:
+        """The test rows of a run that has ended."""
+        found = self._read(name)
+        if found is None:
+            raise ConfigError(f"run {name!r}: it has not ended")
+        test: str | None = found["job"]["test"]
+        return test
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        path = self._place(name, _ENDED)
+        if not path.exists():
+            return None
+        found = read_json(path)
+        if not {"outcome", "reason", "job"} <= found.keys():
+            raise damaged(path)
+        return found
+
+    def _place(self, name: str, kind: str) -> Path:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"run {name!r}: use letters, digits, points and hyphens")
+        return self._home.queue / f"{name}{kind}"
+
+
+def _job(path: Path) -> HubJob:
+    try:
+        return HubJob(**read_json(path))
+    except TypeError:
+        raise damaged(path) from None
+
+
+class HubService:
+    """Call `step` again and again. `finish` writes what a run has ended with."""
+
+    def __init__(
+        self, home: HubHome, courier: Courier, finish: Finish, waits: Deadlines | None = None
+    ) -> None:
+        self.home, self.courier, self.queue = home, courier, Queue(home)
+        self.counters = Counters("fedveil_hub")
+        self._finish, self._waits, self._key = finish, waits, home.key
+        own, authority = home.certificate, home.authority.certificate
+        certificates.check(own.certificate, authority, home.agreement.host, own.key)
+        self._identities: dict[str, bytes] = {}
+        self._next_meeting = 0.0
+
+    def welcome(self) -> None:
+        """The process is up."""
+        about = {"federation": self.home.agreement.name}
+        _log.info("started at %s", self.home.agreement.address, extra={"about": about})
+
+    def step(self) -> bool:
+        """One thing, if there is one to do."""
+        if time.monotonic() > self._next_meeting:
+            settled = self._meet()
+            self._next_meeting = time.monotonic() + (_SETTLED if settled else _MEET)
+        members, job = self.home.members, self.queue.next()
+        if members is None or job is None:
+            return False
+        try:
+            outcome = self._carry_out(job, members)
+        except SitesAway as away:  # the run stays in the queue
+            self.queue.wait(job.name, str(away.reason))
+        except (FedveilError, OSError) as error:
+            outcome = "failed" if (self.home.runs / job.name).exists() else "refused"
+            _log.warning("run: %s: %s", outcome, error, extra={"about": {"run": job.name}})
+            self.queue.end(job, outcome, str(error))
+        else:
+            _log.info("run: %s", outcome, extra={"about": {"run": job.name}})
+            self.queue.end(job, outcome)
+        return True
+
+    def hellos(self) -> dict[str, Message | str]:
+        """What each site says of itself; a word on who does not."""
+        frame = seal(Message({"kind": "hello"}), self._key)
+        found = self.courier.ask(dict.fromkeys(self.home.agreement.sites, frame), _HELLO)
+        return {site: self._introduced(site, frame, reply) for site, reply in found.items()}
+
+    def _introduced(self, site: str, frame: bytes, reply: bytes | Unreachable) -> Message | str:
+        if isinstance(reply, Unreachable):
+            return "away"
+        members = self.home.members
+        try:
+            said = claimed(reply)
+            known = None if members is None else members.sites[site]
+            identity = known or bytes.fromhex(said.text("identity"))
+            return unseal(reply, [identity], frame)
+        except (BadFrame, ValueError) as error:
+            return f"not believed: {error}"
+
+    def _meet(self) -> bool:
+        """Collect the sites' keys, show everybody the list, renew certificates in time.
+
+        Returns whether all sites are there and have confirmed the list.
+        """
+        said = {site: one for site, one in self.hellos().items() if isinstance(one, Message)}
+        self.counters.set("sites_present", len(said))
+        members = self.home.members
+        if members is None:
+            for site, one in said.items():
+                self._identities[site] = bytes.fromhex(one.text("identity"))
+            sites = self.home.agreement.sites
+            if len(self._identities) == len(sites):
+                members = self._listed({site: self._identities[site] for site in sites})
+        for site, one in said.items():
+            if members is not None and not one.header.get("trusts"):
+                self._tell(site, Message({"kind": "members"}, (members.to_text().encode(),)))
+            self._renew(site)
+        own = self.home.certificate
+        if certificates.days_left(own.certificate) < certificates.RENEW_DAYS:
+            host = self.home.agreement.host
+            fresh = certificates.renewed(self.home.authority, own.certificate, host)
+            keep_pair(self.home.path, "hub", Pair(fresh, own.key))
+        self.counters.write(self.home.path / "metrics.prom")
+        trusting = [one for one in said.values() if one.header.get("trusts")]
+        return len(trusting) == len(self.home.agreement.sites)
+
+    def _listed(self, identities: dict[str, bytes]) -> Members:
+        agreement = self.home.agreement
+        hub = bytes.fromhex(agreement.hub)
+        members = Members(agreement.name, hub, identities, agreement.digest)
+        self.home.keep_members(members)
+        _log.info("all sites have joined: members %s", members.fingerprint)
+        return members
+
+    def _renew(self, site: str) -> None:
+        old = self.home.site_certificate(site)
+        if certificates.days_left(old) < certificates.RENEW_DAYS:
+            fresh = certificates.renewed(self.home.authority, old)
+            if self._tell(site, Message({"kind": "certificate"}, (fresh.encode(),))):
+                self.home.keep_site_certificate(site, fresh)
+
+    def _tell(self, site: str, message: Message) -> bool:
+        """Whether a member has done what it was told."""
+        frame = seal(message, self._key)
+        reply = self._introduced(site, frame, self.courier.ask({site: frame}, _HELLO)[site])
+        return isinstance(reply, Message) and reply.header.get("status") == "done"
+
+    # --- runs -------------------------------------------------------------------------------------
+
+    def _carry_out(self, job: HubJob, members: Members) -> str:
+        """Start a run, or go on with it, to its end; how it ended."""
+        if recipes.parse(job.recipe).evaluation.baseline:
+            raise ConfigError("evaluation.baseline: nobody trains without noise across machines")
+        if job.evaluate is not None:
+            return self._evaluate(job, members, self.home.runs / job.evaluate)
+        recipe = recipes.with_defaults(recipes.parse(job.recipe))
+        hub = Hub(members, self._key, self.courier, self.home.path, self._waits)
+        hub.stopping = lambda: self.queue.stopping(job.name)
+        output, known = self.home.runs / job.name, self._known(job.test)
+        if output.exists() and not (output / DOCUMENT).exists():
+            shutil.rmtree(output)  # the hub ended before any site was asked for a round
+        if output.exists():
+            run = hub.resume(output, known)
+        else:
+            run = hub.start(recipe, self._facts(hub, recipe), output, known)
+        self.queue.wait(job.name, "")
+        try:
+            for report in run:
+                lost = report.dropouts is not None and report.dropouts.not_released
+                self.counters.add("rounds", released="no" if lost else "yes")
+                about = {"run": job.name, "round": report.round_number}
+                _log.info("round: %s", lost or "released", extra={"about": about})
+                self.counters.write(self.home.path / "metrics.prom")
+                if self.queue.stopping(job.name):
+                    break
+            run.close()
+            if run.rounds_left:
+                return "stopped"
+            self._finish(run, recipe)
+            return "done"
+        finally:
+            if run.directory is not None:
+                run.directory.close()
+
+    def _evaluate(self, job: HubJob, members: Members, path: Path) -> str:
+        """A finished run's model, on rows that sites hold out; kept beside it."""
+        hub = Hub(members, self._key, self.courier, self.home.path, self._waits)
+        if not (path / DOCUMENT).exists():
+            raise ConfigError(f"run {job.evaluate!r}: there is none")
+        document = PlanDocument.from_bytes((path / DOCUMENT).read_bytes())
+        run = hub.resume(path, self._known(self.queue.test_of(str(job.evaluate))))
+        try:
+            weights, model = run.weights, document.recipe["model"]
+        finally:
+            if run.directory is not None:
+                run.directory.close()
+        facts = self._told_facts(hub)
+        if facts is None:
+            raise ConfigError("evaluation: needs sites whose policies protect records")
+        scoring = Scoring(facts, job.noise, document.delta)
+        found, guarantee = hub.score(weights, model, scoring, self.home.agreement.schema)
+        said = {**guarantee.to_dict(), "statement": guarantee.statement}
+        write_json(path / EVALUATION, {**found, "guarantee": said})
+        return "done"
+
+    def _known(self, test: str | None) -> Known:
+        """What the hub knows of the federation, with public test rows from a file."""
+        agreement = self.home.agreement
+        rows = None if test is None else agreement.public_rows(Path(test))
+        return lambda facts: agreement.at_hub(facts.sizes, rows)
+
+    def _told_facts(self, hub: Hub) -> Facts | None:
+        """The agreement with the sites' numbers of records, if all of them tell."""
+        told = (one.header.get("records") for one in hub.hellos())
+        sizes = tuple(size for size in told if type(size) is int and 0 < size < 2**32)
+        agreement = self.home.agreement
+        return agreement.facts(sizes) if len(sizes) == len(agreement.sites) else None
+
+    def _facts(self, hub: Hub, recipe: Recipe) -> Facts:
+        """The sites' numbers of records are stated where single records are protected."""
+        told = self._told_facts(hub)
+        if told is not None:
+            model = planned(recipe, told.federation()).privacy_model
+            if model is not None and model.unit is Unit.RECORD:
+                return told
+        return self.home.agreement.facts((1,) * len(self.home.agreement.sites))
+
+
+def status_of(home: HubHome) -> dict[str, Any]:
+    """Who is there, as each site shows itself now."""
+    service = HubService(home, SocketCourier(home.socket, home.courier), lambda run, recipe: None)
+    said, members = service.hellos(), home.members
+    return {
+        "name": home.agreement.name,
+        "hub": home.agreement.address,
+        "running": home.running,
+        "members": None if members is None else members.fingerprint,
+        "sites": [_site_status(home, site, said[site]) for site in home.agreement.sites],
+        "queue": service.queue.names(),
+    }
+
+
+def _site_status(home: HubHome, site: str, said: Message | str) -> dict[str, Any]:
+    header = said.header if isinstance(said, Message) else {}
+    figures = {name: header.get(name) for name in ("records", "epsilon", "spent")}
+    return {
+        "site": site,
+        "state": said if isinstance(said, str) else plain(header.get("stopped")) or "ready",
+        "trusts": plain(header.get("trusts")),
+        "version": plain(header.get("version")),
+        **{name: one if _figure(one) else None for name, one in figures.items()},
+        "certificate_days": round(certificates.days_left(home.site_certificate(site)), 1),
+    }
+
+
+def _figure(said: object) -> bool:
+    """Whether what a site says is a number that can be shown."""
+    return type(said) in (int, float) and 0 <= said < 2**53  # type: ignore[operator]

@@ -1,0 +1,255 @@
+"""A plan as data: all that a site needs to work out, by itself, what it is asked to do.
+
+It holds a resolved recipe, public facts about the federation and everybody's key cards; no code and
+no weights. Hub and guards make the same `Plan` of it, each with its own accountant.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fedveil.core.canonical import canonical
+from fedveil.core.errors import ConfigError
+from fedveil.core.files import digest_of
+from fedveil.data.federation import Federation
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.private_sum import PrivateSum
+from fedveil.methods.recipes.sections import EngineSection, EvaluationSection, ModelSection
+from fedveil.planning import recipe as recipes
+from fedveil.planning.assemble import features_of, model_of, plan_of
+from fedveil.planning.plan import Plan
+from fedveil.planning.recipe import DataSection, Recipe
+from fedveil.privacy.mechanisms import DiscreteGaussianSum
+from fedveil.privacy.secure_sums.aggregation import COUNT, UPDATE
+from fedveil.privacy.secure_sums.mode import SecureMode
+from fedveil.training.models.features import ScatteringFeatures, with_features
+from fedveil.training.models.patches import PatchFeatures
+from fedveil.training.models.random_features import RandomFeatures
+from fedveil.training.models.scattering import Scattering
+from fedveil.training.models.zoo import own_name
+from fedveil_federation.deploy.facts import MAX_PLAN, Facts, plan_digest
+from fedveil_federation.secagg.privacy_terms import PrivacyTerms
+
+MOST_ANGLES, MOST_FEATURES = 32, 16  # what a hub may ask a site to work out
+MOST_WHITENED = 1 << 14  # features, and the most directions, each of 2.5 drawings held at once:
+MOST_DIRECTIONS = 2048
+MOST_COMPARED = 1 << 22  # patches times pixels of one image
+MOST_DRAWN = 1 << 23  # random features times inputs of one example
+_OWN = (DataSection(), EngineSection(), EvaluationSection())
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class PlanDocument:
+    """What the hub proposes. Rounds of its secure sums are numbered from `first_round`: in one
+    federation no number is used twice. `epsilon`, `delta`: what the hub says it comes to.
+    `scoring`: nothing is trained, but a model is evaluated on rows that sites hold out."""
+
+    version: str
+    run: str
+    recipe: Mapping[str, Any]
+    facts: Facts
+    cards: tuple[bytes, ...]
+    first_round: int
+    epsilon: float
+    delta: float
+    scoring: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        cards = [card.hex() for card in self.cards]
+        return canonical({**asdict(self), "cards": cards})
+
+    @property
+    def digest(self) -> str:
+        """What names the run, in every ledger and under every round."""
+        return plan_digest(self.to_bytes())
+
+    @staticmethod
+    def from_bytes(data: bytes) -> PlanDocument:
+        if len(data) > MAX_PLAN:
+            raise ConfigError(f"plan: {len(data)} bytes, at most {MAX_PLAN} are taken")
+        try:
+            document = json.loads(data)
+            facts = document["facts"]
+            for name in ("input_shape", "sizes"):
+                facts[name] = tuple(facts[name])
+            document["facts"] = Facts(**facts)
+            document["cards"] = tuple(bytes.fromhex(card) for card in document["cards"])
+            found = PlanDocument(**document)
+            numbers = (found.epsilon, found.delta)
+            if type(found.first_round) is not int or not 0 <= found.first_round < 2**32:
+                raise ValueError("first_round")
+            if not all(type(one) is float and math.isfinite(one) for one in numbers):
+                raise ValueError("epsilon, delta")
+            if found.to_bytes() != data:
+                raise ValueError("there is another way to write it")
+        except ConfigError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"plan: cannot be read: {str(error)[:200]}") from None
+        return found
+
+    def parsed(self) -> Recipe:
+        """The recipe, with defaults where it is silent. Files and speed are each party's own: what
+        a site said of a path of the hub's choice would tell what lies on its disk."""
+        recipe = recipes.parse(self.recipe)
+        if (recipe.data, recipe.engine, recipe.evaluation) != _OWN:
+            raise ConfigError("plan: data, engine and evaluation are each party's own")
+        start = recipe.model.start
+        if start is not None and not _DIGEST.fullmatch(start):
+            raise ConfigError("plan: model.start names a file, and not its SHA-256")
+        recipe = recipes.with_defaults(replace(recipe, model=replace(recipe.model, start=None)))
+        return replace(recipe, model=replace(recipe.model, start=start))
+
+    def terms(self, plan: Plan) -> dict[str, PrivacyTerms]:
+        """What one participation costs, by the purpose of each of its sums."""
+        return round_terms(plan, self.digest)
+
+
+def resolved(recipe: Recipe, plan: Plan) -> dict[str, Any]:
+    """The recipe as sites get it: noise decided, a file to start from named by its SHA-256, and
+    nothing about the hub's data or speed."""
+    privacy = replace(
+        recipe.privacy, epsilon=None, noise_multiplier=plan.noise_multiplier, delta=plan.delta
+    )
+    model, start = recipe.model, recipe.model.start
+    model = replace(model, name=own_name(model.name, plan.federation.task))
+    plain = replace(
+        recipe,
+        model=model if start is None else replace(model, start=digest_of(start)),
+        privacy=privacy,
+        data=DataSection(),
+        engine=EngineSection(),
+        evaluation=EvaluationSection(),
+    )
+    return recipes.to_table(plain)
+
+
+def seen(model: ModelSection, federation: Federation) -> Federation:
+    """The federation as the model of a recipe sees it, whose features may not cost too much."""
+    chosen, shape = features_of(model), federation.input_shape
+    if isinstance(chosen, RandomFeatures):
+        if (numbers := chosen.width * math.prod(shape)) > MOST_DRAWN:
+            raise ConfigError(
+                f"model.width: {numbers:,} numbers make random features; {MOST_DRAWN:,} do"
+            )
+        return with_features(federation, chosen)
+    if not isinstance(chosen, ScatteringFeatures | PatchFeatures):
+        return federation
+    if len(shape) not in (2, 3):
+        raise ConfigError(f"model.features: {model.features} needs images")
+    if (directions := chosen.directions or 0) > MOST_DIRECTIONS:
+        raise ConfigError(f"model.directions: {directions:,}; sites keep {MOST_DIRECTIONS:,}")
+    if isinstance(chosen, PatchFeatures):
+        if (numbers := chosen.patches * math.prod(shape[:2])) > MOST_COMPARED:
+            raise ConfigError(
+                f"model.patches: {numbers:,} comparisons for one image; sites make "
+                f"{MOST_COMPARED:,}"
+            )
+        return with_features(federation, chosen)
+    made = Scattering(shape[0], shape[1], chosen.scales, chosen.angles, chosen.order)
+    numbers = math.prod(made.shape) * math.prod(shape[2:])
+    if chosen.angles > MOST_ANGLES or numbers > MOST_FEATURES * math.prod(shape):
+        raise ConfigError(
+            f"model.features: {chosen.angles} angles, {numbers:,} features of one image; sites "
+            f"take {MOST_ANGLES} angles, and {MOST_FEATURES} features for each of its numbers"
+        )
+    if chosen.whiten is not None and numbers > MOST_WHITENED:
+        raise ConfigError(
+            f"model.whiten: {numbers:,} features of one image; {MOST_WHITENED:,} are whitened"
+        )
+    return with_features(federation, chosen)
+
+
+def parameters(recipe: Recipe, federation: Federation) -> int:
+    """How large the model would be, found without making it."""
+    federation = seen(recipe.model, federation)
+    try:
+        with torch.device("meta"):
+            module = model_of(recipe.model, federation)
+    except (RuntimeError, OverflowError):
+        raise ConfigError("model: its size is beyond all bounds") from None
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def planned(recipe: Recipe, federation: Federation) -> Plan:
+    """The plan of a recipe, if it is one that sites can carry out today."""
+    plan = plan_of(recipe, federation)
+    placement, sums = plan.method.placement, plan.secure_sums
+    if plan.seed is not None:
+        raise ConfigError("seed: a simulation protects nobody; leave it out across machines")
+    if placement is None:
+        raise ConfigError(f"training.method: {plan.method.name!r} adds no noise: nobody is safe")
+    if isinstance(plan.method.clip_rule, AdaptiveClipping) and sums is None:
+        raise ConfigError("privacy.clip_quantile: sites follow a tracked clip under masked sums")
+    if plan.method.voting is not None:
+        raise ConfigError(f"training.method: sites cannot vote yet ({plan.method.name})")
+    if sums is None and not isinstance(placement, LocalNoise | CentralNoise):
+        raise ConfigError(
+            "aggregation: sites add noise shares under a masked sum, or (client-noise) all noise "
+            'of their own, or trust the hub with it (privacy.trust = "central")'
+        )
+    if any(release.mechanism.bands > 1 for release in plan.releases(1)):
+        raise ConfigError("privacy.correlated: sites pay round by round; leave it out")
+    if any(release.amplified for release in plan.releases(1)):
+        raise ConfigError(
+            "training.sampling: sites know when they are asked, so a secret cohort counts for "
+            "nothing; use everyone, balanced or round-robin"
+        )
+    if sums is not None and sums.mode is not SecureMode.MASKED:
+        raise ConfigError("aggregation.secure: across machines sums are masked; set it to 'masked'")
+    if sums is not None and sums.params.drawers(
+        sums.cohort, sums.params.topology(sums.cohort).degree
+    ):
+        raise ConfigError(
+            "aggregation.sparse: sites draw no graphs; leave it out, or let a hub that is trusted "
+            "to be honest draw them (aggregation.honest_server)"
+        )
+    return plan
+
+
+def round_terms(plan: Plan, run: str) -> dict[str, PrivacyTerms]:
+    """One participation in a plan, without what only people read."""
+    method, context, model = plan.method, plan.context, plan.privacy_model
+    if method.placement is None or context is None or model is None:
+        raise ConfigError("plan: it promises nothing")
+    model = replace(model, declared=(), not_covered=())
+    contexts = {UPDATE: context}
+    if isinstance(method.clip_rule, AdaptiveClipping):
+        contexts[COUNT] = method.clip_rule.bit_terms(method.placement, context)
+    found = {}
+    for purpose, own in contexts.items():
+        (release,) = method.placement.releases(own, 1)
+        found[purpose] = PrivacyTerms(release, model, run)
+    return found
+
+
+def terms_at(terms: Mapping[str, PrivacyTerms], summands: object) -> PrivacyTerms:
+    """What a round's secure sum states: under a tracked clip, the clip and grid of that round.
+
+    Noise and update of a site are in proportion to the clip, and integers on its grid. A site that
+    was told a finer grid than the others would not be covered by their noise; what the sum states
+    is the same for all.
+    """
+    if not isinstance(summands, PrivateSum) or summands.purpose == COUNT or COUNT not in terms:
+        return terms[getattr(summands, "purpose", UPDATE)]
+    stated, clip, integers = terms[UPDATE], summands.pipeline.clip, summands.integers
+    law = stated.release.mechanism
+    if clip is None or integers is None or not isinstance(law, DiscreteGaussianSum):
+        raise ConfigError("plan: a tracked clip goes with noise shares on a grid")
+    now = replace(
+        law,
+        clip_norm=clip.norm,
+        granularity=integers.grid.granularity,
+        share_std=integers.share_std,
+    )
+    return replace(stated, release=replace(stated.release, mechanism=now))

@@ -1,0 +1,328 @@
+"""Unix sockets between fedveil's processes and the courier's, which carries bytes elsewhere.
+
+At a site the guard listens, and the courier asks it. At the hub the courier listens (`relay`), and
+`SocketCourier` asks it to forward requests. The courier holds no key of fedveil's. A socket is for
+its owner alone (0600), or shared with the courier's own account: the guard's by its group (0660),
+the one at the hub by the folder it is in, which hub and courier alone can enter (0666).
+
+    message = length of the content (6 bytes), and of what it is about (2), about, content
+
+A long content goes in a file in memory, whose descriptor comes with the request: a socket holds
+little at a time, and two processes that fill and empty it by turns wait for each other on a busy
+machine. A long answer comes back in the same file, and the next request uses it again: most of what
+a long message costs is new memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import socketserver
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic, sleep
+
+from fedveil.core.errors import ConfigError
+from fedveil_federation.deploy.courier import Answer, Courier, Reply, T, Unreachable
+from fedveil_federation.deploy.envelope import MAX_FRAME
+
+_log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1  # of Linux, where couriers run
+_LONG = 1 << 16  # bytes
+_IN_FILE = 1 << 47  # of a length: the content is in the file that came with the request
+_LONGEST_REQUEST = 60.0  # seconds between two parts of it
+_MOST_AT_GUARD = 2  # the request of a courier that was killed, and one of its successor
+_KEPT, _KEPT_BYTES = 8, 1 << 23  # files, and how long each may be
+
+Forward = Callable[[str, bytes, float], bytes]  # site, frame, seconds; raises if nothing comes back
+Handler = Callable[[bytes, bytes], bytes]  # what it is about, content; the answer
+
+
+class Listening:
+    """Answers at a socket, in threads of its own, until it is closed.
+
+    Args:
+        path: where to listen.
+        answer: answers one request.
+        mode: the socket's permissions.
+        most: connections that are answered at once; others are closed.
+        foreign: whether whoever connects must run under another account than this process, and
+            not as root: the courier of a site that gave it an account of its own.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        answer: Handler,
+        *,
+        mode: int = 0o600,
+        most: int = 1024,
+        foreign: bool = False,
+    ) -> None:
+        free = threading.Semaphore(most)
+
+        class Asked(socketserver.BaseRequestHandler):
+            def handle(self) -> None:
+                if foreign and _account_of(self.request) in (0, os.geteuid()):
+                    _log.error(
+                        "The courier runs under the owner's account or as root, and is not "
+                        "answered. Start it under an account of its own: fedveil site courier DIR."
+                    )
+                    return
+                if not free.acquire(blocking=False):
+                    return
+                try:
+                    self.request.settimeout(_LONGEST_REQUEST)
+                    with _received(self.request) as (about, content, file):
+                        _send(self.request, answer(about, content), file)
+                except Exception:  # whoever asked sees the end of the connection, and no more
+                    return
+                finally:
+                    free.release()
+
+        class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+            daemon_threads = True
+            request_queue_size = 1024  # a hub connects once for each site, all at the same time
+
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # left by a process that was killed
+        before = os.umask(0o777 & ~mode)
+        try:
+            self._server = Server(str(path), Asked)
+        except OSError as error:
+            raise ConfigError(f"socket {path}: {error}") from None
+        finally:
+            os.umask(before)
+        self._path = path
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._path.unlink(missing_ok=True)
+
+
+def request(path: Path, content: bytes, seconds: float, about: bytes = b"") -> bytes:
+    """What a socket answers; `Unreachable` if nobody does in time."""
+    try:
+        with _FILES.one() as own, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            asking.settimeout(max(0.001, seconds))
+            asking.connect(str(path))
+            _send(asking, content, own, about)
+            with _received(asking, own) as (_, answer, _):
+                return answer
+    except OSError:
+        raise Unreachable(f"nobody answers at {path.name}") from None
+
+
+def _account_of(peer: socket.socket) -> int:
+    """Return the user id of the process at the other end."""
+    found = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", found)[1])
+
+
+def relay(
+    path: Path, forward: Forward, sites: Callable[[], tuple[str, ...]], *, mode: int = 0o600
+) -> Listening:
+    """Listen at the hub, and forward what a `SocketCourier` asks for."""
+
+    def answer(about: bytes, frame: bytes) -> bytes:
+        name, seconds = about[4:].decode(), int.from_bytes(about[:4], "little")
+        if not name:
+            return json.dumps(sites()).encode()
+        return forward(name, frame, seconds / 1000)
+
+    return Listening(path, answer, mode=mode)
+
+
+class SocketCourier(Courier):
+    """Either end: `hub` is where the hub's courier listens, `folder` where guards do.
+
+    `separate` says that the courier runs under an account of its own, and must.
+    """
+
+    def __init__(self, hub: Path, folder: Path, *, separate: bool = False) -> None:
+        self._hub, self._folder, self._separate = hub, folder, separate
+        self._attached: dict[str, Listening] = {}
+
+    def attach(self, site: str, answer: Answer) -> None:
+        if site in self._attached:
+            raise ConfigError(f"site {site!r} is attached already")
+        alone = threading.Lock()
+
+        def one_at_a_time(about: bytes, frame: bytes) -> bytes:
+            with alone:
+                return answer(frame)
+
+        self._attached[site] = Listening(
+            self._folder / f"{site}.sock",
+            one_at_a_time,
+            mode=0o660 if self._separate else 0o600,
+            most=_MOST_AT_GUARD,
+            foreign=self._separate,
+        )
+
+    def detach(self, site: str) -> None:
+        found = self._attached.pop(site, None)
+        if found is not None:
+            found.close()
+
+    def sites(self) -> tuple[str, ...]:
+        return tuple(json.loads(request(self._hub, b"", 10.0, _about("", 1.0))))
+
+    def ask(self, frames: Mapping[str, bytes], seconds: float) -> dict[str, bytes | Unreachable]:
+        return self.exchange(frames, seconds, lambda site, reply: reply or b"")
+
+    def exchange(
+        self, frames: Mapping[str, bytes], seconds: float, read: Callable[[str, Reply], T]
+    ) -> dict[str, T]:
+        def one(site: str) -> T:
+            reply: Reply
+            try:
+                reply = request(self._hub, frames[site], seconds, _about(site, seconds))
+            except Unreachable:
+                reply = Unreachable(f"site {site!r} did not answer in time, or is not there")
+            return read(site, reply)
+
+        with ThreadPoolExecutor(max(1, len(frames))) as pool:
+            return dict(zip(frames, pool.map(one, frames), strict=True))
+
+    def close(self) -> None:
+        for site in tuple(self._attached):
+            self.detach(site)
+
+
+def _about(site: str, seconds: float) -> bytes:
+    """What a hub's request says besides its content."""
+    return min(int(seconds * 1000), 2**32 - 1).to_bytes(4, "little") + site.encode()
+
+
+class _Files:
+    """Files in memory. Some are kept for the next message."""
+
+    def __init__(self) -> None:
+        self._lock, self._free = threading.Lock(), list[int]()
+
+    @contextmanager
+    def one(self) -> Iterator[int]:
+        with self._lock:
+            file = self._free.pop() if self._free else 0
+        file = file or os.memfd_create("fedveil", os.MFD_CLOEXEC)
+        try:
+            yield file
+        except BaseException:  # somebody may write into it later
+            os.close(file)
+            raise
+        with self._lock:
+            if len(self._free) < _KEPT and os.fstat(file).st_size <= _KEPT_BYTES:
+                self._free.append(file)
+                return
+        os.close(file)
+
+
+_FILES = _Files()
+
+
+def _send(to: socket.socket, content: bytes, file: int = 0, about: bytes | None = None) -> None:
+    """A message; a long one goes in the file. A request says what it is `about`, and brings it."""
+    size, long = len(content), len(content) >= _LONG
+    words = about or b""
+    head = (size | _IN_FILE if long else size).to_bytes(6, "little")
+    head += len(words).to_bytes(2, "little") + words
+    if long:
+        if not file:
+            raise OSError("no file")
+        written = 0
+        while written < size:
+            written += os.pwrite(file, memoryview(content)[written:], written)
+    whole = head if long else head + content
+    sent = 0 if about is None else socket.send_fds(to, [whole], [file])
+    if sent < len(whole):  # whoever has all of it may have answered and hung up
+        to.sendall(memoryview(whole)[sent:])
+
+
+@contextmanager
+def _received(of: socket.socket, own: int = 0) -> Iterator[tuple[bytes, bytes, int]]:
+    """What a message is about, its content, and the file for long ones: it came along, or is the
+    receiver's own."""
+    head, files, _, _ = socket.recv_fds(of, 8, 1)
+    try:
+        head += _exactly(of, 8 - len(head))
+        said, file = int.from_bytes(head[:6], "little"), files[0] if files else own
+        size = said & ~_IN_FILE
+        if size > MAX_FRAME:
+            raise OSError("too long")
+        about = _exactly(of, int.from_bytes(head[6:], "little"))
+        if said == size >= _LONG:
+            raise OSError("too long")
+        if said != size:
+            if not file:
+                raise OSError("no file")
+            fcntl.fcntl(file, fcntl.F_GET_SEALS)  # refuses a file that is not in memory
+        content = _exactly(of, size) if said == size else os.pread(file, size, 0)
+        if len(content) < size:
+            raise OSError("cut off")
+        yield about, content, file
+    finally:
+        for one in files:
+            os.close(one)
+
+
+def _exactly(of: socket.socket, size: int) -> bytes:
+    content = bytearray(size)
+    view = memoryview(content)
+    while view:
+        got = of.recv_into(view)
+        if not got:
+            raise OSError("cut off")
+        view = view[got:]
+    return bytes(content)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def check_free(port: int, seconds: float = 10.0) -> None:
+    """Refuse a port at which somebody goes on listening: an engine would only log it."""
+    until = monotonic() + seconds  # an engine that was killed takes a moment to end
+    while True:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed ones linger
+            try:
+                probe.bind(("0.0.0.0", port))
+                return
+            except OSError as error:
+                if monotonic() >= until:
+                    raise ConfigError(
+                        f"port {port}: {error.strerror}; stop what listens there, or found the "
+                        "federation with another --hub"
+                    ) from None
+        sleep(0.1)
+
+
+def accepts(port: int) -> bool:
+    """Whether somebody listens at a port of this machine."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def end_with_parent() -> None:
+    """This process ends with the one that started it, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

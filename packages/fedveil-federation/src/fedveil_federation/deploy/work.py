@@ -1,0 +1,205 @@
+"""What a plan has a site compute: updates, the bits of a tracked clip, or counts for a score."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from fedveil.core.arrays import Ints
+from fedveil.core.randomness import Randomness
+from fedveil.data.federation import Federation
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.noise_placement import RoundContext
+from fedveil.methods.parts.private_sum import PrivateSum
+from fedveil.planning.plan import Plan
+from fedveil.privacy.secure_sums.aggregation import COUNT, SecureSums
+from fedveil.run.run import job_of
+from fedveil.run.sums import update_sum
+from fedveil.training.engines.choose import build_engine
+from fedveil.training.engines.contract import Engine, RoundRequest
+from fedveil.training.engines.one_client import lone
+from fedveil_federation.deploy.envelope import BadFrame, Message
+from fedveil_federation.deploy.plan_document import PlanDocument, seen, terms_at
+from fedveil_federation.secagg.privacy_terms import PrivacyTerms
+
+
+class Shared(Protocol):
+    """A secure sum as one site sees it."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def word(self) -> int: ...
+    def share(self, client: int, row: Ints) -> Ints: ...
+
+
+class Work(ABC):
+    """One site's part in a plan. Requests name the round (from 0) and a sum's purpose."""
+
+    def __init__(
+        self,
+        document: PlanDocument,
+        terms: dict[str, PrivacyTerms],
+        sums: SecureSums | None,
+        rounds: int,
+        participations: int,
+    ) -> None:
+        self.document, self.terms, self.sums = document, terms, sums
+        self.rounds, self.participations = rounds, participations
+
+    @abstractmethod
+    def schedule(self, number: int) -> list[int] | None:
+        """Who takes part in a round, by a public schedule; None if it is drawn at random."""
+
+    @abstractmethod
+    def summands(self, request: Message) -> Shared:
+        """The secure sum that a request is about."""
+
+    def stated(self, request: Message) -> PrivacyTerms:
+        """What that sum must state that taking part costs."""
+        return self.terms[request.text("purpose")]
+
+    @abstractmethod
+    def row(self, request: Message) -> Ints:
+        """What this site adds to it, without noise."""
+
+    def upload(self, request: Message) -> Ints:
+        """What leaves where no secure sum is taken."""
+        raise BadFrame("this plan has no noise for single uploads")
+
+    @abstractmethod
+    def new_round(self) -> None:
+        """Forget the last one."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """No more rounds."""
+
+
+class Training(Work):
+    """Trains on the site's rows as a simulation would."""
+
+    def __init__(
+        self,
+        document: PlanDocument,
+        plan: Plan,
+        number: int,
+        data: Federation,
+        randomness: Randomness,
+    ) -> None:
+        rounds = plan.method.rounds
+        counted = plan.releases(rounds)[0].counted_participations
+        super().__init__(document, document.terms(plan), plan.secure_sums, rounds, counted)
+        self.plan, self._number, self._randomness = plan, number, randomness
+        self._data = data
+        if plan.federation.featurizer is None:  # features take their time: in the first round
+            _ = self._engine
+        self._norms: torch.Tensor | None = None  # of this round's update, [1]
+
+    @cached_property
+    def _engine(self) -> Engine:
+        job = job_of(self.plan, self._randomness.of_client(self._number))
+        own = _alone(seen(self.document.parsed().model, self._data))
+        return build_engine(replace(job, federation=own, isolated=True), threads=1)
+
+    def schedule(self, number: int) -> list[int] | None:
+        return scheduled(self.plan, number)
+
+    def summands(self, request: Message) -> PrivateSum:
+        updates = self._updates(request)
+        return updates if request.header.get("purpose") != COUNT else self._count(updates)[0]
+
+    def stated(self, request: Message) -> PrivacyTerms:
+        if request.text("purpose") == COUNT:
+            return super().stated(request)
+        return terms_at(self.terms, self._updates(request))
+
+    def row(self, request: Message) -> Ints:
+        updates = self._updates(request)
+        if request.header.get("purpose") == COUNT:
+            return self._count(updates)[1]
+        return self._trained(request.part(1), updates)
+
+    def upload(self, request: Message) -> Ints:
+        """Private by its own noise, or for a hub that is trusted to add the noise."""
+        updates, placement = self._updates(request), self.plan.method.placement
+        row = self._trained(request.part(1), updates)
+        if isinstance(placement, LocalNoise):
+            stream = updates.this_round.stream(self._number)
+            return placement.upload(updates.noise, row, stream)
+        return row if isinstance(placement, CentralNoise) else super().upload(request)
+
+    def new_round(self) -> None:
+        self._norms = None
+
+    def close(self) -> None:
+        if "_engine" in vars(self):
+            self._engine.close()
+
+    def _updates(self, request: Message) -> PrivateSum:
+        """The sum of updates, under the clip that the hub says the released counts have led to.
+
+        Noise is in proportion to the clip, so no clip costs more than another, if all sites have
+        the same (`terms_at`).
+        """
+        rule, state = self.plan.method.clip_rule, {}
+        if isinstance(rule, AdaptiveClipping):
+            clip = request.header.get("clip")
+            if type(clip) is not float or not rule.allows(clip):
+                raise BadFrame("the round's clip is none of those that the plan may come to")
+            state = {"clip_norm": torch.tensor([clip], dtype=torch.float64)}
+        own = np.array([self._number], np.int64)
+        this_round = RoundContext(request.number("round"), own, self._randomness)
+        return update_sum(self.plan, this_round, state)
+
+    def _count(self, updates: PrivateSum) -> tuple[PrivateSum, Ints]:
+        """The sum of a tracked clip's bits: whether this round's update was within the clip."""
+        placement, rule = updates.placement, self.plan.method.clip_rule
+        if placement is None or not isinstance(rule, AdaptiveClipping):
+            raise BadFrame("this plan tracks no clip")
+        if self._norms is None:
+            raise BadFrame("this site has not trained in this round, or has left it behind")
+        bits = rule.count_noise(placement, updates.noise)
+        halves: Ints = rule.halves(bits, updates.noise.clip, self._norms)[0].numpy()
+        this_round = replace(updates.this_round, purpose=COUNT)
+        layout = bits.context.layout
+        return PrivateSum(placement, bits.context, bits.pipeline, this_round, layout), halves
+
+    def _trained(self, data: bytes, updates: PrivateSum) -> Ints:
+        """This site's shaped update on the grid, int64 [width], from the shared weights.
+
+        Whatever they are, what leaves is clipped and noisy.
+        """
+        weights = weights_of(data, self.plan.layout.size)
+        alone = np.zeros(1, np.int64)
+        request = RoundRequest(weights, alone, updates.round_number, updates.pipeline)
+        (own,) = self._engine.updates(request)
+        self._norms = own.norms
+        row: Ints = own.total.numpy()
+        return row
+
+
+@lru_cache(maxsize=2)  # for all runs of a site
+def _alone(data: Federation) -> Federation:
+    return lone(data, 0)
+
+
+def weights_of(data: bytes, size: int) -> torch.Tensor:
+    if len(data) != 4 * size:
+        raise BadFrame(f"weights: {len(data)} bytes, the model has {size}")
+    return torch.from_numpy(np.frombuffer(data, "<f4").astype(np.float32))
+
+
+def scheduled(plan: Plan, number: int) -> list[int] | None:
+    """Who takes part in a round of a plan; None if that is drawn at random."""
+    if plan.sampling.amplifies:
+        return None
+    unused = Randomness(0).stream("cohort", number)  # a public schedule draws nothing
+    return [int(one) for one in plan.sampling.draw(number, unused, plan.federation.clients)]

@@ -1,0 +1,91 @@
+"""A device's own keys: a lasting Ed25519 identity and an X25519 key that is renewed.
+
+The identity says who speaks; the X25519 key, signed by it on a `KeyCard`, is what pairs agree with.
+Renewing it (`renewed`) forgets the old one, so what was masked under it stays masked even if the
+device is broken into later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedveil.core.errors import ConfigError
+from fedveil.privacy.secure_sums import derive
+from fedveil_federation.secagg import wire
+from fedveil_federation.secagg.fields import MAX_ID
+from fedveil_federation.secagg.messages import KeyCard, Leave
+
+
+@dataclass(frozen=True)
+class DeviceKeys:
+    """Private keys of one device; `version` counts its X25519 keys from 1."""
+
+    federation: str
+    device: int
+    identity: Ed25519PrivateKey = field(repr=False)
+    agreement: X25519PrivateKey | None = field(repr=False)  # None once it was forgotten
+    version: int = 1
+    certificate: bytes = b""
+    public: bytes = b""  # of the X25519 key
+
+    def __post_init__(self) -> None:
+        if self.agreement is not None:
+            object.__setattr__(self, "public", self.agreement.public_key().public_bytes_raw())
+
+    def card(self) -> bytes:
+        """The signed frame that enrols, or re-enrols, this device."""
+        card = KeyCard(
+            self.federation,
+            self.device,
+            self.version,
+            self.identity.public_key().public_bytes_raw(),
+            self.public,
+            self.certificate,
+        )
+        return wire.seal(card, self.identity)
+
+    def leave(self) -> bytes:
+        """The signed frame that withdraws every key up to this version."""
+        identity = self.identity.public_key().public_bytes_raw()
+        notice = Leave(self.federation, self.device, self.version, identity)
+        return wire.seal(notice, self.identity)
+
+    def renewed(self) -> DeviceKeys:
+        """The same identity with a fresh X25519 key of the next version."""
+        return replace(self, agreement=X25519PrivateKey.generate(), version=self.version + 1)
+
+
+def new_keys(federation: str, device: int) -> DeviceKeys:
+    """Fresh keys from the operating system."""
+    if not 0 <= device <= MAX_ID:
+        raise ConfigError(f"device = {device}: need an id within 0..2^63 - 1")
+    return DeviceKeys(federation, device, Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
+
+
+def certify(authority: Ed25519PrivateKey, federation: str, device: int, identity: bytes) -> bytes:
+    """An authority's statement that `identity` (32 bytes) is device `device` of the federation."""
+    return authority.sign(_certified(federation, device, identity))
+
+
+def certificate_holds(
+    authority: Ed25519PublicKey, certificate: bytes, federation: str, device: int, identity: bytes
+) -> bool:
+    """Whether the authority made that statement."""
+    return signed(authority, certificate, _certified(federation, device, identity))
+
+
+def signed(author: Ed25519PublicKey, signature: bytes, content: bytes) -> bool:
+    """Whether this is the author's signature of the content."""
+    try:
+        author.verify(signature, content)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _certified(federation: str, device: int, identity: bytes) -> bytes:
+    return derive.digest(b"certificate", federation.encode(), derive.id_bytes(device), identity)

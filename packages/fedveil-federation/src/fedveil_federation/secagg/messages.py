@@ -1,0 +1,240 @@
+"""The messages of version 4, in the order of a round.
+
+`plan`, `draft` or `identity` is the 32 bytes in the frame's header, `device` the author or the
+addressee there. Lists over a device's neighbours follow ascending ids. `present` is a bitmap over
+the plan's members, other bitmaps run over a device's neighbours (bit i of the stream, lowest bit of
+a byte first, for number i). From `Sharers` on frames carry a `Stamp` instead of a signature, except
+`Disclosure` and `Abort`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedveil.privacy.secure_sums.params import MAX_COHORT, MAX_DIMENSION
+from fedveil_federation.secagg.fields import (
+    bytes_field,
+    context_field,
+    device_field,
+    ids_field,
+    int_field,
+    text_field,
+)
+from fedveil_federation.secagg.ratchet import ROUNDS
+from fedveil_federation.secagg.wire import WireMessage
+
+
+@dataclass(frozen=True)
+class KeyCard(WireMessage):
+    """Device to everybody, once: its keys of one version, signed by its identity."""
+
+    KIND: ClassVar[int] = 1
+    federation: str = text_field(128)
+    device: int = device_field()
+    version: int = int_field(1, (1 << 32) - 1)
+    identity: bytes = context_field()  # Ed25519 public key
+    agreement: bytes = bytes_field(32)  # X25519 public key
+    certificate: bytes = bytes_field()  # the authority's signature, or empty
+
+
+@dataclass(frozen=True)
+class Leave(WireMessage):
+    """Device to everybody: every key up to this version is withdrawn."""
+
+    KIND: ClassVar[int] = 2
+    federation: str = text_field(128)
+    device: int = device_field()
+    version: int = int_field(1, (1 << 32) - 1)
+    identity: bytes = context_field()
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Everything about a round but who is joined to whom."""
+
+    federation: str = text_field(128)
+    round_number: int = int_field(0, ROUNDS - 1)
+    purpose: str = text_field(64)
+    members: tuple[int, ...] = ids_field(MAX_COHORT)
+    roster: bytes = bytes_field(32)  # Merkle root of the members' key cards
+    params: bytes = bytes_field(32)  # digest of the terms that both sides have agreed on
+    exchange: bytes = bytes_field(32)  # the server's X25519 key, see `session.py`
+    dimension: int = int_field(1, MAX_DIMENSION)
+    bits: int = int_field(32, 64)
+    degree: int = int_field(1, MAX_COHORT)  # neighbours that hold a device's shares
+    masks: int = int_field(1, MAX_COHORT)  # how many of them, the nearest, it masks with
+    threshold: int = int_field(1, MAX_COHORT)
+    min_survivors: int = int_field(1, MAX_COHORT)
+    privacy: bytes = bytes_field()  # what taking part costs (`PrivacyTerms`), or nothing
+
+
+@dataclass(frozen=True)
+class Invitation(Draft, WireMessage):
+    """Server to some members of a sparse round: help to draw its graph."""
+
+    KIND: ClassVar[int] = 11
+
+
+@dataclass(frozen=True)
+class Commitment(WireMessage):
+    """Device to server: a hash of the bytes that it will add to the graph's seed."""
+
+    KIND: ClassVar[int] = 12
+    draft: bytes = context_field()
+    device: int = device_field()
+    hidden: bytes = bytes_field(32)
+
+
+@dataclass(frozen=True)
+class Commitments(WireMessage):
+    """Server to those who committed: all of their hashes. From here on the graph is decided."""
+
+    KIND: ClassVar[int] = 13
+    draft: bytes = context_field()
+    devices: tuple[int, ...] = ids_field(MAX_COHORT)
+    hidden: bytes = bytes_field()  # 32 bytes each
+
+
+@dataclass(frozen=True)
+class Reveal(WireMessage):
+    """Device to server: its bytes, for this list of commitments and no other."""
+
+    KIND: ClassVar[int] = 14
+    draft: bytes = context_field()
+    device: int = device_field()
+    commitments: bytes = bytes_field(32)
+    drawn: bytes = bytes_field(32)
+
+
+@dataclass(frozen=True)
+class RoundPlan(Draft, WireMessage):
+    """Server to the cohort: a round and everything fixed about it, signed by the server."""
+
+    KIND: ClassVar[int] = 3
+    # Nobody draws a complete graph, nor one that the terms trust the server to draw.
+    drawers: tuple[int, ...] = ids_field(MAX_COHORT, least=0)
+    draws: bytes = bytes_field()  # of each: drawn bytes, signature of its `Reveal`; or 32 bytes
+
+
+@dataclass(frozen=True)
+class Cards(WireMessage):
+    """Server to device: its neighbours' key cards, and the proof that the plan is about them."""
+
+    KIND: ClassVar[int] = 17
+    plan: bytes = context_field()
+    device: int = device_field()
+    cards: bytes = bytes_field()  # frames, one after the other; those it has may be left out
+    proof: bytes = bytes_field()  # see `merkle.py`
+
+
+@dataclass(frozen=True)
+class Shares(WireMessage):
+    """Device to server: what lets the others finish without it."""
+
+    KIND: ClassVar[int] = 4
+    plan: bytes = context_field()
+    device: int = device_field()
+    exchange: bytes = bytes_field(32)  # X25519 key of the frames that follow
+    commitments: bytes = bytes_field(64)  # to the self secret and to the pair secret
+    nonce: bytes = bytes_field(16)
+    sealed: bytes = bytes_field()  # per neighbour: both shares, encrypted to it
+    marks: bytes = bytes_field()  # per neighbour: fingerprints of both shares
+    checks: bytes = bytes_field()  # per neighbour: a fingerprint of the pair's seal key
+    wrapped: bytes = bytes_field()  # per mask: the pair's root, under the pair secret
+    roots: bytes = bytes_field()  # per mask: a fingerprint of the pair's root
+
+
+@dataclass(frozen=True)
+class Sharers(WireMessage):
+    """Server to device: who has shared, and the shares meant for this device."""
+
+    KIND: ClassVar[int] = 5
+    plan: bytes = context_field()
+    device: int = device_field()
+    present: bytes = bytes_field()
+    off: bytes = bytes_field()  # bitmap: neighbours with whom it disagrees on the keys
+    nonces: bytes = bytes_field()  # of each other neighbour that has shared
+    sealed: bytes = bytes_field()  # by those
+    marks: bytes = bytes_field()  # what they say the shares are
+
+
+@dataclass(frozen=True)
+class Masked(WireMessage):
+    """Device to server: the masked vector."""
+
+    KIND: ClassVar[int] = 6
+    plan: bytes = context_field()
+    device: int = device_field()
+    # Neither is there where the terms trust the server.
+    tags: bytes = bytes_field()  # for each neighbour it masks with: whom this mask counts on
+    statement: bytes = bytes_field()  # the same under its signature, for who doubts a tag
+    vector: bytes = bytes_field()
+
+
+@dataclass(frozen=True)
+class Survivors(WireMessage):
+    """Server to device: whose vectors the sum holds."""
+
+    KIND: ClassVar[int] = 7
+    plan: bytes = context_field()
+    device: int = device_field()
+    present: bytes = bytes_field()
+    tags: bytes = bytes_field()  # from each surviving neighbour
+    doubted: tuple[int, ...] = ids_field(MAX_COHORT, least=0)  # whose tags this device refused
+    statements: bytes = bytes_field()  # theirs
+
+
+@dataclass(frozen=True)
+class Confirm(WireMessage):
+    """Device to server, for its neighbours: the one list of survivors it will act on."""
+
+    KIND: ClassVar[int] = 8
+    plan: bytes = context_field()
+    device: int = device_field()
+    survivors: bytes = bytes_field(32)
+    tags: bytes = bytes_field()  # for each surviving neighbour
+
+
+@dataclass(frozen=True)
+class Confirmed(WireMessage):
+    """Server to device: which neighbours act on the same list."""
+
+    KIND: ClassVar[int] = 9
+    plan: bytes = context_field()
+    device: int = device_field()
+    present: bytes = bytes_field()
+    tags: bytes = bytes_field()  # from each neighbour that has confirmed
+
+
+@dataclass(frozen=True)
+class Unmask(WireMessage):
+    """Device to server: one share for each neighbour whose shares it holds, of the kind owed."""
+
+    KIND: ClassVar[int] = 10
+    plan: bytes = context_field()
+    device: int = device_field()
+    survivors: bytes = bytes_field(32)  # the list it acts on
+    bad: bytes = bytes_field()  # bitmap: neighbours that have shared, but nothing that fits
+    accepted: bytes = bytes_field(32)  # digest of the marks of all other shares it holds
+    answers: bytes = bytes_field()  # for each of them: the share that is owed
+    signature: bytes = bytes_field(64)  # of all this by its identity, for who must be convinced
+
+
+@dataclass(frozen=True)
+class Abort(WireMessage):
+    """Server to the cohort: this round gives no sum."""
+
+    KIND: ClassVar[int] = 16
+    plan: bytes = context_field()
+
+
+@dataclass(frozen=True)
+class Disclosure(WireMessage):
+    """Device to server: the key that shows a neighbour to have sealed nonsense to it."""
+
+    KIND: ClassVar[int] = 15
+    plan: bytes = context_field()
+    device: int = device_field()
+    dealer: int = int_field(0, (1 << 63) - 1)
+    key: bytes = bytes_field(32)  # the pair's seal key

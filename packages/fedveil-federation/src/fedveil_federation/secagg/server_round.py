@@ -1,0 +1,420 @@
+"""The server's side of one round: relays frames, adds masked vectors and removes the masks.
+
+Memory is one vector plus a few hundred bytes for each pair of neighbours: a masked vector is added
+to the total when it arrives and kept nowhere. A frame that fails a check raises a typed error and
+changes nothing, so a round survives whatever the network does to single messages; a frame that
+comes again counts once. Frames may come from many threads: signatures are checked side by side,
+and what they change is changed under one lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from fedveil.core.errors import ConfigError
+from fedveil.privacy.secure_sums.errors import Malformed, NotReleased, OutOfTurn
+from fedveil.privacy.secure_sums.masks import IntVector, decode
+from fedveil.privacy.secure_sums.params import SecAggParams
+from fedveil_federation.secagg import wire
+from fedveil_federation.secagg.blame import Fault, Wrong, exposed, proven
+from fedveil_federation.secagg.draw import drawn_seed
+from fedveil_federation.secagg.layout import Flags, RoundLayout, lay_out, packed
+from fedveil_federation.secagg.messages import (
+    Abort,
+    Confirm,
+    Confirmed,
+    Disclosure,
+    Masked,
+    RoundPlan,
+    Sharers,
+    Shares,
+    Survivors,
+    Unmask,
+)
+from fedveil_federation.secagg.recovery import Recovery
+from fedveil_federation.secagg.relay import Kept
+from fedveil_federation.secagg.round_log import RecordKind, RoundLog
+from fedveil_federation.secagg.session import Session, answer, exchange_key
+from fedveil_federation.secagg.sizes import SLACK, from_device
+
+_KINDS: dict[int, type[Shares | Masked | Confirm | Unmask]] = {
+    kind.KIND: kind for kind in (Shares, Masked, Confirm, Unmask)
+}
+
+
+class Phase(IntEnum):
+    """What a round collects; the numbers are the kinds of message it then takes."""
+
+    SHARES = Shares.KIND
+    VECTORS = Masked.KIND
+    CONFIRMATIONS = Confirm.KIND
+    UNMASKING = Unmask.KIND
+    OVER = 255
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds that a server waits in each phase for who has not answered."""
+
+    shares: float = 60.0
+    vectors: float = 600.0
+    confirmations: float = 60.0
+    unmasking: float = 60.0
+
+
+class ServerRound:
+    """One round: `receive` frames in each phase, then close the phase.
+
+    `identities`: the members' Ed25519 keys. With a directory for `logs`, the round survives the end
+    of its process (`resume`).
+    """
+
+    def __init__(
+        self,
+        plan: RoundPlan,
+        key: Ed25519PrivateKey,
+        identities: Mapping[int, bytes],
+        params: SecAggParams,
+        logs: Path | None = None,
+    ) -> None:
+        self.plan = wire.seal(plan, key)
+        seed = drawn_seed(plan, params, identities)
+        self.layout: RoundLayout = lay_out(plan, wire.message_digest(self.plan), seed)
+        self.identities: dict[int, Ed25519PublicKey] = {
+            member: Ed25519PublicKey.from_public_bytes(identities[member])
+            for member in plan.members
+        }
+        self.phase = Phase.SHARES
+        self.faults: list[Fault] = []
+        self._odds: dict[int, set[int]] = {}
+        self.unsigned: set[int] = set()  # gave a wrong share under a signature that does not hold
+        self.confirms = not params.honest_server  # whether there are confirmations
+        self._lock = threading.RLock()
+        self._key = key
+        self._exchange = exchange_key(key)
+        self._sessions: dict[int, Session] = {}
+        self._fewest = params.fewest_survivors(len(plan.members))
+        self._liars = params.liars(len(plan.members))
+        self._seen: dict[tuple[int, int], bytes] = {}  # kind, device -> signature
+        self._kept = Kept(self.layout, self.identities, self.confirms)
+        self._confirmed = b""
+        self._log: RoundLog | None = None
+        if logs is not None:
+            path = logs / f"{self.layout.digest.hex()}.round"
+            self._log = RoundLog.begin(path, self.plan, identities)
+
+    @classmethod
+    def resume(cls, path: Path, key: Ed25519PrivateKey, params: SecAggParams) -> ServerRound:
+        """The round of a log as it was when its server ended: same frames in, same lists out."""
+        with RoundLog.resume(path) as (log, frame, identities, records):
+            plan = wire.read(frame, RoundPlan, wire.MAX_FRAME, key.public_key())
+            if plan.params != params.digest:
+                raise ConfigError(f"round log {path}: its round was made under other terms")
+            found = cls(plan, key, identities, params)
+            for record in records:
+                if record.kind is RecordKind.FRAME:
+                    found.receive(record.content)
+                elif record.kind is RecordKind.ABORTED:
+                    found.phase = Phase.OVER
+                elif record.content != bytes((found.phase,)):
+                    raise ConfigError(f"round log {path}: damaged; abort its round")
+                else:
+                    with suppress(NotReleased):
+                        found.close()
+            found._log = log
+        return found
+
+    @property
+    def missing(self) -> list[int]:
+        """Who could answer in this phase and has not."""
+        kept = self._kept
+        waiting = {
+            Phase.SHARES: ~kept.shared,
+            Phase.VECTORS: kept.shared & ~kept.uploaded,
+            Phase.CONFIRMATIONS: kept.uploaded & ~kept.confirmed,
+            Phase.UNMASKING: kept.confirmed & ~kept.answered,
+        }.get(self.phase)
+        return [] if waiting is None else kept.ids(waiting)
+
+    def due(self, elapsed: float, deadlines: Deadlines) -> bool:
+        """Whether to close a phase that began so many seconds ago: all answered, or had time to."""
+        if self.phase is Phase.OVER:
+            return False
+        return elapsed >= getattr(deadlines, self.phase.name.lower()) or not self.missing
+
+    def close(self) -> None:
+        """Close whichever phase is open; unmasking ends by `finish`."""
+        closing = {
+            Phase.SHARES: self.close_sharing,
+            Phase.VECTORS: self.close_upload,
+            Phase.CONFIRMATIONS: self.close_confirmation,
+        }.get(self.phase)
+        if closing is None:
+            raise OutOfTurn(f"{self.phase.name} is not closed: call finish, or it is over")
+        closing()
+
+    def abort(self) -> bytes:
+        """Give the round up; the frame that tells the devices. No share is asked for any more."""
+        with self._lock:
+            if self.phase is not Phase.OVER:
+                self.phase = Phase.OVER
+                self._write(RecordKind.ABORTED, b"", sync=True)
+            return wire.seal(Abort(self.layout.digest), self._key)
+
+    def discard_log(self) -> None:
+        """Delete the round's log, once its sum is kept elsewhere or nobody needs it."""
+        with self._lock:
+            if self._log is not None:
+                self.phase = Phase.OVER
+                self._log.discard()
+                self._log = None
+
+    @property
+    def sharers(self) -> list[int]:
+        return self._kept.ids(self._kept.shared)
+
+    @property
+    def survivors(self) -> list[int]:
+        return self._kept.ids(self._kept.uploaded)
+
+    @property
+    def confirmed(self) -> list[int]:
+        return self._kept.ids(self._kept.confirmed)
+
+    @property
+    def odds(self) -> dict[int, set[int]]:
+        """By device, whom it contradicts so far: one of each two lies."""
+        with self._lock:
+            return {device: set(others) for device, others in self._odds.items()}
+
+    @property
+    def suspects(self) -> set[int]:
+        """Who contradicts more neighbours than may lie next to an honest device: it lies itself."""
+        return exposed(self.odds, self._liars)
+
+    @property
+    def disputes(self) -> list[tuple[int, int]]:
+        """Who complains about whose shares: pairs of holder and dealer."""
+        return self._kept.disputes()
+
+    def expects(self, start: bytes) -> int:
+        """How long the frame is that begins so, or an error: ask before reading on.
+
+        Everything that the header claims is checked: kind, phase, round, membership and size.
+        """
+        claims = wire.head(start)
+        kind = _KINDS.get(claims.kind)
+        if kind is None:
+            raise Malformed(f"kind {claims.kind} is no message to a server")
+        plan = self.layout.plan
+        vector = plan.dimension * (plan.bits // 8)
+        wire.expect(start, kind, from_device(kind, plan.degree, vector))
+        if claims.device not in self.identities:
+            raise OutOfTurn(f"device {claims.device} is not in this round's cohort")
+        if claims.context != self.layout.digest:
+            raise OutOfTurn(f"{kind.__name__} of another round")
+        if claims.kind != self.phase and (claims.kind, claims.device) not in self._seen:
+            when = "late" if claims.kind < self.phase else "early"
+            raise OutOfTurn(f"kind {claims.kind} comes too {when}: collecting {self.phase.name}")
+        return claims.size
+
+    def receive(self, frame: bytes) -> int:
+        """Take one device's frame of the current phase; returns the device's id."""
+        size = self.expects(frame)
+        claims = wire.head(frame)
+        key = (claims.kind, claims.device)
+        if key in self._seen:
+            return self._repeated(frame, key)
+        message = wire.read(frame, _KINDS[claims.kind], size, self._author(*key))
+        session = self._agreed(message) if isinstance(message, Shares) else None
+        with self._lock:
+            if key in self._seen:  # by another thread, meanwhile
+                return self._repeated(frame, key)
+            self.expects(frame)
+            signature = frame[wire.SIGNATURE : wire.HEADER]
+            self._kept.take(message, signature)
+            if session is not None:
+                self._sessions[claims.device] = session
+            self._seen[key] = signature
+            self._write(RecordKind.FRAME, frame)
+        return claims.device
+
+    def _author(self, kind: int, device: int) -> wire.Author:
+        """Whose signature, or stamp, a frame must carry."""
+        if kind == Shares.KIND:
+            return self.identities[device]
+        session = self._sessions.get(device)
+        if session is None:
+            raise OutOfTurn(f"device {device} did not share in time and is out of this round")
+        return session.up
+
+    def _agreed(self, message: Shares) -> Session:
+        plan, digest = self.layout.plan, self.layout.digest
+        return answer(self._exchange, plan.exchange, message.exchange, digest, message.device)
+
+    def close_sharing(self) -> None:
+        """No more shares: from here on those who have not shared are out of the round.
+
+        A device at odds about keys with more neighbours than may lie goes too; other pairs at odds
+        leave out the mask between them (`odds_for`).
+        """
+        with self._lock:
+            self._expect_phase(Phase.SHARES)
+            self._odds = self._kept.close_sharing(self._liars, self._fewest)
+            self._close(Phase.VECTORS, len(self.sharers), "shared")
+
+    def sharers_for(self, device: int) -> bytes:
+        """The frame that tells a sharer who else has shared, with the shares meant for it."""
+        self._expect(Phase.VECTORS, device, self._kept.shared)
+        lists = self._kept.relayed(device)
+        told = Sharers(self.layout.digest, device, self._kept.sharers, *lists)
+        return wire.seal(told, self._sessions[device].down)
+
+    def odds_for(self, device: int) -> tuple[bytes, ...]:
+        """What a sharer is to see before its `Sharers`: the neighbours' own signed `Shares` that
+        contradict its keys. It masks with everybody else."""
+        self._expect(Phase.VECTORS, device, self._kept.shared)
+        return tuple(map(self._kept.dealt_frame, self._kept.contradicting(device)))
+
+    def close_upload(self) -> None:
+        """No more vectors: who has not sent one is lost, and a late one is refused."""
+        with self._lock:
+            self._expect_phase(Phase.VECTORS)
+            self._kept.survivors = packed(self._kept.uploaded)
+            following = Phase.CONFIRMATIONS
+            if not self.confirms:
+                following, self._kept.confirmed = Phase.UNMASKING, self._kept.uploaded.copy()
+            self._close(following, len(self.survivors), "survived")
+
+    def survivors_for(self, device: int, doubted: Collection[int] = ()) -> bytes:
+        """The frame that names the survivors to one of them; without confirmations, it unmasks.
+
+        `doubted`: neighbours whose tags the device refused (`Doubted`); it then gets their signed
+        statements. The two are at odds: the device may have made it up.
+        """
+        kept = self._kept
+        phase = Phase.CONFIRMATIONS if self.confirms else Phase.UNMASKING
+        self._expect(phase, device, kept.uploaded)
+        tags = kept.tags_for(device, kept.upload_tags, kept.uploaded) if self.confirms else b""
+        known = kept.partners_of(device).intersection(doubted)
+        named = tuple(sorted(other for other in known if kept.has(kept.uploaded, other)))
+        with self._lock:
+            for other in named:
+                self._odds.setdefault(other, set()).add(device)
+                self._odds.setdefault(device, set()).add(other)
+        statements = b"".join(kept.statements.get(kept.places[other], b"") for other in named)
+        told = Survivors(self.layout.digest, device, self._kept.survivors, tags, named, statements)
+        return wire.seal(told, self._sessions[device].down)
+
+    def close_confirmation(self) -> None:
+        """No more confirmations."""
+        with self._lock:
+            self._expect_phase(Phase.CONFIRMATIONS)
+            self._confirmed = packed(self._kept.confirmed)
+            enough = self.layout.plan.threshold
+            self._close(Phase.UNMASKING, len(self.confirmed), "confirmed", enough)
+
+    def confirmed_for(self, device: int) -> bytes:
+        """The frame that shows a device which neighbours act on the same survivors."""
+        kept = self._kept
+        self._expect(Phase.UNMASKING, device, kept.confirmed)
+        tags = kept.tags_for(device, kept.confirm_tags, kept.confirmed)
+        message = Confirmed(self.layout.digest, device, self._confirmed, tags)
+        return wire.seal(message, self._sessions[device].down)
+
+    def finish(self) -> IntVector:
+        """The exact sum of the survivors' vectors, int64 [dimension], or `NotReleased`.
+
+        May be called again after more answers came in, as long as it has raised. Who spoiled it, or
+        tried to, is in `faults` afterwards.
+        """
+        with self._lock:
+            self._expect_phase(Phase.UNMASKING)
+            recovery = Recovery(self._kept, self._kept.uploaded)
+            try:
+                recovery.remove_masks(self._kept.total)
+            finally:
+                self._blame(recovery)
+            self.phase = Phase.OVER
+            return decode(self._kept.total, self.layout.plan.bits)
+
+    def dealt_by(self, device: int) -> bytes:
+        """The `Shares` of a device, for a neighbour that complains about them."""
+        if self._kept.places.get(device) not in self._kept.heads:
+            raise OutOfTurn(f"device {device} has not shared")
+        return self._kept.dealt_frame(self._kept.places[device])
+
+    def settle(self, frame: bytes) -> Fault | None:
+        """Take a `Disclosure`: a fault of the dealer, or None if it proves nothing."""
+        claims = wire.expect(frame, Disclosure, SLACK)
+        identity = self.identities.get(claims.device)
+        if identity is None or claims.context != self.layout.digest:
+            raise OutOfTurn(f"device {claims.device}: a disclosure of another round or cohort")
+        message = wire.read(frame, Disclosure, SLACK, identity)
+        if not self._kept.complains(claims.device, message.dealer):
+            raise OutOfTurn(f"device {claims.device} has not complained in time")
+        frames = (self.dealt_by(message.dealer), frame)
+        found = Fault(message.dealer, claims.device, Wrong.SEAL, self.layout.digest, frames)
+        if not proven(found, self.layout, self.identities):
+            return None
+        self._accuse(found)
+        return found
+
+    def _blame(self, recovery: Recovery) -> None:
+        for holder, dealer in recovery.wrong.items():
+            fault = self._kept.share_fault(holder, dealer)
+            if proven(fault, self.layout, self.identities):
+                self._accuse(fault)
+            else:
+                self.unsigned.add(fault.device)
+        for fault in recovery.faults:
+            self._accuse(fault)
+
+    def _accuse(self, fault: Fault) -> None:
+        """One conviction of a device is enough: evidence about each pair would fill the memory."""
+        if all(fault.device != known.device for known in self.faults):
+            self.faults.append(fault)
+
+    def _repeated(self, frame: bytes, key: tuple[int, int]) -> int:
+        """The same frame again changes nothing; another one of its kind comes too late."""
+        if self._seen[key] != frame[wire.SIGNATURE : wire.HEADER]:
+            raise OutOfTurn(f"device {key[1]} has sent its {_KINDS[key[0]].__name__} before")
+        wire.verify(frame, self._author(*key))
+        return key[1]
+
+    def _expect(self, phase: Phase, device: int, among: Flags) -> None:
+        if self.phase is not phase:
+            raise OutOfTurn(f"this frame belongs to {phase.name}, not to {self.phase.name}")
+        if not self._kept.has(among, device):
+            raise OutOfTurn(f"device {device} has dropped out of this round")
+
+    def _write(self, kind: RecordKind, content: bytes, sync: bool = False) -> None:
+        """Into the log, if there is one; a round that cannot be logged ends here."""
+        if self._log is None:
+            return
+        try:
+            self._log.append(kind, content, sync)
+        except OSError as error:
+            self.phase = Phase.OVER
+            raise NotReleased(f"round log {self._log.path}: {error.strerror}") from None
+
+    def _expect_phase(self, phase: Phase) -> None:
+        if self.phase is not phase:
+            raise OutOfTurn(f"this belongs to {phase.name}, not to {self.phase.name}")
+
+    def _close(self, following: Phase, count: int, what: str, fewest: int | None = None) -> None:
+        """The last step of a close: once the phase is another, devices are told what it decided."""
+        self._write(RecordKind.CLOSED, bytes((self.phase,)), sync=True)
+        needed = self._fewest if fewest is None else fewest
+        if count < needed:
+            self.phase = Phase.OVER
+            cohort = len(self.layout.plan.members)
+            raise NotReleased(f"{count} of {cohort} devices {what}, need {needed}")
+        self.phase = following

@@ -1,0 +1,306 @@
+"""The commands as an engineer types them: answers, one-line errors, exit codes. No engine runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from tests.deploy.hospitals import COLUMNS, POLICY, SITES, table
+
+from fedveil.cli import main
+from fedveil.core.errors import ConfigError
+from fedveil_federation.deploy import courier_process
+from fedveil_federation.deploy.certificates import Pair, days_left, renewed
+from fedveil_federation.deploy.courier_process import CourierProcess
+from fedveil_federation.deploy.schemas import TableSchema
+from fedveil_federation.deploy.site_service import SiteService
+from fedveil_federation.deploy.sockets import check_free, free_port
+from fedveil_federation.deploy.state_dirs import HubHome, SiteHome, keep_pair
+
+SHELL = [word for site in SITES for word in ("--site", site)]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the engineers have."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "schema.toml").write_text(tomli_w.dumps({"columns": COLUMNS}))
+    (tmp_path / "policy.toml").write_text(POLICY)
+    (tmp_path / "patients.csv").write_text(table(50, 1))
+    return tmp_path
+
+
+def answer(capsys: Any, *words: str) -> Any:
+    assert main([*words, "--json"]) == 0, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def refusal(capsys: Any, *words: str) -> str:
+    """The one line of a command that fails."""
+    assert main(list(words)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.startswith("fedveil: ")
+    return str(line)
+
+
+def init(capsys: Any, *more: str) -> Any:
+    words = ("federation", "init", "hospitals", "--hub", "localhost:8002", *SHELL)
+    return answer(capsys, *words, "--schema", "schema.toml", "--label", "ill", *more)
+
+
+def join(capsys: Any, *more: str) -> Any:
+    words = ("site", "join", "hospitals/bundles/north.bundle", "--data", "patients.csv")
+    return answer(capsys, *words, "--policy", "policy.toml", *more)
+
+
+def test_from_nothing_to_a_site(here: Path, capsys: Any) -> None:
+    made = init(capsys)
+    assert list(made["bundles"]) == list(SITES)
+    joined = join(capsys, "--schema", "schema.toml")
+    assert (joined["rows"], joined["inputs"], joined["label"]) == (50, 5, "ill")
+    ledger = answer(capsys, "site", "ledger", "--home", "north")
+    assert (ledger["epsilon"], ledger["budget_epsilon"], ledger["unit"]) == (0.0, 50.0, "record")
+    home = ("--home", "north")
+    assert answer(capsys, "site", "pause", *home)["stopped"] == "paused by its owner"
+    assert answer(capsys, "site", "resume", *home)["stopped"] == ""
+    assert answer(capsys, "site", "renew", *home)["stopped"] == ""
+    assert "left" in answer(capsys, "site", "leave", *home)["stopped"]
+    assert "left" in refusal(capsys, "site", "start", *home)
+    for root in (here / "hospitals", here / "north"):
+        for path in root.rglob("*"):
+            assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+
+
+def test_what_people_read(here: Path, capsys: Any) -> None:
+    words = ("--hub", "localhost:8002", *SHELL, "--schema", "schema.toml", "--label", "ill")
+    assert main(["federation", "init", "hospitals", *words]) == 0
+    assert "for north alone" in capsys.readouterr().out
+    bundle = ("hospitals/bundles/north.bundle", "--data", "patients.csv")
+    assert main(["site", "join", *bundle, "--policy", "policy.toml"]) == 0
+    assert "50, as 5 inputs" in capsys.readouterr().out
+    assert main(["site", "ledger", "--home", "north"]) == 0
+    assert "of 50 at delta" in capsys.readouterr().out
+
+
+def test_mistakes_get_one_line_that_says_what_to_do(here: Path, capsys: Any) -> None:
+    said = refusal(capsys, "federation", "init", "hospitals", *SHELL)
+    assert "--hub: say which" in said
+    init(capsys)
+    assert "exists already" in refusal(
+        *(capsys, "federation", "init", "hospitals", "--hub", "localhost:1", *SHELL),
+        *("--schema", "schema.toml", "--label", "ill"),
+    )
+    bundle = "hospitals/bundles/north.bundle"
+    joining = ("site", "join", bundle, "--policy", "policy.toml", "--data")
+    assert "nobody.csv" in refusal(capsys, *joining, "nobody.csv")
+    (here / "other.toml").write_text(tomli_w.dumps({"columns": {**COLUMNS, "age": COLUMNS["ill"]}}))
+    said = refusal(capsys, *joining, "patients.csv", "--schema", "other.toml")
+    assert "something else than the bundle's schema" in said
+    (here / "policy.toml").write_text(POLICY.replace("[lifetime]", "[liftime]"))
+    assert "unknown key" in refusal(capsys, *joining, "patients.csv")
+    without = POLICY.replace("[lifetime]\nepsilon = 50.0", "[lifetime]")
+    (here / "policy.toml").write_text(without)
+    assert "all runs together may cost" in refusal(capsys, *joining, "patients.csv")
+    assert not (here / "north").exists()
+    (here / "policy.toml").write_text(POLICY)
+    assert "not the directory of a site" in refusal(capsys, "site", "ledger")
+    join(capsys)
+    assert "no list yet" in refusal(capsys, "site", "members", "--home", "north")
+    assert "no list yet" in refusal(capsys, "site", "trust", "abc", "--home", "north")
+    home = ("--home", "hospitals")
+    assert "not in the queue" in refusal(capsys, "federation", "stop", "x", *home)
+    assert "neither stopped" in refusal(capsys, "federation", "resume", "x", *home)
+    assert "invalid choice" in refusal(capsys, "site", "fly")
+
+
+def test_a_site_that_cannot_join_leaves_nothing_behind(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(capsys)
+
+    def broken(self: object, path: Path) -> list[str]:
+        raise ConfigError("something about rows")
+
+    monkeypatch.setattr(TableSchema, "remarks", broken)
+    words = ("hospitals/bundles/north.bundle", "--data", "patients.csv", "--policy", "policy.toml")
+    assert "about rows" in refusal(capsys, "site", "join", *words)
+    assert not (here / "north").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--hub", "nowhere"), "need HOST:PORT"),
+        (("--hub", "localhost:99999"), "need HOST:PORT"),
+        (("--site", "north"), "different names"),
+        (("--site", "../etc"), "small letters"),
+        (("--label", "nobody"), "must be in it"),
+        (("--label", "age", "--holdout", "1.5"), "need a share"),
+    ],
+)
+def test_an_agreement_that_cannot_hold_is_refused(
+    words: tuple[str, ...], said: str, here: Path, capsys: Any
+) -> None:
+    usual = ("--hub", "localhost:8002", *SHELL, "--schema", "schema.toml", "--label", "ill")
+    assert said in refusal(capsys, "federation", "init", "hospitals", *usual, *words)
+    assert not (here / "hospitals").exists()
+
+
+def test_a_guessed_schema_is_agreed_on_by_nobody(here: Path, capsys: Any) -> None:
+    """`fedveil data schema` drafts one from a site's own rows, and marks what it took from them."""
+    drafted = {"columns": {**COLUMNS, "age": {**COLUMNS["age"], "guess": True}}}
+    (here / "drafted.toml").write_text(tomli_w.dumps(drafted))
+    usual = ("--hub", "localhost:8002", *SHELL, "--schema", "drafted.toml", "--label", "ill")
+    said = refusal(capsys, "federation", "init", "hospitals", *usual)
+    assert "column 'age' is a guess from somebody's rows" in said
+    assert not (here / "hospitals").exists()
+
+
+def test_without_flare_it_is_said_how_to_get_it(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(capsys)
+    monkeypatch.setattr(courier_process, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedveil\[flare\]'"):
+        CourierProcess(HubHome(here / "hospitals"))
+    assert "pip install" in refusal(capsys, "site", "courier", "nowhere")
+
+
+class NoCourier:
+    """Stands for a courier's process."""
+
+    ended = False
+
+    def __init__(self, home: SiteHome) -> None: ...
+
+    def keep_running(self) -> None: ...
+
+    def stop(self) -> None:
+        NoCourier.ended = True
+
+
+def test_a_site_that_was_away_when_its_certificate_expired_gets_another(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    init(capsys)
+    join(capsys)
+    hub, site = HubHome(here / "hospitals"), SiteHome(here / "north")
+    old = site.certificate
+    keep_pair(site.path, "site", Pair(renewed(hub.authority, old.certificate, days=0), old.key))
+    assert days_left(site.certificate.certificate) < 0
+    SiteService(site).welcome()
+    assert "fedveil federation renew north" in caplog.text
+    taking = ("site", "renew", "--home", "north", "--certificate")
+    assert "none of north, south, east" in refusal(
+        capsys, "federation", "renew", "west", "--home", "hospitals"
+    )
+    other = answer(capsys, "federation", "renew", "south", "--home", "hospitals")["certificate"]
+    assert "not for 'north'" in refusal(capsys, *taking, other)
+    made = answer(capsys, "federation", "renew", "north", "--home", "hospitals")["certificate"]
+    assert answer(capsys, *taking, made)["site"] == "north"
+    assert days_left(site.certificate.certificate) > 364
+    assert site.certificate.key == old.key
+    assert "lasts no longer" in refusal(capsys, *taking, made)
+
+
+def test_a_site_that_has_rested_begins_anew(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    init(capsys)
+    join(capsys)
+    begun: list[list[str]] = []
+
+    def execute(program: str, words: list[str]) -> None:
+        begun.append(words)
+        raise SystemExit
+
+    monkeypatch.setattr(courier_process, "CourierProcess", NoCourier)
+    monkeypatch.setattr(SiteService, "rested", lambda self, seconds: seconds == 5.0)
+    monkeypatch.setattr(os, "execv", execute)
+    with pytest.raises(SystemExit):
+        main(["site", "start", "--home", "north", "--rest", "5"])
+    assert begun == [[sys.executable, *sys.orig_argv[1:]]]
+    assert NoCourier.ended
+    assert not SiteHome(here / "north").running
+
+
+def test_a_second_process_for_one_directory_is_refused(here: Path, capsys: Any) -> None:
+    init(capsys)
+    home = HubHome(here / "hospitals")
+    assert not home.running
+    with home.lock():
+        assert home.running
+        with pytest.raises(ConfigError, match="another process runs it"):
+            home.lock()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("[budget]", "budget = 3\n[bdget]"), "say what a run may cost"),
+        (("epsilon = 50.0", "epsilon = -1.0"), "lifetime.epsilon = -1.0: need a number above 0"),
+        (('"record", "client"', '"patient"'), "unknown 'patient'; there are record, client"),
+        (("[show]", '[ask]\nhubs = ["..."]\n[show]'), "ask.hubs names others than this"),
+        (("[show]", "[show"), "not valid TOML"),
+    ],
+)
+def test_a_wrong_policy_is_refused_when_a_site_joins(
+    change: tuple[str, str], said: str, here: Path, capsys: Any
+) -> None:
+    init(capsys)
+    (here / "policy.toml").write_text(POLICY.replace(*change))
+    bundle = ("hospitals/bundles/north.bundle", "--data", "patients.csv")
+    assert said in refusal(capsys, "site", "join", *bundle, "--policy", "policy.toml")
+    assert not (here / "north").exists()
+
+
+def test_an_owner_is_told_what_the_schema_does_not_describe(here: Path, capsys: Any) -> None:
+    init(capsys, "--holdout", "0.2")
+    lines = table(50, 1).splitlines()
+    wards = sum(",c," in line for line in lines)
+    lines[1], lines[2], lines[3] = "old,120,a,true,0", "130,120,a,true,1", "30,120,a,,2"
+    wards -= sum(",c," in line for line in table(50, 1).splitlines()[1:4])
+    (here / "patients.csv").write_text("\n".join(lines) + "\n")
+    joined = join(capsys)
+    assert joined["rows"] + joined["held_out"] == 50
+    assert joined["notes"] == [
+        "1 of 50 rows have no label of the agreed kind and contribute nothing",
+        "column 'age': 1 of 50 values are missing or no number",
+        "column 'age': 1 of 50 are outside 0 to 100, and count as the nearer end",
+        f"column 'ward': {wards} of 50 values are none of 'a', 'b'",
+    ]
+
+
+def test_a_hub_whose_port_is_taken_says_so(
+    here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(ConfigError, match=r"port \d+: Address already in use; stop what"):
+            check_free(other.getsockname()[1], 0.0)
+    check_free(free_port(), 0.0)
+
+
+def test_status_says_that_the_hub_does_not_run(here: Path, capsys: Any) -> None:
+    init(capsys)
+    assert answer(capsys, "federation", "status", "--home", "hospitals")["running"] is False
+    assert main(["federation", "status", "--home", "hospitals"]) == 0
+    said = capsys.readouterr().out
+    assert "the hub is not running" in said
+    assert "None" not in said
+
+
+def test_only_a_run_that_has_ended_is_evaluated(here: Path, capsys: Any) -> None:
+    init(capsys)
+    said = refusal(capsys, "federation", "evaluate", "nothing", "--home", "hospitals")
+    assert "run 'nothing': no such run has ended" in said

@@ -1,0 +1,184 @@
+"""Rows at a site come as CSV, Parquet or a folder that Python wrote; images train a CNN."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from pyarrow import csv, parquet
+from tests.deploy.hospitals import COLUMNS, POLICY, SITES, Hospitals, table
+
+from fedveil.cli import main
+from fedveil.core.errors import ConfigError
+from fedveil.data.federation import Federation
+from fedveil.data.partition import IID
+from fedveil.planning import recipe as recipes
+from fedveil_federation.deploy.agreement import Agreement
+from fedveil_federation.deploy.hub_service import EVALUATION, HubJob
+from fedveil_federation.deploy.schemas import TableSchema
+from fedveil_federation.deploy.state_dirs import HubHome, SiteHome
+
+ARRAYS = {"shape": [12, 12], "classes": ["dark", "bright"], "min": 0, "max": 255}
+KNOWN: dict[str, Any] = {"name": "f", "address": "h:1", "hub": "00" * 32, "sites": ("a", "b")}
+
+
+def test_the_same_rows_from_every_kind_of_file(tmp_path: Path) -> None:
+    agreement = Agreement(**KNOWN, label="ill", columns=COLUMNS)
+    text = tmp_path / "rows.csv"
+    text.write_text(table(40, 1))
+    parquet.write_table(csv.read_csv(text), tmp_path / "rows.parquet")
+    first = agreement.rows(text)
+    first.save(tmp_path / "saved")
+    for name in ("rows.parquet", "saved"):
+        found = agreement.rows(tmp_path / name)
+        assert np.array_equal(found.train.inputs, first.train.inputs)
+        assert np.array_equal(found.train.targets, first.train.targets)
+        assert found.features == first.features
+        assert found.clients == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "entry", "wanted"),
+    [
+        ("ward", {"separator": ";"}, "'ward' has a separator, which is for the label"),
+        ("ill", {"type": "category", "buckets": 4}, "the label 'ill' must be in it"),
+    ],
+)
+def test_a_schema_that_no_site_could_read_is_refused_at_once(
+    column: str, entry: dict[str, Any], wanted: str
+) -> None:
+    known = entry if "type" in entry else {**COLUMNS[column], **entry}
+    with pytest.raises(ConfigError, match=wanted):
+        TableSchema("ill", {**COLUMNS, column: known}).encoder  # noqa: B018
+
+
+def test_rows_that_are_not_of_the_agreed_schema_are_refused(tmp_path: Path) -> None:
+    agreement = Agreement(**KNOWN, label="ill", columns=COLUMNS)
+    images(30, 1).save(tmp_path / "images")
+    with pytest.raises(ConfigError, match="not one owner's rows of the agreed schema"):
+        agreement.rows(tmp_path / "images")
+    other = {**COLUMNS, "ward": {**COLUMNS["ward"], "categories": ["c", "d"]}}
+    (tmp_path / "rows.csv").write_text(table(40, 1))
+    Agreement(**KNOWN, label="ill", columns=other).rows(tmp_path / "rows.csv").save(tmp_path / "o")
+    with pytest.raises(ConfigError, match="inputs are not those of the agreed schema"):
+        agreement.rows(tmp_path / "o")  # the same shape, and other inputs
+    of_images = Agreement(**KNOWN, arrays=ARRAYS)
+    assert of_images.rows(tmp_path / "images").scaling is not None
+    swapped = Agreement(**KNOWN, arrays={**ARRAYS, "classes": ["bright", "dark"]})
+    with pytest.raises(ConfigError, match="classes are not those of the agreed schema"):
+        swapped.rows(tmp_path / "images")  # each would be taken for the other
+    dark = Agreement(**KNOWN, arrays={**ARRAYS, "min": 1, "max": 100})
+    assert dark.at_hub((1, 1), None).scaling is not None
+    with pytest.raises(ConfigError, match="values outside 1 to 100"):
+        dark.rows(tmp_path / "images")
+    with pytest.raises(ConfigError, match="arrays come from a folder"):
+        of_images.rows(tmp_path / "rows.csv")
+
+
+def test_a_cell_may_name_several_classes(tmp_path: Path) -> None:
+    ills = {"type": "category", "categories": ["flu", "gout"], "separator": ";"}
+    agreement = Agreement(**KNOWN, label="ills", columns={"age": COLUMNS["age"], "ills": ills})
+    (tmp_path / "rows.csv").write_text("age,ills\n30,flu;gout\n40,\n50,gout\n")
+    assert agreement.schema.remarks(tmp_path / "rows.csv") == []
+    found = agreement.rows(tmp_path / "rows.csv")
+    facts = agreement.facts((3, 3))
+    assert (facts.task, facts.classes) == (str(found.task), found.classes) == ("multi-label", 2)
+    assert sorted(map(tuple, found.train.targets.tolist())) == [(0, 0), (0, 1), (1, 1)]
+
+
+def test_what_a_hub_calls_its_categories_does_nothing_to_an_owner_s_screen(tmp_path: Path) -> None:
+    """Remarks are shown before the owner trusts anybody."""
+    ward = {"type": "category", "categories": ["\x1b[2J\nFingerprint: 0d6be", "b"]}
+    agreement = Agreement(**KNOWN, label="ill", columns={**COLUMNS, "ward": ward})
+    (tmp_path / "rows.csv").write_text(table(40, 1))
+    (remark,) = agreement.schema.remarks(tmp_path / "rows.csv")
+    assert "'ward'" in remark
+    assert remark.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"shape": [0, 12]}, "whole numbers"),
+        ({"shape": 12}, "needs shape"),
+        ({"classes": ["one"]}, "two different names"),
+        ({"classes": ["one", "one"]}, "two different names"),
+        ({"labels": ["one", "two"]}, "does not know 'classes'"),
+        ({"max": 0}, "need a range"),
+        ({"depth": 3}, "does not know 'depth'"),
+    ],
+)
+def test_arrays_that_nobody_can_mean_are_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Agreement(**KNOWN, arrays={**ARRAYS, **wrong})
+    with pytest.raises(ConfigError, match="either columns"):
+        Agreement(**KNOWN, arrays=ARRAYS, label="ill", columns=COLUMNS)
+
+
+def images(rows: int, seed: int) -> Federation:
+    """One owner's: half of them have a bright corner."""
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, 2, rows)
+    pixels = draw.integers(0, 128, (rows, 12, 12))
+    pixels[:, :6, :6] += 120 * labels[:, None, None]
+    given = {"classes": 2, "class_names": ("dark", "bright")}
+    return Federation.from_arrays(
+        pixels.astype(np.uint8), labels, partition=IID(1), test_fraction=0.3, **given
+    )
+
+
+def test_a_cnn_trains_across_sites_on_images(tmp_path: Path, capsys: Any) -> None:
+    schema, policy = tmp_path / "schema.toml", tmp_path / "policy.toml"
+    schema.write_text(tomli_w.dumps({"arrays": ARRAYS}))
+    allowed = POLICY.replace('"logistic"', '"cnn-lean"')
+    policy.write_text(allowed.replace("[allow]\n", "[allow]\nevaluation = true\n"))
+    words = [word for site in SITES for word in ("--site", site)]
+    hub = tmp_path / "hub"
+    words += ["--hub", "localhost:8002", "--schema", str(schema), "--home", str(hub)]
+    assert main(["federation", "init", "clinics", *words]) == 0
+    homes = {}
+    for number, site in enumerate(SITES):
+        images(120, number).save(tmp_path / f"{site}-rows")
+        home, data = tmp_path / site, str(tmp_path / f"{site}-rows")
+        own = ["--data", data, "--schema", str(schema), "--policy", str(policy)]
+        bundle = str(hub / "bundles" / f"{site}.bundle")
+        assert main(["site", "join", bundle, *own, "--home", str(home)]) == 0
+        homes[site] = SiteHome(home)
+    assert "84, as 144 inputs" in capsys.readouterr().out
+    images(60, 9).save(tmp_path / "test")
+    made = Hospitals(tmp_path, HubHome(hub), homes)
+    try:
+        made.meet()
+        values = {
+            "model.name": "cnn-lean",
+            "model.hidden": [4, 4],
+            "training.method": "dp-sgd",
+            "training.rounds": 3,
+            "training.sampling": "everyone",
+            "training.batch_size": 20,
+            "privacy.epsilon": 15.0,
+            "privacy.delta": 1e-5,
+            "aggregation.secure": "masked",
+        }
+        recipe = recipes.to_table(recipes.parse({}, (), values))
+        service = made.service()
+        service.queue.put(HubJob("first", recipe, str(tmp_path / "test")))
+        service.step()
+        assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
+        ((run, _),) = made.finished
+        assert run.guarantee is not None
+        assert run.guarantee.certified
+        assert not torch.equal(run.weights, run.plan.start)
+        assert len(run.plan.federation.test) == 60
+        service.queue.put(HubJob("score", {}, evaluate="first", noise=3.0))
+        service.step()
+        assert service.queue.ended("score") == {"outcome": "done", "reason": ""}
+        found = json.loads((made.hub.runs / "first" / EVALUATION).read_text())
+        assert abs(found["rows"] - 108) < 6 * 3 * 40**0.5  # a third of 120, three times
+    finally:
+        made.close()

@@ -1,0 +1,416 @@
+"""From nothing to a trained model, by the parts behind the commands; in memory, so quickly."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import math
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.deploy.hospitals import SITES, Hospitals, hospitals
+
+from fedveil.cli import main
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.privacy.accounting import PrivacyModel, Release
+from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.sampling import Everyone
+from fedveil_federation.cli.federation import _budget
+from fedveil_federation.cli.hub import finish
+from fedveil_federation.client_ledger import ClientLedger
+from fedveil_federation.deploy import certificates, counters, hub, site_service
+from fedveil_federation.deploy.certificates import Pair
+from fedveil_federation.deploy.envelope import Message, claimed, seal
+from fedveil_federation.deploy.hub_service import _site_status
+from fedveil_federation.deploy.logs import _Line
+from fedveil_federation.deploy.state_dirs import Bundle, SiteHome, keep_pair
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Hospitals]:
+    found = hospitals(tmp_path)
+    yield found
+    found.close()
+
+
+def test_a_federation_trains_and_everybody_has_a_ledger(
+    made: Hospitals, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "fedveil_federation")
+    made.meet()
+    made.queue()
+    service = made.service()
+    assert service.step()
+    assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
+    ((run, _),) = made.finished
+    assert run.state.rounds == 3
+    assert not torch.equal(run.weights, run.plan.start)
+    assert run.guarantee is not None
+    assert run.guarantee.certified
+    assert run.guarantee.unit == "record"
+    sentences = " ".join(run.guarantee.not_covered)
+    assert "Whoever runs a site" in sentences
+    assert "this process" not in sentences
+    for home in made.homes.values():
+        assert list(home.store().ledger.runs().values()) == [3]
+    assert 'fedveil_hub_rounds_total{released="yes"} 3' in service.counters.text()
+    said = service.hellos()
+    assert all(isinstance(one, Message) and one.header["spent"] > 0 for one in said.values())
+    _check_logs(made, [_Line().format(record) for record in caplog.records])
+
+
+def _check_logs(made: Hospitals, lines: list[str]) -> None:
+    """Every round is there, by name; keys are not."""
+    told = [json.loads(line) for line in lines]
+    rounds = [one["round"] for one in told if one["message"] == "round: released"]
+    assert rounds == [1, 2, 3]
+    taken = [(one["round"], one["of"]) for one in told if one["message"] == "takes part in a round"]
+    assert sorted(taken) == [(number, 3) for number in (1, 2, 3) for _ in SITES]
+    assert {"run": "first", "level": "info", "message": "run: done"}.items() <= told[-1].items()
+    files = [made.hub.path / name for name in ("hub.key", "hub.pem", "authority.pem")]
+    files += [
+        home.path / name for home in made.homes.values() for name in ("store.key", "site.pem")
+    ]
+    for secret in {word for file in files for word in file.read_text().split() if len(word) > 30}:
+        assert not any(secret in line for line in lines)
+
+
+def test_a_site_gives_memory_back_after_a_run(made: Hospitals) -> None:
+    made.meet()
+    site = made.sites["north"]
+    made.service().hellos()
+    assert not site.rested(0.0)  # nothing was computed
+    made.queue()
+    made.service().step()
+    assert site.rested(0.0)
+    assert not site.rested(1e9)
+    guard = site._responder
+    with ThreadPoolExecutor(1) as other, guard._lock:  # in the middle of a long request
+        assert not other.submit(site.rested, 0.0).result()
+
+
+def test_a_site_that_waits_does_without_torch(made: Hospitals) -> None:
+    """Which takes more memory than all the rest of it."""
+    made.meet()
+    made.end("north")
+    words = (
+        "import sys; from pathlib import Path;"
+        "from fedveil_federation.deploy.courier_process import *;"
+        "from fedveil_federation.deploy.state_dirs import SiteHome;"
+        "from fedveil_federation.deploy.site_service import *;"
+        "from fedveil_federation.deploy.sockets import SocketCourier;"
+        "from fedveil_federation.cli import site;"
+        "found = SiteService(SiteHome(Path(sys.argv[1])));"
+        "print(type(found._responder).__name__, 'torch' in sys.modules)"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", words, made.homes["north"].path], capture_output=True, text=True
+    )
+    assert said.stdout.split() == ["Guard", "False"], said.stderr
+
+
+def test_what_was_spent_is_worked_out_once(
+    made: Hospitals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site that is started again shows it without an accountant in its memory."""
+    made.meet()
+    ledger = made.homes["north"].store().ledger
+    before = ledger.charges
+    made.queue()
+    made.service().step()
+    assert ledger.charges != before
+
+    def shown() -> Any:
+        said = made.service().hellos()["north"]
+        assert isinstance(said, Message)
+        return said.header["spent"]
+
+    spent = shown()
+    assert spent == ledger.spent() > 0
+    with monkeypatch.context() as patched:
+        patched.setattr(ClientLedger, "spent", lambda self: pytest.fail("once more"))
+        made.start("north")
+        assert shown() == spent
+    more = Release(Gaussian(4.0), Everyone(), 1)
+    ledger.reserve(more, PrivacyModel(Unit.RECORD, Adjacency.REPLACE, Trust.LOCAL), run="more")
+    assert shown() == ledger.spent() > spent
+
+
+def full(*args: object, **settings: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_costs_counters_and_no_answers(
+    made: Hospitals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.meet()
+    monkeypatch.setattr(counters, "write_atomically", full)
+    monkeypatch.setattr(site_service, "_COUNTERS", -1.0)
+    assert all(isinstance(one, Message) for one in made.service().hellos().values())
+    assert not made.service().step()
+
+
+def test_a_run_that_a_full_disk_ends_goes_on_when_it_is_resumed(
+    made: Hospitals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.meet()
+    made.queue()
+    service = made.service()
+    with monkeypatch.context() as patched:
+        patched.setattr(hub, "write_atomically", full)
+        service.step()
+    ended = service.queue.ended("first")
+    assert ended is not None
+    assert "No space left" in ended["reason"]
+    service.queue.again("first")
+    service.step()
+    assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
+
+
+def test_a_client_level_run_of_the_same_federation_tells_no_sizes(made: Hospitals) -> None:
+    made.meet()
+    made.queue(training__method="ddgauss", training__local_epochs=1)
+    service = made.service()
+    service.step()
+    assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
+    ((run, _),) = made.finished
+    assert run.plan.federation.sizes.tolist() == [1, 1, 1]
+
+
+def test_nothing_runs_until_every_owner_has_confirmed_the_list(made: Hospitals) -> None:
+    for site in SITES:
+        made.start(site)
+    service = made.service()
+    service.step()
+    members = made.hub.members
+    assert members is not None
+    assert members.names == SITES
+    made.homes["north"].trust(members.fingerprint)
+    made.homes["south"].trust(members.fingerprint.upper())
+    made.queue()
+    service.step()
+    ended = service.queue.ended("first")
+    assert ended is not None
+    assert "'east' is not ready: its owner has not confirmed" in ended["reason"]
+    with pytest.raises(ConfigError, match="somebody was shown another list"):
+        made.homes["east"].trust("00000-00000-00000-00000-00000")
+
+
+def test_a_list_with_another_key_of_this_site_is_refused(made: Hospitals) -> None:
+    made.meet()
+    site, members = made.start("north"), made.hub.members
+    assert members is not None
+    swapped = members.to_text().replace(members.sites["north"].hex(), "ab" * 32)
+    reply = site.answer(seal(Message({"kind": "members"}, (swapped.encode(),)), made.hub.key))
+    assert "another key for 'north'" in claimed(reply).text("reason")
+
+
+def test_what_is_kept_is_for_its_owner_alone(made: Hospitals) -> None:
+    made.meet()
+    made.queue()
+    made.service().step()
+    for root in (made.hub.path, *(home.path for home in made.homes.values())):
+        assert stat.S_IMODE(root.stat().st_mode) == 0o700
+        for kind in ("*.key", "*.pem", "*.db", "*.bundle", "*.toml"):
+            for path in root.glob(kind):
+                assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def test_a_paused_site_refuses_and_says_so(made: Hospitals) -> None:
+    made.meet()
+    made.homes["south"].pause(True)
+    made.queue()
+    service = made.service()
+    service.step()
+    ended = service.queue.ended("first")
+    assert ended is not None
+    assert "'south': paused by its owner" in ended["reason"]
+    made.homes["south"].pause(False)
+    made.queue("second")
+    service.step()
+    assert service.queue.ended("second") == {"outcome": "done", "reason": ""}
+
+
+def test_a_run_waits_for_a_site_that_is_away(made: Hospitals) -> None:
+    made.meet()
+    made.seconds = 0.3
+    made.end("east")
+    made.queue()
+    service = made.service()
+    service.step()
+    assert service.queue.ended("first") is None
+    assert "east" in service.queue.waiting("first")
+    made.seconds = 600.0
+    made.start("east")
+    service = made.service()
+    service.step()
+    assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
+
+
+def test_who_has_left_keeps_the_ledger_and_nothing_else(made: Hospitals) -> None:
+    made.meet()
+    made.queue()
+    made.service().step()
+    home = made.homes["north"]
+    home.leave()
+    assert list(home.store().ledger.runs().values()) == [3]
+    made.queue("second")
+    service = made.service()
+    service.step()
+    ended = service.queue.ended("second")
+    assert ended is not None
+    assert "has left" in ended["reason"]
+
+
+def test_certificates_are_renewed_before_they_expire(made: Hospitals) -> None:
+    made.meet()
+    pair, authority = made.homes["north"].certificate, made.hub.authority
+    short = certificates.renewed(authority, pair.certificate, days=10)
+    made.hub.keep_site_certificate("north", short)
+    keep_pair(made.homes["north"].path, "site", Pair(short, pair.key))
+    own = made.hub.certificate
+    ending = certificates.renewed(authority, own.certificate, "localhost", days=10)
+    keep_pair(made.hub.path, "hub", Pair(ending, own.key))
+    site, service = made.start("north"), made.service()
+    service.step()
+    assert certificates.days_left(made.hub.certificate.certificate) > 300
+    assert certificates.days_left(made.homes["north"].certificate.certificate) > 300
+    assert made.homes["north"].certificate.key == pair.key
+    # Another authority's, and another site's, are not taken.
+    stranger = certificates.new_authority("hospitals")
+    for bad in (
+        certificates.renewed(stranger, pair.certificate, days=900),
+        certificates.renewed(authority, made.hub.site_certificate("south"), days=900),
+    ):
+        told = Message({"kind": "certificate"}, (bad.encode(),))
+        assert claimed(site.answer(seal(told, made.hub.key))).header["status"] == "refused"
+
+
+def test_the_lifetime_budget_is_lowered_by_the_policy_and_never_raised(made: Hospitals) -> None:
+    home = made.homes["north"]
+    policy = home.path / "policy.toml"
+    policy.write_text(policy.read_text().replace("epsilon = 50.0", "epsilon = 30.0"))
+    assert home.store().ledger.budget_epsilon == 30.0
+    policy.write_text(policy.read_text().replace("epsilon = 30.0", "epsilon = 40.0"))
+    with pytest.raises(ConfigError, match="cannot be raised"):
+        home.store()
+
+
+def test_bundles_that_do_not_fit_are_refused(made: Hospitals, tmp_path: Path) -> None:
+    path = made.hub.path / "bundles" / "north.bundle"
+    text = path.read_text()
+    for old, new, said in (
+        ('site = "north"', 'site = "west"', "none of the federation's"),
+        ('site = "north"', 'site = "south"', "not for 'south'"),
+        ("authority = ", "nothing = ", "no 'authority'"),
+    ):
+        bad = tmp_path / "bad.bundle"
+        bad.write_text(text.replace(old, new))
+        with pytest.raises(ConfigError, match=said):
+            Bundle.read(bad)
+    with pytest.raises(ConfigError, match="exists already"):
+        SiteHome.create(made.homes["north"].path, Bundle.read(path), path, tmp_path / "policy.toml")
+
+
+def test_a_site_that_cannot_read_its_rows_says_so_and_not_what_they_hold(
+    made: Hospitals, caplog: pytest.LogCaptureFixture
+) -> None:
+    made.homes["north"].data.write_text("age,pressure,ward,secret\n77,120,a,0\n")
+    made.meet()
+    made.queue()
+    service = made.service()
+    service.step()
+    ended = service.queue.ended("first")
+    assert ended is not None
+    assert "'north' is not ready: it cannot read its rows" in ended["reason"]
+    assert "secret" not in ended["reason"]
+    assert "secret" in caplog.text  # for the owner
+    with pytest.raises(ConfigError, match="secret"):
+        made.start("north")
+
+
+def test_names_of_runs_stay_in_the_directory(made: Hospitals) -> None:
+    for name in ("../first", "", ".hidden", "a/b"):
+        with pytest.raises(ConfigError, match="use letters"):
+            made.queue(name)
+    made.queue("first")
+    with pytest.raises(ConfigError, match="exists already"):
+        made.queue("first")
+
+
+def test_a_run_that_was_stopped_is_gone_on_with(made: Hospitals) -> None:
+    made.meet()
+    made.queue()
+    service = made.service()
+    service.queue.stop("first")
+    service.step()
+    assert service.queue.ended("first") == {"outcome": "stopped", "reason": ""}
+    assert not made.finished
+    service.queue.again("first")
+    service.step()
+    assert service.queue.ended("first") == {"outcome": "done", "reason": ""}
+    ((run, _),) = made.finished
+    assert run.state.rounds == 3
+    with pytest.raises(ConfigError, match="neither stopped"):
+        service.queue.again("first")
+
+
+def test_a_run_leaves_what_fedveil_run_leaves(
+    made: Hospitals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made.meet()
+    made.queue("tested")
+    made.queue("untested", test=False)
+    service = made.service(finish)
+    service.step()
+    service.step()
+    for name in ("tested", "untested"):
+        assert service.queue.ended(name) == {"outcome": "done", "reason": ""}
+        run = made.hub.runs / name
+        assert "Certified" in (run / "report.html").read_text()
+        result = json.loads((run / "result.json").read_text())
+        assert ("accuracy" in result) is (name == "tested")
+    rows = str(made.folder / "test.csv")
+    assert main(["evaluate", str(made.hub.runs / "untested"), rows, "--json"]) == 0
+    assert '"accuracy"' in capsys.readouterr().out  # the model reads rows by the agreed schema
+    assert main(["account", str(made.hub.runs / "tested"), "--json"]) == 0
+    capsys.readouterr()
+    assert main(["site", "ledger", "--home", str(made.homes["north"].path), "--json"]) == 0
+    ledger = json.loads(capsys.readouterr().out)
+    assert [(one["what"], one["rounds"]) for one in ledger["runs"]] == [("dp-sgd", 3)] * 2
+
+
+def test_nobody_trains_without_noise(made: Hospitals) -> None:
+    made.meet()
+    made.queue(evaluation__baseline=True)
+    service = made.service()
+    service.step()
+    ended = service.queue.ended("first")
+    assert ended is not None
+    assert "nobody trains without noise" in ended["reason"]
+
+
+def test_what_a_site_says_of_itself_is_shown_as_one_harmless_line(made: Hospitals) -> None:
+    """A site that lies: letters that steer a terminal, half a budget, and no text at all."""
+    said = {"stopped": "\x1b]0;gone\x07\nnorth: ready", "epsilon": 1.0, "version": 7}
+    shown = _site_status(made.hub, "north", Message(said))
+    assert shown["state"] == " ]0;gone  north: ready"
+    assert (shown["version"], shown["spent"], shown["epsilon"]) == ("", None, 1.0)
+    assert _budget(shown["spent"], shown["epsilon"]) == ""
+
+
+@pytest.mark.parametrize("number", [10**400, math.inf, math.nan, -1.0, 2**60, True])
+def test_figures_of_a_site_that_are_none_are_not_shown(made: Hospitals, number: Any) -> None:
+    said = dict.fromkeys(("records", "epsilon", "spent"), number)
+    shown = _site_status(made.hub, "north", Message(said))
+    assert (shown["records"], shown["epsilon"], shown["spent"]) == (None, None, None)

@@ -1,0 +1,113 @@
+"""Word sizes and the way in and out, against Python's unbounded integers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from fedveil.core.errors import ConfigError
+from fedveil.privacy.noise.modular_grid import bits_for
+from fedveil.privacy.secure_sums.masks import decode, encode
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(arrays(np.int64, st.integers(0, 20), elements=INT64))
+def test_64_bits_come_back_unchanged(vector):
+    assert np.array_equal(decode(encode(vector, 64), 64), vector)
+
+
+@given(arrays(np.int64, st.integers(0, 20), elements=INT32))
+def test_32_bits_come_back_unchanged(vector):
+    assert np.array_equal(decode(encode(vector, 32), 32), vector)
+
+
+@given(st.lists(INT32, min_size=1, max_size=30))
+def test_sums_of_words_are_the_centred_integer_sum(values):
+    words = np.zeros(1, "<u4")
+    for value in values:
+        words += encode(np.array([value]), 32)
+    total = sum(values)
+    assert decode(words, 32)[0] == (total + 2**31) % 2**32 - 2**31
+
+
+@given(
+    cohort=st.integers(1, 5000),
+    clip=st.floats(0.01, 100),
+    granularity=st.floats(1e-7, 1.0),
+)
+def test_without_noise_the_worst_sum_fits_the_words(cohort, clip, granularity):
+    modulus = bits_for(cohort, clip, granularity, 0.0, 0.0)
+    worst = cohort * (math.ceil(clip / granularity) + 1)
+    assert worst <= modulus.bound < 2 ** (modulus.bits - 1)
+    assert modulus.wrap_probability == 0
+    assert modulus.bits == 32 or worst >= 2**31  # never more words than needed
+
+
+def test_noise_exceeds_its_part_of_the_bound_no_more_often_than_stated():
+    # Rounded Gaussians of std 50 stand in for discrete ones; 100 shares, 400 sums of 100 entries.
+    modulus = bits_for(100, 0.0, 1.0, 50.0, 0.05, dimension=100)
+    noise_bound = modulus.bound - 100
+    rng = np.random.default_rng(3)
+    sums = np.rint(rng.normal(0, 50, (400, 100, 100))).sum(axis=1)
+    exceeded = (np.abs(sums) > noise_bound).any(axis=1).mean()
+    assert exceeded <= 0.05 + 5 * math.sqrt(0.05 / 400)
+    # and the bound is no wild overestimate: half of it is exceeded nearly always
+    assert (np.abs(sums) > noise_bound / 2).any(axis=1).mean() > 0.5
+
+
+def test_more_of_anything_never_needs_a_smaller_bound():
+    base = bits_for(100, 1.0, 1e-3, 0.1, 1e-6, 1000).bound
+    assert bits_for(200, 1.0, 1e-3, 0.1, 1e-6, 1000).bound > base
+    assert bits_for(100, 2.0, 1e-3, 0.1, 1e-6, 1000).bound > base
+    assert bits_for(100, 1.0, 1e-4, 0.1, 1e-6, 1000).bound > base
+    assert bits_for(100, 1.0, 1e-3, 0.2, 1e-6, 1000).bound > base
+    assert bits_for(100, 1.0, 1e-3, 0.1, 1e-9, 1000).bound > base
+    assert bits_for(100, 1.0, 1e-3, 0.1, 1e-6, 9000).bound > base
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((0, 1.0, 0.1, 0.0, 0.0), "cohort"),
+        ((10, -1.0, 0.1, 0.0, 0.0), "clip"),
+        ((10, float("nan"), 0.1, 0.0, 0.0), "clip"),
+        ((10, 1.0, 0.0, 0.0, 0.0), "granularity"),
+        ((10, 1.0, float("inf"), 0.0, 0.0), "granularity"),
+        ((10, 1.0, 0.1, float("inf"), 0.1), "share_std"),
+        ((10, 1.0, 0.1, 1.0, 0.0), "failure_probability"),
+        ((10, 1.0, 1e-30, 0.0, 0.0), "granularity"),
+    ],
+)
+def test_what_no_word_can_hold_is_named(arguments, name):
+    with pytest.raises(ConfigError, match=name):
+        bits_for(*arguments)
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [
+        np.zeros(3),
+        np.zeros(3, np.float32),
+        np.zeros((2, 2), np.int64),
+        np.zeros(3, np.int32),
+        [1, 2, 3],
+    ],
+)
+def test_only_int64_vectors_enter(vector):
+    with pytest.raises(ConfigError, match="vector"):
+        encode(vector, 32)
+
+
+def test_an_entry_beyond_32_bits_is_refused_and_not_wrapped():
+    for entry in (2**31, -(2**31) - 1):
+        with pytest.raises(ConfigError, match="32 bits"):
+            encode(np.array([entry]), 32)
+    with pytest.raises(ConfigError, match="bits = 16"):
+        encode(np.array([1]), 16)

@@ -1,0 +1,303 @@
+"""Graph and thresholds against exact counts, scipy, networkx and brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse.csgraph import connected_components
+from scipy.stats import chisquare, hypergeom
+
+from fedveil.core.errors import ConfigError
+from fedveil.privacy.secure_sums import topology
+from fedveil.privacy.secure_sums.errors import RuleBroken
+from fedveil.privacy.secure_sums.graph import Graph
+from fedveil.privacy.secure_sums.params import Limits, SecAggParams
+from fedveil.privacy.secure_sums.topology import assess, choose
+
+LIMITS = {"security_failure": 2.0**-40, "recovery_failure": 2.0**-20}
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), population=st.integers(2, 300))
+def test_tails_equal_exact_counts(data, population):
+    marked = data.draw(st.integers(0, population))
+    drawn = data.draw(st.integers(1, population))
+    above = data.draw(st.integers(-1, drawn))
+    exact = Fraction(
+        sum(
+            math.comb(marked, x) * math.comb(population - marked, drawn - x)
+            for x in range(max(0, above + 1), min(marked, drawn) + 1)
+        ),
+        math.comb(population, drawn),
+    )
+    found = topology._tail(population, marked, drawn, above)
+    assert Fraction(found) >= exact  # a failure is never stated too low
+    assert found == pytest.approx(float(exact), rel=1e-9, abs=1e-300)
+
+
+@pytest.mark.parametrize(("cohort", "masks", "removed"), [(40, 6, 12), (1000, 30, 150)])
+def test_the_chance_of_two_empty_arcs_is_never_stated_too_low(cohort, masks, removed):
+    exact = Fraction(cohort**2 * math.comb(removed, masks), 2 * math.comb(cohort, masks))
+    found = topology._two_arcs(cohort, masks, removed)
+    assert min(1, exact) <= Fraction(found) <= exact * (1 + Fraction(1, 10**6))
+
+
+def test_probabilities_too_small_for_a_float_are_not_rounded_to_zero():
+    exact = Fraction(math.comb(7000, 900), math.comb(16000, 900))
+    assert 0 < exact < Fraction(1, 10**310)
+    assert Fraction(topology._tail(16000, 7000, 900, 899)) >= exact
+    assert topology._tail(16000, 800, 900, 800) == 0  # this one cannot happen
+
+
+@pytest.mark.parametrize("cohort", [60, 150, 1000, 5000])
+@pytest.mark.parametrize(("colluding", "lost"), [(0, 0.1), (0.05, 0.1), (0.1, 0.2)])
+def test_the_chosen_graph_keeps_its_promises_by_scipy(cohort, colluding, lost):
+    colluders, losses = int(colluding * cohort), int(lost * cohort)
+    found = choose(cohort, colluders, losses, **LIMITS)
+    k, t = found.degree, found.threshold
+    two_faced = cohort * hypergeom.sf(2 * t - k - 1, cohort - 1, colluders, k)
+    stuck = cohort * hypergeom.sf(k - t, cohort - 1, losses, k)
+    assert two_faced <= 2.0**-40
+    assert stuck <= 2.0**-20
+    assert found.security_failure >= two_faced * (1 - 1e-6)
+    assert found.recovery_failure == pytest.approx(stuck, rel=1e-6, abs=1e-30)
+
+
+def test_two_neighbours_fewer_would_break_a_promise():
+    found = choose(1000, 50, 100, **LIMITS)
+    for threshold in range(1, found.degree - 1):
+        worse = assess(1000, found.degree - 2, threshold, 50, 100)
+        assert worse.security_failure > 2.0**-40 or worse.recovery_failure > 2.0**-20
+
+
+def test_the_degree_grows_like_a_logarithm():
+    degrees = [choose(n, n // 20, n // 10, **LIMITS).degree for n in (1000, 4000, 16000)]
+    assert degrees[0] < degrees[1] < degrees[2] < 1.5 * degrees[0]
+
+
+@pytest.mark.parametrize(
+    ("cohort", "colluders", "losses", "threshold"),
+    [(2, 0, 0, 1), (3, 1, 0, 2), (10, 2, 3, 6), (16, 0, 7, 8)],
+)
+def test_small_cohorts_join_everybody_and_cannot_fail(cohort, colluders, losses, threshold):
+    found = choose(cohort, colluders, losses, **LIMITS)
+    assert (found.degree, found.threshold) == (cohort - 1, threshold)
+    assert found.security_failure == found.recovery_failure == 0
+
+
+def test_even_without_colluders_and_losses_a_graph_is_no_ring():
+    assert choose(1000, 0, 0, **LIMITS).degree == 20
+
+
+def test_impossible_losses_are_named():
+    with pytest.raises(ConfigError, match=r"colluders \+ 2 \* losses"):
+        choose(10, 2, 4, **LIMITS)
+    with pytest.raises(ConfigError, match="cohort = 1"):
+        choose(1, 0, 0, **LIMITS)
+
+
+def test_the_stated_failures_bound_what_random_orders_do():
+    # A graph too thin on purpose, so that failures are frequent enough to count.
+    cohort, degree, threshold, colluders, losses = 40, 8, 6, 6, 6
+    stated = assess(cohort, degree, threshold, colluders, losses)
+    rng = random.Random(5)
+    members = list(range(cohort))
+    unsafe = stuck = 0
+    runs = 1500
+    for _ in range(runs):
+        near = Graph(members, degree, rng.randbytes(32)).tables.near
+        chosen = rng.sample(members, colluders + losses)
+        bad, lost = (np.isin(members, one) for one in (chosen[:colluders], chosen[colluders:]))
+        two_faced = (2 * threshold <= degree + bad[near].sum(axis=1))[~bad].any()
+        joined = np.zeros((cohort, cohort), dtype=np.bool_)
+        np.put_along_axis(joined, near, True, axis=1)
+        kept = np.delete(np.delete(joined, chosen, 0), chosen, 1)
+        unsafe += two_faced or connected_components(kept)[0] > 1
+        stuck += ((~lost)[near].sum(axis=1) < threshold).any()
+    # Counted frequencies may exceed the bounds by chance only; five standard deviations.
+    for count, bound in ((unsafe, stated.security_failure), (stuck, stated.recovery_failure)):
+        spread = 5 * math.sqrt(min(bound, 1) * runs)
+        assert 0 < count <= bound * runs + spread
+
+
+def smallest_closed(degree: int, inside: int, most: int) -> dict[int, int]:
+    """By number of places on the circle, up to `most`: the size of the smallest set in which
+    everybody has `inside` neighbours of `degree`, exactly.
+
+    A set is a closed walk over windows of `degree` places: one more place decides about the one in
+    the middle of the window. Shortest closed walks are powers of a matrix over (min, +).
+    """
+    windows = 1 << degree
+    after = np.arange(2 * windows)  # a window and the place that follows it
+    middle = after >> degree // 2 & 1
+    around = np.array([int(one).bit_count() for one in after]) - middle
+    cost = np.where((middle == 1) & (around < inside), np.inf, (after & 1).astype(float))
+    came, goes = after >> 1, after & (windows - 1)
+    best = np.where(np.eye(windows, dtype=bool), 0.0, np.inf)
+    found = {}
+    for places in range(1, most + 1):
+        reached = np.full_like(best, np.inf)
+        for bit in (0, 1):  # two windows lead to each
+            half = slice(bit * windows, (bit + 1) * windows)
+            reached[:, goes[half]] = np.minimum(
+                reached[:, goes[half]], best[:, came[half]] + cost[half]
+            )
+        best = reached
+        if places >= degree + 2:
+            sizes = np.diag(best)
+            found[places] = int(sizes[sizes > 0].min(initial=places))
+    return found
+
+
+def test_windows_find_the_smallest_sets_that_a_search_finds():
+    for cohort, degree, inside in ((9, 4, 3), (11, 4, 2), (12, 6, 4), (12, 2, 1)):
+        near = [*range(-degree // 2, 0), *range(1, degree // 2 + 1)]
+        masks = [sum(1 << (v + s) % cohort for s in near) for v in range(cohort)]
+        searched = min(
+            chosen.bit_count()
+            for chosen in range(1, 1 << cohort, 2)
+            if all(
+                (chosen & masks[v]).bit_count() >= inside for v in range(cohort) if chosen >> v & 1
+            )
+        )
+        assert smallest_closed(degree, inside, cohort)[cohort] == searched
+
+
+@pytest.mark.parametrize(("degree", "most"), [(2, 60), (4, 60), (6, 60), (8, 40)])
+def test_no_group_is_smaller_than_theorem_2_says(degree, most):
+    # Every set of places, whatever the number of places and of neighbours inside.
+    for inside in range(1, degree + 1):
+        for cohort, found in smallest_closed(degree, inside, most).items():
+            assert found >= topology.smallest_closed_set(cohort, degree, inside)
+
+
+def test_the_bound_of_theorem_2_is_met_by_some_groups():
+    for cohort, degree, inside in ((12, 4, 2), (14, 8, 4), (14, 8, 8)):
+        found = smallest_closed(degree, inside, cohort)[cohort]
+        bound = topology.smallest_closed_set(cohort, degree, inside)
+        assert found == (cohort if inside == degree else bound)
+
+
+@pytest.mark.parametrize("cohort", [16_000, 1 << 30])
+def test_the_graph_of_a_huge_cohort_is_found_in_bounded_work(monkeypatch, cohort):
+    # A server may name any cohort, and each device works its graph out.
+    calls = itertools.count()
+
+    def counted(x, lgamma=math.lgamma):
+        assert next(calls) < 1 << 20
+        return lgamma(x)
+
+    monkeypatch.setattr(math, "lgamma", counted)
+    found = choose(cohort, 3 * cohort // 10, cohort // 10, **LIMITS, large_groups=cohort < 1 << 20)
+    assert found.complete or found.security_failure <= 2.0**-40
+
+
+def test_no_numbers_of_a_server_end_in_anything_but_a_refusal():
+    rng = random.Random(7)
+    accepted = 0
+    for _ in range(400):
+        params = SecAggParams(
+            "test",
+            rng.randint(2, 60),
+            rng.choice([0, 1, 10, 40]),
+            rng.choice([0, 0.1, 0.3, 0.9]),
+            sparse=rng.random() < 0.8,
+            honest_server=rng.random() < 0.3,
+            limits=Limits(degree=rng.choice([20, 60, 500])),
+        )
+        cohort = rng.randint(2, 300)
+        degree = rng.choice([cohort - 1, 2 * rng.randint(1, cohort // 2)])
+        numbers = (rng.randint(1, degree), params.min_survivors, rng.choice([degree, 2, 4]))
+        try:
+            params.check(cohort, degree, *numbers)
+            accepted += 1
+        except RuleBroken:
+            pass
+    assert accepted
+
+
+def test_large_groups_take_a_higher_threshold():
+    usual = choose(1000, 50, 100, **{**LIMITS, "security_failure": 2.0**-40})
+    large = choose(
+        1000, 50, 100, security_failure=2.0**-40, recovery_failure=2.0**-20, large_groups=True
+    )
+    assert (large.degree, large.threshold) == (128, 94)
+    assert usual.smallest_group(1000) == 29
+    assert large.smallest_group(1000) == 330
+    assert large.smallest_group(200) == 200
+
+
+@pytest.mark.parametrize(("cohort", "degree"), [(2, 1), (5, 4), (9, 4), (12, 11), (30, 12)])
+def test_graphs_are_regular_symmetric_and_without_loops(cohort, degree):
+    members = [7 * i for i in range(cohort)]
+    graph = Graph(members, degree, bytes(32))
+    for member in members:
+        neighbours = graph.neighbours(member)
+        assert len(neighbours) == degree
+        assert list(neighbours) == sorted(set(neighbours))
+        assert member not in neighbours
+        assert all(member in graph.neighbours(n) for n in neighbours)
+
+
+def test_neighbours_are_uniform_over_seeds():
+    # Who stands next to device 0 among 10 others, over 3000 seeds; false alarm one in a million.
+    counts = np.zeros(11)
+    for i in range(3000):
+        for neighbour in Graph(range(11), 4, i.to_bytes(32, "little")).neighbours(0):
+            counts[neighbour] += 1
+    assert counts[0] == 0
+    assert chisquare(counts[1:]).pvalue > 1e-6
+
+
+def test_terms_refuse_a_graph_that_is_too_sparse():
+    params = SecAggParams("f", min_honest=500, colluders=50, max_dropout=0.1, sparse=True)
+    found = params.topology(1000)
+    params.check(1000, found.degree, found.threshold, 550)
+    params.check(1000, 999, (999 + 50) // 2 + 1, 550)
+    with pytest.raises(RuleBroken, match="too sparse"):
+        params.check(1000, 20, 20, 550)  # two arcs of ten may well hold no honest survivor
+    with pytest.raises(RuleBroken, match="too sparse"):
+        params.check(1000, found.degree, found.threshold - 8, 550)
+    with pytest.raises(RuleBroken, match="no graph"):
+        params.check(1000, 61, 40, 550)
+    with pytest.raises(RuleBroken, match="no graph"):
+        params.check(1000, found.degree, found.degree + 1, 550)
+    with pytest.raises(RuleBroken, match="survivors would be released"):
+        params.check(1000, found.degree, found.threshold, 549)
+    with pytest.raises(RuleBroken, match="cohort of 549"):
+        params.check(549, 548, 400, 550)
+    with pytest.raises(RuleBroken, match="ask for all"):
+        SecAggParams("f", 500, 50, 0.1, sparse=False).check(
+            1000, found.degree, found.threshold, 550
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"federation": ""},
+        {"federation": "x" * 129},
+        {"min_honest": 0},
+        {"min_honest": 1},
+        {"honest_shares": 1},
+        {"honest_shares": 3},
+        {"purposes": ()},
+        {"purposes": ("a", "a")},
+        {"purposes": ("",)},
+        {"colluders": -1},
+        {"max_dropout": 1.0},
+        {"max_dropout": float("nan")},
+        {"security_failure": 0.0},
+        {"recovery_failure": 1.0},
+    ],
+)
+def test_terms_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        SecAggParams(**({"federation": "f", "min_honest": 2} | wrong))

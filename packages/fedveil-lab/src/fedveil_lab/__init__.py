@@ -1,0 +1,1 @@
+"""Audits, attacks, checks of other systems, and the papers' experiments."""

@@ -1,0 +1,170 @@
+"""What is found about one part of a configuration: its claim, and what is proved of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Adjacency, Arithmetic, Trust, Unit
+from fedveil.privacy.accounting import account
+from fedveil.privacy.mechanisms import Gaussian
+from fedveil.privacy.releases import PrivacyModel, Release
+from fedveil.privacy.sampling import Everyone, Sampling
+from fedveil_lab.audit.check.source import Call, SourceFile, Unknown
+
+FLOATING_POINT = (
+    "noise is drawn and added in floating point: its low-order bits may tell what it hides, and "
+    "no proof covers that"
+)
+NOT_FINITE = (
+    "an update or gradient with a NaN or an infinity passes the clip and shows in the result: "
+    "the proof needs all of them to be finite"
+)
+
+
+@dataclass(frozen=True)
+class Proved:
+    """An epsilon with a proof, and what it is about. Infinite where there is none."""
+
+    what: str
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One part of a configuration. The first of `proved` is what answers the claim.
+
+    settings: what it was made of, each with where it comes from.
+    claimed: the epsilon that the system states for it, None if it states none.
+    why: what makes claim and proof differ. unproved: what no epsilon here covers.
+    """
+
+    system: str
+    part: str
+    where: str
+    settings: tuple[tuple[str, Any, str], ...]
+    claim: str
+    claimed: float | None
+    delta: float
+    proved: tuple[Proved, ...]
+    why: tuple[str, ...]
+    unproved: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether what is claimed is proved; true of a part that claims no number."""
+        if self.claimed is None:
+            return True
+        return self.claimed >= self.proved[0].epsilon * (1 - 1e-3)  # accountants round upwards
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"kept": self.kept}
+
+
+class Settings:
+    """The arguments of one call and what stands around it, with a note of where each came from."""
+
+    def __init__(
+        self, call: Call, names: tuple[str, ...], source: SourceFile, said: Mapping[str, Any]
+    ):
+        self._call, self._source, self._said = call, source, said
+        self._given = dict(zip(names, call.positional, strict=False)) | dict(call.named)
+        self.call, self.used = call.name, dict[str, tuple[Any, str]]()
+
+    def argument(self, name: str, default: Any = ...) -> Any:
+        """An argument of the call; what is said on the command line comes first."""
+        if name in self._said:
+            return self._use(name, self._said[name], "said")
+        value = self._given.get(name, default)
+        if isinstance(value, Unknown):
+            raise ConfigError(
+                f"{name}: {self._source.path.name} has {value.text!r}; say --set {name}=VALUE"
+            )
+        if self._call.hidden and name not in self._given:
+            raise ConfigError(
+                f"{name}: it may be in {self._call.hidden} of {self._call.where}; "
+                f"say --set {name}=VALUE"
+            )
+        if value is ...:
+            raise ConfigError(f"{name}: {self._call.name} needs it; say --set {name}=VALUE")
+        origin = self._call.where or "the file" if name in self._given else "its default"
+        if name in self._call.texts:
+            origin += f": {self._call.texts[name]}"
+        return self._use(name, value, origin)
+
+    def around(self, name: str, *words: str, default: Any = ...) -> Any:
+        """A value that the file gives one of these names; ambiguous ones have to be said."""
+        if name in self._said:
+            return self._use(name, self._said[name], "said")
+        given = next((word for word in (name, *words) if word in self._given), None)
+        if given is not None:
+            return self._use(name, self.argument(given), self._call.where or "the file")
+        found = {
+            (value.text if isinstance(value, Unknown) else value, where)
+            for word in (name, *words)
+            for value, where in self._source.values.get(word, ())
+            if isinstance(value, (int, float, Unknown)) and not isinstance(value, bool)
+        }
+        if len({value for value, _ in found}) > 1 or any(isinstance(v, str) for v, _ in found):
+            told = " and ".join(f"{v} ({w})" for v, w in sorted(found, key=str))
+            raise ConfigError(f"{name}: the file has {told}; say --set {name}=VALUE")
+        if found:
+            return self._use(name, *min(found, key=str))
+        if default is ...:
+            raise ConfigError(f"{name}: not in {self._source.path.name}; say --set {name}=VALUE")
+        return default if default is None else self._use(name, default, "assumed")
+
+    def number(self, name: str, value: Any) -> float:
+        given = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not given or not math.isfinite(value):
+            raise ConfigError(f"{name}: need a number, got {value!r}")
+        return float(value)
+
+    def positive(self, name: str, value: Any) -> float:
+        if self.number(name, value) <= 0:
+            raise ConfigError(f"{name}: need a positive number, got {value!r}")
+        return float(value)
+
+    def share(self, name: str, value: Any) -> float:
+        if self.positive(name, value) > 1:
+            raise ConfigError(f"{name}: need a number of at most 1, got {value!r}")
+        return float(value)
+
+    def count(self, name: str, value: Any) -> int:
+        if self.positive(name, value) != int(value):
+            raise ConfigError(f"{name}: need a whole number, got {value!r}")
+        return int(value)
+
+    def made(self, names: Collection[str]) -> str:
+        """The first of these classes or functions that the file uses; empty if none."""
+        return next((call.name for call in self._source.calls if call.name in names), "")
+
+    def table(self) -> tuple[tuple[str, Any, str], ...]:
+        return tuple((name, value, origin) for name, (value, origin) in self.used.items())
+
+    def _use(self, name: str, value: Any, origin: str) -> Any:
+        self.used[name] = (value, origin)
+        return value
+
+
+def proved(
+    what: str,
+    noise_multiplier: float,
+    rounds: int,
+    delta: float,
+    *,
+    unit: Unit,
+    adjacency: Adjacency,
+    trust: Trust = Trust.CENTRAL,
+    sampling: Sampling | None = None,
+) -> Proved:
+    """Gaussian noise, `rounds` times; no credit for sampling unless a sampler is given."""
+    model = PrivacyModel(unit, adjacency, trust, arithmetic=Arithmetic.IDEALISED)
+    release = Release(Gaussian(noise_multiplier), sampling or Everyone(), rounds)
+    try:
+        return Proved(what, account([release], privacy_model=model, delta=delta).epsilon)
+    except PrivacyRefusal as refusal:
+        return Proved(f"{what} (refused: {refusal.reason})", math.inf)

@@ -1,0 +1,430 @@
+"""The game that a guarantee is about, played many times with the program's clip, grid and noise.
+
+A canary is as loud as the clip allows in every round in which it takes part, in one world; in the
+other it is silent (zero-out, add-remove) or as loud the other way (replace). Its direction turns
+round from round to round, so that noise which is used twice cancels. All else that enters a sum is
+known to the adversary.
+
+Noise is drawn for each coordinate by itself, so each coordinate of a vector is a game of its own:
+the canary's whole length, as the program's clip and grid leave it, lies on that coordinate alone.
+Thousands of games cost a few vectors of noise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
+from fedveil.methods.parts.local_steps import local_steps, rates
+from fedveil.methods.parts.noise_placement import (
+    NoiseContext,
+    RoundContext,
+    RoundNoise,
+    SecureNoisePlacement,
+)
+from fedveil.methods.parts.private_sum import PrivateSum
+from fedveil.planning.plan import Plan
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.correlated import ONE, CorrelatedGaussian
+from fedveil.privacy.mechanisms import Laplace
+from fedveil.privacy.noise.correlated import NoiseMemory
+from fedveil.privacy.sampling import FixedSize, Poisson
+from fedveil.privacy.secure_sums.aggregation import COUNT
+from fedveil.run.sums import pipeline_in
+from fedveil.training.client.local_training import GradientClip, LocalTraining
+from fedveil.training.client.update_pipeline import TrainedClients, UpdatePipeline, shape_rows
+from fedveil.training.engines.records import Batch
+from fedveil.training.engines.steps import local_updates, shorten
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Scores = dict[str, Floats]  # by the name of a statistic; large if the canary seems to be there
+
+_LOUD = 1e6  # how far beyond its clip a canary's update goes
+
+
+@dataclass(frozen=True)
+class View:
+    """What the adversary sees of one round, game by game, and what it is told to expect.
+
+    `seen` lies around `loud` if the canary is there and around `quiet` if not; with a secret cohort
+    it does so with probability `rate`, and around zero else. `read` marks the games in which the
+    rest of the cohort gives away that the canary was drawn, if anything does. `bits` says of the
+    last two bits of what is seen whether they are those of `loud` (1), of `quiet` (-1) or neither.
+    `more` has statistics that are not weighed with the others: a tracked clip's count, and a
+    difference of rounds in which noise that is used twice would cancel.
+    """
+
+    seen: Floats
+    loud: float
+    quiet: float
+    noise: float
+    laplace: bool = False
+    rate: float = 1.0
+    read: Bools | None = None
+    bits: Floats | None = None
+    more: Mapping[str, Floats] = field(default_factory=dict)
+
+    def scores(self) -> Scores:
+        loud, quiet = self._against_zero(self.loud), self._against_zero(self.quiet)
+        found = {"sum": self.seen * ((self.loud - self.quiet) / self.noise**2)}
+        found["likelihood"] = self._mixed(loud) - self._mixed(quiet)
+        if self.read is not None:
+            found["cohort"] = np.where(self.read, loud - quiet, 0.0)
+        if self.bits is not None:
+            found["bits"] = self.bits
+        return found | dict(self.more)
+
+    def _against_zero(self, mean: float) -> Floats:
+        if self.laplace:
+            ratio: Floats = (np.abs(self.seen) - np.abs(self.seen - mean)) / self.noise
+            return ratio
+        return (self.seen * mean - mean**2 / 2) / self.noise**2
+
+    def _mixed(self, ratio: Floats) -> Floats:
+        if self.rate == 1:
+            return ratio
+        return np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + ratio)
+
+
+class Players:
+    """Who plays: a canary that takes part as often as anybody, and whom the proof counts on."""
+
+    def __init__(self, plan: Plan) -> None:
+        if plan.context is None or plan.guarantee is None:
+            raise ConfigError("audit: this method adds no noise and promises nothing")
+        self.plan, self.context, self.guarantee = plan, plan.context, plan.guarantee
+        self.release = plan.releases(plan.method.rounds)[0]
+        self.canary, self.numbers = 0, list(range(plan.method.rounds))
+        if not plan.sampling.amplifies:  # else it is drawn in secret, or at worst every time
+            stream = Randomness(0).stream("cohort")
+            cohorts = [plan.sampling.draw(number, stream) for number in self.numbers]
+            self.canary = int(np.bincount(np.concatenate(cohorts)).argmax())
+            self.numbers = [number for number in self.numbers if self.canary in cohorts[number]]
+        # What it sends in the other world, beside what it sends in the first.
+        self.other = -1 if self.guarantee.adjacency is Adjacency.REPLACE else 0
+        # Whose noise shares the adversary does not know, the canary's among them.
+        others = (client for client in range(plan.federation.clients) if client != self.canary)
+        known_to_none = itertools.islice(others, (self.guarantee.honest_shares or 1) - 1)
+        self.honest = np.array([self.canary, *known_to_none], dtype=np.int64)
+
+    def shaped(
+        self, updates: Tensor, pipeline: UpdatePipeline, number: int, randomness: Randomness
+    ) -> Tensor:
+        """What leaves the canary's client."""
+        sizes = np.array([self.plan.federation.sizes[self.canary]])
+        senders = TrainedClients(self.honest[:1], sizes, self.plan.start, number, randomness)
+        return shape_rows(updates, pipeline, self.plan.layout, senders).total
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum that leaves a round: whether the canary is `sign * length` in it, in grid steps."""
+
+    context: NoiseContext
+    pipeline: UpdatePipeline
+    length: float
+    sign: int
+    purpose: str = "noise"
+
+
+class ClientGame:
+    """All that one client sends, on noisy sums, on its own noisy upload, or on masked sums."""
+
+    most = 1000  # games in one call
+
+    def __init__(self, plan: Plan) -> None:
+        self._at = at = Players(plan)
+        self._state = plan.optimizer.start(plan.start)
+        shares = at.guarantee.honest_shares
+        # Two ballots differ by no more than sqrt(2) of their length, half of it to either side.
+        replaced = plan.method.voting is not None and at.other == -1
+        self._ballots = math.sqrt(0.5) if replaced else 1.0
+        self._share = 1.0 if shares is None else shares / plan.sampling.expected_cohort
+        self._lengths: dict[tuple[object, ...], float] = {}
+        self._tracked = plan.method.clip_rule
+        self.not_tried: tuple[str, ...] = ()
+        if isinstance(self._tracked, AdaptiveClipping):
+            self.not_tried = ("tracked clips other than the first (it was held still)",)
+
+    def views(self, seed: int, there: Bools) -> Iterator[View]:
+        """Play one game for each entry of `there`; what is seen, round by round."""
+        drawn = self._draw(seed, len(there)) if self._at.release.amplified else None
+        for turn, number in enumerate(self._at.numbers):
+            for one in self._sums(number, (-1) ** turn):
+                yield self._view(seed, there, number, one, drawn)
+
+    def _sums(self, number: int, sign: int) -> Iterator[_Sum]:
+        """What leaves in a round: the update, and of a tracked clip the bit that it was hit."""
+        at = self._at
+        pipeline = pipeline_in(at.plan, number, self._state)
+        yield _Sum(at.context, pipeline, self._length(pipeline, number), sign)
+        placement = at.plan.method.placement
+        if isinstance(self._tracked, AdaptiveClipping) and placement is not None:
+            noise = RoundNoise(at.context, pipeline, number)
+            own = self._tracked.count_noise(placement, noise)
+            row = self._tracked.halves(own, noise.clip, torch.tensor([math.inf]))
+            length = float(torch.linalg.vector_norm(row.double()))
+            yield _Sum(own.context, own.pipeline, length, -1, COUNT)
+
+    def _view(
+        self,
+        seed: int,
+        there: Bools,
+        number: int,
+        sent: _Sum,
+        drawn: tuple[Bools, Floats] | None,
+    ) -> View:
+        at, sampling = self._at, self._at.plan.sampling
+        pipeline, length, sign = sent.pipeline, sent.length, sent.sign
+        included, others = np.ones(len(there), np.bool_), np.zeros(len(there))
+        if drawn is not None:  # the others are as loud the other way
+            included, others = drawn[0][:, number], drawn[1][:, number]
+        entered = sign * length * (np.where(there, 1.0, at.other) * included - others)
+        released, spare = self._released(entered, sent, number, seed)
+        seen = sign * released
+        # What the statistic expects comes from the claim: a clip that fails must not raise it.
+        clip = (pipeline.clip or sent.context.clip).norm * self._ballots
+        noise = sent.context.noise_multiplier * clip / self._ballots * math.sqrt(self._share)
+        if isinstance(at.release.mechanism, CorrelatedGaussian):
+            clip *= at.release.mechanism.norm  # later rounds show it again
+        laplace = isinstance(at.release.mechanism, Laplace)
+        more = {} if spare is None else {"difference": sign * spare}
+        if sent.purpose == COUNT:
+            more["count"] = seen
+        view = View(seen, clip, at.other * clip, noise, laplace, more=more)
+        if drawn is None and pipeline.granularity is not None:
+            steps = np.rint(released / pipeline.granularity) % 4
+            loud, quiet = (sign * way * length % 4 for way in (1, at.other))
+            view = replace(view, bits=(steps == loud) * 1.0 - (steps == quiet) * 1.0)
+        if drawn is None:
+            return view
+        one = length * (pipeline.granularity or 1.0)
+        rate = sampling.expected_cohort / at.context.clients
+        if isinstance(sampling, FixedSize):
+            # Who was drawn is a secret, though all data are known: a canary that is drawn takes the
+            # place of one that is as loud the other way.
+            view = replace(view, loud=2 * clip, quiet=(at.other + 1) * clip)
+            return replace(view, seen=seen + sampling.cohort * one, rate=rate)
+        # Independent draws: the proof holds even if all others' are known.
+        read = others < sampling.expected_cohort if isinstance(sampling, Poisson) else None
+        return replace(view, seen=seen + others * one, rate=rate, read=read)
+
+    def _length(self, pipeline: UpdatePipeline, number: int) -> float:
+        """What is left of an update far beyond the clip: grid steps, or its norm."""
+        key = (pipeline, number if pipeline.rotation is not None else -1)
+        if key not in self._lengths:
+            update = torch.zeros(1, self._at.plan.layout.size)
+            update[0, 0] = _LOUD * (1.0 if pipeline.clip is None else pipeline.clip.norm)
+            row = self._at.shaped(update, pipeline, number, Randomness(0))
+            order = 2 if pipeline.clip is None else pipeline.clip.order
+            norm = float(torch.linalg.vector_norm(row.double(), ord=order)) * self._ballots
+            # Odd, so that neither silence nor the opposite ends in the same two bits.
+            self._lengths[key] = (
+                norm if row.is_floating_point() else max(1, (math.floor(norm) + 1) // 2 * 2 - 1)
+            )
+        return self._lengths[key]
+
+    def _released(
+        self, entered: Floats, sent: _Sum, number: int, seed: int
+    ) -> tuple[Floats, Floats | None]:
+        placement, context, shape = self._at.plan.method.placement, sent.context, sent.pipeline
+        whole = torch.from_numpy(entered if shape.granularity is None else entered.astype(np.int64))
+        alone = self._at.guarantee.trust is Trust.LOCAL
+        clients = self._at.honest[:1] if alone else self._at.honest
+        this_round = RoundContext(
+            number, clients, Randomness(seed), purpose=sent.purpose, memory=NoiseMemory()
+        )
+        law = self._at.release.mechanism
+        if isinstance(law, CorrelatedGaussian):
+            return self._uncorrelated(whole, sent, this_round, law)
+        if isinstance(placement, SecureNoisePlacement) and placement.secure_sum:
+            integers = placement.integers(RoundNoise(context, shape, number))
+            if integers is not None:  # the server's own view, before anything is decoded
+                noisy = integers.noisy_sum(whole.numpy(), map(this_round.stream, clients))
+                return integers.values(noisy), None
+        private = PrivateSum(placement, context, shape, this_round, context.layout)
+        released = private.protect(whole, clients)
+        return np.asarray(released.numpy(), dtype=np.float64), None
+
+    def _uncorrelated(
+        self,
+        whole: Tensor,
+        sum_of: _Sum,
+        this_round: RoundContext,
+        law: CorrelatedGaussian,
+    ) -> tuple[Floats, Floats | None]:
+        """One participation as the proof reads it: C y of all rounds that show it, along c.
+
+        Beside it how much more the first of them shows than the second.
+        """
+        placement, seen = self._at.plan.method.placement, []
+        context, shape = sum_of.context, sum_of.pipeline
+        if this_round.memory is not None:
+            this_round.memory.begin(this_round.round_number)
+        column = np.array(law.factor) / ONE
+        for later in range(law.bands):
+            then = replace(this_round, round_number=this_round.round_number + later)
+            sent = whole if later == 0 else torch.zeros_like(whole)
+            private = PrivateSum(placement, context, shape, then, context.layout)
+            seen.append(private.protect(sent, then.cohort))
+        rows = torch.stack(seen).double().numpy()
+        fresh = [column[: later + 1][::-1] @ rows[: later + 1] for later in range(law.bands)]
+        return np.asarray(column @ np.array(fresh) / law.norm), (
+            fresh[0] - fresh[1] if law.bands > 1 else None
+        )
+
+    def _draw(self, seed: int, games: int) -> tuple[Bools, Floats]:
+        """Whether the canary is drawn, and how many others, `[games, rounds]`."""
+        at, sampling = self._at, self._at.plan.sampling
+        included = np.zeros((games, len(at.numbers)), np.bool_)
+        others = np.zeros(included.shape)
+        for game in range(games):
+            randomness = Randomness(seed * 2**20 + game)
+            for number in at.numbers:
+                stream = randomness.stream("cohort", number)
+                cohort = sampling.draw(number, stream, at.plan.federation.clients)
+                included[game, number] = (cohort == at.canary).any()
+                others[game, number] = len(cohort) - included[game, number]
+        return included, others
+
+
+class _Steps:
+    """Local steps in which nothing but the canary has a gradient: in the last `uses` of them.
+
+    Notes the weights at which gradients were asked for.
+    """
+
+    def __init__(self, gradient: Tensor, steps: int, uses: int) -> None:
+        self.steps, self.active = np.array([steps]), [1] * steps
+        self._gradient, self._first, self.asked = gradient, steps - uses, list[Tensor]()
+
+    def __len__(self) -> int:
+        return 1
+
+    def batch(self, step: int) -> Batch:
+        return torch.empty(1, 0), torch.empty(1, 0), None
+
+    def __call__(
+        self, weights: Tensor, batch: Batch, clip: GradientClip | None, denominator: float
+    ) -> tuple[Tensor, Tensor]:
+        self.asked.append(weights.clone())
+        late = len(self.asked) > self._first
+        return self._gradient[None] / denominator if late else 0 * weights, torch.zeros(1)
+
+
+class RecordGame:
+    """One record whose gradient is at the clip, on noisy gradients or on the sum of uploads."""
+
+    def __init__(self, plan: Plan, placement: GradientNoise) -> None:
+        self._at, self._placement = Players(plan), placement
+        clip, proof = plan.local.gradient_clip, placement.proof(self._at.context)
+        if clip is None:
+            raise ConfigError("audit: gradients are not clipped")
+        self._clip, self._alone = Clip(clip.norm, clip.order), proof is Proof.ALONE
+        self._one = clip.norm / float(plan.local.batch_size or 1)
+        self.most = min(1000, plan.layout.size)  # uploads have room for so many loud coordinates
+        self.not_tried: tuple[str, ...] = (
+            "how engines compute and clip gradients, beyond the probes",
+        )
+        if proof is Proof.CONVEX:
+            self.not_tried += ("drift between the steps of a round",)
+
+    def views(self, seed: int, there: Bools) -> Iterator[View]:
+        """Play one game for each entry of `there`; what is seen, round by round."""
+        loud = torch.tensor([[_LOUD * self._clip.norm]])
+        shorten(loud, self._clip)
+        sent = torch.from_numpy(np.where(there, 1.0, self._at.other)).float() * loud[0]
+        see = self._gradients if self._alone else self._upload
+        for turn, number in enumerate(self._at.numbers):
+            sign = (-1) ** turn
+            for view in see(sign * sent, number, Randomness(seed)):
+                yield replace(view, seen=sign * view.seen)
+
+    def _gradients(self, gradient: Tensor, number: int, randomness: Randomness) -> Iterator[View]:
+        """Each noisy gradient, as the proof for a client alone shows them all."""
+        rule = replace(self._at.plan.local, weight_decay=0.0, penalty=0.0)  # they follow the noise
+        rule = replace(rule, momentum=0.0, projection_radius=None)
+        uses = local_steps(self._at.context).uses
+        steps = _Steps(gradient, uses, uses)
+        end = self._walk(steps, rule, [1.0] * uses, self._at.canary, number, randomness)
+        for before, after in itertools.pairwise([*steps.asked, end]):
+            seen = (before - after)[0].double().numpy()
+            yield View(seen, self._one, self._at.other * self._one, rule.gradient_noise)
+
+    def _upload(self, gradient: Tensor, number: int, randomness: Randomness) -> Iterator[View]:
+        """The sum of uploads, the other clients' earlier noise known."""
+        at, rule, count = self._at, self._at.plan.local, local_steps(self._at.context)
+        pace = rates(at.context, number)
+        steps = _Steps(gradient, count.most, count.uses)
+        moved = self._walk(steps, rule, pace, at.canary, number, randomness)
+        pipeline = self._placement.pipeline(at.context, None, number)
+        integers = self._placement.integers(RoundNoise(at.context, pipeline, number))
+        if integers is None:
+            for client in map(int, at.honest[1:]):
+                silent = _Steps(0 * gradient, 1, 1)
+                moved += self._walk(silent, rule, pace[-1:], client, number, randomness)
+            released = moved[0].double().numpy()
+        else:
+            row = at.shaped(moved, pipeline, number, randomness).numpy()
+            streams = map(RoundContext(number, at.honest, randomness).stream, at.honest)
+            released = integers.values(integers.noisy_sum(row, streams))
+        one = math.fsum(pace[-count.uses :]) * self._one
+        noise = pace[-1] * rule.gradient_noise * math.sqrt(len(at.honest))
+        yield View(-released, one, at.other * one, noise)
+
+    @staticmethod
+    def _walk(
+        steps: _Steps,
+        rule: LocalTraining,
+        pace: list[float],
+        client: int,
+        number: int,
+        randomness: Randomness,
+    ) -> Tensor:
+        start = torch.zeros(len(steps._gradient))
+        streams = [randomness.stream("gradient-noise", number, client)]
+        return local_updates(start, steps, rule, pace, steps, streams)[0]
+
+
+def game_of(plan: Plan) -> Game:
+    """The game that this plan's guarantee is about; refuses what cannot be played yet."""
+    guarantee, placement = plan.guarantee, plan.method.placement
+    if isinstance(placement, GradientNoise):
+        return RecordGame(plan, placement)
+    if guarantee is not None and guarantee.unit is not Unit.CLIENT:
+        raise ConfigError(f"audit: {type(placement).__name__} at record level is not audited")
+    return ClientGame(plan)
+
+
+class Game(Protocol):
+    """What is played: `most` games at once, and what is seen of them, round by round."""
+
+    most: int
+    not_tried: tuple[str, ...]
+
+    def views(self, seed: int, there: Bools) -> Iterator[View]:
+        """One game for each entry of `there`: whether the canary is."""
+        ...
+
+
+def play(game: Game, seed: int, there: Bools) -> Scores:
+    """Every statistic over all rounds, one value for each game."""
+    total: Scores = {}
+    for view in game.views(seed, there):
+        for name, score in view.scores().items():
+            total[name] = total.get(name, 0.0) + score
+    return total

@@ -1,0 +1,240 @@
+"""`fedveil account --paper`: what a paper would have claimed, beside what is proved."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import TYPE_CHECKING, Any
+
+from fedveil.cli import console
+from fedveil.cli import mechanism_args as described
+from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
+from fedveil.privacy.rounding import at_most
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fedveil.privacy.guarantee import Guarantee
+    from fedveil_lab.reproduction.claims.claim import Claim
+
+Proved = list[tuple[str, "Guarantee | None", str]]
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Print the paper's claim and every guarantee that holds for the same noise."""
+    sides: dict[str, Callable[[argparse.Namespace], tuple[Claim, Proved]]] = {
+        "fu": _fu,
+        "hu": _hu,
+        "liang": _liang,
+        "cheng": _cheng,
+    }
+    try:
+        claimed, proved = sides[args.paper](args)
+    except FedveilError:
+        raise
+    except (ValueError, ArithmeticError):
+        raise ConfigError(
+            f"--paper: the formulas of {args.paper} break down at such numbers"
+        ) from None
+    if args.json:
+        documents = [_document(row) for row in proved]
+        console.emit({**documents[0], "claimed": claimed.to_dict(), "proved": documents})
+        return 0
+    rows = [(f"claimed by {claimed.paper}", f"{claimed.value:.6g}", "no")]
+    notes = [f"The claim: {claimed.verdict}."]
+    for what, guarantee, refusal in proved:
+        if guarantee is None:
+            rows.append((what, "refused", "no"))
+            notes.append(f"{what.capitalize()}: {refusal}.")
+        else:
+            rows.append(
+                (what, at_most(guarantee.epsilon, 6), "yes" if guarantee.certified else "no")
+            )
+            if guarantee.reason:
+                notes.append(f"{what.capitalize()}: {guarantee.reason}.")
+    title = f"{claimed.paper}, {claimed.statement}: claimed and proved"
+    console.table(title, ("", "epsilon", "certified"), rows)
+    for note in notes:
+        console.say(note)
+    proofs = [guarantee for _, guarantee, _ in proved if guarantee is not None]
+    for head, name in (("rests on", "rests_on"), ("does not cover", "not_covered")):
+        lines = dict.fromkeys(line for proof in proofs for line in getattr(proof, name))
+        console.say("\n".join([f"What is proved {head}, each as far as it applies:",
+                               *(f"- {line}" for line in lines)]))  # fmt: skip
+    return 0
+
+
+def _document(row: tuple[str, Guarantee | None, str]) -> dict[str, Any]:
+    what, guarantee, refusal = row
+    if guarantee is None:
+        return {"what": what, "epsilon": None, "certified": False, "reason": refusal}
+    return {"what": what, **guarantee.to_dict()}
+
+
+def _fu(args: argparse.Namespace) -> tuple[Claim, Proved]:
+    """Local noise, round robin, whole gradients clipped."""
+    from fedveil.privacy.sampling import RoundRobin
+    from fedveil_lab.reproduction.claims import fu
+    from fedveil_lab.reproduction.claims.claim import claim
+
+    sampling = RoundRobin(_need(args, "clients"), _need(args, "cohort"))
+    rounds, delta = _need(args, "rounds"), _need(args, "delta")
+    average = fu.paper_fu_participations(
+        clients=sampling.clients, cohort=sampling.cohort, rounds=rounds
+    ).value
+    mechanism = described.mechanism_of(args)
+    if described.mechanism_kind(args) == "laplace":
+        scale = _need(args, "scale_multiplier")
+        claimed = claim(
+            fu.PAPER,
+            "Theorem 1",
+            "epsilon",
+            average / scale,
+            "half of the truth: clipping to a norm lets a replaced client move by twice that norm",
+            participations=average,
+            scale_multiplier=scale,
+        )
+    else:
+        claimed = fu.paper_fu_gaussian_epsilon(
+            noise_multiplier=_need(args, "noise_multiplier"),
+            participations=average,
+            delta=delta,
+            c2=args.c2,
+        )
+    adjacencies = ("replace", "zero-out")
+    rows = [
+        _row(f"local, {one}", args, mechanism, sampling, "client", one, "local")
+        for one in adjacencies
+    ]
+    return claimed, rows
+
+
+def _hu(args: argparse.Namespace) -> tuple[Claim, Proved]:
+    """Noise on every gradient, one record protected, secure sum."""
+    from fedveil.privacy.gradient_perturbation import NoisyGradients, record_uses
+    from fedveil.privacy.sampling import Balanced
+    from fedveil_lab.reproduction.claims import hu
+
+    rounds, delta = _need(args, "rounds"), _need(args, "delta")
+    sampling = Balanced(_need(args, "clients"), _need(args, "cohort"), rounds)
+    steps, batch = _need(args, "local_steps"), _need(args, "batch_size")
+    records, clip = _need(args, "records"), _need(args, "clip_norm")
+    std = _need(args, "gradient_std")
+    claimed = hu.paper_hu_epsilon(
+        delta=delta,
+        participations=sampling.cohort * rounds / sampling.clients,  # the mean, as the paper does
+        local_steps=steps,
+        gradient_bound=clip,
+        cohort=sampling.cohort,
+        records=records,
+        batch_size=batch,
+        noise_std=std,
+    )
+    uses = record_uses(local_steps=steps, records=records, batch_size=batch)
+    mechanism = NoisyGradients(clip, batch, std, steps, uses, shares=sampling.cohort)
+    arguments = (args, mechanism, sampling, "record", "replace")
+    return claimed, [
+        _row("any model, undivided", *arguments, "local"),
+        _row(f"divided by the shares, {steps} local steps", *arguments, "distributed"),
+    ]
+
+
+def _liang(args: argparse.Namespace) -> tuple[Claim, Proved]:
+    """Central noise on a sampled sum."""
+    from fedveil.privacy.mechanisms import Gaussian
+    from fedveil.privacy.sampling import FixedSize, Poisson
+    from fedveil_lab.reproduction.claims import liang
+
+    clients, noise = _need(args, "clients"), _need(args, "noise_multiplier")
+    cohort = args.cohort if args.cohort is not None else round(_need(args, "rate") * clients)
+    kind = args.sampling or "fixed"
+    claimed = liang.paper_liang_epsilon(
+        noise_multiplier=noise,
+        clients=clients,
+        cohort=cohort,
+        rounds=_need(args, "rounds"),
+        delta=_need(args, "delta"),
+        sampling=kind,
+    )
+    if kind == "poisson":
+        sampling = Poisson(cohort / clients, clients)
+        rows = [_row("noise z*G on the sum", args, Gaussian(noise), sampling, "client", "zero-out")]
+    else:
+        fixed = FixedSize(clients, cohort)
+        rows = [
+            _row("noise z*G on the sum", args, Gaussian(noise), fixed, "client", "replace"),
+            _row("noise 2z*G on the sum", args, Gaussian(2 * noise), fixed, "client", "replace"),
+        ]
+    return claimed, rows
+
+
+def _cheng(args: argparse.Namespace) -> tuple[Claim, Proved]:
+    """Noise split over a Poisson cohort."""
+    from fedveil.privacy.mechanisms import Gaussian
+    from fedveil.privacy.sampling import FixedSize, Poisson
+    from fedveil_lab.reproduction.claims import cheng
+
+    clients, noise, rounds = (
+        _need(args, name) for name in ("clients", "noise_multiplier", "rounds")
+    )
+    rate = args.rate if args.rate is not None else _need(args, "cohort") / clients
+    claimed = cheng.paper_cheng_epsilon(
+        noise_multiplier=noise,
+        delta=_need(args, "delta"),
+        clients=clients,
+        cohort=rate * clients,
+        rounds=rounds,
+        c2=args.c2,
+    )
+    secret, mechanism = Poisson(rate, clients), Gaussian(noise)
+    average, shares = math.ceil(rate * rounds), max(1, math.floor(rate * clients))
+    rows = [
+        _row("trusted aggregator, secret cohort", args, mechanism, secret, "client", "zero-out"),
+        _row(
+            f"untrusted server, cohorts of {shares}, {average} participations (the mean) enforced",
+            args, mechanism, FixedSize(clients, shares), "client", "zero-out", "distributed",
+            average,
+        ),
+        _row(
+            "untrusted server, amplified",
+            args, mechanism, secret, "client", "zero-out", "distributed",
+        ),
+    ]  # fmt: skip
+    return claimed, rows
+
+
+def _row(
+    what: str,
+    args: argparse.Namespace,
+    mechanism: Any,
+    sampling: Any,
+    unit: str,
+    adjacency: str,
+    trust: str = "central",
+    participations: int | None = None,
+) -> tuple[str, Guarantee | None, str]:
+    """One guarantee, or why there is none."""
+    from fedveil.core.units import Adjacency, Trust, Unit
+    from fedveil.privacy.accounting import account
+    from fedveil.privacy.releases import PrivacyModel, Release
+
+    privacy_model = PrivacyModel(
+        Unit(unit),
+        Adjacency(adjacency),
+        Trust(trust),
+        population=args.population,
+        colluders=args.colluders,
+        honest_shares=args.honest_shares,
+    )
+    release = Release(mechanism, sampling, args.rounds, participations=participations)
+    try:
+        return what, account([release], privacy_model=privacy_model, delta=args.delta), ""
+    except PrivacyRefusal as refusal:
+        return what, None, str(refusal)
+
+
+def _need(args: argparse.Namespace, name: str) -> Any:
+    value = getattr(args, name)
+    if value is None:
+        raise ConfigError(f"--{name.replace('_', '-')}: --paper {args.paper} needs it")
+    return value

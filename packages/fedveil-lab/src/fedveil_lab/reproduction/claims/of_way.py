@@ -1,0 +1,55 @@
+"""What the paper whose setting a way of spending a budget is would have claimed."""
+
+from __future__ import annotations
+
+from fedveil.core.units import Adjacency, Trust
+from fedveil.tune.feasible import Question, Way
+from fedveil_lab.reproduction.claims import fu
+from fedveil_lab.reproduction.claims.cheng import paper_cheng_epsilon
+from fedveil_lab.reproduction.claims.claim import Claim, claim
+from fedveil_lab.reproduction.claims.liang import paper_liang_epsilon
+
+
+def claim_of(way: Way, question: Question, cohort: int, rounds: int, noise: float) -> Claim | None:
+    """What the paper whose setting this is would have said of the same noise."""
+    participations = cohort * rounds / question.clients
+    if question.noise == "laplace":
+        return _laplace_claim(participations, noise) if way.trust is Trust.LOCAL else None
+    if way.trust is Trust.LOCAL:
+        return fu.paper_fu_gaussian_epsilon(
+            noise_multiplier=noise,
+            participations=participations,
+            delta=question.delta,
+            c2=1.0,
+        )
+    if way.trust is Trust.DISTRIBUTED:
+        return paper_cheng_epsilon(
+            noise_multiplier=noise,
+            delta=question.delta,
+            clients=question.clients,
+            cohort=cohort,
+            rounds=rounds,
+            c2=1.0,
+        )
+    return paper_liang_epsilon(
+        noise_multiplier=noise,
+        clients=question.clients,
+        cohort=cohort,
+        rounds=rounds,
+        delta=question.delta,
+        sampling="fixed" if way.adjacency is Adjacency.REPLACE else "poisson",
+    )
+
+
+def _laplace_claim(participations: float, noise: float) -> Claim:
+    """Fu's Theorem 1 read backwards, with the clip itself as the sensitivity, as the paper does."""
+    return claim(
+        fu.PAPER,
+        "Theorem 1",
+        "epsilon",
+        participations / noise,
+        "half of what holds: replacing a client's data moves a clipped gradient by twice the clip; "
+        "and a client may take part once more than on average",
+        participations=participations,
+        noise_multiplier=noise,
+    )

@@ -1,0 +1,172 @@
+"""A page: one table or figure of a paper, with everything that is needed to run and read it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache, partial
+from importlib import import_module, resources
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from fedveil.report.store import Outcome
+from fedveil_lab.reproduction.case import Case, Label
+
+if TYPE_CHECKING:
+    from fedveil_lab.reproduction.summary import Row
+
+
+class Scale(StrEnum):
+    """How much of the paper's size is run."""
+
+    QUICK = "quick"  # minutes on two cores, the comparison still means something
+    FULL = "full"  # the paper's size, as far as the data allow
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where we cannot, or do not, do what the paper did."""
+
+    what: str
+    paper: str
+    here: str
+    only: Scale | None = None  # at one scale alone
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture: `y` against `x`, one line for each value of `by`, for rows that match `where`.
+
+    `x` is a label (numbers, or words for marks without lines), or "round" for curves over a run.
+    `y` is a figure of the outcome. `minus` names the line that is taken off every other, seed by
+    seed; bands are then standard errors. `ridges` shows the distribution of update norms instead,
+    one hill for every round that was looked at.
+    """
+
+    title: str
+    x: str
+    y: str
+    by: str
+    where: tuple[tuple[str, Label], ...] = ()
+    x_label: str = ""
+    y_label: str = ""
+    log_y: bool = False
+    log_x: bool = False
+    minus: Label | None = None
+    ridges: bool = False
+
+
+Finding = Callable[[Sequence["Row"]], Sequence[str]]
+
+
+def no_findings(rows: Sequence[Row]) -> Sequence[str]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure.
+
+    `cases(scale)` is the grid of runs, `seeds` how often each is repeated at the two scales.
+    `metric` is the figure whose mean stands in the table, in `unit`. `findings` turns the finished
+    rows into sentences with numbers.
+    """
+
+    name: str  # as typed: liang-table-1
+    paper: str
+    title: str
+    setting: tuple[str, ...]  # of the paper, one line each
+    differences: tuple[Difference, ...]
+    cases: Callable[[Scale], tuple[Case, ...]]
+    metric: str
+    unit: str
+    panels: tuple[Panel, ...]
+    quick_seeds: int = 2
+    full_seeds: int = 3
+    findings: Finding = no_findings
+    quick_minutes: float = 3.0  # on two cores; told by `list`
+    full_minutes: float = 30.0
+    run: Callable[..., Outcome] | None = None  # in place of a federated run, where there is none
+    reading: str = ""  # how the paper's number is to be read, where that is not plain
+
+    def seeds(self, scale: Scale) -> int:
+        return self.quick_seeds if scale is Scale.QUICK else self.full_seeds
+
+    def minutes(self, scale: Scale) -> float:
+        return self.quick_minutes if scale is Scale.QUICK else self.full_minutes
+
+
+@cache
+def table_of(name: str) -> dict[str, Any]:
+    """Return the TOML table of a paper's pages."""
+    text = (resources.files("fedveil_lab.reproduction.pages") / f"{name}.toml").read_text("utf-8")
+    return tomllib.loads(text)
+
+
+def read_pages(name: str) -> Iterator[Experiment]:
+    """Yield the experiments of `pages/NAME.toml`; functions that it names are in `pages/NAME.py`.
+
+    A group is a table with a list `page`; its other fields are those of all its pages, unless a
+    page has its own. `case` names the function that makes a case (the group's name, if not given)
+    from the group's `recipe` and the settings of a block in `cases`: a grid over the lists of
+    `each`, first list outermost, where `quick` and `full` replace what differs by scale. A table in
+    a list sets several at once, and names with a dot are recipe keys. `panels` are written alike.
+    """
+    module = import_module(f"fedveil_lab.reproduction.pages.{name}")
+    for group, fields in table_of(name).items():
+        for page in fields.get("page", ()):
+            own = {**fields, **page}
+            differences = (*own.get("also_differs", ()), *own["differences"])
+            yield Experiment(
+                **{key: own[key] for key in _PLAIN if key in own},
+                setting=tuple(own["setting"]),
+                differences=tuple(Difference(*one) for one in differences),
+                cases=partial(_cases, getattr(module, own.get("case", group)), own),
+                panels=tuple(_panels(page["panels"])),
+                findings=getattr(module, own["findings"]) if "findings" in own else no_findings,
+                run=getattr(module, own["run"]) if "run" in own else None,
+            )
+
+
+_PLAIN = (
+    *("name", "paper", "title", "metric", "unit", "reading"),
+    *("quick_seeds", "full_seeds", "quick_minutes", "full_minutes"),
+)
+
+
+def _cases(make: Callable[..., Case], page: Mapping[str, Any], scale: Scale) -> tuple[Case, ...]:
+    common = {**page.get("recipe", {}), **page.get(f"recipe_{scale}", {})}
+    found = []
+    for block in page["cases"]:
+        if block.get("scale", scale) == scale:
+            for chosen in _grid(block, block.get(str(scale), {})):
+                recipe = {key: value for key, value in chosen.items() if "." in key}
+                settings = {key: value for key, value in chosen.items() if "." not in key}
+                found.append(make(scale, {**common, **recipe}, **settings))
+    return tuple(found)
+
+
+def _grid(block: Mapping[str, Any], change: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the settings of a block with each choice from its lists."""
+    fixed = {**block, **change}
+    fixed = {key: value for key, value in fixed.items() if key not in ("each", "scale", *Scale)}
+    axes = {**block.get("each", {}), **change.get("each", {})}
+    for values in product(*axes.values()):
+        chosen = dict(fixed)
+        for name, value in zip(axes, values, strict=True):
+            chosen |= value if isinstance(value, dict) else {name: value}
+        yield chosen
+
+
+def _panels(blocks: Sequence[Mapping[str, Any]]) -> Iterator[Panel]:
+    for block in blocks:
+        each, names = block.get("each", {}), block.get("names", {})
+        fields = {k: v for k, v in block.items() if k not in ("each", "names", "vary")}
+        for where in _grid({"each": each}, {}):
+            shown = {name: names.get(str(value), value) for name, value in where.items()}
+            for one in block.get("vary", ({},)):
+                own = {**fields, **one}
+                title = own.pop("title").format(**shown)
+                yield Panel(title=title, where=tuple(where.items()), **own)

@@ -1,0 +1,209 @@
+"""Fu et al.: linear regression on Lending Club, a network on FEMNIST, noise on every upload.
+
+`fu.toml` has the pages; the functions `lending` and `femnist` make one case of their grids.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedveil_lab.reproduction.case import (
+    Case,
+    Certified,
+    Claimed,
+    Data,
+    Label,
+    Noise,
+    Without,
+    labelled,
+)
+from fedveil_lab.reproduction.claims.fu import paper_fu_participations
+from fedveil_lab.reproduction.experiment import Scale, table_of
+from fedveil_lab.reproduction.summary import Row
+
+PUBLISHED = table_of("fu")["published"]
+DELTA, NO_NOISE = 1e-4, "∞"
+
+
+def noise_of(
+    noise: str, epsilon: Label, clients: int, cohort: int, rounds: int, *, delta: float, local: int
+) -> Noise:
+    """Return the noise of one upload, as a multiple of the farthest that its E steps move it.
+
+    Args:
+        noise: `paper` (Theorem 1, or Theorem 2 if delta is positive), `one step` (Theorem 2 as if
+            an upload moved by one step only) or `certified`.
+        epsilon: The budget, or `NO_NOISE`.
+        clients: N.
+        cohort: b.
+        rounds: T / E.
+        delta: Zero for Laplace noise.
+        local: E.
+    """
+    if epsilon == NO_NOISE:
+        return Without()
+    budget = float(epsilon)
+    if noise == "certified":
+        return Certified(budget, delta)
+    uses = paper_fu_participations(clients=clients, cohort=cohort, rounds=rounds).value
+    ratio = math.sqrt(uses * math.log(1 / delta)) if delta else uses
+    return Claimed(budget, delta, ratio / budget / (local if noise == "one step" else 1))
+
+
+def _published(table: str, label: Label, epsilon: Label, noise: str) -> float | None:
+    best, value, _ = PUBLISHED[table][str(epsilon)] if table else (None, None, None)
+    return value if best == label and noise == "paper" else None
+
+
+def lending(
+    scale: Scale,
+    recipe: Mapping[str, Any],
+    *,
+    labels: Sequence[str],
+    epsilon: Label,
+    T: int,
+    E: Label = 1,
+    power: float | None = None,
+    noise: str = "paper",
+    clients: int = 5000,
+    everyone: bool = False,
+    reading: str = "",
+    rate: float = 0.2,
+    decay: float = 2.0,
+    shuffled: bool = True,
+    every: int | None = None,
+    published: str = "",
+) -> Case:
+    """Return one run on Lending Club; a `power` stands for E = T^power."""
+    local = int(E) if power is None else max(1, round(T**power))
+    cohort, rounds = clients if everyone else clients // 10, max(1, round(T / local))
+    values = {
+        **recipe,
+        "training.rounds": rounds,
+        "training.cohort": cohort,
+        "training.local_steps": local,
+        "training.learning_rate": 2 * rate,
+        **({"training.schedule": "inverse", "training.decay": decay} if decay else {}),
+    }
+    known: dict[str, Label] = {
+        "clients": clients,
+        "noise": noise,
+        "epsilon": epsilon,
+        "reading": reading,
+    }
+    known |= {"T": T, "E": E}
+    return Case(
+        labels=labelled(labels, known),
+        data=Data("lending-club", (("clients", clients),), "sorted", shuffled),
+        values=tuple(values.items()),
+        noise=noise_of(noise, epsilon, clients, cohort, rounds, delta=0.0, local=local),
+        published=_published(published, known[labels[-1]], epsilon, noise)
+        if clients == 5000
+        else None,
+        every=every,
+    )
+
+
+def femnist(
+    scale: Scale,
+    recipe: Mapping[str, Any],
+    *,
+    labels: Sequence[str],
+    noise: str,
+    epsilon: Label,
+    T: int,
+    E: int,
+    every: int | None = None,
+    published: str = "",
+) -> Case:
+    """Return one run on FEMNIST: 3,500 clients of dealt images, or the 300 writers at hand."""
+    quick, rounds = scale is Scale.QUICK, max(1, round(T / E))
+    clients = 3500 if quick else 300
+    dealt = Data("femnist", (("clients", clients), ("cap", 12)), "iid")
+    values = {**recipe, "training.rounds": rounds, "training.local_steps": E}
+    cohort = recipe["training.cohort"]
+    return Case(
+        labels=labelled(labels, {"noise": noise, "epsilon": epsilon, "T": T, "E": E}),
+        data=dealt if quick else Data("femnist"),
+        values=tuple(values.items()),
+        noise=noise_of(noise, epsilon, clients, cohort, rounds, delta=DELTA, local=E),
+        published=_published(published, E, epsilon, noise),
+        every=every,
+    )
+
+
+def _chosen(
+    rows: Sequence[Row], noises: Sequence[str], table: str, **where: Label
+) -> Iterator[tuple[str, Sequence[float], list[Row]]]:
+    """Yield a description, the paper's numbers and the rows for each noise and epsilon."""
+    for noise in noises:
+        for text, said in PUBLISHED[table].items():
+            epsilon = text if text == NO_NOISE else int(text)
+            found = [row for row in rows if row.matches(noise=noise, epsilon=epsilon, **where)]
+            if found and (epsilon != NO_NOISE or noise != "certified"):
+                none = epsilon == NO_NOISE and noise == "paper"
+                yield "no noise" if none else f"epsilon {epsilon}, {noise} noise", said, found
+
+
+def _best_loss(rows: Sequence[Row], name: str, table: str) -> Sequence[str]:
+    """Report the best T or E for each epsilon, its loss and the worst, beside the paper's."""
+    found = []
+    for clients in dict.fromkeys(row["clients"] for row in rows):
+        for shown, said, own in _chosen(rows, ("paper", "certified"), table, clients=clients):
+            best = min(own, key=lambda row: row.mean("mse"))
+            worst = max(row.mean("mse") for row in own)
+            found.append(
+                f"{clients} clients, {shown}: {name}* = {best[name]} with loss "
+                f"{best.mean('mse'):.2f}, worst {worst:.1f} (paper: {name}* = {said[0]}, "
+                f"{said[1]}, worst {said[2]})"
+            )
+    return found
+
+
+def best_steps(rows: Sequence[Row]) -> Sequence[str]:
+    """Report the best T for each epsilon."""
+    return _best_loss(rows, "T", "table_2")
+
+
+def best_local_steps(rows: Sequence[Row]) -> Sequence[str]:
+    """Report the best E for each epsilon."""
+    return _best_loss(rows, "E", "table_3")
+
+
+def best_power(rows: Sequence[Row]) -> Sequence[str]:
+    """Report the powers of T by their loss after the most iterations."""
+    found = []
+    for noise in ("paper", "certified"):
+        last = max((row["T"] for row in rows if row["noise"] == noise), default=0, key=float)
+        order = sorted(
+            (row for row in rows if row.matches(noise=noise, T=last)),
+            key=lambda row: row.mean("mse"),
+        )
+        if order:
+            listed = ", ".join(f"{row['E']} {row.mean('mse'):.2f}" for row in order)
+            found.append(f"{noise} noise, T = {last}: {listed} (paper: T^2/3 lowest)")
+    return found
+
+
+def best_local_accuracy(rows: Sequence[Row]) -> Sequence[str]:
+    """Report the best and the worst E for each noise and epsilon, beside the paper's."""
+    found = []
+    for shown, said, own in _chosen(rows, ("paper", "certified", "one step"), "table_4"):
+        best = max(own, key=lambda row: row.mean("accuracy"))
+        worst = min(own, key=lambda row: row.mean("accuracy"))
+        found.append(
+            f"{shown}: E* = {best['E']} with {best.mean('accuracy'):.2f} %, worst E = "
+            f"{worst['E']} with {worst.mean('accuracy'):.2f} % (paper: E* = {said[0]} with "
+            f"{said[1]} %, worst {said[2]} %)"
+        )
+    return found
+
+
+def by_steps(rows: Sequence[Row]) -> Sequence[str]:
+    """Report accuracy after T iterations, one line for each noise."""
+    return [
+        f"{shown}: " + ", ".join(f"{row.mean('accuracy'):.1f} % (T = {row['T']})" for row in own)
+        for shown, _, own in _chosen(rows, ("paper", "certified"), "table_4")
+    ]

@@ -1,0 +1,180 @@
+"""Runs one case with one seed, and writes down what was seen."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.func import functional_call
+
+from fedveil.core.files import write_atomically
+from fedveil.methods.registry import method_of
+from fedveil.planning.recipe import Recipe, parse, with_defaults
+from fedveil.report.store import Outcome
+from fedveil.run.checkpoint import load_checkpoint, save_checkpoint
+from fedveil.run.evaluation import Evaluator, Metrics
+from fedveil.run.round_report import RoundReport
+from fedveil.run.run import Run, Speed
+from fedveil.training.engines.batched import as_tensor
+from fedveil.training.models.losses import example_losses
+from fedveil.training.models.zoo import build
+from fedveil_lab.reproduction.budgets import planned
+from fedveil_lab.reproduction.case import Case, federation_of
+from fedveil_lab.reproduction.norms import NormRecorder
+from fedveil_lab.reproduction.together import drawn_together
+
+Tick = Callable[[float], None]  # called with the share of rounds that are done
+Seen = dict[str, Any]  # figures by name, between two rounds
+
+
+def recipe_of(case: Case, seed: int) -> Recipe:
+    """The recipe whose method and model a case trains."""
+    return with_defaults(parse({}, values={**dict(case.values), "seed": seed}))
+
+
+def run_case(
+    case: Case, seed: int, tick: Tick = lambda share: None, kept: Path | None = None
+) -> Outcome:
+    """Train a case to its end: final metrics, the curve on the way, noise and both epsilons.
+
+    The seed draws cohorts, batches, noise and initial weights; who owns what stays. An interrupted
+    run goes on from its last evaluation if it is `kept` in a file, which is gone at the end.
+    """
+    began = time.perf_counter()
+    federation, recipe = federation_of(case.data), recipe_of(case, seed)
+    chosen = recipe.model
+    model = build(
+        chosen.name, federation, hidden=chosen.hidden, input_norm=chosen.input_norm, seed=seed
+    )
+    method = drawn_together(method_of(recipe))
+    plan, cost = planned(method, federation, model, case.noise, seed)
+    run = Run(
+        plan,
+        speed=Speed(recipe.engine.name, chunk=recipe.engine.chunk, processes=1),
+        every=method.rounds,
+    )
+    heard = NormRecorder(run.engine)
+    if "update_norms" in case.measures:
+        run.engine = heard
+    watch = _Watch(run, case)
+    norms: dict[str, list[float]] = {}  # of the updates before clipping, by round
+    halfway = _Halfway(kept, case.key(seed))
+    try:
+        curve = halfway.resume(run, norms) or ([watch(None)] if case.every else [])
+        for report in run:
+            tick(report.round_number / method.rounds)
+            due = case.every and report.round_number % case.every == 0
+            if heard.norms and (due or report.round_number == method.rounds):
+                norms[str(report.round_number)] = heard.norms
+            if due and report.round_number < method.rounds:
+                curve.append(watch(report))
+                halfway.keep(run, curve, norms)
+        final = watch(report)
+    finally:
+        run.close()
+    halfway.forget()
+    return {
+        "seed": seed,
+        "final": final,
+        "curve": [*curve, final],
+        **({"norms": norms} if norms else {}),
+        "cost": asdict(cost),
+        "engine": run.choice.name,
+        "seconds": round(time.perf_counter() - began, 2),
+    }
+
+
+@dataclass(frozen=True)
+class _Halfway:
+    """A run that is not finished: its weights in one file, what was seen of it in another."""
+
+    path: Path | None
+    key: str
+
+    def keep(self, run: Run, curve: list[Seen], norms: dict[str, list[float]]) -> None:
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # First what was seen: later rounds than the weights' are left out again.
+        write_atomically(self._seen, json.dumps({"curve": curve, "norms": norms}).encode())
+        save_checkpoint(self.path, run.state, self.key, None, durable=False)
+
+    def resume(self, run: Run, norms: dict[str, list[float]]) -> list[Seen]:
+        """Go on with the run where it was kept; what had been seen of it."""
+        if self.path is None or not self.path.exists():
+            return []
+        run.state = load_checkpoint(self.path, self.key)
+        seen, done = json.loads(self._seen.read_text(encoding="utf-8")), run.state.rounds
+        norms |= {at: found for at, found in seen["norms"].items() if int(at) <= done}
+        return [point for point in seen["curve"] if point["round"] <= done]
+
+    def forget(self) -> None:
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+            self._seen.unlink(missing_ok=True)
+
+    @property
+    def _seen(self) -> Path:
+        assert self.path is not None
+        return self.path.with_suffix(".seen")
+
+
+class _Watch:
+    """Looks at a run between two rounds."""
+
+    def __init__(self, run: Run, case: Case) -> None:
+        self._run, self._measures = run, case.measures
+        plan = run.plan
+        self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
+
+    def __call__(self, report: RoundReport | None) -> Seen:
+        plan, weights = self._run.plan, self._run.state.weights
+        federation = plan.federation
+        seen: Seen = {"round": self._run.state.rounds}
+        seen |= _figures(self._evaluator(weights, federation.test), "")
+        if federation.validation is not None and len(federation.validation):
+            seen |= _figures(self._evaluator(weights, federation.validation), "validation_")
+        if "train_loss" in self._measures:
+            seen["train_loss"] = _number(self._evaluator(weights, federation.train).loss)
+        if "gradient_norm" in self._measures:
+            seen["gradient_norm"] = _number(_gradient_norm(self._run))
+        if (
+            "update_norms" in self._measures
+            and report is not None
+            and report.unprotected_stats is not None
+        ):
+            seen["update_norm"] = _number(report.unprotected_stats.norm)
+            seen["clipped"] = _number(report.unprotected_stats.clipped)
+        return seen
+
+
+def _figures(metrics: Metrics, prefix: str) -> dict[str, float | None]:
+    figures = {f"{prefix}loss": _number(metrics.loss)}
+    if metrics.accuracy is None:
+        figures[f"{prefix}mse"] = _number(2 * metrics.loss)  # the loss is half the squared error
+    else:
+        figures[f"{prefix}accuracy"] = _number(100 * metrics.accuracy)  # percent
+    return figures
+
+
+def _number(value: float) -> float | None:
+    """JSON knows no infinity: a run that blew up says null."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _gradient_norm(run: Run) -> float:
+    """Norm of the gradient of the mean training loss, over all clients' examples."""
+    plan = run.plan
+    weights = run.state.weights.clone().requires_grad_()
+    inputs = as_tensor(plan.federation.model_inputs(plan.federation.train.inputs))
+    targets = as_tensor(plan.federation.train.targets)
+    outputs = functional_call(plan.module, plan.layout.views(weights), (inputs,))
+    loss = example_losses(plan.federation.task, outputs, targets).mean()
+    (gradient,) = torch.autograd.grad(loss, weights)
+    return float(gradient.norm())

@@ -1,0 +1,339 @@
+"""Every page is well formed, its noise is the paper's, and what is written belongs to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.paths import ROOT
+
+from fedveil.cli import main
+from fedveil.core.errors import ConfigError
+from fedveil.data.sources import SOURCES
+from fedveil.methods.registry import method_of
+from fedveil.training.models.zoo import MODELS
+from fedveil.training.server.smoothing import smooth
+from fedveil_lab.reproduction.case import Case, Certified, Claimed, Without
+from fedveil_lab.reproduction.experiment import Experiment, Scale
+from fedveil_lab.reproduction.pages import EXPERIMENTS, cheng, fu, hu, liang
+from fedveil_lab.reproduction.run_case import recipe_of, run_case
+from fedveil_lab.reproduction.summary import Row
+from fedveil_lab.reproduction.writing import as_json, html, page
+
+BOTH = [(experiment, scale) for experiment in EXPERIMENTS.values() for scale in Scale]
+IDS = [f"{experiment.name}-{scale}" for experiment, scale in BOTH]
+RESULTS = ROOT / "results"
+WRITTEN = {
+    name: json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")) for name in EXPERIMENTS
+}
+LOCAL = (1, 2, 4, 8, 12, 24)
+
+
+@pytest.mark.parametrize(("experiment", "scale"), BOTH, ids=IDS)
+def test_every_case_is_a_recipe_that_makes_a_method(experiment: Experiment, scale: Scale) -> None:
+    cases = experiment.cases(scale)
+    assert len({case.labels for case in cases}) == len(cases)
+    for case in cases if experiment.run is None else ():
+        recipe = recipe_of(case, 0)
+        assert method_of(recipe).rounds == recipe.training.rounds
+        assert recipe.model.name in MODELS
+        assert case.data.source in SOURCES
+        if isinstance(case.noise, Claimed | Certified):
+            assert case.noise.epsilon > 0
+            assert 0 <= case.noise.delta < 0.02
+
+
+@pytest.mark.parametrize(("experiment", "scale"), BOTH, ids=IDS)
+def test_panels_ask_for_labels_that_cases_have(experiment: Experiment, scale: Scale) -> None:
+    cases = experiment.cases(scale)
+    shown = 0
+    for panel in experiment.panels:
+        chosen = [c for c in cases if all(c.get(k) == v for k, v in panel.where)]
+        shown += bool(chosen)
+        assert all(case.get(panel.by) is not None for case in chosen)
+        if panel.x == "round":
+            assert all(case.every for case in chosen)
+        else:
+            kinds = {isinstance(case[panel.x], str) for case in chosen}
+            assert len(kinds) <= 1, "an axis of numbers or of words, not both"
+    assert shown
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_pages_say_what_the_paper_did_and_quick_is_the_smaller_scale(
+    experiment: Experiment,
+) -> None:
+    assert experiment.setting
+    assert experiment.differences
+    size = {
+        scale: sum(int(dict(case.values)["training.rounds"]) for case in experiment.cases(scale))
+        for scale in Scale
+    }
+    assert size[Scale.QUICK] <= size[Scale.FULL]
+
+
+def test_liang_noise_is_that_of_the_referee_table() -> None:
+    """nu for claimed epsilon 6 to 9, fixed size and Poisson, to a part in a thousand."""
+    wanted = {
+        "fixed": (0.8083, 0.6637, 0.5822, 0.5258),
+        "poisson": (0.7773, 0.6437, 0.5663, 0.5124),
+    }
+    for sampling, values in wanted.items():
+        for epsilon, value in zip(liang.EPSILONS, values, strict=True):
+            noise = liang.mnist_noise("paper", sampling, epsilon)
+            assert isinstance(noise, Claimed)
+            assert noise.noise_multiplier * 0.3 == pytest.approx(value, rel=1e-3)
+
+
+@pytest.mark.parametrize("scale", Scale)
+@pytest.mark.parametrize(("z", "printed"), [(1.0, 5.07), (1.5, 2.56)])
+def test_svhn_runs_at_the_papers_noise_and_epsilon_at_both_scales(
+    scale: Scale, z: float, printed: float
+) -> None:
+    noise = liang.network_noise("svhn", scale, "poisson", z, "paper")
+    assert noise == Claimed(printed, 2000**-1.1, z)
+
+
+def test_a_smaller_cohort_gets_the_same_noise_on_its_average_and_owns_up_to_the_epsilon() -> None:
+    small, large = (
+        liang.network_noise("shakespeare", scale, "poisson", 1.0, "paper") for scale in Scale
+    )
+    assert isinstance(small, Claimed)
+    assert isinstance(large, Claimed)
+    assert large.epsilon == 14.04
+    assert small.noise_multiplier / 39 == pytest.approx(large.noise_multiplier / 195)
+    assert small.epsilon > 2 * large.epsilon
+
+
+@pytest.mark.parametrize("strength", [1, 2, 3])
+def test_a_shorter_step_leaves_as_much_noise_as_smoothing_does(strength: int) -> None:
+    """On 200,000 draws with a fixed seed; the deviation of the ratio is below 0.3 %."""
+    noise = np.random.default_rng(0).standard_normal(200_000).astype(np.float32)
+    left = smooth(noise, float(strength)).std() / noise.std()
+    assert left == pytest.approx(liang.LEFT[strength], rel=0.01)
+
+
+def total_variance(kind: str, local: int) -> float:
+    """Variance of all noise of a run of 120 steps on the mean of b, in units of a step's bound."""
+    rounds = 120 // local
+    noise = fu.noise_of(kind, 10, 3500, 350, rounds, delta=1e-4, local=local)
+    assert isinstance(noise, Claimed)
+    return rounds * (noise.noise_multiplier * local) ** 2 / 350
+
+
+def test_fu_noise_is_theorem_1_and_theorem_2_by_hand() -> None:
+    """T_g rounds of E^2 T_l ln(1/delta) / (b epsilon^2), T_l = b T_g / N: T^2 ln(1/delta) / N."""
+    laplace = fu.noise_of("paper", 1, 5000, 500, 100, delta=0.0, local=1)
+    assert laplace == Claimed(1.0, 0.0, 10.0)
+    wanted = 120**2 * 9.210340 / (3500 * 10**2)
+    for local in LOCAL:
+        assert total_variance("paper", local) == pytest.approx(wanted, rel=1e-6)
+        ratio = total_variance("one step", 1) / total_variance("one step", local)
+        assert ratio == pytest.approx(local**2, rel=1e-9)
+    silent = fu.noise_of("paper", fu.NO_NOISE, 3500, 350, 120, delta=1e-4, local=1)
+    proved = fu.noise_of("certified", 20, 3500, 350, 120, delta=1e-4, local=1)
+    assert (silent, proved) == (Without(), Certified(20.0, 1e-4))
+
+
+def test_hu_noise_is_the_golden_sigma() -> None:
+    """sigma = 0.0048068 at epsilon 10, delta 1e-4, C = 12.5, tau = 10, m = 2440, gamma = 244."""
+    claim = hu.paper_hu_noise_std(
+        epsilon=10,
+        delta=1e-4,
+        participations=hu.participations(20),
+        local_steps=10,
+        gradient_bound=1.0,
+        cohort=10,
+        records=2440,
+        batch_size=244,
+    )
+    assert claim.value == pytest.approx(0.0048068, rel=1e-4)
+
+
+def test_noise_on_the_model_is_noise_on_the_gradient_over_the_learning_rate() -> None:
+    cases = EXPERIMENTS["hu-figure-3-readings"].cases(Scale.FULL)
+    noises = {case.labels: case.noise for case in cases}
+    for rate in (1e-5, 1e-4):
+        model, gradient = (
+            noises[(("learning rate", rate), ("noise", f"0.001 on the {place}"))]
+            for place in ("model", "gradient")
+        )
+        assert isinstance(model, Claimed)
+        assert isinstance(gradient, Claimed)
+        # A std of 0.001 on the mean of 32 gradients, each at most 2 long.
+        assert gradient.noise_multiplier == pytest.approx(0.001 * 32 / 2)
+        assert model.noise_multiplier * rate == pytest.approx(gradient.noise_multiplier)
+
+
+def test_quick_pages_of_one_data_set_share_their_runs() -> None:
+    """Figure 2 is made of runs of table 1; the sweeps' middle points are too."""
+
+    def settings(name: str) -> set[str]:
+        return {json.dumps(c.settings()) for c in EXPERIMENTS[name].cases(Scale.QUICK)}
+
+    assert settings("cheng-figure-2") <= settings("cheng-table-1")
+    shared = {"cheng-table-3": 3, "cheng-figure-1": 2, "cheng-figure-4": 2, "cheng-where": 2}
+    for name, count in shared.items():
+        table = "cheng-table-2" if name in ("cheng-figure-4", "cheng-where") else "cheng-table-1"
+        assert len(settings(name) & settings(table)) == count, name
+
+
+def test_differences_name_the_numbers_that_quick_runs_use() -> None:
+    differences = EXPERIMENTS["cheng-table-1"].differences
+    size = next(d for d in differences if d.what == "size").here
+    for dataset in ("femnist", "cifar10"):
+        task = cheng.TASKS[dataset]["quick"]
+        keys = ("training.rounds", "training.batch_size", "training.rate", "training.local_steps")
+        words = [task["recipe"][key] for key in keys]
+        words.append(f"{task['clients'] * task['recipe']['training.rate']:.0f}")
+        for word in words:
+            assert re.search(rf"\b{word}\b", size), (word, size)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written_is_of_the_page_as_it_stands(name: str) -> None:
+    """Same settings, complete, and drawn again from the JSON without running anything."""
+    written = WRITTEN[name]
+    cases = EXPERIMENTS[name].cases(Scale(written["scale"]))
+    wanted = {json.dumps(dict(case.labels)): case for case in cases}
+    assert written["runs_missing"] == 0
+    assert len(written["rows"]) == len(cases)
+    for row in written["rows"]:
+        values = dict(wanted[json.dumps(row["labels"])].values)
+        assert {**written["recipe"], **row["recipe"]} == json.loads(json.dumps(values))
+    assert html(written).count("<svg") == len(written["charts"]) > 0
+    assert page(written) == (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+    assert as_json(written) == (RESULTS / f"{name}.json").read_text(encoding="utf-8")
+
+
+# Pages whose sources are in the repository's data folder, and a case that takes a second or two.
+CHEAP = {
+    "fu-table-2": {"clients": 425, "noise": "paper", "epsilon": 1, "T": 10},
+    "fu-figure-7": {"noise": "paper", "E": "1", "T": 1},
+    "hu-figure-7": {"method": "DP-SGD", "noise": "paper", "epsilon": 1.0},
+    "liang-figure-1": {"smoothing": 1.0},
+}
+SLOWER = {
+    "hu-figure-5": {"method": "DP-SGD", "noise": "paper"},
+    "fu-table-4": {"noise": "paper", "epsilon": 10, "E": 24},
+    "hu-figure-4": {"sigma": 0.0001, "tau": 1},
+    "hu-figure-8": {"method": "secure sum", "noise": "certified", "epsilon": 1.0},
+    "liang-table-1": {"sampling": "fixed", "noise": "paper", "epsilon": 6, "smoothing": 0},
+    "liang-control-cnn": {"z": 0.0, "method": "none"},
+    "liang-table-2": {"noise": "paper", "z": 1.0, "smoothing": 0.0},
+    "cheng-figure-1": {"lambda": 0.0},
+}
+SAMPLE = [
+    *(pytest.param(name, labels, id=name) for name, labels in CHEAP.items()),
+    *(pytest.param(n, labels, id=n, marks=pytest.mark.slow) for n, labels in SLOWER.items()),
+]
+
+
+def case_of(name: str, labels: dict[str, object]) -> tuple[Case, dict[str, object]]:
+    """The first case with these labels, and its written row."""
+    cases = EXPERIMENTS[name].cases(Scale(WRITTEN[name]["scale"]))
+    case = next(c for c in cases if all(c.get(key) == value for key, value in labels.items()))
+    rows = WRITTEN[name]["rows"]
+    return case, next(row for row in rows if row["labels"] == dict(case.labels))
+
+
+@pytest.mark.parametrize(("name", "labels"), SAMPLE)
+def test_a_sample_of_the_written_results_comes_out_again(
+    name: str, labels: dict[str, object]
+) -> None:
+    """Mean and deviation over the same seeds, to the digits that a table shows."""
+    experiment = EXPERIMENTS[name]
+    case, row = case_of(name, labels)
+    _has_data(case)
+    ours = row["ours"]
+    run = experiment.run or run_case
+    outcomes = tuple(run(case, seed, lambda share: None) for seed in range(ours["seeds"]))
+    again = Row(case, outcomes).spread(experiment.metric)
+    assert again.mean == pytest.approx(ours["mean"], rel=1e-4)
+    assert again.deviation == pytest.approx(ours["deviation"], rel=1e-2, abs=1e-3)
+
+
+def test_written_results_are_of_the_rows_that_clients_hold_today() -> None:
+    """A page whose data are dealt otherwise since is run again, not shown as if it were new."""
+    seen = 0
+    for name, written in WRITTEN.items():
+        cases = {
+            json.dumps(dict(case.labels)): case
+            for case in EXPERIMENTS[name].cases(Scale(written["scale"]))
+        }
+        for row in written["rows"]:
+            case = cases[json.dumps(row["labels"])]
+            if row["digest"] is not None and _has_data(case, skip=False):
+                seen += 1
+                assert case.digest() == row["digest"], (name, row["labels"])
+    assert seen
+
+
+def _has_data(case: Case, skip: bool = True) -> bool:
+    try:
+        case.digest()
+    except ConfigError:
+        if skip:
+            pytest.skip(f"{case.data.source} is not in {os.environ.get('FEDVEIL_DATA')}")
+        return False
+    return True
+
+
+def test_a_page_and_a_picture_are_drawn_again_from_the_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(RESULTS / "cheng-where.json", tmp_path)
+    words = ["reproduce", "cheng-where", "--report", "--results", str(tmp_path)]
+    assert main(words) == 0
+    assert (tmp_path / "cheng-where.png").read_bytes().startswith(b"\x89PNG")
+    shown = (tmp_path / "cheng-where.html").read_text(encoding="utf-8")
+    (inside,) = re.findall(r'id="document">(.*?)</script>', shown, re.DOTALL)
+    stored = json.loads((tmp_path / "cheng-where.json").read_text(encoding="utf-8"))
+    assert list(json.loads(inside)["charts"].values()) == stored["charts"]
+    assert main([*words, "--scale", "full"]) == 2  # what is there is of another scale
+    assert "cheng-where" in capsys.readouterr().err
+
+
+def test_list_names_every_table_and_figure_within_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["reproduce", "list", "--json"]) == 0
+    names = {item["name"] for item in json.loads(capsys.readouterr().out)["experiments"]}
+    wanted = {f"hu-figure-{n}" for n in range(3, 9)}
+    wanted |= {f"liang-table-{n}" for n in (1, 2, 3)} | {f"liang-figure-{n}" for n in range(1, 6)}
+    wanted |= {f"cheng-table-{n}" for n in (1, 2, 3)} | {f"cheng-figure-{n}" for n in (1, 2, 3, 4)}
+    wanted |= {f"fu-table-{n}" for n in (2, 3, 4)} | {f"fu-figure-{n}" for n in (1, 2, 4, 7)}
+    assert wanted <= names
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["reproduce", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in names:  # a name is on one line, with what it costs
+        assert sum(bool(re.search(rf"\b{name} .*min", line)) for line in lines) == 1, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (["liang-tabel-1"], "liang-table-1"),
+        (["liang-table-1", "--seeds", "0"], "--seeds"),
+        (["liang-table-1", "--report", "--results", "nowhere"], "--report"),
+    ],
+)
+def test_bad_requests_are_answered_in_one_line(
+    arguments: list[str],
+    key: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert key in said
+    assert said.count("\n") == 1

@@ -1,0 +1,138 @@
+"""Cheng et al.: the unproved noise, and what BLUR does to an update."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import dp_event, gaussian_mechanism
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency
+from fedveil_lab.reproduction.claims import cheng
+
+near = pytest.approx
+GAUSS = gaussian_mechanism.get_epsilon_gaussian
+EMNIST = {"delta": 1 / 3400, "clients": 3400, "cohort": 136.0, "rounds": 1000}
+
+
+def poisson_pld(noise_multiplier: float) -> float:
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    event = dp_event.PoissonSampledDpEvent(0.04, dp_event.GaussianDpEvent(noise_multiplier))
+    accountant.compose(event, 1000)
+    return float(accountant.get_epsilon(1 / 3400))
+
+
+@pytest.mark.parametrize(
+    ("eps", "sigma", "c2", "true"),
+    [
+        (2, 2.178, 1.208, 2.59),
+        (4, 1.348, 1.495, 8.43),
+        (6, 1.068, 1.776, 23.2),
+        (8, 0.924, 2.050, 54.2),
+    ],
+)
+def test_theorem_1_needs_a_constant_above_one(
+    eps: float, sigma: float, c2: float, true: float
+) -> None:
+    """Golden number 30's paper side, by the Poisson PLD at interval 1e-3."""
+    assert poisson_pld(sigma) == near(eps, rel=5e-3)
+    assert cheng.smallest_c2(noise_multiplier=sigma, epsilon=eps, **EMNIST) == near(c2, rel=5e-3)
+    told = cheng.paper_cheng_noise_multiplier(epsilon=eps, c2=1.0, **EMNIST)
+    assert poisson_pld(told.value) == near(true, rel=5e-3)
+    back = cheng.paper_cheng_epsilon(noise_multiplier=told.value, c2=1.0, **EMNIST)
+    assert back.value == near(eps)
+    assert not told.certified
+
+
+def test_classical_gaussian_breaks_where_the_theory_says() -> None:
+    """Lemma 1, delta = 1e-5: valid up to epsilon about 8.5, and 20 is really 25.44."""
+    for eps in (0.1, 1, 8):
+        told = cheng.paper_cheng_gaussian_std(epsilon=eps, delta=1e-5, sensitivity=1)
+        assert GAUSS(told.value, 1e-5) < eps
+    told = cheng.paper_cheng_gaussian_std(epsilon=9, delta=1e-5, sensitivity=1)
+    assert GAUSS(told.value, 1e-5) > 9
+    told = cheng.paper_cheng_gaussian_std(epsilon=20, delta=1e-5, sensitivity=1)
+    assert GAUSS(told.value, 1e-5) == near(25.44, rel=5e-3)
+    assert "false" in told.verdict
+
+
+@pytest.mark.parametrize(
+    ("sigma", "one", "forty", "half"),
+    [
+        (2.178, 32, 13.5, 3.25),
+        (1.348, 66, 26.4, 7.50),
+        (1.068, 96, 37.1, 12.70),
+        (0.924, 122, 46.1, 18.42),
+    ],
+)
+def test_what_the_noise_is_worth_without_its_assumptions(
+    sigma: float, one: float, forty: float, half: float
+) -> None:
+    """No amplification against the server; no secure sum; half of the shares gone."""
+    share = cheng.paper_cheng_share_std(
+        noise_multiplier=sigma, clip_norm=1.0, realised_cohort=136
+    ).value
+    assert GAUSS(share, 1 / 3400) == near(one, rel=2e-2)
+    assert GAUSS(sigma / math.sqrt(40), 1 / 3400) == near(forty, rel=5e-3)
+    assert poisson_pld(sigma * math.sqrt(0.5)) == near(half, rel=5e-3)
+
+
+@pytest.mark.parametrize(("ball", "true", "lemma"), [(1.0, 0.56, 0.908), (0.5, 0.3512, 0.9344)])
+def test_blur_displacement(ball: float, true: float, lemma: float) -> None:
+    """Golden number 38, exact."""
+    gradients = [[g] for g in (-6.0, -6.0, 3.0, 3.0, -2.0)]
+    setting = {"learning_rate": 0.1, "penalty": 2.0, "clip_norm": ball}
+    assert cheng.blur_update(gradients, **setting)[0] == near(true, abs=1e-12)
+    assert cheng.paper_cheng_blur_update(gradients, **setting).value == near(lemma, abs=1e-12)
+
+
+@given(
+    gradients=st.lists(st.lists(st.floats(-9, 9), min_size=3, max_size=3), min_size=1, max_size=9),
+    learning_rate=st.floats(0.01, 0.5),
+    penalty=st.just(0.0) | st.floats(1e-6, 3),
+    ball=st.floats(0.1, 3),
+)
+def test_closed_form_discounts_rebuild_the_update(
+    gradients: list[list[float]], learning_rate: float, penalty: float, ball: float
+) -> None:
+    rows = np.array(gradients)
+    outside, moved = [], np.zeros(3)
+    for row in rows:  # the plain recursion, in its own words
+        outside.append(bool(np.sqrt((moved**2).sum()) > ball))
+        moved = moved * (1 - learning_rate * penalty * outside[-1]) - learning_rate * row
+    discounts = cheng.blur_discounts(outside, learning_rate, penalty)
+    assert -learning_rate * np.array(discounts) @ rows == near(moved, abs=1e-9)
+    update = cheng.blur_update(rows, learning_rate=learning_rate, penalty=penalty, clip_norm=ball)
+    assert update == near(moved, abs=1e-9)
+
+
+def test_lemma_2_discounts_are_not_the_true_ones() -> None:
+    outside = [False, False, True, False, True]
+    told = [c.value for c in cheng.paper_cheng_blur_discounts(outside, 0.1, 2.0)]
+    assert told == near([1, 1, 0.64, 1, 0.8**4])
+    assert cheng.blur_discounts(outside, 0.1, 2.0) == near([0.64, 0.64, 0.8, 0.8, 1.0])
+
+
+def test_votes_golden() -> None:
+    """Golden number 35: AE-DPFL with 500 queries and noise 50."""
+    mu = cheng.vote_gdp(queries=500, noise_std=50, adjacency=Adjacency.ZERO_OUT)
+    assert GAUSS(1 / mu, 1e-5) == near(1.7601, rel=5e-3)
+    mu = cheng.vote_gdp(queries=500, noise_std=50, adjacency=Adjacency.REPLACE)
+    assert GAUSS(1 / mu, 1e-5) == near(2.5944, rel=5e-3)
+    with pytest.raises(ConfigError, match="add-remove"):
+        cheng.vote_gdp(queries=1, noise_std=1, adjacency=Adjacency.ADD_REMOVE)
+
+
+def test_bad_gradients_are_refused() -> None:
+    setting = {"learning_rate": 0.1, "penalty": 1.0, "clip_norm": 1.0}
+    with pytest.raises(ConfigError, match="gradients"):
+        cheng.blur_update([[math.nan]], **setting)
+    with pytest.raises(ConfigError, match="shape"):
+        cheng.blur_update(np.zeros(3), **setting)
+    with pytest.raises(ConfigError, match="penalty"):
+        cheng.blur_update([[1.0]], learning_rate=0.1, penalty=-1, clip_norm=1)

@@ -1,0 +1,210 @@
+"""Hu et al.: the claimed epsilons, and the attack that is stronger than they allow."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting import gaussian_mechanism
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from fedveil.core.errors import ConfigError
+from fedveil_lab.reproduction.claims import hu
+
+near = pytest.approx
+GAUSS = gaussian_mechanism.get_epsilon_gaussian
+
+
+def claimed(a: float, participations: int, cohort: int) -> float:
+    """Theorem 1 with tau = 2 = m/gamma, gamma = 1000 and a = 2G/(gamma*sigma)."""
+    return hu.paper_hu_epsilon(
+        delta=1e-4,
+        participations=participations,
+        local_steps=2,
+        gradient_bound=1.0,
+        cohort=cohort,
+        records=2000,
+        batch_size=1000,
+        noise_std=2 / (1000 * a),
+    ).value
+
+
+@pytest.mark.parametrize(("rho", "eps"), [(0.1, 2.2460), (0.5, 5.2985), (1, 7.7861), (2, 11.5971)])
+def test_lemma_3_golden_and_its_inverse(rho: float, eps: float) -> None:
+    """Golden number 4."""
+    assert hu.zcdp_epsilon(rho, 1e-5) == near(eps, rel=1e-4)
+    assert hu.zcdp_rho(hu.zcdp_epsilon(rho, 1e-5), 1e-5) == near(rho, rel=1e-12)
+
+
+def test_lemma_3_is_above_the_exact_gaussian() -> None:
+    for rho in (1e-3, 0.1, 1, 5):
+        assert hu.zcdp_epsilon(rho, 1e-5) > GAUSS(1 / math.sqrt(2 * rho), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("a", "cohort", "rounds", "claim", "fixed", "shuffled"),
+    [
+        (4, 100, 1, 1.7968, 3.760, None),
+        (10, 10**4, 1, 0.434, None, 1.098),
+        (0.5, 10, 100, 8.0361, 21.3635, 8.6002),
+        (0.5, 100, 100, 2.2710, 21.3635, 8.6002),
+    ],
+)
+def test_counterexample_table(
+    a: float, cohort: int, rounds: int, claim: float, fixed: float | None, shuffled: float | None
+) -> None:
+    """Golden numbers 22-24: the true epsilon is above the claim, whatever the cohort."""
+    assert claimed(a, rounds, cohort) == near(claim, rel=2e-3)
+    for value, mixed in ((fixed, False), (shuffled, True)):
+        if value is not None:
+            bound = hu.bit_attack_epsilon(hu.bit_probability(a, shuffled=mixed), rounds, 1e-4)
+            assert bound == near(value, rel=5e-4)
+            assert bound > claimed(a, rounds, cohort)
+
+
+def test_one_round_divergence_is_above_the_claimed_rho() -> None:
+    fixed = hu.bit_divergence(hu.bit_probability(0.5, shuffled=False))
+    shuffled = hu.bit_divergence(hu.bit_probability(0.5, shuffled=True))
+    rho = hu.paper_hu_rho(
+        participations=1,
+        local_steps=2,
+        gradient_bound=1.0,
+        cohort=10,
+        records=2000,
+        batch_size=1000,
+        noise_std=2 / (1000 * 0.5),
+    )
+    assert rho.value == near(0.0125)
+    assert fixed == near(0.0790, rel=2e-3)
+    assert shuffled == near(0.0196, rel=3e-3)
+    assert min(fixed, shuffled) > rho.value
+
+
+def test_the_attack_itself_reads_the_bit_out_of_a_secure_sum() -> None:
+    """Runs the device and the sum of 100 others. 20000 rounds: 5 sigma is 0.0155 (alarm 6e-7)."""
+    rng = np.random.default_rng(4)
+    batch, bound, eta, trials, others = 1000, 1.0, 0.1, 20_000, 100
+    sigma = 2 * bound / (batch * 0.5)
+    bits = rng.integers(0, 2, trials) * 2 - 1
+    first = -eta * (-bits * bound / batch + sigma * rng.normal(size=trials))
+    second = first - eta * (-bound * np.sign(first) + sigma * rng.normal(size=trials))
+    noise = eta * sigma * math.sqrt(2 * (others - 1)) * rng.normal(size=trials)
+    right = np.mean(np.sign(second + noise) == bits)
+    assert right == near(hu.bit_probability(0.5, shuffled=False), abs=0.0155)
+
+
+@given(p=st.floats(0.51, 0.95), rounds=st.integers(1, 12), delta=st.floats(1e-6, 0.2))
+def test_bit_attack_is_the_neyman_pearson_bound(p: float, rounds: int, delta: float) -> None:
+    """At the returned epsilon the best of all threshold tests just reaches delta."""
+    eps = hu.bit_attack_epsilon(p, rounds, delta)
+    counts = np.arange(rounds + 1)
+    comb = np.array([math.comb(rounds, int(k)) for k in counts], dtype=float)
+    ours = comb * p**counts * (1 - p) ** (rounds - counts)
+    theirs = ours[::-1]
+    best = max(ours[k:].sum() - math.exp(eps) * theirs[k:].sum() for k in counts)
+    assert best <= delta + 1e-9
+    if eps > 0:
+        assert best == near(delta, abs=1e-9)
+
+
+def test_noise_the_claim_asks_for() -> None:
+    """Golden number 25, and what that noise gives without dividing by the cohort."""
+    setting = {
+        "participations": 12.5,
+        "local_steps": 10,
+        "gradient_bound": 1.0,
+        "cohort": 10,
+        "records": 2440,
+        "batch_size": 244,
+    }
+    sigma = hu.paper_hu_noise_std(epsilon=10, delta=1e-4, **setting)
+    assert sigma.value == near(0.0048068, rel=1e-4)
+    back = hu.paper_hu_epsilon(delta=1e-4, noise_std=sigma.value, **setting)
+    assert back.value == near(10)
+    rho = hu.paper_hu_rho(noise_std=sigma.value, **setting).value
+    assert GAUSS(1 / math.sqrt(2 * 10 * rho), 1e-4) == near(39.82, rel=5e-3)
+    assert hu.zcdp_epsilon(10 * rho, 1e-4) == near(44.05, rel=5e-3)
+    assert hu.zcdp_epsilon(2 * rho, 1e-4) == near(15.21, rel=5e-3)  # 5 of 10 collude
+    exact = 10 * rho / (0.5 / gaussian_mechanism.get_sigma_gaussian(10, 1e-4) ** 2)
+    assert math.sqrt(exact) == near(2.74, rel=5e-3)
+
+
+def test_dp_sgd_baseline_divides_by_clients_who_add_no_noise() -> None:
+    rho = hu.zcdp_rho(10, 1e-4)
+    sigma = math.sqrt(2 * 12 / (16 * 64**2 * rho))
+    told = hu.paper_hu_dp_sgd_epsilon(
+        delta=1e-4, participations=12, gradient_bound=1, clients=16, batch_size=64, noise_std=sigma
+    )
+    assert told.value == near(10)
+    true = hu.dp_sgd_rho(
+        participations=12, gradient_bound=1, honest_shares=10, batch_size=64, noise_std=sigma
+    )
+    assert hu.zcdp_epsilon(true, 1e-4) == near(13.26, rel=5e-3)
+
+
+def test_uses_count_whole_batches_only() -> None:
+    assert hu.uses_per_round(local_steps=3, records=1999, batch_size=1000) == 3
+    assert hu.uses_per_round(local_steps=3, records=2000, batch_size=1000) == 2
+    assert hu.uses_per_round(local_steps=1, records=2440, batch_size=244) == 1
+
+
+def test_uses_against_a_simulated_shuffle() -> None:
+    rng = np.random.default_rng(0)
+    for steps, records, batch in [(7, 23, 5), (4, 9, 9), (5, 12, 4), (9, 10, 3)]:
+        touched, step = np.zeros(records, int), 0
+        while step < steps:
+            order = rng.permutation(records)
+            for b in range(records // batch):
+                if step < steps:
+                    touched[order[b * batch : (b + 1) * batch]] += 1
+                    step += 1
+        limit = hu.uses_per_round(local_steps=steps, records=records, batch_size=batch)
+        assert touched.max() <= limit
+        assert limit == -(-steps // (records // batch))
+
+
+def test_lemma_5_is_said_to_be_right_for_one_step_only() -> None:
+    one = hu.paper_hu_upload_sensitivity(
+        learning_rate=0.1, local_steps=1, gradient_bound=2, batch_size=10
+    )
+    two = hu.paper_hu_upload_sensitivity(
+        learning_rate=0.1, local_steps=2, gradient_bound=2, batch_size=10
+    )
+    assert (one.value, two.value) == (near(0.04), near(0.08))
+    assert "correct" in one.verdict
+    assert "false" in two.verdict
+
+
+def test_expected_participations_are_exceeded_by_some_device() -> None:
+    """n = 16, r = 10, T = 20: the mean is 12.5, the busiest device has 16.3 on average."""
+    rng = np.random.default_rng(1)
+    busiest = [np.argsort(rng.random((20, 16)), axis=1)[:, :10].ravel() for _ in range(2000)]
+    top = np.mean([np.bincount(ids, minlength=16).max() for ids in busiest])
+    assert top == near(16.3, abs=0.1)
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
+def test_bad_numbers_are_refused_by_name(bad: float) -> None:
+    with pytest.raises(ConfigError, match="noise_std"):
+        hu.dp_sgd_rho(
+            participations=1, gradient_bound=1, honest_shares=1, batch_size=1, noise_std=bad
+        )
+    with pytest.raises(ConfigError, match="delta"):
+        hu.zcdp_epsilon(1.0, bad)
+    with pytest.raises(ConfigError, match="probability"):
+        hu.bit_attack_epsilon(bad, 1, 1e-4)
+    with pytest.raises(ConfigError, match="shift"):
+        hu.bit_probability(bad, shuffled=True)
+
+
+def test_a_certain_bit_still_has_a_finite_bound() -> None:
+    assert 36 < hu.bit_attack_epsilon(hu.bit_probability(100, shuffled=False), 1, 1e-4) < 37
+
+
+def test_a_fair_coin_reveals_nothing() -> None:
+    assert hu.bit_attack_epsilon(0.5, 100, 1e-4) == 0.0
+    assert hu.bit_divergence(0.5, 100) == 0.0
+    assert hu.bit_probability(1e-12, shuffled=False) == near(float(norm.cdf(0)))

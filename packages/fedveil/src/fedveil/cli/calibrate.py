@@ -1,0 +1,155 @@
+"""`fedveil calibrate`: the noise, the rounds or the rate that a privacy budget buys."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.cli import console
+from fedveil.cli.mechanism_args import (
+    LEVELS,
+    add_arguments,
+    described,
+    mechanism_kind,
+    mechanism_of,
+    person_document,
+    show,
+)
+from fedveil.core.errors import ConfigError
+from fedveil.privacy.rounding import at_least, at_most
+
+if TYPE_CHECKING:
+    from fedveil.privacy.guarantee import Guarantee
+
+    # What was found, what it guarantees, and what it guarantees a person with several records.
+    Answer = tuple[dict[str, Any], Guarantee, Guarantee | None]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", nargs="?", type=Path, help="a recipe, instead of a description")
+    options: console.Options = {
+        "--epsilon": (float, "the budget; by default the recipe's"),
+        "--find": (("noise", "rounds", "rate"), "what to find; the rest is given (noise)", "noise"),
+    }
+    console.add_options(parser, options)
+    add_arguments(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    if args.source is not None:
+        from fedveil.cli.load_guarantee import guarantee_of
+
+        planned, _ = guarantee_of(args.source, args.epsilon)
+        return console.answer(args, planned.to_dict(), lambda: show(planned, f"For {args.source}"))
+    if args.epsilon is None:
+        raise ConfigError("--epsilon: give the budget, or name a recipe")
+    find = {"noise": _noise, "rounds": _rounds, "rate": _rate}[args.find]
+    found, guarantee, person = find(args)
+    document = {"target_epsilon": args.epsilon, "found": found, **guarantee.to_dict()}
+    document |= person_document(person)
+    answer = ", ".join(f"{name.replace('_', ' ')} {_shown(name, x)}" for name, x in found.items())
+    title = f"For epsilon {args.epsilon:g}: {answer}"
+    return console.answer(args, document, lambda: show(guarantee, title, person))
+
+
+def _shown(name: str, value: float) -> str:
+    """To be copied from the screen: no less noise than was found, no more of anything else."""
+    if isinstance(value, int):
+        return str(value)
+    return (at_least if name == "rate" else at_most)(value, 6)
+
+
+def _noise(args: argparse.Namespace) -> Answer:
+    from fedveil.privacy.calibration import calibrate_mechanism
+    from fedveil.privacy.contract import mechanism_class
+    from fedveil.privacy.poisson_sampled import PoissonSampled
+
+    rounds, kind = _given_rounds(args), mechanism_kind(args)
+    for name in LEVELS:
+        if getattr(args, name) is not None:
+            raise ConfigError(f"{console.flag(name)}: leave it out; the noise is to be found")
+    level = mechanism_class(kind).level
+    if level is None:
+        raise ConfigError(f"--mechanism: {kind} has no noise to find; name the mechanism itself")
+    asked = described(args, rounds, level=1.0)  # it stands in for what is to be found
+    mechanism = calibrate_mechanism(
+        lambda noise: mechanism_of(args, noise),
+        epsilon=args.epsilon,
+        delta=asked.delta,
+        sampling=asked.release.sampling,
+        rounds=rounds,
+        privacy_model=asked.privacy_model,
+        uses=asked.release.uses,
+        participations=args.participations,
+        tuning=asked.tuning,
+    )
+    release = replace(asked.release, mechanism=mechanism)
+    inner = mechanism.mechanisms[0] if isinstance(mechanism, PoissonSampled) else mechanism
+    return {level: getattr(inner, level)}, asked.guarantee(release), asked.person(release)
+
+
+def _rounds(args: argparse.Namespace) -> Answer:
+    from fedveil.privacy.calibration import calibrate_rounds
+    from fedveil.privacy.sampling import Balanced
+
+    _not_given(args, "rounds", "participations")
+    asked = described(args, 1)
+    sampling = asked.release.sampling
+    rounds = calibrate_rounds(
+        epsilon=args.epsilon,
+        delta=asked.delta,
+        sampling=sampling,
+        mechanism=asked.release.mechanism,
+        privacy_model=asked.privacy_model,
+        uses=asked.release.uses,
+        tuning=asked.tuning,
+    )
+    if isinstance(sampling, Balanced):
+        sampling = replace(sampling, rounds=rounds)
+    release = replace(asked.release, sampling=sampling, rounds=rounds)
+    return {"rounds": rounds}, asked.guarantee(release), asked.person(release)
+
+
+def _rate(args: argparse.Namespace) -> Answer:
+    from fedveil.privacy.calibration import calibrate_rate
+    from fedveil.privacy.sampling import CappedPoisson, Poisson
+
+    _not_given(args, "rate", "cohort", "participations", "batch_rate")
+    rounds = _given_rounds(args)
+    if args.sampling in ("fixed", "round-robin", "balanced"):
+        args.cohort = 1
+    else:
+        args.sampling = args.sampling or "poisson"
+        args.rate = 0.5 if args.sampling != "everyone" else None
+    asked = described(args, rounds)
+    sampling = calibrate_rate(
+        epsilon=args.epsilon,
+        delta=asked.delta,
+        sampling=asked.release.sampling,
+        rounds=rounds,
+        mechanism=asked.release.mechanism,
+        privacy_model=asked.privacy_model,
+        uses=asked.release.uses,
+        tuning=asked.tuning,
+    )
+    found: dict[str, Any] = {}
+    if isinstance(sampling, (Poisson, CappedPoisson)):
+        found["rate"] = sampling.rate
+    else:
+        found["cohort"] = int(sampling.expected_cohort)
+    release = replace(asked.release, sampling=sampling)
+    return found, asked.guarantee(release), asked.person(release)
+
+
+def _given_rounds(args: argparse.Namespace) -> int:
+    if args.rounds is None:
+        raise ConfigError("--rounds: give the number of rounds, or use --find rounds")
+    return int(args.rounds)
+
+
+def _not_given(args: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if getattr(args, name) is not None:
+            raise ConfigError(f"{console.flag(name)}: leave it out with --find {args.find}")

@@ -1,0 +1,85 @@
+"""Guarantees of things on disk: a run, from its ledger; a recipe, from its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.core.errors import ConfigError
+from fedveil.planning import recipe as recipes
+from fedveil.privacy.rounding import at_most
+
+if TYPE_CHECKING:
+    from fedveil.methods.recipes.sections import Recipe
+    from fedveil.privacy.guarantee import Guarantee
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """How far a run has come, beside its guarantee, which is about all its rounds."""
+
+    reserved: int  # rounds that were begun
+    planned: int
+    epsilon: float  # of the rounds that were begun
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rounds_begun": self.reserved,
+            "rounds_planned": self.planned,
+            "not_certified_epsilon_of_rounds_begun": self.epsilon,
+        }
+
+    def __str__(self) -> str:
+        if self.reserved == self.planned:
+            return ""
+        return (
+            f"Unfinished: {self.reserved} of {self.planned} rounds were begun. The guarantee is "
+            f"about all {self.planned}, for a run that is stopped after somebody has looked at it "
+            f"costs its whole plan. Had it been fixed beforehand that it ends here, its rounds "
+            f"would cost epsilon {at_most(self.epsilon)}; that is not certified."
+        )
+
+
+def recipe_of(path: Path, changes: Sequence[str] = ()) -> Recipe:
+    """A recipe from a file or by its name, or that of a run directory."""
+    from fedveil.run.directory import stored_recipe
+
+    table = stored_recipe(path) if path.is_dir() else recipes.read(path)
+    return recipes.as_run(recipes.parse(table, changes))
+
+
+def guarantee_of(path: Path, epsilon: float | None = None) -> tuple[Guarantee, RunProgress | None]:
+    """What a run directory is worth, or a recipe would be (within `epsilon`, if given)."""
+    path = recipes.found(path)
+    if not path.exists():
+        raise ConfigError(f"{path}: no such run directory or recipe")
+    return _of_run(path) if path.is_dir() else (_of_recipe(path, epsilon), None)
+
+
+def _of_run(path: Path) -> tuple[Guarantee, RunProgress]:
+    """Recomputed from the ledger alone, with which everything else in the directory must agree."""
+    from fedveil.run.evidence import LEDGER, PROMISE, RECIPE, examined
+
+    known = [name for name in (LEDGER, PROMISE, RECIPE) if (path / name).exists()]
+    if known == [RECIPE]:
+        raise ConfigError(f"{path}: has no ledger, so nothing is guaranteed")
+    if LEDGER not in known and RECIPE not in known:
+        raise ConfigError(f"{path}: not a run directory (no {RECIPE})")
+    ledger = examined(path)
+    return ledger.guarantee(), RunProgress(ledger.reserved, ledger.header.rounds, ledger.spent())
+
+
+def _of_recipe(path: Path, epsilon: float | None) -> Guarantee:
+    from fedveil.planning.assemble import federation_of, plan_of
+
+    values = {} if epsilon is None else {"privacy.epsilon": epsilon}
+    recipe = recipes.as_run(recipes.parse(recipes.read(path), (), values))
+    guarantee = plan_of(recipe, federation_of(recipe.data)).guarantee
+    if guarantee is None:
+        raise ConfigError(
+            f"{path}: method {recipe.training.method!r} adds no noise and guarantees nothing; "
+            "choose a private method"
+        )
+    return guarantee

@@ -1,0 +1,378 @@
+"""`fedveil run`: train a recipe to the end, or go on with a run that was stopped."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.cli import console, own_data
+from fedveil.cli.certify import certifying_command
+from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
+from fedveil.planning import recipe as recipes
+
+if TYPE_CHECKING:
+    from fedveil.planning.plan import Plan
+    from fedveil.planning.recipe import Recipe
+    from fedveil.run.run import Run
+    from fedveil.tune.defaults import Chosen
+
+
+def _seed(text: str) -> int | str:
+    return text if text == "none" else int(text)
+
+
+_MORE = "In full: --explain, and guarantee.json in the run directory."
+
+_OPTIONS: console.Options = {
+    "--set KEY=VALUE": (list, "change one recipe entry"),
+    **own_data.OPTIONS,
+    "--seed N": (_seed, "repeatable simulation instead of protected noise; none: without one"),
+    "--output DIR": (Path, "a new run directory"),
+    "--resume DIR": (Path, "go on with this run"),
+    "--moved": (bool, "with --resume: I declare that only this copy of the run will go on"),
+    "--explain": (bool, "the whole guarantee in words; which engine runs, and why"),
+    "--quiet": (bool, "no progress, only the result"),
+    "--watch": (bool, "serve the growing report on this machine, and say where"),
+    "--no-report": (bool, "write no report.html into the run directory"),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        type=Path,
+        help="a TOML recipe, or the name of one that comes with fedveil; none: the default job",
+    )
+    console.add_options(parser, _OPTIONS)
+
+
+def execute(args: argparse.Namespace) -> int:
+    console.prepare_training()
+    recipe = _recipe(args)
+    usual = recipes.as_run(recipe)  # refuses what makes no sense
+    own_clip = recipe.privacy.clip_quantile == usual.privacy.clip_quantile
+
+    from fedveil.cli.report import watched_apart
+    from fedveil.data.folder import title
+    from fedveil.planning.assemble import (  # torch and all: only once input is sane
+        federation_of,
+        plan_of,
+    )
+    from fedveil.run.directory import RunDirectory
+    from fedveil.run.run import Run, Speed, follow_plan
+    from fedveil.training.engines.distributed_env import is_follower
+    from fedveil.training.engines.process_group import WorkerFailed
+
+    if args.output is not None:
+        RunDirectory.check_new(args.output)  # before anything is bought for it
+    with own_data.purchase(args.output or _fresh(title(Path(recipe.data.file or "")))) as purchase:
+        chosen = own_data.chosen(args, recipe, purchase)
+        recipe = usual if chosen is None else chosen.recipe
+        plan = plan_of(recipe, federation_of(recipe.data) if chosen is None else chosen.federation)
+        if recipe.evaluation.baseline and plan.protected:
+            raise PrivacyRefusal(
+                "evaluation.baseline trains without noise, and its accuracy would leave "
+                "unprotected",
+                "give a --seed to simulate, or leave the baseline out",
+            )
+        engine = recipe.engine
+        speed = Speed(engine.name, engine.chunk, engine.processes, engine.threads, engine.device)
+        if is_follower():  # torchrun started several of us, and another one leads
+            follow_plan(plan, speed)
+            return 0
+        run = Run(plan, speed=speed, every=recipe.evaluation.every)
+        plan = run.plan  # which knows what runs it
+        if args.resume is not None:
+            directory = RunDirectory.open(args.resume, plan, moved=args.moved)
+        else:
+            output = args.output or _fresh_directory(plan)
+            directory = RunDirectory.create(output, plan, recipes.to_table(recipe))
+        purchase.settle()
+    run.keep_in(directory)
+    certify = _certify(run, args, recipe)
+    began = time.perf_counter()
+    try:
+        with watched_apart(directory.path) if args.watch else nullcontext():
+            rejected = _train(run, args, chosen, certify, "" if chosen or own_clip else _FALLING)
+    except KeyboardInterrupt:
+        run.save()
+        console.complain(
+            f"interrupted after round {run.state.rounds} of {plan.method.rounds}; "
+            f"go on with: fedveil run --resume {directory.path}"
+        )
+        return 130
+    except WorkerFailed:  # the rounds before are whole: nothing of them is lost
+        run.save()
+        raise
+    finally:
+        run.close()
+    result = result_of(
+        run,
+        recipe,
+        time.perf_counter() - began,
+        notes=(*(chosen.notes if chosen else ()), *([] if chosen or own_clip else [_FALLING])),
+        warnings=[chosen.warning] if chosen and chosen.warning else (),
+        certify=certify,
+    )
+    if not plan.protected:  # a protected run must not tell: the count has no noise
+        result["rejected_updates"] = rejected
+    result["report"] = None if args.no_report else write_report(directory.path)
+    return console.answer(args, result, lambda: _show(result, run))
+
+
+def _recipe(args: argparse.Namespace) -> Recipe:
+    """The recipe of this call: a file or a stopped run's, then --set, then the short options."""
+    given = own_data.given(args)
+    if isinstance(args.seed, int):
+        given["seed"] = args.seed
+    if args.resume is not None:
+        if given or args.set or args.seed or args.recipe or args.output:
+            raise ConfigError(
+                "--resume: goes on with the run as it is; give no other recipe options"
+            )
+        return recipes.parse(recipes.read(args.resume / "recipe.toml"))
+    if args.moved:
+        raise ConfigError("--moved: give it together with --resume")
+    if args.recipe is not None:
+        table = recipes.read(args.recipe)
+    else:
+        table = recipes.DEFAULT_JOB if args.data is None else {}
+    if args.seed == "none":
+        table = {key: value for key, value in table.items() if key != "seed"}
+    return recipes.parse(table, args.set, given)
+
+
+def _fresh(name: str) -> Path:
+    return Path("runs") / f"{datetime.now().strftime('%Y%m%d-%H%M%S')}-{name}"
+
+
+def _fresh_directory(plan: Plan) -> Path:
+    base = _fresh(f"{plan.federation.name}-{plan.method.name}")
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+_FALLING = (
+    "No clip is set, so it begins at 1 and falls to where most updates end; privacy.clip_norm sets "
+    "one."
+)
+
+
+def _certify(run: Run, args: argparse.Namespace, recipe: Recipe) -> str | None:
+    """Return the command that would certify this run; None if it is, or if there is none."""
+    guarantee = run.guarantee
+    if guarantee is None or guarantee.certified or args.resume is not None:
+        return None
+    names = run.plan.federation.class_names
+    return certifying_command(args, guarantee.reason, names, recipe.data.file)
+
+
+def _train(
+    run: Run,
+    args: argparse.Namespace,
+    chosen: Chosen | None,
+    certify: str | None,
+    note: str = "",
+) -> int:
+    """Train to the end and return how many updates were not finite and counted as zero."""
+    from fedveil.cli.progress import progress
+
+    rejected = 0
+    _promise(run, certify, quiet=args.quiet, explain=args.explain)
+    own_data.say(chosen, quiet=args.quiet)  # not before the ledger has what was bought
+    if note and not args.quiet:
+        console.say(note, heading="note:", to=console.stderr())
+    _warn(run, quiet=args.quiet)
+    if args.explain:
+        reason = run.choice.reason
+        if run.plan.protected:  # how long rounds take depends on how much data clients have
+            reason = reason.partition(";")[0]
+        console.stderr().print(f"engine: {run.choice.name} ({reason})")
+    with progress(run, quiet=args.quiet, json=args.json) as show:
+        for report in run:
+            show(report)
+            rejected += report.unprotected_stats.rejected if report.unprotected_stats else 0
+    return rejected
+
+
+def _promise(run: Run, certify: str | None, *, quiet: bool, explain: bool) -> None:
+    """Say what is guaranteed before anything else. Quiet says only that nothing is certified."""
+    guarantee, errors = run.guarantee, console.stderr()
+    if guarantee is None:
+        console.say("this method adds no noise.", heading="No guarantee:", to=errors)
+    elif not quiet:
+        text = guarantee.statement if explain else f"{guarantee.summary}\n{_MORE}"
+        console.say(text, heading="Guarantee:", to=errors)
+    elif not guarantee.certified:
+        console.say(f"{guarantee.reason}.", heading="Not certified:", to=errors)
+    if certify is not None:
+        console.say(certify, heading="To certify this, run:", to=errors)
+
+
+def _warn(run: Run, *, quiet: bool) -> None:
+    """What must be known before training. Quiet leaves out what is only good to know."""
+    from fedveil.cli.secure_sums import planned
+
+    plan, errors = run.plan, console.stderr()
+    if not quiet:
+        for note in plan.federation.notes:
+            console.say(note, heading="note:", colour="yellow", to=errors)
+        if lost := run.directory.lost if run.directory else 0:
+            text = f"rounds that were cut off: {lost}; they count, and are not drawn again"
+            console.say(text, heading="note:", colour="yellow", to=errors)
+    for warning in plan.warnings:
+        console.say(warning, heading="warning:", colour="red", to=errors)
+    if plan.secure_sums is not None and not quiet:
+        console.say(planned(plan.secure_sums), heading="Secure sums:", to=errors)
+
+
+def result_of(
+    run: Run,
+    recipe: Recipe,
+    seconds: float,
+    *,
+    notes: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+    certify: str | None = None,
+) -> dict[str, Any]:
+    """Return the document that `--json` prints, and store result and model in the run directory.
+
+    Args:
+        run: a finished run.
+        recipe: its resolved recipe.
+        seconds: how long it took; shown of simulations only.
+        notes: what was chosen for the user.
+        warnings: what the user was told before the training, beside the plan's own warnings.
+        certify: the command that would certify the run, if it is not certified.
+    """
+    from fedveil.cli.secure_sums import secure_document
+    from fedveil.report.scores import useless
+    from fedveil.run.result import write_result
+
+    directory = run.directory
+    result: dict[str, Any] = {}
+    if len(run.plan.federation.test):  # a hub may have none
+        metrics = run.evaluate()
+        if metrics.accuracy is not None:
+            result["accuracy"] = metrics.accuracy
+        result["loss"] = metrics.loss
+        if metrics.accuracy is None:
+            result["rmse"] = metrics.rmse * _label_unit(run.plan)
+    scores = run.scores()
+    if scores is not None:
+        result["scores"] = scores.to_dict()
+        result["useless"] = useless(result["scores"])
+    if recipe.evaluation.baseline:
+        result["baseline"] = _baseline(recipe, run.plan)
+    result |= {
+        "rounds": run.state.rounds,
+        "planned_rounds": run.plan.method.rounds,
+        "seconds": None if run.plan.protected else round(seconds, 3),
+        "method": run.plan.method.name,
+        "clients": run.plan.sampling.clients,
+        "parameters": run.plan.layout.size,
+        # How many processes there are follows from how much data clients have.
+        "engine": run.choice.name if run.plan.protected else run.engine.name,
+        "seed": run.plan.seed,
+        "directory": None if directory is None else str(directory.path),
+        "guarantee": None if run.guarantee is None else run.guarantee.to_dict(),
+        "secure_sums": secure_document(run),
+        "notes": [*notes, *run.plan.federation.notes],
+        "warnings": [*warnings, *run.plan.warnings, *filter(None, [scores and scores.warning])],
+        "certify": certify,
+    }
+    if directory is not None:
+        chosen = recipe.model
+        architecture = {
+            "name": chosen.name,
+            "hidden": list(chosen.hidden),
+            "input_norm": chosen.input_norm,
+            "frozen": list(chosen.frozen),
+            "adapter_rank": chosen.adapter_rank,
+        }
+        directory.write_model(run.bundle_file(architecture))
+        write_result(directory.path, result)
+        directory.close()
+    return result
+
+
+def write_report(path: Path) -> str | None:
+    """Write report.html. The run is done and kept, so it does not fail with its report."""
+    from fedveil.cli.report import document_of, write
+
+    file = path / "report.html"
+    try:
+        write([document_of(path)], file)
+    except (FedveilError, OSError) as error:
+        console.complain(f"no report was written ({error}); try again: fedveil report {path}")
+        return None
+    return str(file)
+
+
+def _label_unit(plan: Plan) -> float:
+    """What one unit of a standardised regression target is in the label's own unit."""
+    scaling = plan.federation.target_scaling
+    return 1.0 if scaling is None else 1.0 / float(scaling.factor)
+
+
+def _baseline(recipe: Recipe, private: Plan) -> dict[str, Any]:
+    """The same training without clipping and noise, kept in memory only."""
+    from fedveil.planning.assemble import plan_of
+    from fedveil.run.run import Run
+
+    plain = plan_of(recipes.without_privacy(recipe), private.federation)
+    metrics = Run(plain, every=plain.method.rounds).finish()
+    return {"accuracy": metrics.accuracy, "loss": metrics.loss}
+
+
+def _show(result: dict[str, Any], run: Run) -> None:
+    from fedveil.cli.secure_sums import secure_rows
+    from fedveil.privacy.rounding import at_most
+    from fedveil.report.scores import score_rows
+
+    plan, guarantee, rows = run.plan, run.guarantee, []
+    if "scores" in result:
+        rows += score_rows(result["scores"])
+    elif "accuracy" in result:
+        rows.append(["accuracy", f"{result['accuracy']:.1%}"])
+    if "baseline" in result:
+        plain = result["baseline"]
+        shown = (
+            f"{plain['accuracy']:.1%}" if plain["accuracy"] is not None else f"{plain['loss']:.4g}"
+        )
+        rows.append(["  without privacy", shown])
+    if "scores" not in result and "loss" in result:
+        rows.append(["loss", f"{result['loss']:.4g}"])
+    rows.append(["rounds", f"{result['rounds']} of {result['planned_rounds']}"])
+    if result["seconds"] is not None:
+        rows.append(["time", f"{result['seconds']:.1f} s"])
+    if result.get("rejected_updates"):
+        rows.append(["updates not finite: counted as zero", str(result["rejected_updates"])])
+    if guarantee is not None:
+        would = "" if guarantee.certified else ", if this were certified"
+        size = f"{at_most(guarantee.epsilon)} (delta {at_most(guarantee.delta)})"
+        rows.append([f"epsilon{would}", size])
+        rows.append(["certified", "yes" if guarantee.certified else "no; guarantee.json says why"])
+    else:
+        rows.append(["privacy", "none: this method adds no noise"])
+    if result["secure_sums"] is not None:
+        rows += secure_rows(result["secure_sums"])
+    rows.append(["files", result["directory"]])
+    if result["report"] is not None:
+        rows.append(["report", result["report"]])
+    title = f"{plan.method.name} on {plan.federation.name}"
+    if useless := result.get("useless"):
+        private = "private, and " if guarantee is not None and guarantee.certified else ""
+        title += f": {private}useless, {useless}"
+    console.table(title, ["result", ""], rows)
+    if warning := result.get("scores", {}).get("warning"):  # others: before the training
+        console.say(warning, heading="warning:", colour="red", to=console.stderr())

@@ -1,0 +1,54 @@
+"""Whether a part is the package's own: judged by identity, for any class can claim a name."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+
+@cache
+def _own_packages() -> tuple[Path, ...]:
+    """Return the folders of this package and of fedveil-federation, which is proved with it."""
+    folders = [Path(__file__).resolve().parents[1]]
+    federation = find_spec("fedveil_federation")
+    if federation is not None and federation.origin is not None:
+        folders.append(Path(federation.origin).resolve().parent)
+    return tuple(folders)
+
+
+def is_own(thing: object, package: Path | None = None) -> bool:
+    """Return whether a class or function is the very one that a module of the package defines.
+
+    `__module__` and `__qualname__` are attributes that anybody may write. So they are only taken as
+    an address: the object that stands there, in a module loaded from the package's own files, must
+    be this one.
+
+    Args:
+        thing: A class or a function.
+        package: The directory that the module must have been loaded from. By default, that of
+            fedveil or of fedveil-federation.
+
+    >>> from fedveil.privacy.clipping import Clip
+    >>> forged = type("Clip", (), {"__module__": Clip.__module__})
+    >>> is_own(Clip), is_own(forged)
+    (True, False)
+    """
+    name, place = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not isinstance(name, str) or not isinstance(place, str):
+        return False
+    found: object = sys.modules.get(name)
+    origin = getattr(getattr(found, "__spec__", None), "origin", None)
+    packages = _own_packages() if package is None else (package,)
+    if not isinstance(origin, str) or not any(map(Path(origin).resolve().is_relative_to, packages)):
+        return False
+    for step in place.split("."):
+        found = getattr(found, "__dict__", {}).get(step)
+    return found is thing
+
+
+def is_own_object(part: object) -> bool:
+    """Return whether an object's class is the package's own and none of its methods is replaced."""
+    kind, held = type(part), getattr(part, "__dict__", {})
+    return is_own(kind) and not any(callable(getattr(kind, name, None)) for name in held)

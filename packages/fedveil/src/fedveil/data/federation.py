@@ -1,0 +1,330 @@
+"""A federation: all clients' examples in a few columns, and where each client's part begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedveil.core.arguments import check_fields, one_of, settle
+from fedveil.core.display import Displayed
+from fedveil.core.errors import ConfigError
+from fedveil.data.assignment import Owners
+from fedveil.data.columns import Array
+from fedveil.data.declared import CLASSES, VOCABULARY, by_values, count_classes, dealing, used_again
+from fedveil.data.examples import (
+    Examples,
+    Scaling,
+    Task,
+    as_pair,
+    examples_of,
+    highest_code,
+    task_of,
+)
+from fedveil.data.holdout import Holdout, deal
+from fedveil.data.partition import ByOwner, Partition
+from fedveil.data.unusable import marked
+
+if TYPE_CHECKING:
+    from fedveil.data.dp_schema import Bought
+    from fedveil.data.encoder import TableEncoder
+
+__all__ = [
+    "ARTIFICIAL_NOTE",
+    "HELD_OUT_NOTE",
+    "PICTURES_NOTE",
+    "Examples",
+    "Federation",
+    "Scaling",
+    "Task",
+]
+
+HELD_OUT_NOTE = (
+    "Test or validation examples were held out from the clients' own data; figures measured on "
+    "them are not covered by the guarantee."
+)
+PICTURES_NOTE = (
+    "Pictures of a client stand in the order of their file names, which are public and differ, "
+    "whatever the class."
+)
+ARTIFICIAL_NOTE = (
+    "Rows were dealt to artificial clients: in the guarantee a client is such a share of the rows, "
+    "with the dealing as it is, and not a person."
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Federation(Displayed):
+    """Clients' training examples, sorted by client, plus public test (and validation) examples.
+
+    Client `i` owns rows `offsets[i]:offsets[i + 1]` of `train`. There is no object per client, so
+    a million clients cost eight megabytes beyond their data. Columns may be memory-mapped.
+    """
+
+    train: Examples
+    offsets: npt.NDArray[np.int64]
+    test: Examples
+    task: Task
+    classes: int  # 0 for regression; of several labels, how many
+    name: str = "arrays"
+    validation: Examples | None = None
+    scaling: Scaling | None = None
+    notes: tuple[str, ...] = ()  # what the user must know, one sentence each
+    # What enters the model or its size and was taken from private rows without noise.
+    unprotected: tuple[str, ...] = ()
+    owners: Array | None = None  # [clients], where the data name them
+    class_names: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()  # names of flat inputs' columns
+    target_scaling: Scaling | None = None  # how regression targets were
+    featurizer: Callable[[Array], Array] | None = None  # made the inputs of stored examples
+    encoder: TableEncoder | None = None  # how rows of a table became examples
+    bought: Bought | None = None  # noisy statistics that made it; part of every guarantee
+    verified: bool = False  # unusable examples were marked before
+    public: bool = False  # somebody declared that its rows are known to everybody
+    elsewhere: bool = False  # the training rows are on their owners' machines, and none is here
+
+    def __post_init__(self) -> None:
+        check_fields(self, task=one_of(Task))
+        offsets = self.offsets
+        if offsets.flags.writeable:  # who owns which rows is counted on, and must not move
+            offsets = offsets.copy()
+            offsets.setflags(write=False)
+            object.__setattr__(self, "offsets", offsets)
+        if len(offsets) < 2 or len(self.train) == 0:
+            raise ConfigError(f"federation {self.name!r} is empty: it needs clients with examples")
+        if offsets[0] != 0 or offsets[-1] != len(self.train):
+            raise ConfigError(
+                f"federation {self.name!r}: offsets must run from 0 to {len(self.train)}"
+            )
+        sizes = np.diff(offsets)
+        if sizes.min() < 1:
+            raise ConfigError(
+                f"federation {self.name!r}: client {int(sizes.argmin())} has no examples; "
+                "leave it out or give it some"
+            )
+        self._check_scaling()
+        parts = {"train": self.train, "test": self.test, "validation": self.validation}
+        for part, examples in parts.items():
+            if examples is not None:
+                self._check_shapes(part, examples)
+        if not self.verified:
+            self._mark_unusable({part: own for part, own in parts.items() if own is not None})
+
+    def _mark_unusable(self, parts: dict[str, Examples]) -> None:
+        """Mark unusable examples. A part with such examples is copied, so whether parts share
+        memory is found out before."""
+        again = used_again(*(examples.inputs for examples in parts.values()))
+        found = {part: marked(own, self.task, self.codes) for part, own in parts.items()}
+        settle(self, **found)
+        if again and any(found[part] is not own for part, own in parts.items()):
+            settle(self, unprotected=tuple(dict.fromkeys((*self.unprotected, *again))))
+
+    def _check_scaling(self) -> None:
+        """It must fit one example: parts as long as a batch would treat records by their place."""
+        if not isinstance(self.scaling, Scaling):
+            return
+        for part in (self.scaling.shift, self.scaling.factor):
+            shape, whole = np.shape(part), self.input_shape
+            fits = len(shape) <= len(whole) and all(
+                own in (1, length)
+                for own, length in zip(reversed(shape), reversed(whole), strict=False)
+            )
+            if not fits:
+                raise ConfigError(
+                    f"federation {self.name!r}: a scaling of shape {shape} does not fit inputs of "
+                    f"shape {whole}"
+                )
+
+    def _check_shapes(self, part: str, examples: Examples) -> None:
+        where = f"federation {self.name!r}, {part} part"
+        if len(examples.inputs) != len(examples.targets):
+            raise ConfigError(
+                f"{where}: {len(examples.inputs)} inputs but {len(examples.targets)} targets"
+            )
+        if examples.inputs.shape[1:] != self.input_shape:
+            raise ConfigError(
+                f"{where}: inputs of shape {examples.inputs.shape[1:]}, not {self.input_shape}"
+            )
+        if self.task is Task.REGRESSION and examples.targets.ndim != 1:
+            raise ConfigError(
+                f"{where}: targets must be one number for each example, got shape "
+                f"{examples.targets.shape}; of several labels say task='multi-label'"
+            )
+        if self.task is Task.MULTI_LABEL and examples.targets.shape[1:] != (self.classes,):
+            raise ConfigError(
+                f"{where}: targets must be 0 or 1 for each of {self.classes} labels, got shape "
+                f"{examples.targets.shape}"
+            )
+
+    def _display(self) -> tuple[str, dict[str, object]]:
+        """Sizes and shapes; never the data themselves, for a repr ends up in logs."""
+        return self.name, {
+            "task": str(self.task),
+            "clients": self.clients,
+            "training examples": len(self.train),
+            "test examples": len(self.test),
+            "input shape": list(self.input_shape),
+            "classes": self.classes or None,
+        }
+
+    @property
+    def clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def codes(self) -> int:
+        """Values that a target may have: a class, or of each label two; 0 for regression."""
+        return 2 if self.task is Task.MULTI_LABEL else self.classes
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Examples of each client, `[clients]`."""
+        return np.diff(self.offsets)
+
+    @property
+    def unusable(self) -> int:
+        """How many examples contribute nothing (`data.unusable`). It was counted without noise: it
+        is for the owner of the data, and for nobody else."""
+        parts = (part.usable for part in (self.train, self.test, self.validation) if part)
+        return sum(int((~usable).sum()) for usable in parts if usable is not None)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.train.inputs.shape[1:])
+
+    def model_inputs(self, inputs: Array) -> Array:
+        """What a model sees: float32, scaled if a scaling is set; token ids as int64."""
+        if self.scaling is not None:
+            return self.scaling(inputs)
+        kind = np.int64 if self.task is Task.SEQUENCE else np.float32
+        return inputs.astype(kind, copy=False)
+
+    def save(self, directory: Path | str) -> Path:
+        """Write every column as one `.npy` file; `Federation.open` maps them into memory."""
+        from fedveil.data.storage import save
+
+        return save(self, Path(directory))
+
+    @classmethod
+    def open(cls, directory: Path | str) -> Federation:
+        """A saved federation with its columns on disk: data larger than memory are fine."""
+        from fedveil.data.storage import load
+
+        return load(Path(directory))
+
+    @classmethod
+    def from_arrays(
+        cls,
+        inputs: npt.ArrayLike,
+        targets: npt.ArrayLike,
+        owners: npt.ArrayLike | Owners | None = None,
+        *,
+        partition: Partition | None = None,
+        test: Examples | tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+        validation: Examples | tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+        test_fraction: float | None = None,
+        validation_fraction: float = 0.0,
+        holdout: Holdout | str = Holdout.WITHIN,
+        task: Task | str | None = None,
+        classes: int | None = None,
+        class_names: tuple[str, ...] = (),
+        features: tuple[str, ...] = (),
+        scaling: Scaling | None = None,
+        name: str = "arrays",
+        notes: tuple[str, ...] = (),
+        public: bool = False,
+        seed: int = 0,
+    ) -> Federation:
+        """Deal examples `[examples, ...]` to clients: by the owner column, or by a partition.
+
+        Clients stand in sorted order of their owners, each with its examples in the given order.
+        Without a test part, `test_fraction` (default 0.2) is held out as `holdout` says, and no
+        client is left empty; `POOLED` with a partition holds out before dealing. Unless `task` is
+        given, floating-point targets mean regression, whole ones in several columns several
+        labels, and all others classification. `seed` deals and holds out; it is public. Columns
+        that need no change are shared, not copied.
+
+        Whatever is given here (`classes`, `class_names`, `scaling`, ...) counts as known to
+        everybody, and so does an array's type; what is taken from the rows instead stands in
+        `unprotected`, unless the rows themselves are `public`, which then stands in every
+        guarantee. An example that does not fit (a number that is not finite, a label that is no
+        class) keeps its place and contributes nothing (`Examples.usable`). One without an owner,
+        None or NaN, belongs to nobody and is left out.
+
+        >>> inputs, labels = [[0.5], [1.5], [2.5], [3.5]], [0, 1, 0, 1]
+        >>> owners = ["ann", "ann", "bob", "bob"]
+        >>> federation = Federation.from_arrays(inputs, labels, owners, test_fraction=0.5)
+        >>> federation.clients, federation.sizes.tolist()
+        (2, [1, 1])
+        """
+        kind = task_of(task, targets)
+        given = class_names
+        pool, class_names = examples_of(kind, inputs, targets, given, "", classes)
+        if not len(pool):
+            raise ConfigError(f"federation {name!r} is empty: no examples were given")
+        parts = {
+            part: examples_of(kind, *as_pair(own), class_names, f"{part} ", classes)[0]
+            for part, own in (("test", test), ("validation", validation))
+            if own is not None
+        }
+        partition = partition or ByOwner()
+        dealt = deal(
+            pool.targets,
+            owners,
+            partition,
+            _holdout(holdout),
+            test=0.0 if "test" in parts else 0.2 if test_fraction is None else test_fraction,
+            validation=0.0 if "validation" in parts else validation_fraction,
+            seed=seed,
+        )
+        parts.setdefault("test", pool.take(dealt.test))
+        if dealt.validation.size:
+            parts["validation"] = pool.take(dealt.validation)
+        unprotected = [*by_values(task, inputs, targets), *dealing(partition)]
+        given_parts = (as_pair(own)[0] for own in (test, validation) if own is not None)
+        unprotected += used_again(inputs, *given_parts)
+        if kind is Task.REGRESSION:
+            classes = 0
+        elif kind is Task.MULTI_LABEL:  # how many there are is seen from the arrays' shape
+            if classes not in (None, width := pool.targets.shape[1]):
+                raise ConfigError(
+                    f"classes={classes}, but the targets have {width} columns, each a label; give "
+                    "one column of class numbers, or leave classes out"
+                )
+            if classes is None and not hasattr(targets, "dtype"):
+                unprotected.append(CLASSES)
+            classes, _ = count_classes(targets, 0, pool.targets.shape[1], given, given)
+        else:
+            seen = 1 + max(highest_code(kind, part) for part in (pool, *parts.values()))
+            classes, said = count_classes(targets, seen, classes, given, class_names)
+            unprotected += [VOCABULARY] if said and kind is Task.SEQUENCE else said
+        if dealt.from_clients or (not public and dealt.test.size + dealt.validation.size):
+            notes = (*notes, HELD_OUT_NOTE)
+        if not (public or isinstance(partition, ByOwner)):
+            notes = (*notes, ARTIFICIAL_NOTE)
+        return cls(
+            train=pool.take(dealt.train.rows),
+            offsets=dealt.train.offsets,
+            test=parts["test"],
+            task=kind,
+            classes=classes,
+            name=name,
+            validation=parts.get("validation"),
+            scaling=scaling,
+            notes=notes,
+            unprotected=() if public else tuple(unprotected),
+            public=public,
+            owners=dealt.train.owners,
+            class_names=class_names,
+            features=features,
+        )
+
+
+def _holdout(holdout: Holdout | str) -> Holdout:
+    if holdout not in list(Holdout):
+        raise ConfigError(f"holdout={holdout!r}: must be one of {', '.join(Holdout)}")
+    return Holdout(holdout)

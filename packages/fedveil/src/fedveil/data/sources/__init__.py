@@ -1,0 +1,77 @@
+"""Data sets by name: `load("digits")`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from fedveil.core.errors import ConfigError
+from fedveil.core.registry import Registry
+from fedveil.data.federation import Federation
+from fedveil.data.holdout import Holdout
+from fedveil.data.partition import Partition
+from fedveil.data.sources.source import Source
+from fedveil.data.sources.synthetic import NAMES as SYNTHETIC
+from fedveil.data.sources.synthetic import Synthetic
+
+# Every `Source` in a file of this folder, and those of other packages' entry points.
+SOURCES: Registry[Source] = Registry("data set", "fedveil.datasets", "fedveil.data.sources", Source)
+
+
+def load(
+    name: str,
+    partition: Partition | str | None = None,
+    *,
+    data_dir: Path | str | None = None,
+    test_fraction: float | None = None,
+    validation_fraction: float | None = None,
+    holdout: Holdout | str | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Federation:
+    """The federation of a named source.
+
+    Whatever is left out is the source's default. `settings` are the partition's fields (`clients`,
+    `alpha`, `examples_per_client`, `cap`, ...) or the source's own options; those that are None are
+    left out. `seed` deals the examples; it is public. `data_dir` holds local copies of the files.
+
+    >>> load("digits", clients=10).clients
+    10
+    """
+    settings = {key: value for key, value in settings.items() if value is not None}
+    for task, synthetic in SYNTHETIC.items():
+        if name == synthetic:
+            return _made_up(task, partition, seed, settings)
+    return find(name).load(
+        partition,
+        data_dir=data_dir,
+        test_fraction=test_fraction,
+        validation_fraction=validation_fraction,
+        holdout=holdout,
+        seed=seed,
+        **settings,
+    )
+
+
+def same_data(one: str, other: str) -> bool:
+    """Whether two names stand for the same files: MNIST's images are dealt by writers as well."""
+    if one == other or one not in SOURCES or other not in SOURCES:
+        return one == other
+    return any(copy in SOURCES[other].copies for copy in SOURCES[one].copies)
+
+
+def find(name: str) -> Source:
+    return SOURCES.find(name, "data.source", also=tuple(SYNTHETIC.values()))
+
+
+def _made_up(
+    task: Any, partition: Partition | str | None, seed: int, settings: dict[str, Any]
+) -> Federation:
+    if partition is not None:
+        raise ConfigError(f"{SYNTHETIC[task]}: is drawn client by client and takes no partition")
+    known = [field.name for field in fields(Synthetic) if field.name not in ("task", "seed")]
+    for setting in settings:
+        if setting not in known:
+            raise ConfigError(f"{SYNTHETIC[task]} has no {setting!r}; it has {', '.join(known)}")
+    return Synthetic(task=task, seed=seed, **settings).federation()

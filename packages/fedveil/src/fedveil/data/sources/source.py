@@ -1,0 +1,186 @@
+"""What a data source is, and how it becomes a federation."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil.core.errors import ConfigError
+from fedveil.core.origin import is_own
+from fedveil.data.columns import Array
+from fedveil.data.federation import Examples, Federation, Scaling, Task
+from fedveil.data.holdout import Holdout
+from fedveil.data.partition import PARTITIONS, ByOwner, Partition, named
+from fedveil.data.sources.files import Arrays, Copy, open_source
+
+
+@dataclass(frozen=True)
+class Pool:
+    """What a source's files hold, before anything is dealt to clients.
+
+    owners: one for each training example, if the data know them. notes: what readers should know.
+    unprotected: what was computed from the records themselves, one sentence each.
+    """
+
+    train: Examples
+    test: Examples | None = None
+    validation: Examples | None = None
+    owners: Array | None = None  # of the train examples
+    scaling: Scaling | None = None
+    class_names: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    unprotected: tuple[str, ...] = ()  # what `build` computed from the records themselves
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set by name, with the partition its paper used as the default.
+
+    `build(arrays, copy, **options)` makes the pool from the decoded files of the named copy.
+    """
+
+    name: str
+    what: str
+    licence: str
+    task: Task
+    classes: int
+    examples: int  # train and test together, as published
+    clients: int  # with the default partition of the published data
+    partition: Partition
+    build: Callable[..., Pool]
+    copies: tuple[Copy, ...] = ()  # none: embedded
+    options: tuple[str, ...] = ()
+    holdout: Holdout = Holdout.POOLED
+    test_fraction: float = 0.0  # held out when the files bring no test part
+    validation_fraction: float = 0.0
+    home: str = ""  # where people read about it
+    advice: str = ""  # how to come by files that cannot be downloaded
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def published(self) -> bool:
+        """Whether it is one of fedveil's own, whose records are published, and not a copy."""
+        module = sys.modules.get(self.build.__module__)
+        return is_own(self.build) and any(one is self for one in vars(module).values())
+
+    def load(
+        self,
+        partition: Partition | str | None = None,
+        *,
+        data_dir: Path | str | None = None,
+        test_fraction: float | None = None,
+        validation_fraction: float | None = None,
+        holdout: Holdout | str | None = None,
+        seed: int = 0,
+        **settings: Any,
+    ) -> Federation:
+        """The source as a federation; settings are the partition's (`clients`, `alpha`, `cap`,
+        `examples_per_client`, ...) or options of this source. A test part that the data bring is
+        used as it is, whatever `test_fraction` says."""
+        options = {key: settings.pop(key) for key in self.options if key in settings}
+        chosen = self._partition(partition, settings)
+        pool = self.pool(data_dir, **options)
+        federation = Federation.from_arrays(
+            pool.train.inputs,
+            pool.train.targets,
+            pool.owners if isinstance(chosen, ByOwner) else None,
+            partition=chosen,
+            test=pool.test,
+            validation=pool.validation,
+            test_fraction=self.test_fraction if test_fraction is None else test_fraction,
+            validation_fraction=(
+                self.validation_fraction if validation_fraction is None else validation_fraction
+            ),
+            holdout=self.holdout if holdout is None else holdout,
+            task=self.task,
+            classes=self.classes,
+            class_names=pool.class_names,
+            features=pool.features,
+            scaling=pool.scaling,
+            name=self.name,
+            notes=pool.notes,
+            # Fedveil's own sources are published; another package may bring anybody's records.
+            public=self.published,
+            seed=seed,
+        )
+        unprotected = (*federation.unprotected, *pool.unprotected)
+        return replace(federation, unprotected=unprotected, verified=True)
+
+    def pool(self, data_dir: Path | str | None = None, **options: Any) -> Pool:
+        """What the files hold, not dealt to anybody yet."""
+        where = None if data_dir is None else Path(data_dir)
+        copy, arrays = "embedded", Arrays()
+        if self.copies:
+            found, arrays = open_source(self.name, self.copies, where, self.advice)
+            copy = found.name
+        return self.build(arrays, copy, **options)
+
+    def _partition(self, partition: Partition | str | None, settings: dict[str, Any]) -> Partition:
+        """The given partition, or the source's own, with some fields changed."""
+        settings = {key: value for key, value in settings.items() if value is not None}
+        default = self.partition
+        if partition is None:
+            partition = next(name for name, kind in PARTITIONS.items() if type(default) is kind)
+        if isinstance(partition, str):
+            if partition in PARTITIONS and PARTITIONS[partition] is type(default):
+                start = {f.name: getattr(default, f.name) for f in fields(default)}
+            else:
+                start = {"clients": default.clients} if partition in ("iid", "dirichlet") else {}
+            if {"clients", "cap", "examples_per_client", "per_client"} & set(settings):
+                # Sizes that the default fixes must not contradict those asked for.
+                sizes = ("cap", "examples_per_client", "per_client")
+                start = {key: value for key, value in start.items() if key not in sizes}
+            start = {key: value for key, value in start.items() if value is not None}
+            self._know(partition, settings)
+            return named(partition, **(start | settings))
+        try:
+            return replace(partition, **settings)
+        except TypeError:
+            raise ConfigError(f"{partition}: cannot take {', '.join(settings)}") from None
+
+    def _know(self, partition: str, settings: dict[str, Any]) -> None:
+        """Refuse a setting that neither the partition nor this source has."""
+        known = [f.name for f in fields(PARTITIONS[partition])] if partition in PARTITIONS else []
+        for setting in settings:
+            if known and setting not in known:
+                own = f"; {self.name} has {', '.join(self.options)}" if self.options else ""
+                raise ConfigError(
+                    f"{self.name}: {setting!r} is unknown; partition {partition!r} has "
+                    f"{', '.join(known)}{own}"
+                )
+
+
+def unit_pixels(brightest: float = 255.0) -> Scaling:
+    """Stored integers 0..brightest become numbers in [0, 1]."""
+    return Scaling(np.zeros((), np.float32), np.asarray(1 / brightest, np.float32))
+
+
+def pixel_scaling(
+    pixels: str, mean: float | tuple[float, ...], deviation: float | tuple[float, ...]
+) -> Scaling:
+    """How stored bytes become inputs: `unit` [0, 1], `standard` (by published channel means and
+    deviations of the unit pixels) or `raw` 0..255."""
+    if pixels == "unit":
+        return unit_pixels()
+    if pixels == "standard":
+        factor = np.asarray(1 / (255 * np.asarray(deviation)), np.float32)
+        return Scaling(np.asarray(255 * np.asarray(mean), np.float32), factor)
+    if pixels == "raw":
+        return Scaling(np.zeros((), np.float32), np.ones((), np.float32))
+    raise ConfigError(f"pixels={pixels!r}: must be unit, standard or raw")
+
+
+def labelled_pool(arrays: Arrays, **rest: Any) -> Pool:
+    """A pool of the arrays `x_train`, `y_train` and of those of a test and validation part."""
+    parts: dict[str, Any] = {
+        part: Examples(arrays[f"x_{part}"], arrays[f"y_{part}"].astype(np.int64))
+        for part in ("train", "test", "validation")
+        if f"x_{part}" in arrays
+    }
+    return Pool(**parts, **rest)

@@ -1,0 +1,121 @@
+"""FedAvg, FedSGD (McMahan et al. 2017) and FedProx (Li et al. 2020). No noise, no guarantee.
+
+cohort   any sampler
+client   local SGD from the shared weights w0
+         FedSGD: one step on all records; FedProx: + penalty / 2 |w - w0|^2 in the loss
+server   w <- w + server step of  sum_i weight_i * update_i / sum_i weight_i  over the cohort
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedveil.core.errors import ConfigError
+from fedveil.methods.parts import from_recipe as parts
+from fedveil.methods.parts.method import CohortRule, Method
+from fedveil.methods.recipes.sections import Recipe
+from fedveil.methods.registry import BLUR, method
+from fedveil.training.client.local_training import LocalTraining
+from fedveil.training.client.update_pipeline import UpdatePipeline
+from fedveil.training.server.optimizers import Optimizer, Sgd
+from fedveil.training.server.smoothing import Smoothing
+
+
+def fedavg(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalTraining,
+    by_examples: bool = False,
+    weight_cap: int | None = None,
+    optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
+) -> Method:
+    """FedAvg: clients train, the server averages. Nothing is clipped and nobody is protected.
+
+    rounds: how many. cohort: who takes part in each. local: what a client does with its data.
+    by_examples: weigh updates by their clients' numbers of examples, up to `weight_cap`.
+    optimizer: what the server does with the average (`Sgd`, `Adam`); smoothing: before that.
+    """
+    return Method(
+        name="fedavg",
+        rounds=rounds,
+        cohort=cohort,
+        local=local,
+        pipeline=UpdatePipeline(weight_cap=weight_cap),
+        optimizer=optimizer or Sgd(),
+        smoothing=smoothing,
+        by_examples=by_examples,
+    )
+
+
+def fedsgd(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalTraining,
+    by_examples: bool = False,
+    weight_cap: int | None = None,
+    optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
+) -> Method:
+    """FedSGD: FedAvg with a single step on all of a client's examples. Arguments as of `fedavg`."""
+    made = fedavg(
+        rounds=rounds,
+        cohort=cohort,
+        local=replace(local, steps=1, epochs=None, batch_size=None),
+        by_examples=by_examples,
+        weight_cap=weight_cap,
+        optimizer=optimizer,
+        smoothing=smoothing,
+    )
+    return replace(made, name="fedsgd")
+
+
+def fedprox(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalTraining,
+    penalty: float,
+    by_examples: bool = False,
+    weight_cap: int | None = None,
+    optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
+) -> Method:
+    """FedProx: FedAvg with the gradient of penalty / 2 |w - w0|^2 added at every local step, where
+    w0 are the shared weights. Other arguments as of `fedavg`; nobody is protected."""
+    if not penalty > 0:
+        raise ConfigError(f"training.penalty: fedprox needs a positive one, got {penalty}")
+    made = fedavg(
+        rounds=rounds,
+        cohort=cohort,
+        local=replace(local, penalty=penalty, penalty_radius=0.0),
+        by_examples=by_examples,
+        weight_cap=weight_cap,
+        optimizer=optimizer,
+        smoothing=smoothing,
+    )
+    return replace(made, name="fedprox")
+
+
+@method("fedavg", what="averages what clients learned", source="McMahan et al. 2017")
+def fedavg_recipe(recipe: Recipe) -> Method:
+    return fedavg(**parts.common(recipe), **parts.weights(recipe))
+
+
+@method("fedsgd", what="averages one gradient of each client", source="McMahan et al. 2017")
+def fedsgd_recipe(recipe: Recipe) -> Method:
+    return fedsgd(**parts.common(recipe), **parts.weights(recipe))
+
+
+@method(
+    "fedprox",
+    what="FedAvg with a pull back to the shared weights",
+    source="Li et al. 2020",
+    keys=(BLUR,),
+)
+def fedprox_recipe(recipe: Recipe) -> Method:
+    penalty = recipe.training.penalty
+    penalty = 0.1 if penalty is None else penalty
+    return fedprox(**parts.common(recipe), **parts.weights(recipe), penalty=penalty)

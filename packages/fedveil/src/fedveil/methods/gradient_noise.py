@@ -1,0 +1,175 @@
+"""Gradient perturbation with secure aggregation (Hu et al., Algorithm 1), and DP-SGD.
+
+    cohort   r of n devices, everybody equally often (balanced, public schedule)
+    client   tau steps on disjoint shuffled batches of gamma records              (eq. 5-6)
+                 g = (1 / gamma) sum of per-example gradients, each clipped to G
+                 theta <- theta - eta (g + b),   b ~ N(0, sigma^2 I)
+    server   secure sum of the uploads / r                                        (eq. 7-9)
+
+One record moves a mean gradient by at most 2 G / gamma (Corollary 1). What follows for a round
+depends on who sees what; the paper's division by r (Theorem 1) is false for tau > 1 and is only
+available as a claim in `reproduction.claims.hu`. What is certified, chosen by `GradientNoise.proof`
+(e = times that a record is touched in a round, h = r - colluders - losses planned for):
+
+    1  alone     mu^2 = e (2 G / (gamma sigma))^2               any model, no trust at all
+    2  one step  mu   = 2 G / (gamma sigma sqrt(h))             tau = 1, secure sum
+    3  convex    mu   = 2 e G / (gamma sigma) min(1/sqrt(e), 1/sqrt(h))   non-expansive steps
+    4  client    the whole update clipped, noise in shares of z C / sqrt(r): `unit` client
+
+DP-SGD, the baseline, takes one step a round; the noise of the r devices of that round counts, not
+that of all n.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedveil.core.arguments import one_of
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.methods.parts import from_recipe as parts
+from fedveil.methods.parts.distributed_noise import DistributedNoise
+from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.method import CohortRule, Method
+from fedveil.methods.recipes.sections import Recipe
+from fedveil.methods.registry import CHANGE, COLLUSION, method
+from fedveil.privacy.clipping import Clip
+from fedveil.training.client.local_training import GradientClip, LocalTraining
+from fedveil.training.client.update_pipeline import UpdatePipeline
+from fedveil.training.server.optimizers import Optimizer, Sgd
+from fedveil.training.server.smoothing import Smoothing
+
+
+def gradient_noise(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalTraining,
+    clip_norm: float,
+    unit: Unit = Unit.RECORD,
+    secure_sum: bool = True,
+    adjacency: Adjacency | None = None,
+    colluders: int = 0,
+    honest_shares: int | None = None,
+    optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
+) -> Method:
+    """Noise on the gradients of every local step, to protect single records (Hu et al.).
+
+    clip_norm: the bound of one example's gradient (their G); for unit client the bound of a whole
+    update, and local steps go without noise. secure_sum: the server sees sums of uploads only.
+    colluders: clients that work with the server; their noise protects nobody. honest_shares: how
+    many noise shares are sure to be in a sum, if fewer than the others. Whether the noise of other
+    clients counts is decided by the plan, from the model and the steps.
+    """
+    if one_of(Unit)("unit", unit) is Unit.CLIENT:
+        placement: DistributedNoise | GradientNoise = DistributedNoise(
+            adjacency=adjacency or Adjacency.ZERO_OUT,
+            colluders=colluders,
+            honest_shares=honest_shares,
+        )
+        pipeline = UpdatePipeline(clip=Clip(clip_norm))
+    else:
+        local = replace(local, gradient_clip=GradientClip(clip_norm, per_example=True))
+        placement = GradientNoise(
+            secure_sum, adjacency or Adjacency.REPLACE, colluders, honest_shares
+        )
+        pipeline = UpdatePipeline()
+    return Method(
+        name="gradient-noise",
+        rounds=rounds,
+        cohort=cohort,
+        local=local,
+        pipeline=pipeline,
+        placement=placement,
+        optimizer=optimizer or Sgd(),
+        smoothing=smoothing,
+    )
+
+
+def dp_sgd(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalTraining,
+    clip_norm: float,
+    secure_sum: bool = True,
+    adjacency: Adjacency | None = None,
+    colluders: int = 0,
+    honest_shares: int | None = None,
+    optimizer: Optimizer | None = None,
+    smoothing: Smoothing | None = None,
+) -> Method:
+    """DP-SGD across clients: one step in a round, each example's gradient clipped to `clip_norm`,
+    noise on the mean. Protects single records; works with any model. As `gradient_noise`."""
+    made = gradient_noise(
+        rounds=rounds,
+        cohort=cohort,
+        local=replace(local, steps=1, epochs=None),
+        clip_norm=clip_norm,
+        secure_sum=secure_sum,
+        adjacency=adjacency,
+        colluders=colluders,
+        honest_shares=honest_shares,
+        optimizer=optimizer,
+        smoothing=smoothing,
+    )
+    return replace(made, name="dp-sgd")
+
+
+@method(
+    "gradient-noise",
+    aliases=("hu",),
+    what="per-example clipping, noise on every local gradient, secure sum",
+    source="Hu et al., concentrated differential privacy",
+    protects="one record of one client (or, unit client, all of a client's data)",
+    towards="everybody; the server sees the sum of uploads alone",
+    keys=("privacy.unit", *CHANGE, *COLLUSION),
+    trust=Trust.DISTRIBUTED,
+    sampling="balanced",
+    unit=Unit.RECORD,
+)
+def from_recipe(recipe: Recipe) -> Method:
+    privacy = recipe.privacy
+    trust = parts.trust(recipe, Trust.DISTRIBUTED)
+    unit = Unit.RECORD if privacy.unit is None else parts.choice(Unit, "privacy.unit", privacy.unit)
+    if trust is Trust.CENTRAL or (unit is Unit.CLIENT and trust is Trust.LOCAL):
+        raise ConfigError(
+            f"privacy.trust: gradient-noise has no {trust} trust; use distributed (secure sum)"
+            + ("" if unit is Unit.CLIENT else " or local (without)")
+        )
+    return gradient_noise(
+        **parts.common(recipe),
+        clip_norm=parts.clip_norm(recipe),
+        unit=unit,
+        secure_sum=trust is Trust.DISTRIBUTED,
+        adjacency=parts.adjacency(recipe),
+        colluders=privacy.colluders,
+        honest_shares=privacy.honest_shares,
+    )
+
+
+@method(
+    "dp-sgd",
+    what="one noisy gradient step of every client in a round, secure sum",
+    source="Abadi et al. 2016; baseline of Hu et al.",
+    protects="one record of one client",
+    towards="everybody; the server sees the sum of uploads alone",
+    keys=(*CHANGE, *COLLUSION),
+    trust=Trust.DISTRIBUTED,
+    sampling="balanced",
+    unit=Unit.RECORD,
+)
+def dp_sgd_recipe(recipe: Recipe) -> Method:
+    privacy = recipe.privacy
+    trust = parts.trust(recipe, Trust.DISTRIBUTED)
+    if trust is Trust.CENTRAL:
+        raise ConfigError("privacy.trust: dp-sgd has no trusted party; use distributed or local")
+    return dp_sgd(
+        **parts.common(recipe),
+        clip_norm=parts.clip_norm(recipe),
+        secure_sum=trust is Trust.DISTRIBUTED,
+        adjacency=parts.adjacency(recipe),
+        colluders=privacy.colluders,
+        honest_shares=privacy.honest_shares,
+    )

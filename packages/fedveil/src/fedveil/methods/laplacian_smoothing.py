@@ -1,0 +1,131 @@
+"""DP-Fed and DP-Fed-LS (Liang et al., Algorithm 1): projected local steps, smoothed noisy sums.
+
+    cohort   a random set of m = tau K clients, of fixed size or by coins (Poisson)
+    client   E epochs of  w_j <- w_j - eta_t mean gradient;   w_j <- w + clip(w_j - w, G)
+    server   w <- w + (1 / m) A_sigma^-1 (sum of w_j - w  +  N(0, nu^2 I))            (eq. 1-2)
+
+The projection after every step keeps each update in the ball of radius G, so the final clip changes
+nothing; it makes the bound hold in exact arithmetic. A_sigma is the circulant Laplacian that eq. 2
+solves by Fourier transforms. Corrections: nu = z G with z accounted for the sampler that is used
+(under fixed-size sampling a replaced client moves the sum by 2 G, so the same z buys less), the
+denominator is the expected m, and noise is on the whole vector before it is smoothed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedveil.core.errors import ConfigError
+from fedveil.methods.dp_fedavg import dp_fedavg
+from fedveil.methods.parts import from_recipe as parts
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.method import CohortRule, Method
+from fedveil.methods.parts.noise_placement import NoisePlacement
+from fedveil.methods.recipes.sections import Recipe
+from fedveil.methods.registry import LUS, UPDATES, method
+from fedveil.privacy.clipping import Clip
+from fedveil.training.client.local_training import LocalTraining
+from fedveil.training.server.optimizers import Optimizer
+from fedveil.training.server.smoothing import Smoothing
+
+
+def dp_fed(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalTraining,
+    clip: Clip,
+    smoothing: Smoothing | None = None,
+    placement: NoisePlacement | None = None,
+    sparsity: float = 0.0,
+    by_examples: bool = False,
+    weight_cap: int | None = None,
+    tracking: AdaptiveClipping | None = None,
+    optimizer: Optimizer | None = None,
+) -> Method:
+    """DP-Fed of Liang et al. (`clip.norm` is their G): DP-FedAvg, with arguments as of `dp_fedavg`.
+    With a smoothing it is `laplacian_smoothing`."""
+    if clip.order != 2 or tracking is not None:
+        raise ConfigError("training.method: dp-fed projects to a Euclidean ball of fixed radius")
+    made = dp_fedavg(
+        rounds=rounds,
+        cohort=cohort,
+        local=replace(local, projection_radius=clip.norm),
+        clip=clip,
+        placement=placement,
+        sparsity=sparsity,
+        by_examples=by_examples,
+        weight_cap=weight_cap,
+        optimizer=optimizer,
+        smoothing=smoothing,
+    )
+    return replace(made, name="dp-fed" if smoothing is None else "laplacian-smoothing")
+
+
+def laplacian_smoothing(
+    *,
+    rounds: int,
+    cohort: CohortRule,
+    local: LocalTraining,
+    clip: Clip,
+    smoothing: Smoothing | None = None,
+    placement: NoisePlacement | None = None,
+    sparsity: float = 0.0,
+    by_examples: bool = False,
+    weight_cap: int | None = None,
+    optimizer: Optimizer | None = None,
+) -> Method:
+    """DP-Fed-LS of Liang et al.: DP-FedAvg whose noisy average is smoothed, at no cost in privacy.
+    The strength of `smoothing` (1 if left out) is their sigma; the rest is as for `dp_fedavg`."""
+    return dp_fed(
+        rounds=rounds,
+        cohort=cohort,
+        local=local,
+        clip=clip,
+        smoothing=smoothing or Smoothing(1.0),
+        placement=placement,
+        sparsity=sparsity,
+        by_examples=by_examples,
+        weight_cap=weight_cap,
+        optimizer=optimizer,
+    )
+
+
+@method(
+    "dp-fed",
+    what="local models projected to a ball after every step, noise on their sum",
+    source="Liang et al., Laplacian smoothing",
+    protects="all data of one client",
+    towards="everybody who sees the released models (trusted aggregator)",
+    keys=(LUS, *UPDATES),
+)
+def dp_fed_recipe(recipe: Recipe) -> Method:
+    if recipe.server.smoothing:
+        raise ConfigError("server.smoothing: dp-fed goes without; use method laplacian-smoothing")
+    return dp_fed(
+        **parts.common(recipe),
+        **parts.weights(recipe),
+        clip=parts.clip(recipe),
+        placement=parts.placement(recipe),
+        sparsity=recipe.training.sparsity or 0.0,
+    )
+
+
+@method(
+    "laplacian-smoothing",
+    aliases=("dp-fed-ls",),
+    what="DP-Fed whose noisy sum is smoothed by a ring's Laplacian",
+    source="Liang et al., Laplacian smoothing (there: DP-Fed-LS)",
+    protects="all data of one client",
+    towards="everybody who sees the released models (trusted aggregator)",
+    keys=(LUS, *UPDATES),
+)
+def from_recipe(recipe: Recipe) -> Method:
+    server = replace(recipe.server, smoothing=recipe.server.smoothing or 1.0)
+    return laplacian_smoothing(
+        **parts.common(replace(recipe, server=server)),
+        **parts.weights(recipe),
+        clip=parts.clip(recipe),
+        placement=parts.placement(recipe),
+        sparsity=recipe.training.sparsity or 0.0,
+    )

@@ -1,0 +1,246 @@
+"""The parts that most methods are made of, from a recipe: every method's page builds on these."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypedDict, TypeVar
+
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Adjacency, Trust
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.correlated_noise import CorrelatedNoise
+from fedveil.methods.parts.distributed_noise import DistributedNoise
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.method import CohortRule, Scheme
+from fedveil.methods.parts.noise_placement import Noise, NoisePlacement
+from fedveil.methods.recipes.sections import Recipe, ServerSection
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.correlated import FactorKind
+from fedveil.privacy.secure_sums.aggregation import Aggregation
+from fedveil.privacy.secure_sums.mode import SecureMode
+from fedveil.training.client.local_training import LearningRate, LocalTraining, Schedule
+from fedveil.training.client.rotation import Rotation
+from fedveil.training.server.averaging import Average, Averaged
+from fedveil.training.server.optimizers import Adam, Optimizer, Sgd
+from fedveil.training.server.schedules import RateSchedule, Scheduled
+from fedveil.training.server.smoothing import Order, Smoothing
+
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class Common(TypedDict):
+    """What every method that trains in rounds takes."""
+
+    rounds: int
+    cohort: CohortRule
+    local: LocalTraining
+    optimizer: Optimizer
+    smoothing: Smoothing | None
+
+
+class Weights(TypedDict):
+    """How much each client's update counts."""
+
+    by_examples: bool
+    weight_cap: int | None
+
+
+def choice(kind: type[Choice], key: str, value: str | None) -> Choice:
+    """The member of an enumeration that a recipe names."""
+    try:
+        return kind(value or "")
+    except ValueError:
+        raise ConfigError(f"{key}: unknown {value!r}; there are {', '.join(kind)}") from None
+
+
+def common(recipe: Recipe) -> Common:
+    training = recipe.training
+    return {
+        "rounds": training.rounds,
+        "cohort": CohortRule(
+            choice(Scheme, "training.sampling", training.sampling),
+            training.cohort,
+            training.rate,
+            training.cohort_cap,
+            recipe.privacy.public_clients,
+        ),
+        "local": local(recipe),
+        "optimizer": optimizer(recipe),
+        "smoothing": smoothing(recipe, recipe.server.smoothing),
+    }
+
+
+def weights(recipe: Recipe) -> Weights:
+    training = recipe.training
+    if training.weighting not in ("uniform", "examples"):
+        raise ConfigError(
+            f"training.weighting: unknown {training.weighting!r}; there are uniform, examples"
+        )
+    return {
+        "by_examples": training.weighting == "examples",
+        "weight_cap": training.weight_cap,
+    }
+
+
+def local(recipe: Recipe) -> LocalTraining:
+    training = recipe.training
+    schedule = choice(Schedule, "training.schedule", training.schedule)
+    return LocalTraining(
+        learning_rate=LearningRate(training.learning_rate, schedule, training.decay),
+        steps=training.local_steps,
+        epochs=training.local_epochs,
+        batch_size=training.batch_size,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+    )
+
+
+def optimizer(recipe: Recipe) -> Optimizer:
+    """The server's step, with the average that it keeps."""
+    server, setting = recipe.server, recipe.server.average_setting
+    if server.average in (None, Average.NONE):
+        if setting is not None:
+            raise ConfigError("server.average_setting: goes with server.average, which is not set")
+        return _scheduled(recipe)
+    kind = choice(Average, "server.average", server.average)
+    used = _AVERAGE_SETTINGS[kind] if setting is None else setting
+    return Averaged(_scheduled(recipe), kind, used, recipe.training.rounds)
+
+
+_AVERAGE_SETTINGS = {Average.EXPONENTIAL: 0.9, Average.TAIL: 0.5, Average.POLYNOMIAL: 8.0}
+
+
+def _scheduled(recipe: Recipe) -> Optimizer:
+    """The server's step, at a rate that may fall."""
+    server, setting = recipe.server, recipe.server.schedule_setting
+    kind = choice(RateSchedule, "server.schedule", server.schedule)
+    if kind is RateSchedule.CONSTANT:
+        if setting is not None:
+            raise ConfigError(
+                "server.schedule_setting: goes with server.schedule, which is constant"
+            )
+        return _step(server)
+    usual = 10.0 if kind is RateSchedule.INVERSE_SQRT else 0.0
+    used = usual if setting is None else setting
+    return Scheduled(_step(server), kind, used, recipe.training.rounds)
+
+
+def _step(server: ServerSection) -> Optimizer:
+    if server.optimizer == "sgd":
+        return Sgd(server.learning_rate, server.momentum)
+    if server.optimizer in ("adam", "yogi"):
+        return Adam(server.learning_rate, server.momentum, yogi=server.optimizer == "yogi")
+    raise ConfigError(
+        f"server.optimizer: unknown optimizer {server.optimizer!r}; there are sgd, adam, yogi"
+    )
+
+
+def smoothing(recipe: Recipe, strength: float) -> Smoothing | None:
+    """The server's smoothing with this strength; None if that is zero."""
+    server = recipe.server
+    order = choice(Order, "server.smoothing_order", server.smoothing_order)
+    return Smoothing(strength, server.smoothing_flat, order) if strength else None
+
+
+def clip_norm(recipe: Recipe) -> float:
+    """The clip that a recipe sets; `with_defaults` says which if it sets none."""
+    if recipe.privacy.clip_norm is None:
+        raise ConfigError("privacy.clip_norm: is not set")
+    return recipe.privacy.clip_norm
+
+
+def clip(recipe: Recipe) -> Clip:
+    return Clip(clip_norm(recipe), 1 if noise(recipe) is Noise.LAPLACE else 2)
+
+
+def noise(recipe: Recipe) -> Noise:
+    return choice(Noise, "privacy.noise", recipe.privacy.noise)
+
+
+def trust(recipe: Recipe, usual: Trust) -> Trust:
+    given = recipe.privacy.trust
+    return usual if given is None else choice(Trust, "privacy.trust", given)
+
+
+def adjacency(recipe: Recipe) -> Adjacency | None:
+    given = recipe.privacy.adjacency
+    return None if given is None else choice(Adjacency, "privacy.adjacency", given)
+
+
+def tracking(recipe: Recipe) -> AdaptiveClipping | None:
+    privacy = recipe.privacy
+    if privacy.clip_quantile is None:
+        if privacy.clip_highest is not None:
+            raise ConfigError(
+                "privacy.clip_highest: goes with privacy.clip_quantile, which is not set"
+            )
+        return None
+    return AdaptiveClipping(
+        clip(recipe),
+        privacy.clip_quantile,
+        privacy.clip_rate,
+        privacy.clip_noise,
+        privacy.clip_highest,
+    )
+
+
+def placement(recipe: Recipe, usual: Trust = Trust.CENTRAL) -> NoisePlacement:
+    """Noise on updates by whoever the recipe trusts; `usual` if it does not say."""
+    privacy, change = recipe.privacy, adjacency(recipe)
+    trusted, law = trust(recipe, usual), noise(recipe)
+    if trusted is not Trust.DISTRIBUTED and (privacy.rotate or privacy.bits is not None):
+        raise ConfigError("privacy.rotate, privacy.bits: only for trust distributed")
+    if privacy.correlated is not None:
+        return _correlated(recipe, trusted)
+    if privacy.bands is not None:
+        raise ConfigError("privacy.bands: goes with privacy.correlated, which is not set")
+    if trusted is Trust.CENTRAL:
+        return CentralNoise(law, change, privacy.colluders)
+    if trusted is Trust.LOCAL:
+        return LocalNoise(law, change or Adjacency.REPLACE)
+    if law is Noise.LAPLACE:
+        raise PrivacyRefusal(
+            "Laplace noise is not a sum of equal independent shares",
+            "use privacy.noise gaussian, or trust local or central",
+        )
+    return DistributedNoise(
+        rotation=Rotation() if privacy.rotate else None,
+        bits=privacy.bits,
+        adjacency=change or Adjacency.ZERO_OUT,
+        colluders=privacy.colluders,
+        honest_shares=privacy.honest_shares,
+    )
+
+
+def _correlated(recipe: Recipe, trusted: Trust) -> CorrelatedNoise:
+    """Noise that partly cancels between rounds, fitted to what the server does with it."""
+    privacy, server = recipe.privacy, recipe.server
+    if trusted is not Trust.CENTRAL:
+        raise PrivacyRefusal(
+            f"correlated noise under {trusted} trust: every client would have to take back its own "
+            "old noise, also when it is not there, and nothing is proved of that",
+            "use privacy.trust central, or independent noise",
+        )
+    return CorrelatedNoise(
+        noise(recipe),
+        adjacency(recipe),
+        privacy.colluders,
+        choice(FactorKind, "privacy.correlated", privacy.correlated),
+        privacy.bands,
+        server.momentum if server.optimizer == "sgd" else 0.0,
+    )
+
+
+def aggregation(recipe: Recipe) -> Aggregation:
+    chosen = recipe.aggregation
+    said = chosen.secure
+    secure = None if said is None else choice(SecureMode, "aggregation.secure", said)
+    return Aggregation(
+        secure,
+        chosen.dropout,
+        chosen.max_dropout,
+        chosen.min_honest,
+        chosen.sparse,
+        chosen.honest_server,
+    )

@@ -1,0 +1,226 @@
+"""A Method: the parts of one federated training algorithm, before it meets data and a budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fedveil.core.arguments import (
+    check_fields,
+    flag,
+    instance_of,
+    number_of,
+    one_of,
+    plain_numbers,
+    whole,
+)
+from fedveil.core.display import Displayed
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.methods.parts.adaptive_clipping import ClipRule
+from fedveil.methods.parts.correlated_noise import CorrelatedNoise
+from fedveil.methods.parts.noise_placement import NoisePlacement
+from fedveil.methods.parts.noisy_votes import VoteNoise
+from fedveil.privacy.sampling import (
+    Balanced,
+    CappedPoisson,
+    Everyone,
+    FixedSize,
+    Poisson,
+    RoundRobin,
+    Sampling,
+)
+from fedveil.privacy.secure_sums.aggregation import Aggregation
+from fedveil.training.client.local_training import LocalTraining
+from fedveil.training.client.update_pipeline import UpdatePipeline
+from fedveil.training.server.optimizers import Optimizer, Sgd
+from fedveil.training.server.smoothing import Smoothing
+
+
+class Scheme(StrEnum):
+    """How the clients of a round are chosen.
+
+    `POISSON`: each independently, with the same probability. `FIXED`: a random set of fixed size.
+    `EVERYONE`: all clients. `ROUND_ROBIN`: in turn. `BALANCED`: a random public schedule in which
+    all take part equally often. `CAPPED`: Poisson, cut to a random subset of `cap`. Only secret
+    random cohorts (Poisson, fixed, capped) lower epsilon.
+    """
+
+    POISSON = "poisson"  # every client by its own coin
+    FIXED = "fixed"  # a uniformly random set of fixed size
+    ROUND_ROBIN = "round-robin"  # in turn
+    EVERYONE = "everyone"
+    BALANCED = "balanced"  # random, everybody equally often
+    CAPPED = "capped-poisson"  # Poisson, a random subset if more than `cap` came
+
+
+@dataclass(frozen=True)
+class CohortRule:
+    """Who takes part in a round: exactly one of `size` and `rate` is given, none for everyone.
+
+    `size` is the number of clients in a round (Poisson: expected), `rate` their share of all.
+
+    >>> half, fifty = fv.CohortRule(rate=0.5), fv.CohortRule(fv.Scheme.FIXED, size=50)
+
+    `clients`, if set, is a number of clients that was declared in public: the sampler, and with it
+    rates, divisors and grids, follow from it however many there are. There must not be more.
+    """
+
+    scheme: Scheme = Scheme.POISSON
+    size: int | None = None
+    rate: float | None = None
+    cap: int | None = None
+    clients: int | None = None
+
+    def __post_init__(self) -> None:
+        plain_numbers(self)
+        check_fields(self, scheme=one_of(Scheme))
+        if self.clients is not None and whole("privacy.public_clients", self.clients) < 1:
+            raise ConfigError(f"privacy.public_clients: must be at least 1, got {self.clients}")
+        if self.clients is not None and self.scheme not in (Scheme.POISSON, Scheme.EVERYONE):
+            raise ConfigError(
+                "privacy.public_clients: for training.sampling poisson or everyone; elsewhere a "
+                "missing client changes the turns or the chances of the others"
+            )
+        if self.scheme is Scheme.EVERYONE:
+            return
+        if (self.size is None) == (self.rate is None):
+            raise ConfigError("training: set exactly one of cohort and rate")
+        if self.size is not None and whole("training.cohort", self.size) < 1:
+            raise ConfigError(f"training.cohort: must be at least 1, got {self.size}")
+        if self.rate is not None and not 0 < number_of("training.rate", self.rate) <= 1:
+            raise ConfigError(f"training.rate: must be in (0, 1], got {self.rate}")
+        if (self.cap is None) == (self.scheme is Scheme.CAPPED):
+            raise ConfigError(
+                "training.cohort_cap: goes with sampling 'capped-poisson', and only it"
+            )
+
+    def resolve(self, clients: int, rounds: int) -> Sampling:
+        """The sampler for a population of this size, or for the one that was declared."""
+        if self.clients is not None and clients > self.clients:
+            raise ConfigError(f"privacy.public_clients: there are more clients than {self.clients}")
+        clients = clients if self.clients is None else self.clients
+        if self.scheme is Scheme.EVERYONE:
+            return Everyone(clients)
+        size = self.size if self.size is not None else max(1, round((self.rate or 0) * clients))
+        if size > clients:
+            raise ConfigError(
+                f"training.cohort: {size} is more than the {clients} clients there are"
+            )
+        rate = self.rate if self.rate is not None else size / clients
+        if self.scheme is Scheme.POISSON:
+            return Poisson(rate, clients)
+        if self.scheme is Scheme.CAPPED:
+            return CappedPoisson(clients, rate, self.cap or clients)
+        if self.scheme is Scheme.FIXED:
+            return FixedSize(clients, size)
+        if self.scheme is Scheme.ROUND_ROBIN:
+            return RoundRobin(clients, size)
+        return Balanced(clients, size, rounds)
+
+
+@dataclass(frozen=True)
+class Voting:
+    """Clients vote on public inputs, and the shared model learns from the votes (AE-DPFL).
+
+    `questions` is how many public inputs are voted on (None: all). The shared model is trained on
+    the winners for `epochs`, in batches of `batch_size`, with this `learning_rate`.
+    """
+
+    questions: int | None = None  # public inputs to label; None: all there are
+    epochs: int = 100
+    batch_size: int = 64
+    learning_rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        plain_numbers(self)
+        for name in ("questions", "epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"server.{name}: must be at least 1, got {value}")
+        if not self.learning_rate > 0:
+            raise ConfigError(f"server.learning_rate: must be positive, got {self.learning_rate}")
+
+
+@dataclass(frozen=True, repr=False)
+class Method(Displayed):
+    """What happens in a round, in order: cohort, local training, update pipeline, noise placement,
+    aggregation, server step. `dp_fedavg` and its kin make one; `fv.plan` fits it to data.
+
+    `smoothing` acts on what was released, after the noise: before it, it would be part of a
+    sensitivity that nobody has bounded. `by_examples` weighs updates by their clients' numbers of
+    examples; a private method also needs a cap on them, `pipeline.weight_cap`.
+    """
+
+    name: str
+    rounds: int
+    cohort: CohortRule
+    local: LocalTraining
+    pipeline: UpdatePipeline = field(default_factory=UpdatePipeline)
+    placement: NoisePlacement | None = None  # None: nothing is private
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    clip_rule: ClipRule | None = None  # None: the pipeline's clip in every round
+    smoothing: Smoothing | None = None
+    optimizer: Optimizer = field(default_factory=Sgd)
+    voting: Voting | None = None
+    by_examples: bool = False
+
+    def __post_init__(self) -> None:
+        plain_numbers(self)
+        check_fields(self, cohort=instance_of(CohortRule), local=instance_of(LocalTraining))
+        check_fields(self, by_examples=flag)
+        _check_part("placement", self.placement, "CentralNoise()", "protect")
+        _check_part("optimizer", self.optimizer, "Sgd()", "step")
+        if whole("training.rounds", self.rounds) < 1:
+            raise ConfigError(f"training.rounds: must be at least 1, got {self.rounds}")
+        if self.voting is not None and self.smoothing is not None:
+            raise ConfigError("server.smoothing: votes have no neighbours to be smoothed with")
+        if self.placement is not None:
+            self._check_protected(self.placement)
+
+    def _display(self) -> tuple[str, dict[str, object]]:
+        cohort, clip = self.cohort, self.pipeline.clip
+        return self.name, {
+            "rounds": self.rounds,
+            "sampling": str(cohort.scheme),
+            "cohort": cohort.size,
+            "rate": cohort.rate,
+            "local steps": self.local.steps,
+            "local epochs": self.local.epochs,
+            "clip norm": None if clip is None else clip.norm,
+            "noise": "none" if self.placement is None else type(self.placement).__name__,
+        }
+
+    def _check_protected(self, placement: NoisePlacement) -> None:
+        """What the noise is fitted to must be what is sent."""
+        pipeline = self.pipeline
+        if self.voting is not None and not isinstance(placement, VoteNoise):
+            raise PrivacyRefusal(
+                f"votes with {type(placement).__name__}: a ballot is longer than any clip, so the "
+                "noise would not cover it",
+                "protect votes with VoteNoise",
+            )
+        if pipeline.granularity is not None or pipeline.ballot is not None:
+            raise ConfigError("pipeline: the plan chooses grids and ballots; leave them out")
+        local = self.local
+        if local.gradient_noise or local.gradient_grid is not None or not local.last_step_noise:
+            raise ConfigError(
+                "local: the plan chooses gradient noise, its grid and its last step; leave them out"
+            )
+        if isinstance(placement, CorrelatedNoise) and self.clip_rule is not None:
+            raise PrivacyRefusal(
+                "correlated noise with a clip that may change: what later rounds take back would "
+                "be measured in another clip",
+                "use one clip (dp-fedavg without privacy.clip_quantile), or independent noise",
+            )
+        if self.by_examples and pipeline.weight_cap is None:
+            raise PrivacyRefusal(
+                "updates weighted by a client's number of examples, without a cap: one client "
+                "with many examples may move the sum without bound",
+                "set training.weight_cap to a public number of examples",
+            )
+
+
+def _check_part(name: str, part: object, usual: str, verb: str) -> None:
+    """Protocols, of which others may bring their own: an object that knows the verb."""
+    if part is not None and (isinstance(part, type) or not hasattr(part, verb)):
+        raise ConfigError(f"{name}: need an object such as {usual}, got {part!r}")

@@ -1,0 +1,196 @@
+"""Which methods there are, and what each says of itself to people who choose between them.
+
+A method is one file: a docstring that is its page, a function that makes it from Python, and one
+that makes it from a recipe, which `@method` registers:
+
+    @method("my-method", what="...", protects="all data of one client", towards="everybody")
+    def from_recipe(recipe: Recipe) -> Method: ...
+
+Files of other packages are found through the entry-point group `fedveil.methods`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.registry import Registry
+from fedveil.core.units import Trust, Unit
+from fedveil.methods.recipes.sections import Recipe
+from fedveil.methods.recipes.values import typed
+
+if TYPE_CHECKING:
+    from fedveil.methods.parts.method import Method
+
+Builder = Callable[[Recipe], "Method"]
+
+# Recipe keys that only some methods understand; setting one elsewhere is refused, not ignored.
+BLUR, LUS = "training.penalty", "training.sparsity"
+CLIP = (
+    "privacy.clip_quantile",
+    "privacy.clip_rate",
+    "privacy.clip_noise",
+    "privacy.clip_highest",
+)
+COLLUSION = ("privacy.colluders", "privacy.honest_shares")
+CHANGE = ("privacy.trust", "privacy.adjacency")
+UPDATES = (
+    *("privacy.noise", "privacy.public_clients", "privacy.rotate", "privacy.bits"),
+    *("privacy.correlated", "privacy.bands"),
+    *(*CHANGE, *COLLUSION),
+)
+OPTIONAL = frozenset({BLUR, LUS, *CLIP, *UPDATES, "privacy.unit"})
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a method's own, set in a recipe's section [method]: its name, type, default, and a
+    line that says what it is.
+
+    >>> fv.Key("pull", float, 0.1, "strength of the pull back to the shared weights").default
+    0.1
+    """
+
+    name: str
+    kind: Any  # float, int, str, bool, tuple[int, ...], or one of them | None
+    default: Any
+    what: str
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A method by name: what it is, whose data it protects, from whom, and what it understands."""
+
+    name: str
+    build: Builder
+    what: str
+    source: str = ""
+    protects: str = "nothing: no noise is added"
+    towards: str = "nobody"
+    aliases: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    own: tuple[Key, ...] = ()
+    trust: Trust = Trust.CENTRAL
+    sampling: str | None = None
+    unit: Unit = Unit.CLIENT
+
+    @property
+    def private(self) -> bool:
+        return self.towards != "nobody"
+
+    @property
+    def page(self) -> str:
+        """The docstring of the method's file."""
+        return (sys.modules[self.build.__module__].__doc__ or "").strip()
+
+    def settings(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The method's own keys with their values, defaults filled in; unknown ones are refused."""
+        known = {key.name: key for key in self.own}
+        for name in given:
+            if name not in known:
+                there = f"it has {', '.join(known)}" if known else "it has none of its own"
+                raise ConfigError(f"method.{name}: unknown key of method {self.name}; {there}")
+        return {
+            name: typed(key.kind, given[name], f"method.{name}") if name in given else key.default
+            for name, key in known.items()
+        }
+
+
+METHODS: Registry[MethodEntry] = Registry("method", "fedveil.methods", "fedveil.methods")
+
+
+def method(
+    name: str,
+    *,
+    what: str,
+    source: str = "",
+    protects: str = MethodEntry.protects,
+    towards: str = MethodEntry.towards,
+    aliases: tuple[str, ...] = (),
+    keys: tuple[str, ...] = (),
+    own: tuple[Key, ...] = (),
+    trust: Trust = Trust.CENTRAL,
+    sampling: str | None = None,
+    unit: Unit = Unit.CLIENT,
+) -> Callable[[Builder], Builder]:
+    """Register a function that makes a Method from a recipe (one with its defaults filled in).
+
+    `what` and `source` say in a line what it does and who wrote it; `protects` and `towards` whose
+    data it protects and from whom (leave them out if it adds no noise). `keys` are the optional
+    recipe keys that it understands, of `OPTIONAL`; `own` its own, which the function finds in
+    `recipe.method`. `trust` is what it assumes if the recipe says nothing, and `sampling` how
+    cohorts are then chosen (by default what suits the trust). `unit` is whose data are protected,
+    if the recipe says nothing or the method has no choice.
+    """
+    if unknown := set(keys) - OPTIONAL:
+        raise ConfigError(
+            f"method {name!r}: {', '.join(sorted(unknown))}: no optional recipe keys; there are "
+            f"{', '.join(sorted(OPTIONAL))}"
+        )
+
+    def register(build: Builder) -> Builder:
+        entry = MethodEntry(
+            name, build, what, source, protects, towards, aliases, keys, own, trust, sampling, unit
+        )
+        METHODS.add(name, entry, f"{build.__module__}:{build.__qualname__}", aliases)
+        return build
+
+    return register
+
+
+def method_of(recipe: Recipe) -> Method:
+    """The method that a recipe (with its defaults) describes; refuses what makes no sense."""
+    from fedveil.methods.parts.from_recipe import aggregation
+
+    entry = METHODS.find(recipe.training.method, "training.method")
+    _check_keys(recipe, entry)
+    _check_order(recipe, entry)
+    made = entry.build(replace(recipe, method=entry.settings(recipe.method)))
+    if entry.private != (made.placement is not None):
+        raise ConfigError(
+            f"method {entry.name}: says that it protects {entry.protects}, and "
+            f"{'adds no noise' if entry.private else 'adds noise'}"
+        )
+    return replace(made, name=entry.name, aggregation=aggregation(recipe))
+
+
+def _check_keys(recipe: Recipe, entry: MethodEntry) -> None:
+    own_unit = {"privacy.unit"} if recipe.privacy.unit == entry.unit else set()
+    for key in sorted(OPTIONAL - set(entry.keys) - own_unit):
+        section, name = key.split(".")
+        given = getattr(recipe, section)
+        default = next(field.default for field in fields(given) if field.name == name)
+        if getattr(given, name) != default and (entry.private or section != "privacy"):
+            if key == "privacy.unit":
+                raise ConfigError(
+                    f"{key}: method {entry.name} protects {entry.protects}; leave training.method "
+                    "out, and one that protects the unit is chosen"
+                )
+            users = ", ".join(n for n, other in METHODS.items() if key in other.keys)
+            raise ConfigError(f"{key}: method {entry.name} does not use it; {users} do")
+
+
+def _check_order(recipe: Recipe, entry: MethodEntry) -> None:
+    """Orders of things that would leave values without a proof."""
+    upload, place = recipe.training.upload, recipe.server.smoothing_place
+    if upload not in ("dense", "sparse"):
+        raise ConfigError(f"training.upload: unknown {upload!r}; there are dense, sparse")
+    if upload == "sparse" and entry.private:
+        raise PrivacyRefusal(
+            "a sparse upload shows which coordinates were kept, and noise on those alone does not "
+            "cover the choice, which depends on the data",
+            "leave training.upload dense: noise on every coordinate, no mask is sent",
+        )
+    if place not in ("after-noise", "before-noise"):
+        raise ConfigError(
+            f"server.smoothing_place: unknown {place!r}; there are after-noise, before-noise"
+        )
+    if place == "before-noise" and entry.private:
+        raise PrivacyRefusal(
+            "smoothing before the noise would be part of the private computation, and the noise "
+            "would no longer cover the whole vector independently",
+            "leave server.smoothing_place after-noise: it costs nothing there",
+        )

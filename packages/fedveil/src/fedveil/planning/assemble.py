@@ -1,0 +1,255 @@
+"""From a recipe to a plan: the one place where names in recipes become parts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Arithmetic, Trust, Unit
+from fedveil.data.collected import from_images, pictures_of
+from fedveil.data.dp_schema import MISSED, MOST_RELEASES, SHARE, Bought, Offer
+from fedveil.data.federation import Federation
+from fedveil.data.partition import named
+from fedveil.data.sources import SOURCES, load, same_data
+from fedveil.data.table import from_table
+from fedveil.methods.parts.from_recipe import choice
+from fedveil.methods.recipes.sections import DataSection, ModelSection, Recipe
+from fedveil.methods.registry import METHODS, method_of
+from fedveil.planning.limits import start_origin
+from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.privacy.accountants.exact import gaussian_noise
+from fedveil.privacy.accounting import default_delta
+from fedveil.training.models.features import FeatureMap, named_features, with_features
+from fedveil.training.models.frozen import start_from
+from fedveil.training.models.losses import ClassWeights
+from fedveil.training.models.zoo import build
+
+__all__ = ["features_of", "federation_of", "method_of", "model_of", "offer_of", "plan_of"]
+
+_LARGEST_BATCH = 2048  # beyond, rounding errors of a sum cost more than its records bring
+
+
+def federation_of(data: DataSection, offer: Offer | None = None) -> Federation:
+    """The federation that a recipe's data section describes; with an offer, statistics of a table
+    without a schema are bought."""
+    if data.file is None:
+        return load(
+            data.source,
+            data.partition,
+            data_dir=data.directory,
+            test_fraction=data.test_fraction,
+            validation_fraction=data.public_fraction,
+            holdout=data.holdout,
+            seed=data.seed,
+            clients=data.clients,
+            alpha=data.alpha,
+            examples_per_client=data.examples_per_client,
+            cap=data.cap,
+        )
+    settings = {
+        "clients": data.clients,
+        "alpha": data.alpha,
+        "examples_per_client": data.examples_per_client,
+        "cap": data.cap,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    name = data.partition or ("owner" if given else None)
+    dealt: dict[str, Any] = {
+        "partition": None if name is None else named(name, **given),
+        "test_fraction": data.test_fraction,
+        "validation_fraction": data.public_fraction or 0.0,
+        "holdout": data.holdout or "within",
+        "seed": data.seed,
+    }
+    path = Path(data.file)
+    if path.is_dir() and pictures_of(path):
+        return from_images(path, size=data.image_size, classes=data.classes, **dealt)
+    if data.client_column is None and data.partition is None:
+        raise ConfigError(
+            f"--client-column: say which column of {data.file} names the client; if each has a "
+            "file, name their folder"
+        )
+    if data.label is None:
+        raise ConfigError(f"--label: say which column of {data.file} is to be predicted")
+    if data.statistics == "bought" and offer is None and not (data.columns or data.schema):
+        raise ConfigError(
+            "data.statistics: they are bought by fedveil run --data without a recipe; here, give "
+            "data.schema or leave the key out"
+        )
+    return from_table(
+        data.file,
+        client_column=data.client_column,
+        label=data.label,
+        label_separator=data.label_separator,
+        schema={"columns": data.columns} if data.columns else data.schema,
+        classes=data.classes,
+        offer=offer,
+        bought=None if data.bought is None else Bought.from_dict(json.loads(data.bought)),
+        task=data.task,
+        **dealt,
+    )
+
+
+def offer_of(recipe: Recipe, clients: int, rows: Callable[[Unit], int]) -> Offer | None:
+    """Return the terms for buying a table's statistics with a part of the recipe's budget.
+
+    Args:
+        recipe: with a budget, and with a method or a unit to protect.
+        clients: how many there are, for all to know.
+        rows: counts the rows, where the unit is such that their number is public.
+
+    Returns:
+        None where there is no epsilon to divide, or no way to buy.
+    """
+    privacy, entry = recipe.privacy, METHODS.find(recipe.training.method, "training.method")
+    if not entry.private or privacy.epsilon is None:
+        return None
+    unit = choice(Unit, "privacy.unit", privacy.unit or entry.unit)
+    trust = choice(Trust, "privacy.trust", privacy.trust or entry.trust)
+    delta = privacy.delta or default_delta(rows(unit) if unit is Unit.RECORD else clients)
+    twice = 2 if trust is Trust.DISTRIBUTED else 1  # there a replaced record counts twice
+    noise = twice * math.sqrt(MOST_RELEASES) / SHARE * gaussian_noise(privacy.epsilon, delta)
+    with suppress(PrivacyRefusal):
+        return Offer(unit, trust, noise, MISSED * delta, clients, recipe.seed)
+    return None
+
+
+def model_of(chosen: ModelSection, federation: Federation) -> nn.Module:
+    """The model of a recipe as it starts, without weights from a file."""
+    return build(
+        chosen.name,
+        federation,
+        hidden=chosen.hidden,
+        input_norm=chosen.input_norm,
+        seed=chosen.seed,
+        frozen=chosen.frozen,
+        adapter_rank=chosen.adapter_rank,
+    )
+
+
+def features_of(chosen: ModelSection) -> FeatureMap | None:
+    """The fixed features that a recipe's model sees; None if it sees inputs as they are."""
+    return named_features(
+        chosen.features,
+        scales=chosen.scales,
+        angles=chosen.angles,
+        order=chosen.order,
+        patches=chosen.patches,
+        mirror=chosen.mirror or None,  # false is what maps without it do
+        whiten=chosen.whiten,
+        directions=chosen.directions,
+        width=chosen.width,
+        bandwidth=chosen.bandwidth,
+        seed=chosen.seed,
+    )
+
+
+def plan_of(recipe: Recipe, federation: Federation) -> Plan:
+    """The plan of a recipe on its federation: noise calibrated, guarantee known."""
+    chosen = recipe.model
+    features = features_of(chosen)
+    if features is not None:
+        federation = with_features(federation, features, keep=_decoded_in_cache(recipe.data))
+    model = model_of(chosen, federation)
+    method = method_of(with_batch(recipe, federation))
+    if recipe.training.class_weights:
+        loss = _weighted(recipe.training.class_weights, federation)
+        method = replace(method, local=replace(method.local, loss=loss))
+    budget = None
+    if method.placement is not None:
+        privacy = recipe.privacy
+        budget = Budget(privacy.epsilon, privacy.delta, privacy.noise_multiplier)
+    arithmetic = recipe.privacy.arithmetic
+    declared, unprotected = _said(recipe)
+    if chosen.start is not None:
+        start = start_from(model, chosen.start)
+        # A file that fedveil has not written is declared to be of public data by naming it.
+        origin = start.data and start_origin(start.data, start.public, federation.name)
+        if origin:
+            unprotected.append(f"{start.sentence.rstrip('.')}{origin}.")
+        else:
+            declared.append(f"{start.sentence} That those data are public is declared.")
+    return plan(
+        method,
+        federation,
+        model,
+        budget=budget,
+        seed=recipe.seed,
+        arithmetic=None
+        if arithmetic is None
+        else choice(Arithmetic, "privacy.arithmetic", arithmetic),
+        declared=declared,
+        unprotected=unprotected,
+    )
+
+
+def _weighted(given: Mapping[str, Any], federation: Federation) -> ClassWeights:
+    """The loss with weights of classes by name; a class that is not named counts once."""
+    names = federation.class_names or tuple(map(str, range(federation.classes)))
+    for name, weight in given.items():
+        if name not in names:
+            known = f"there are {', '.join(names[:8])}" if names else "numbers have no classes"
+            raise ConfigError(f"training.class_weights: no class {name!r}; {known}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise ConfigError(f"training.class_weights: {name!r} needs a number, got {weight!r}")
+    return ClassWeights(tuple(float(given.get(name, 1.0)) for name in names))
+
+
+def with_batch(recipe: Recipe, federation: Federation) -> Recipe:
+    """The recipe with a batch size where records are protected and it says none: sums of clipped
+    gradients are divided by a fixed number, and sizes of clients are public there."""
+    entry, training = METHODS.find(recipe.training.method, "training.method"), recipe.training
+    unit = recipe.privacy.unit or entry.unit
+    if not entry.private or unit != Unit.RECORD or training.batch_size is not None:
+        return recipe
+    batch = min(_LARGEST_BATCH, int(federation.sizes.max()))
+    return replace(recipe, training=replace(training, batch_size=batch))
+
+
+def _decoded_in_cache(data: DataSection) -> bool:
+    return data.file is None and data.source in SOURCES and bool(SOURCES[data.source].copies)
+
+
+def _said(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """What the recipe declares to be public, and what it owns up to."""
+    declared, unprotected = [], []
+    if recipe.data.file is not None and recipe.data.schema is not None:
+        name = Path(recipe.data.schema).name
+        declared.append(f"The columns, ranges and categories of the schema {name} are public.")
+    if recipe.data.columns and not recipe.data.bought:
+        declared.append("The columns, ranges and categories in data.columns are public.")
+    if recipe.data.classes:
+        declared.append(f"The classes are public: {', '.join(recipe.data.classes)}.")
+    for name in recipe.privacy.tuned_on:
+        said = f"Settings were chosen by looking at {name}"
+        if is_protected(recipe.data, name):
+            gone = recipe.data.file is not None and not Path(name).exists()
+            what = "which is gone, and may be the protected data" if gone else "the protected data"
+            unprotected.append(f"{said}, {what}.")
+        elif recipe.data.file is None:
+            declared.append(f"{said}, declared to be public.")
+        else:
+            declared.append(f"{said}, declared to be public and no copy of the protected data.")
+    return declared, unprotected
+
+
+def is_protected(data: DataSection, name: str) -> bool:
+    """Whether what settings were tried out on is the data that a recipe trains on, or may be.
+
+    A file that is not there any more may be the protected one, under the name that it had then.
+    """
+    if data.file is None:
+        return same_data(name, data.source)
+    path = Path(name)
+    if path.exists():
+        return path.samefile(data.file)
+    return name not in SOURCES and (os.sep in name or path.suffix != "")

@@ -1,0 +1,234 @@
+"""What one run adds to a guarantee's list: what was declared public, what is not covered.
+
+And what spoils it: private data that entered without noise, or parts that nobody has proved.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from fedveil.core.origin import is_own, is_own_object
+from fedveil.core.units import Trust, Unit
+from fedveil.data.declared import used_again
+from fedveil.data.federation import (
+    ARTIFICIAL_NOTE,
+    HELD_OUT_NOTE,
+    PICTURES_NOTE,
+    Federation,
+    Task,
+)
+from fedveil.data.sources import same_data
+from fedveil.methods.parts.method import Method
+from fedveil.methods.parts.noise_placement import NoiseContext
+from fedveil.privacy.rounding import at_most
+from fedveil.privacy.secure_sums.aggregation import SecureSums
+from fedveil.privacy.secure_sums.mode import SecureMode
+from fedveil.training.models.frozen import trained_on
+from fedveil.training.models.losses import ClassWeights
+from fedveil.training.models.structure import as_written
+from fedveil.training.server.optimizers import Sgd
+
+_UNPROVED = "{} is none of fedveil's own parts: nothing is proved of it."
+_LAYERS_OF_TORCH = Path(inspect.getfile(nn.Linear)).resolve().parent
+_PLAIN = {bool, int, float, str, *np.sctypeDict.values()}
+
+
+def unprotected(method: Method, context: NoiseContext) -> tuple[str, ...]:
+    """What came from private data without noise, or from code without a proof."""
+    found = list(taken_from_records(context.federation))
+    if context.pipeline.ballot is not None and HELD_OUT_NOTE in context.federation.notes:
+        found.append("The inputs to vote on must be public, and may be the clients' own data.")
+    for data, public in trained_on(context.module).items():
+        if origin := start_origin(data, public, context.federation.name):
+            found.append(f"Weights start from a model trained on {data}{origin}.")
+    # The server's optimiser and smoothing see released values alone: they may be anybody's. So may
+    # a loss: it was tried out, and is declared to be each example's own.
+    local = replace(method.local, loss=None)
+    private = replace(method, optimizer=Sgd(), smoothing=None, local=local)
+    found += [_UNPROVED.format(name) for name in _foreign_parts(private)]
+    return tuple(found)
+
+
+def taken_from_records(federation: Federation) -> tuple[str, ...]:
+    """What became of a federation's records that depends on more than one unit."""
+    parts = federation.test, federation.validation
+    again = used_again(federation.train.inputs, *(part.inputs for part in parts if part))
+    foreign = (_UNPROVED.format(name) for name in _foreign_data(federation))
+    return (*dict.fromkeys((*federation.unprotected, *again)), *foreign)
+
+
+def unproved(name: str) -> str:
+    """Return the sentence about a part of a run that is none of fedveil's own."""
+    return _UNPROVED.format(name)
+
+
+def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]:
+    """What has to be public, or made without the protected data, because nothing hides it."""
+    federation = context.federation
+    found = [
+        f"The model's shape is public: {_shape(federation)}; so is how data are scaled.",
+        "The initial weights were made without the protected data.",
+    ]
+    found += [
+        f"Weights start from a model of {data}. That those data are public is declared."
+        for data, public in trained_on(context.module).items()
+        if start_origin(data, public, federation.name) is None
+    ]
+    if federation.public:
+        found.append(
+            f"That the rows of {federation.name} are public is declared; what was taken from them "
+            "without noise (classes, scales, who takes part) counts as known."
+        )
+    elif HELD_OUT_NOTE not in federation.notes and (len(federation.test) or federation.validation):
+        found.append(
+            "Test and validation examples are public, and nobody's training examples: that is "
+            "declared by giving them."
+        )
+    if PICTURES_NOTE in federation.notes:
+        found.append(PICTURES_NOTE)
+    if federation.encoder is not None:
+        found.append(
+            "The names of the table's columns are public, and the types they are stored with; so "
+            "is that the file can be read, for a damaged one stops the run."
+        )
+    if federation.encoder is not None and federation.owners is not None and unit is Unit.RECORD:
+        found.append("Which client a row names is public. A row that names none is left out.")
+    if context.public_clients is not None:
+        found.append(
+            f"There are at most {context.public_clients} clients; that there are more would show, "
+            "for then nothing runs."
+        )
+    if federation.featurizer is not None:
+        found.append(
+            f"Inputs are made of each example alone by {federation.featurizer}, a public map that "
+            "no data have entered."
+        )
+    if context.pipeline.ballot is not None:
+        found.append(
+            f"The {len(context.pipeline.ballot.inputs)} inputs that are voted on are public."
+        )
+    if context.secure is not None and trust is Trust.DISTRIBUTED:
+        found += _graph(context.secure)
+    found += _of_loss(context)
+    own = sorted({type(layer).__name__ for layer in context.module.modules() if _foreign(layer)})
+    if own:
+        found.append(
+            f"Layers that are not fedveil's ({', '.join(own)}) treat examples one by one and "
+            "remember nothing of them."
+        )
+    return tuple(found)
+
+
+def start_origin(data: str, public: bool, protected: str) -> str | None:
+    """Return why weights of a model of these data are not known to be public; None if they are.
+
+    Data are known by the names that somebody gave them, and a name does not tell whose rows they
+    are. So only what was declared to be public is taken to be other than the protected data.
+
+    Args:
+        data: The name of the data that the model was trained on.
+        public: Whether these were declared to be public.
+        protected: The name of the protected data.
+    """
+    if same_data(data, protected):
+        return ", the protected data"
+    return None if public else ", which may be the protected data under another name"
+
+
+def _of_loss(context: NoiseContext) -> Iterator[str]:
+    """What is taken for granted of a loss that is not the task's own."""
+    loss = context.local.loss
+    if type(loss) is ClassWeights:
+        shown = ", ".join(f"{weight:g}" for weight in loss.weights)
+        yield f"The weights of the classes are public, and not taken from the labels: {shown}."
+    elif loss is not None:
+        name = getattr(loss, "__qualname__", type(loss).__name__)
+        yield f"The loss {name}, not one of fedveil's, treats examples one by one and forgets them."
+
+
+def _graph(sums: SecureSums) -> Iterator[str]:
+    """What a sparse graph of masks takes for granted; a complete one takes nothing."""
+    graph = sums.params.topology(sums.cohort)
+    if graph.security_failure > 0:
+        yield (
+            "Who masks with whom is drawn anew for every round; with probability "
+            f"{at_most(graph.security_failure, 2)} the graph hides less than the sum of all, which "
+            "delta does not count."
+        )
+    if sums.params.honest_server and not graph.complete:
+        yield "The server of the secure sums does not lie about who has shared or was lost."
+
+
+def not_covered(context: NoiseContext, trust: Trust) -> tuple[str, ...]:
+    """What a run shows or holds beyond its releases."""
+    found = list(test_examples(context.federation))
+    if ARTIFICIAL_NOTE in context.federation.notes:
+        found.append("A person: rows were dealt to artificial clients, and one client is a share.")
+    if context.secure is not None and context.secure.params.honest_server:
+        found.append(
+            "A server that departs from the protocol: it is declared honest, and nobody checks "
+            "whom it says to be lost."
+        )
+    if context.secure is not None and context.secure.mode is SecureMode.IDEAL:
+        found.append(
+            "Whoever runs this process: secure sums are ideal, taken without masks, and it sees "
+            "what every client sends."
+        )
+    elif context.federation.elsewhere:
+        found.append("Whoever runs a site: it holds that site's data, noise and keys.")
+    elif trust is not Trust.CENTRAL:
+        found.append("Whoever runs this process: it holds all clients' data, noise and keys.")
+    return tuple(found)
+
+
+def test_examples(federation: Federation) -> tuple[str, ...]:
+    """What is said about figures that are measured on the federation's test part."""
+    held_out = HELD_OUT_NOTE in federation.notes  # perhaps of nobody, which must not show
+    if not (held_out or len(federation.test)):
+        return ()
+    whose = ", which are the clients' own" if held_out else ""
+    return (f"Test examples{whose}: loss, accuracy and other figures on them have no noise.",)
+
+
+def _shape(federation: Federation) -> str:
+    size = "x".join(map(str, federation.input_shape)) or "1"
+    if federation.task is Task.REGRESSION:
+        return f"{size} inputs, one number to predict"
+    what = "labels" if federation.task is Task.MULTI_LABEL else "classes"
+    return f"{size} inputs, {federation.classes} {what}"
+
+
+def _foreign_data(federation: Federation) -> Iterator[str]:
+    """Classes of somebody else between the stored records and the model: a scaling that looks at
+    all records it is given, or a column that does, carries one record into others."""
+    train = federation.train
+    for part in (federation, train, federation.scaling, federation.bought):
+        if part is not None and not is_own_object(part):
+            yield type(part).__name__
+    for column in (train.inputs, train.targets, federation.offsets):
+        if type(column) not in (np.ndarray, np.memmap):
+            yield type(column).__name__
+
+
+def _foreign_parts(part: object) -> Iterator[str]:
+    """Classes of somebody else anywhere in a method: what a subclass changes, no proof has seen."""
+    if isinstance(part, tuple):
+        for inner in part:
+            yield from _foreign_parts(inner)
+    elif part is not None and type(part) not in _PLAIN:
+        if not is_own_object(part):
+            yield type(part).__name__
+        for each in fields(part) if is_dataclass(part) and not isinstance(part, type) else ():
+            yield from _foreign_parts(getattr(part, each.name))
+
+
+def _foreign(layer: nn.Module) -> bool:
+    """A layer of somebody else, or one of ours that somebody listens to or has changed."""
+    kind = type(layer)
+    return not (is_own(kind) or is_own(kind, _LAYERS_OF_TORCH)) or not as_written(layer)

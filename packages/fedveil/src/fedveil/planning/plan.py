@@ -1,0 +1,461 @@
+"""A Plan: a Method resolved against a federation, a model and a budget.
+
+Every number is decided here and the guarantee is known before the first step. Whatever cannot be
+proved cannot be planned.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from fedveil.core.arguments import instance_of, number_of, plain_numbers, settle, whole
+from fedveil.core.display import Displayed
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Arithmetic, Entropy, Trust, Unit
+from fedveil.data.federation import Federation
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.correlated_noise import CorrelatedNoise
+from fedveil.methods.parts.isolation import check_isolation, check_loss
+from fedveil.methods.parts.method import Method
+from fedveil.methods.parts.noise_placement import NoiseContext, NoisePlacement
+from fedveil.methods.parts.preflight import check_every_round
+from fedveil.planning import limits
+from fedveil.planning.resolve import context_of, distillation, fitted, pipeline_of, sampling_of
+from fedveil.planning.secure_sums import (
+    check_central,
+    check_chosen,
+    check_masks,
+    check_sums,
+)
+from fedveil.privacy.accounting import (
+    PrivacyModel,
+    Release,
+    account,
+    default_delta,
+)
+from fedveil.privacy.calibration import least_noise
+from fedveil.privacy.guarantee import Guarantee
+from fedveil.privacy.mechanisms import Laplace
+from fedveil.privacy.rounding import at_most
+from fedveil.privacy.sampling import Sampling
+from fedveil.privacy.secure_sums.aggregation import SecureSums
+from fedveil.training.client.local_training import LocalTraining
+from fedveil.training.client.update_pipeline import UpdatePipeline
+from fedveil.training.models.check import check_model
+from fedveil.training.models.flat import Layout, flatten, layout_of
+from fedveil.training.server.optimizers import Optimizer
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much privacy may be spent: epsilon (the noise follows) or the noise (epsilon follows).
+
+    `delta=None` stands for min(1e-5, units^-1.1); zero asks for pure differential privacy.
+
+    >>> delta = Budget(epsilon=4).resolved_delta(1_000_000)  # a million clients
+    >>> round(delta * 1e7, 2)
+    2.51
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    noise_multiplier: float | None = None
+
+    def __post_init__(self) -> None:
+        plain_numbers(self)
+        if (self.epsilon is None) == (self.noise_multiplier is None):
+            raise ConfigError("privacy: set exactly one of epsilon and noise_multiplier")
+        for name in ("epsilon", "noise_multiplier"):
+            value = getattr(self, name)
+            if value is not None and not 0 < number_of(f"privacy.{name}", value) < math.inf:
+                raise ConfigError(f"privacy.{name}: must be positive and finite, got {value}")
+        if self.delta is not None:
+            number_of("privacy.delta", self.delta)
+
+    def resolved_delta(self, units: int, *, pure: bool = False) -> float:
+        """The delta to use for this many protected units; at or above 1/units it is refused.
+
+        Zero needs a mechanism that is private without any delta (`pure`).
+        """
+        if self.delta is None:
+            return default_delta(units)
+        if self.delta == 0 and pure:
+            return 0.0
+        if not 0 < self.delta < 1 / units:
+            raise ConfigError(
+                f"privacy.delta: must be between 0 and 1/{units} (one over the number of "
+                f"protected units), got {self.delta}"
+            )
+        return self.delta
+
+
+# Of a plan's context these are chosen; the rest follows from its method, federation and module.
+_CHOSEN = ("noise_multiplier", "arithmetic", "secure")
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(Displayed):
+    """What will run, decided to the last number. Build one with `plan`.
+
+    It is data, and holds choices only. Sampling, pipeline, privacy model and guarantee are derived
+    from them, so that `dataclasses.replace` yields a plan that does what its guarantee says: with
+    another method, federation or module the context is fitted again; another context may bring
+    another noise multiplier, arithmetic or secure sums.
+    """
+
+    method: Method
+    federation: Federation = field(repr=False)
+    module: nn.Module = field(repr=False)
+    start: Tensor = field(repr=False)  # initial weights [parameters]
+    seed: int | None
+    context: NoiseContext | None = field(default=None, repr=False)  # what the noise is fitted to
+    delta: float | None = None  # of the guarantee; None: a simulation that promises nothing
+    declared: tuple[str, ...] = ()  # what else the guarantee takes to be public
+    unprotected: tuple[str, ...] = ()  # what else was taken from the protected data
+    basis: tuple[object, ...] = field(default=(), repr=False, compare=False)  # of the context
+
+    def __post_init__(self) -> None:
+        if self.seed is not None:  # None: protected
+            whole("seed", self.seed)
+        if self.start.shape != (self.layout.size,):
+            raise ConfigError(f"start: need the module's {self.layout.size} weights")
+        placement, context = self.method.placement, self.context
+        if placement is None or context is None:
+            if (placement is None) != (context is None):
+                raise ConfigError(
+                    "context: a plan has one if its method adds noise; make a new plan"
+                )
+            return
+        basis = (self.method, self.federation, self.module)
+        tried = self.basis[3:]  # a context with which every round was tried
+        if tried and all(map(operator.is_, self.basis, basis)):
+            for name in (each.name for each in fields(NoiseContext) if each.name not in _CHOSEN):
+                if getattr(context, name) is not getattr(self.basis[3], name):
+                    raise ConfigError(f"context.{name}: follows from the method; change it there")
+            check_chosen(self.method, placement, context)
+        else:
+            check_model(self.module, self.federation, protected=self.seed is None)
+            check_isolation(self.module, self.federation, self.method.local.per_example)
+            check_loss(self.method.local.loss, self.module, self.federation)
+            noise, summed = context.noise_multiplier, context.secure is not None
+            context = fitted(*basis, placement, context.arithmetic, noise, summed)
+            check_central(placement, context)
+        if not tried or context is not tried[0]:
+            check_every_round(self.method, placement, context)
+        settle(self, context=context, basis=(*basis, context))
+        check_masks(placement, context)
+        if self.seed is None:
+            if self.delta is None:
+                raise ConfigError("delta: a protected plan promises something, and needs one")
+            check_sums(placement, context)
+
+    def _display(self) -> tuple[str, dict[str, object]]:
+        known = vars(self).get("guarantee")  # a repr starts no accounting
+        return f"{self.method.name} on {self.federation.name}", {
+            "rounds": self.method.rounds,
+            "expected cohort": self.sampling.expected_cohort,
+            "parameters": self.layout.size,
+            "noise multiplier": self.noise_multiplier,
+            "epsilon": None if known is None else at_most(known.epsilon),
+            "delta": None if known is None else at_most(known.delta),
+            "protected": self.protected,
+            "seed": self.seed,
+        }
+
+    def derived_anew(self) -> Plan:
+        """Return the plan that follows from this one's choices, with a module of its own.
+
+        Nothing that was derived before is taken over, and no subclass: a run carries out what its
+        guarantee is computed from. What is done to the module afterwards does not reach the run.
+
+        Raises:
+            ConfigError: A part, such as the module, was changed in place after the plan was made.
+        """
+        chosen = {each.name: getattr(self, each.name) for each in fields(Plan)}
+        chosen |= {"module": copy.deepcopy(self.module), "basis": ()}
+        anew = Plan(**chosen)  # fitted and tried anew
+        if anew.guarantee != self.guarantee:
+            raise ConfigError("plan: its parts were changed after it was made; make a new one")
+        return anew
+
+    @cached_property
+    def layout(self) -> Layout:
+        return layout_of(self.module)
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        """Who takes part: drawn in the rounds, and accounted for."""
+        return self.context.sampling if self.context else sampling_of(self.method, self.federation)
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        if self.method.voting is None:
+            return self.method.optimizer
+        return distillation(self.method.voting, self.federation, self.module)
+
+    @cached_property
+    def pipeline(self) -> UpdatePipeline:
+        """What leaves a client in the first round."""
+        if self.method.placement is None or self.context is None:
+            return pipeline_of(self.method, self.federation, self.module)
+        return self.method.placement.pipeline(self.context, self.context.pipeline.clip, 0)
+
+    @cached_property
+    def secure_sums(self) -> SecureSums | None:
+        """How sums are hidden from whoever takes them; None if they are not."""
+        return None if self.context is None else self.context.secure
+
+    @cached_property
+    def privacy_model(self) -> PrivacyModel | None:
+        if self.method.placement is None or self.context is None:
+            return None
+        return _privacy_model(
+            self.method,
+            self.method.placement,
+            self.context,
+            self.seed,
+            self.declared,
+            self.unprotected,
+        )
+
+    @cached_property
+    def guarantee(self) -> Guarantee | None:
+        """What all rounds together guarantee; None if the method adds no noise."""
+        if self.privacy_model is None or self.delta is None:
+            return None
+        releases = self.releases(self.method.rounds)
+        return account(releases, privacy_model=self.privacy_model, delta=self.delta)
+
+    @cached_property
+    def protected(self) -> bool:
+        """No seed and some noise: only released values may be shown or kept."""
+        return self.seed is None and self.method.placement is not None
+
+    @property
+    def randomness(self) -> Randomness:
+        return Randomness(self.seed)
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        return None if self.context is None else self.context.noise_multiplier
+
+    @property
+    def local(self) -> LocalTraining:
+        """What clients do, with any noise that belongs into their steps."""
+        if self.method.placement is None or self.context is None:
+            return self.method.local
+        return self.method.placement.local(self.context)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What speaks against running this plan: noise in which no update can be seen.
+
+        If all clients send the same update of full norm, their averages over the run add up to
+        sqrt(rounds) times this signal-to-noise ratio; below one, nothing can be learnt.
+        """
+        context, privacy_model = self.context, self.privacy_model
+        if context is None or privacy_model is None or privacy_model.unit is not Unit.CLIENT:
+            return ()
+        noise, placement = context.noise_multiplier, self.method.placement
+        if isinstance(placement, CorrelatedNoise):
+            noise *= placement.noise_ratio(context)
+        cohort, clients = self.sampling.expected_cohort, context.clients
+        seen = math.sqrt(cohort) if privacy_model.trust is Trust.LOCAL else cohort
+        ratio = seen * math.sqrt(self.method.rounds / self.layout.size) / noise
+        if ratio >= 1:
+            return ()
+        needed = math.ceil(clients * ratio ** (-2 if privacy_model.trust is Trust.LOCAL else -1))
+        return (
+            f"cohorts of {cohort:g} drown in this noise (signal-to-noise {ratio:.2g} over the "
+            f"run): do not expect the model to learn. It takes about {needed:,} clients at the "
+            "same rate, or a larger epsilon, or fewer parameters",
+        )
+
+    def releases(self, rounds: int) -> tuple[Release, ...]:
+        """What leaves in the first `rounds` rounds."""
+        if self.method.placement is None or self.context is None or rounds == 0:
+            return ()
+        return _releases(self.method, self.method.placement, self.context, rounds)
+
+    def spent(self, rounds: int) -> float | None:
+        """Epsilon after `rounds` rounds; None if the method gives no guarantee."""
+        if self.guarantee is None or self.privacy_model is None:
+            return None
+        if rounds == 0:
+            return 0.0
+        releases = self.releases(rounds)
+        return account(
+            releases, privacy_model=self.privacy_model, delta=self.guarantee.delta
+        ).epsilon
+
+
+def plan(
+    method: Method,
+    federation: Federation,
+    model: nn.Module,
+    *,
+    budget: Budget | None = None,
+    seed: int | None = None,
+    arithmetic: Arithmetic | None = None,
+    declared: Sequence[str] = (),
+    unprotected: Sequence[str] = (),
+) -> Plan:
+    """Resolve a method against data, a model and a budget.
+
+    With a seed the run is a simulation: its guarantee says what the same plan would certify.
+    `arithmetic=None` is exact without a seed and under a secure sum, which adds integers, and
+    idealised (faster) with a seed. Sentences: `declared` says what else the guarantee takes to be
+    public; `unprotected` what was taken from the protected data by other ways, so that nothing is
+    certified.
+
+    >>> import fedveil as fv
+    >>> digits = fv.load("digits", clients=100)
+    >>> local = fv.LocalTraining(fv.LearningRate(1.0), steps=5)
+    >>> cohort = fv.CohortRule(rate=0.5)
+    >>> method = fv.dp_fedavg(rounds=10, cohort=cohort, local=local, clip=fv.Clip(0.8))
+    >>> made = fv.plan(method, digits, fv.build("logistic", digits), budget=fv.Budget(epsilon=4))
+    >>> 3.99 < made.guarantee.epsilon <= 4, made.guarantee.certified
+    (True, True)
+    """
+    instance_of(Method)("method", method)
+    instance_of(Federation)("federation", federation)
+    instance_of(nn.Module, "torch.nn.Module")("model", model)
+    for name, given in (("declared", declared), ("unprotected", unprotected)):
+        if isinstance(given, str):
+            raise ConfigError(f"{name}: need a list of sentences, got {given!r}")
+    placement, start = method.placement, flatten(model)
+    check_model(model, federation, protected=seed is None and placement is not None)
+    check_loss(method.local.loss, model, federation)
+    if placement is None:
+        if budget is not None:
+            raise PrivacyRefusal(
+                f"method {method.name!r} adds no noise, so no epsilon can be promised",
+                "choose a private method such as dp-fedavg, or leave privacy.epsilon out",
+            )
+        if method.aggregation.asked:
+            raise ConfigError(
+                f"aggregation: secure sums carry noise shares, and method {method.name!r} has none"
+            )
+        return Plan(method, federation, model, start, seed)
+    if budget is None:
+        raise ConfigError(f"privacy.epsilon: method {method.name!r} needs a budget")
+    instance_of(Budget)("budget", budget)
+    check_isolation(model, federation, method.local.per_example)
+    context = context_of(method, federation, model, placement, seed, arithmetic)
+    privacy_model = _privacy_model(method, placement, context, seed, declared, unprotected)
+    delta = _delta(method, placement, context, privacy_model, budget)
+    if budget.noise_multiplier is not None:
+        noise = budget.noise_multiplier
+    else:
+        noise = _calibrated(method, placement, context, privacy_model, budget.epsilon or 0.0, delta)
+    context = replace(context, noise_multiplier=noise)
+    check_every_round(method, placement, context)
+    said, basis = (tuple(declared), tuple(unprotected)), (method, federation, model, context)
+    made = Plan(method, federation, model, start, seed, context, delta, *said, basis=basis)
+    if made.guarantee is None:  # worked out here, for what cannot be proved cannot be planned
+        raise RuntimeError("a plan with noise has a guarantee")
+    return made
+
+
+def quick_noise(method: Method, like: Plan, budget: Budget) -> float:
+    """The noise multiplier of a method on the data and model of a plan, for simulations.
+
+    What `plan` would take, or a little more where only a slow accountant proves that less will do;
+    nothing is promised, so nothing is accounted.
+    """
+    placement = method.placement
+    if placement is None or like.context is None or budget.epsilon is None:
+        raise ConfigError(f"training.method: {method.name!r} adds no noise")
+    context = context_of(
+        method, like.federation, like.module, placement, like.seed, like.context.arithmetic
+    )
+    privacy_model = _privacy_model(method, placement, context, like.seed)
+    delta = _delta(method, placement, context, privacy_model, budget)
+    return _calibrated(
+        method, placement, context, privacy_model, budget.epsilon, delta, quickly=True
+    )
+
+
+def _delta(
+    method: Method,
+    placement: NoisePlacement,
+    context: NoiseContext,
+    privacy_model: PrivacyModel,
+    budget: Budget,
+) -> float:
+    releases = _releases(method, placement, context, method.rounds)
+    pure = all(isinstance(release.mechanism, Laplace) for release in releases)
+    return budget.resolved_delta(privacy_model.population or context.federation.clients, pure=pure)
+
+
+def _privacy_model(
+    method: Method,
+    placement: NoisePlacement,
+    context: NoiseContext,
+    seed: int | None,
+    declared: Sequence[str] = (),
+    unprotected: Sequence[str] = (),
+) -> PrivacyModel:
+    """Who is protected from whom, as the noise's place has it, with all that the plan knows."""
+    model, federation = placement.privacy_model(context), context.federation
+    entropy = Entropy.SYSTEM if seed is None else Entropy.SEEDED
+    if federation.bought is not None:
+        federation.bought.check(model.unit, model.trust, entropy)
+    return replace(
+        model,
+        population=context.clients if model.unit is Unit.CLIENT else len(federation.train),
+        arithmetic=context.arithmetic,
+        entropy=entropy,
+        unprotected=(*limits.unprotected(method, context), *unprotected),
+        declared=(*limits.declared(context, model.unit, model.trust), *declared),
+        not_covered=limits.not_covered(context, model.trust),
+    )
+
+
+def _releases(
+    method: Method, placement: NoisePlacement, context: NoiseContext, rounds: int
+) -> tuple[Release, ...]:
+    bought = context.federation.bought
+    before = () if bought is None else bought.releases
+    if isinstance(method.clip_rule, AdaptiveClipping):
+        return (*method.clip_rule.releases(placement, context, rounds), *before)
+    return (*placement.releases(context, rounds), *before)
+
+
+def _calibrated(
+    method: Method,
+    placement: NoisePlacement,
+    context: NoiseContext,
+    privacy_model: PrivacyModel,
+    epsilon: float,
+    delta: float,
+    quickly: bool = False,
+) -> float:
+    """The least noise multiplier with which all releases together keep to epsilon."""
+
+    noise = least_noise(
+        lambda level: _releases(
+            method, placement, replace(context, noise_multiplier=level), context.rounds
+        ),
+        epsilon=epsilon,
+        delta=delta,
+        privacy_model=privacy_model,
+        # As if every participation were charged alone: too much, but the right order.
+        guess=math.sqrt(max(1, context.rounds)) / epsilon,
+        quickly=quickly,
+    )
+    if noise is None:
+        raise PrivacyRefusal(
+            f"no amount of noise on the updates keeps to epsilon {epsilon}: other releases, such "
+            "as a tracked clip, or missing noise shares cost more",
+            "raise privacy.epsilon or privacy.clip_noise, or name fewer colluders",
+        )
+    return noise

@@ -1,0 +1,259 @@
+"""A recipe: everything a run is made from, as a TOML file or `--set section.key=value`.
+
+Unknown keys, wrong types and impossible values are refused with the nearest right key; nothing is
+guessed. The resolved recipe, defaults included, is written to the run directory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedveil.core.errors import ConfigError
+from fedveil.core.units import Trust
+from fedveil.data.folder import FILE, is_many
+from fedveil.methods.recipes.sections import AggregationSection, DataSection, PrivacySection, Recipe
+from fedveil.methods.recipes.values import build
+from fedveil.methods.registry import METHODS
+from fedveil.privacy.secure_sums.mode import EARLIER_WORDS
+
+__all__ = [
+    "DEFAULT_JOB",
+    "DataSection",
+    "Recipe",
+    "as_run",
+    "parse",
+    "read",
+    "shipped",
+    "to_table",
+    "with_defaults",
+    "without_privacy",
+]
+
+# What `fedveil run` trains when it is given neither a recipe nor data.
+DEFAULT_JOB: dict[str, Any] = {
+    "training": {"rounds": 60, "rate": 0.5, "local_epochs": 3, "learning_rate": 2.0},
+    "privacy": {"epsilon": 4.0, "clip_norm": 0.8},
+}
+
+
+# Of each pair a recipe sets one; setting the other on the command line takes its place.
+_ALTERNATIVES = (
+    ("training", "cohort", "rate"),
+    ("training", "local_steps", "local_epochs"),
+    ("privacy", "epsilon", "noise_multiplier"),
+)
+
+
+# Where no clip is set: one that falls to this quantile of the updates' lengths, for noise beyond
+# them hides nothing. It does not rise, for that may cost more in noise than longer updates gain.
+_CLIP, _QUANTILE = 1.0, 0.3
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The table in a TOML file, or in a recipe that comes with the package, by its name."""
+    if path.suffix in (".csv", ".parquet", ".tsv", ".gz"):
+        how = f"fedveil run --data {path} --client-column COLUMN --label COLUMN"
+        several = f"several files: --data 'DIR/*{path.suffix}' in quotes"
+        raise ConfigError(f"{path}: a table, not a recipe; train on it with: {how} ({several})")
+    try:
+        return tomllib.loads(found(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        names = ", ".join(shipped())
+        raise ConfigError(f"recipe {path}: no such file; by name there are {names}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recipe {path}: not valid TOML: {error}") from None
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with the package."""
+    folder = Path(str(resources.files("fedveil.methods.recipes")))
+    files = sorted(folder.rglob("*.toml"))
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
+
+
+def found(path: Path) -> Path:
+    """The file that is meant: `path` itself, or a shipped recipe as NAME or recipes/NAME.toml;
+    NAME may have a folder in front, as best/NAME."""
+    ours = shipped()
+    if path.exists():
+        return path
+    if path.as_posix() in ours:  # of which some, as best/adult-epsilon-0.5, seem to have a suffix
+        return ours[path.as_posix()]
+    folders = [parent.name for parent in path.parents]
+    if path.suffix == ".toml" and "recipes" in folders:
+        inner = path.parts[len(path.parts) - 1 - folders.index("recipes") :]
+        name = Path(*inner).with_suffix("").as_posix()
+    elif path.parent == Path() and not path.suffix:
+        name = path.stem
+    else:
+        return path
+    if name not in ours and name in METHODS:
+        return ours.get(METHODS[name].name, path)  # a method's earlier name
+    return ours.get(name, path)
+
+
+def parse(
+    table: Mapping[str, Any],
+    assignments: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+) -> Recipe:
+    """A recipe from a table, `section.key=value` assignments, and values by dotted name.
+
+    The later ones win.
+    """
+    merged = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
+    if isinstance(merged.get("aggregation"), str):
+        merged["aggregation"] = {"secure": merged["aggregation"]}
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"--set {assignment}: write section.key=value")
+        changes[name.strip()] = _value(text.strip())
+    changes |= values or {}
+    if isinstance(changes.get("aggregation"), str):
+        changes["aggregation.secure"] = changes.pop("aggregation")
+    for section, one, other in _ALTERNATIVES:
+        for changed, replaced in ((one, other), (other, one)):
+            if f"{section}.{changed}" in changes and isinstance(merged.get(section), dict):
+                merged[section].pop(replaced, None)
+    for name, value in changes.items():
+        _assign(merged, name, value)
+    _choose_by_unit(merged)
+    _name_clients(merged)
+    return typing.cast(Recipe, build(Recipe, merged, ""))
+
+
+def _choose_by_unit(table: dict[str, Any]) -> None:
+    """A recipe that names no method but whose data to protect gets one that does."""
+    training, privacy = table.get("training", {}), table.get("privacy", {})
+    if isinstance(training, dict) and isinstance(privacy, dict) and privacy.get("unit") == "record":
+        table["training"] = {"method": "dp-sgd", **training}
+
+
+def _name_clients(table: dict[str, Any]) -> None:
+    """Several files and nothing that says whose rows they hold: each is a client's."""
+    data = table.get("data", {})
+    if not isinstance(data, dict) or not isinstance(file := data.get("file"), str):
+        return
+    if not {"client_column", "partition"} & set(data) and is_many(Path(file)):
+        table["data"] = {**data, "client_column": FILE}
+
+
+_SEEN_SAMPLING = {"local": "round-robin", "distributed": "balanced"}  # no credit for a sample
+
+
+_SECURE_WORDS = EARLIER_WORDS | {"secure": "ideal"}
+
+
+def with_defaults(recipe: Recipe) -> Recipe:
+    """Decide what was left open between alternatives: cohort or rate, steps or epochs, budget."""
+    training, privacy, aggregation = recipe.training, recipe.privacy, recipe.aggregation
+    method = METHODS.find(training.method, "training.method")
+    training = replace(training, method=method.name)
+    said = aggregation.secure
+    aggregation = replace(aggregation, secure=_SECURE_WORDS.get(said or "", said))
+    hidden, shares = aggregation.secure in ("masked", "ideal"), method.trust is Trust.DISTRIBUTED
+    if method.private and hidden and privacy.trust is None and not shares:
+        privacy = replace(privacy, trust="distributed")
+    if training.sampling is None:
+        usual = _SEEN_SAMPLING.get(privacy.trust or method.trust, "poisson")
+        if not method.private:
+            usual = "poisson"
+        elif privacy.correlated is not None:
+            usual = "round-robin"  # a public schedule keeps a client's turns apart
+        training = replace(training, sampling=method.sampling or usual)
+    if training.sampling != "everyone" and training.cohort is None and training.rate is None:
+        training = replace(training, rate=0.5)
+    if training.local_steps is None and training.local_epochs is None:
+        training = replace(training, local_epochs=5)
+    if method.private and privacy.epsilon is None and privacy.noise_multiplier is None:
+        privacy = replace(privacy, epsilon=4.0)
+    if privacy.clip_norm is None:
+        privacy = replace(privacy, clip_norm=_CLIP)
+    return replace(
+        with_full_paths(recipe),
+        training=training,
+        method=method.settings(recipe.method),
+        privacy=privacy,
+        aggregation=aggregation,
+    )
+
+
+def as_run(recipe: Recipe) -> Recipe:
+    """A recipe with its defaults as `fedveil run` runs it: where a budget but no clip is set, and a
+    trusted aggregator adds Gaussian noise, the clip falls to where updates end."""
+    found = with_defaults(recipe)
+    method, privacy = METHODS[found.training.method], found.privacy
+    left_open = recipe.privacy.clip_norm is privacy.clip_quantile is privacy.clip_highest is None
+    tracks = left_open and "privacy.clip_quantile" in method.keys and privacy.epsilon is not None
+    central = method.trust is Trust.CENTRAL and privacy.trust in (None, "central")
+    # By turns, noise that cancels is worth more, and needs a clip that stays.
+    turns = privacy.correlated is not None or found.training.sampling == "round-robin"
+    if not (tracks and central and privacy.noise == "gaussian") or turns:
+        return found
+    return replace(found, privacy=replace(privacy, clip_quantile=_QUANTILE, clip_highest=_CLIP))
+
+
+def with_full_paths(recipe: Recipe) -> Recipe:
+    """Files named from the root, so that a run can be resumed from anywhere."""
+    paths = {name: getattr(recipe.data, name) for name in ("file", "schema", "directory")}
+    absolute: dict[str, Any] = {
+        name: str(Path(path).absolute()) for name, path in paths.items() if path is not None
+    }
+    model, start = recipe.model, recipe.model.start
+    if start is not None:
+        model = replace(model, start=str(Path(start).absolute()))
+    return replace(recipe, data=replace(recipe.data, **absolute), model=model)
+
+
+def without_privacy(recipe: Recipe) -> Recipe:
+    """The same training as FedAvg: no clip, no noise, and none of the parts that go with them."""
+    training = replace(
+        recipe.training, method="fedavg", penalty=None, sparsity=None, upload="dense"
+    )
+    return replace(
+        recipe,
+        training=training,
+        method={},
+        aggregation=AggregationSection(),
+        privacy=PrivacySection(),
+    )
+
+
+def to_table(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as a TOML table; keys that are not set are left out."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+            return {name: plain(item) for name, item in fields if item not in (None, {})}
+        if isinstance(value, Mapping):
+            return {name: plain(item) for name, item in value.items() if item is not None}
+        return list(value) if isinstance(value, tuple) else value
+
+    return typing.cast(dict[str, Any], plain(recipe))
+
+
+def _assign(table: dict[str, Any], name: str, value: Any) -> None:
+    *sections, key = name.split(".")
+    for section in sections:
+        inner = table.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set {name}: {section} is not a section")
+        table = inner
+    table[key] = value
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word is a string

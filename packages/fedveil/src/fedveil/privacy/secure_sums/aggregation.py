@@ -1,0 +1,140 @@
+"""How a cohort's vectors are summed: plainly, or behind masks that dropouts do not spoil.
+
+A sum that is released holds at least `honest_shares` noise shares of honest clients. That number is
+fixed before training; the noise is calibrated for it, and a round that falls short of it is not
+released.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from fedveil.core.arguments import check_fields, flag, number_of, one_of, optional, plain_numbers
+from fedveil.core.errors import ConfigError
+from fedveil.privacy.secure_sums.dropouts import planned_dropouts
+from fedveil.privacy.secure_sums.mode import SecureMode
+from fedveil.privacy.secure_sums.params import MAX_COHORT, Limits, SecAggParams
+
+# What one round's number may be used for: the updates, and the count of a tracked clip.
+UPDATE, COUNT = "update", "bits"
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """What a method asks of its sums; `resolve` makes it definite for a cohort.
+
+    `secure=None` is ideal where noise comes in shares and none elsewhere. `dropout` is the
+    probability with which each device is lost in a simulated round, after it has shared its keys
+    and before its vector arrives. Of a cohort, `max_dropout` may be lost; by default as many as
+    `dropout` exceeds with probability 2^-20 at most, or half of them in small cohorts. `min_honest`
+    honest noise shares must be in every released sum; by default all that dropouts and colluders
+    leave. With `sparse`, devices mask with some neighbours instead of everybody; a server that lies
+    about who survived can then single out smaller groups, and their noise is what counts unless
+    `honest_server` rules such lies out.
+    """
+
+    secure: SecureMode | None = None
+    dropout: float = 0.0
+    max_dropout: float | None = None
+    min_honest: int | None = None
+    sparse: bool = False
+    honest_server: bool = False
+
+    def __post_init__(self) -> None:
+        plain_numbers(self)
+        check_fields(self, secure=optional(one_of(SecureMode)), sparse=flag, honest_server=flag)
+        if not 0 <= number_of("aggregation.dropout", self.dropout) < 1:
+            raise ConfigError(f"aggregation.dropout: must be in [0, 1), got {self.dropout}")
+        if self.max_dropout is not None and not 0 <= self.max_dropout < 1:
+            raise ConfigError(f"aggregation.max_dropout: must be in [0, 1), got {self.max_dropout}")
+        if self.min_honest is not None and self.min_honest < 2:
+            raise ConfigError(f"aggregation.min_honest: must be at least 2, got {self.min_honest}")
+        if self.secure is SecureMode.NONE and replace(self, secure=None) != Aggregation():
+            raise ConfigError(
+                "aggregation.secure: 'none' leaves the section's other keys no meaning"
+            )
+        if self.honest_server and not self.sparse:
+            raise ConfigError(
+                "aggregation.honest_server: only a sparse graph needs it; set aggregation.sparse"
+            )
+
+    @property
+    def asked(self) -> bool:
+        """Whether a secure sum is asked for, by name or by one of its settings."""
+        return self != Aggregation() and self.secure is not SecureMode.NONE
+
+    def resolve(
+        self, federation: str, cohort: int, colluders: int, honest_shares: int | None = None
+    ) -> SecureSums:
+        """The sums of cohorts of this size. `honest_shares`, if given, are all that may count."""
+        most = (cohort - 2 - colluders) // 2  # dropouts that any graph survives
+        if cohort < 2 or most < 0 or cohort > MAX_COHORT:
+            raise ConfigError(
+                f"training.cohort: a secure sum of {cohort} clients with {colluders} colluders is "
+                f"impossible; it takes two honest clients, and at most {MAX_COHORT:,} in a round"
+            )
+        least = self.min_honest if self.min_honest is not None else honest_shares
+        if least is not None and least + colluders > cohort:
+            raise ConfigError(
+                f"aggregation.min_honest: {least} honest clients and {colluders} colluders are "
+                f"more than the cohort of {cohort}"
+            )
+        if self.max_dropout is not None:
+            dropouts = math.floor(self.max_dropout * cohort + 1e-9)
+        elif least is not None:
+            dropouts = min(most, cohort - colluders - least)
+        else:
+            dropouts = planned_dropouts(cohort, self.dropout, colluders)
+        if dropouts > most:
+            raise ConfigError(
+                f"aggregation.max_dropout: from a cohort of {cohort} with {colluders} colluders at "
+                f"most {most} dropouts ({most / cohort:.2g}) can be made good, not {dropouts}"
+            )
+        least = cohort - colluders - dropouts if least is None else max(2, least)
+        params = SecAggParams(
+            federation=_name(federation),
+            min_honest=least,
+            colluders=colluders,
+            max_dropout=dropouts / cohort,
+            sparse=self.sparse,
+            honest_server=self.honest_server,
+            purposes=(UPDATE, COUNT),
+            limits=Limits(members=cohort, degree=cohort),
+        )
+        counted = params.counted(cohort)
+        if counted < 2:
+            raise ConfigError(
+                f"aggregation.sparse: on the sparse graph of {cohort} clients with {colluders} "
+                "colluders a lying server can single out one client; leave it out"
+            )
+        # Devices hold the server to the number that the noise is calibrated for.
+        params = replace(params, honest_shares=counted)
+        if honest_shares is not None:
+            counted = min(counted, honest_shares)
+        mode = self.secure or SecureMode.IDEAL
+        return SecureSums(mode, params, cohort, counted, self.dropout)
+
+
+@dataclass(frozen=True)
+class SecureSums:
+    """Secure sums of cohorts of one size, decided to the last number.
+
+    A round with fewer than `fewest` survivors is not released. The guarantee counts on
+    `honest_shares` noise shares in every sum that anybody can learn.
+    """
+
+    mode: SecureMode
+    params: SecAggParams
+    cohort: int
+    honest_shares: int
+    dropout: float  # simulated
+
+    @property
+    def fewest(self) -> int:
+        return self.params.fewest_survivors(self.cohort)
+
+
+def _name(federation: str) -> str:
+    """Both sides of a round name their federation, in at most 128 bytes."""
+    return b"fedveil/".join((b"", federation.encode()))[:120].decode(errors="ignore")

@@ -1,0 +1,189 @@
+"""A trained model and all that it takes to use it, in one file: `model.safetensors`.
+
+The tensors are the parameters by name, as `safetensors.torch.load_model` reads them. The file's
+metadata hold the architecture, how rows become inputs, the classes or the label's scale, and the
+guarantee.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedveil.core.errors import ConfigError
+from fedveil.data.encoder import TableEncoder
+from fedveil.data.federation import Examples, Federation, Scaling, Task
+from fedveil.planning.plan import Plan
+from fedveil.run.checkpoint import content_digest
+from fedveil.run.evidence import MODEL
+from fedveil.training.models.features import FEATURES, Featurizer
+from fedveil.training.models.zoo import build
+
+FORMAT = "fedveil-model-1"
+_KEY = "fedveil"  # of the file's metadata
+
+
+@dataclass(frozen=True)
+class ModelBundle:
+    """What a model file says beside the weights."""
+
+    data: str  # name of the data
+    method: str
+    task: Task
+    classes: int  # 0 for regression; of several labels, how many
+    class_names: tuple[str, ...]  # empty where classes are numbers
+    input_shape: tuple[int, ...]
+    architecture: Mapping[str, Any] | None  # name, hidden, input_norm; None: a module of one's own
+    encoder: TableEncoder | None  # for tables
+    scaling: Scaling | None  # of inputs that are arrays
+    featurizer: Featurizer | None  # made the model's inputs from arrays, or from encoded rows
+    guarantee: Mapping[str, Any] | None  # None: no noise was added
+    public: bool = False  # whether the data were declared to be public
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "data": self.data,
+            "method": self.method,
+            "task": str(self.task),
+            "classes": self.classes,
+            "class_names": list(self.class_names),
+            "input_shape": list(self.input_shape),
+            "architecture": None if self.architecture is None else dict(self.architecture),
+            "encoder": None if self.encoder is None else self.encoder.to_dict(),
+            "scaling": _listed(self.scaling),
+            "featurizer": _featurizer_to_dict(self.featurizer),
+            "guarantee": None if self.guarantee is None else dict(self.guarantee),
+            "public": self.public,
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> ModelBundle:
+        encoder = document["encoder"]
+        return cls(
+            data=document["data"],
+            method=document["method"],
+            task=Task(document["task"]),
+            classes=document["classes"],
+            class_names=tuple(document["class_names"]),
+            input_shape=tuple(document["input_shape"]),
+            architecture=document["architecture"],
+            encoder=None if encoder is None else TableEncoder.from_dict(encoder),
+            scaling=_scaling(document["scaling"]),
+            featurizer=_featurizer(document["featurizer"]),
+            guarantee=document["guarantee"],
+            public=document.get("public") is True,  # of an older file nobody knows
+        )
+
+    def module(self) -> nn.Module:
+        """A module of this architecture; its weights are yet to be loaded."""
+        if self.architecture is None:
+            raise ConfigError(
+                "the model is a module of your own: load it in Python with "
+                "fedveil.load_run(directory, module=...)"
+            )
+        none = np.zeros((1, *self.input_shape), np.float32)
+        if self.task is Task.SEQUENCE:
+            none = none.astype(np.int64)
+        shaped = np.zeros(none.shape[: 1 + (self.task is Task.SEQUENCE)], np.int64)
+        if self.task is Task.MULTI_LABEL:
+            shaped = np.zeros((1, self.classes), np.int64)
+        targets = shaped.astype(np.float32) if self.task is Task.REGRESSION else shaped
+        one = Examples(none, targets)
+        like = Federation(one, np.array([0, 1]), one, self.task, self.classes, name=self.data)
+        chosen = dict(self.architecture)
+        return build(chosen.pop("name"), like, **chosen)
+
+
+def _listed(scaling: Scaling | None) -> list[Any] | None:
+    return None if scaling is None else [scaling.shift.tolist(), scaling.factor.tolist()]
+
+
+def _scaling(listed: list[Any] | None) -> Scaling | None:
+    if listed is None:
+        return None
+    shift, factor = (np.asarray(part, np.float32) for part in listed)
+    return Scaling(shift, factor)
+
+
+def _featurizer_to_dict(featurizer: Featurizer | None) -> dict[str, Any] | None:
+    features = None if featurizer is None else featurizer.features
+    named = (name for name, kind in FEATURES.items() if type(features) is kind)
+    if featurizer is None or (name := next(named, None)) is None:
+        return None
+    return {
+        name: vars(features),
+        "scaling": _listed(featurizer.scaling),
+        "input_shape": list(featurizer.input_shape),
+    }
+
+
+def _featurizer(document: Mapping[str, Any] | None) -> Featurizer | None:
+    if document is None:
+        return None
+    (features,) = (kind(**document[name]) for name, kind in FEATURES.items() if name in document)
+    return Featurizer(features, _scaling(document["scaling"]), tuple(document["input_shape"]))
+
+
+def bundle_of(plan: Plan, architecture: Mapping[str, Any] | None, guarantee: Any) -> ModelBundle:
+    """What is to be kept with the model of a plan."""
+    federation = plan.federation
+    return ModelBundle(
+        data=federation.name,
+        method=plan.method.name,
+        task=federation.task,
+        classes=federation.classes,
+        class_names=federation.class_names,
+        input_shape=federation.input_shape,
+        architecture=architecture,
+        encoder=federation.encoder,
+        scaling=federation.scaling,
+        featurizer=made if isinstance(made := federation.featurizer, Featurizer) else None,
+        guarantee=None if guarantee is None else guarantee.to_dict(),
+        public=federation.public,
+    )
+
+
+def bundle_file(tensors: Mapping[str, Tensor], bundle: ModelBundle) -> bytes:
+    """The file: the same weights and description give the same bytes."""
+    said = {"format": FORMAT, "description": json.dumps(bundle.to_dict())}
+    said["digest"] = content_digest(tensors, said)
+    return save(dict(tensors), {_KEY: json.dumps(said)})  # one key: several come in any order
+
+
+def read_bundle(path: Path) -> tuple[ModelBundle, dict[str, Tensor]]:
+    """The description and the parameters in a model file, or in the one of a run directory."""
+    directory = path.is_dir()
+    file = path / MODEL if directory else path
+    if directory and not file.exists():
+        if not (path / "recipe.toml").exists():
+            raise ConfigError(f"{path}: not a run directory (no recipe.toml)")
+        raise ConfigError(
+            f"{path}: has no model yet; finish the run with: fedveil run --resume {path}"
+        )
+    try:
+        with safe_open(file, framework="pt") as opened:
+            said = json.loads((opened.metadata() or {}).get(_KEY, "{}"))
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such run directory or model file") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read, it is damaged ({error})") from None
+    if said.get("format") != FORMAT:
+        raise ConfigError(
+            f"{file}: holds weights only, or was written by another version of fedveil "
+            f"(format {said.get('format')!r}, needed {FORMAT!r}); train again with this one"
+        )
+    if said.pop("digest", None) != content_digest(tensors, said):
+        raise ConfigError(f"{file}: damaged, its contents do not match their digest")
+    try:
+        return ModelBundle.from_dict(json.loads(said["description"])), tensors
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file}: damaged description ({error})") from None

@@ -1,0 +1,69 @@
+"""One round, in order.
+
+    draw the cohort -> reserve the round in the ledger
+      -> clients train and shape -> (mask, sum) -> noise
+      -> divide by a public number -> smooth -> server optimiser
+      -> store -> report
+
+The order is what makes the guarantee true: the release is written to the ledger, then the noisy
+result is computed, then it is stored, and only then shown.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fedveil.methods.parts.noise_placement import RoundContext
+from fedveil.privacy.secure_sums.errors import NotReleased
+from fedveil.run.checkpoint import Checkpoint
+from fedveil.run.round_report import RoundDropouts, RoundReport
+from fedveil.run.sums import divisor, next_clip, update_sum
+from fedveil.training.engines.contract import RoundRequest
+
+if TYPE_CHECKING:
+    from fedveil.run.run import Run
+
+
+def play_round(run: Run, last: bool) -> RoundReport:
+    """Run the next round of a run; `last` if no other follows."""
+    began = time.perf_counter()
+    plan, state, number = run.plan, run.state, run.next_round
+
+    # Who takes part. The round is paid for before anything is computed from anybody's data.
+    drawn = run.randomness.stream("cohort", number)
+    cohort = plan.sampling.draw(number, drawn, run.clients)
+    run.reserve(number)
+
+    # Clients train from the shared weights and shape their updates. A masked sum takes each one
+    # with its own noise share as soon as it is there; otherwise noise goes into the plain sum.
+    this_round = RoundContext(number, cohort, run.randomness, memory=run.memory)
+    updates = update_sum(plan, this_round, state.optimizer)
+    dropouts = run.aggregator.dropouts(cohort, run.randomness, number)
+    try:
+        total = run.aggregator.open(updates, cohort, dropouts)
+        request = RoundRequest(state.weights, total.clients, number, updates.pipeline, total.rows)
+        with run.aggregator.watch.phase("train"):
+            for block in run.engine.updates(request):
+                total.add(block)
+        private = total.release()
+        clients = total.clients  # who is in the sum: across machines some are lost on the way
+        clip_state, figures = next_clip(
+            plan, updates, total.statistics, run.aggregator, dropouts, clients, state.optimizer
+        )
+    except NotReleased as refusal:
+        # No sum: the weights stay; the round's number and its reservation are used up.
+        run.store(replace(state, rounds=number + 1), last)
+        here = len(cohort) - len(dropouts.before_upload)
+        return run.report(None, {}, RoundDropouts(len(cohort), here, str(refusal)), last, began)
+
+    # From here on everything follows from released values.
+    average = (private / divisor(plan, updates.pipeline, clients)).float()
+    smoothing = plan.method.smoothing
+    update = average if smoothing is None else smoothing(average, plan.layout)
+    weights, optimizer = plan.optimizer.step(state.weights, update, state.optimizer, number)
+
+    run.store(Checkpoint(number + 1, weights, {**optimizer, **clip_state}), last)
+    came = None if run.aggregator.sums is None else RoundDropouts(len(cohort), len(clients))
+    return run.report(total.statistics, figures, came, last, began)

@@ -1,0 +1,445 @@
+"""A Run executes a Plan round by round, and keeps what it did. `round.py` has the round itself."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedveil.core.arguments import count, instance_of
+from fedveil.core.containment import contained, silence
+from fedveil.core.display import Displayed
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.files import write_atomically
+from fedveil.core.origin import is_own_object
+from fedveil.core.randomness import Randomness
+from fedveil.data.federation import HELD_OUT_NOTE, Task
+from fedveil.planning.limits import unproved
+from fedveil.planning.plan import Plan
+from fedveil.privacy.noise.correlated import NoiseMemory
+from fedveil.run.aggregator import Aggregator, build_aggregator
+from fedveil.run.callbacks import Audience, Callback
+from fedveil.run.checkpoint import Checkpoint
+from fedveil.run.directory import RunDirectory
+from fedveil.run.evaluation import Evaluator, Metrics
+from fedveil.run.round import play_round
+from fedveil.run.round_report import RoundDropouts, RoundReport, unprotected_stats_of
+from fedveil.training.client.update_pipeline import Block
+from fedveil.training.engines.choose import ENGINES, Choice, build_engine, choose, device_of
+from fedveil.training.engines.contract import Engine, Job
+from fedveil.training.engines.cost import Workload
+from fedveil.training.engines.distributed_env import under_torchrun
+from fedveil.training.models.flat import load
+from fedveil.training.models.frozen import mark_trained
+from fedveil.training.server.averaging import released
+
+if TYPE_CHECKING:
+    from fedveil.privacy.guarantee import Guarantee
+    from fedveil.privacy.ledger import Ledger
+    from fedveil.run.scores import Scores
+
+# How long these take does not depend on data or secrets, as training and noise do.
+_PROTOCOL = ("enrol", "share", "mask", "add", "confirm", "unmask")
+_GIVEN = "{} was made outside the run: nothing shows that it computes what the plan says."
+_CHECKPOINT_SECONDS = 2.0  # between checkpoints of a simulation, which can redo rounds at no cost
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Settings that change how fast a plan runs, never what it guarantees; but with an engine from
+    outside the package nothing is certified.
+
+    engine: its name, or "auto". chunk: clients trained together, at most. processes, threads: how
+    many, threads in each process. device: "cpu" or "cuda". Left out, each is chosen.
+    """
+
+    engine: str = "auto"
+    chunk: int | None = None  # clients trained together
+    processes: int | None = None  # None: several if rounds are long enough
+    threads: int | None = None  # of each process
+    device: str | None = None  # cpu, or cuda
+
+
+class Remote(Protocol):
+    """Makes what trains a plan's clients on other machines, and what takes their sums."""
+
+    def parts(self, plan: Plan) -> tuple[Engine, Aggregator]: ...
+
+
+class Run(Displayed):
+    """Trains a plan. Iterate over it for one report a round, or call `finish`.
+
+    Kept in a directory, every state between two rounds can be resumed after a crash; with a seed,
+    the resumed run ends with the same weights, bit for bit. `every` is how many rounds lie between
+    two evaluations. `callbacks` are told of every round, and may end the run.
+
+    A run makes its engine and its aggregator from its own plan, or has `remote` make them where
+    clients train on other machines. With an `engine` or an `aggregator` that was made elsewhere
+    nothing is certified: nobody knows what it clips, or which noise it adds.
+
+    >>> import fedveil as fv
+    >>> digits = fv.load("digits", clients=100)
+    >>> local = fv.LocalTraining(fv.LearningRate(1.0), steps=5)
+    >>> method = fv.fedavg(rounds=3, cohort=fv.CohortRule(rate=0.5), local=local)
+    >>> run = Run(fv.plan(method, digits, fv.build("logistic", digits), seed=1), every=1)
+    >>> [report.round_number for report in run]
+    [1, 2, 3]
+    >>> run.evaluate().accuracy > 0.5
+    True
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        speed: Speed | None = None,
+        every: int | None = None,
+        engine: Engine | None = None,
+        aggregator: Aggregator | None = None,
+        remote: Remote | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        instance_of(Plan)("plan", plan)
+        if speed is not None:
+            instance_of(Speed)("speed", speed)
+        if not all(isinstance(one, Callback) for one in callbacks):
+            raise ConfigError("callbacks: need Callback objects; derive a class from fv.Callback")
+        if plan.protected and plan.guarantee is None:  # also works it out: no proof, no run
+            raise ConfigError("plan: a protected run needs a guarantee")
+        if remote is not None and (engine is not None or aggregator is not None):
+            raise ConfigError("remote: makes engine and aggregator itself; leave these out")
+        if plan.protected:  # a module may have been changed since it was planned with
+            plan = plan.derived_anew()
+            _check_machines(plan)
+        self.directory: RunDirectory | None = None
+        usual = max(1, plan.method.rounds // 20)
+        self.every = usual if every is None else count("every", every)
+        self._plan, self._randomness, self._memory = plan, plan.randomness, NoiseMemory()
+        self._clients = plan.federation.clients
+        self._job = job_of(plan, self._randomness)
+        if remote is not None:
+            self._engine, self._aggregator = remote.parts(plan)
+            self.choice = Choice(self._engine.name, "clients train on other machines")
+            if not is_own_object(remote):
+                self._certify_nothing(unproved("What trains clients on other machines"))
+        else:
+            self._aggregator = build_aggregator(plan.secure_sums)
+            if engine is None:
+                self.choice, self._engine = _chosen(plan, self._job, speed or Speed())
+                if self.choice.name not in ENGINES:
+                    self._certify_nothing(unproved(f"Engine {self.choice.name!r}"))
+            else:
+                self.choice = Choice(engine.name, "it was given")
+                self.engine = engine
+            if aggregator is not None:
+                self.aggregator = aggregator
+        self.dropouts: dict[int, RoundDropouts] = {}  # by round, from 1
+        self._evaluator = Evaluator(plan.federation, plan.module, plan.layout)
+        self.state = Checkpoint(0, plan.start, plan.optimizer.start(plan.start))
+        self._begun = 0  # number of the last round that was begun, from 1
+        self._unfinished: int | None = None
+        self._remote = remote is not None
+        self._saved = time.monotonic()
+        self.callbacks = tuple(callbacks)
+        self.stopped = False  # by a callback, before the last round
+
+    @property
+    def plan(self) -> Plan:
+        """What is carried out; it knows whether anything but its own parts trains the clients."""
+        return self._plan
+
+    @property
+    def job(self) -> Job:
+        """What the engine computes."""
+        return self._job
+
+    @property
+    def randomness(self) -> Randomness:
+        return self._randomness
+
+    @property
+    def memory(self) -> NoiseMemory:
+        """Earlier noise, where later rounds take a part of it back."""
+        return self._memory
+
+    @property
+    def clients(self) -> int:
+        return self._clients
+
+    @property
+    def unfinished(self) -> int | None:
+        """A round (from 0) that was begun and paid for, to go on with on other machines."""
+        return self._unfinished
+
+    @unfinished.setter
+    def unfinished(self, number: int | None) -> None:
+        """Sites answer the same request alike, so that nothing is drawn again; nobody else does."""
+        if number is not None and not self._remote:
+            raise ConfigError("unfinished: a round that was begun here is not drawn again")
+        self._unfinished = number
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @engine.setter
+    def engine(self, given: Engine) -> None:
+        self._certify_nothing(_GIVEN.format(f"Engine {given.name!r}"))
+        self._engine = given
+
+    @property
+    def aggregator(self) -> Aggregator:
+        return self._aggregator
+
+    @aggregator.setter
+    def aggregator(self, given: Aggregator) -> None:
+        self._certify_nothing(_GIVEN.format("The aggregator"))
+        self._aggregator = given
+
+    def _certify_nothing(self, why: str) -> None:
+        """Put a reason on the plan, before anything is promised for it in a directory."""
+        if self._plan.protected and self.directory is not None:
+            raise ConfigError(
+                f"{self.directory.path}: promises what the plan's own parts keep; exchange an "
+                "engine or an aggregator before keep_in"
+            )
+        self._plan = replace(self._plan, unprotected=(*self._plan.unprotected, why))
+
+    def _display(self) -> tuple[str, dict[str, object]]:
+        plan = self.plan
+        return f"{plan.method.name} on {plan.federation.name}", {
+            "rounds": f"{self.state.rounds} of {plan.method.rounds}",
+            "engine": self.choice.name,
+            "protected": plan.protected,
+            "directory": None if self.directory is None else str(self.directory.path),
+        }
+
+    def keep_in(self, directory: RunDirectory) -> Run:
+        """Keep this run in a directory, going on from the state that is stored there."""
+        directory.check(self.plan)
+        self.directory = directory
+        self.state = directory.load()
+        self.dropouts = {
+            line["round"]: RoundDropouts.from_dict(line["dropouts"])
+            for line in directory.metrics()
+            if "dropouts" in line
+        }
+        return self
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """What the run is worth, stopped early or not: its whole plan. None without noise."""
+        return self.plan.guarantee if self._ledger is None else self._ledger.guarantee()
+
+    @property
+    def _ledger(self) -> Ledger | None:
+        return None if self.directory is None else self.directory.ledger
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Time by phase; a protected run shows those of a secure sum's protocol only."""
+        spent, protected = self.aggregator.watch.seconds, self.plan.protected
+        return {name: spent[name] for name in spent if not protected or name in _PROTOCOL}
+
+    @property
+    def next_round(self) -> int:
+        """The number (from 0) of the round to run next.
+
+        A protected round that was begun may have left, so it is never drawn again: its number is
+        used up, and the schedule goes on with the next cohort. A simulation redoes it.
+        """
+        if not self.plan.protected:
+            return self.state.rounds
+        if self.unfinished is not None:
+            return self.unfinished
+        return max(self._begun, self.state.rounds, self._ledger.reserved if self._ledger else 0)
+
+    @property
+    def rounds_left(self) -> int:
+        """Rounds that can still be run: the plan's, less what a crash has spent for nothing."""
+        return self.plan.method.rounds - self.next_round
+
+    def __iter__(self) -> Iterator[RoundReport]:
+        audience = Audience(self.callbacks, self.plan)
+        try:
+            audience.begin()
+            while self.rounds_left > 0 and not self.stopped:
+                report = play_round(self, last=self.rounds_left == 1)
+                if audience.round(report):
+                    self.stopped = True
+                    self.save()
+                yield report
+        finally:  # also of a run that is left early, or that one of them refuses to begin
+            audience.end()
+
+    def finish(self) -> Metrics:
+        """Train to the end and evaluate."""
+        for _ in self:
+            pass
+        return self.evaluate()
+
+    def reserve(self, number: int) -> None:
+        """Pay for a round (from 0), before anything is computed in it."""
+        if self._ledger is not None and number != self.unfinished:
+            self._ledger.reserve(number)
+        self.unfinished = None
+        self._begun = number + 1
+
+    def store(self, state: Checkpoint, last: bool) -> None:
+        """Go on to this state. A protected run stores every round before anybody sees it: it cannot
+        draw it again."""
+        due = time.monotonic() - self._saved > _CHECKPOINT_SECONDS
+        if self.directory is not None and (self.plan.protected or due or last):
+            self.directory.save(state, durable=self.plan.protected or last)
+            self._saved = time.monotonic()
+        self.state = state
+
+    def report(
+        self,
+        result: Block | None,
+        figures: Mapping[str, float],
+        dropouts: RoundDropouts | None,
+        last: bool,
+        began: float,
+    ) -> RoundReport:
+        """What is shown of the round that was stored last; `result` is for simulations only."""
+        protected, done = self.plan.protected, self.state.rounds
+        stats = None if protected or result is None else unprotected_stats_of(result)
+        seconds = None if protected else time.perf_counter() - began
+        metrics = self.evaluate() if last or done % self.every == 0 else None
+        spent = self.plan.spent(self.next_round) if metrics else None
+        report = RoundReport(done, seconds, spent, metrics, stats, figures, dropouts)
+        if dropouts is not None:
+            self.dropouts[done] = dropouts
+        if self.directory is not None:
+            self.directory.append_metrics(report.to_dict())
+        return report
+
+    def save(self) -> None:
+        """Store the state after the last finished round; called when a run is interrupted."""
+        if self.directory is not None:
+            self.directory.save(self.state, durable=True)
+
+    def evaluate(self) -> Metrics:
+        """Metrics of the current weights on the federation's test examples.
+
+        They are no numbers if the model raises at an example that is a client's own: of a protected
+        run, nothing that such an example does may be the end.
+        """
+        data = self.plan.federation
+        with self._on_test_examples():
+            return self._evaluator(self.weights, data.test)
+        return Metrics(math.nan, None if data.task is Task.REGRESSION else math.nan)
+
+    def _on_test_examples(self) -> AbstractContextManager[object]:
+        """A block that computes something from test examples: if these are private, what fails in
+        it ends nothing and is not told."""
+        found = ExitStack()
+        if self.plan.protected and HELD_OUT_NOTE in self.plan.federation.notes:
+            found.enter_context(contained())
+            found.enter_context(silence())
+        return found
+
+    @property
+    def weights(self) -> Tensor:
+        """Of the model as it is now `[parameters]`; where the server averages, the average."""
+        return released(self.state.weights, self.state.optimizer)
+
+    def model(self) -> nn.Module:
+        """The trained model as a plain module, a copy: another plan with the plan's own module
+        would start from it, and take it to be made without the protected data."""
+        trained = copy.deepcopy(self.plan.module)
+        load(trained, self.weights)
+        data = self.plan.federation
+        return mark_trained(trained, data.name, public=data.public)
+
+    def scores(self) -> Scores | None:
+        """More figures on the test examples, beside the best constant answer: once, at the end."""
+        from fedveil.run.bundle import bundle_of  # these bring the reading of tables
+        from fedveil.run.trained import TrainedModel, score_examples
+
+        own = TrainedModel(bundle_of(self.plan, None, None), self.model())
+        data = self.plan.federation
+        with self._on_test_examples():
+            return score_examples(own, data, data.test)
+        return None
+
+    def model_file(self) -> bytes:
+        """The trained parameters by name, as a safetensors file."""
+        return save(self._parameters())
+
+    def bundle_file(self, architecture: Mapping[str, Any] | None = None) -> bytes:
+        """The same with all that prediction needs; `architecture` is what `build` was told."""
+        from fedveil.run.bundle import bundle_file, bundle_of
+
+        bundle = bundle_of(self.plan, architecture, self.guarantee)
+        return bundle_file(self._parameters(), bundle)
+
+    def _parameters(self) -> dict[str, Tensor]:
+        named = {name: one.detach() for name, one in self.plan.module.named_parameters()}
+        named |= self.plan.layout.views(self.weights)  # the others are frozen
+        return {name: value.contiguous() for name, value in named.items()}
+
+    def save_model(self, path: Path | str) -> None:
+        """Write the trained parameters; `safetensors.torch.load_model(module, path)` reads them."""
+        write_atomically(Path(path), self.model_file())
+
+    def close(self) -> None:
+        self.memory.begin(0)  # forgotten
+        self.engine.close()
+
+
+def follow_plan(plan: Plan, speed: Speed) -> None:
+    """Work for the process that leads this plan under `torchrun`, until it has finished."""
+    from fedveil.training.engines.process_group import torchrun_group
+    from fedveil.training.engines.processes import follow
+
+    device = device_of(speed.device)
+    job = job_of(plan, plan.randomness)
+    choice = replace(choose(job, speed.engine, device=device), processes=1)
+    engine = build_engine(job, choice, speed.chunk, device=device, threads=speed.threads or 1)
+    follow(torchrun_group(device), engine, job)
+
+
+def _check_machines(plan: Plan) -> None:
+    """Refuse several machines where one client's absence would move others between them."""
+    counted = plan.context is None or plan.context.public_clients is None
+    if not counted and plan.federation.owners is None and under_torchrun():
+        raise PrivacyRefusal(
+            "privacy.public_clients with torchrun and clients without names: if one were missing, "
+            "others would train on another machine, which may round differently",
+            "name the clients in a column, or run in one process",
+        )
+
+
+def _chosen(plan: Plan, job: Job, speed: Speed) -> tuple[Choice, Engine]:
+    device = device_of(speed.device)
+    choice = choose(
+        job,
+        speed.engine,
+        processes=speed.processes,
+        workload=Workload(plan.sampling.expected_cohort, plan.method.rounds),
+        device=device,
+    )
+    return choice, build_engine(job, choice, speed.chunk, device=device, threads=speed.threads)
+
+
+def job_of(plan: Plan, randomness: Randomness) -> Job:
+    """What an engine is to compute for a plan."""
+    return Job(
+        plan.federation,
+        plan.module,
+        plan.layout,
+        plan.local,
+        plan.pipeline,
+        randomness,
+        isolated=plan.protected,
+    )

@@ -1,0 +1,339 @@
+"""A trained model on data it has not seen: predictions, and how good they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from fedveil.core.display import Displayed
+from fedveil.core.errors import ConfigError
+from fedveil.data.encoder import Encoded, TableEncoder, check_stored
+from fedveil.data.encoding import as_text
+from fedveil.data.federation import Examples, Federation, Task
+from fedveil.data.pieces import pieces
+from fedveil.privacy.guarantee import Guarantee
+from fedveil.run.bundle import ModelBundle, read_bundle
+from fedveil.run.evaluation import rows_at_once
+from fedveil.run.scores import (
+    ClassTally,
+    LabelTally,
+    Metric,
+    NumberTally,
+    Scores,
+    with_metrics,
+)
+from fedveil.training.models.check import with_readable
+from fedveil.training.models.frozen import mark_trained
+from fedveil.training.models.losses import class_scores
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions for some rows: classes by name, or numbers in the label's own unit."""
+
+    values: Array  # [rows]; of several labels [rows, labels], 0 or 1
+    probabilities: npt.NDArray[np.float64] | None  # [rows, classes or labels]; None for numbers
+    table: Any = None  # the rows themselves, where they came from a table
+
+
+@dataclass
+class Remarks:
+    """What was odd about the rows of a table, counted while they are read."""
+
+    rows: int = 0
+    unknown: Counter[str] = field(default_factory=Counter)  # by column: categories never seen
+    gaps: Counter[str] = field(default_factory=Counter)  # by column: no value, and none expected
+    strange: Counter[str] = field(default_factory=Counter)  # by label: classes never seen
+
+    def sentences(self) -> list[str]:
+        said = [
+            f"column {name!r}: {count} of {self.rows} rows have a category that the model does "
+            "not know; none of its inputs stands for it"
+            for name, count in self.unknown.items()
+        ]
+        said += [
+            f"label {name!r}: {count} of {self.rows} rows name a class that the model does not "
+            "know; it counts for nothing"
+            for name, count in self.strange.items()
+        ]
+        return said + [
+            f"column {name!r}: {count} of {self.rows} rows have no value of the kind it had in "
+            "training; they count as average"
+            for name, count in self.gaps.items()
+        ]
+
+
+class TrainedModel(Displayed):
+    """A trained model with everything needed to use it: `predict`, `predict_proba`, `evaluate`,
+    `export`. `load_run` makes one.
+
+    `module` is the torch module, `guarantee` what its training promises, `class_names` the classes
+    in the order of their probabilities. Rows are read as in training; each answer depends on its
+    own row alone.
+    """
+
+    def __init__(self, bundle: ModelBundle, module: nn.Module) -> None:
+        self.bundle, self.module = bundle, module.eval()
+
+    def _display(self) -> tuple[str, dict[str, object]]:
+        bundle = self.bundle
+        return f"{bundle.method} on {bundle.data}", {
+            "task": str(bundle.task),
+            "classes": ", ".join(self.class_names[:10]) or None,
+            "columns": None if bundle.encoder is None else len(bundle.encoder.columns),
+        }
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, or labels, in the order of their probabilities; empty for
+        regression."""
+        return self.bundle.class_names or tuple(map(str, range(self.bundle.classes)))
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """What the training guarantees, accounted again; None if it added no noise."""
+        document = self.bundle.guarantee
+        return None if document is None else Guarantee.from_dict(document)
+
+    def predict(self, data: Any) -> Array:
+        """The class of every row by name, its number in the label's own unit, or of several labels
+        0 or 1 for each.
+
+        `data` is a CSV or Parquet file, a pandas or polars frame or a mapping of columns; for a
+        model that was trained on arrays, an array `[examples, ...]` as it was given in training.
+        """
+        return np.concatenate([part.values for part in self.stream(data)])
+
+    def predict_proba(self, data: Any) -> npt.NDArray[np.float64]:
+        """Probabilities `[rows, classes]`, classes as in `class_names`. Those of several labels are
+        each label's own, and do not add up to one."""
+        if self.bundle.task is Task.REGRESSION:
+            raise ConfigError("predict_proba: this model predicts numbers; use predict")
+        return np.concatenate([np.asarray(part.probabilities) for part in self.stream(data)])
+
+    def stream(
+        self, data: Any, *, keep: Sequence[str] = (), remarks: Remarks | None = None
+    ) -> Iterator[Predictions]:
+        """Predictions batch by batch, in the order of the rows, beside the columns to `keep`."""
+        if self.bundle.encoder is None:
+            yield from map(self.on_inputs, self._array_batches(data))
+            return
+        for table, encoded in _encoded_batches(self, self.bundle.encoder, data, keep):
+            _remark(remarks, self.bundle.encoder, encoded)
+            found = self.on_inputs(self._seen(encoded.inputs))
+            yield Predictions(found.values, found.probabilities, table)
+
+    def evaluate(
+        self,
+        data: Any,
+        targets: Any = None,
+        *,
+        metrics: Mapping[str, Metric] | None = None,
+        remarks: Remarks | None = None,
+    ) -> Scores:
+        """How good the model is on rows whose label is known, beside the best constant answer.
+
+        A table brings its label; for arrays give `targets`. Rows without a label are left out.
+        `metrics` are figures of your own by name: functions of the true and the predicted labels
+        (classes by name, or numbers in the label's own unit), as in scikit-learn.
+        """
+        if self.bundle.task is Task.SEQUENCE:
+            raise ConfigError("evaluate: not for sequences")
+        tally = _Tally(self, keep=bool(metrics))
+        self._tally(tally, data, targets, remarks)
+        return tally.scores(metrics or {})
+
+    def _tally(self, tally: _Tally, data: Any, targets: Any, remarks: Remarks | None) -> None:
+        if self.bundle.encoder is None:
+            if targets is None:
+                raise ConfigError("evaluate: this model reads arrays; give the targets too")
+            wanted, start = np.asarray(targets), 0
+            for part in self.stream(data):
+                stop = start + len(part.values)
+                tally.add(part, wanted[start:stop])
+                start = stop
+            if start != len(wanted):
+                raise ConfigError(f"evaluate: {start} inputs but {len(wanted)} targets")
+            return
+        encoder, row, used = self.bundle.encoder, 0, 0
+        for part in self.stream(data, keep=encoder.labels, remarks=remarks):
+            labels, wrong = encoder.targets(part.table)
+            written = [part.table.column(name) for name in encoder.labels]
+            given = ~np.any([np.asarray(column.is_null()) for column in written], axis=0)
+            if encoder.separated:  # an empty cell names no class
+                given = np.ones_like(given)
+                _remark_strange(remarks, encoder.labels[0], wrong)
+                wrong = np.zeros_like(wrong)
+            if (wrong & given).any():
+                first = int(np.argmax(wrong & given))
+                strange = ", ".join(as_text(column)[first].as_py() for column in written)
+                what = "a number" if self.bundle.task is Task.REGRESSION else "one of its classes"
+                raise ConfigError(f"label {strange!r} of row {row + first + 1} is not {what}")
+            row, used = row + len(labels), used + int(given.sum())
+            tally.add(part, labels, given)
+        if not used:
+            raise ConfigError(f"no row has a label (column {', '.join(encoder.labels)!r})")
+
+    def export(self, path: Path | str) -> None:
+        """Write the model for other programs, as `.pt2` (torch.export) or `.onnx` (an extra).
+
+        It takes the inputs that the encoder makes, `[rows, inputs]` in single precision, and gives
+        probabilities, or numbers in the label's own unit.
+        """
+        from fedveil.run.export import export
+
+        export(self.bundle, self.module, Path(path))
+
+    def in_own_unit(self, values: Array) -> npt.NDArray[np.float64]:
+        """Numbers on the scale that was trained on, in the unit of the label."""
+        numbers = values.astype(np.float64)
+        if self.bundle.encoder is None:
+            return numbers
+        return numbers * self.bundle.encoder.target.width + self.bundle.encoder.target.centre
+
+    def _array_batches(self, data: Any) -> Iterator[Array]:
+        featurizer = self.bundle.featurizer
+        inputs, shape = np.asarray(data), self.bundle.input_shape
+        if featurizer is not None:
+            shape = featurizer.input_shape
+        if inputs.dtype == object or inputs.shape[1:] != shape:
+            raise ConfigError(
+                f"this model was trained on arrays: give one of shape [examples, "
+                f"{', '.join(map(str, shape))}], not {list(inputs.shape)} of {inputs.dtype}"
+            )
+        rows = rows_at_once(self.module, self.bundle.input_shape)
+        for start in range(0, len(inputs), rows):
+            yield self._seen(inputs[start : start + rows])
+
+    def _seen(self, inputs: Array) -> Array:
+        """What the module itself sees of encoded rows, or of arrays as they were given."""
+        if self.bundle.featurizer is not None:
+            return self.bundle.featurizer(inputs).astype(np.float32)
+        if self.bundle.scaling is not None:
+            return self.bundle.scaling(inputs)
+        kind = np.int64 if self.bundle.task is Task.SEQUENCE else np.float32
+        return inputs.astype(kind, copy=False)
+
+    @torch.inference_mode()
+    def on_inputs(self, inputs: Array) -> Predictions:
+        """Predictions for what the module itself sees."""
+        outputs: Tensor = self.module(torch.from_numpy(np.ascontiguousarray(inputs)))
+        if self.bundle.task is Task.REGRESSION:
+            return Predictions(self.in_own_unit(outputs.reshape(len(inputs)).numpy()), None)
+        if self.bundle.task is Task.MULTI_LABEL:
+            chances = torch.sigmoid(outputs.double()).numpy()
+            return Predictions((chances > 0.5).astype(np.int64), chances)
+        scores = class_scores(outputs, 2 if self.bundle.task is Task.SEQUENCE else 1)
+        probabilities = torch.softmax(scores.double(), dim=-1).numpy()
+        codes = probabilities.argmax(-1)
+        named = self.bundle.class_names
+        return Predictions(np.asarray(named)[codes] if named else codes, probabilities)
+
+
+class _Tally:
+    """Adds up the scores of a model; `keep`: and keeps what metrics of one's own need."""
+
+    def __init__(self, model: TrainedModel, keep: bool = False) -> None:
+        several = model.bundle.task is Task.MULTI_LABEL
+        self._names = np.asarray(() if several else model.bundle.class_names)
+        self._sums: NumberTally | ClassTally | LabelTally
+        if model.bundle.task is Task.REGRESSION:
+            self._sums = NumberTally()
+        else:
+            self._sums = (LabelTally if several else ClassTally)(model.class_names)
+        self._keep: list[tuple[Array, Array]] | None = [] if keep else None
+
+    def add(self, part: Predictions, targets: Array, rows: Array | None = None) -> None:
+        """True numbers or classes of the predicted rows, or of some of them."""
+        rows = np.ones(len(targets), bool) if rows is None else rows
+        targets = targets[rows]
+        if isinstance(self._sums, NumberTally):
+            targets = targets.astype(np.float64)
+            self._sums.add(part.values[rows], targets)
+        elif part.probabilities is not None:
+            self._sums.add(part.probabilities[rows], targets)
+        if self._keep is not None:
+            named = self._names[targets] if len(self._names) else targets
+            self._keep.append((named, part.values[rows]))
+
+    def scores(self, metrics: Mapping[str, Metric]) -> Scores:
+        found = self._sums.scores()
+        if not self._keep:
+            return found
+        labels, predicted = (np.concatenate(column) for column in zip(*self._keep, strict=True))
+        return with_metrics(found, metrics, labels, predicted)
+
+
+def score_examples(
+    model: TrainedModel, federation: Federation, examples: Examples
+) -> Scores | None:
+    """Scores on the usable examples of a federation; None for sequences and without examples."""
+    examples = with_readable(model.module, federation, examples).only_usable()
+    if model.bundle.task is Task.SEQUENCE or not len(examples):
+        return None
+    tally, rows = _Tally(model), rows_at_once(model.module, federation.input_shape)
+    for start in range(0, len(examples), rows):
+        part = slice(start, start + rows)
+        found = model.on_inputs(federation.model_inputs(examples.inputs[part]))
+        targets = examples.targets[part]
+        tally.add(found, model.in_own_unit(targets) if not model.class_names else targets)
+    return tally.scores({})
+
+
+def load_run(path: Path | str, module: nn.Module | None = None) -> TrainedModel:
+    """The model of a finished run directory, or of a `model.safetensors` taken from one.
+
+    `module` is needed only if the run trained a module of your own: an instance with the same
+    layers. Then `load_run("runs/a").predict(frame)` answers for new rows.
+    """
+    bundle, tensors = read_bundle(Path(path))
+    module = bundle.module() if module is None else module
+    try:
+        missing, unexpected = module.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: does not fit the module ({error})") from None
+    trained = {name for name, one in module.named_parameters() if one.requires_grad}
+    if unexpected or trained & set(missing):
+        raise ConfigError(f"{path}: its parameters are not those of the module")
+    return TrainedModel(bundle, mark_trained(module, bundle.data, public=bundle.public))
+
+
+def _encoded_batches(
+    model: TrainedModel, encoder: TableEncoder, data: Any, keep: Sequence[str]
+) -> Iterator[tuple[Any, Encoded]]:
+    wanted = list(dict.fromkeys((*encoder.columns, *keep)))
+    rows = rows_at_once(model.module, model.bundle.input_shape)
+    where = data if isinstance(data, str | Path) else "the frame"
+    for piece in pieces(data, wanted, "needed by the model"):
+        for name, column in encoder.columns.items():
+            check_stored(where, name, piece.column(name), column, "in training it was")
+        for start in range(0, piece.num_rows, rows):
+            table = piece.slice(start, rows)
+            yield table, encoder.encode(table)
+
+
+def _remark_strange(remarks: Remarks | None, label: str, rows: Array) -> None:
+    if remarks is not None and (found := int(rows.sum())):
+        remarks.strange[label] += found
+
+
+def _remark(remarks: Remarks | None, encoder: TableEncoder, encoded: Encoded) -> None:
+    if remarks is None:
+        return
+    remarks.rows += len(encoded.inputs)
+    for name, column in encoder.columns.items():
+        if not column.missing and (found := int(encoded.gaps[name].sum())):
+            remarks.gaps[name] += found
+    for name, rows in encoded.unknown.items():
+        if found := int(rows.sum()):
+            remarks.unknown[name] += found

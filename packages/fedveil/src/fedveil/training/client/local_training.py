@@ -1,0 +1,171 @@
+"""What a client does between receiving the shared weights and shaping its update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from fedveil.core.arguments import (
+    check_fields,
+    flag,
+    instance_of,
+    number_of,
+    one_of,
+    plain_numbers,
+    whole,
+)
+from fedveil.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedveil.training.models.losses import Loss
+
+
+class Schedule(StrEnum):
+    """How the local learning rate falls, with k local steps and t rounds behind it.
+
+    `CONSTANT`: rate. `INVERSE`: rate / (1 + k / decay). `INVERSE_SQRT`: rate / sqrt(1 + t / decay).
+    `EXPONENTIAL`: rate exp(-t / decay). `COSINE`: half a cosine to zero over `decay` rounds.
+    """
+
+    CONSTANT = "constant"
+    INVERSE = "inverse"  # rate / (1 + k / decay): Fu's 2 / (mu (k + gamma)) with decay = gamma
+    INVERSE_SQRT = "inverse-sqrt"  # rate / sqrt(1 + t / decay), t counts rounds
+    EXPONENTIAL = "exponential"  # rate * exp(-t / decay)
+    COSINE = "cosine"  # half a cosine from rate to zero over `decay` rounds
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """A learning rate and its schedule; depends on public counters only, never on data.
+
+    >>> LearningRate(0.5, Schedule.INVERSE, decay=2).of_round(0, steps=3)
+    [0.5, 0.3333333333333333, 0.25]
+    """
+
+    rate: float
+    schedule: Schedule = Schedule.CONSTANT
+    decay: float = 1.0  # in the schedule's own unit, steps or rounds
+
+    def __post_init__(self) -> None:
+        plain_numbers(self)
+        check_fields(self, schedule=one_of(Schedule))
+        if not (math.isfinite(number_of("learning_rate", self.rate)) and self.rate > 0):
+            raise ConfigError(f"learning_rate: must be positive and finite, got {self.rate}")
+        if not (math.isfinite(self.decay) and self.decay > 0):
+            raise ConfigError(f"learning-rate decay: must be positive and finite, got {self.decay}")
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the rate of a step depends on how many steps its client takes in a round."""
+        return self.schedule is Schedule.INVERSE
+
+    def of_round(self, round_number: int, steps: int) -> list[float]:
+        """The rates of local steps `0..steps-1` in round `round` (from 0), for a client that takes
+        `steps` of them in every round: its own number, never another client's."""
+        if self.schedule is Schedule.INVERSE:
+            first = round_number * steps
+            return [self.rate / (1 + k / self.decay) for k in range(first, first + steps)]
+        factor = {
+            Schedule.CONSTANT: 1.0,
+            Schedule.INVERSE_SQRT: 1 / math.sqrt(1 + round_number / self.decay),
+            Schedule.EXPONENTIAL: math.exp(-round_number / self.decay),
+            Schedule.COSINE: (1 + math.cos(math.pi * min(1.0, round_number / self.decay))) / 2,
+        }[self.schedule]
+        return [self.rate * factor] * steps
+
+
+@dataclass(frozen=True)
+class GradientClip:
+    """Bounds a step's gradient: the whole one, or each example's before the mean.
+
+    Per example, the sum of clipped gradients is divided by the fixed batch size, also for a last
+    partial batch, so that one record moves the result by at most `2 * norm / batch_size`.
+    """
+
+    norm: float
+    order: int = 2  # 1 or 2
+    per_example: bool = False
+
+    def __post_init__(self) -> None:
+        plain_numbers(self)
+        check_fields(self, per_example=flag)
+        if not (math.isfinite(number_of("gradient clip", self.norm)) and self.norm > 0):
+            raise ConfigError(f"gradient clip: norm must be positive and finite, got {self.norm}")
+        if self.order not in (1, 2):
+            raise ConfigError(f"gradient clip: order must be 1 or 2, got {self.order}")
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """Local SGD. Exactly one of `steps` and `epochs` is set.
+
+    One step on a batch, with shared weights `w0`:
+
+        g = gradient of the mean loss             (each example's clipped, if `per_example`)
+        g += weight_decay * w
+        g += penalty * (w - w0)  if |w - w0| > penalty_radius   (BLUR; FedProx at radius 0)
+        g = clip(g)                                (whole-gradient clipping)
+        g += gradient_noise * N(0, I)
+        v = momentum * v + g;  w -= rate * v
+        w = w0 + project(w - w0, projection_radius)
+
+    Per-example clipping acts on the data gradient alone and its noise comes right after it, before
+    decay and penalty, which depend on the weights only. On a grid, the gradient is rounded to it
+    and the noise is a Gaussian rounded to it, drawn exactly.
+    """
+
+    learning_rate: LearningRate
+    steps: int | None = None
+    epochs: int | None = None
+    batch_size: int | None = None  # None: all records of the client in every step
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    penalty: float = 0.0
+    penalty_radius: float = 0.0
+    projection_radius: float | None = None
+    gradient_clip: GradientClip | None = None
+    gradient_noise: float = 0.0  # std added to every coordinate of a step's gradient
+    gradient_grid: float | None = None  # add it on integers of this step, a power of two
+    last_step_noise: bool = True  # False: the last step's noise comes with the upload
+    drop_last: bool = False  # leave out an epoch's last partial batch
+    loss: Loss | None = None  # of each example, from outputs and targets; None: the task's own
+
+    def __post_init__(self) -> None:
+        plain_numbers(self)
+        check_fields(self, learning_rate=instance_of(LearningRate))
+        if (self.steps is None) == (self.epochs is None):
+            raise ConfigError("local rule: set exactly one of local_steps and local_epochs")
+        for name in ("steps", "epochs", "batch_size"):
+            value = getattr(self, name)
+            if value is not None and whole(name, value) < 1:
+                raise ConfigError(f"local rule: {name} must be at least 1, got {value}")
+        for name in ("momentum", "weight_decay", "penalty", "penalty_radius", "gradient_noise"):
+            value = getattr(self, name)
+            if not 0 <= number_of(name, value) < math.inf:
+                raise ConfigError(f"local rule: {name} must be zero or positive, got {value}")
+        if self.momentum >= 1:
+            raise ConfigError(f"local rule: momentum must be below 1, got {self.momentum}")
+        if self.projection_radius is not None and not self.projection_radius > 0:
+            raise ConfigError(
+                f"local rule: projection_radius must be positive, got {self.projection_radius}"
+            )
+
+    @property
+    def per_example(self) -> bool:
+        return self.gradient_clip is not None and self.gradient_clip.per_example
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but SGD with weight decay: the case that algebraic engines solve."""
+        return self.plain_but_penalty and self.penalty == 0
+
+    @property
+    def plain_but_penalty(self) -> bool:
+        """The same, where a penalty may also draw weights back to where they began."""
+        return (
+            self.momentum == self.gradient_noise == 0
+            and self.projection_radius is None
+            and self.gradient_clip is None
+        )

@@ -1,0 +1,110 @@
+"""Engines that keep their clients' weights as rows: gather, train, shape and sum, chunk by chunk.
+
+They differ in how they compute gradients and in how many clients go into a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedveil.core.randomness import Stream
+from fedveil.training.client.batches import client_sizes, draw_batches, step_counts
+from fedveil.training.client.local_training import LocalTraining
+from fedveil.training.client.update_pipeline import Block
+from fedveil.training.engines.contract import Cohort, CohortTask, GroupedEngine, Job, Train
+from fedveil.training.engines.records import Records
+from fedveil.training.engines.steps import Gradients, local_updates
+from fedveil.training.models.structure import drawing_from
+from fedveil.training.models.tensors import as_tensor
+
+__all__ = ["RowEngine", "as_tensor", "chunks_of", "client_sizes"]
+
+CPU = torch.device("cpu")
+
+_VALUES = 4_000_000  # input values in one chunk: 16 MB
+
+
+@dataclass(frozen=True)
+class RowEngine(GroupedEngine):
+    """Runs a job with the given gradients, at most `chunk` clients at a time, on a device."""
+
+    name: str
+    job: Job
+    gradients: Gradients
+    chunk: int
+    device: torch.device = CPU
+    draws: bool = False  # gradients run the module itself, which may draw random numbers of its own
+
+    def groups(self, sizes: Cohort) -> Iterator[tuple[Cohort, Train]]:
+        yield np.arange(len(sizes)), self.train
+
+    def train(self, task: CohortTask, places: Cohort) -> Iterator[Block]:
+        """Train the clients at these positions of the cohort, chunk by chunk."""
+        job, number, start = task.job, task.round_number, task.weights.to(self.device)
+        values = job.federation.train.inputs[:1].size
+        for chunk in chunks_of(task.sizes[places], values, self.chunk, job.rule):
+            where = places[chunk]
+            clients, held = task.clients[where], task.sizes[where]
+            batches = draw_batches(clients, held, job.rule, number, job.randomness)
+            records = Records(
+                job.federation, clients, held, batches, self.device, autograd=self.draws
+            )
+            rates = job.rule.learning_rate.of_round(number, records.most_steps)
+            streams = noise_streams(job, clients, number)
+            with self._module_randomness(int(clients[0]), number):
+                updates, losses = local_updates(
+                    start, records, job.rule, rates, self.gradients, streams
+                )
+                gradient = None
+                if job.pipeline.sparsity:
+                    everything = records.everything()
+                    gradient = self.gradients(start + updates, everything, None, 0.0)[0].cpu()
+            yield task.block(where, updates.cpu(), losses, gradient)
+
+    @contextmanager
+    def _module_randomness(self, client: int, round_number: int) -> Iterator[None]:
+        """What a module draws itself (dropout) follows the seed too, and the caller's generator
+        stays where it was."""
+        if not self.draws:
+            yield
+            return
+        word = self.job.randomness.stream("module", round_number, client).words(1)[0]
+        with drawing_from(int(word >> np.uint64(1)), self.device):
+            yield
+
+
+def chunks_of(
+    sizes: Cohort, values: int, most: int, rule: LocalTraining | None = None
+) -> Iterator[Cohort]:
+    """Cut clients into chunks of at most `most` and of bounded padded size, the largest first.
+
+    Equal sizes side by side waste no padding; falling sizes mean falling step counts. `values` is
+    how many numbers one record has. Under a rule whose rates count a client's own steps, those of
+    a chunk take the same number of steps.
+    """
+    order = np.argsort(-sizes, kind="stable")
+    steps = None
+    if rule is not None and rule.learning_rate.counts_steps:
+        steps = -step_counts(sizes, rule)[order]  # rising
+    begin = 0
+    while begin < len(order):
+        fits = _VALUES // max(1, int(sizes[order[begin]]) * values)
+        end = begin + max(1, min(most, fits))
+        if steps is not None:
+            end = min(end, int(np.searchsorted(steps, steps[begin], side="right")))
+        yield order[begin:end]
+        begin = end
+
+
+def noise_streams(job: Job, clients: Cohort, round_number: int) -> list[Stream]:
+    """The stream of each client's gradient noise; none if the rule adds no noise."""
+    if not job.rule.gradient_noise:
+        return []
+    return [
+        job.randomness.stream("gradient-noise", round_number, int(client)) for client in clients
+    ]

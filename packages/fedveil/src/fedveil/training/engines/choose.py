@@ -1,0 +1,313 @@
+"""Which engine runs a job, and why."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedveil.core.errors import ConfigError
+from fedveil.data.federation import Task
+from fedveil.training.engines.affine import Stack, affine_stack
+from fedveil.training.engines.algebra import AlgebraEngine, moments_apply, one_layer
+from fedveil.training.engines.batched import CPU, RowEngine
+from fedveil.training.engines.contract import Engine, Job
+from fedveil.training.engines.cost import Prediction, Workload, cores, predict
+from fedveil.training.engines.distributed_env import under_torchrun, why_not_elsewhere
+from fedveil.training.engines.dual_clients import costs, dual_applies
+from fedveil.training.engines.gradients import AutogradGradients, VmapGradients, why_not_vmap
+from fedveil.training.engines.isolated import Apart, Isolated
+from fedveil.training.engines.isolated_dual import LoneDual, lone_dual_applies
+from fedveil.training.engines.isolated_gradients import ApartGradients
+from fedveil.training.engines.isolated_mlp import LoneStack
+from fedveil.training.engines.isolated_moments import LoneMoments, lone_moments_apply
+from fedveil.training.engines.mlp import MlpGradients
+from fedveil.training.engines.mlp_engine import MlpEngine
+from fedveil.training.engines.registry import OUTSIDE
+from fedveil.training.engines.shared_memory import bytes_to_copy
+from fedveil.training.engines.threads import Threaded
+
+ENGINES = ("auto", "algebra", "mlp", "generic", "sequential", "processes")
+
+_LARGE = 500_000  # parameters above which a chunk of clients no longer fits the cache
+_CACHE = 6_000_000  # bytes of weights that stay in cache while a chunk trains
+_LONG = 0.1  # seconds: shorter rounds stay in one process
+_LONG_APART = 0.02  # the same for isolated clients, whose results do not depend on it
+_QUICK = 0.002  # seconds: shorter steps of one client stay on one thread
+_LARGE_STEP = 1.0  # seconds on one core: longer steps of one client use all threads as well,
+_FEW_CORES = 4  # if these are not many (measured with two)
+_COPY = 2_000_000_000  # bytes of data that are not copied just to be shared
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine, how many processes run it, and the reason, in one sentence."""
+
+    name: str
+    reason: str
+    processes: int = 1
+    threads: int | None = None  # of each process during a round; None: as torch is set
+
+
+def supports(job: Job, name: str, device: torch.device = CPU) -> str | None:
+    """Why the engine of this name cannot run the job, in one clause; None if it can."""
+    if name not in ENGINES:
+        return OUTSIDE.find(name, "engine.name", ENGINES).why_not(job, device)
+    if name == "algebra":
+        return _why_not_algebra(job, device)
+    if name == "mlp":
+        stack = _stack(job)
+        if isinstance(stack, str):
+            return f"the model is not a stack of affine layers: {stack}"
+        return None
+    if name == "generic":
+        return why_not_vmap(job)
+    if name == "processes":
+        if device.type != "cpu" and not under_torchrun():
+            return "processes on GPUs are started by torchrun"
+        return None if under_torchrun() else why_not_elsewhere(job)
+    return None
+
+
+def choose(
+    job: Job,
+    name: str = "auto",
+    *,
+    processes: int | None = None,
+    workload: Workload | None = None,
+    device: torch.device = CPU,
+) -> Choice:
+    """The fastest engine that can run this job, or the one asked for.
+
+    `processes=None` leaves their number open: several if the workload is long enough to pay.
+    """
+    if processes is not None and processes < 1:
+        raise ConfigError(f"engine.processes: must be at least 1, got {processes}")
+    if job.rule.per_example and job.rule.batch_size is None:
+        raise ConfigError(
+            "training.batch_size: clipped examples are divided by it, so it must be set"
+        )
+    inner = _engine(job, "auto" if name == "processes" else name, device)
+    predicted = None
+    if workload is not None:
+        predicted = predict(job, workload).times(_share_left(job, device, inner.name))
+    alone = inner.name == "algebra" or device.type != "cpu"
+    count, why = _processes(job, name, processes, None if alone else predicted, device)
+    quick = predicted is not None and _one_thread(inner.name, predicted)
+    threads = 1 if count > 1 or quick or job.isolated else None
+    apart = "; every client on its own" if job.isolated else ""
+    return Choice(inner.name, f"{inner.reason}{why}{apart}", count, threads)
+
+
+def build_engine(
+    job: Job,
+    choice: Choice | str = "auto",
+    chunk: int | None = None,
+    *,
+    processes: int | None = None,
+    device: torch.device = CPU,
+    threads: int | None = None,
+) -> Engine:
+    """Make the chosen engine, or choose by name first.
+
+    `chunk` is how many clients train together at most; `threads` how many each process uses.
+    """
+    if isinstance(choice, str):
+        choice = choose(job, choice, processes=processes, device=device)
+    if chunk is not None and chunk < 1:
+        raise ConfigError(f"engine.chunk: must be at least 1, got {chunk}")
+    if threads is not None and threads < 1:
+        raise ConfigError(f"engine.threads: must be at least 1, got {threads}")
+    threads = threads or choice.threads
+    own = _build(job, choice.name, chunk, device)
+    if job.isolated:
+        threads = 1  # more would round differently
+    if choice.processes == 1:
+        return own if threads is None else Threaded(own, threads)
+    from fedveil.training.engines.processes import ProcessEngine
+
+    return ProcessEngine(job, own, choice.processes, chunk, threads or 1)
+
+
+def device_of(name: str | None) -> torch.device:
+    """The device of this name, this process's own among several GPUs; None is the CPU."""
+    try:
+        device = torch.device(name or "cpu")
+    except RuntimeError:
+        raise ConfigError(f"engine.device: unknown device {name!r}; try cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"engine.device: {name!r} is not available on this machine; use cpu")
+    if device.type == "cuda" and device.index is None and under_torchrun():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device
+
+
+def _engine(job: Job, name: str, device: torch.device) -> Choice:
+    """Which engine trains clients inside a process."""
+    if name != "auto":
+        obstacle = supports(job, name, device)
+        if obstacle is not None:
+            raise ConfigError(f"engine.name: {name!r} cannot run this: {obstacle}; try 'auto'")
+        return Choice(name, "asked for")
+    if supports(job, "algebra", device) is None:
+        way = "moments" if moments_apply(job) else "coefficients of the examples"
+        return Choice("algebra", f"a linear model: {way} stand for data and weights")
+    if supports(job, "mlp", device) is None:
+        return Choice("mlp", "affine layers: gradients of many clients by hand, as matrix products")
+    heavy = (nn.modules.conv._ConvNd, nn.RNNBase, nn.modules.dropout._DropoutNd)
+    for module in job.module.modules():
+        if isinstance(module, heavy):
+            kind = type(module).__name__
+            return Choice("sequential", f"{kind} layers run best one client at a time")
+    if job.layout.size > _LARGE:
+        return Choice("sequential", f"{job.layout.size:,} parameters keep one client's cores busy")
+    obstacle = supports(job, "generic", device)
+    if obstacle is not None:
+        return Choice("sequential", f"one client at a time, because {obstacle}")
+    return Choice("generic", "a small model: many clients go through each operation together")
+
+
+def _processes(
+    job: Job, name: str, asked: int | None, predicted: Prediction | None, device: torch.device
+) -> tuple[int, str]:
+    """How many processes, and why. Without a prediction there is one, unless more were asked."""
+    if under_torchrun():
+        size = int(os.environ["WORLD_SIZE"])
+        return size, f"; {size} processes, started by torchrun"
+    if name == "processes" or (asked or 1) > 1:
+        obstacle = supports(job, "processes", device) or _unknown_elsewhere(name)
+        if obstacle is not None:
+            raise ConfigError(f"engine.processes: cannot run this: {obstacle}")
+        count = asked or max(2, cores())
+        if count == 1:
+            raise ConfigError(
+                "engine.processes: 1 contradicts engine.name 'processes'; leave one out"
+            )
+        return count, f"; {count} processes, asked for"
+    available = cores()
+    if asked == 1 or predicted is None or available == 1:
+        return 1, ""
+    shortest = _LONG_APART if job.isolated else _LONG
+    if predicted.seconds < shortest or predicted.saved(available) < 0:
+        return 1, "; one process, because the run is short"
+    large = predicted.step_seconds > _LARGE_STEP and available <= _FEW_CORES
+    if large and not job.isolated:  # isolated clients have one thread each
+        return 1, "; one process, because a single step keeps all threads busy"
+    obstacle = why_not_elsewhere(job) or _unknown_elsewhere(name)
+    if obstacle is not None:
+        return 1, f"; one process, because {obstacle}"
+    if bytes_to_copy(job.federation) > _COPY:
+        return 1, "; one process, because so much data is not copied unasked"
+    return (
+        available,
+        f"; {available} processes, because a round takes about {predicted.seconds:.1g} s on one",
+    )
+
+
+def _unknown_elsewhere(name: str) -> str | None:
+    """Why other processes cannot find this engine; None if they can."""
+    if name in ENGINES or OUTSIDE[name].module != "__main__":
+        return None
+    return f"engine {name!r} is defined in the main program; move it to a module"
+
+
+def _one_thread(inner: str, predicted: Prediction) -> bool:
+    """Short operations gain nothing from a second thread, and beside a busy neighbour they wait
+    for it many times their own length."""
+    if inner == "sequential":
+        return predicted.step_seconds < _QUICK
+    return predicted.seconds < _LONG
+
+
+def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engine:
+    stack = _stack(job) if name in ("algebra", "mlp") else ""
+    if not job.isolated:
+        return _together(job, name, chunk, device, stack)
+    apart: Apart | None = None
+    if name == "algebra" and not isinstance(stack, str):
+        if lone_moments_apply(job, stack[0]):
+            apart = LoneMoments(job, stack[0])
+        elif lone_dual_applies(job, stack[0]):
+            apart = LoneDual(job, stack[0])
+    elif not isinstance(stack, str) and device.type == "cpu":
+        apart = LoneStack(job, stack)
+    # What fails in `vmap` by its nature must not count as zero, example by example.
+    loop = job.rule.per_example and name == "sequential" and why_not_vmap(job) is not None
+    # Of a stack, gradients keep nothing from one call to the next; of a module, they may.
+    stateless = None if isinstance(stack, str) else ApartGradients(stack, job.federation.task)
+
+    def make(own: Job) -> Engine:
+        return _together(own, name, 1, device, stack, stateless, one_by_one=loop)
+
+    return Isolated(job, name, make, device, apart)
+
+
+def _together(
+    job: Job,
+    name: str,
+    chunk: int | None,
+    device: torch.device,
+    stack: Stack | str,
+    gradients_of_stack: ApartGradients | None = None,
+    one_by_one: bool = False,
+) -> Engine:
+    """An engine whose clients train together, at most `chunk` of them."""
+    if name not in ENGINES:
+        return OUTSIDE[name].build(job, chunk, device)
+    if name == "sequential":
+        gradients = AutogradGradients(job, device, one_by_one=one_by_one)
+        return RowEngine(name, job, gradients, 1, device, draws=True)
+    if name == "generic":
+        # Gradients of single examples take a batch as much.
+        batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
+        most = chunk or _chunk(job, batch, 100)
+        return RowEngine(name, job, VmapGradients(job, device), most, device, draws=True)
+    if isinstance(stack, str):
+        raise ConfigError(f"engine.name: {name!r} cannot run this: {stack}")
+    by_hand = gradients_of_stack or MlpGradients(stack, job.federation.task)
+    rows = RowEngine("mlp", job, by_hand, chunk or _chunk(job, 1, 1000), device)
+    if name == "algebra":
+        return AlgebraEngine(job, stack, rows)
+    if device.type == "cpu" and dual_applies(job, stack):
+        return MlpEngine(job, stack, rows)
+    return rows
+
+
+def _share_left(job: Job, device: torch.device, inner: str) -> float:
+    """The share of a network's arithmetic that is left where its first layer goes through the
+    dual."""
+    stack = _stack(job) if inner == "mlp" and device.type == "cpu" else ""
+    if isinstance(stack, str) or not dual_applies(job, stack):
+        return 1.0
+    by_rows, by_dual = costs(job.rule, stack[0], job.federation.sizes)
+    first, *others = (layer.inputs * layer.outputs for layer in stack)
+    left = float(np.minimum(by_rows, by_dual).sum() / max(1, by_rows.sum()))
+    return (left * first + sum(others)) / (first + sum(others))
+
+
+def _why_not_algebra(job: Job, device: torch.device) -> str | None:
+    stack = _stack(job)
+    layer = one_layer(stack)
+    if isinstance(layer, str) or isinstance(stack, str):
+        return f"the model is not one affine layer: {layer}"
+    if device.type != "cpu":
+        return "algebra runs on the CPU"
+    if job.federation.task is Task.MULTI_LABEL:
+        return "it predicts several labels"
+    if not (dual_applies(job, stack) or moments_apply(job)):
+        kind = "gradient noise" if job.rule.gradient_noise else "clipping gradients in L1"
+        return f"{kind} leaves the span of a client's data"
+    return None
+
+
+def _stack(job: Job) -> Stack | str:
+    if job.rule.loss is not None:
+        return "its loss is another than the task's own"
+    return affine_stack(job.module, job.layout, job.federation)
+
+
+def _chunk(job: Job, copies: int, most: int) -> int:
+    return max(1, min(most, _CACHE // (4 * job.layout.size * copies)))

@@ -1,0 +1,182 @@
+"""The records that a chunk of clients trains on, gathered from a federation's columns."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedveil.core.arrays import Ints
+from fedveil.data.federation import Federation
+from fedveil.data.unusable import no_target
+from fedveil.training.client.batches import Batches
+from fedveil.training.models.tensors import as_tensor
+
+# Inputs and targets `[clients, batch, ...]`, and which records are real (None: all).
+Batch = tuple[Tensor, Tensor, Tensor | None]
+
+
+class Records:
+    """What each local step of a chunk of clients sees.
+
+    Clients come in order of falling step counts, so that those still training are the first rows.
+    Records are gathered once: in the order of the steps if no record is used twice, else client by
+    client, padded to the largest (always, if `padded`). Padding repeats real records and is masked.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        clients: Ints,
+        sizes: Ints,
+        batches: Batches,
+        device: torch.device | None = None,
+        *,
+        padded: bool = False,
+        autograd: bool = False,
+    ) -> None:
+        self._federation, self._clients, self._sizes = federation, clients, sizes
+        self._device, self._autograd = device, autograd
+        self.steps = batches.steps
+        self._batches = batches
+        _, drawn, self._batch = batches.positions.shape
+        once = drawn * self._batch <= int(sizes.max(initial=0))
+        self._in_order = once and not (batches.full or padded)
+        if self._in_order:
+            where = np.where(batches.mask, batches.positions, 0).transpose(1, 0, 2)
+            starts = federation.offsets[clients][:, None]
+            self.inputs, self.targets = self._take(starts + where)  # [steps, clients, batch, ...]
+        else:
+            self.inputs, self.targets = self._padded()  # [clients, most, ...]
+        # How many clients take each step, and whether any of its places is padding.
+        order = np.arange(int(batches.steps.max(initial=0)))
+        self.active = (batches.steps[:, None] > order).sum(axis=0).tolist()
+        counts = self.active[:1] if batches.full else self.active
+        real = batches.mask[:, : len(counts)].sum(axis=(0, 2))
+        self._masked: list[bool] = (real < np.asarray(counts) * self._batch).tolist()
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    @property
+    def most_steps(self) -> int:
+        return len(self.active)
+
+    @property
+    def width(self) -> int:
+        """Records in a batch."""
+        return int(self._batch)
+
+    def batch(self, step: int) -> Batch:
+        """The batches of the clients that take this step, `[active, batch, ...]`."""
+        active = self.active[step]
+        rows, mask = self.places(step)
+        if self._in_order:
+            return self.inputs[step, :active], self.targets[step, :active], mask
+        if rows is None:
+            return self.inputs[:active], self.targets[:active], mask
+        inputs, targets = (
+            column.flatten(0, 1).index_select(0, rows).view(active, self._batch, *column.shape[2:])
+            for column in (self.inputs, self.targets)
+        )
+        return inputs, targets, mask
+
+    def places(self, step: int) -> tuple[Tensor | None, Tensor | None]:
+        """Rows of the step's records in the padded `inputs`, clients and places flattened together
+        (None: all records in order), and which are real, `[active, batch]` (None: all)."""
+        rows, mask = self.places_of(range(step, step + 1), self.active[step])
+        flat = None if rows is None else rows[0].reshape(-1)
+        return flat, None if mask is None else mask[0]
+
+    def places_of(self, steps: range, active: int) -> tuple[Tensor | None, Tensor | None]:
+        """The same for several steps that the same clients take, `[steps, active, batch]`."""
+        full = self._batches.full
+        masked = any(self._masked[0 if full else step] for step in steps)
+        mask = None
+        if masked:
+            mask = self._mask[:active].transpose(0, 1)
+            mask = mask.expand(len(steps), -1, -1) if full else mask[steps.start : steps.stop]
+        if full or self._in_order:
+            return None, mask
+        return self._rows[steps.start : steps.stop, :active], mask
+
+    def everything(self) -> Batch:
+        """All records of all clients, `[clients, most, ...]`."""
+        inputs, targets = self._padded() if self._in_order else (self.inputs, self.targets)
+        mask = np.arange(inputs.shape[1]) < self._sizes[:, None]
+        return inputs, targets, None if bool(mask.all()) else self._tensor(mask)
+
+    @cached_property
+    def _mask(self) -> Tensor:
+        return self._tensor(self._batches.mask)
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        """Row of each drawn record in the padded chunk, `[steps, clients, batch]`."""
+        first = np.arange(len(self._clients)) * self.inputs.shape[1]
+        rows = (first[:, None, None] + self._batches.positions).transpose(1, 0, 2)
+        return self._tensor(np.ascontiguousarray(rows))
+
+    def _padded(self) -> tuple[Tensor, Tensor]:
+        starts = self._federation.offsets[self._clients]
+        if len(starts) == 1:  # neighbours in the column: nothing to copy
+            return self._take(slice(int(starts[0]), int(starts[0] + self._sizes[0])), lead=True)
+        places = np.arange(int(self._sizes.max()))
+        return self._take(starts[:, None] + np.minimum(places, self._sizes[:, None] - 1))
+
+    def _take(self, rows: slice | Ints, lead: bool = False) -> tuple[Tensor, Tensor]:
+        found = model_rows(self._federation, rows, autograd=self._autograd)
+        pair = self._tensor(found[0]), self._tensor(found[1])
+        return (pair[0][None], pair[1][None]) if lead else pair
+
+    def _tensor(self, array: npt.NDArray[np.generic]) -> Tensor:
+        return as_tensor(array).to(self._device)
+
+
+def model_rows(
+    federation: Federation, rows: slice | Ints, *, autograd: bool = False
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Training examples as gradients read them, with unusable ones marked.
+
+    Args:
+        federation: Whose training examples.
+        rows: Which of them.
+        autograd: How gradients are computed. By hand, an unusable example has NaN for inputs. By
+            autograd, it has a target that is none: its inputs stay fit for any model, and
+            `models.losses` gives it a loss of NaN. Either way its gradient is not finite, and
+            counts as zero.
+
+    Returns:
+        Inputs as the model sees them, and targets.
+    """
+    train = federation.train
+    inputs = federation.model_inputs(_rows(train.inputs, rows))
+    targets = _rows(train.targets, rows)
+    wrong = None if train.usable is None else ~train.usable[rows]
+    if wrong is None or not wrong.any():
+        return inputs, targets
+    if autograd:
+        targets = aligned(targets)
+        targets[wrong] = no_target(federation.task)
+    else:
+        inputs = aligned(inputs)
+        inputs[wrong] = np.nan
+    return inputs, targets
+
+
+def aligned(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """A copy in memory of torch's own, which starts at a multiple of 64 bytes wherever the array
+    was: the results of some kernels depend on that."""
+    return as_tensor(np.ascontiguousarray(array)).clone().numpy()
+
+
+def _rows(column: npt.NDArray[np.generic], rows: slice | Ints) -> npt.NDArray[np.generic]:
+    """Rows of a column: a view, or gathered into aligned memory where torch knows the type."""
+    if isinstance(rows, slice) or column.dtype not in (np.float32, np.int64):
+        return column[rows]
+    found = as_tensor(column).index_select(0, torch.from_numpy(rows.reshape(-1)))
+    return found.view(*rows.shape, *column.shape[1:]).numpy()

@@ -1,0 +1,219 @@
+"""Data that a pilot may look at: a public source, a public file, or made-up data of the same shape.
+
+Private data are never a proxy. A recipe that trains on a file is taken to be private. A named
+source is public, but where the settings of a run were chosen on the very rows that it protects, its
+guarantee says so and is not certified.
+"""
+
+from __future__ import annotations
+
+import filecmp
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.data.assignment import generator, offsets_of
+from fedveil.data.federation import HELD_OUT_NOTE, Examples, Federation
+from fedveil.data.tablefile import read_table
+from fedveil.planning.assemble import federation_of
+from fedveil.planning.recipe import DataSection, Recipe
+from fedveil.tune.synthetic_proxy import synthetic_proxy
+
+SHARE = 0.1  # of the rows of either that may be in both by coincidence
+_ALIKE = 0.5  # with fewer different rows than this share, rows do not tell whose they are
+_TOGETHER = 4096  # rows encoded at a time
+
+
+class NotPublic(PrivacyRefusal):
+    """Data that were called public are the protected data, or hold rows of them."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: scores and settings taken from it would be releases without noise",
+            "name data of other people, from a public source (fedveil data list) or file",
+        )
+
+
+def check_files(public: Path, private: Path, client_column: str | None) -> None:
+    """Refuse the private file under any name, a copy of it, and a table with many of its rows."""
+    if public.samefile(private) or filecmp.cmp(public, private, shallow=False):
+        raise NotPublic(f"{public} is the private file itself")
+    one, other = read_table(public), read_table(private)
+    shared = [n for n in one.column_names if n in other.column_names and n != client_column]
+    if shared:
+        _check_share(_texts(one, shared), list(_texts(other, shared)), f"rows of {public}")
+
+
+def check_federations(public: Federation, private: Federation, source: str) -> None:
+    """Refuse public examples of which many are examples of the protected clients."""
+    if public.input_shape != private.input_shape or public.task is not private.task:
+        return
+    owned = [private.train]
+    if HELD_OUT_NOTE in private.notes:
+        owned += [private.test, *([private.validation] if private.validation is not None else [])]
+    theirs = [key for part in owned for key in _encoded(private, part)]
+    ours = (key for part in (public.train, public.test) for key in _encoded(public, part))
+    _check_share(ours, theirs, f"examples of {source}")
+
+
+def _check_share(public: Iterable[object], private: list[object], what: str) -> None:
+    known = set(private)
+    if len(known) < _ALIKE * len(private):
+        return
+    asked = set(public)
+    if len(asked & known) > SHARE * min(len(asked), len(known)):
+        raise NotPublic(f"{what} are also in the protected data")
+
+
+def _texts(table: object, columns: list[str]) -> Iterator[object]:
+    texts = [pc.fill_null(table.column(name).cast("string"), "") for name in columns]  # type: ignore[attr-defined]
+    joined = pc.binary_join_element_wise(*texts, "\x1f")
+    return (hash(text) for text in joined.to_pylist())
+
+
+def _encoded(federation: Federation, part: Examples) -> Iterator[object]:
+    for begin in range(0, len(part), _TOGETHER):
+        rows = slice(begin, begin + _TOGETHER)
+        inputs = federation.model_inputs(part.inputs[rows])
+        for values, target in zip(inputs, part.targets[rows], strict=True):
+            yield hash((values.tobytes(), target.tobytes()))
+
+
+SYNTHETIC = "synthetic"
+_TABLES = (".csv", ".gz", ".parquet", ".tsv", ".txt")
+_HELD_OUT = 0.15  # of a recipe's own public data, to score trials on
+_MOST_HELD_OUT = 5000
+_SOME_RECORDS = 20  # of a made-up client, if nobody says how many
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """Public data for trials; its test part scores them. `source` says where it comes from.
+
+    looked_at: names of the data that settings found here depend on.
+    """
+
+    federation: Federation
+    source: str
+    notes: tuple[str, ...] = ()
+    looked_at: tuple[str, ...] = ()
+
+
+def proxy_of(
+    recipe: Recipe, name: str | None, federation: Federation, records: int | None = None
+) -> Proxy:
+    """The proxy of this name for a recipe whose real data is `federation`.
+
+    None stands for the recipe's own source if it is a public one; `synthetic` for made-up data,
+    `records` a client; anything else is a public source or a file read as the recipe reads its own.
+    """
+    if name is None and recipe.data.file is not None:
+        raise ConfigError(
+            f"--proxy: {recipe.data.file} is private, so nothing may be tried out on it; name a "
+            "public source (fedveil data list), a public file, or synthetic"
+        )
+    if name is None or (recipe.data.file is None and name == recipe.data.source):
+        # The true test part stays unseen, or the expected result would flatter itself.
+        own = recipe.data.source
+        return Proxy(_scored_on_train(federation), f"{own} (public)", looked_at=(own,))
+    if name == SYNTHETIC:
+        return _made_up(recipe, federation, records)
+    named = federation_of(_public_section(recipe, name))
+    source = f"{named.name} (public)"
+    check_federations(named, federation, source)
+    where = str(Path(name).absolute()) if Path(name).exists() else name
+    return Proxy(named, source, _differences(named, federation), (where,))
+
+
+def with_look(recipe: Recipe, looked_at: Iterable[str]) -> Recipe:
+    """The recipe that remembers what its settings were tried out on."""
+    names = tuple(dict.fromkeys((*recipe.privacy.tuned_on, *looked_at)))
+    return replace(recipe, privacy=replace(recipe.privacy, tuned_on=names))
+
+
+def some_clients(federation: Federation, clients: int, seed: int) -> Federation:
+    """A random choice of clients with all their examples; the rest as it was."""
+    if clients >= federation.clients:
+        return federation
+    draw = generator(seed, "some clients")
+    chosen = np.sort(draw.choice(federation.clients, size=clients, replace=False))
+    rows = [np.arange(federation.offsets[i], federation.offsets[i + 1]) for i in chosen]
+    owners = None if federation.owners is None else federation.owners[chosen]
+    return replace(
+        federation,
+        train=federation.train.take(np.concatenate(rows)),
+        offsets=offsets_of(federation.sizes[chosen]),
+        owners=owners,
+        verified=True,
+    )
+
+
+def _public_section(recipe: Recipe, name: str) -> DataSection:
+    data, path = recipe.data, Path(name)
+    if path.suffix.lower() not in _TABLES:
+        return DataSection(source=name, directory=data.directory)
+    if not path.exists():
+        raise ConfigError(f"--proxy {name}: no such file")
+    if data.file is not None:
+        check_files(path, Path(data.file), data.client_column)
+    return replace(data, file=name)
+
+
+def _made_up(recipe: Recipe, federation: Federation, records: int | None) -> Proxy:
+    notes = [
+        "made-up data rank settings roughly; what is reached on them says little about real data"
+    ]
+    looked_at: tuple[str, ...] = ()
+    if records is None and recipe.data.file is None:
+        looked_at = (recipe.data.source,)  # at how many records its clients have
+        records = max(1, round(len(federation.train) / federation.clients))
+    if records is None:
+        records = _SOME_RECORDS
+        notes.append(
+            f"clients were taken to have {records} records each; how many they have is private, so "
+            "say --records if you know it from elsewhere"
+        )
+    made = synthetic_proxy(federation, records, clients=recipe.privacy.public_clients)
+    return Proxy(made, f"synthetic, {records} records a client", tuple(notes), looked_at)
+
+
+def _differences(proxy: Federation, real: Federation) -> tuple[str, ...]:
+    found = []
+    if proxy.input_shape != real.input_shape or proxy.classes != real.classes:
+        found.append(
+            f"the proxy has inputs of shape {list(proxy.input_shape)} and {proxy.classes} classes, "
+            f"the recipe's data {list(real.input_shape)} and {real.classes}: a rough guide only"
+        )
+    return tuple(found)
+
+
+def _scored_on_train(federation: Federation) -> Federation:
+    """The federation with a part of every client's training examples as its test part."""
+    sizes = federation.sizes
+    draw = generator(0, "pilot scores")
+    share = min(_HELD_OUT, _MOST_HELD_OUT / len(federation.train))
+    out = draw.random(len(federation.train)) < share
+    firsts = federation.offsets[:-1]
+    emptied = np.add.reduceat(out.astype(np.int64), firsts) == sizes
+    out[firsts[emptied]] = False
+    if not out.any():
+        raise ConfigError(
+            f"--proxy: {federation.name} is too small to hold anything out; name another"
+        )
+    kept = sizes - np.add.reduceat(out.astype(np.int64), firsts)
+    return replace(
+        federation,
+        train=federation.train.take(_rows(~out)),
+        offsets=offsets_of(kept),
+        test=federation.train.take(_rows(out)),
+        verified=True,
+    )
+
+
+def _rows(chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    return np.flatnonzero(chosen).astype(np.int64)

@@ -1,0 +1,374 @@
+"""Trials: short simulated runs on proxy data, with the noise that the real run would have.
+
+A trial need not have as many clients as the real run. What training sees of the noise is its part
+in a round's average, so with fewer clients less noise is added: as much as leaves that part
+unchanged. The noise itself is calibrated for the real population.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Arithmetic, Unit
+from fedveil.data.federation import Federation, Task
+from fedveil.methods.parts.adaptive_clipping import StepBound
+from fedveil.methods.parts.distributed_noise import DistributedNoise
+from fedveil.methods.parts.gradient_noise import GradientNoise
+from fedveil.methods.parts.local_noise import LocalNoise
+from fedveil.methods.parts.method import Method
+from fedveil.methods.parts.noise_placement import Noise, NoiseContext, RoundContext, RoundNoise
+from fedveil.planning.assemble import method_of, model_of
+from fedveil.planning.plan import Budget, Plan, plan, quick_noise
+from fedveil.planning.recipe import Recipe
+from fedveil.privacy.sampling import Everyone
+from fedveil.run.evaluation import Metrics
+from fedveil.run.run import Run, Speed
+from fedveil.tune.proxy import Proxy, some_clients
+
+_TRAINING = ("learning_rate", "rounds", "local_steps", "penalty", "sparsity")
+_SERVER = {
+    "learning_rate": "server_learning_rate",
+    "smoothing": "smoothing",
+    "momentum": "server_momentum",
+    "schedule": "server_schedule",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that a trial is made with, by the recipe's names. None: not this method's."""
+
+    local_steps: int
+    rounds: int
+    learning_rate: float
+    clip_norm: float
+    cohort: int | None = None
+    server_learning_rate: float | None = None
+    smoothing: float | None = None
+    penalty: float | None = None
+    sparsity: float | None = None
+    server_momentum: float | None = None
+    server_schedule: str | None = None
+    clip_quantile: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings that are set."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value for name, value in fields.items() if value is not None}
+
+    @property
+    def total_steps(self) -> int:
+        return self.local_steps * self.rounds
+
+    def uploads(self, everyone: int) -> int:
+        """Updates sent in all; `everyone` is the cohort where all clients always take part."""
+        return self.rounds * (everyone if self.cohort is None else self.cohort)
+
+
+def recipe_with_settings(recipe: Recipe, candidate: Candidate) -> Recipe:
+    """The recipe with a candidate's settings."""
+    settings = candidate.to_dict()
+    changes = {name: settings[name] for name in _TRAINING if name in settings}
+    if candidate.cohort is not None:
+        changes |= {"cohort": candidate.cohort, "rate": None}
+    server = {key: settings[name] for key, name in _SERVER.items() if name in settings}
+    tracked: dict[str, Any] = {}
+    if candidate.clip_quantile is not None:
+        tracked["clip_quantile"] = candidate.clip_quantile
+    if candidate.clip_quantile is not None or recipe.privacy.clip_highest is not None:
+        tracked["clip_highest"] = candidate.clip_norm  # no higher: that would add noise
+    return replace(
+        recipe,
+        training=replace(recipe.training, local_epochs=None, **changes),
+        server=replace(recipe.server, **server),
+        privacy=replace(recipe.privacy, clip_norm=candidate.clip_norm, **tracked),
+    )
+
+
+class _LocalInOneDraw(LocalNoise):
+    """Noise of all clients in one draw, which protects nobody: for trials on public data.
+
+    A trial sees only the sum, and its law is known: Gaussians add up to a Gaussian, n Laplace
+    variables to the difference of two Gamma(n) ones.
+    """
+
+    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
+        scale = at.scale
+        uploads, size = len(this_round.cohort), len(total)
+        draw = np.random.default_rng(this_round.stream().words(4))
+        if self.noise is Noise.LAPLACE:
+            noise = scale * (draw.gamma(uploads, size=size) - draw.gamma(uploads, size=size))
+        else:
+            noise = scale * math.sqrt(uploads) * draw.standard_normal(size)
+        return _with_noise(at.context, total, noise)
+
+
+class _SharesInOneDraw(DistributedNoise):
+    """The continuous shares of all clients in one draw: as above."""
+
+    def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
+        shares = len(this_round.cohort) / at.context.sampling.expected_cohort
+        scale = at.scale * math.sqrt(shares)
+        draw = np.random.default_rng(this_round.stream().words(4))
+        return _with_noise(at.context, total, scale * draw.standard_normal(len(total)))
+
+
+def _with_noise(context: NoiseContext, total: Tensor, noise: npt.NDArray[np.float64]) -> Tensor:
+    if context.exact:
+        raise PrivacyRefusal(
+            "noise in one draw protects nobody", "use it for trials on public data"
+        )
+    return (total.double() + torch.from_numpy(noise)).float()
+
+
+def in_one_draw(method: Method) -> Method:
+    """The method with its clients' noise drawn together, where that is the same in law."""
+    placement = method.placement
+    if isinstance(placement, LocalNoise):
+        return replace(method, placement=_LocalInOneDraw(**vars(placement)))
+    if isinstance(placement, DistributedNoise) and placement.rotation is None:
+        return replace(method, placement=_SharesInOneDraw(**vars(placement)))
+    return method
+
+
+_LEAST_COHORT = 8  # of a trial: fewer clients say nothing about an average
+_ROUND = 5e6  # multiplications that take as long as a round with nobody in it
+_DIVERGED = 20.0  # a training loss this many times the first one's will not come back
+_FAR = 1e6  # a clip that never clips
+_SMALL, _TOGETHER = 1000, 500  # models of so few weights train so many clients at once
+_MEASURED = 200  # clients whose gradients say how far updates reach
+
+
+class OutOfTime(Exception):
+    """The deadline passed in the middle of a trial, which then counts for nothing."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What to try: settings, at which epsilon, with which share of the cohort, under which seed.
+
+    noise: a factor on the noise; 1/k stands for k times as many clients at the same rate.
+    """
+
+    candidate: Candidate
+    epsilon: float
+    share: float
+    seed: int
+    noise: float = 1.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended. A run that diverged has an infinite loss, and no class right."""
+
+    loss: float
+    accuracy: float | None
+    work: int  # local steps of all clients together
+    seconds: float  # of the processor: the wall clock sees its neighbours too
+
+    @property
+    def error(self) -> float:
+        """What to make small: the share of wrong answers, or the loss if there are no classes."""
+        return self.loss if self.accuracy is None else 1 - self.accuracy
+
+
+class ProxyTrials:
+    """Runs trials of one recipe on one proxy.
+
+    `real` is the recipe's plan for the true population: nothing but counts is taken from its data.
+    """
+
+    def __init__(self, recipe: Recipe, real: Plan, proxy: Proxy) -> None:
+        if real.method.placement is None or real.privacy_model is None:
+            raise ConfigError(
+                f"training.method: {real.method.name!r} adds no noise, so there is nothing to plan"
+            )
+        here, there = proxy.federation.task, real.federation.task
+        if here is not there:
+            raise ConfigError(
+                f"--proxy: {proxy.source} is for {here}, but the recipe is for {there}; name "
+                "other data"
+            )
+        self.recipe, self.real, self.proxy = recipe, real, proxy
+        self.calibrations = 0
+        self._noise = cache(self._calibrated)
+        self._some = cache(lambda clients, seed: some_clients(proxy.federation, clients, seed))
+
+    @property
+    def classifies(self) -> bool:
+        return self.proxy.federation.task is not Task.REGRESSION
+
+    @property
+    def everyone(self) -> int:
+        """The cohort of a recipe in which all clients take part."""
+        return self.real.sampling.clients or self.real.federation.clients
+
+    def __call__(self, trial: Trial, deadline: float = math.inf) -> Outcome:
+        """Run one trial; raises OutOfTime once `time.monotonic()` passes the deadline."""
+        began = time.process_time()
+        metrics, work = None, 0.0
+        with suppress(PrivacyRefusal):  # settings without a proof are no candidates
+            planned = self.plan(trial)
+            metrics, rounds = _train(planned, deadline)
+            work = rounds * planned.sampling.expected_cohort * trial.candidate.local_steps
+        seconds = time.process_time() - began
+        if metrics is None or not math.isfinite(metrics.loss):
+            return Outcome(math.inf, 0.0 if self.classifies else None, round(work), seconds)
+        return Outcome(metrics.loss, metrics.accuracy, round(work), seconds)
+
+    def plan(self, trial: Trial) -> Plan:
+        """A trial as a plan of its own. It promises nothing: its data are public."""
+        recipe = self._at(trial.candidate, trial.epsilon)
+        noise = trial.noise * self.noise(recipe, 2 if trial.share == 1 else 4)
+        wanted = self._cohort(recipe)
+        part = (cohort := self._trial_cohort(wanted, trial.share)) / wanted
+        alone = isinstance(self.real.method.placement, LocalNoise | GradientNoise)
+        noise *= math.sqrt(part) if alone else part
+        federation, training = self.proxy.federation, recipe.training
+        if isinstance(self.real.sampling, Everyone):
+            federation = self._some(cohort, trial.seed)
+        else:
+            training = replace(training, cohort=cohort, rate=None)
+        if training.cohort_cap is not None:
+            training = replace(training, cohort_cap=math.ceil(part * training.cohort_cap))
+        return trial_plan(replace(recipe, training=training), federation, noise, trial.seed)
+
+    def share(self, candidate: Candidate, share: float) -> float:
+        """The share of the cohort to try a candidate with: all of it where that costs no more."""
+        wanted = self._cohort(recipe_with_settings(self.recipe, candidate))
+        whole = self._trial_cohort(wanted, 1.0)
+        return 1.0 if self._trial_cohort(wanted, share) == whole else share
+
+    def _trial_cohort(self, wanted: int, share: float) -> int:
+        """Clients in a round of a trial. A round costs something whoever comes: small models and
+        small clients are not worth counting."""
+        public = self.proxy.federation
+        each = 6 * self.real.layout.size * len(public.train) / public.clients
+        least = max(_LEAST_COHORT, _ROUND / each)
+        return min(wanted, public.clients, round(max(least, wanted * share)))
+
+    def noise(self, recipe: Recipe, step: int = 2) -> float:
+        """The noise multiplier of the real run.
+
+        Where sampling amplifies, an accountant takes its time: there it is read off a line between
+        powers of `step` of the rounds. Powers of 2 are within 1 %, powers of 4 within 3 %.
+        """
+        privacy_model, rounds = self.real.privacy_model, recipe.training.rounds
+        if privacy_model is None or privacy_model.unit is not Unit.CLIENT:
+            return self._noise(recipe)  # every setting may count for a record
+        # What the noise does not depend on is set alike, so that it is calibrated once.
+        fixed = replace(recipe.training, local_steps=1, local_epochs=None, learning_rate=1.0)
+        fixed = replace(fixed, penalty=None, sparsity=None)
+        privacy = replace(recipe.privacy, clip_norm=1.0, clip_highest=None)
+        plain = replace(recipe, training=fixed, server=self.recipe.server, privacy=privacy)
+        if not self.real.sampling.amplifies:
+            return self._noise(plain)
+        power = 1
+        while power * step <= rounds:
+            power *= step
+        low, high = (
+            replace(plain, training=replace(fixed, rounds=r)) for r in (power, power * step)
+        )
+        found = self._noise(low)
+        if power == rounds:
+            return found
+        return float(found * (self._noise(high) / found) ** math.log(rounds / power, step))
+
+    def reach(self) -> float:
+        """Median norm of the clients' first gradients on the proxy, in the clip's own norm."""
+        recipe = self.recipe
+        everybody: dict[str, Any] = {"cohort": None, "rate": None, "cohort_cap": None}
+        plain = replace(recipe.training, sampling="everyone", schedule="constant", **everybody)
+        plain = replace(plain, momentum=0.0)
+        recipe = recipe_with_settings(replace(recipe, training=plain), Candidate(1, 1, 1.0, _FAR))
+        first = trial_plan(recipe, self._some(_MEASURED, 0), noise=1.0, seed=0)
+        run = Run(first, speed=Speed(processes=1), every=1)
+        try:
+            unprotected_stats = next(iter(run)).unprotected_stats
+        finally:
+            run.close()
+        if unprotected_stats is None or not (
+            math.isfinite(unprotected_stats.norm) and unprotected_stats.norm > 0
+        ):
+            raise ConfigError(
+                f"--proxy: {self.proxy.source} gives no gradients to start from; name other data"
+            )
+        return unprotected_stats.norm
+
+    def trivial(self) -> float:
+        """The error of the best answer that looks at no input."""
+        examples = self.proxy.federation.test
+        targets = np.asarray(examples.targets)
+        if self.proxy.federation.task is Task.MULTI_LABEL:
+            shares = targets.mean(axis=0)
+            return float(np.minimum(shares, 1 - shares).mean())
+        if self.classifies:
+            return 1 - float(np.bincount(targets.ravel()).max() / targets.size)
+        return float(targets.astype(np.float64).var() / 2)
+
+    def _at(self, candidate: Candidate, epsilon: float) -> Recipe:
+        recipe = recipe_with_settings(self.recipe, candidate)
+        return replace(recipe, privacy=replace(recipe.privacy, epsilon=epsilon))
+
+    def _cohort(self, recipe: Recipe) -> int:
+        rule, clients = method_of(recipe).cohort, self.real.federation.clients
+        return max(1, round(rule.resolve(clients, recipe.training.rounds).expected_cohort))
+
+    def _calibrated(self, recipe: Recipe) -> float:
+        self.calibrations += 1
+        privacy = recipe.privacy
+        return quick_noise(method_of(recipe), self.real, Budget(privacy.epsilon, privacy.delta))
+
+
+def _train(planned: Plan, deadline: float) -> tuple[Metrics | None, int]:
+    """The final metrics and the rounds it took; None for a run that diverges."""
+    chunk = _TOGETHER if planned.layout.size <= _SMALL else None
+    speed = Speed(chunk=chunk, processes=1)
+    run = Run(planned, speed=speed, every=planned.method.rounds)
+    first = math.nan
+    try:
+        for report in run:
+            if report.unprotected_stats is not None:
+                loss, lost = report.unprotected_stats.loss, report.unprotected_stats.rejected > 0
+                first = loss if math.isnan(first) else first
+                if lost or loss > _DIVERGED * first:
+                    return None, report.round_number
+            if report.metrics is not None:
+                return report.metrics, report.round_number
+            if time.monotonic() > deadline:
+                raise OutOfTime
+    finally:
+        run.close()
+    return None, run.state.rounds
+
+
+def trial_plan(recipe: Recipe, federation: Federation, noise: float, seed: int) -> Plan:
+    """The recipe's plan on public data with this noise, and no guarantee worked out."""
+    method, chosen = in_one_draw(method_of(recipe)), recipe.model
+    method = replace(method, cohort=replace(method.cohort, clients=None))  # these are counted
+    if chosen.start is not None:
+        raise ConfigError("model.start: trials are about models that start anew; leave it out")
+    model = model_of(chosen, federation)
+    bare = plan(replace(method, placement=None, clip_rule=None), federation, model, seed=seed)
+    pipeline = bare.pipeline
+    if method.clip_rule is not None:
+        pipeline = replace(pipeline, clip=method.clip_rule.clip(method.local, 0, {}))
+    run = bare.sampling, method.rounds, method.local, pipeline
+    context = NoiseContext(*run, federation, model, bare.layout, Arithmetic.IDEALISED, noise)
+    return replace(bare, method=method, context=context)
+
+
+def clips_gradients(method: Method) -> bool:
+    """Whether the recipe's clip bounds single gradients instead of whole updates."""
+    return isinstance(method.clip_rule, StepBound) or method.local.gradient_clip is not None

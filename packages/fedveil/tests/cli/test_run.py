@@ -1,0 +1,338 @@
+"""`fedveil run` as a user meets it; in a process of its own where it is to be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from safetensors.numpy import load_file
+from tests.processes import Command
+from tests.settings import TUNED
+
+from fedveil.cli import console, main
+
+SMALL = ["--set", "training.rounds=6", "--set", "training.rate=0.3", "--set", "data.clients=40"]
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+class Fedveil(Protocol):
+    def __call__(self, *arguments: str) -> Done: ...
+
+
+@pytest.fixture
+def fedveil(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Fedveil:
+    """The command line, called in this process and in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    console.stdout.cache_clear()
+    console.stderr.cache_clear()
+
+    def call(*arguments: str) -> Done:
+        code = main(list(arguments))
+        printed = capsys.readouterr()
+        return Done(code, printed.out, printed.err)
+
+    return call
+
+
+def weights(directory: Path) -> bytes:
+    tensors = load_file(directory / "model.safetensors")
+    return b"".join(tensors[name].tobytes() for name in sorted(tensors))
+
+
+def test_json_holds_what_scripts_rely_on(fedveil: Fedveil, tmp_path: Path) -> None:
+    done = fedveil("run", *SMALL, "--json", "--output", "out")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert {"accuracy", "rounds", "seconds", "directory", "guarantee"} <= set(document)
+    wanted = "epsilon delta unit adjacency trust sampling accountant arithmetic certified statement"
+    assert set(wanted.split()) <= set(document["guarantee"])
+    assert document["guarantee"]["certified"] is True
+    assert document["guarantee"]["epsilon"] <= 8
+    directory = tmp_path / document["directory"]
+    files = "recipe.toml metrics.jsonl ledger.jsonl guarantee.json model.safetensors checkpoint"
+    assert set(files.split()) <= {path.name for path in directory.iterdir()}
+
+
+def test_the_guarantee_is_printed_before_the_first_round(fedveil: Fedveil, tmp_path: Path) -> None:
+    done = fedveil("run", *SMALL)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Guarantee:.*round 1/", done.stderr, re.DOTALL)
+    assert "\x1b[" not in done.stderr + done.stdout  # plain lines when nobody watches
+
+
+def test_a_protected_run_keeps_nothing_that_noise_does_not_cover(
+    fedveil: Fedveil, tmp_path: Path
+) -> None:
+    assert fedveil("run", *SMALL, "--output", "out").returncode == 0
+    for path in (tmp_path / "out").rglob("*"):
+        if path.suffix in (".jsonl", ".json", ".toml"):
+            text = path.read_text()
+            assert "unprotected_stats" not in text
+            assert 'norm"' not in text.replace('clip_norm"', "")
+    lines = (tmp_path / "out/metrics.jsonl").read_text().splitlines()
+    allowed = {"round", "loss", "accuracy", "epsilon_so_far"}
+    assert all(set(json.loads(line)) <= allowed for line in lines)
+
+
+def test_a_seed_repeats_a_run_and_is_not_certified(fedveil: Fedveil, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        done = fedveil("run", *SMALL, "--seed", "7", "--output", name, "--json")
+        assert json.loads(done.stdout)["guarantee"]["certified"] is False
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    fedveil("run", *SMALL, "--seed", "8", "--output", "c")
+    assert weights(tmp_path / "a") != weights(tmp_path / "c")
+
+
+def test_without_a_seed_two_runs_differ(fedveil: Fedveil, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert fedveil("run", *SMALL, "--output", name).returncode == 0
+    assert weights(tmp_path / "a") != weights(tmp_path / "b")
+
+
+BAD = {
+    "unknown key": (["--set", "training.roundz=3"], "training.rounds"),
+    "epsilon": (["--set", "privacy.epsilon=0"], "privacy.epsilon"),
+    "negative epsilon": (["--set", "privacy.epsilon=-1"], "privacy.epsilon"),
+    "delta zero": (["--set", "privacy.delta=0"], "privacy.delta"),
+    "delta above 1/clients": (["--set", "privacy.delta=0.5"], "privacy.delta"),
+    "cohort": (["--set", "training.cohort=1000"], "1000"),
+    "rounds": (["--set", "training.rounds=0"], "rounds"),
+    "method": (["--set", "training.method=magic"], "magic"),
+    "model": (["--set", "model.name=magic"], "magic"),
+    "engine": (["--set", "engine.name=magic"], "magic"),
+    "recipe": (["nothing.toml"], "nothing.toml"),
+    "data file": (["--data", "nothing.csv", "--client-column", "a", "--label", "b"], "nothing.csv"),
+    "option": (["--frobnicate"], "--frobnicate"),
+    "resume": (["--resume", "nothing"], "nothing"),
+    "seed": (["--seed", "x"], "--seed"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "named"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_line_and_exit_code_2(
+    fedveil: Fedveil, arguments: list[str], named: str, tmp_path: Path
+) -> None:
+    done = fedveil("run", *arguments)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert named in done.stderr
+    assert list(tmp_path.iterdir()) == []  # nothing half-written
+
+
+def test_an_existing_output_directory_is_refused(fedveil: Fedveil, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    done = fedveil("run", *SMALL, "--output", "out")
+    assert done.returncode == 2
+    assert "exists" in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+LONG = ["--set", "training.rounds=30", "--set", "training.local_epochs=2"]
+LONG += ["--set", "evaluation.every=2", "--set", "engine.chunk=1"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The weights at the end of the long run with seed 3, when nothing happens to it."""
+    output = tmp_path_factory.mktemp("long") / "whole"
+    assert main(["run", *LONG, "--seed", "3", "--quiet", "--output", str(output)]) == 0
+    return weights(output)
+
+
+def held(folder: Path, output: str) -> Command:
+    """The long run, after its second round."""
+    running = Command(folder, "run", *LONG, "--seed", "3", "--output", output, hold=True)
+    running.wait_for("holding")
+    return running
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_says_how_to_go_on_and_does(
+    fedveil: Fedveil, tmp_path: Path, whole: bytes, number: int
+) -> None:
+    running = held(tmp_path, "cut")
+    assert running.end(number) == 130
+    assert "after round 2 of 30" in running.errors
+    assert "--resume cut" in running.errors
+    assert fedveil("run", "--resume", "cut").returncode == 0
+    assert weights(tmp_path / "cut") == whole
+
+
+def test_a_directory_in_use_is_refused(fedveil: Fedveil, tmp_path: Path) -> None:
+    running = held(tmp_path, "out")
+    second = fedveil("run", "--resume", "out")
+    running.end()
+    assert second.returncode == 2
+    assert "in use" in second.stderr
+
+
+def killed_and_resumed(
+    fedveil: Fedveil, tmp_path: Path, seed: int | None, kills: int, *, anywhere: bool = False
+) -> Path:
+    """A run killed `kills` times at random moments and always resumed: after its first new round,
+    or `anywhere` in the life of a process."""
+    draw = random.Random(1)
+    options = [] if seed is None else ["--seed", str(seed)]
+    first = ["run", *LONG, *options, "--output", "cut"]
+    for _ in range(kills):
+        exists = (tmp_path / "cut").exists()
+        running = Command(tmp_path, *(["run", "--resume", "cut"] if exists else first))
+        if not (anywhere and exists):
+            running.wait_for("round ")
+        time.sleep(draw.uniform(0.0, 2.0 if anywhere else 0.1))
+        running.end()
+    last = fedveil("run", "--resume", "cut", "--json")
+    assert last.returncode == 0, last.stderr
+    return tmp_path / "cut"
+
+
+@pytest.mark.slow
+def test_twenty_kills_leave_the_same_weights(
+    fedveil: Fedveil, tmp_path: Path, whole: bytes
+) -> None:
+    cut = killed_and_resumed(fedveil, tmp_path, 3, 20, anywhere=True)
+    assert weights(cut) == whole
+    assert len((cut / "ledger.jsonl").read_text().splitlines()) == 1 + 30
+
+
+def test_a_kill_leaves_the_same_weights(fedveil: Fedveil, tmp_path: Path, whole: bytes) -> None:
+    assert weights(killed_and_resumed(fedveil, tmp_path, 3, 2)) == whole
+
+
+def test_a_protected_run_killed_mid_round_never_releases_more_than_planned(
+    fedveil: Fedveil, tmp_path: Path
+) -> None:
+    cut = killed_and_resumed(fedveil, tmp_path, None, 3)
+    entries = (cut / "ledger.jsonl").read_text().splitlines()[1:]
+    rounds = [json.loads(line)["round"] for line in entries]
+    assert rounds == list(range(30))  # each once: what was cut off is not drawn again
+    shown = [json.loads(line)["round"] for line in (cut / "metrics.jsonl").read_text().splitlines()]
+    assert shown == sorted(set(shown))
+    assert len(shown) >= 27  # a kill loses the round that it hits, and no other
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "foreign", "empty"])
+def test_a_damaged_or_foreign_checkpoint_is_refused(
+    fedveil: Fedveil, tmp_path: Path, damage: str
+) -> None:
+    fedveil("run", *SMALL, "--seed", "1", "--output", "a")
+    state = tmp_path / "a/checkpoint/state.safetensors"
+    data = bytearray(state.read_bytes())
+    if damage == "flip":
+        data[-5] ^= 1
+    elif damage == "cut":
+        data = data[: len(data) // 2]
+    elif damage == "empty":
+        data = bytearray()
+    else:
+        fedveil("run", *SMALL, "--seed", "2", "--output", "b")
+        data = bytearray((tmp_path / "b/checkpoint/state.safetensors").read_bytes())
+    state.write_bytes(data)
+    done = fedveil("run", "--resume", "a")
+    assert done.returncode == 2
+    assert "checkpoint" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(
+    fedveil: Fedveil, tmp_path: Path
+) -> None:
+    """A limit on file sizes stands in for the full disk: writes fail the same way."""
+    limited = (
+        "import resource, runpy, sys;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000));"
+        "sys.argv = ['fedveil', *sys.argv[1:]];"
+        "from fedveil.cli import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", limited, "run", *SMALL, "--output", "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("fedveil:")]) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_disk_is_one_line(fedveil: Fedveil, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    done = fedveil("run", *SMALL, "--output", "out")
+    tmp_path.chmod(0o700)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_updates_that_are_not_finite_are_counted_and_the_run_goes_on(fedveil: Fedveil) -> None:
+    done = fedveil("run", *SMALL, "--seed", "1", "--set", "training.learning_rate=1e38", "--json")
+    assert done.returncode == 0
+    document = json.loads(done.stdout)
+    assert document["rejected_updates"] > 0
+    assert document["rounds"] == 6
+    protected = fedveil("run", *SMALL, "--set", "training.learning_rate=1e38", "--json")
+    assert "rejected_updates" not in json.loads(protected.stdout)
+
+
+def test_the_guarantee_comes_first_and_nothing_is_said_twice(
+    fedveil: Fedveil, tmp_path: Path
+) -> None:
+    rows = [f"c{i % 20},{i % 7},{'ab'[(i % 7) > 3]},{'xyz'[i % 3]}" for i in range(400)]
+    (tmp_path / "t.csv").write_text("who,number,label,kind\n" + "\n".join(rows) + "\n")
+    table = ["--data", "t.csv", "--client-column", "who", "--label", "label"]
+    done = fedveil("run", *table, *TUNED, "--set", "data.statistics=data")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert said.startswith("Guarantee: Not certified: epsilon ")
+    assert "more reasons. Nobody who sees " in said
+    everything = f"{done.stdout} {said}"
+    assert everything.count("Not certified") == 1
+    assert everything.count("was decided from the data") == 1
+    sentences = re.split(r"(?:note|warning): ", said.split(" In full: ")[1].split(" round 1/")[0])
+    assert len(sentences) == 5
+    assert len(set(sentences)) == len(sentences)
+
+
+def test_a_table_is_trained_on_and_its_run_resumed_from_elsewhere(
+    fedveil: Fedveil, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f"c{i % 20},{i % 7},{'ab'[(i % 7) > 3]},{'xyz'[i % 3]}" for i in range(400)]
+    (tmp_path / "t.csv").write_text("who,number,label,kind\n" + "\n".join(rows) + "\n")
+    options = ["--data", "t.csv", "--client-column", "who", "--label", "label", "--json"]
+    done = fedveil("run", *options, *TUNED, "--output", "out")
+    assert done.returncode == 0, done.stderr
+    assert any("not covered by the guarantee" in note for note in json.loads(done.stdout)["notes"])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = fedveil("run", "--resume", "../out", "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["accuracy"] == json.loads(done.stdout)["accuracy"]
+
+
+def test_a_clip_that_nobody_set_is_told(tmp_path, capsys) -> None:
+    short = ["training.rounds=2", "data.clients=10"]
+    for more, told in (([], True), (["privacy.clip_norm=1"], False)):
+        recipe = tmp_path / f"{told}.toml"
+        recipe.write_text('[data]\nsource = "digits"\n')
+        settings = [word for one in [*short, *more] for word in ("--set", one)]
+        command = ["run", str(recipe), *settings, "--seed", "1", "--no-report", "--json"]
+        assert main([*command, "--output", str(tmp_path / f"run-{told}")]) == 0
+        said = capsys.readouterr()
+        assert any("No clip is set" in note for note in json.loads(said.out)["notes"]) is told
+        assert ("No clip is set" in said.err) is told
+        stored = (tmp_path / f"run-{told}" / "recipe.toml").read_text()
+        assert ("clip_quantile = 0.3" in stored) is told

@@ -1,0 +1,208 @@
+"""Algebra is used where it pays, stays exact under cancellation, and keeps within its memory."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.engines.sums import sum_of
+
+from fedveil.core.randomness import Randomness
+from fedveil.data.federation import Examples, Federation, Task
+from fedveil.privacy.clipping import Clip
+from fedveil.training.client.local_training import LearningRate, LocalTraining, Schedule
+from fedveil.training.client.update_pipeline import UpdatePipeline
+from fedveil.training.engines import gram_cache as grams
+from fedveil.training.engines.affine import Affine
+from fedveil.training.engines.algebra import AlgebraEngine
+from fedveil.training.engines.choose import build_engine
+from fedveil.training.engines.contract import Job, RoundRequest
+from fedveil.training.engines.dual import Dual, Span
+from fedveil.training.engines.moments import Moments
+from fedveil.training.models.flat import Slot, layout_of
+from fedveil.training.models.zoo import Linear
+
+from .jobs import RULES, SIZES, make_job, start_of
+from .reference import train
+
+
+def algebra(model: str, rule: str) -> AlgebraEngine:
+    engine = build_engine(make_job(model, RULES[rule], UpdatePipeline(Clip(0.2, 2))), "algebra")
+    assert isinstance(engine, AlgebraEngine)
+    return engine
+
+
+def test_each_client_goes_the_cheapest_way() -> None:
+    sizes = np.array(SIZES)
+    moments, dual = algebra("linear", "full batch, three steps, decaying").divide(sizes)
+    assert moments.sum() > 4  # 3 features, 4 weights: nearly everybody has more records
+    moments, dual = algebra("wide softmax", "steps over several epochs").divide(sizes)
+    assert not moments.any()
+    assert dual.all()  # 36 features: everybody has fewer records
+    moments, dual = algebra("softmax", "fewer steps than an epoch has").divide(sizes)
+    assert not dual[6]  # 20 records, 4 of them used
+    moments, dual = algebra("linear", "one epoch of batches").divide(sizes)
+    assert not moments[sizes > 4].any()  # batches are not the whole
+
+
+def test_an_update_that_cancels_is_still_clipped_at_its_norm() -> None:
+    """Two records almost alike with opposite labels pull the weights apart in almost the same
+    direction: the coefficients are large, the update is small."""
+    base = np.random.default_rng(0).normal(size=300).astype(np.float32) * 30
+    inputs = np.stack([base, base + 1e-4, base, base + 2e-4]).astype(np.float32)
+    examples = Examples(inputs, np.array([0, 1, 0, 1]))
+    federation = Federation(examples, np.array([0, 2, 4]), examples, Task.CLASSIFICATION, 2)
+    module = Linear(300, 2)
+    rule, pipeline = LocalTraining(LearningRate(0.02), steps=1), UpdatePipeline(Clip(1e-6, 2))
+    job = Job(federation, module, layout_of(module), rule, pipeline, Randomness(1))
+    start = torch.zeros(job.layout.size)
+    result = sum_of(build_engine(job, "algebra"), RoundRequest(start, np.array([0, 1]), 0))
+    for place in (0, 1):
+        one = sum_of(build_engine(job, "algebra"), RoundRequest(start, np.array([place]), 0))
+        client = train(job, start, place, 0)
+        assert client.norm > 1e-6  # it is clipped
+        assert float(result.norms[place]) == pytest.approx(client.norm, rel=0.05)
+        assert float(one.total.norm()) <= 1e-6 * 1.01
+
+
+def test_moments_are_kept_only_if_they_are_small_beside_the_data() -> None:
+    """A client's moments are s * s + s + 1 numbers of s weights, its data 10 a record."""
+    with_bias = Affine(Slot("w", (1, 10), 0), Slot("b", (1,), 10)), 10
+    single = Affine(Slot("w", (1, 1), 0), None), 1
+    for (layer, width), records, fit in (
+        (with_bias, 27, True),  # 2 * 133 numbers beside 270
+        (with_bias, 26, False),
+        (single, 6, True),  # 2 * 3 beside 6
+        (single, 5, False),
+    ):
+        inputs = np.zeros((5 * records, width), np.float32)
+        examples = Examples(inputs, np.zeros(5 * records, np.float32))
+        offsets = np.arange(6, dtype=np.int64) * records
+        federation = Federation(examples, offsets, examples, Task.REGRESSION, 0)
+        assert Moments.fit(federation, layer) is fit
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_moments_are_those_of_each_clients_own_records(keep: bool) -> None:
+    federation = make_job("linear", RULES["full batch, one step"], UpdatePipeline()).federation
+    layer = Affine(Slot("w", (1, 3), 0), Slot("b", (1,), 3))
+    moments = Moments(federation, layer, keep)
+    for clients in ([6, 0], [6, 2, 1], list(range(8))):  # some known by then, some not
+        ids = np.array(clients)
+        second, first = moments.of(ids, federation.sizes[ids])
+        for place, client in enumerate(clients):
+            rows = slice(*federation.offsets[client : client + 2])
+            x = np.c_[federation.train.inputs[rows], np.ones(SIZES[client])].astype(np.float64)
+            y = federation.train.targets[rows].astype(np.float64)
+            np.testing.assert_allclose(second[place], x.T @ x / len(x), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(first[place][:-1], x.T @ y / len(x), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(first[place][-1], (y * y).mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 20])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize(
+    "pipeline", [UpdatePipeline(), UpdatePipeline(Clip(0.2, 1)), UpdatePipeline(weight_cap=50)]
+)
+def test_a_whole_course_in_one_product_is_the_steps_one_by_one(
+    steps: int, decay: float, pipeline: UpdatePipeline
+) -> None:
+    rule = LocalTraining(LearningRate(0.3), steps=steps, weight_decay=decay)
+    job = make_job("linear", rule, pipeline, (80, 60, 40, 80))
+    engine = build_engine(job, "algebra")
+    assert isinstance(engine, AlgebraEngine)
+    assert engine._courses is not None
+    start = start_of(job)
+    for cohort in ([2, 0], [3, 2, 1, 0], [0, 1, 2, 3], [1]):  # some known by then, some not
+        result = sum_of(engine, RoundRequest(start, np.array(cohort), 0))
+        fresh = sum_of(build_engine(job, "algebra"), RoundRequest(start, np.array(cohort), 0))
+        assert torch.equal(result.total, fresh.total), "the history of a run shows in its sums"
+        clients = [train(job, start, client, 0) for client in cohort]
+        expected = torch.stack([client.update for client in clients]).sum(0)
+        allowed = sum(client.update_error for client in clients)
+        assert float((result.total - expected).norm()) <= allowed
+        for loss, client in zip(result.losses.tolist(), clients, strict=True):
+            assert abs(loss - client.loss) <= client.loss_error
+
+
+def test_a_course_is_for_rates_that_never_change() -> None:
+    falling = LearningRate(0.3, Schedule.INVERSE, decay=2.0)
+    job = make_job("linear", LocalTraining(falling, steps=2), UpdatePipeline(), (80, 80))
+    engine = build_engine(job, "algebra")
+    assert isinstance(engine, AlgebraEngine)
+    assert engine._courses is None
+
+
+def test_grid_and_floats_agree() -> None:
+    """The protected path forms every update; the other never does. They tell the same story."""
+    free = make_job("wide softmax", RULES["momentum"], UpdatePipeline(Clip(0.2, 2)))
+    grid = make_job(
+        "wide softmax", RULES["momentum"], UpdatePipeline(Clip(0.2, 2), granularity=2.0**-24)
+    )
+    start, cohort = start_of(free), np.arange(len(SIZES))
+    floats = sum_of(build_engine(free, "algebra"), RoundRequest(start, cohort, 0))
+    integers = sum_of(build_engine(grid, "algebra"), RoundRequest(start, cohort, 0))
+    torch.testing.assert_close(
+        integers.total.double() * 2.0**-24, floats.total, rtol=1e-5, atol=1e-6
+    )
+    torch.testing.assert_close(integers.norms, floats.norms, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("model", ["wide softmax", "softmax without bias"])
+@pytest.mark.parametrize("sizes", [(7, 1, 3, 2), (4, 4, 4, 4)], ids=str)
+def test_kept_gram_matrices_change_nothing(
+    model: str, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grams, "_WORTH", 0)
+    job = make_job(model, RULES["steps over several epochs"], UpdatePipeline(Clip(0.2, 2)), sizes)
+    assert grams.GramCache.fit(job.federation)
+    start, kept = start_of(job), build_engine(job, "algebra")
+    for cohort in ([0, 2], [3, 2, 1, 0], [1], [0, 1, 2, 3]):  # some known by then, some not
+        result = sum_of(kept, RoundRequest(start, np.array(cohort), 5))
+        fresh = sum_of(build_engine(job, "algebra"), RoundRequest(start, np.array(cohort), 5))
+        assert torch.equal(result.total, fresh.total), "the history of a run shows in its sums"
+        clients = [train(job, start, client, 5) for client in cohort]
+        expected = torch.stack([client.update for client in clients]).sum(0)
+        allowed = sum(client.update_error for client in clients)
+        assert float((result.total - expected).norm()) <= allowed
+
+
+def test_a_gram_matrix_that_is_kept_is_found_again() -> None:
+    job = make_job("wide softmax", RULES["momentum"], UpdatePipeline(), (4, 3))
+    cache = grams.GramCache(job.federation, 5)
+    assert cache.known(1, 3) is None
+    cache.keep(1, torch.arange(9.0).view(3, 3))
+    found = cache.known(1, 3)
+    assert found is not None
+    assert torch.equal(found, torch.arange(9.0).view(3, 3))
+    assert cache.known(0, 4) is None
+
+
+def test_gram_matrices_are_kept_only_if_they_are_small_beside_the_data() -> None:
+    few = make_job("wide softmax", RULES["momentum"], UpdatePipeline(), (4, 4))
+    many = make_job("wide softmax", RULES["momentum"], UpdatePipeline(), (30, 30))
+    assert grams.GramCache.fit(few.federation)
+    assert not grams.GramCache.fit(many.federation)
+
+
+@pytest.mark.parametrize("gap", [1e-3, 1e-4, 1e-5])
+def test_what_steps_and_decay_cancel_is_measured_and_not_lost(gap: float) -> None:
+    """Steps along an input and decay of weights along the same input take each other back: both
+    are thousands of times longer than what is left, and so are the rounding errors of its norm."""
+    draw = np.random.default_rng(2)
+    x = torch.from_numpy(draw.normal(size=(3, 1, 300)).astype(np.float32) * 30)
+    layer = Affine(Slot("w", (1, 300), 0), None)
+    start = (x[0, 0] / 7).clone()
+    x[1], x[2] = x[0], x[0] * 2
+    dual = Dual(layer, Task.REGRESSION, x, torch.zeros(3, 1), start)
+    span = Span(torch.tensor([1.0, -1.0, 0.5])[:, None, None], torch.zeros(3))
+    span.shift.copy_(-7 * (1 + gap) * torch.tensor([1.0, -1.0, 1.0]))
+    wanted = (span.coefficients.double() * x.double())[:, 0] + span.shift.double()[
+        :, None
+    ] * start.double()
+    found = dual.norms(span)
+    # Written out in single precision, each number is off by two roundings of the larger terms.
+    slack = 4 * 2.0**-24 * float(x[0].norm())
+    for norm, row in zip(found, wanted, strict=True):
+        assert abs(float(norm) - float(row.norm())) <= slack
+        assert slack < float(row.norm()) / 10

@@ -1,0 +1,324 @@
+"""Which engine is chosen, why, and what is said when another one is forced."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tests.engines.sums import sum_of
+from torch import Tensor, nn
+
+from fedveil.core.errors import ConfigError
+from fedveil.training.client.local_training import GradientClip, LearningRate, LocalTraining
+from fedveil.training.engines import choose as choosing
+from fedveil.training.engines.choose import ENGINES, build_engine, choose, device_of, supports
+from fedveil.training.engines.contract import Engine, Job, RoundRequest
+from fedveil.training.engines.cost import Prediction, Workload, operations
+from fedveil.training.engines.registry import OUTSIDE
+from fedveil.training.engines.registry import engine as outside_engine
+from fedveil.training.models.flat import layout_of
+from fedveil.training.models.images import WideCnn
+
+from .jobs import GRIDS, MODELS, RULES, SHAPINGS, SIZES, make_job, start_of
+
+FASTEST = {
+    "linear": "algebra",
+    "wide linear": "algebra",
+    "linear without bias": "algebra",
+    "softmax": "algebra",
+    "wide softmax": "algebra",
+    "softmax without bias": "algebra",
+    "mlp": "mlp",
+    "tanh mlp": "mlp",
+    "wide mlp": "mlp",
+    "wide tanh mlp": "mlp",
+    "own module": "generic",
+    "cnn": "sequential",
+    "colour cnn": "sequential",
+    "lstm": "sequential",
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_auto_picks_the_fastest_engine_and_says_why(model: str) -> None:
+    choice = choose(make_job(model, RULES["one epoch of batches"], SHAPINGS["clip"]))
+    assert choice.name == FASTEST[model]
+    assert choice.reason
+    assert choice.processes == 1
+
+
+def test_noise_takes_a_linear_model_out_of_the_span_of_its_data() -> None:
+    job = make_job("softmax", RULES["per example, noisy (Hu)"], SHAPINGS["clip"])
+    assert choose(job).name == "mlp"
+    with pytest.raises(ConfigError, match="gradient noise"):
+        build_engine(job, "algebra")
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "reason"),
+    [
+        ("algebra", "mlp", "3 layers"),
+        ("mlp", "own module", "Residual"),
+        ("mlp", "cnn", "ChannelsFirst"),
+        ("generic", "lstm", "LSTM"),
+    ],
+)
+def test_a_forced_engine_that_cannot_run_the_job_says_why(
+    engine: str, model: str, reason: str
+) -> None:
+    job = make_job(model, RULES["one epoch of batches"], SHAPINGS["clip"])
+    assert reason in (supports(job, engine) or "")
+    with pytest.raises(ConfigError, match=reason):
+        build_engine(job, engine)
+
+
+def test_unknown_names_and_impossible_settings_are_refused() -> None:
+    job = make_job("mlp", RULES["momentum"], SHAPINGS["clip"])
+    with pytest.raises(ConfigError, match="sequential"):
+        build_engine(job, "fastest")
+    with pytest.raises(ConfigError, match=r"engine\.processes"):
+        build_engine(job, processes=0)
+    with pytest.raises(ConfigError, match=r"engine\.chunk"):
+        build_engine(job, chunk=0)
+    with pytest.raises(ConfigError, match=r"engine\.threads"):
+        build_engine(job, threads=0)
+    with pytest.raises(ConfigError, match=r"engine\.device"):
+        device_of("abacus")
+
+
+def test_clipping_examples_without_a_batch_size_is_refused() -> None:
+    rule = LocalTraining(
+        LearningRate(0.1), steps=1, gradient_clip=GradientClip(1.0, per_example=True)
+    )
+    with pytest.raises(ConfigError, match=r"training\.batch_size"):
+        choose(make_job("mlp", rule, SHAPINGS["clip"]))
+
+
+class Stubborn(nn.Module):
+    """Decides by looking at a value, which `vmap` cannot do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.inner(x)
+        return scores * 2 if float(x.sum()) > 0 else scores
+
+
+def with_module(job: Job, module: nn.Module) -> Job:
+    return replace(job, module=module, layout=layout_of(module))
+
+
+def test_a_module_that_vmap_cannot_batch_is_trained_one_client_at_a_time() -> None:
+    job = make_job("own module", RULES["one epoch of batches"], SHAPINGS["clip"])
+    job = with_module(job, Stubborn())
+    assert choose(job).name == "sequential"
+    with pytest.raises(ConfigError, match=r"torch\.func cannot batch"):
+        build_engine(job, "generic")
+    result = sum_of(build_engine(job), RoundRequest(start_of(job), np.arange(len(SIZES)), 0))
+    assert float(result.total.norm()) > 0
+
+
+def test_layers_with_hooks_tied_or_frozen_parameters_are_left_to_autograd() -> None:
+    job = make_job("mlp", RULES["one epoch of batches"], SHAPINGS["clip"])
+    hooked = nn.Sequential(nn.Linear(12, 3))
+    hooked[0].register_forward_hook(lambda module, inputs, output: output * 2)
+    assert "hooks" in (supports(with_module(job, hooked), "mlp") or "")
+    frozen = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 3))
+    frozen[0].weight.requires_grad_(False)
+    assert "frozen" in (supports(with_module(job, frozen), "mlp") or "")
+    tied = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12), nn.Linear(12, 3))
+    tied[2].weight = tied[0].weight
+    assert "shares" in (supports(with_module(job, tied), "mlp") or "")
+
+
+def test_long_rounds_take_as_many_processes_as_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choosing, "cores", lambda: 3)
+    job = make_job("cnn", RULES["one epoch of batches"], SHAPINGS["clip"])
+    assert choose(job, workload=Workload(10, 100)).processes == 1
+    long = choose(job, workload=Workload(1e6, 100))
+    assert long.processes == 3
+    assert "3 processes" in long.reason
+    assert long.threads == 1  # of each
+    assert choose(job, processes=1, workload=Workload(1e6, 100)).processes == 1
+    monkeypatch.setattr(choosing, "cores", lambda: 1)
+    assert choose(job, workload=Workload(1e6, 100)).processes == 1
+
+
+def test_steps_that_keep_a_few_cores_busy_need_no_second_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = make_job("cnn", RULES["one epoch of batches"], SHAPINGS["clip"])
+    for step, cores, processes in ((2.0, 2, 1), (0.2, 2, 2), (2.0, 16, 16)):
+        predicted = Prediction(seconds=10 * step, step_seconds=step, rounds=100)
+        monkeypatch.setattr(choosing, "cores", lambda cores=cores: cores)
+        monkeypatch.setattr(choosing, "predict", lambda *_, predicted=predicted: predicted)
+        choice = choose(job, workload=Workload(10, 100))
+        assert choice.processes == processes
+        assert (choice.threads is None) == (processes == 1)
+
+
+def test_short_operations_stay_on_one_thread_and_leave_torch_as_it_was() -> None:
+    before = torch.get_num_threads()
+    seen = []
+
+    class Spy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.get_num_threads())
+            scores: Tensor = super().forward(x)
+            return scores
+
+    job = with_module(make_job("softmax", RULES["momentum"], SHAPINGS["clip"]), Spy(5, 3))
+    choice = choose(job, "sequential", workload=Workload(10, 10))
+    assert choice.threads == 1
+    torch.set_num_threads(2)
+    seen.clear()
+    sum_of(build_engine(job, choice), RoundRequest(start_of(job), np.arange(len(SIZES)), 0))
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == 2
+    sum_of(
+        build_engine(job, choice, threads=3), RoundRequest(start_of(job), np.arange(len(SIZES)), 0)
+    )
+    assert seen[-1] == 3
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("model", "round_seconds", "step_seconds", "threads"),
+    [
+        ("cnn", 10.0, 0.001, 1),  # one client at a time: its steps count,
+        ("cnn", 0.05, 0.01, None),
+        ("own module", 10.0, 0.001, None),  # clients together: the round counts
+        ("own module", 0.05, 0.01, 1),
+    ],
+)
+def test_a_second_thread_is_for_operations_that_are_long(
+    model: str,
+    round_seconds: float,
+    step_seconds: float,
+    threads: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    predicted = Prediction(round_seconds, step_seconds, rounds=100)
+    monkeypatch.setattr(choosing, "cores", lambda: 1)
+    monkeypatch.setattr(choosing, "predict", lambda *_: predicted)
+    job = make_job(model, RULES["one epoch of batches"], SHAPINGS["clip"])
+    assert choose(job, workload=Workload(10, 100)).threads == threads
+
+
+def test_what_the_dual_saves_is_not_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that takes 0.11 s by rows is short where most of its arithmetic is left out."""
+    monkeypatch.setattr(choosing, "cores", lambda: 1)
+    monkeypatch.setattr(choosing, "predict", lambda *_: Prediction(0.11, 0.01, 100))
+    plain = LocalTraining(LearningRate(0.1), epochs=20, batch_size=4)
+    through_dual = make_job("wide mlp", plain, SHAPINGS["clip"], (2, 3, 2))
+    by_rows = replace(through_dual, rule=replace(plain, momentum=0.5))
+    assert choose(through_dual, workload=Workload(3, 100)).threads == 1
+    assert choose(by_rows, workload=Workload(3, 100)).threads is None
+
+
+def test_isolated_clients_have_one_thread_whatever_was_asked_for() -> None:
+    """Sums of several threads round differently from machine to machine."""
+    seen = []
+
+    class Spy(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.get_num_threads())
+            scores: Tensor = super().forward(x)
+            return scores
+
+    job = with_module(make_job("softmax", RULES["momentum"], GRIDS["grid"]), Spy(5, 3))
+    engine = build_engine(replace(job, isolated=True), "sequential", threads=3)
+    seen.clear()
+    sum_of(engine, RoundRequest(start_of(job), np.arange(len(SIZES)), 0))
+    assert set(seen) == {1}
+
+
+@pytest.mark.parametrize(
+    ("affinity", "count", "asked", "found"),
+    [
+        (3, 8, None, 3),
+        (3, 8, "2", 2),
+        (3, 8, "5", 3),
+        (3, 8, "0", 3),
+        (3, 8, "all", 3),
+        (None, 8, None, 8),  # not every system knows which cores a process may use
+        (None, None, None, 1),
+    ],
+)
+def test_cores_are_those_that_the_process_may_use(
+    affinity: int | None,
+    count: int | None,
+    asked: str | None,
+    found: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if affinity is None:
+        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    else:
+        cpus = set(range(affinity))
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: cpus, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: count)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert choosing.cores() == found
+
+
+def test_an_engine_of_the_main_program_stays_in_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registered = OUTSIDE._things, OUTSIDE._origins
+    for name, before in zip(("_things", "_origins"), registered, strict=True):
+        monkeypatch.setattr(OUTSIDE, name, dict(before))
+
+    def build(job: Job, chunk: int | None, device: torch.device) -> Engine:
+        return build_engine(job, "sequential", chunk)
+
+    build.__module__ = "__main__"
+    outside_engine("homemade")(build)
+    job = make_job("softmax", RULES["momentum"], SHAPINGS["clip"])
+    with pytest.raises(ConfigError, match="'homemade' is defined in the main program; move it"):
+        choose(job, "homemade", processes=2)
+
+
+def test_a_model_of_the_main_program_cannot_be_sent_to_other_processes() -> None:
+    class Homemade(nn.Linear):
+        pass
+
+    Homemade.__module__ = "__main__"
+    job = with_module(make_job("softmax", RULES["momentum"], SHAPINGS["clip"]), Homemade(5, 3))
+    with pytest.raises(ConfigError, match="Homemade is defined in the main program"):
+        build_engine(job, "processes")
+
+
+def test_operations_of_a_forward_pass_are_those_of_its_matrices() -> None:
+    job = make_job("mlp", RULES["momentum"], SHAPINGS["clip"])
+    assert operations(job) == job.layout.size
+    wide = with_module(make_job("cnn", RULES["momentum"], SHAPINGS["clip"]), Upscaled())
+    # 28 * 28 * 32 * (25 + 1) + 14 * 14 * 64 * (800 + 1) + (3136 + 1) * 512 + (512 + 1) * 10
+    assert operations(wide) == 652_288 + 10_047_744 + 1_606_144 + 5_130
+
+
+class Upscaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = WideCnn((1, 28, 28), 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        image = torch.nn.functional.interpolate(x[:, None], (28, 28))
+        scores: Tensor = self.network(image)
+        return scores
+
+
+def test_every_name_is_either_an_engine_or_refused() -> None:
+    job = make_job("softmax", RULES["one epoch of batches"], SHAPINGS["clip"])
+    assert ENGINES[0] == "auto"
+    for name in ENGINES[1:-1]:
+        assert build_engine(job, name).name == name

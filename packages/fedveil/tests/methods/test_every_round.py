@@ -1,0 +1,447 @@
+"""What runs in round t is at most what was accounted, and whatever cannot be run is not planned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.methods.reference import federation
+
+from fedveil.core.errors import ConfigError, FedveilError, PrivacyRefusal
+from fedveil.core.units import Adjacency, Arithmetic, Trust
+from fedveil.methods.client_noise import client_noise
+from fedveil.methods.ddgauss import ddgauss
+from fedveil.methods.dp_fedavg import dp_fedavg
+from fedveil.methods.gradient_noise import dp_sgd, gradient_noise
+from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping, StepBound
+from fedveil.methods.parts.distributed_noise import DistributedNoise
+from fedveil.methods.parts.gradient_noise import GradientNoise, Proof
+from fedveil.methods.parts.method import CohortRule, Method, Scheme
+from fedveil.methods.parts.noise_placement import Noise, RoundNoise, SecureNoisePlacement
+from fedveil.planning.plan import Budget, Plan, plan
+from fedveil.privacy.clipping import Clip
+from fedveil.privacy.gradient_perturbation import GridGradients
+from fedveil.privacy.mechanisms import DiscreteGaussianSum
+from fedveil.run.run import Run
+from fedveil.run.sums import pipeline_in
+from fedveil.training.client.local_training import LearningRate, LocalTraining, Schedule
+from fedveil.training.models.zoo import build
+from fedveil.training.server.smoothing import Smoothing
+
+EVERYONE = CohortRule(Scheme.EVERYONE)
+FALLING = {
+    "inverse": LearningRate(0.3, Schedule.INVERSE, 3.0),
+    "inverse-sqrt": LearningRate(0.3, Schedule.INVERSE_SQRT, 2.0),
+    "exponential": LearningRate(0.3, Schedule.EXPONENTIAL, 5.0),
+    "cosine": LearningRate(0.3, Schedule.COSINE, 40.0),
+}
+ROUNDS = 40
+CLIP = 0.5
+
+
+def made(
+    method: Method,
+    *,
+    sizes: tuple[int, ...] = (6,) * 12,
+    classes: int = 2,
+    noise: float = 2.0,
+    input_norm: float | None = None,
+    model: str = "logistic",
+) -> Plan:
+    data = federation(classes, sizes)
+    module = build(model, data, input_norm=input_norm)
+    budget = Budget(noise_multiplier=noise)
+    return plan(method, data, module, budget=budget, arithmetic=Arithmetic.EXACT)
+
+
+def accounted(made: Plan) -> DiscreteGaussianSum | GridGradients:
+    (release,) = made.releases(made.method.rounds)
+    assert isinstance(release.mechanism, (DiscreteGaussianSum, GridGradients))
+    return release.mechanism
+
+
+def used(made: Plan, number: int, state: dict[str, torch.Tensor]) -> tuple[float, float, float]:
+    """Clip, grid and share of noise of a round, from the objects that take its sum."""
+    placement, context = made.method.placement, made.context
+    assert isinstance(placement, SecureNoisePlacement)
+    assert context is not None
+    pipeline = pipeline_in(made, number, state)
+    integers = placement.integers(RoundNoise(context, pipeline, number))
+    assert integers is not None
+    assert pipeline.clip is not None
+    assert pipeline.granularity == integers.grid.granularity
+    return pipeline.clip.norm, integers.grid.granularity, integers.share_std
+
+
+@pytest.mark.parametrize("rate", FALLING.values(), ids=FALLING.keys())
+def test_no_round_of_one_step_costs_more_than_was_accounted(rate: LearningRate) -> None:
+    """A falling rate takes clip and noise down alike, but grids come in powers of two."""
+    local = LocalTraining(rate, steps=1, batch_size=3)
+    planned = made(gradient_noise(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP))
+    assert planned.guarantee is not None
+    assert planned.guarantee.certified
+    assert planned.guarantee.trust is Trust.DISTRIBUTED
+    charged = accounted(planned)
+    assert isinstance(charged, DiscreteGaussianSum)
+    root, first = math.sqrt(charged.dimension), rate.of_round(0, 1)[0]
+    bound = charged.clip_norm / first  # what a record moves a mean gradient by, rounding included
+    assert bound >= CLIP / 3
+    most = charged.grid_sensitivity()[0] * charged.granularity / charged.share_std
+    for number in range(ROUNDS):
+        step = rate.of_round(number, 1)[0]
+        _, grid, std = used(planned, number, {})
+        assert (step * bound + grid * root) / std <= most
+        assert std / grid >= charged.share_std / charged.granularity  # shares as close to Gaussian
+
+
+@pytest.mark.parametrize("rate", FALLING.values(), ids=FALLING.keys())
+@pytest.mark.parametrize("adjacency", [Adjacency.REPLACE, Adjacency.ZERO_OUT])
+def test_no_round_of_convex_steps_costs_more_than_was_accounted(
+    rate: LearningRate, adjacency: Adjacency
+) -> None:
+    local = LocalTraining(rate, steps=5, batch_size=3)
+    method = gradient_noise(
+        rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP, adjacency=adjacency
+    )
+    planned = made(method, input_norm=1.0)
+    charged = accounted(planned)
+    assert isinstance(charged, GridGradients)
+    factor, root = adjacency.sensitivity_factor, math.sqrt(charged.dimension)
+    most = charged.grid_sensitivity(factor)[0] / charged.share_std
+    for number in range(ROUNDS):
+        steps = rate.of_round(number, 5)
+        _, grid, std = used(planned, number, {})
+        # Three of six records a step: each is used three times at most, at the largest rates.
+        apart = factor * math.fsum(sorted(steps)[-3:]) * charged.clip_norm / 3
+        assert (apart + grid * root) / std <= most * (1 + 1e-12)
+        assert std / grid >= charged.share_std * (1 - 1e-12)
+        assert std == pytest.approx(steps[-1] * charged.gradient_std, rel=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(6,) * 12, (6,) * 6 + (9,) * 6], ids=["alike", "not alike"])
+def test_clients_with_rates_of_their_own_have_no_certificate(sizes: tuple[int, ...]) -> None:
+    """Epochs over batches with a rate that falls from step to step: a small client is ahead.
+
+    It is then further from its neighbour than the smallest noise of the last step covers.
+    """
+    local = LocalTraining(FALLING["inverse"], epochs=2, batch_size=3)
+    planned = made(
+        gradient_noise(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP),
+        sizes=sizes,
+        input_norm=1.0,
+    )
+    placement, context = planned.method.placement, planned.context
+    assert isinstance(placement, GradientNoise)
+    assert context is not None
+    alike = len(set(sizes)) == 1
+    assert placement.proof(context) is (Proof.CONVEX if alike else Proof.ALONE)
+    # At a constant rate all clients move alike, however many steps they take.
+    steady = replace(local, learning_rate=LearningRate(0.3))
+    method = gradient_noise(rounds=ROUNDS, cohort=EVERYONE, local=steady, clip_norm=CLIP)
+    constant = made(method, sizes=sizes, input_norm=1.0)
+    assert constant.context is not None
+    assert placement.proof(constant.context) is Proof.CONVEX
+    if not alike:
+        slow, fast = (FALLING["inverse"].of_round(9, steps) for steps in (6, 4))
+        assert sum(fast[:2]) / slow[-1] > sum(slow[:2]) / slow[-1] * 1.2
+
+
+@given(st.floats(1e-3, 1e3), st.floats(0.05, 20.0))
+def test_no_tracked_clip_costs_more_than_the_first(first: float, noise: float) -> None:
+    tracking = AdaptiveClipping(Clip(first), bit_noise=2.0)
+    for method in (
+        ddgauss(rounds=2, cohort=EVERYONE, local=STEP, clip=Clip(first), tracking=tracking),
+        dp_fedavg(
+            rounds=2,
+            cohort=EVERYONE,
+            local=STEP,
+            clip=Clip(first),
+            tracking=tracking,
+            placement=DistributedNoise(),
+        ),
+    ):
+        planned = made(method, noise=noise)
+        update, count = planned.releases(2)
+        assert isinstance(count.mechanism, DiscreteGaussianSum)
+        assert (count.mechanism.clip_norm, count.mechanism.dimension) == (0.5, 1)
+        charged = update.mechanism
+        assert isinstance(charged, DiscreteGaussianSum)
+        l2, l1 = (s * charged.granularity / charged.share_std for s in charged.grid_sensitivity())
+        for clip in tracking.clips():
+            state = {"clip_norm": torch.tensor([clip.norm], dtype=torch.float64)}
+            norm, grid, std = used(planned, 1, state)
+            assert norm == pytest.approx(clip.norm, rel=1e-12)
+            now = replace(charged, clip_norm=norm, granularity=grid, share_std=std)
+            again, other = (s * grid / std for s in now.grid_sensitivity())
+            assert again <= l2 * (1 + 1e-12)
+            assert std / grid >= charged.share_std / charged.granularity * (1 - 1e-12)
+            if grid / norm == charged.granularity / charged.clip_norm:
+                assert other <= l1 * (1 + 1e-12)
+
+
+STEP = LocalTraining(LearningRate(0.1), steps=1)
+
+
+@pytest.mark.parametrize("noise", [Noise.GAUSSIAN, Noise.LAPLACE])
+@pytest.mark.parametrize("rate", FALLING.values(), ids=FALLING.keys())
+def test_noise_follows_the_bound_of_every_round(rate: LearningRate, noise: Noise) -> None:
+    local = LocalTraining(rate, steps=3)
+    method = client_noise(rounds=ROUNDS, cohort=EVERYONE, local=local, clip_norm=CLIP, noise=noise)
+    planned = made(method)
+    placement, context = planned.method.placement, planned.context
+    assert placement is not None
+    assert context is not None
+    for number in range(ROUNDS):
+        pipeline = pipeline_in(planned, number, {})
+        steps = placement.noise_steps(RoundNoise(context, pipeline, number))
+        assert pipeline.clip is not None
+        assert pipeline.granularity is not None
+        assert steps is not None
+        assert pipeline.clip.norm >= CLIP * math.fsum(rate.of_round(number, 3)) * (1 - 1e-12)
+        assert steps * pipeline.granularity == pytest.approx(2.0 * pipeline.clip.norm, rel=1e-12)
+
+
+# ---- what cannot be run is not planned ----------------------------------------------------
+
+
+def falling_to_zero(name: str, decay: float) -> Method:
+    local = LocalTraining(LearningRate(0.3, Schedule.COSINE, decay), steps=1, batch_size=3)
+    common = {"rounds": 6, "cohort": EVERYONE, "local": local, "clip_norm": CLIP}
+    makers = {
+        "client-noise": lambda: client_noise(**common),
+        "dp-sgd": lambda: dp_sgd(**common),
+        "gradient-noise alone": lambda: gradient_noise(**common, secure_sum=False),
+    }
+    return makers[name]()
+
+
+@pytest.mark.parametrize("name", ["client-noise", "dp-sgd", "gradient-noise alone"])
+def test_a_rate_that_reaches_zero_is_refused_before_anything_is_spent(name: str) -> None:
+    """It used to die in the round itself, after that had been reserved."""
+    for decay, first in ((1.0, 2), (5.0, 6)):
+        with pytest.raises(ConfigError, match=rf"training\.decay.*round {first} of 6"):
+            made(falling_to_zero(name, decay))
+    run = Run(made(falling_to_zero(name, 6.0)))
+    assert len(list(run)) == 6
+    run.close()
+
+
+HOPELESS: dict[str, tuple[Method, float, str]] = {
+    "a rate that underflows": (
+        client_noise(
+            rounds=2000,
+            cohort=EVERYONE,
+            local=LocalTraining(LearningRate(0.3, Schedule.EXPONENTIAL, 1.0), steps=1),
+            clip_norm=CLIP,
+        ),
+        2.0,
+        "training",
+    ),
+    "steps finer than single precision": (
+        dp_sgd(
+            rounds=100,
+            cohort=EVERYONE,
+            local=LocalTraining(
+                LearningRate(0.3, Schedule.EXPONENTIAL, 1.0), batch_size=3, steps=1
+            ),
+            clip_norm=CLIP,
+        ),
+        2.0,
+        "single precision",
+    ),
+    "noise that no sampler draws": (
+        gradient_noise(
+            rounds=2,
+            cohort=EVERYONE,
+            local=LocalTraining(LearningRate(0.3), steps=3, batch_size=3),
+            clip_norm=CLIP,
+            secure_sum=False,
+        ),
+        1e9,
+        "noise_multiplier",
+    ),
+    "a count beyond integers": (
+        dp_fedavg(
+            rounds=2,
+            cohort=EVERYONE,
+            local=STEP,
+            clip=Clip(1.0),
+            tracking=AdaptiveClipping(Clip(1.0), bit_noise=1e30),
+        ),
+        2.0,
+        "beyond 64-bit",
+    ),
+}
+
+
+@pytest.mark.parametrize(("method", "noise", "why"), HOPELESS.values(), ids=HOPELESS.keys())
+def test_a_plan_with_a_round_that_cannot_be_run_is_refused(
+    method: Method, noise: float, why: str
+) -> None:
+    with pytest.raises(FedveilError, match=why):
+        made(method, noise=noise)
+
+
+@pytest.mark.parametrize("batch", [3, 10**6])
+def test_no_upload_of_one_step_is_ever_clipped(batch: int) -> None:
+    """A clip that acts could bring two rounded uploads further apart than was accounted."""
+    local = LocalTraining(LearningRate(0.3), steps=1, batch_size=batch)
+    planned = made(dp_sgd(rounds=2, cohort=EVERYONE, local=local, clip_norm=CLIP))
+    clip, grid, _ = used(planned, 0, {})
+    assert clip > 0.3 * CLIP * 1.01  # the longest mean of clipped gradients, times the rate
+    assert clip / grid <= 2.0**29  # squares still add up in 64 bits
+    charged = accounted(planned)
+    assert grid <= charged.granularity
+
+
+@pytest.mark.parametrize("batch", [3, 10**6])
+def test_uploads_that_are_private_already_fit_their_words(batch: int) -> None:
+    local = LocalTraining(LearningRate(0.3), steps=3, batch_size=batch)
+    planned = made(
+        gradient_noise(rounds=2, cohort=EVERYONE, local=local, clip_norm=CLIP),
+        model="mlp",
+        classes=3,
+    )
+    assert planned.guarantee is not None
+    assert planned.guarantee.trust is Trust.LOCAL
+    clip, grid, std = used(planned, 0, {})
+    assert std == 0.0
+    noise = 0.3 * math.sqrt(3) * planned.local.gradient_noise
+    assert noise / 2048 <= grid <= noise / 1024  # nothing is lost
+    # Room for three clipped gradients with noise, unless words are too short for it.
+    wanted = 3 * 0.3 * CLIP
+    assert clip == 2.0**29 * grid if batch > 3 else wanted < clip < 2.0**29 * grid
+
+
+def test_rounding_beside_large_weights_is_why_one_step_goes_without_decay() -> None:
+    """g + decay * w in single precision: neighbours' uploads come apart by steps of w's size."""
+    weights = torch.full((1000,), 3e5)
+    mean = torch.zeros(2, 1000)
+    mean[1] = 1e-3 / math.sqrt(1000)  # a record moves the mean gradient by 1e-3 in all
+    apart = (mean + 0.01 * weights).diff(dim=0).norm()
+    assert apart == 0 or apart > 1.5e-3
+    local = LocalTraining(LearningRate(0.3), steps=1, batch_size=3, weight_decay=0.01)
+    method = dp_sgd(rounds=2, cohort=EVERYONE, local=local, clip_norm=CLIP)
+    with pytest.raises(PrivacyRefusal, match="weight_decay"):
+        made(method)
+    alone = replace(method, placement=GradientNoise(secure_sum=False))
+    assert made(alone).guarantee is not None  # there the noise comes before the decay
+
+
+def test_nothing_may_follow_a_client_s_own_noise_in_a_sum() -> None:
+    """Projected after its noise, an upload is no longer a summand plus noise."""
+    local = LocalTraining(LearningRate(0.3), steps=1, batch_size=3, projection_radius=0.1)
+    method = dp_sgd(rounds=2, cohort=EVERYONE, local=local, clip_norm=CLIP)
+    data = federation(2, (6,) * 12)
+    planned = plan(
+        method, data, build("logistic", data), budget=Budget(noise_multiplier=1.0), seed=1,
+        arithmetic=Arithmetic.IDEALISED,
+    )  # fmt: skip
+    assert planned.guarantee is not None
+    assert planned.guarantee.trust is Trust.LOCAL
+
+
+# ---- clip rules and grids -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"quantile": 0.0},
+        {"quantile": 1.0},
+        {"quantile": -0.1},
+        {"quantile": 1.1},
+        {"quantile": math.nan},
+        {"rate": -0.1},
+        {"rate": math.inf},
+        {"rate": math.nan},
+        {"bit_noise": 0.0},
+        {"bit_noise": math.inf},
+        {"bit_noise": -1.0},
+    ],
+    ids=str,
+)
+def test_clip_tracking_takes_shares_and_noise_within_their_ranges(fields: dict[str, float]) -> None:
+    with pytest.raises(FedveilError, match=r"privacy\.clip_"):
+        AdaptiveClipping(Clip(1.0), **fields)
+    assert AdaptiveClipping(Clip(1.0), rate=0.0).rate == 0.0
+
+
+def test_a_bound_of_steps_needs_steps_that_are_public_and_no_longer_than_their_clip() -> None:
+    bound = StepBound(0.5)
+    with pytest.raises(PrivacyRefusal, match="private sizes"):
+        bound.clip(LocalTraining(LearningRate(0.3), epochs=2, batch_size=3), 0, {})
+    for longer in ({"momentum": 0.5}, {"weight_decay": 0.1}, {"penalty": 0.1}):
+        with pytest.raises(PrivacyRefusal, match="lengthen"):
+            bound.clip(LocalTraining(LearningRate(0.3), steps=2, **longer), 0, {})  # type: ignore[arg-type]
+    assert bound.clip(LocalTraining(LearningRate(0.3), steps=2, batch_size=3), 0, {}) == Clip(0.3)
+    assert bound.clip(LocalTraining(LearningRate(0.3), epochs=2), 0, {}) == Clip(0.3)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_tracked_clip_stays_where_every_grid_was_tried(share: float) -> None:
+    tracking = AdaptiveClipping(Clip(2.0), quantile=0.5, rate=3.0)
+    allowed = [clip.norm for clip in tracking.clips()]
+    assert min(allowed) <= 2.0 / 1000 < 2.0 * 1000 <= max(allowed)
+    state: dict[str, torch.Tensor] = {}
+    for number in range(30):
+        clip = tracking.clip(STEP, number, state)
+        assert any(math.isclose(clip.norm, one, rel_tol=1e-12) for one in allowed)
+        state, _ = tracking.follow((share - 0.5) * 10, 10, clip, state)
+    last = float(state["clip_norm"])
+    assert last == pytest.approx(2.0 * 1000 if share == 0.0 else 2.0 / 1000)
+
+
+@pytest.mark.parametrize("clip", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("noise", [1e-3, 1.0, 1e3])
+def test_rounding_adds_next_to_nothing_to_the_noise(clip: float, noise: float) -> None:
+    method = dp_fedavg(rounds=1, cohort=EVERYONE, local=STEP, clip=Clip(clip))
+    planned = made(method, noise=noise)
+    grid = pipeline_in(planned, 0, {}).granularity
+    assert grid is not None
+    assert 13 * grid**2 / 12 <= 1e-8 * (noise * clip) ** 2  # twelve updates and the noise itself
+    assert grid <= clip * 2.0**-20
+    assert np.log2(grid) % 1 == 0
+
+
+@pytest.mark.parametrize("rate", [2e3, 1e300])
+def test_no_rate_of_a_tracked_clip_ends_a_round_that_was_paid_for(rate: float) -> None:
+    tracking = AdaptiveClipping(Clip(2.0), rate=rate)
+    for count, end in ((-10.0, 2e3), (10.0, 2e-3)):
+        state, _ = tracking.follow(count, 10.0, Clip(2.0), {})
+        assert float(state["clip_norm"]) == pytest.approx(end)
+
+
+class Unready:
+    """A server's step that needs what it never kept."""
+
+    def start(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {}
+
+    def step(
+        self,
+        weights: torch.Tensor,
+        update: torch.Tensor,
+        state: dict[str, torch.Tensor],
+        round_number: int,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return weights + state["velocity"], state
+
+
+@pytest.mark.parametrize(
+    "server",
+    [{"smoothing": Smoothing(1e20)}, {"optimizer": Unready()}],
+    ids=["smoothing", "optimizer"],
+)
+def test_a_server_that_cannot_take_its_step_is_found_before_anything_is_spent(
+    server: dict[str, Any],
+) -> None:
+    method = dp_fedavg(rounds=1, cohort=EVERYONE, local=STEP, clip=Clip(1.0), **server)
+    with pytest.raises(ConfigError, match="server: its step fails"):
+        made(method)

@@ -1,0 +1,149 @@
+"""That a client was there at all is hidden only if nothing follows how many there are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.methods.reference import federation
+
+from fedveil.core.errors import ConfigError
+from fedveil.core.randomness import Randomness
+from fedveil.core.units import Adjacency
+from fedveil.methods.parts.noise_placement import RoundContext
+from fedveil.planning import recipe as recipes
+from fedveil.planning.assemble import plan_of
+from fedveil.planning.plan import Plan
+from fedveil.privacy.refusals import AdjacencyRefused
+from fedveil.privacy.sampling import CappedPoisson, Everyone, FixedSize, Poisson, RoundRobin
+from fedveil.run.run import Run
+from fedveil.run.sums import divisor, pipeline_in, update_sum
+
+DECLARED = "privacy.public_clients=100"
+SAMPLERS = ("training.sampling=poisson", "training.sampling=everyone")
+
+
+def planned(clients: int, *assignments: str, seed: int | None = None) -> Plan:
+    usual = ["training.method=dp-fedavg", "training.rounds=3", "training.local_steps=2"]
+    recipe = recipes.parse({}, [*usual, *assignments], {"seed": seed} if seed else {})
+    return plan_of(recipes.with_defaults(recipe), federation(sizes=(3,) * clients))
+
+
+def released(plan: Plan, total: int) -> np.ndarray:
+    """What a sum of `total` grid steps in every coordinate becomes, with noise from one seed."""
+    sums, cohort = torch.full((plan.layout.size,), total, dtype=torch.int64), np.arange(2)
+    updates = update_sum(plan, RoundContext(0, cohort, Randomness(5)), {})
+    private = updates.protect(sums, cohort)
+    return (private / divisor(plan, updates.pipeline, cohort)).numpy()
+
+
+@pytest.mark.parametrize("sampling", SAMPLERS)
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("training.cohort=20",),
+        ("training.rate=0.3",),
+        ("privacy.clip_quantile=0.5", "privacy.clip_noise=0.4"),
+        ("privacy.noise=laplace",),
+        ("privacy.noise_multiplier=40.0",),
+    ],
+    ids=str,
+)
+def test_nothing_follows_the_true_number_if_another_is_declared(
+    sampling: str, more: tuple[str, ...]
+) -> None:
+    if sampling.endswith("everyone"):
+        more = tuple(one for one in more if not one.startswith("training."))
+    fewer, all_there = (planned(n, sampling, DECLARED, *more) for n in (99, 100))
+    for plan in (fewer, all_there):
+        assert plan.guarantee is not None
+        assert plan.guarantee.adjacency is Adjacency.ADD_REMOVE
+        assert plan.guarantee.certified
+    assert fewer.guarantee == all_there.guarantee  # delta, population, rate and epsilon
+    assert fewer.sampling == all_there.sampling  # and with it the divisor
+    assert fewer.noise_multiplier == all_there.noise_multiplier
+    assert fewer.warnings == all_there.warnings
+    assert pipeline_in(fewer, 0, {}) == pipeline_in(all_there, 0, {})
+    assert np.array_equal(released(fewer, 12345), released(all_there, 12345))
+
+
+def test_a_grid_that_follows_the_true_number_tells_two_federations_apart() -> None:
+    """So without a declaration the statement is about what a client sends."""
+    fewer, more = (planned(n, "training.sampling=everyone") for n in (99, 100))
+    assert not np.array_equal(released(fewer, 12345), released(more, 12345))
+    for plan in (fewer, more):
+        assert plan.guarantee is not None
+        assert plan.guarantee.adjacency is Adjacency.ZERO_OUT
+        assert "replaced by zero" in plan.guarantee.statement
+
+
+def test_zero_out_costs_what_add_remove_costs() -> None:
+    counted = planned(100, "training.sampling=poisson").guarantee
+    declared = planned(100, "training.sampling=poisson", DECLARED).guarantee
+    assert counted is not None
+    assert declared is not None
+    assert counted.epsilon == declared.epsilon
+    assert any("at most" in one and "clients" in one for one in declared.rests_on)
+    assert not any("at most" in one and "clients" in one for one in counted.rests_on)
+
+
+@pytest.mark.parametrize("sampling", [*SAMPLERS, "training.sampling=capped-poisson"])
+def test_add_remove_is_refused_where_clients_were_counted(sampling: str) -> None:
+    cap = ["training.cohort_cap=80"] if "capped" in sampling else []
+    with pytest.raises(AdjacencyRefused, match=r"privacy\.public_clients"):
+        planned(100, sampling, *cap, "privacy.adjacency=add-remove")
+    with pytest.raises(AdjacencyRefused, match=r"privacy\.public_clients"):
+        planned(
+            100,
+            "privacy.adjacency=add-remove",
+            "training.method=client-noise",
+            "privacy.trust=central",
+        )
+    guarantee = planned(100, sampling, *cap).guarantee
+    assert guarantee is not None
+    assert guarantee.adjacency is Adjacency.ZERO_OUT
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        ("privacy.public_clients=99",),
+        ("privacy.public_clients=0",),
+        (DECLARED, "training.sampling=fixed"),
+        (DECLARED, "training.sampling=round-robin"),
+        (DECLARED, "training.sampling=capped-poisson", "training.cohort_cap=80"),
+        (DECLARED, "training.sampling=everyone", "privacy.trust=local"),
+        (DECLARED, "training.sampling=everyone", "privacy.trust=distributed"),
+    ],
+    ids=str,
+)
+def test_a_declaration_that_hides_nothing_is_refused(assignments: tuple[str, ...]) -> None:
+    """Too small, or where turns, chances or noise shares follow who is there."""
+    with pytest.raises(ConfigError, match=r"privacy\.public_clients") as caught:
+        planned(100, *assignments)
+    assert "100 clients" not in str(caught.value)  # how many there are is what is to be hidden
+
+
+@pytest.mark.parametrize("sampling", SAMPLERS)
+def test_a_run_with_fewer_clients_than_declared(sampling: str) -> None:
+    run = Run(planned(9, sampling, DECLARED, "privacy.noise_multiplier=1.0"))
+    assert len(list(run)) == 3
+    run.close()
+
+
+def test_absent_clients_are_never_drawn() -> None:
+    randomness = Randomness(3)
+    for number in range(50):
+        drawn = Poisson(0.5, 100).draw(number, randomness.stream("cohort", number), 99)
+        alone = Poisson(0.5, 99).draw(number, randomness.stream("cohort", number))
+        assert np.array_equal(drawn, alone)
+    assert np.array_equal(Everyone(100).draw(0, None, 99), np.arange(99))
+    for sampling in (Poisson(0.5, 100), Everyone(100)):
+        with pytest.raises(ConfigError, match="declared"):
+            sampling.draw(0, randomness.stream("cohort", 0), 101)
+    for sampling in (FixedSize(100, 5), RoundRobin(100, 5), CappedPoisson(100, 0.5, 60)):
+        for present in (99, 101):
+            with pytest.raises(ConfigError, match="all 100"):
+                sampling.draw(0, randomness.stream("cohort", 0), present)
+        assert len(sampling.draw(0, randomness.stream("cohort", 0), 100)) > 0

@@ -1,0 +1,230 @@
+"""Frozen layers train nothing, send nothing and get no noise; adapters and starts from files."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import fedveil as fv
+from fedveil.cli import main
+from fedveil.core.errors import ConfigError
+from fedveil.planning import recipe as recipes
+from fedveil.planning.assemble import federation_of, plan_of
+from fedveil.run.run import Run
+from fedveil.run.trained import load_run
+from fedveil.training.models.flat import flatten, layout_of
+from fedveil.training.models.frozen import LowRank, adapt, freeze, start_from
+
+JOB = ["data.clients=10", "training.rounds=2", "training.local_steps=2", "training.rate=0.5"]
+MLP = ["model.name=mlp", "model.hidden=[12, 9]"]
+
+
+def planned(*more: str, seed: int | None = 3) -> fv.Plan:
+    values = {} if seed is None else {"seed": seed}
+    chosen = recipes.with_defaults(recipes.parse({}, [*JOB, *MLP, *more], values))
+    return plan_of(chosen, federation_of(chosen.data))
+
+
+def frozen_part(module: nn.Module) -> dict[str, torch.Tensor]:
+    named = module.named_parameters()
+    return {name: one.detach().clone() for name, one in named if not one.requires_grad}
+
+
+@pytest.mark.parametrize("seed", [3, None], ids=["simulated", "protected"])
+@pytest.mark.parametrize(
+    ("more", "trained"),
+    [
+        (('model.frozen=["backbone"]',), 9 * 10 + 10),
+        (('model.frozen=["1", "3.bias"]',), 12 * 9 + 9 * 10 + 10),
+        (('model.frozen=["backbone"]', "model.adapter_rank=2"), 2 * (12 + 9) + 100),
+        (('model.frozen=["*"]', "model.adapter_rank=1"), 12 + 9 + 10),
+    ],
+)
+def test_only_the_rest_is_trained_sent_and_noised(
+    more: tuple[str, ...], trained: int, seed: int | None
+) -> None:
+    plan = planned(*more, seed=seed)
+    before = frozen_part(plan.module)
+    assert plan.layout.size == trained
+    run = Run(plan)
+    widths = []
+    real = run.engine.updates
+
+    def watched(*args: object, **settings: object) -> object:
+        for block in real(*args, **settings):  # type: ignore[arg-type]
+            widths.append(block.total.shape)
+            yield block
+
+    run.engine.updates = watched  # type: ignore[method-assign,assignment]
+    run.finish()
+    assert set(widths) == {(trained,)}
+    assert not torch.equal(run.state.weights, plan.start)
+    after = frozen_part(run.model())
+    assert before.keys() == after.keys() != set()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_frozen_weights_cost_no_noise() -> None:
+    """The same multiplier, on fewer coordinates."""
+    whole, head = planned(seed=None), planned('model.frozen=["backbone"]', seed=None)
+    assert whole.noise_multiplier == head.noise_multiplier
+    assert whole.guarantee is not None
+    assert head.guarantee is not None
+    assert whole.guarantee.epsilon == head.guarantee.epsilon
+    assert head.pipeline.width(head.layout) == 100 < whole.pipeline.width(whole.layout)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(5, 7), nn.Conv2d(3, 4, 3, stride=2, padding=1)])
+def test_an_adapter_adds_nothing_at_first_and_then_what_it_says(layer: nn.Module) -> None:
+    torch.manual_seed(1)
+    inputs = torch.randn(2, 5) if isinstance(layer, nn.Linear) else torch.randn(2, 3, 9, 8)
+    expected = layer(inputs)
+    adapted = adapt(freeze(layer, ["*"]), 2)
+    assert isinstance(adapted, LowRank)
+    assert torch.equal(adapted(inputs), expected)
+    assert [slot.name for slot in layout_of(adapted)] == ["up.weight"]
+    nn.init.normal_(adapted.up.weight)
+    if isinstance(layer, nn.Linear):
+        merged = layer.weight + adapted.up.weight @ adapted.down.weight  # type: ignore[operator]
+        wanted = nn.functional.linear(inputs, merged, layer.bias)
+    else:
+        change = torch.einsum(
+            "orxy,rikl->oikl",
+            adapted.up.weight,
+            adapted.down.weight,  # type: ignore[arg-type]
+        )
+        wanted = nn.functional.conv2d(inputs, layer.weight + change, layer.bias, 2, 1)
+    assert torch.allclose(adapted(inputs), wanted, atol=1e-5)
+
+
+def test_a_start_fills_what_fits_and_refuses_a_frozen_gap(tmp_path: Path) -> None:
+    source, other = (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, n)) for n in (2, 5))
+    save_file({k: v.contiguous() for k, v in source.state_dict().items()}, tmp_path / "a")
+    freeze(other, ["0"])
+    head = other[1].weight.detach().clone()
+    said = start_from(other, tmp_path / "a").sentence
+    assert torch.equal(other[0].weight, source[0].weight)
+    assert torch.equal(other[1].weight, head)
+    assert "new are 1.weight, 1.bias" in said
+    adapted = adapt(freeze(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), ["*"]), 1)
+    start_from(adapted, tmp_path / "a")
+    assert torch.equal(adapted(torch.ones(1, 4)), source(torch.ones(1, 4)))
+    with pytest.raises(ConfigError, match="which is frozen"):
+        start_from(freeze(nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 2)), ["0"]), tmp_path / "a")
+    with pytest.raises(ConfigError, match="nothing that fits"):
+        start_from(nn.Linear(7, 7), tmp_path / "a")
+    (tmp_path / "b").write_bytes(b"no weights")
+    for name in ("b", "c", "."):
+        with pytest.raises(ConfigError, match=r"model\.start"):
+            start_from(source, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (('model.frozen=["9"]',), "there are 1.weight"),
+        (("model.adapter_rank=2",), "there is none"),
+        (('model.frozen=["backbone"]', "model.adapter_rank=0"), "at least 1"),
+        (('model.frozen=["*"]',), "no trainable parameters"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(more: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        planned(*more)
+
+
+def test_a_guarantee_names_its_start(tmp_path: Path) -> None:
+    plain = planned(seed=None)
+    named = {name: one.detach().contiguous() for name, one in plain.module.named_parameters()}
+    save_file(named, tmp_path / "public.safetensors")
+    started = planned(f"model.start={tmp_path}/public.safetensors", seed=None)
+    assert started.guarantee is not None
+    assert started.guarantee.certified
+    assert "public.safetensors (SHA-256" in started.guarantee.statement
+    said = {"fedveil": json.dumps({"description": json.dumps({"data": "patients.csv"})})}
+    save_file(named, tmp_path / "other.safetensors", said)
+    other = planned(f"model.start={tmp_path}/other.safetensors", seed=None).guarantee
+    assert other is not None
+    assert not other.certified
+    assert "made of patients.csv, which may be the protected data under another" in other.reason
+    said = {"fedveil": json.dumps({"description": json.dumps({"data": "mnist", "public": True})})}
+    save_file(named, tmp_path / "third.safetensors", said)
+    third = planned(f"model.start={tmp_path}/third.safetensors", seed=None).guarantee
+    assert third is not None
+    assert third.certified
+    (said_of,) = [each for each in third.rests_on if "third.safetensors" in each]
+    assert said_of.endswith("made of mnist. That those data are public is declared.")
+
+
+def test_from_one_run_to_the_next_and_to_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A public run's model file is the start of a private one, which predicts with all of it."""
+    line = ["run", *(part for one in (*JOB, *MLP) for part in ("--set", one)), "--no-report"]
+    public, private = tmp_path / "public", tmp_path / "private"
+    assert main([*line, "--set", "training.method=fedavg", "--output", str(public)]) == 0
+    frozen = ["--set", 'model.frozen=["backbone"]', "--set", "model.adapter_rank=2"]
+    start = ["--set", f"model.start={public}/model.safetensors"]
+    assert main([*line, *frozen, *start, "--output", str(private)]) == 0
+    promised = json.loads((private / "guarantee.json").read_text())
+    assert not promised["certified"]  # they were trained on these very data before
+    assert "model.safetensors (SHA-256" in promised["reason"]
+    capsys.readouterr()
+    before, after = (load_file(each / "model.safetensors") for each in (public, private))
+    assert torch.equal(before["1.weight"], after["1.layer.weight"])
+    assert not torch.equal(before["5.weight"], after["5.weight"])
+    model = load_run(private)
+    inputs = np.random.default_rng(1).random((3, 8, 8)).astype(np.float32)
+    again = load_run(private)
+    for one in (model, again):
+        assert frozen_part(one.module).keys() == {
+            f"{layer}.{part}"
+            for layer in (1, 3)
+            for part in ("layer.weight", "layer.bias", "down.weight")
+        }
+        assert torch.equal(one.module.get_parameter("1.down.weight"), after["1.down.weight"])
+    found = [one.module(torch.from_numpy(inputs)) for one in (model, again)]
+    assert torch.equal(*found)
+    assert flatten(model.module).numel() == layout_of(again.module).size
+
+
+def test_a_run_leaves_its_plan_s_module_as_it_was() -> None:
+    """In a notebook the next plan is made with the same module: it would start from what the last
+    run, perhaps one without noise, has learnt of the protected data."""
+    plan = planned(seed=1)
+    before = flatten(plan.module)
+    run = Run(plan)
+    run.finish()
+    run.scores()
+    assert not torch.equal(flatten(run.model()), before)
+    assert torch.equal(flatten(plan.module), before)
+
+
+@pytest.mark.parametrize("part", ["whole", "copied", "its first layers"])
+def test_a_module_that_was_trained_on_the_same_data_certifies_nothing(part: str) -> None:
+    first, last = planned(seed=1), planned(seed=None)
+    run = Run(first)
+    run.finish()
+    start = run.model()
+    if part == "copied":
+        start = copy.deepcopy(start)
+    elif part == "its first layers":
+        start = torch.nn.Sequential(*list(start)[:-1], torch.nn.Linear(9, 10))  # type: ignore[call-overload]
+    budget = fv.Budget(epsilon=8.0)
+    again = fv.plan(last.method, last.federation, start, budget=budget).guarantee
+    assert again is not None
+    assert not again.certified
+    assert "trained on" in again.reason
+    elsewhere = replace(last.federation, name="other data")
+    public = fv.plan(last.method, elsewhere, start, budget=budget).guarantee
+    assert public is not None
+    assert public.certified
+    assert any("That those data are public is declared" in one for one in public.rests_on)

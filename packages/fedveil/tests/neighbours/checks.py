@@ -1,0 +1,317 @@
+"""What must hold between a world and its neighbour.
+
+The claim is what the accountants compose: `step_of` turns each release of the plan into sensitivity
+over noise. What happened are the draws that were noted. Both are distances in units of noise, so a
+clip, grid or noise that changes from round to round is checked with the values of its own round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from fedveil.core.units import Adjacency, Unit
+from fedveil.privacy.accountants.discrete_sums import DiscreteSumStep
+from fedveil.privacy.accountants.laplace import LaplaceStep
+from fedveil.privacy.accountants.steps import Step
+from fedveil.privacy.correlated import CorrelatedGaussian
+from fedveil.privacy.gradient_perturbation import NoisyGradients
+from fedveil.privacy.releases import PrivacyModel, Release
+
+from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints, Notes, mixed
+from .worlds import World
+
+_ROUNDING = 1e-12  # of our own sums, into which exact integers go
+_DRAWN = (UPDATES, GRADIENTS)  # noise on what a client sends, or inside its steps
+
+
+@dataclass(frozen=True)
+class Change:
+    """How the second world differs from the first: a client was replaced, removed or added, or a
+    record of it was replaced or zeroed; where rows are dealt to shares, one row of some share."""
+
+    kind: str  # replaced, removed, added; record, zeroed
+    name: str  # of the client
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.kind}"
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A law that does not hold, by the letter that the package's first page gives it."""
+
+    law: str
+    what: str
+
+
+def claimed(world: World) -> bool:
+    """Whether the program promises anything that could be wrong."""
+    guarantee = world.plan.guarantee
+    return guarantee is not None and guarantee.certified
+
+
+def compare(one: World, two: World, change: Change) -> list[Violation]:
+    """Everything that is wrong between two worlds."""
+    if one.failure or two.failure:
+        if one.failure == two.failure:
+            return []
+        return [Violation("c", f"only one world fails: {one.failure or two.failure}")]
+    privacy_model = one.plan.privacy_model
+    if privacy_model is None or not (claimed(one) or claimed(two)):
+        return []
+    if not (claimed(one) and claimed(two)):
+        said = [world.plan.guarantee.reason for world in (one, two) if not claimed(world)]
+        return [Violation("c", f"only one world is certified: {said[0]}")]
+    if set(one.names) != set(two.names) and privacy_model.adjacency is not Adjacency.ADD_REMOVE:
+        if change.kind in ("replaced", "record", "zeroed"):
+            gone = ", ".join(sorted(set(one.names) ^ set(two.names)))
+            return [Violation("c", f"clients come and go with their values: {gone}")]
+        # Who is there is public: grids and turns may follow it, but nobody's training; except that
+        # the first client with several batches, whose number is public too, moves noise into steps.
+        placed = [world.plan.local.gradient_noise == 0 for world in (one, two)]
+        if placed[0] != placed[1]:
+            return []
+        return list(_isolation(one, two, change, rounds=1, floats_only=True))
+    return [
+        *_public(one, two),
+        *_isolation(one, two, change, one.plan.method.rounds),
+        *_sensitivity(one, two, change),
+        *_afterwards(one, two, change),
+    ]
+
+
+def _isolation(
+    one: World, two: World, change: Change, rounds: int, floats_only: bool = False
+) -> Iterator[Violation]:
+    """(a): what the others computed and what they send."""
+    kinds = [("update", one.notes.updates, two.notes.updates)]
+    if not floats_only:
+        kinds += [
+            ("integers", *(_as_bytes(world.notes.rows) for world in (one, two))),
+            ("count", *(_as_bytes(world.notes.halves) for world in (one, two))),
+        ]
+        keys = {key for key in (*one.notes.draws, *two.notes.draws) if key[2] is not None}
+        for key in sorted(key for key in keys if key[2] != change.name):
+            draws = [world.notes.draws.get(key) for world in (one, two)]
+            if None in draws or not np.array_equal(draws[0].entered, draws[1].entered):
+                yield Violation("a", f"integers of {key[2]} before noise differ: {key}")
+                return
+        for name in sorted(one.parts.keys() & two.parts.keys() - {change.name}):
+            if one.parts[name] != two.parts[name]:
+                yield Violation("a", f"on several machines {name} is trained by another one")
+                return
+    for what, first, second in kinds:
+        for key in sorted(first.keys() & second.keys() if floats_only else first | second):
+            round_number, name = key
+            if name != change.name and round_number < rounds and first.get(key) != second.get(key):
+                yield Violation("a", f"{what} of {name} in round {round_number + 1} differs")
+                return
+
+
+def _as_bytes(rows: dict[tuple[int, str], Ints]) -> dict[tuple[int, str], bytes]:
+    return {key: row.tobytes() for key, row in rows.items()}
+
+
+def _public(one: World, two: World) -> Iterator[Violation]:
+    """(c): everything that is decided before the first round, and each round's clip and grid."""
+    for what in ("sampling", "privacy_model", "layout"):
+        first, second = getattr(one.plan, what), getattr(two.plan, what)
+        if first != second:
+            yield Violation("c", f"{what} differs: {first} and {second}")
+    for what in ("notes", "class_names", "features", "classes", "unprotected"):
+        first, second = (getattr(world.plan.federation, what) for world in (one, two))
+        if first != second:
+            yield Violation("c", f"{what} of the data differ: {first} and {second}")
+    if one.warnings != two.warnings:
+        yield Violation("c", f"warnings differ: {one.warnings} and {two.warnings}")
+    if one.releases != two.releases:
+        yield Violation("c", "accounted releases differ")
+    if one.promise != two.promise:
+        yield Violation("c", "guarantees differ")
+    if one.shapings != two.shapings:
+        yield Violation("c", f"clips or grids differ: {one.shapings} and {two.shapings}")
+    for key in one.notes.draws.keys() & two.notes.draws.keys():
+        first, second = one.notes.draws[key], two.notes.draws[key]
+        if (first.std, first.granularity) != (second.std, second.granularity):
+            yield Violation("c", f"noise of {key} differs: {first.std} and {second.std}")
+
+
+def _afterwards(one: World, two: World, change: Change) -> Iterator[Violation]:
+    """(e): from the same noisy values follow the same weights, and private uploads too."""
+    if one.states != two.states:
+        yield Violation("e", "weights differ although all noisy values are the same")
+    alone = [isinstance(item.mechanism, NoisyGradients) for item in one.releases]
+    if all(alone) and one.notes.updates != two.notes.updates:
+        yield Violation("e", f"upload of {change.name} depends on more than noisy gradients")
+
+
+def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
+    """(b): how far each round's sums moved, in units of the noise that was drawn."""
+    privacy_model = one.plan.privacy_model
+    releases, steps = one.releases, one.steps
+    if isinstance(releases[0].mechanism, CorrelatedGaussian):
+        yield from _correlated(one, two, change, releases[0], steps[0])
+        return
+    for round_number in range(one.plan.method.rounds):
+        where = f"round {round_number + 1}"
+        if isinstance(releases[0].mechanism, NoisyGradients):
+            yield from _gradients(one, two, change, round_number, releases[0], steps[0])
+            continue
+        yield from _without_noise(one, change, round_number)
+        moved = [_moved(one, two, change, purpose, round_number) for purpose in (UPDATES, COUNT)]
+        if isinstance(steps[0], (LaplaceStep, DiscreteSumStep)):
+            for step, distance in zip(steps, moved, strict=False):
+                if distance is not None:
+                    times = _times(privacy_model, change)
+                    yield from _by_itself(distance, step, times, privacy_model.colluders, where)
+        else:  # one Gaussian for updates and count together
+            spent = math.hypot(*(distance.l2 for distance in moved if distance is not None))
+            yield from _within(spent, _allowed(releases[0], steps[0]), where)
+
+
+def _without_noise(world: World, change: Change, round_number: int) -> Iterator[Violation]:
+    """An update that leaves its client and meets no noise at all."""
+    if (round_number, change.name) not in world.notes.rows:
+        return
+    here = [key for key in world.notes.draws if key[1] == round_number]
+    if not any(key[2] in (None, change.name) and key[0] in _DRAWN for key in here):
+        yield Violation("b", f"round {round_number + 1}: {change.name} sends without any noise")
+
+
+def _correlated(
+    one: World, two: World, change: Change, release: Release, step: Step
+) -> Iterator[Violation]:
+    """Noise of one round meets updates of several: all rounds together, by participations."""
+    yield from too_near(one.notes, release)
+    rounds = range(release.rounds)
+    moved = [_moved(one, two, change, UPDATES, number) for number in rounds]
+    total = math.hypot(*(distance.l2 for distance in moved if distance is not None))
+    allowed = math.sqrt(release.counted_participations) / step.noise
+    yield from _within(total, allowed, f"{len(rounds)} rounds together")
+
+
+def too_near(notes: Notes, release: Release) -> Iterator[Violation]:
+    """A client that took part twice within the bands of correlated noise."""
+    law = release.mechanism
+    bands = law.bands if isinstance(law, CorrelatedGaussian) else 1
+    for (one, who), (two, same) in pairwise(sorted(notes.rows, key=lambda key: key[::-1])):
+        if who == same and two - one < bands:
+            yield Violation("d", f"{who} took part after {two - one} rounds, accounted {bands}")
+
+
+def _allowed(release: Release, step: Step) -> float:
+    """Sensitivity over noise of all Gaussians of one round together."""
+    uses = 1 if release.amplified else release.uses
+    return math.sqrt(uses) / step.noise
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """How far the integers of a draw moved, in units of its noise."""
+
+    l2: float
+    l1: float
+    draw: Draw
+
+
+def _moved(
+    one: World, two: World, change: Change, purpose: str, round_number: int
+) -> _Moved | None:
+    """The move of a sum, or of the only upload that may move; None if there was no such noise."""
+    privacy_model = one.plan.privacy_model
+    zeroed = privacy_model.adjacency is Adjacency.ZERO_OUT and privacy_model.unit is Unit.CLIENT
+    for key in ((purpose, round_number, None, 0), (purpose, round_number, change.name, 0)):
+        worlds = [world for world in (one, two) if key in world.notes.draws]
+        draws = [world.notes.draws[key] for world in worlds]
+        if not draws or draws[0].std == 0:
+            continue
+        if zeroed or len(draws) == 1:  # each world against itself without this client
+            ways = [
+                draw.entered - _others(world, change, purpose, round_number, key[2])
+                for world, draw in zip(worlds, draws, strict=True)
+            ]
+        else:
+            ways = [draws[0].entered - draws[1].entered]
+        scale = draws[0].granularity / draws[0].std
+        steps = [way.astype(np.float64) * scale for way in ways]
+        return _Moved(
+            max(float(np.linalg.norm(way)) for way in steps),
+            max(float(np.abs(way).sum()) for way in steps),
+            draws[0],
+        )
+    return None
+
+
+def _others(
+    world: World, change: Change, purpose: str, round_number: int, name: str | None
+) -> Ints | int:
+    """What everybody but the changed client added to a sum."""
+    if name is not None:
+        return 0
+    rows = world.notes.rows if purpose == UPDATES else world.notes.halves
+    law = world.releases[0].mechanism
+    if isinstance(law, CorrelatedGaussian):
+        sums: dict[int, Ints] = {}
+        for (when, who), row in rows.items():
+            if who != change.name:
+                sums[when] = sums.get(when, 0) + row
+        return mixed(law.factor, sums, round_number)
+    return sum(
+        (row for (when, who), row in rows.items() if when == round_number and who != change.name),
+        start=np.int64(0),
+    )
+
+
+def _gradients(
+    one: World, two: World, change: Change, round_number: int, release: Release, step: Step
+) -> Iterator[Violation]:
+    """Noisy local steps: each one's mean gradient, and all of the round's together."""
+    allowed = _times(one.plan.privacy_model, change) / step.noise
+    each = allowed / math.sqrt(release.mechanism.record_uses)
+    total = 0.0
+    yield from _without_noise(one, change, round_number)
+    for key, draw in one.notes.draws.items():
+        if key[:3] != (GRADIENTS, round_number, change.name):
+            continue
+        other = two.notes.draws.get(key)
+        if other is None:
+            yield Violation("c", f"only one world takes step {key[3] + 1}")
+            return
+        apart = (draw.entered - other.entered).astype(np.float64) * draw.granularity / draw.std
+        moved = float(np.linalg.norm(apart))
+        total += moved**2
+        yield from _within(moved, each, f"round {round_number + 1}, step {key[3] + 1}")
+    yield from _within(math.sqrt(total), allowed, f"round {round_number + 1}, all steps")
+
+
+def _times(privacy_model: PrivacyModel, change: Change) -> int:
+    """Where a record is zeroed, another one in its place is two such changes away."""
+    zeroed = privacy_model.adjacency is Adjacency.ZERO_OUT and change.kind == "record"
+    return 2 if zeroed else 1
+
+
+def _by_itself(
+    moved: _Moved, step: LaplaceStep | DiscreteSumStep, times: int, colluders: int, where: str
+) -> Iterator[Violation]:
+    """Laplace noise is accounted in L1. Shares of discrete Gaussians are accounted in both norms,
+    with a grid that must not be coarser beside its noise later on, and with their number."""
+    if isinstance(step, LaplaceStep):
+        yield from _within(moved.l1, 1 / step.noise, where)
+        return
+    yield from _within(moved.l2, times * step.l2 / step.share_std, where)
+    yield from _within(moved.l1, times * step.l1 / step.share_std, f"{where}, L1")
+    coarse = moved.draw.granularity / moved.draw.std
+    yield from _within(coarse, 1 / step.share_std, f"{where}, grid over noise")
+    if moved.draw.shares - colluders < step.shares:
+        found = f"{moved.draw.shares} noise shares, {colluders} of them colluders'"
+        yield Violation("b", f"{where}: {found}, accounted {step.shares}")
+
+
+def _within(moved: float, allowed: float, where: str) -> Iterator[Violation]:
+    if not moved <= allowed * (1 + _ROUNDING):
+        yield Violation("b", f"{where}: moved {moved:.9g} of its noise, accounted {allowed:.9g}")

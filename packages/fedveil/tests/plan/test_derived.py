@@ -1,0 +1,283 @@
+"""A plan cannot keep a guarantee that its parts do not give: whatever is replaced, it follows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from torch import Tensor, nn
+
+import fedveil as fv
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.core.units import Arithmetic, Entropy, Trust
+from fedveil.privacy.secure_sums.aggregation import Aggregation
+from fedveil.privacy.secure_sums.mode import SecureMode
+from fedveil.training.client.update_pipeline import UpdatePipeline
+
+FEDERATION = fv.load("digits", clients=40)
+MODEL = fv.build("logistic", FEDERATION)
+
+
+def method(rounds: int = 4, rate: float = 0.5, clip: float = 0.5) -> fv.Method:
+    return fv.dp_fedavg(
+        rounds=rounds,
+        cohort=fv.CohortRule(rate=rate),
+        local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
+        clip=fv.Clip(clip),
+    )
+
+
+def planned(chosen: fv.Method, seed: int | None = None) -> fv.Plan:
+    budget = fv.Budget(noise_multiplier=2.0, delta=1e-5)
+    return fv.plan(chosen, FEDERATION, MODEL, budget=budget, seed=seed)
+
+
+def epsilon(plan: fv.Plan) -> float:
+    assert plan.guarantee is not None
+    return plan.guarantee.epsilon
+
+
+def reference(noise: float, rate: float, rounds: int) -> float:
+    """The same mechanism by another library's accountant."""
+    round_number = PoissonSampledDpEvent(rate, GaussianDpEvent(noise))
+    accountant = PLDAccountant()
+    accountant.compose(SelfComposedDpEvent(round_number, rounds))
+    return float(accountant.get_epsilon(1e-5))
+
+
+def test_other_noise_has_its_own_epsilon_and_its_own_grid() -> None:
+    plan = planned(method())
+    less = replace(plan, context=replace(plan.context, noise_multiplier=0.5))
+    assert epsilon(plan) == pytest.approx(reference(2.0, 0.5, 4), rel=1e-3)
+    assert epsilon(less) == pytest.approx(reference(0.5, 0.5, 4), rel=1e-3)
+    assert less.noise_multiplier == 0.5
+    direct = fv.plan(
+        method(), FEDERATION, MODEL, budget=fv.Budget(noise_multiplier=0.5, delta=1e-5)
+    )
+    assert less.pipeline == direct.pipeline
+    assert less.guarantee == direct.guarantee
+
+
+def test_another_method_has_its_own_epsilon_and_its_own_cohorts() -> None:
+    plan = planned(method())
+    other = replace(plan, method=method(rounds=9, rate=0.25, clip=2.0))
+    assert epsilon(other) == pytest.approx(reference(2.0, 0.25, 9), rel=1e-3)
+    assert other.sampling == planned(method(rounds=9, rate=0.25)).sampling
+    assert other.pipeline.clip == fv.Clip(2.0)
+    assert other.spent(9) == epsilon(other)
+
+
+def test_another_federation_is_planned_for_as_it_is() -> None:
+    plan = planned(method())
+    larger = fv.load("digits", clients=60)
+    moved = replace(plan, federation=larger)
+    assert moved.sampling.expected_cohort == 30
+    assert moved.privacy_model is not None
+    assert moved.privacy_model.population == 60
+    assert moved.context is not None
+    assert moved.context.federation is larger
+
+
+class Running(nn.Module):
+    """Adds what it saw last: one client's data in the next one's update."""
+
+    last: float = 0.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        before, self.last = self.last, float(inputs.detach().mean())
+        return inputs + before
+
+
+def test_another_model_is_tried_as_the_first_one_was() -> None:
+    plan = planned(method())
+    remembers = nn.Sequential(Running(), nn.Flatten(), nn.Linear(64, 10))
+    with pytest.raises(PrivacyRefusal, match="remembers"):
+        replace(plan, module=remembers)
+
+
+def test_a_model_that_was_changed_after_planning_is_not_run() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Flatten(), nn.Linear(64, 10))
+    budget = fv.Budget(noise_multiplier=2.0, delta=1e-5)
+    plan = fv.plan(method(), FEDERATION, model, budget=budget)
+    model[0] = Running()
+    with pytest.raises(PrivacyRefusal, match="remembers"):
+        fv.Run(plan)
+
+
+def test_every_round_of_another_method_or_noise_is_tried() -> None:
+    """A round that cannot be run would fail after it was paid for."""
+    plan = planned(method())
+    with pytest.raises(ConfigError, match="noise"):
+        replace(plan, context=replace(plan.context, noise_multiplier=1e-12))
+    rate = fv.LearningRate(0.5, fv.Schedule.COSINE, 2.0)
+    ends = fv.client_noise(
+        rounds=4,
+        cohort=fv.CohortRule(fv.Scheme.EVERYONE),
+        local=fv.LocalTraining(rate, steps=2),
+        clip_norm=1.0,
+    )
+    with pytest.raises(ConfigError, match="reaches rate zero"):
+        replace(plan, method=ends)
+
+
+def test_a_seed_or_its_absence_is_what_the_guarantee_says() -> None:
+    plan = planned(method())
+    assert plan.guarantee is not None
+    assert plan.guarantee.certified
+    simulated = replace(plan, seed=1)
+    assert simulated.guarantee is not None
+    assert simulated.guarantee.entropy is Entropy.SEEDED
+    assert not simulated.guarantee.certified
+    idealised = replace(plan, context=replace(plan.context, arithmetic=Arithmetic.IDEALISED))
+    assert idealised.guarantee is not None
+    assert not idealised.guarantee.certified
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rounds": 1},
+        {"sampling": fv.CohortRule(rate=0.01).resolve(40, 4)},
+        {"pipeline": UpdatePipeline(clip=fv.Clip(50.0))},
+        {"federation": fv.load("digits", clients=60)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_terms_do_not_change_what_the_method_decides(changes: dict[str, object]) -> None:
+    plan = planned(method())
+    with pytest.raises(ConfigError, match=f"context.{next(iter(changes))}"):
+        replace(plan, context=replace(plan.context, **changes))
+
+
+@pytest.mark.parametrize("name", ["guarantee", "privacy_model", "sampling", "pipeline", "layout"])
+def test_what_is_derived_cannot_be_set(name: str) -> None:
+    plan = planned(method())
+    with pytest.raises(TypeError, match=name):
+        replace(plan, **{name: getattr(plan, name)})
+
+
+def test_a_private_method_never_runs_without_its_noise() -> None:
+    plan = planned(method())
+    with pytest.raises(ConfigError, match="context"):
+        replace(plan, context=None)
+    with pytest.raises(ConfigError, match="delta"):
+        replace(plan, delta=None)
+    plain = fv.fedavg(
+        rounds=4,
+        cohort=fv.CohortRule(rate=0.5),
+        local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
+    )
+    with pytest.raises(ConfigError, match="context"):
+        replace(plan, method=plain)
+    assert replace(plan, method=plain, context=None).guarantee is None
+
+
+def test_a_protected_promise_on_secure_sums_keeps_them() -> None:
+    shares = fv.dp_fedavg(
+        rounds=2,
+        cohort=fv.CohortRule(fv.Scheme.EVERYONE),
+        local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
+        clip=fv.Clip(0.5),
+        placement=fv.DistributedNoise(),
+    )
+    plan = planned(shares)
+    assert plan.privacy_model is not None
+    assert plan.privacy_model.trust is Trust.DISTRIBUTED
+    bare = replace(plan.context, secure=None)
+    with pytest.raises(PrivacyRefusal, match="secure sums"):
+        replace(plan, context=bare)
+    assert replace(plan, context=bare, seed=1).context is not None  # a simulation may
+
+
+def test_who_counts_in_a_secure_sum_follows_from_the_method() -> None:
+    """A quarter of the clients may be lost; counting on all would print a smaller epsilon."""
+    shares = replace(
+        fv.dp_fedavg(
+            rounds=2,
+            cohort=fv.CohortRule(fv.Scheme.EVERYONE),
+            local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
+            clip=fv.Clip(0.5),
+            placement=fv.DistributedNoise(),
+        ),
+        aggregation=Aggregation(max_dropout=0.25),
+    )
+    plan = planned(shares)
+    sums = plan.secure_sums
+    assert sums is not None
+    for forged in (
+        replace(sums, honest_shares=sums.cohort),
+        replace(sums, cohort=sums.cohort + 1),
+        replace(sums, params=replace(sums.params, min_honest=2, honest_shares=2)),
+    ):
+        with pytest.raises(ConfigError, match="follows from the method"):
+            replace(plan, context=replace(plan.context, secure=forged))
+    masked = replace(sums, mode=SecureMode.MASKED, dropout=0.1)
+    assert epsilon(replace(plan, context=replace(plan.context, secure=masked))) == epsilon(plan)
+
+
+@pytest.mark.parametrize("honest", [False, True])
+def test_what_a_sparse_graph_of_masks_takes_for_granted_is_said(honest: bool) -> None:
+    """Three times as many noise shares count if the server, from whom all this protects, does not
+    lie: 3.97 instead of 6.86."""
+    inputs = np.zeros((600, 3), np.float32)
+    data = fv.Federation.from_arrays(
+        inputs, np.arange(600) % 2, np.arange(600), classes=2, test=(inputs[:0], np.zeros(0, int))
+    )
+    shares = fv.dp_fedavg(
+        rounds=10,
+        cohort=fv.CohortRule(fv.Scheme.EVERYONE),
+        local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
+        clip=fv.Clip(0.5),
+        placement=fv.DistributedNoise(colluders=30),
+    )
+    sparse = Aggregation(max_dropout=0.1, sparse=True, honest_server=honest)
+    plan = fv.plan(
+        replace(shares, aggregation=sparse),
+        data,
+        fv.build("logistic", data),
+        budget=fv.Budget(noise_multiplier=4.0, delta=1e-5),
+    )
+    assert plan.guarantee is not None
+    said = " ".join(plan.guarantee.rests_on)
+    assert ("The server of the secure sums does not lie" in said) is honest
+    assert ("which delta does not count" in said) is honest  # the other graph has more edges
+    assert (plan.guarantee.epsilon < 4) is honest
+
+
+def test_a_model_that_was_changed_after_planning_is_named_or_not_trained() -> None:
+    """What the guarantee takes for granted of foreign parts is said when the plan is made."""
+    changed = fv.build("logistic", FEDERATION)
+    plan = fv.plan(
+        method(), FEDERATION, changed, budget=fv.Budget(noise_multiplier=2.0, delta=1e-5)
+    )
+    handle = changed.register_forward_hook(lambda layer, given, outputs: 2 * outputs)
+    with pytest.raises(ConfigError, match="changed after"):
+        fv.Run(plan)
+    handle.remove()
+    fv.Run(plan)
+
+
+def test_who_owns_which_rows_does_not_change_after_planning() -> None:
+    offsets = np.array([0, 10, 20])
+    data = fv.Federation(
+        fv.Examples(np.zeros((20, 2), np.float32), np.zeros(20, np.int64)),
+        offsets,
+        fv.Examples(np.zeros((1, 2), np.float32), np.zeros(1, np.int64)),
+        fv.Task.CLASSIFICATION,
+        2,
+    )
+    offsets[1] = 1
+    assert data.sizes.tolist() == [10, 10]
+    with pytest.raises(ValueError, match="read-only"):
+        data.offsets[1] = 1
+
+
+def test_shares_are_not_counted_from_a_declared_number_of_clients() -> None:
+    many = replace(
+        method(), cohort=fv.CohortRule(fv.Scheme.EVERYONE, clients=1000)
+    )  # forty are there
+    with pytest.raises(ConfigError, match="public_clients"):
+        replace(planned(many), method=replace(many, placement=fv.DistributedNoise()))

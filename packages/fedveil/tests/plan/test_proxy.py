@@ -1,0 +1,267 @@
+"""What a pilot may look at: public data, made-up data, never the private ones."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+from pyarrow import csv, parquet
+from tests.plan.pilots import small_recipe
+
+from fedveil.core.errors import ConfigError, PrivacyRefusal
+from fedveil.data.federation import Examples, Federation, Task
+from fedveil.planning import recipe as recipes
+from fedveil.planning.assemble import federation_of, plan_of
+from fedveil.planning.recipe import Recipe
+from fedveil.tune.from_recipe import local_steps_of
+from fedveil.tune.pilot import Search
+from fedveil.tune.proxy import check_federations, proxy_of, some_clients, with_look
+from fedveil.tune.recommend import findings
+from fedveil.tune.space import space_of
+from fedveil.tune.synthetic_proxy import synthetic_proxy
+from fedveil.tune.trials import ProxyTrials
+
+SCHEMA = """
+[columns.x]
+type = "number"
+min = -3
+max = 3
+[columns.kind]
+type = "category"
+categories = ["a", "b", "c"]
+[columns.ill]
+type = "category"
+categories = ["no", "yes"]
+"""
+
+
+def private_file(folder: Path, name: str, seed: int, records: int, clients: int = 30) -> Path:
+    """A table whose values and sizes depend on the seed, with all clients and classes there."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for client in range(clients):
+        for _ in range(records + int(draw.integers(0, 5))):
+            x, kind = draw.normal(), draw.choice(["a", "b", "c"])
+            rows.append(f"{client},{x:.3f},{kind},{'yes' if x + draw.normal() > 0 else 'no'}")
+    path = folder / name
+    path.write_text("\n".join(["who,x,kind,ill", *rows]))
+    return path
+
+
+def private_recipe(folder: Path, seed: int = 0, records: int = 6, **changes: object) -> Recipe:
+    (folder / "schema.toml").write_text(SCHEMA)
+    file = private_file(folder, f"visits-{seed}.csv", seed, records)
+    table = {
+        "seed": 1,
+        "data": {
+            "file": str(file),
+            "client_column": "who",
+            "label": "ill",
+            "schema": str(folder / "schema.toml"),
+        },
+        "training": {"sampling": "everyone", "rounds": 8, "local_steps": 2, **changes},
+        "privacy": {"epsilon": 4.0},
+    }
+    return recipes.with_defaults(recipes.parse(table))
+
+
+def test_a_pilot_knows_nothing_of_private_values_and_sizes(tmp_path: Path) -> None:
+    """Two files of the same columns and clients, everything else different: the same answer."""
+    answers = []
+    for seed, records in ((0, 6), (1, 20)):
+        recipe = private_recipe(tmp_path, seed, records)
+        federation = federation_of(recipe.data)
+        proxy = proxy_of(recipe, "synthetic", federation)
+        trials = ProxyTrials(recipe, plan_of(recipe, federation), proxy)
+        search = Search(trials, space_of(trials, 2), 4.0, work=20_000)
+        found = findings(search)
+        answers.append((found.options, found.warnings, len(federation.train)))
+    assert answers[0][:2] == answers[1][:2]
+    assert answers[0][2] != answers[1][2]  # they did differ
+
+
+def test_a_private_file_is_no_proxy(tmp_path: Path) -> None:
+    recipe = private_recipe(tmp_path)
+    federation = federation_of(recipe.data)
+    with pytest.raises(ConfigError, match=r"is private.*synthetic"):
+        proxy_of(recipe, None, federation)
+    with pytest.raises(ConfigError, match="no such file"):
+        proxy_of(recipe, "nowhere.csv", federation)
+    with pytest.raises(ConfigError, match="unknown"):
+        proxy_of(recipe, "nowhere", federation)
+
+
+def test_the_private_file_is_no_proxy_under_any_name(tmp_path: Path) -> None:
+    """The file, links to it, a copy, a copy in another format or order, and a good part of it."""
+    recipe = private_recipe(tmp_path, records=10)
+    private, federation = Path(recipe.data.file), federation_of(recipe.data)
+    (tmp_path / "soft.csv").symlink_to(private)
+    (tmp_path / "hard.csv").hardlink_to(private)
+    (tmp_path / "copy.csv").write_bytes(private.read_bytes())
+    head, *rows = private.read_text().splitlines()
+    strangers = private_file(tmp_path, "other.csv", seed=7, records=10).read_text().splitlines()
+    (tmp_path / "order.csv").write_text("\n".join([head, *reversed(rows)]))
+    (tmp_path / "renamed.csv").write_text(
+        "\n".join([head, *(f"somebody{row}" for row in rows)])  # other names for the clients
+    )
+    (tmp_path / "some.csv").write_text("\n".join([*strangers, *rows[: len(rows) // 4]]))
+    parquet.write_table(csv.read_csv(private), tmp_path / "table.parquet")
+    names = ("soft.csv", "hard.csv", "copy.csv", "order.csv", "renamed.csv", "some.csv")
+    for name in (private.name, *names, "table.parquet"):
+        with pytest.raises(
+            PrivacyRefusal, match=r"the private file itself|are also in the protected data"
+        ):
+            proxy_of(recipe, str(tmp_path / name), federation)
+
+
+def test_a_named_source_that_holds_the_private_rows_is_no_proxy(tmp_path: Path) -> None:
+    """By what a model sees: the same examples out of a file with other columns."""
+    federation = federation_of(small_recipe().data)
+    inputs, targets = federation.train.inputs, federation.train.targets
+    names = [f"x{i}" for i in range(inputs.shape[1])]
+    lines = [",".join(["who", "y", *names])]
+    clients = np.repeat(np.arange(federation.clients), federation.sizes)
+    for who, row, y in zip(clients, inputs, targets, strict=True):
+        lines.append(",".join([str(who), f"c{y}", *(repr(float(v)) for v in row)]))
+    (tmp_path / "private.csv").write_text("\n".join(lines))
+    numbers = "".join(f'[columns.{n}]\ntype = "number"\nmean = 0\nstd = 1\n' for n in names)
+    label = '[columns.y]\ntype = "category"\ncategories = ["c0", "c1"]\n'
+    (tmp_path / "schema.toml").write_text(numbers + label)
+    data = {"file": str(tmp_path / "private.csv"), "client_column": "who", "label": "y"}
+    data["schema"] = str(tmp_path / "schema.toml")
+    recipe = recipes.with_defaults(recipes.parse({"data": data, "privacy": {"epsilon": 4.0}}))
+    held = federation_of(recipe.data)
+    public = replace(federation, name="public")
+    with pytest.raises(PrivacyRefusal, match="are also in the protected data"):
+        check_federations(public, held, "public")
+
+
+def test_settings_chosen_on_the_protected_data_certify_nothing() -> None:
+    """A pilot on the recipe's own source may be useful; a later run must own up to it."""
+    recipe = replace(small_recipe(), seed=None)
+    federation = federation_of(recipe.data)
+    for name, records, looked_at in (
+        (None, None, ("synthetic-logistic",)),
+        ("synthetic-logistic", None, ("synthetic-logistic",)),
+        ("synthetic", None, ("synthetic-logistic",)),
+        ("synthetic", 8, ()),
+        ("digits", None, ("digits",)),
+    ):
+        proxy = proxy_of(recipe, name, federation, records)
+        assert proxy.looked_at == looked_at
+        chosen = with_look(recipe, proxy.looked_at)
+        again = recipes.parse(tomllib.loads(tomli_w.dumps(recipes.to_table(chosen))))
+        guarantee = plan_of(again, federation).guarantee
+        own = "synthetic-logistic" in looked_at
+        assert guarantee.certified is not own
+        assert ("the protected data" in guarantee.reason) is own
+        for other in set(looked_at) - {"synthetic-logistic"}:
+            said = f"Settings were chosen by looking at {other}, declared to be public."
+            assert said in guarantee.rests_on
+
+
+def test_a_public_file_is_read_like_the_private_one(tmp_path: Path) -> None:
+    recipe = private_recipe(tmp_path)
+    federation = federation_of(recipe.data)
+    public = private_file(tmp_path, "public.csv", seed=5, records=3, clients=7)
+    proxy = proxy_of(recipe, str(public), federation)
+    assert proxy.federation.clients == 7
+    assert proxy.federation.features == federation.features
+    assert proxy.notes == ()
+
+
+def test_another_shape_is_noted() -> None:
+    recipe = small_recipe()
+    proxy = proxy_of(recipe, "digits", federation_of(recipe.data))
+    assert "rough guide" in proxy.notes[0]
+
+
+def test_a_recipes_own_test_part_stays_unseen() -> None:
+    """Trials are scored on training examples that are taken out of training."""
+    recipe = small_recipe()
+    federation = federation_of(recipe.data)
+    held = proxy_of(recipe, None, federation).federation
+    assert held.clients == federation.clients
+    assert len(held.train) + len(held.test) == len(federation.train)
+    rows = {row.tobytes() for row in federation.train.inputs}
+    assert {row.tobytes() for row in held.test.inputs} <= rows
+    both = {r.tobytes() for r in held.test.inputs} & {r.tobytes() for r in held.train.inputs}
+    assert not both
+    assert held.sizes.min() >= 1
+
+
+def test_no_client_is_emptied_by_holding_out() -> None:
+    recipe = small_recipe(data__examples_per_client=1, data__clients=300)
+    with pytest.raises(ConfigError, match="too small"):
+        proxy_of(recipe, None, federation_of(recipe.data))
+
+
+def test_steps_of_an_epoch_need_a_public_number_of_records(tmp_path: Path) -> None:
+    recipe = private_recipe(tmp_path, local_epochs=3, batch_size=2)
+    recipe = recipes.parse(recipes.to_table(recipe), ["training.local_epochs=3"])
+    plan = plan_of(recipe, federation_of(recipe.data))
+    with pytest.raises(ConfigError, match="--records"):
+        local_steps_of(recipe, plan)
+    assert local_steps_of(recipe, plan, records=7) == 12
+    whole = recipes.parse({**recipes.to_table(recipe)}, ["training.batch_size=1000"])
+    assert local_steps_of(whole, plan_of(whole, plan.federation), records=7) == 3
+
+
+def shaped(
+    clients: int, inputs: tuple[int, ...], task: Task, classes: int, features: tuple[str, ...] = ()
+) -> Federation:
+    """A federation of zeros: its shape is all that made-up data may follow."""
+    kind = np.float32 if task is Task.REGRESSION else np.int64
+    tokens = np.int64 if task is Task.SEQUENCE else np.float32
+    zeros = Examples(np.zeros((clients, *inputs), tokens), np.zeros(clients, kind))
+    offsets = np.arange(clients + 1)
+    return Federation(zeros, offsets, zeros, task, classes, features=features)
+
+
+def test_made_up_data_have_the_shape_that_was_asked_for() -> None:
+    features = ("age", "kind=a", "kind=b", "kind=c", "kind (missing)")
+    like = shaped(50, (5,), Task.CLASSIFICATION, 3, features)
+    made = synthetic_proxy(like, 30)
+    assert (made.clients, set(made.sizes), made.input_shape, made.classes) == (50, {30}, (5,), 3)
+    inputs = made.train.inputs
+    assert np.all(inputs[:, 1:4].sum(axis=1) == 1)
+    assert set(np.unique(inputs[:, 4])) == {0.0, 1.0}
+    assert len(np.unique(made.train.targets)) == 3
+    assert synthetic_proxy(like, 30).train.inputs.tobytes() == inputs.tobytes()
+
+
+@pytest.mark.parametrize("task", [Task.CLASSIFICATION, Task.REGRESSION])
+def test_made_up_targets_can_partly_be_predicted(task: Task) -> None:
+    """By least squares on the training part, scored on the test part."""
+    made = synthetic_proxy(shaped(100, (6,), task, 2 if task is Task.CLASSIFICATION else 0), 20)
+    inputs = [
+        np.column_stack([part.inputs, np.ones(len(part))]) for part in (made.train, made.test)
+    ]
+    weights, *_ = np.linalg.lstsq(inputs[0], made.train.targets.astype(float), rcond=None)
+    left = np.var(made.test.targets - inputs[1] @ weights) / np.var(made.test.targets)
+    assert 0.05 < left < 0.7
+    if task is Task.REGRESSION:
+        assert np.std(made.train.targets) == pytest.approx(1.0, rel=0.5)
+
+
+def test_no_made_up_sequences() -> None:
+    with pytest.raises(ConfigError, match="sequences"):
+        synthetic_proxy(shaped(10, (80,), Task.SEQUENCE, 50), 5)
+
+
+def test_some_clients_keep_all_their_examples() -> None:
+    federation = federation_of(small_recipe().data)
+    some = some_clients(federation, 20, seed=0)
+    assert (some.clients, len(some.train)) == (20, 160)
+    whole = {federation.train.inputs[a:b].tobytes() for a, b in _parts(federation.offsets)}
+    assert {some.train.inputs[a:b].tobytes() for a, b in _parts(some.offsets)} <= whole
+    assert some_clients(federation, 60, seed=0) is federation
+
+
+def _parts(offsets: np.ndarray) -> list[tuple[int, int]]:
+    return list(pairwise(offsets))

@@ -1,0 +1,387 @@
+"""Laws of epsilon: it never falls when less is hidden or more is shown."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil.privacy import accountants, accounting
+from fedveil.privacy.accountants import Accountant
+from fedveil.privacy.accountants.fixed_size import FixedSizeGaussianStep
+from fedveil.privacy.accountants.gaussian import GaussianStep
+from fedveil.privacy.accountants.laplace import LaplaceStep
+from fedveil.privacy.accountants.pld import _block, interval, pld_epsilon
+from fedveil.privacy.accountants.poisson_gaussian import PoissonGaussianStep
+from fedveil.privacy.accountants.steps import Step, merged
+from fedveil.privacy.accounting import account, default_delta, fast_epsilon, per_client_epsilons
+from fedveil.privacy.mechanisms import (
+    DiscreteGaussian,
+    DiscreteGaussianSum,
+    Gaussian,
+    Laplace,
+    Mechanism,
+    Zcdp,
+    joint_noise_multiplier,
+    quantile_noise_multiplier,
+)
+from fedveil.privacy.releases import PrivacyModel, Release
+from fedveil.privacy.sampling import (
+    Balanced,
+    CappedPoisson,
+    Everyone,
+    FixedSize,
+    Poisson,
+    RoundRobin,
+    Sampling,
+)
+from fedveil.privacy.tuning import AllRuns, RandomRuns
+
+# Rounding of a Fourier transform may move epsilon by less than this.
+SLACK = 1 + 1e-6
+LAWS = settings(deadline=None, derandomize=True, max_examples=15)
+
+noises = st.floats(0.3, 8.0)
+rates = st.floats(1e-3, 0.6)
+rounds_ = st.integers(1, 400)
+deltas = st.sampled_from([1e-3, 1e-5, 1e-7])
+
+ADDED = PrivacyModel(Unit.CLIENT, Adjacency.ADD_REMOVE, Trust.CENTRAL)
+REPLACED = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.CENTRAL)
+LOCAL = PrivacyModel(Unit.CLIENT, Adjacency.REPLACE, Trust.LOCAL)
+SHARED = PrivacyModel(Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED)
+
+
+def cost(
+    noise: float, sampling: Sampling, rounds: int, privacy_model: PrivacyModel, delta: float
+) -> float:
+    return fast_epsilon(
+        [Release(Gaussian(noise), sampling, rounds)], privacy_model=privacy_model, delta=delta
+    )
+
+
+def fixed(rate: float) -> FixedSize:
+    return FixedSize(10_000, max(1, round(10_000 * rate)))
+
+
+@LAWS
+@given(noises, rates, rounds_, st.integers(1, 300), deltas)
+def test_more_rounds_never_cost_less(
+    noise: float, rate: float, rounds: int, more: int, delta: float
+) -> None:
+    for sampling, privacy_model in (
+        (Poisson(rate), ADDED),
+        (fixed(rate), REPLACED),
+        (Everyone(), LOCAL),
+    ):
+        less = cost(noise, sampling, rounds, privacy_model, min(delta, 9e-5))
+        assert cost(noise, sampling, rounds + more, privacy_model, min(delta, 9e-5)) * SLACK >= less
+
+
+@LAWS
+@given(noises, rates, rounds_, st.floats(1.0001, 3.0), deltas)
+def test_less_noise_never_costs_less(
+    noise: float, rate: float, rounds: int, factor: float, delta: float
+) -> None:
+    for sampling, privacy_model in (
+        (Poisson(rate), ADDED),
+        (fixed(rate), REPLACED),
+        (Everyone(), LOCAL),
+    ):
+        quiet = cost(noise * factor, sampling, rounds, privacy_model, min(delta, 9e-5))
+        assert cost(noise, sampling, rounds, privacy_model, min(delta, 9e-5)) * SLACK >= quiet
+
+
+@LAWS
+@given(noises, rates, rounds_, st.floats(1.0001, 1.6), deltas)
+def test_a_larger_rate_never_costs_less(
+    noise: float, rate: float, rounds: int, factor: float, delta: float
+) -> None:
+    small = cost(noise, Poisson(rate), rounds, ADDED, delta)
+    assert cost(noise, Poisson(rate * factor), rounds, ADDED, delta) * SLACK >= small
+    few = cost(noise, fixed(rate), rounds, REPLACED, 9e-5)
+    many = cost(noise, fixed(min(1.0, rate * factor)), rounds, REPLACED, 9e-5)
+    assert many * SLACK >= few
+
+
+@LAWS
+@given(noises, rounds_, st.integers(0, 40), st.integers(1, 50), deltas)
+def test_more_colluders_never_cost_less(
+    noise: float, rounds: int, colluders: int, more: int, delta: float
+) -> None:
+    everyone, sampled = Everyone(100), FixedSize(2000, 50)
+    for sampling, privacy_model in ((everyone, SHARED), (sampled, REPLACED)):
+        one = replace(privacy_model, colluders=colluders)
+        two = replace(privacy_model, colluders=colluders + more)
+        safe = min(delta, 4e-4)
+        first = cost(noise, sampling, rounds, one, safe)
+        assert cost(noise, sampling, rounds, two, safe) * SLACK >= first
+
+
+@LAWS
+@given(noises, rates, rounds_)
+def test_a_smaller_delta_never_costs_less(noise: float, rate: float, rounds: int) -> None:
+    for sampling, privacy_model in ((Poisson(rate), ADDED), (fixed(rate), REPLACED)):
+        epsilons = [cost(noise, sampling, rounds, privacy_model, d) for d in (9e-5, 1e-7, 1e-14)]
+        assert all(low <= high * SLACK for low, high in pairwise(epsilons))
+
+
+@LAWS
+@given(noises, rates, rounds_, noises, rates, st.integers(1, 60))
+def test_one_release_more_never_costs_less(
+    noise: float, rate: float, rounds: int, other: float, other_rate: float, more: int
+) -> None:
+    """Heterogeneous rounds: also when the new release has a much finer or coarser grid."""
+    first = Release(Gaussian(noise), Poisson(rate), rounds)
+    second = Release(Gaussian(other), Poisson(other_rate), more)
+    third = Release(Laplace(10 * other), Everyone(), more)
+    alone = fast_epsilon([first], privacy_model=ADDED, delta=1e-5)
+    two = fast_epsilon([first, second], privacy_model=ADDED, delta=1e-5)
+    three = fast_epsilon([first, second, third], privacy_model=ADDED, delta=1e-5)
+    assert alone <= two * SLACK
+    assert two <= three * SLACK
+    longer = replace(second, rounds=more + 17)
+    assert two <= fast_epsilon([first, longer], privacy_model=ADDED, delta=1e-5) * SLACK
+
+
+@pytest.mark.parametrize("noise", [0.6, 1.0, 3.0])
+def test_along_a_fine_path_epsilon_never_turns_back(noise: float) -> None:
+    """Across every change of the grid: 100 rates and noises in small steps."""
+    rates = np.geomspace(5e-3, 0.9, 100)
+    by_rate = [pld_epsilon([PoissonGaussianStep(noise, q, 50)], 1e-5) or 0 for q in rates]
+    assert all(a <= b * SLACK for a, b in pairwise(by_rate))
+    noises = np.geomspace(noise, 20 * noise, 100)
+    by_noise = [pld_epsilon([FixedSizeGaussianStep(z, 0.02, 50)], 1e-5) or 0 for z in noises]
+    assert all(a * SLACK >= b for a, b in pairwise(by_noise))
+
+
+@pytest.mark.parametrize(
+    ("step", "delta"),
+    [
+        (PoissonGaussianStep(z, q, n), d)
+        for z, q, n, d in [
+            (1.0, 1e-4, 1000, 1e-5),
+            (0.5, 1e-3, 1000, 1e-8),
+            (2.0, 0.01, 100, 1e-6),
+            (1.0, 0.1, 3000, 1e-5),
+            (8.0, 0.5, 2000, 1e-5),
+            (0.4, 0.02, 10, 1e-5),
+            (5.0, 1e-3, 100_000, 1e-6),
+        ]
+    ]
+    + [(FixedSizeGaussianStep(1.0, 0.05, 200), 1e-4), (LaplaceStep(25.0, 1.0, 300), 1e-5)],
+    ids=repr,
+)
+def test_halving_the_grid_moves_epsilon_by_less_than_a_percent(step: Step, delta: float) -> None:
+    from fedveil.privacy.accountants.composition import epsilon_at, self_composed
+
+    finer, times = step.losses(interval(step) / 2), step.composed
+    pmfs = [finer._pmf_remove] if finer._symmetric else [finer._pmf_remove, finer._pmf_add]
+    better = max(epsilon_at(self_composed(pmf, times, 1 << 26), 0.999 * delta) for pmf in pmfs)
+    found = pld_epsilon([step], delta)
+    assert found is not None
+    assert better <= found * SLACK
+    assert found <= 1.003 * better
+    assert interval(step) >= 1e-5
+
+
+def test_order_and_grouping_of_releases_do_not_matter() -> None:
+    first = Release(Gaussian(1.0), Poisson(0.02), 100)
+    second = Release(Gaussian(2.0), Poisson(0.1), 50)
+    halves = [replace(first, rounds=50), replace(first, rounds=50)]
+    a = account([first, second], privacy_model=ADDED, delta=1e-5).epsilon
+    b = account([second, *halves], privacy_model=ADDED, delta=1e-5).epsilon
+    assert a == b
+    assert merged([GaussianStep(1.0, 2), GaussianStep(1.0, 3), GaussianStep(2.0, 0)]) == (
+        GaussianStep(1.0, 5),
+    )
+
+
+def test_releases_from_the_same_cohort_are_composed_inside_the_sample() -> None:
+    """Three uses of one cohort cost more than three independent cohorts, and equal joint noise."""
+    sampling, noise = Poisson(0.01), 2.0
+    same = account(
+        [Release(Gaussian(noise), sampling, 100, uses=3)], privacy_model=ADDED, delta=1e-5
+    )
+    apart = account([Release(Gaussian(noise), sampling, 300)], privacy_model=ADDED, delta=1e-5)
+    joint = Gaussian(joint_noise_multiplier(noise, noise, noise))
+    merged_ = account([Release(joint, sampling, 100)], privacy_model=ADDED, delta=1e-5)
+    assert same.epsilon > apart.epsilon
+    assert same.epsilon == pytest.approx(merged_.epsilon, rel=1e-9)
+
+
+def test_a_clip_quantile_adds_half_over_its_noise_to_mu_squared() -> None:
+    z, bit_std = 1.5, 4.0
+    joint = joint_noise_multiplier(z, quantile_noise_multiplier(bit_std))
+    assert joint**-2 == pytest.approx(z**-2 + (0.5 / bit_std) ** 2)
+    release = Release(Gaussian(joint), Everyone(), 9)
+    for adjacency, factor in ((Adjacency.ZERO_OUT, 1), (Adjacency.REPLACE, 2)):
+        privacy_model = PrivacyModel(Unit.CLIENT, adjacency, Trust.LOCAL)
+        mu = factor * math.sqrt(9 * (z**-2 + (0.5 / bit_std) ** 2))
+        from fedveil.privacy.accountants.exact import gaussian_epsilon
+
+        found = account([release], privacy_model=privacy_model, delta=1e-5)
+        assert found.epsilon == pytest.approx(gaussian_epsilon(1 / mu, 1e-5), rel=1e-9)
+
+
+MECHANISMS: list[Mechanism] = [
+    Gaussian(2.0),
+    Laplace(5.0),
+    DiscreteGaussian(2.0),
+    Zcdp(0.1),
+    DiscreteGaussianSum(1.0, 1 / 256, 0.3, 40, 1024),
+]
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda m: type(m).__name__)
+def test_replace_is_never_cheaper_than_zero_out(mechanism: Mechanism) -> None:
+    trust = Trust.CENTRAL if isinstance(mechanism, DiscreteGaussianSum) else Trust.LOCAL
+    release = Release(mechanism, RoundRobin(50, 5), 40)
+    zero, replaced = (
+        account(
+            [release], privacy_model=PrivacyModel(Unit.CLIENT, adjacency, trust), delta=1e-5
+        ).epsilon
+        for adjacency in (Adjacency.ZERO_OUT, Adjacency.REPLACE)
+    )
+    assert zero <= replaced
+    if not isinstance(mechanism, Zcdp):  # rho is stated for the adjacency in use
+        assert zero < replaced
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda m: type(m).__name__)
+def test_no_rounds_cost_nothing(mechanism: Mechanism) -> None:
+    privacy_model = replace(SHARED, trust=Trust.CENTRAL)
+    found = account([Release(mechanism, Everyone(), 0)], privacy_model=privacy_model, delta=1e-5)
+    assert found.epsilon == 0
+
+
+def test_schedules_charge_the_unluckiest_client() -> None:
+    """7 rounds of 3 out of 10: somebody takes part three times, not 2.1."""
+    for sampling in (RoundRobin(10, 3), Balanced(10, 3, 7)):
+        scheduled = account(
+            [Release(Gaussian(2.0), sampling, 7)], privacy_model=replace(SHARED), delta=1e-3
+        )
+        three = account([Release(Gaussian(2.0), Everyone(3), 3)], privacy_model=SHARED, delta=1e-3)
+        assert scheduled.epsilon == three.epsilon
+        assert scheduled.participations == 3
+
+
+def test_a_cap_never_helps_the_client_and_hardly_hurts_far_above_the_mean() -> None:
+    plain = fast_epsilon(
+        [Release(Gaussian(1.348), Poisson(0.04), 100)], privacy_model=ADDED, delta=1e-5
+    )
+    costs = [
+        fast_epsilon(
+            [Release(Gaussian(1.348), CappedPoisson(3400, 0.04, cap), 100)],
+            privacy_model=ADDED,
+            delta=1e-5,
+        )
+        for cap in (140, 160, 180, 220)
+    ]
+    assert all(a >= b * (1 - 1e-6) for a, b in pairwise(costs))
+    assert plain * (1 - 1e-6) <= costs[-1] <= plain * 1.001
+
+
+def test_every_client_pays_for_its_own_participations() -> None:
+    counts = np.array([0, 3, 10, 3, 84, 10])
+    found = per_client_epsilons(counts, mechanism=Gaussian(3.0), privacy_model=SHARED, delta=1e-5)
+    assert found[0] == 0
+    assert found[1] == found[3] < found[2] == found[5] < found[4]
+    for count, epsilon in zip(counts, found, strict=True):
+        alone = account(
+            [Release(Gaussian(3.0), Everyone(), int(count))], privacy_model=SHARED, delta=1e-5
+        )
+        assert epsilon == alone.epsilon
+    halved = per_client_epsilons(
+        counts,
+        mechanism=Gaussian(3.0),
+        privacy_model=replace(SHARED, colluders=5),
+        delta=1e-5,
+        sampling=FixedSize(100, 10),
+    )
+    thinner = per_client_epsilons(
+        counts, mechanism=Gaussian(3.0 / math.sqrt(2)), privacy_model=SHARED, delta=1e-5
+    )
+    assert halved == pytest.approx(thinner, rel=1e-9)
+    many = per_client_epsilons(
+        np.random.default_rng(1).integers(0, 50, 1_000_000),
+        mechanism=Gaussian(3.0),
+        privacy_model=SHARED,
+        delta=1e-5,
+    )
+    assert many.shape == (1_000_000,)
+
+
+def test_tuning_is_never_free() -> None:
+    release = [Release(Gaussian(1.5), Poisson(0.02), 50)]
+    once = account(release, privacy_model=ADDED, delta=1e-5)
+    assert (
+        account(release, privacy_model=ADDED, delta=1e-5, tuning=AllRuns(1)).epsilon == once.epsilon
+    )
+    few = account(release, privacy_model=ADDED, delta=1e-5, tuning=AllRuns(3)).epsilon
+    many = account(release, privacy_model=ADDED, delta=1e-5, tuning=AllRuns(10)).epsilon
+    assert once.epsilon < few < many
+    random_few = account(release, privacy_model=ADDED, delta=1e-5, tuning=RandomRuns(3)).epsilon
+    random_many = account(release, privacy_model=ADDED, delta=1e-5, tuning=RandomRuns(30)).epsilon
+    assert once.epsilon < random_few < random_many
+    thirty = account(release, privacy_model=ADDED, delta=1e-5, tuning=AllRuns(30)).epsilon
+    assert random_many < thirty
+
+
+def test_queries_are_pure_and_cached() -> None:
+    release = [Release(Gaussian(1.1), Poisson(0.01), 1000)]
+    first = account(release, privacy_model=ADDED, delta=1e-5)
+    first.alternatives["pld"] = 0.0  # a copy: nothing a caller does reaches the next answer
+    again = account(tuple(release), privacy_model=ADDED, delta=1e-5)
+    assert again is first
+    assert again.alternatives["pld"] == again.epsilon
+
+
+def test_a_block_too_large_to_compose_is_left_to_other_accountants() -> None:
+    step = PoissonGaussianStep(0.5, 0.9, 3_000_000)
+    assert _block(step) is None
+    assert pld_epsilon([step], 1e-5) is None
+    found = fast_epsilon(
+        [Release(Gaussian(0.5), Poisson(0.9), 3_000_000)], privacy_model=ADDED, delta=1e-5
+    )
+    assert math.isfinite(found)
+
+
+def test_default_delta() -> None:
+    assert default_delta(100) == 1e-5
+    assert default_delta(10**6) == pytest.approx(10**-6.6)
+
+
+def test_the_same_question_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calibration asks the quick accountants again and again; only new questions cost time."""
+    asked = []
+    counted = Accountant("pld", lambda *args: asked.append(args) or 1.0, "made up", tight=True)
+    monkeypatch.setattr(accountants, "ACCOUNTANTS", (counted,))
+    release = Release(Gaussian(1.2345), Poisson(0.0321), 17)
+    for _ in range(3):
+        fast_epsilon([release], privacy_model=ADDED, delta=1.5e-6)
+    assert len(asked) == 1
+    accounting.bounds.cache_clear()  # of the answer that was made up
+
+
+@pytest.mark.parametrize("cohort", [1.05, 1.5, 1.9, 10.9])
+def test_honest_shares_are_a_part_of_the_cohort_that_is_expected(cohort: float) -> None:
+    """Each brings 1 / sqrt(cohort) of the noise, whether or not the cohort is a whole number."""
+    sampling = Poisson(cohort / 100, 100)
+    privacy_model = PrivacyModel(
+        Unit.CLIENT, Adjacency.ZERO_OUT, Trust.DISTRIBUTED, honest_shares=1
+    )
+    found = account(
+        [Release(Gaussian(4.0), sampling, 3, participations=3)],
+        privacy_model=privacy_model,
+        delta=1e-5,
+    )
+    alone = [Release(Gaussian(4.0 / math.sqrt(cohort)), Everyone(), 3)]
+    local = replace(privacy_model, trust=Trust.LOCAL, honest_shares=None)
+    assert found.epsilon == pytest.approx(account(alone, privacy_model=local, delta=1e-5).epsilon)

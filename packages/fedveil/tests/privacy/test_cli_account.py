@@ -1,0 +1,476 @@
+"""`fedveil account` and `fedveil calibrate`: numbers, keys, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fedveil.cli import main
+from fedveil.privacy.guarantee import Guarantee
+
+KEYS = {
+    "epsilon", "delta", "noise_multiplier", "unit", "adjacency", "trust", "sampling", "accountant",
+    "alternatives", "certified", "statement",
+}  # fmt: skip
+
+
+def run(capsys: pytest.CaptureFixture[str], line: str) -> dict[str, Any]:
+    code = main([*line.split(), "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert err == ""
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
+def fail(capsys: pytest.CaptureFixture[str], line: str) -> str:
+    code = main(line.split())
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert err.startswith("fedveil: ")
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("line", "epsilon", "expected"),
+    [
+        (
+            "account --noise-multiplier 1.0 --sampling poisson --rate 0.05 --rounds 200 "
+            "--delta 2.34e-4",
+            3.7005,
+            {"sampling": "poisson", "adjacency": "zero-out", "accountant": "pld"},
+        ),
+        (
+            "account --noise-multiplier 2.0 --sampling fixed --clients 2000 --cohort 100 "
+            "--rounds 200 --delta 2.34e-4",
+            4.3138,
+            {"sampling": "fixed", "adjacency": "replace", "noise_multiplier": 2.0},
+        ),
+        (
+            "account --noise-multiplier 3.0 --trust local --adjacency replace --rounds 7 "
+            "--delta 1e-6",
+            9.4570,
+            {"sampling": "everyone", "accountant": "exact", "participations": 7},
+        ),
+        (
+            "account --noise-multiplier 1.8981 --trust distributed --clients 10 --rounds 10 "
+            "--delta 1e-5 --honest-shares 5",
+            12.256,
+            {"adjacency": "zero-out", "certified": False, "honest_shares": 5},
+        ),
+        (
+            "account --noise-multiplier 1.8981 --trust distributed --clients 10 --rounds 10 "
+            "--delta 1e-5 --colluders 5",
+            12.256,
+            {"honest_shares": 5},
+        ),
+        (
+            "account --mechanism laplace --scale-multiplier 10 --sampling round-robin "
+            "--clients 100 --cohort 10 --rounds 100 --trust local --adjacency zero-out --delta 0",
+            1.0,
+            {"accountant": "pure", "participations": 10, "certified": True},
+        ),
+        (
+            "account --scale-multiplier 100 --trust local --rounds 100 --delta 1e-5",
+            0.7146,
+            {"accountant": "pld", "adjacency": "replace"},
+        ),
+        ("account --rho 0.5 --trust local --rounds 1 --delta 1e-5", 4.7285, {"accountant": "rdp"}),
+        (
+            "account --mechanism discrete-gaussian-sum --clip-norm 1 --granularity 0.015625 "
+            "--share-std 0.1 --shares 100 --dimension 4096 --trust distributed --rounds 10 "
+            "--delta 1e-5",
+            22.289,
+            {"certified": True, "honest_shares": 100},
+        ),
+        (
+            "account --mechanism discrete-gaussian --noise-multiplier 1 --trust local "
+            "--adjacency zero-out --rounds 1 --delta 1e-5",
+            4.7285,
+            {"certified": True},
+        ),
+        (
+            "account --noise-multiplier 3 --sampling balanced --clients 16 --cohort 10 --rounds 20 "
+            "--delta 1e-4",
+            None,
+            {"participations": 13, "adjacency": "zero-out"},
+        ),
+        (
+            "account --noise-multiplier 1.348 --rate 0.04 --cap 196 --clients 3400 --rounds 1000 "
+            "--delta 2.9e-4",
+            4.006,
+            {"sampling": "capped-poisson"},
+        ),
+        (
+            "account --noise-multiplier 1 --rate 0.05 --rounds 200 --delta 2.34e-4 "
+            "--tuning-mean 10 --tuning-repeats logarithmic",
+            7.220,
+            {"accountant": "rdp"},
+        ),
+        (
+            "account --noise-multiplier 1 --rate 0.05 --rounds 200 --delta 2.34e-4 "
+            "--tuning-runs 25",
+            25.59,
+            {},
+        ),
+        (
+            "account --noise-multiplier 1 --rate 0.05 --clients 2000 --rounds 200",
+            None,
+            {"delta": 1e-5},
+        ),
+        (
+            "account --noise-multiplier 1 --rate 0.05 --rounds 2 --delta 1e-5 --entropy seeded",
+            None,
+            {"certified": False, "entropy": "seeded"},
+        ),
+    ],
+)
+def test_described_mechanisms(
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    epsilon: float | None,
+    expected: dict[str, object],
+) -> None:
+    document = run(capsys, line)
+    assert set(document) >= KEYS
+    if epsilon is not None:
+        assert document["epsilon"] == pytest.approx(epsilon, rel=0.005)
+    for name, value in expected.items():
+        assert document[name] == value
+    assert document["epsilon"] == min(document["alternatives"].values())
+    assert Guarantee.from_dict(document).epsilon == document["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        (
+            "calibrate --epsilon 4 --delta 1e-5 --sampling poisson --rate 0.01 --rounds 1000",
+            "noise_multiplier",
+            0.7347,
+        ),
+        (
+            "calibrate --epsilon 8 --delta 1e-5 --trust distributed --rounds 10",
+            "noise_multiplier",
+            1.8981,
+        ),
+        (
+            "calibrate --epsilon 1 --delta 0 --mechanism laplace --trust local --rounds 10",
+            "scale_multiplier",
+            20.0,
+        ),
+        (
+            "calibrate --epsilon 4 --delta 1e-4 --sampling fixed --clients 2000 --cohort 100 "
+            "--rounds 50",
+            "noise_multiplier",
+            None,
+        ),
+        (
+            "calibrate --epsilon 8 --delta 1e-5 --mechanism discrete-gaussian-sum --clip-norm 1 "
+            "--granularity 0.001 --shares 100 --dimension 1024 --trust distributed --rounds 10",
+            "share_std",
+            None,
+        ),
+        (
+            "calibrate --find rounds --epsilon 2 --delta 1e-5 --noise-multiplier 1.1 --rate 0.01",
+            "rounds",
+            None,
+        ),
+        (
+            "calibrate --find rounds --epsilon 2 --delta 1e-4 --noise-multiplier 9 --trust "
+            "distributed --sampling balanced --clients 50 --cohort 5",
+            "rounds",
+            None,
+        ),
+        (
+            "calibrate --find rate --epsilon 2 --delta 1e-5 --noise-multiplier 1.1 --rounds 100",
+            "rate",
+            None,
+        ),
+        (
+            "calibrate --find rate --epsilon 2 --delta 1e-4 --noise-multiplier 2 --rounds 100 "
+            "--sampling fixed --clients 1000",
+            "cohort",
+            None,
+        ),
+    ],
+)
+def test_calibrations(
+    capsys: pytest.CaptureFixture[str], line: str, name: str, value: float | None
+) -> None:
+    document = run(capsys, line)
+    assert set(document) >= KEYS | {"target_epsilon", "found"}
+    assert document["epsilon"] <= document["target_epsilon"]
+    assert document["epsilon"] >= 0.95 * document["target_epsilon"]
+    if value is not None:
+        assert document["found"][name] == pytest.approx(value, rel=0.002)
+    assert list(document["found"]) == [name]
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        ("account", "--rounds"),
+        ("account --rounds 10", "--noise-multiplier"),
+        ("account --rounds 10 --noise-multiplier 1", "--delta"),
+        ("account --rounds ten --noise-multiplier 1 --delta 1e-5", "--rounds"),
+        ("account --rounds -3 --noise-multiplier 1 --delta 1e-5", "rounds"),
+        ("account --rounds 3 --noise-multiplier -1 --delta 1e-5", "noise_multiplier"),
+        ("account --rounds 3 --noise-multiplier nan --delta 1e-5", "noise_multiplier"),
+        ("account --rounds 3 --noise-multiplier inf --delta 1e-5", "noise_multiplier"),
+        ("account --rounds 3 --noise-multiplier 1 --delta nan", "delta"),
+        ("account --rounds 3 --noise-multiplier 1 --delta 1", "delta"),
+        ("account --rounds 3 --noise-multiplier 1 --delta 0.5 --population 10", "delta"),
+        ("account --rounds 3 --noise-multiplier 1 --delta .1 --rate 1.5", "rate"),
+        ("account --rounds 3 --noise-multiplier 1 --delta .1 --rate 0.1 --cohort 3", "--cohort"),
+        ("account --rounds 3 --noise-multiplier 1 --delta .1 --sampling poisson", "--rate"),
+        ("account --rounds 3 --noise-multiplier 1 --delta .1 --sampling fixed", "--clients"),
+        (
+            "account --rounds 3 --noise-multiplier 1 --delta .1 --sampling fixed --clients 5 "
+            "--cohort 9",
+            "cohort",
+        ),
+        (
+            "account --rounds 3 --noise-multiplier 1 --delta .1 --sampling everyone --rate 1",
+            "--rate",
+        ),
+        (
+            "account --rounds 3 --noise-multiplier 1 --rho 1 --delta 1e-5 --mechanism zcdp",
+            "--noise",
+        ),
+        ("account --rounds 3 --noise-multiplier 1 --delta .1 --trust blind", "--trust"),
+        (
+            "account --rounds 3 --noise-multiplier 1 --delta 1e-3 --trust local --rate 0.1",
+            "sampling",
+        ),
+        ("account --rounds 3 --noise-multiplier 1 --delta .1 --tuning-mean 0.5", "mean"),
+        (
+            "account --rounds 3 --noise-multiplier 1 --delta .1 --tuning-mean 2 --tuning-runs 2",
+            "--tuning-runs",
+        ),
+        ("account --rounds 3 --noise-multiplier 1 --delta .1 --banana 3", "--banana"),
+        (
+            "account --rounds 3 --noise-multiplier 1 --delta .1 --participations 4",
+            "participations",
+        ),
+        ("account --rounds 999999999999999999999 --noise-multiplier 1 --delta 1e-5", "rounds"),
+        ("account --paper hu --rounds 3 --delta 1e-5", "--clients"),
+        ("calibrate --delta 1e-5 --rounds 3", "--epsilon"),
+        ("calibrate --epsilon 0 --delta 1e-5 --rounds 3", "epsilon"),
+        ("calibrate --epsilon -1 --delta 1e-5 --rounds 3", "epsilon"),
+        ("calibrate --epsilon 1 --delta 1e-5", "--rounds"),
+        (
+            "calibrate --epsilon 1 --delta 1e-5 --rounds 3 --noise-multiplier 2",
+            "--noise-multiplier",
+        ),
+        ("calibrate --epsilon 1 --delta 1e-5 --rounds 3 --mechanism zcdp", "zcdp"),
+        ("calibrate --find rounds --epsilon 1 --delta 1e-5 --rounds 3", "--rounds"),
+        ("calibrate --find rate --epsilon 1 --delta 1e-5 --rounds 3 --rate 0.1", "--rate"),
+        (
+            "calibrate --find rounds --epsilon 0.01 --delta 1e-9 --noise-multiplier 0.1 --rate 0.9",
+            "single round",
+        ),
+        ("calibrate --epsilon 1 --delta 0 --rounds 3", "no amount of noise"),
+    ],
+)
+def test_mistakes_give_one_line_that_names_them(
+    capsys: pytest.CaptureFixture[str], line: str, word: str
+) -> None:
+    assert word in fail(capsys, line)
+
+
+@pytest.mark.parametrize(
+    ("line", "claimed", "proved"),
+    [
+        (
+            "account --paper liang --noise-multiplier 1 --clients 2000 --cohort 100 --rounds 200 "
+            "--delta 2.34e-4",
+            8.66,
+            [22.31, 4.314],
+        ),
+        (
+            "account --paper liang --sampling poisson --noise-multiplier 1 --clients 2000 "
+            "--cohort 100 --rounds 200 --delta 2.34e-4",
+            5.07,
+            [3.701],
+        ),
+        (
+            "account --paper fu --scale-multiplier 10 --clients 100 --cohort 10 --rounds 100 "
+            "--delta 0",
+            1.0,
+            [2.0, 1.0],
+        ),
+        (
+            "account --paper fu --noise-multiplier 2 --clients 100 --cohort 10 --rounds 100 "
+            "--delta 1e-5",
+            5.365,
+            [None, None],
+        ),
+        (
+            "account --paper hu --gradient-std 0.0048068 --clip-norm 1 --batch-size 244 --records "
+            "2440 --local-steps 10 --clients 16 --cohort 10 --rounds 20 --delta 1e-4",
+            10.0,
+            [40.99, "refused"],
+        ),
+        (
+            "account --paper cheng --noise-multiplier 1.348 --clients 3400 --rate 0.04 "
+            "--rounds 1000 --delta 2.9e-4",
+            2.678,
+            [4.005, 26.4, "refused"],
+        ),
+    ],
+)
+def test_papers_beside_proofs(
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    claimed: float,
+    proved: list[float | str | None],
+) -> None:
+    document = run(capsys, line)
+    assert document["claimed"]["value"] == pytest.approx(claimed, rel=0.005)
+    assert document["claimed"]["certified"] is False
+    assert len(document["proved"]) == len(proved)
+    for found, expected in zip(document["proved"], proved, strict=True):
+        if expected == "refused":
+            assert found["epsilon"] is None
+            assert found["reason"]
+        elif expected is not None:
+            assert found["epsilon"] == pytest.approx(expected, rel=0.005)
+    assert main(line.split()) == 0
+    text = capsys.readouterr().out
+    assert "claimed" in text
+
+
+def test_people_get_a_table_and_a_statement(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "account --noise-multiplier 1 --rate 0.05 --rounds 200 --delta 2.34e-4"
+    assert main(line.split()) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "3.700" in out
+    assert "Whoever sees every released model" in " ".join(out.split())
+    line = "calibrate --epsilon 4 --delta 1e-5 --rate 0.01 --rounds 100"
+    assert main(line.split()) == 0
+    assert "noise multiplier" in capsys.readouterr().out
+
+
+NUMBERS = st.sampled_from(
+    [
+        *("-1", "0", "1", "2", "7", "0.5", "0.01", "1e-5", "1e-12", "1e-300", "5e-324", "1e300"),
+        *("1e400", "nan", "inf", "-inf", "-0.0", "3.7", "100", "10000", "1000000", "999999999999"),
+        *("1e3", "x", "0x10", "\uff11"),
+    ]
+)
+CHOICES = {
+    "--mechanism": ["gaussian", "laplace", "discrete-gaussian", "discrete-gaussian-sum", "zcdp"],
+    "--sampling": ["poisson", "fixed", "capped-poisson", "round-robin", "everyone", "balanced"],
+    "--trust": ["central", "distributed", "local"],
+    "--adjacency": ["add-remove", "replace", "zero-out"],
+    "--unit": ["client", "record"],
+    "--arithmetic": ["exact", "idealised"],
+    "--entropy": ["system", "seeded"],
+    "--tuning-repeats": ["geometric", "logarithmic", "poisson"],
+    "--paper": ["fu", "hu", "liang", "cheng"],
+}
+NUMERIC = [
+    *("--noise-multiplier", "--scale-multiplier", "--rho", "--clip-norm", "--granularity"),
+    *("--share-std", "--shares", "--dimension", "--rounding-beta", "--rate", "--clients"),
+    *("--cohort", "--cap", "--uses", "--participations", "--delta", "--population"),
+    *("--colluders", "--honest-shares", "--tuning-runs", "--tuning-mean", "--c2"),
+    *("--gradient-std", "--batch-size", "--local-steps", "--records"),
+]
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """A sensible command with a few arguments replaced or added at random."""
+    parts = {"--noise-multiplier": "1.5", "--rate": "0.1", "--rounds": "20", "--delta": "1e-6"}
+    for _ in range(draw(st.integers(1, 4))):
+        if draw(st.booleans()):
+            parts[draw(st.sampled_from([*NUMERIC, "--rounds"]))] = draw(NUMBERS)
+        else:
+            name = draw(st.sampled_from(sorted(CHOICES)))
+            parts[name] = draw(st.sampled_from(CHOICES[name]))
+    for name in draw(st.lists(st.sampled_from(sorted(parts)), max_size=2, unique=True)):
+        del parts[name]
+    words = [word for pair in parts.items() for word in pair]
+    if draw(st.integers(0, 3)) == 0 and "--paper" not in parts:
+        words = [w for w in words if w not in ("--c2",)]
+        return ["calibrate", "--epsilon", draw(NUMBERS), *words]
+    return ["account", *words]
+
+
+@settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(command_lines())
+def test_random_arguments_give_an_answer_or_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    code = main([*words, "--json"])
+    out, err = capsys.readouterr()
+    if code == 0:
+        document = json.loads(out)
+        assert err == ""
+        assert document["epsilon"] is None or document["epsilon"] >= 0
+    else:
+        assert code == 2, (words, err)
+        assert out == ""
+        assert err.startswith("fedveil: ")
+        assert err.count("\n") == 1
+
+
+def test_account_never_imports_torch() -> None:
+    code = (
+        "import sys; from fedveil.cli import main; "
+        "main('account --noise-multiplier 1 --rate 0.1 --rounds 5 --delta 1e-5 --json'.split()); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+HOSPITALS = "--batch-rate 0.0256 --rounds 782 --delta 1e-5"
+
+
+def test_secret_batches_show_a_record_and_a_person_beside_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    answer = run(capsys, f"account {HOSPITALS} --noise-multiplier 1 --records-per-person 4")
+    assert answer["unit"] == "record"
+    assert answer["epsilon"] == pytest.approx(4.517, abs=0.002)
+    assert answer["person"] == {"records": 4, "epsilon": pytest.approx(24.27, abs=0.01)}
+    shared = run(capsys, f"account {HOSPITALS} --noise-multiplier 1 --uses 2")
+    assert shared["epsilon"] == pytest.approx(10.10, abs=0.01)  # one coin for both releases
+
+
+def test_calibrated_secret_batches_keep_to_the_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    ask = f"calibrate --epsilon 3 {HOSPITALS}"
+    records = run(capsys, f"{ask} --records-per-person 2")
+    assert records["epsilon"] <= 3 < records["person"]["epsilon"]
+    persons = run(capsys, f"{ask} --sites-per-person 2")
+    assert persons["unit"] == "person"
+    assert persons["found"]["noise_multiplier"] > records["found"]["noise_multiplier"] > 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "--sites-per-person 2 --unit record",
+        "--records-per-person 2 --unit client",
+        "--unit client --adjacency add-remove",
+        "--batch-rate 0.1 --rate 0.1",
+    ],
+)
+def test_units_that_do_not_fit_are_refused(capsys: pytest.CaptureFixture[str], wrong: str) -> None:
+    fail(capsys, f"account {HOSPITALS} --noise-multiplier 1 {wrong}")

@@ -1,0 +1,136 @@
+"""The tree is as docs/architecture.md draws it, and a round enters few of its folders."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+from tests.paths import ROOT, SOURCES
+
+import fedveil
+from fedveil.planning import recipe as recipes
+from fedveil.planning.assemble import federation_of, plan_of
+from fedveil.run.directory import RunDirectory
+from fedveil.run.run import Run
+from tools import lines
+
+PACKAGE = Path(fedveil.__file__).parent
+MOST_FOLDERS = 10
+MOST_BORDERS = 20  # pairs of folders with a call from the first into the second
+BACKWARDS = {("training", "run")}  # a masked sum takes each update as soon as it is there
+
+RECIPES = {
+    "trusted server": {"training.method": "dp-fedavg", "training.sampling": "poisson"},
+    "tracked clip, network": {
+        "training.method": "dp-fedavg",
+        "privacy.clip_quantile": 0.5,
+        "model.name": "mlp",
+        "model.hidden": [8],
+    },
+    "masked sum": {
+        "training.method": "ddgauss",
+        "aggregation.secure": "masked",
+        "aggregation.dropout": 0.1,
+    },
+    "record level": {
+        "training.method": "dp-sgd",
+        "training.batch_size": 8,
+        "aggregation.secure": "masked",
+    },
+}
+
+
+def folder_of(code: CodeType) -> str | None:
+    """The package's folder that a function is written in; None for anybody else's."""
+    path = Path(code.co_filename)
+    return path.relative_to(PACKAGE).parts[0] if path.is_relative_to(PACKAGE) else None
+
+
+def borders(work: Callable[[], Any]) -> tuple[set[str], Counter[tuple[str, str]]]:
+    """The folders that are entered, and how often a call leads from one into another."""
+    folders: dict[CodeType, str | None] = {}
+    crossed: Counter[tuple[str, str]] = Counter()
+    stack: list[str] = []
+
+    def profile(frame: FrameType, event: str, arg: object) -> None:
+        code = frame.f_code
+        if code not in folders:
+            folders[code] = folder_of(code)
+        folder = folders[code]
+        if folder is None:
+            return
+        if event == "call":
+            if stack and stack[-1] != folder:
+                crossed[stack[-1], folder] += 1
+            stack.append(folder)
+        elif event == "return" and stack:
+            stack.pop()
+
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return {folder for folder in folders.values() if folder is not None}, crossed
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_protected_round_enters_few_folders_and_never_goes_back(
+    name: str, tmp_path: Path
+) -> None:
+    usual = {"training.rounds": 3, "training.local_steps": 2, "privacy.epsilon": 8.0}
+    cohort = {"training.cohort": 8, "data.clients": 24}
+    recipe = recipes.with_defaults(recipes.parse({}, values=usual | cohort | RECIPES[name]))
+    plan = plan_of(recipe, federation_of(recipe.data))
+    run = Run(plan, every=100).keep_in(RunDirectory.create(tmp_path / "r", plan, {}))
+    reports = iter(run)
+    next(reports)
+    folders, crossed = borders(lambda: next(reports))
+    run.close()
+    assert {"run", "training", "privacy"} <= folders  # something was measured
+    assert "planning" not in folders  # a plan is data: no round runs code of it
+    assert len(folders) <= MOST_FOLDERS, (sorted(folders), crossed)
+    assert len(crossed) <= MOST_BORDERS, sorted(crossed)
+    height = {name: place for place, name in enumerate(layers())}
+    assert {pair for pair in crossed if height[pair[0]] < height[pair[1]]} <= BACKWARDS
+
+
+def layers() -> list[str]:
+    """The folders of the package, lowest first, as `lint-imports` checks them."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (folders,) = (one["layers"] for one in contracts if one.get("containers") == ["fedveil"])
+    return list(folders[::-1])
+
+
+def test_the_page_lists_the_folders_in_the_order_that_is_checked() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert re.findall(r"^\| `(\w+)/` \|", page, re.MULTILINE) == layers()
+    assert set(layers()) == {
+        path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()
+    }
+    assert len(layers()) <= 10
+
+
+def test_one_name_is_one_class() -> None:
+    """A reader who has met a `Plan` need not ask which; private names stay in their file."""
+    for source in SOURCES[:2]:
+        classes = Counter(
+            name
+            for path in source.rglob("*.py")
+            for name in re.findall(r"^class ([A-Za-z]\w*)", path.read_text(), re.MULTILINE)
+        )
+        assert [name for name, count in classes.items() if count > 1] == []
+
+
+def test_code_is_counted_without_blank_lines_comments_and_docstrings() -> None:
+    text = '"""A page\n\nof text."""\n\nx = 1  # one\n# two\n\n\ndef f():\n    """Three."""\n'
+    text += '    return """not\n    a docstring"""\n'
+    assert lines.code_in(text) == 4

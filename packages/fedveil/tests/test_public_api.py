@@ -1,0 +1,174 @@
+"""What `import fedveil` offers: the listed names alone, typed, documented and shown briefly."""
+
+from __future__ import annotations
+
+import dataclasses
+import doctest
+import inspect
+import rlcompleter
+import subprocess
+import sys
+import textwrap
+from html.parser import HTMLParser
+
+import pytest
+from tests.paths import ROOT
+
+import fedveil as fv
+
+SOME = ("Federation", "Gaussian", "NoisePlacement", "Poisson", "Trust", "Unit", "UpdatePipeline")
+
+
+def test_dir_shows_the_public_names_and_nothing_else() -> None:
+    assert dir(fv) == sorted(fv.__all__)
+    assert len(set(fv.__all__)) == len(fv.__all__)
+    assert set(SOME) <= set(dir(fv))
+    assert not any(name.startswith("_") for name in dir(fv))
+
+
+def test_dir_stays_the_same_when_submodules_are_loaded() -> None:
+    import fedveil.cli
+    import fedveil.planning.plan
+
+    assert fedveil.planning.plan.plan is fv.plan
+    assert dir(fv) == sorted(fv.__all__)
+
+
+@pytest.mark.parametrize("name", fv.__all__)
+def test_every_public_object_is_there_and_says_what_it_is(name: str) -> None:
+    thing = getattr(fv, name)
+    text = inspect.getdoc(thing) or ""
+    assert text
+    assert not text.startswith(f"{name}("), "that is what dataclass writes by itself"
+
+
+def test_a_notebook_completes_the_names() -> None:
+    found = rlcompleter.Completer({"fv": fv}).attr_matches("fv.dp_f")
+    assert {match.rstrip("(") for match in found} == {"fv.dp_fed", "fv.dp_fedavg"}
+
+
+@pytest.mark.parametrize("name", fv.__all__)
+def test_examples_in_docstrings_run(name: str) -> None:
+    thing = getattr(fv, name)
+    finder = doctest.DocTestFinder(recurse=inspect.isclass(thing))
+    home = sys.modules[thing.__module__]
+    for example in finder.find(thing, name, module=home, globs={**vars(home), "fv": fv}):
+        assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_some_docstrings_have_examples() -> None:
+    shown = (fv.load, fv.Federation.from_arrays, fv.account, fv.calibrate_noise, fv.Clip)
+    for thing in (*shown, fv.LearningRate, fv.Budget, fv.build, fv.plan, fv.Run):
+        assert ">>>" in (thing.__doc__ or ""), thing
+
+
+def test_the_example_of_the_package_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (fv.__doc__ or "").splitlines()
+    code = textwrap.dedent("\n".join(line for line in lines if line.startswith("    ")))
+    assert "rounds=60" in code
+    exec(code.replace("rounds=60", "rounds=2"), {})
+    assert "epsilon 8" in capsys.readouterr().out
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        fv.no_such_name  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_asking_for_an_epsilon_does_not_load_torch() -> None:
+    code = (
+        "import sys, fedveil as fv; "
+        "release = fv.Release(fv.Gaussian(1.0), fv.Poisson(0.1), 10); "
+        "'torch' in sys.modules and sys.exit('torch was loaded')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def shown() -> list[object]:
+    federation = fv.load("digits", clients=20)
+    method = fv.dp_fedavg(
+        rounds=2,
+        cohort=fv.CohortRule(size=5),
+        local=fv.LocalTraining(fv.LearningRate(0.5), epochs=1),
+        clip=fv.Clip(1.0),
+    )
+    model = fv.build("logistic", federation)
+    plan = fv.plan(method, federation, model, budget=fv.Budget(epsilon=8), seed=0)
+    return [federation, method, plan, plan.guarantee, fv.Run(plan)]
+
+
+def measured() -> list[object]:
+    """What a run and a model are told about: a round, and figures on rows."""
+    round_report = fv.RoundReport(3, None, 1.5, fv.Metrics(0.25, 0.9), None, {"clip_norm": 0.5})
+    bins = tuple((10, 0.5, 0.5) for _ in range(15))
+    scores = fv.Scores(1200, {"accuracy": 0.9, "F1": None}, {"accuracy": 0.5}, "A", True, bins)
+    return [round_report, scores]
+
+
+class Tags(HTMLParser):
+    """Fails on a tag that is not closed in its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_objects_show_themselves_in_one_line_and_as_a_table() -> None:
+    for thing in (*shown(), *measured()):
+        text = repr(thing)
+        assert text.startswith(f"<{type(thing).__name__}")
+        assert len(text) < 300
+        assert "\n" not in text
+        tags = Tags()
+        tags.feed(thing._repr_html_())  # type: ignore[attr-defined]
+        assert tags.open == []
+        assert "tensor" not in text
+
+
+def test_what_is_shown_is_what_is_there() -> None:
+    federation, method, plan, guarantee, run = map(repr, shown())
+    assert "digits" in federation
+    assert "clients 20" in federation
+    assert "rounds 2" in method
+    assert "clip norm 1" in method
+    assert "noise CentralNoise" in method
+    assert "epsilon 8" in plan
+    assert "seed 0" in plan
+    assert "certified no" in guarantee
+    assert "rounds 0 of 2" in run
+    round_report, scores = map(repr, measured())
+    wanted = "loss 0.25, accuracy 0.9, epsilon so far 1.5, clip_norm 0.5"
+    assert round_report == f"<RoundReport 3: {wanted}>"
+    assert scores == "<Scores on 1,200 rows: clearly better yes, accuracy 0.9 (constant: 0.5)>"
+
+
+def test_a_method_without_protection_says_so() -> None:
+    local = fv.LocalTraining(fv.LearningRate(0.5), epochs=1)
+    assert "noise none" in repr(fv.fedavg(rounds=2, cohort=fv.CohortRule(size=5), local=local))
+
+
+def test_names_of_the_data_are_escaped_in_html() -> None:
+    federation = dataclasses.replace(fv.load("digits"), name="<b>a & b</b>")
+    assert "&lt;b&gt;a &amp; b&lt;/b&gt;" in federation._repr_html_()
+
+
+def test_a_repr_starts_no_accounting() -> None:
+    _, _, plan, _, _ = shown()
+    assert isinstance(plan, fv.Plan)
+    anew = dataclasses.replace(plan, seed=1)
+    assert "guarantee" not in vars(anew)
+    assert "epsilon" not in repr(anew)
+    assert "guarantee" not in vars(anew)
+
+
+def test_examples_of_the_glossary_run() -> None:
+    page = ROOT / "docs" / "glossary.md"
+    result = doctest.testfile(str(page), module_relative=False)
+    assert result.attempted > 10
+    assert result.failed == 0

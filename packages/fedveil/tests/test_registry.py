@@ -1,0 +1,135 @@
+"""Names of methods, data sets and models: whose they are, and what happens when things go wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedveil.core.errors import ConfigError
+from fedveil.core.registry import Registry
+from fedveil.methods import registry
+from fedveil.methods.dp_fedavg import from_recipe as dp_fedavg_recipe
+from fedveil.methods.registry import METHODS, Key, MethodEntry, method, method_of
+from fedveil.planning import recipe as recipes
+from fedveil.training.models.zoo import MODELS
+
+
+@pytest.fixture
+def fruit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry[object]:
+    """A registry with one good and one broken package installed."""
+    (tmp_path / "good_fruit.py").write_text("PEAR = 'a pear'\n")
+    (tmp_path / "bad_fruit.py").write_text("raise RuntimeError('rotten')\n")
+    info = tmp_path / "fruit-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fruit\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[test.fruit]\npear = good_fruit:PEAR\nplum = bad_fruit:PLUM\nfig = good_fruit\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return Registry("fruit", "test.fruit", None, str)
+
+
+def test_what_is_asked_for_is_found_although_another_package_is_broken(
+    fruit: Registry[object],
+) -> None:
+    assert fruit.find("pear", "basket") == "a pear"
+    with pytest.raises(ConfigError, match=r"bad_fruit:PLUM cannot be imported .*rotten"):
+        fruit.find("plum", "basket")
+    with pytest.raises(ConfigError, match="good_fruit registers nothing of that name"):
+        fruit.find("fig", "basket")
+
+
+def test_a_name_stays_with_whoever_had_it_first() -> None:
+    fruit: Registry[str] = Registry("fruit", "test.no-such-group", None)
+    fruit.add("apple", "red", "here", ("pomme",))
+    fruit.add("apple", "green", "here", ("pomme",))  # the same cell of a notebook, run again
+    assert fruit["pomme"] == "green"
+    for name, aliases in (("apple", ()), ("pomme", ()), ("cherry", ("apple",))):
+        with pytest.raises(ConfigError, match="there wants a name that here has"):
+            fruit.add(name, "blue", "there", aliases)
+    assert list(fruit) == ["apple"]
+    with pytest.raises(ConfigError, match=r"basket: unknown fruit 'appel'; did you mean 'apple'"):
+        fruit.find("appel", "basket")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "name"),
+    [
+        ("fu", "client-noise"),
+        ("hu", "gradient-noise"),
+        ("cheng", "bounded-sparse"),
+        ("dp-fed-ls", "laplacian-smoothing"),
+    ],
+)
+def test_earlier_names_still_work_and_the_new_one_is_shown(earlier: str, name: str) -> None:
+    words = [f"training.method={earlier}", "training.batch_size=3"]
+    recipe = recipes.with_defaults(recipes.parse({}, words))
+    assert recipe.training.method == name
+    assert method_of(recipe).name == name
+    assert recipes.read(Path(earlier)) == recipes.read(Path(f"recipes/{earlier}.toml"))
+    assert recipes.read(Path(earlier))["training"]["method"] == name
+
+
+def _entry(**changes: object) -> MethodEntry:
+    return replace(METHODS["dp-fedavg"], **changes)  # type: ignore[arg-type]
+
+
+def test_own_keys_are_checked_and_filled_in() -> None:
+    own = (Key("pull", float, 0.1, ""), Key("layers", tuple[int, ...] | None, None, ""))
+    entry = _entry(name="mine", own=own)
+    assert entry.settings({}) == {"pull": 0.1, "layers": None}
+    assert entry.settings({"pull": 1, "layers": [2, 3]}) == {"pull": 1.0, "layers": (2, 3)}
+    for given, said in (
+        ({"push": 1}, "it has pull, layers"),
+        ({"pull": "hard"}, "must be a number"),
+        ({"layers": [0.5]}, r"method\.layers\[0\] must be a whole number"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            entry.settings(given)
+    with pytest.raises(ConfigError, match="it has none of its own"):
+        recipes.with_defaults(recipes.parse({"method": {"pull": 1}}))
+    with pytest.raises(ConfigError, match="method must be a section"):
+        recipes.parse({"method": "dp-fedavg"})
+
+
+def test_own_keys_survive_the_run_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = _entry(name="mine", own=(Key("layers", tuple[int, ...], (4,), ""),))
+    monkeypatch.setitem(METHODS._things, "mine", entry)
+    recipe = recipes.with_defaults(
+        recipes.parse({"training": {"method": "mine"}}, ["method.layers=[2, 3]"])
+    )
+    assert recipe.method == {"layers": (2, 3)}
+    assert recipes.with_defaults(recipes.parse(recipes.to_table(recipe))) == recipe
+
+
+def test_a_declaration_that_does_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS._things, "mine", _entry(name="mine", towards="nobody"))
+    recipe = recipes.with_defaults(recipes.parse({"training": {"method": "mine"}}))
+    with pytest.raises(ConfigError, match="adds noise"):
+        method_of(recipe)
+    with pytest.raises(ConfigError, match=r"training\.colour: no optional recipe key"):
+        method("mine", what="", keys=("training.colour",))(dp_fedavg_recipe)
+
+
+def test_every_method_has_a_page_and_optional_keys_that_exist() -> None:
+    for entry in METHODS.values():
+        assert len(entry.page) > 200
+        assert entry.what
+    for key in registry.OPTIONAL:
+        section, name = key.split(".")
+        assert hasattr(getattr(recipes.Recipe(), section), name)
+    assert "logistic" in MODELS
+
+
+def test_names_and_recipes_are_read_without_torch() -> None:
+    script = (
+        "import sys, pathlib, fedveil.cli.account, fedveil.cli.run, fedveil.methods.registry;"
+        "from fedveil.planning import recipe;"
+        "recipe.parse(recipe.read(pathlib.Path('dp-fedavg')));"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
