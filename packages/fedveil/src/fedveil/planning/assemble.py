@@ -189,6 +189,7 @@ def plan_of(recipe: Recipe, federation: Federation) -> Plan:
         else choice(Arithmetic, "privacy.arithmetic", arithmetic),
         declared=declared,
         unprotected=unprotected,
+        trusted_parts=recipe.privacy.trusted_parts,
     )
 
 

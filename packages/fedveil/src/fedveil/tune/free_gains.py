@@ -77,13 +77,13 @@ def _features(*, photographs: bool) -> tuple[FreeGain, ...]:
 
 def _cancelling(plan: Plan) -> float:
     """How much less noise there would be in the weights at the same epsilon."""
-    own, context = plan.method.placement, plan.context
-    if context is None or type(own) is not CentralNoise or plan.method.clip_rule is not None:
+    own, facts = plan.method.placement, plan.context
+    if facts is None or type(own) is not CentralNoise or plan.method.clip_rule is not None:
         return 1.0
     (release,) = plan.releases(plan.method.rounds)
     if plan.sampling.separation == 1 or not isinstance(release.mechanism, Gaussian):
         return 1.0
     other = CorrelatedNoise(own.noise, own.adjacency, own.colluders)
-    (cancelling,) = other.releases(replace(context, noise_multiplier=1.0), context.rounds)
-    length = getattr(cancelling.mechanism, "norm", 1.0)
-    return float(1 / (length * other.noise_ratio(context)))
+    cancelling = other.fit(replace(facts, noise_multiplier=1.0))
+    length = getattr(cancelling.mechanism(), "norm", 1.0)
+    return float(1 / (length * cancelling.noise_ratio))

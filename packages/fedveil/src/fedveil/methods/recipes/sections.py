@@ -105,6 +105,7 @@ class PrivacySection:
     correlated: str | None = None  # optimised or square-root: noise partly cancels between rounds
     bands: int | None = None  # rounds that it spans; None: from a client's turn to its next
     arithmetic: str | None = None  # exact or idealised; None: exact without a seed
+    trusted_parts: tuple[str, ...] = ()  # "package.module:Class" of others that you vouch for
     tuned_on: tuple[str, ...] = ()  # what settings were tried out on: public, or not certified
 
 
