@@ -56,6 +56,7 @@ from fedveil.privacy.mechanisms import DiscreteGaussianSum, Gaussian
 from fedveil.privacy.noise.grid import power_of_two_below
 from fedveil.privacy.noise.modular_grid import ModularGrid, NoisyIntegers, bits_for
 from fedveil.privacy.poisson_sampled import PoissonSampled
+from fedveil.privacy.refusals import AdjacencyRefused
 from fedveil.privacy.releases import PrivacyModel
 from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.client.update_pipeline import UpdatePipeline
@@ -99,6 +100,12 @@ class GradientNoise(NoisePlacement):
 
     def fit(self, facts: NoiseContext) -> Self:
         _check(facts, self.secure_sum)
+        if facts.local.batch_rate is not None and self.adjacency is Adjacency.ADD_REMOVE:
+            raise AdjacencyRefused(
+                "add-remove hides whether a record was there at all, while the bound on a sum "
+                "follows from the true number of records",
+                "use adjacency zero-out, which costs the same",
+            )
         return self._fit_as(self.proof(facts), facts)  # type: ignore[arg-type]
 
     def proof(self, facts: NoiseContext) -> type[GradientNoise]:
