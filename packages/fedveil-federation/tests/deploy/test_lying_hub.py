@@ -122,6 +122,10 @@ LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
         r"the hub states epsilon 0\.1 .* this site computes",
     ),
     "a simulation": (lambda d: replace(d, recipe={**d.recipe, "seed": 1}), "simulation"),
+    "a part that the hub vouches for": (
+        lambda d: set_in(d, "privacy", trusted_parts=["hub.noise:Silent"]),
+        "privacy.trusted_parts",
+    ),
     "a sum without masks": (
         lambda d: set_in(d, "aggregation", secure="ideal"),
         "aggregation.secure: across machines sums are masked; set it to 'masked'",

@@ -142,6 +142,28 @@ def test_each_block_gets_the_noise_that_the_proof_counts(outside: ModuleType) ->
         assert stats.chi2.ppf(1e-6, len(part)) < total < stats.chi2.isf(1e-6, len(part))
 
 
+@dataclass(frozen=True)
+class MyGradients(fv.GradientNoise):
+    """Gradient noise that somebody has changed."""
+
+
+def test_a_changed_gradient_noise_is_what_runs() -> None:
+    """fedveil chooses among its own proofs, and never in the place of somebody else's class."""
+    local = fv.LocalTraining(fv.LearningRate(0.1), steps=1, batch_size=5)
+    everyone = fv.CohortRule(fv.Scheme.EVERYONE)
+    method = fv.dp_sgd(rounds=1, cohort=everyone, local=local, clip_norm=1.0, secure_sum=False)
+    digits = fv.load("digits", clients=20)
+    plan = fv.plan(
+        replace(method, placement=MyGradients(secure_sum=False)),
+        digits,
+        fv.build("logistic", digits),
+        budget=fv.Budget(noise_multiplier=1.0),
+    )
+    assert type(plan.noise) is MyGradients
+    assert plan.guarantee is not None
+    assert not plan.guarantee.certified
+
+
 def test_wrong_names_are_refused(outside: ModuleType) -> None:
     named = planned(f'privacy.trusted_parts=["{NAME}", "nobody:Nothing"]')
     assert named.guarantee is not None
