@@ -142,6 +142,10 @@ LIES: dict[str, tuple[Callable[[PlanDocument], PlanDocument], str]] = {
         lambda d: set_in(d, "model", start="/etc/passwd"),
         "model.start names a file, and not its SHA-256",
     ),
+    "a network of the hub's choice": (
+        lambda d: set_in(d, "model", backbone="os:getcwd"),
+        "model.backbone",
+    ),
     "weights of unknown origin": (
         lambda d: set_in(d, "model", start="5a" * 32),
         "weights of SHA-256 (5a){32}, which this site has not",
