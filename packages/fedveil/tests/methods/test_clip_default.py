@@ -109,8 +109,8 @@ def test_the_clip_follows_short_updates_and_no_long_ones(rate: float, falls: boo
 def test_no_clip_above_the_highest_is_ever_in_use() -> None:
     rule = AdaptiveClipping(Clip(0.8), highest=1.0)
     assert max(clip.norm for clip in rule.clips()) <= 1.0
-    assert not rule.allows(1.001)
-    assert rule.allows(1.0)
+    assert rule.state_at(1.001) is None
+    assert rule.state_at(1.0) is not None
     state, _ = rule.follow(-500.0, 1000.0, Clip(0.8), {})
     for _ in range(20):
         state, _ = rule.follow(-500.0, 1000.0, Clip(0.8), state)

@@ -27,7 +27,7 @@ from fedveil.methods.parts.central_noise import CentralNoise
 from fedveil.methods.parts.distributed_noise import DistributedNoise
 from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.method import CohortRule, Scheme, Voting
-from fedveil.methods.parts.noise_placement import Noise, NoisePlacement
+from fedveil.methods.parts.noise_placement import Drawn, Noise, NoisePlacement
 from fedveil.methods.parts.noisy_votes import VoteNoise
 from fedveil.planning.plan import Plan
 from fedveil.privacy.accounting import account
@@ -90,6 +90,36 @@ def test_noise_on_updates(placement: NoisePlacement, factor: float, arithmetic: 
     )
     kurtosis = 6.0 if order == 1 else 3.0
     check_std(released(made, 2500 if order == 1 else 800), Z * C * factor, kurtosis)
+
+
+@pytest.mark.parametrize("tracked", [False, True], ids=["updates", "counts"])
+@pytest.mark.parametrize("placement", [p for p, _ in UPDATES.values()], ids=UPDATES.keys())
+def test_uploads_across_machines_sum_to_what_one_machine_releases(
+    placement: NoisePlacement, tracked: bool
+) -> None:
+    """Bit for bit: `decode` of all `upload`s is `protect` of the sum, whoever draws the noise."""
+    order = 1 if getattr(placement, "noise", None) is Noise.LAPLACE else 2
+    clip = Clip(C, order)
+    method = dp_fedavg(
+        rounds=2,
+        cohort=EVERYONE,
+        local=rule(),
+        clip=clip,
+        placement=placement,
+        tracking=AdaptiveClipping(clip) if tracked else None,
+    )
+    made = planned(method, Z, Arithmetic.EXACT)
+    at = update_sum(made, 1, np.arange(N), Randomness(SEED), {})
+    if tracked:
+        assert at.count is not None
+        at = at.count
+    rows = np.random.default_rng(SEED).integers(-(2**12), 2**12, (N, at.width))
+    sent = sum(at.upload(client, row) for client, row in enumerate(rows))
+    together = at.protect(torch.from_numpy(rows.sum(axis=0)), at.cohort)
+    assert torch.equal(at.decode(sent), together)
+    assert made.noise is not None
+    trusted = made.noise.drawn is Drawn.BY_SERVER
+    assert np.array_equal(at.upload(0, rows[0]), rows[0]) == trusted  # bare only for a trusted one
 
 
 @pytest.mark.parametrize("arithmetic", Arithmetic)

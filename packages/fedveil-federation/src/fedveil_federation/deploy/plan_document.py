@@ -101,6 +101,9 @@ class PlanDocument:
         recipe = recipes.parse(self.recipe)
         if (recipe.data, recipe.engine, recipe.evaluation) != _OWN:
             raise ConfigError("plan: data, engine and evaluation are each party's own")
+        if recipe.model.backbone is not None or recipe.model.backbone_weights is not None:
+            # Loading a network runs code and reads files that the hub would choose.
+            raise ConfigError("plan: model.backbone: sites load no network that a hub names")
         start = recipe.model.start
         if start is not None and not _DIGEST.fullmatch(start):
             raise ConfigError("plan: model.start names a file, and not its SHA-256")

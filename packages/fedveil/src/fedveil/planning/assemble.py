@@ -150,6 +150,10 @@ def features_of(chosen: ModelSection) -> FeatureMap | None:
         directions=chosen.directions,
         width=chosen.width,
         bandwidth=chosen.bandwidth,
+        backbone=chosen.backbone,
+        backbone_weights=chosen.backbone_weights,
+        backbone_head=chosen.backbone_head,
+        pixels=chosen.pixels,
         seed=chosen.seed,
     )
 

@@ -134,10 +134,7 @@ def declared(context: NoiseContext, unit: Unit, trust: Trust) -> tuple[str, ...]
             "for then nothing runs."
         )
     if federation.featurizer is not None:
-        found.append(
-            f"Inputs are made of each example alone by {federation.featurizer}, a public map that "
-            "no data have entered."
-        )
+        found.append(str(federation.featurizer))
     if context.pipeline.ballot is not None:
         found.append(
             f"The {len(context.pipeline.ballot.inputs)} inputs that are voted on are public."
