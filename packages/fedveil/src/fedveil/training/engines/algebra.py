@@ -45,17 +45,22 @@ class AlgebraEngine(GroupedEngine):
         if alike is not None and alike in self._ways:  # the common case, once and for all
             yield np.arange(len(sizes)), self._ways[alike]
             return
-        by_moments, by_dual = self.divide(sizes)
-        for group, way in (
-            (by_moments, self.moments),
-            (by_dual, self.dual),
-            (~(by_moments | by_dual), self._rows),
-        ):
+        for group, train in self._divided(sizes):
             places = np.flatnonzero(group)
-            if len(places) and way is not None:
+            if len(places):
                 if alike is not None:
-                    self._ways[alike] = way.train
-                yield places, way.train
+                    self._ways[alike] = train
+                yield places, train
+
+    def _divided(self, sizes: Cohort) -> Iterator[tuple[Mask, Train]]:
+        by_moments, by_dual = self.divide(sizes)
+        if self.moments is not None:
+            at_once = by_moments & self.moments.unrolls(sizes)
+            yield at_once, self.moments.train_at_once
+            yield by_moments & ~at_once, self.moments.train
+        if self.dual is not None:
+            yield by_dual, self.dual.train
+        yield ~(by_moments | by_dual), self._rows.train
 
     def divide(self, sizes: Cohort) -> tuple[Mask, Mask]:
         """Return which clients are cheapest by moments, and which through the dual."""

@@ -64,8 +64,6 @@ def supports(job: Job, name: str, device: torch.device = CPU) -> str | None:
     if name == "processes":
         if device.type != "cpu" and not under_torchrun():
             return "processes on GPUs are started by torchrun"
-        if job.rule.step is not None:
-            return "what its local step remembers of clients stays in one process"
         return None if under_torchrun() else why_not_elsewhere(job)
     return None
 

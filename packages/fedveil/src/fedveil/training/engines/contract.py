@@ -111,7 +111,8 @@ class ClientStates:
     def take(self, client: int, own: ClientStates) -> None:
         """Take over the state that a client has by now in a federation of its own."""
         self._broadcast, self._round = own._broadcast, own._round
-        self._states.update({client: state for state in own._states.values()})
+        if 0 in own._states:
+            self._states[client] = own._states[0]
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class RoundRequest:
         pipeline: The pipeline of this round, if it differs from the job's: clip and grid may change
             from round to round.
         rows: Whether every block must hold its clients' single updates, as a masked sum needs.
-        states: What the rule's local step remembers, if it has one; None lets all clients begin anew.
+        states: What the rule's local step remembers of clients; None lets all of them begin anew.
     """
 
     weights: Tensor

@@ -1,7 +1,7 @@
 """Models whose clients have few examples: the first layer as combinations of a client's examples.
 
-Every step of local SGD moves the weights of a linear model inside the span of the start `w0` and the
-client's own inputs X (with a column of ones if there is a bias):
+Every step of local SGD moves the weights of a linear model inside the span of the start `w0` and
+the client's own inputs X (with a column of ones if there is a bias):
 
     w - w0 = A'X + r w0         A [examples, outputs], r a number (weight decay alone moves it)
 
@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedveil.data.federation import Federation, Task
 from fedveil.privacy.elementwise import tree_sum
@@ -52,8 +53,8 @@ _WORTH = 300_000  # multiplications above which a Gram matrix is kept
 def dual_applies(job: Job, stack: Stack) -> bool:
     """Return whether every step stays in the span of the data: no noise, and norms in L2.
 
-    With more layers than one, there must be no norms at all. Isolated records keep away: in products
-    of two records each meets the rounding of the other.
+    With more layers than one, there must be no norms at all. Isolated records do not come here: in
+    a product of two records each meets the rounding of the other.
     """
     rule = job.rule
     if job.federation.task is Task.MULTI_LABEL or rule.step is not None:
@@ -117,15 +118,15 @@ class Dual:
         self.layer, self.task, self.start, self.inputs = layer, task, start, inputs
         clients, most = targets.shape
         self._most, self._isolated = most, isolated
-        self.targets = targets.new_zeros(clients, width)
-        self.targets[:, :most] = targets
         weight, bias = layer.weight_of(start), layer.bias_of(start)
-        self.outputs = inputs.new_zeros(clients, width, layer.outputs)  # X w0
+        self.targets = functional.pad(targets, (0, width - most))
         if isolated:
+            self.outputs = inputs.new_zeros(clients, width, layer.outputs)
             for own, into, size in zip(inputs, self.outputs, sizes.tolist(), strict=True):
                 into[:size] = torch.mm(own[:size], weight.t())
         else:
-            self.outputs[:, :most] = (inputs.flatten(0, 1) @ weight.t()).view(clients, most, -1)
+            outputs = (inputs.flatten(0, 1) @ weight.t()).view(clients, most, -1)
+            self.outputs = functional.pad(outputs, (0, 0, 0, width - most))  # X w0
         # Beyond a client's size, ones in the matrix meet coefficients that stay zero.
         self.gram = gram if bias is None else gram.add_(1)
         if bias is not None:
@@ -265,7 +266,9 @@ class DualClients:
         job, layers, weights = task.job, self._stack[1:], task.weights
         clients, held = task.clients[where], task.sizes[where]
         inputs, targets = _padded_records(job.federation, clients, held)
-        start, width = first_of(self._stack, weights), int(size_class(held).max())
+        start, width = first_of(self._stack, weights), int(held.max(initial=1))
+        if job.isolated:
+            width = int(size_class(held).max())
         gram = self._grams.of(clients, held, inputs, width)
         kind = job.federation.task
         dual = Dual(self._first, kind, inputs, targets, held, width, start, gram, job.isolated)
@@ -370,24 +373,31 @@ class GramCache:
 
     @staticmethod
     def fit(federation: Federation) -> bool:
-        """Return whether the matrices of all clients take at most a quarter of the data's memory."""
+        """Return whether all clients' matrices take at most a quarter of the data's memory."""
         squares = float(np.square(federation.sizes, dtype=np.float64).sum())
         return 4 * 4 * squares <= federation.train.inputs.nbytes
 
     def of(self, clients: Cohort, sizes: Cohort, inputs: Tensor, width: int) -> Tensor:
         """Return `[clients, width, width]` of `inputs [clients, most, features]`, where zero stands
         beyond a client's size."""
+        each = np.unique(sizes).tolist()
+        if len(each) == 1:
+            squares = self._alike_of(clients, np.arange(len(clients)), inputs, each[0])
+            return functional.pad(squares, (0, width - each[0], 0, width - each[0]))
         grams = inputs.new_zeros(len(clients), width, width)
-        for size in np.unique(sizes).tolist():
-            alike = np.flatnonzero(sizes == size)
-            if size * size * self._features < _WORTH:
-                own = inputs[torch.from_numpy(alike), :size] if len(alike) < len(sizes) else inputs
-                own = aligned(own[:, :size])
-                squares = products(own, own.mT)
-            else:
-                squares = self._large(clients[alike], inputs, alike, size)
-            grams[torch.from_numpy(alike), :size, :size] = squares
+        for size in each:
+            places = np.flatnonzero(sizes == size)
+            squares = self._alike_of(clients[places], places, inputs, size)
+            grams[torch.from_numpy(places), :size, :size] = squares
         return grams
+
+    def _alike_of(self, clients: Cohort, places: Cohort, inputs: Tensor, size: int) -> Tensor:
+        """Return the matrices of clients of one size, at these places of `inputs`."""
+        if size * size * self._features >= _WORTH:
+            return self._large(clients, inputs, places, size)
+        own = inputs[torch.from_numpy(places), :size] if len(places) < len(inputs) else inputs
+        own = aligned(own[:, :size])
+        return products(own, own.mT)
 
     def _large(self, clients: Cohort, inputs: Tensor, places: Cohort, size: int) -> Tensor:
         """Return the matrices of clients of one size, kept or computed one by one."""

@@ -1,9 +1,9 @@
 """Local SGD on the coefficients of a client's examples: a kernel in other coordinates (see `dual`).
 
 A row of the loop holds a client's coefficients A, one after the other, and as its last number the
-multiple 1 + r of the shared weights. All that the local rule does is linear in these, but for norms,
-which the kernel computes. Layers above the one whose weights are such combinations are trained as
-they are, by plain SGD.
+multiple 1 + r of the shared weights. All that the local rule does is linear in these, but for
+norms, which the kernel computes. Layers above the one whose weights are such combinations are
+trained as they are, by plain SGD.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ class DualSupply:
         self._block = range(first, first + count)
         parts = (dual.gram, dual.outputs, dual.targets)
         if self._full:
-            whole = (part[:active] for part in parts)
-            self._gathered = [StepBatch(None, *whole, self._shares[0, :active])] * count
+            gram, start, targets = (part[:active] for part in parts)
+            whole = StepBatch(None, gram, start, targets, self._shares[0, :active])
+            self._gathered = [whole] * count
             return
         steps = slice(first, first + count)
         places = self._places[steps, :active]
@@ -135,8 +136,8 @@ class DualKernel:
         if self._upper.layers:
             raise ValueError("networks go through the dual by plain SGD alone")
         here = self.span(weights)
-        scores = products(batch.gram, here.coefficients)
-        scores += batch.start * here.shift[:, None, None]
+        start = batch.start * here.shift[:, None, None]
+        scores = torch.baddbmm(start, batch.gram, here.coefficients)
         error, losses = self._errors(scores, batch.targets)
         shares = batch.shares[..., 0]
         loss = (losses * shares).sum(dim=1)
@@ -158,12 +159,15 @@ class DualKernel:
     def descend(self, batch: StepBatch, rate: float, keep: float) -> Tensor:
         active, layers = len(batch.gram), self._upper.layers
         here = self._moved[:active]
-        scores = products(batch.gram, here)
-        scores += batch.start if self._scale == 1 else batch.start * self._scale
-        parts: Parts = [
-            (w[:active], None if b is None else b[:active]) for w, b in self._upper.parts
-        ]
-        states = _rise(scores, self._dual.layer, layers, parts)
+        if self._isolated:
+            scores = products(batch.gram, here)
+            scores += batch.start if self._scale == 1 else batch.start * self._scale
+        else:
+            scores = torch.baddbmm(batch.start, batch.gram, here, beta=self._scale)
+        states, parts = [scores], self._upper.parts
+        if parts:
+            parts = [(w[:active], None if b is None else b[:active]) for w, b in parts]
+            states = _rise(scores, self._dual.layer, layers, parts)
         error, losses = self._errors(states[-1], batch.targets)
         error = error * (batch.shares * -rate)
         if parts:
@@ -175,7 +179,7 @@ class DualKernel:
                 self._scale = math.copysign(math.inf, self._scale)
             self._scales[:active] = self._scale
         _scatter(here, batch.places, error)
-        return (losses * batch.shares[..., 0]).sum(dim=1)
+        return torch.linalg.vecdot(losses, batch.shares[..., 0])
 
     def finish(self) -> Tensor:
         return torch.cat([self._moved.flatten(1), self._scales[:, None]], dim=1)
@@ -195,8 +199,7 @@ class DualKernel:
             logs = torch.log_softmax(turned.flatten(1), 0).view(turned.shape)
             losses = logs.gather(0, wanted)[0].neg_()
             share = logs.exp_()
-        share.scatter_add_(0, wanted, share.new_full((), -1.0).expand(wanted.shape))
-        return share.permute(1, 2, 0), losses
+        return share.scatter_(0, wanted, -1.0, reduce="add").permute(1, 2, 0), losses
 
     def _example_factors(self, error: Tensor, batch: StepBatch, clip: GradientClip) -> Tensor:
         """Return clipping factors of single examples, whose gradients are outer products."""

@@ -47,8 +47,8 @@ _ONLY = np.zeros(1, dtype=np.int64)
 def isolated_federation(federation: Federation, client: int) -> Federation:
     """Return a federation of this client alone.
 
-    Its records are there as the model sees them, copied into memory that starts where the records of
-    others do not decide.
+    Its records are there as the model sees them, copied into memory that starts where the records
+    of others do not decide.
     """
     own = slice(int(federation.offsets[client]), int(federation.offsets[client + 1]))
     inputs = aligned(federation.model_inputs(federation.train.inputs[own]))
@@ -124,8 +124,8 @@ class OneByOne:
         task = task_of(self.job, replace(request, weights=request.weights.clone()))
         for place, client in enumerate(task.clients.tolist()):
             own = None
-            # Not where noise belongs into the client's own steps, for a zero would have none of it.
-            # What raises there is no part of somebody else's: gradients are contained by themselves.
+            # Not where noise belongs into the client's own steps: a zero would have none of it.
+            # What raises there is nobody else's code: gradients are contained by themselves.
             with nullcontext() if task.job.rule.gradient_noise else contained():
                 own = self._contribution(task, client)
             own = _nothing(task.job) if own is None else own

@@ -10,8 +10,8 @@ single correctly rounded operations:
   matrices.) Large products go through `torch.mm`, one client after the other: numpy's library would
   use several threads for them, and round differently with each number of threads.
 * The exponential in `softmax`. Library exponentials are not rounded correctly, and may give other
-  bits at the end of an array than in its middle. This one takes one correctly rounded operation at a
-  time, and is off by at most two units in the last place.
+  bits at the end of an array than in its middle. This one takes one correctly rounded operation
+  at a time, and is off by at most two units in the last place.
 """
 
 from __future__ import annotations
@@ -42,10 +42,14 @@ _SERIES = (
 )
 
 
-def stack(clients: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return zeros `[clients, *shape]` in which every client's part is aligned alike."""
+def stack(
+    clients: int, *shape: int, dtype: torch.dtype = torch.float32, fill: bool = True
+) -> Tensor:
+    """Return zeros `[clients, *shape]`, or without `fill` any numbers, in which every client's part
+    is aligned alike."""
     count, line = math.prod(shape), _LINE // dtype.itemsize
-    memory = torch.zeros(clients, -(-count // line) * line, dtype=dtype)
+    make = torch.zeros if fill else torch.empty
+    memory = make(clients, -(-count // line) * line, dtype=dtype)
     return memory[:, :count].view(clients, *shape)
 
 
@@ -60,7 +64,7 @@ def products(left: Tensor, right: Tensor) -> Tensor:
         A new `stack` `[clients, m, n]`.
     """
     (clients, m, k), n = left.shape, right.shape[-1]
-    out = stack(clients, m, n, dtype=left.dtype)
+    out = stack(clients, m, n, dtype=left.dtype, fill=False)
     left, right = aligned(left), aligned(right)
     if m * k * n <= (_SMALL_VECTOR if min(m, n) == 1 else _SMALL_MATRIX):
         with np.errstate(all="ignore"):  # what overflows shows in the result, and nowhere else

@@ -81,7 +81,7 @@ class NearDescent(Protocol):
 
 
 class Metric(Protocol):
-    """A kernel whose rows are not weights: it knows how long the vectors are that they stand for."""
+    """A kernel whose rows are not weights, but coordinates of them."""
 
     def norms(self, rows: Tensor) -> Tensor:
         """Return the Euclidean norms `[clients]` of the vectors that rows stand for."""
@@ -185,7 +185,7 @@ def _reference(
             noisy = supply.active[step + 1] if step + 1 < len(supply.active) else 0
         if rule.gradient_noise and each is not None:
             _add_noise(gradient[:noisy], rule, noise, exact)
-        # From here on one operation at a time: no row's rounding depends on another (`elementwise`).
+        # From here on one operation at a time: no row's rounding depends on another's.
         if rule.weight_decay:
             gradient.add_(weights.mul_(rule.weight_decay))
         if rule.penalty:

@@ -1,8 +1,8 @@
 """Linear regression on all records in every step: a client's second moments stand for its data.
 
 With H = X'X / n (bias column included), m = X'y / n and s = mean(y^2), the mean loss at w is
-(w'Hw - 2 m'w + s) / 2 and its gradient Hw - m: a step costs features^2, however many records. With a
-constant rate, all local steps together are one affine map, which is worked out once for each client.
+(w'Hw - 2 m'w + s) / 2 and its gradient Hw - m: a step costs features^2, however many records. With
+a constant rate, all local steps together are one affine map, worked out once for each client.
 
 All of it is computed in arithmetic that keeps clients apart (`isolated_arithmetic`), and a client's
 own size decides how it is trained. So protected runs and simulations share this code.
@@ -60,26 +60,30 @@ class MomentClients:
         costs: npt.NDArray[np.int64] = once + step_counts(sizes, rule) * square
         return costs
 
-    def train(self, task: CohortTask, places: Cohort) -> Iterator[Block]:
-        """Train the clients at these positions of the cohort, some at a time."""
-        most = max(1, _TOGETHER // self.moments.size**2)
-        unrolled = np.zeros(len(places), np.bool_)
-        if self.unrolled is not None:
-            unrolled = self.unrolled.takes(task.sizes[places])
-        for way, at_once in ((unrolled, True), (~unrolled, False)):
-            group = places if way.all() else places[way]
-            for begin in range(0, len(group), most):
-                where = group if len(group) <= most else group[begin : begin + most]
-                yield self._at_once(task, where) if at_once else self._by_steps(task, where)
+    def unrolls(self, sizes: Cohort) -> Mask:
+        """Return for clients of these sizes whether all their steps are one map, `[clients]`."""
+        if self.unrolled is None:
+            return np.zeros(len(sizes), np.bool_)
+        return self.unrolled.takes(sizes)
 
-    def _at_once(self, task: CohortTask, where: Cohort) -> Block:
+    def train_at_once(self, task: CohortTask, places: Cohort) -> Iterator[Block]:
+        """Train clients whose steps are one map, at these positions of the cohort."""
         if self.unrolled is None:
             raise ValueError("the steps of this job are not affine")
-        clients, sizes = task.clients, task.sizes
-        if len(where) < len(clients):
-            clients, sizes = clients[where], sizes[where]
-        updates, losses = self.unrolled(task.weights, clients, sizes, task.job.isolated)
-        return task.block(where, updates, losses)
+        most = max(1, _TOGETHER // self.moments.size**2)
+        for begin in range(0, len(places), most):
+            where, clients, sizes = places, task.clients, task.sizes  # the usual case: all at once
+            if len(where) < len(clients) or len(where) > most:
+                where = places[begin : begin + most]
+                clients, sizes = clients[where], sizes[where]
+            updates, losses = self.unrolled(task.weights, clients, sizes, task.job.isolated)
+            yield task.block(where, updates, losses)
+
+    def train(self, task: CohortTask, places: Cohort) -> Iterator[Block]:
+        """Train the clients at these positions of the cohort step by step."""
+        most = max(1, _TOGETHER // self.moments.size**2)
+        for begin in range(0, len(places), most):
+            yield self._by_steps(task, places[begin : begin + most])
 
     def _by_steps(self, task: CohortTask, where: Cohort) -> Block:
         job, number, start = task.job, task.round_number, task.weights
@@ -105,7 +109,7 @@ class Moments:
         self._federation, self._layer = federation, layer
         self.size = size = layer.inputs + (layer.bias is not None)
         self.narrow = size < _NARROW
-        self._record = federation.train.inputs[:1].nbytes
+        self.record = federation.train.inputs[:1].nbytes
         # H, m and s in one matrix [[H, m], [m', s]]. Pages of clients that never come are never
         # touched. Narrow ones have the clients in the middle, as `matrix_times` reads them.
         clients = federation.clients
@@ -116,7 +120,7 @@ class Moments:
 
     def keeps(self, sizes: Cohort) -> Mask:
         """Return for clients of these sizes whether their moments are kept, `[clients]`."""
-        keeps: Mask = 2 * 4 * (self.size + 1) ** 2 <= sizes * self._record
+        keeps: Mask = 2 * 4 * (self.size + 1) ** 2 <= sizes * self.record
         return keeps
 
     def of(self, clients: Cohort, sizes: Cohort) -> tuple[Tensor, Tensor, Tensor]:
@@ -225,8 +229,8 @@ class UnrolledSteps:
 
     A full-batch step with a fixed rate is affine in the weights, so all steps of a round are too:
     the update is Dw + d, and the mean loss over the steps w'Qw + q'w + r, with numbers that depend
-    on the client's moments alone. They are worked out in double precision when a client first comes,
-    and kept.
+    on the client's moments alone. They are worked out in double precision when a client first
+    comes, and kept.
     """
 
     def __init__(self, clients: int, rule: LocalTraining, moments: Moments) -> None:
@@ -252,7 +256,7 @@ class UnrolledSteps:
         """Return for clients of these sizes whether the map takes at most half the memory of their
         records, `[clients]`."""
         width = 2 * self._size * (self._size + 1) + 1
-        takes: Mask = 2 * 4 * width <= sizes * self._moments._record
+        takes: Mask = 2 * 4 * width <= sizes * self._moments.record
         return takes
 
     def __call__(
@@ -285,6 +289,7 @@ class UnrolledSteps:
 
     def _work_out(self, clients: Cohort, sizes: Cohort) -> None:
         size = self._size
+        # Rounded as the moments that are kept for single steps.
         moments = self._moments.compute(clients, sizes).float().double()
         curve, first, square = (
             moments[:, :size, :size],
