@@ -149,6 +149,21 @@ def test_a_clients_integers_are_its_own_under_every_rule(
     check(job_of(model, RULES[rule]), engine)
 
 
+@pytest.mark.parametrize(
+    "rule", ["full batch, three steps, decaying", "two epochs, weight decay", "momentum"]
+)
+@pytest.mark.parametrize("model", ["linear", "wide linear", "softmax", "wide softmax"])
+def test_a_clients_integers_are_the_same_in_any_cohort(model: str, rule: str) -> None:
+    """Clients of equal and of close sizes share stacks of matrices: in any company."""
+    sizes, draw = (20, 17, 5, 20, 40, 3, 16, 20, 200, 5, 18, 33), np.random.default_rng(7)
+    job = replace(make_job(model, RULES[rule], GRID, sizes), isolated=True)
+    alone = [rows_of(job, "algebra", [client], 1)[0][0] for client in range(len(sizes))]
+    for _ in range(12):
+        cohort = draw.permutation(len(sizes))[: draw.integers(2, len(sizes) + 1)].tolist()
+        for client, row in zip(cohort, rows_of(job, "algebra", cohort, 3)[0], strict=True):
+            assert torch.equal(row, alone[client]), (client, cohort)
+
+
 @pytest.mark.parametrize("rule", ["two epochs, weight decay", "per example, exact noise"])
 @pytest.mark.parametrize("model", ["tanh mlp", "own module", *SLOW])
 @pytest.mark.parametrize("engine", ["mlp", "generic", "sequential"])
