@@ -179,7 +179,8 @@ class DualKernel:
                 self._scale = math.copysign(math.inf, self._scale)
             self._scales[:active] = self._scale
         _scatter(here, batch.places, error)
-        return torch.linalg.vecdot(losses, batch.shares[..., 0])
+        loss: Tensor = torch.linalg.vecdot(losses, batch.shares[..., 0])
+        return loss
 
     def finish(self) -> Tensor:
         return torch.cat([self._moved.flatten(1), self._scales[:, None]], dim=1)
