@@ -32,8 +32,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedveil.data.federation import Federation
 from fedveil.planning import recipe as recipes
+from fedveil.training.engines.isolated import isolated_federation
 from fedveil.training.engines.memory import keep_freed_memory
-from fedveil.training.engines.one_client import lone
 from fedveil_federation.deploy.courier import Answer, Courier, MemoryCourier, Unreachable
 from fedveil_federation.deploy.facts import Facts
 from fedveil_federation.deploy.guard import Guard
@@ -115,7 +115,9 @@ def measure(folder: Path, sites: int, model: str, rounds: int, inner: Courier) -
     data, courier = _rows(sites, shape), Timed(inner)
     training, guards = _Busy(), []
     for number, name in enumerate(names):
-        guard = Guard(name, members, stores[name], Policy.of(POLICY), lone(data, number))
+        guard = Guard(
+            name, members, stores[name], Policy.of(POLICY), isolated_federation(data, number)
+        )
         guards.append(guard)
         courier.attach(name, guard.answer)
     values = {**RECIPE, "model.name": network, "training.rounds": rounds}

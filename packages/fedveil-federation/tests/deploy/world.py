@@ -14,7 +14,7 @@ from fedveil.core.units import Adjacency, Trust, Unit
 from fedveil.data.federation import Examples, Federation
 from fedveil.planning import recipe as recipes
 from fedveil.planning.recipe import Recipe
-from fedveil.training.engines.one_client import lone
+from fedveil.training.engines.isolated import isolated_federation
 from fedveil_federation.deploy.courier import Courier, MemoryCourier
 from fedveil_federation.deploy.facts import Facts
 from fedveil_federation.deploy.guard import Guard
@@ -116,7 +116,7 @@ class World:
             self.members,
             DeviceStore(self.folder / f"{site}.db", LOCK),
             self.policy,
-            lone(self.data, number),
+            isolated_federation(self.data, number),
             randomness=None if self.seed is None else Randomness(self.seed),
         )
         self.courier.attach(site, self.guards[site].answer)

@@ -33,11 +33,15 @@ from fedveil.privacy.noise.modular_grid import NoisyIntegers
 from fedveil.run import run as run_module
 from fedveil.run.evaluation import Metrics
 from fedveil.training.engines import batched as rows
-from fedveil.training.engines import choose, contract, dual_steps, gradients
-from fedveil.training.engines import gram_cache as grams
-from fedveil.training.engines import isolated_dual as lone_dual
-from fedveil.training.engines import isolated_moments as lone_moments
-from fedveil.training.engines import steps as local_steps
+from fedveil.training.engines import (
+    choose,
+    contract,
+    dual,
+    dual_kernel,
+    gradients,
+    local_sgd,
+    moments,
+)
 from fedveil.training.engines.contract import RoundRequest
 from fedveil.training.models import check as model_check
 
@@ -51,12 +55,13 @@ _QUICK_ACCOUNT = lru_cache(maxsize=256)(accounting._account.__wrapped__)
 
 # How many numbers engines hold at once; decides how clients are grouped, never what comes out.
 _ROOM = (
-    (lone_dual, "_TOGETHER"),
-    (lone_moments, "_TOGETHER"),
+    (dual, "_ISOLATED_CHUNK"),
+    (moments, "_TOGETHER"),
+    (moments, "_GATHERED"),
     (rows, "_VALUES"),
+    (rows, "_TOGETHER"),
     (gradients, "_VALUES"),
-    (dual_steps, "_GATHERED"),
-    (grams, "_WORTH"),
+    (dual_kernel, "_GATHERED"),
     (clipping, "_BLOCK"),
 )
 
@@ -335,7 +340,7 @@ def recording(
     replaced = (
         (noise_placement, "protect_sum", gauss),
         (noise_placement, "protect_sum_laplace", laplace),
-        (local_steps, "protect_sum", gauss),
+        (local_sgd, "protect_sum", gauss),
         (NoisyIntegers, "noisy_sum", method(recorder.add_shares)),
         (NoisyIntegers, "noisy", method(recorder.add_share)),
         (AdaptiveClipping, "halves", method(recorder.counted)),

@@ -41,7 +41,9 @@ def play_round(run: Run, last: bool) -> RoundReport:
     dropouts = run.aggregator.dropouts(cohort, run.randomness, number)
     try:
         total = run.aggregator.open(updates, cohort, dropouts)
-        request = RoundRequest(state.weights, total.clients, number, updates.pipeline, total.rows)
+        request = RoundRequest(
+            state.weights, total.clients, number, updates.pipeline, total.rows, run.client_states
+        )
         with run.aggregator.watch.phase("train"):
             for block in run.engine.updates(request):
                 total.add(block)

@@ -21,8 +21,8 @@ from fedveil.privacy.clipping import Clip
 from fedveil.training.client.local_training import GradientClip, LocalTraining
 from fedveil.training.engines.contract import Job
 from fedveil.training.engines.kernels import tuned
+from fedveil.training.engines.local_sgd import shorten
 from fedveil.training.engines.records import Batch
-from fedveil.training.engines.steps import shorten
 from fedveil.training.models.flat import flatten
 from fedveil.training.models.losses import example_losses
 from fedveil.training.models.tensors import as_tensor
