@@ -18,6 +18,7 @@ from fedveil.training.engines.contract import Engine, Job
 from fedveil.training.engines.cost import Prediction, Workload, cores, predict
 from fedveil.training.engines.distributed_env import under_torchrun, why_not_elsewhere
 from fedveil.training.engines.dual_clients import costs, dual_applies
+from fedveil.training.engines.example_gradients import ExampleWay, example_way
 from fedveil.training.engines.gradients import AutogradGradients, VmapGradients, why_not_vmap
 from fedveil.training.engines.isolated import Apart, Isolated
 from fedveil.training.engines.isolated_dual import LoneDual, lone_dual_applies
@@ -235,12 +236,12 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
     elif not isinstance(stack, str) and device.type == "cpu":
         apart = LoneStack(job, stack)
     # What fails in `vmap` by its nature must not count as zero, example by example.
-    loop = job.rule.per_example and name == "sequential" and why_not_vmap(job) is not None
+    way = example_way(job) if job.rule.per_example and name in ("sequential", "generic") else None
     # Of a stack, gradients keep nothing from one call to the next; of a module, they may.
     stateless = None if isinstance(stack, str) else ApartGradients(stack, job.federation.task)
 
     def make(own: Job) -> Engine:
-        return _together(own, name, 1, device, stack, stateless, one_by_one=loop)
+        return _together(own, name, 1, device, stack, stateless, way)
 
     return Isolated(job, name, make, device, apart)
 
@@ -252,19 +253,19 @@ def _together(
     device: torch.device,
     stack: Stack | str,
     gradients_of_stack: ApartGradients | None = None,
-    one_by_one: bool = False,
+    way: ExampleWay | str | None = None,
 ) -> Engine:
     """An engine whose clients train together, at most `chunk` of them."""
     if name not in ENGINES:
         return OUTSIDE[name].build(job, chunk, device)
     if name == "sequential":
-        gradients = AutogradGradients(job, device, one_by_one=one_by_one)
+        gradients = AutogradGradients(job, device, way=way)
         return RowEngine(name, job, gradients, 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
         most = chunk or _chunk(job, batch, 100)
-        return RowEngine(name, job, VmapGradients(job, device), most, device, draws=True)
+        return RowEngine(name, job, VmapGradients(job, device, way), most, device, draws=True)
     if isinstance(stack, str):
         raise ConfigError(f"engine.name: {name!r} cannot run this: {stack}")
     by_hand = gradients_of_stack or MlpGradients(stack, job.federation.task)
