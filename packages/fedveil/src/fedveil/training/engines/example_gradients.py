@@ -51,7 +51,8 @@ from fedveil.training.models.flat import Slot, flatten
 from fedveil.training.models.losses import example_losses
 from fedveil.training.models.tensors import as_tensor
 
-_VALUES = 16_000_000  # numbers that one piece of a batch may take: 64 MB
+# Numbers that one piece of a batch may take: 32 MB, or 256 MB for a piece of 32 examples.
+_VALUES, _VALUES_OF_FEW, _FEW = 8_000_000, 64_000_000, 32
 _MOST_ROWS = 512  # examples whose outer products are added up in one product
 _TINY = 2.0**-60  # factors below are applied in double precision
 
@@ -226,6 +227,7 @@ class _Sum:
         self._outer: dict[int, tuple[Slot, list[Tensor], list[Tensor]]] = {}
         self._rows = 0
 
+    @torch.no_grad()
     def add(self, parts: list[tuple[Slot, Part]], counts: Tensor, clip: GradientClip) -> None:
         """Clip the gradients of a piece of a batch, and add them.
 
@@ -342,8 +344,9 @@ def example_way(job: Job) -> ExampleWay | str:
         try:
             gradients = ExampleGradients(replace(job, isolated=False), torch.device("cpu"), way)
             with torch.random.fork_rng(devices=[]):
-                numbers = gradients.numbers(weights, inputs, targets)
-            return replace(way, piece=max(1, min(_MOST_ROWS, int(_VALUES // max(1.0, numbers)))))
+                numbers = int(gradients.numbers(weights, inputs, targets)) + 1
+            few, many = min(_FEW, _VALUES_OF_FEW // numbers), min(_MOST_ROWS, _VALUES // numbers)
+            return replace(way, piece=max(1, few, many))
         except Exception as error:  # whatever a user's module may raise under vmap
             reason = first_line(error)
     return f"torch.func cannot batch the model: {reason}"

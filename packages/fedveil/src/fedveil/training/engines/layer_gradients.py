@@ -120,7 +120,7 @@ class Patches(Part):
     errors: Tensor
 
     def dense(self) -> Tensor:
-        # A call for each example: torch has no faster kernel for all of them, nor for channels last.
+        # A call for each example, channels first: torch has no faster kernel for all of them.
         pairs = zip(self.images.contiguous(), self.errors.contiguous(), strict=True)
         return torch.stack([self.layer.kernel_gradient(*pair) for pair in pairs])
 
@@ -463,9 +463,10 @@ class Recurrence(Layer):
                 gates[time].addmm_(states[time], again.t())
             self._cell.step(gates[time], products[time], states, cells, time)
         lead = inputs.shape[:-2]
-        outputs = states[1:].transpose(0, 1).reshape(*lead, length, size)
+        # A copy in any case: whoever changes it must not change what is kept.
+        outputs = states[1:].transpose(0, 1).clone(memory_format=torch.contiguous_format)
         last = cells[-1].clone().view(*lead, size)
-        return (outputs, last), (steps, products, states, cells, gates)
+        return (outputs.view(*lead, length, size), last), (steps, products, states, cells, gates)
 
     def back(
         self, inputs: Tensor, kept: tuple[Tensor, ...], errors: tuple[Tensor, ...], needed: bool
