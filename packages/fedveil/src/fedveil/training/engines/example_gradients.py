@@ -37,6 +37,7 @@ from fedveil.privacy.clipping import Clip, clip_factors
 from fedveil.training.client.local_training import GradientClip
 from fedveil.training.engines.contract import Job
 from fedveil.training.engines.kernels import is_known, tuned
+from fedveil.training.engines.known_layers import hand_over
 from fedveil.training.engines.layer_gradients import (
     Dense,
     Pair,
@@ -44,7 +45,6 @@ from fedveil.training.engines.layer_gradients import (
     Patches,
     Rows,
     Tape,
-    hand_over,
     power_sums,
 )
 from fedveil.training.models.flat import Slot, flatten
@@ -206,9 +206,9 @@ class ExampleGradients:
 
     def _merge(self, parts: list[Part]) -> Part:
         """Join the parts of a parameter; a layer that is used twice has twice the positions."""
-        part = parts[0]
-        if len(parts) > 1 and all(isinstance(one, Pair) for one in parts):
-            states, errors = zip(*((p.states, p.errors) for p in parts), strict=True)
+        part, pairs = parts[0], [one for one in parts if isinstance(one, Pair)]
+        if len(parts) > 1 and len(pairs) == len(parts):
+            states, errors = ([one.states for one in pairs], [one.errors for one in pairs])
             part = Pair(torch.cat(states, 1), torch.cat(errors, 1))
         elif len(parts) > 1:
             part = Dense(torch.stack([one.dense() for one in parts]).sum(0))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,9 +25,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from fedveil.training.engines import fourier
-from fedveil.training.models.flat import Layout, Slot
-from fedveil.training.models.structure import as_written
+from fedveil.training.models.flat import Slot
 
 Parameters = dict[str, Slot]  # of a layer's trained parameters, by their names in the layer
 
@@ -309,7 +307,7 @@ class Convolution(Layer):
     def run(self, inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         images = inputs.flatten(0, 1).contiguous(memory_format=self._memory)
         outputs = torch.convolution(images, self._kernel(), self.value("bias"), *self._geometry())
-        return (outputs.unflatten(0, inputs.shape[:2]),), ()
+        return (_split(outputs, inputs),), ()
 
     def kernel_gradient(self, images: Tensor, errors: Tensor) -> Tensor:
         """Return the sum of the kernels' gradients over images `[n, channels, *size]`."""
@@ -328,11 +326,11 @@ class Convolution(Layer):
         self, inputs: Tensor, kept: tuple[Tensor, ...], errors: tuple[Tensor, ...], needed: bool
     ) -> Tensor | None:
         error = errors[0].flatten(0, 1).contiguous(memory_format=self._memory)
-        each = error.unflatten(0, inputs.shape[:2])
+        each = _split(error, inputs)
         images = inputs.flatten(0, 1).contiguous(memory_format=self._memory)
 
         def kernels() -> Part:
-            part = Patches(self, images.unflatten(0, inputs.shape[:2]), each)
+            part = Patches(self, _split(images, inputs), each)
             shape = self.parameters["weight"].shape
             positions = each[0, :, 0].numel()
             plain = len(shape) == 4 and cast(nn.Conv2d, self.module).groups == 1
@@ -344,7 +342,7 @@ class Convolution(Layer):
         self.leave("bias", lambda: Dense(each.flatten(3).sum((1, 3))))
         if not needed:
             return None
-        return self._backward(images, error, self._kernel(), 0).unflatten(0, inputs.shape[:2])
+        return _split(self._backward(images, error, self._kernel(), 0), inputs)
 
 
 class Scale(Layer):
@@ -420,330 +418,6 @@ class Embedding(Layer):
         return None
 
 
-class Recurrence(Layer):
-    """One layer of `nn.RNN`, `nn.LSTM` or `nn.GRU` in one direction, over `[..., time, inputs]`.
-
-    Returns all states and the last one of the cell (for others than `nn.LSTM`, the last state).
-    """
-
-    def __init__(
-        self, module: nn.Module, parameters: Parameters, tape: Tape, suffix: str, backwards: bool
-    ) -> None:
-        super().__init__(module, parameters, tape)
-        self.names = tuple(
-            f"{kind}_{part}_{suffix}" for kind in ("weight", "bias") for part in ("ih", "hh")
-        )
-        self._backwards = backwards
-        mode = cast(nn.RNNBase, module).mode
-        self._cell: _Cell = {"LSTM": _Lstm, "GRU": _Gru}.get(mode, _Plain)(mode == "RNN_RELU")
-
-    def outputs(self, inputs: Tensor) -> tuple[Tensor, ...]:
-        states, last = super().outputs(inputs.flip(-2) if self._backwards else inputs)
-        return states.flip(-2) if self._backwards else states, last
-
-    def _weights(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        into, again, bias, other = (self.value(name) for name in self.names)
-        return cast(Tensor, into), cast(Tensor, again), bias, other
-
-    def run(self, inputs: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        into, again, bias, other = self._weights()
-        length, size = inputs.shape[-2], again.shape[1]
-        steps = inputs.reshape(-1, length, inputs.shape[-1]).transpose(0, 1).contiguous()
-        split = isinstance(self._cell, _Gru)  # the new gate reads the product after a gate
-        if not split and bias is not None and other is not None:
-            bias = bias + other
-        gates = functional.linear(steps, into, bias)
-        products = torch.empty_like(gates) if split else gates
-        states = gates.new_zeros(length + 1, gates.shape[1], size)
-        cells = torch.zeros_like(states) if isinstance(self._cell, _Lstm) else states
-        for time in range(length):
-            if split:
-                products[time] = functional.linear(states[time], again, other)
-            else:
-                gates[time].addmm_(states[time], again.t())
-            self._cell.step(gates[time], products[time], states, cells, time)
-        lead = inputs.shape[:-2]
-        # A copy in any case: whoever changes it must not change what is kept.
-        outputs = states[1:].transpose(0, 1).clone(memory_format=torch.contiguous_format)
-        last = cells[-1].clone().view(*lead, size)
-        return (outputs.view(*lead, length, size), last), (steps, products, states, cells, gates)
-
-    def back(
-        self, inputs: Tensor, kept: tuple[Tensor, ...], errors: tuple[Tensor, ...], needed: bool
-    ) -> Tensor | None:
-        into, again, _, _ = self._weights()
-        steps, products, states, cells, gates = kept
-        length, count = len(steps), len(inputs)
-        above = errors[0].reshape(-1, length, again.shape[1]).transpose(0, 1)
-        error, cell = torch.zeros_like(states[0]), errors[1].reshape(states[0].shape)
-        if cells is states:
-            error, cell = cell.clone(), torch.zeros_like(cell)
-        for time in range(length - 1, -1, -1):
-            error = error + above[time]
-            # The derivatives of both products take the places of the gates and the products.
-            direct, cell = self._cell.back(
-                gates[time], products[time], states, cells, time, error, cell
-            )
-            error = products[time] @ again
-            if direct is not None:
-                error += direct
-
-        def each(values: Tensor) -> Tensor:
-            """`[time, rows, numbers]` as `[examples, positions, numbers]`."""
-            return values.transpose(0, 1).reshape(count, -1, values.shape[-1])
-
-        of_inputs = each(gates)
-        of_states = of_inputs if products is gates else each(products)
-        names = self.names
-        self.leave(names[0], lambda: Pair(each(steps), of_inputs))
-        self.leave(names[1], lambda: Pair(each(states[:-1]), of_states))
-        self.leave(names[2], lambda: Dense(of_inputs.sum(1)))
-        self.leave(names[3], lambda: Dense(of_states.sum(1)))
-        if not needed:
-            return None
-        return (of_inputs.flatten(0, 1) @ into).view_as(inputs)
-
-
-class _Cell(ABC):
-    """One step of a recurrence, in place: gates become their activations, then derivatives."""
-
-    def __init__(self, rectified: bool) -> None:
-        self._rectified = rectified
-
-    @abstractmethod
-    def step(
-        self, gates: Tensor, products: Tensor, states: Tensor, cells: Tensor, time: int
-    ) -> None: ...
-
-    @abstractmethod
-    def back(
-        self,
-        gates: Tensor,
-        products: Tensor,
-        states: Tensor,
-        cells: Tensor,
-        time: int,
-        error: Tensor,
-        cell: Tensor,
-    ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivative by the last state beside the product's, and that by the cell."""
-
-
-class _Plain(_Cell):
-    def step(
-        self, gates: Tensor, products: Tensor, states: Tensor, cells: Tensor, time: int
-    ) -> None:
-        activation = torch.relu if self._rectified else torch.tanh
-        states[time + 1] = activation(gates)
-
-    def back(
-        self,
-        gates: Tensor,
-        products: Tensor,
-        states: Tensor,
-        cells: Tensor,
-        time: int,
-        error: Tensor,
-        cell: Tensor,
-    ) -> tuple[Tensor | None, Tensor]:
-        state = states[time + 1]
-        gates.copy_(error * (state > 0) if self._rectified else error * (1 - state.square()))
-        return None, cell
-
-
-class _Lstm(_Cell):
-    def step(
-        self, gates: Tensor, products: Tensor, states: Tensor, cells: Tensor, time: int
-    ) -> None:
-        into, forget, new, out = gates.chunk(4, 1)
-        gates[:, : 2 * into.shape[1]].sigmoid_()
-        new.tanh_()
-        out.sigmoid_()
-        torch.mul(forget, cells[time], out=cells[time + 1])
-        cells[time + 1].addcmul_(into, new)
-        torch.mul(out, torch.tanh(cells[time + 1]), out=states[time + 1])
-
-    def back(
-        self,
-        gates: Tensor,
-        products: Tensor,
-        states: Tensor,
-        cells: Tensor,
-        time: int,
-        error: Tensor,
-        cell: Tensor,
-    ) -> tuple[Tensor | None, Tensor]:
-        into, forget, new, out = gates.chunk(4, 1)
-        shown = torch.tanh(cells[time + 1])
-        cell = cell + error * out * (1 - shown.square())
-        below = cell * forget
-        of_into, of_new = cell * new * into * (1 - into), cell * into * (1 - new.square())
-        forget.copy_(below * cells[time] * (1 - forget))
-        out.copy_(error * shown * out * (1 - out))
-        into.copy_(of_into)
-        new.copy_(of_new)
-        return None, below
-
-
-class _Gru(_Cell):
-    def step(
-        self, gates: Tensor, products: Tensor, states: Tensor, cells: Tensor, time: int
-    ) -> None:
-        (reset, update, new), (of_reset, of_update, of_new) = (
-            gates.chunk(3, 1),
-            products.chunk(3, 1),
-        )
-        reset.add_(of_reset).sigmoid_()
-        update.add_(of_update).sigmoid_()
-        new.addcmul_(reset, of_new).tanh_()
-        states[time + 1] = torch.lerp(new, states[time], update)
-
-    def back(
-        self,
-        gates: Tensor,
-        products: Tensor,
-        states: Tensor,
-        cells: Tensor,
-        time: int,
-        error: Tensor,
-        cell: Tensor,
-    ) -> tuple[Tensor | None, Tensor]:
-        (reset, update, new), (of_reset, of_update, of_new) = (
-            gates.chunk(3, 1),
-            products.chunk(3, 1),
-        )
-        direct = error * update
-        before = error * (1 - update) * (1 - new.square())  # of what tanh reads
-        update.copy_(error * (states[time] - new) * update * (1 - update))
-        new.copy_(before)
-        of_update.copy_(update)
-        slope = before * of_new * reset * (1 - reset)
-        of_new.copy_(before * reset)
-        reset.copy_(slope)
-        of_reset.copy_(slope)
-        return direct, cell
-
-
-class Recurrent:
-    """Stands in for the `forward` of `nn.RNN`, `nn.LSTM` and `nn.GRU`, without first states."""
-
-    def __init__(self, module: nn.RNNBase, parameters: Parameters, tape: Tape) -> None:
-        self._module = module
-        ways = ("", "_reverse") if module.bidirectional else ("",)
-        self._layers = [
-            [Recurrence(module, parameters, tape, f"l{place}{way}", bool(way)) for way in ways]
-            for place in range(module.num_layers)
-        ]
-
-    def __call__(self, inputs: Tensor, first: None = None) -> tuple[Tensor, Any]:
-        module = self._module
-        if first is not None or not isinstance(inputs, Tensor):
-            raise NotImplementedError("recurrent layers take one tensor, and start from zero")
-        batched = inputs.dim() == 3
-        outputs = inputs if batched else inputs[None]
-        turned = batched and not module.batch_first
-        outputs = outputs.transpose(0, 1) if turned else outputs
-        states, cells = [], []
-        for place, layer in enumerate(self._layers):
-            if place and module.dropout:
-                outputs = functional.dropout(outputs, module.dropout, module.training)
-            found = [direction.outputs(outputs) for direction in layer]
-            for direction, (each, cell) in zip(layer, found, strict=True):
-                states.append(each[:, 0 if direction._backwards else -1])
-                cells.append(cell)
-            outputs = torch.cat([each for each, _ in found], -1) if len(found) > 1 else found[0][0]
-        last, cell = torch.stack(states), torch.stack(cells)
-        outputs = outputs.transpose(0, 1) if turned else outputs
-        if not batched:
-            outputs, last, cell = outputs[0], last[:, 0], cell[:, 0]
-        return outputs, (last, cell) if module.mode == "LSTM" else last
-
-
-class Attention:
-    """Stands in for the `forward` of `nn.MultiheadAttention`."""
-
-    def __init__(self, module: nn.MultiheadAttention, parameters: Parameters, tape: Tape) -> None:
-        self._module = module
-        joint = module.in_proj_weight is not None
-        self._into = [_Projection(module, parameters, tape, place, joint) for place in range(3)]
-        inner = {n.removeprefix("out_proj."): s for n, s in parameters.items() if "out_proj" in n}
-        self._out = Affine(module.out_proj, inner, tape)
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        module, heads = self._module, self._module.num_heads
-        batched = query.dim() == 3
-
-        def split(part: Tensor, layer: Layer) -> Tensor:
-            """`[n, heads, length, width]`."""
-            part = part if batched else part[None]
-            part = part.transpose(0, 1) if batched and not module.batch_first else part
-            return layer(part).unflatten(-1, (heads, -1)).transpose(1, 2)
-
-        parts = zip((query, key, value), self._into, strict=True)
-        q, k, v = (split(part, layer) for part, layer in parts)
-        scores = q @ k.mT / math.sqrt(q.shape[-1])
-        for mask in (attn_mask, key_padding_mask):
-            if mask is None:
-                continue
-            if mask is key_padding_mask:
-                mask = (mask if batched else mask[None])[:, None, None]
-            elif mask.dim() == 3:
-                mask = mask.unflatten(0, (-1, heads))
-            minus = torch.full_like(scores, -math.inf)
-            scores = torch.where(mask, minus, scores) if mask.dtype is torch.bool else scores + mask
-        shares = functional.dropout(scores.softmax(-1), module.dropout, module.training)
-        outputs = self._out((shares @ v).transpose(1, 2).flatten(2))
-        outputs = outputs.transpose(0, 1) if batched and not module.batch_first else outputs
-        weights = None
-        if need_weights:
-            weights = shares.mean(1) if average_attn_weights else shares
-            weights = weights if batched else weights[0]
-        return outputs if batched else outputs[0], weights
-
-
-class _Projection(Affine):
-    """The matrix of queries, keys or values: one of three, or a third of one."""
-
-    def __init__(
-        self,
-        module: nn.MultiheadAttention,
-        parameters: Parameters,
-        tape: Tape,
-        place: int,
-        joint: bool,
-    ) -> None:
-        self._third, self._joint = place, joint
-        weight = "in_proj_weight" if joint else f"{'qkv'[place]}_proj_weight"
-        self.names = (weight, "in_proj_bias")
-        split = {"in_proj_bias"} | ({weight} if joint else set())
-        own = {name: parameters[name] for name in self.names if name in parameters}
-        own = {name: _third(slot, place) if name in split else slot for name, slot in own.items()}
-        super().__init__(module, own, tape)
-        self._split = split
-
-    def value(self, name: str) -> Tensor | None:
-        whole = super().value(name)
-        if whole is None or name in self.parameters or name not in self._split:
-            return whole
-        return whole.chunk(3)[self._third]
-
-
-def _third(slot: Slot, place: int) -> Slot:
-    rows = slot.shape[0] // 3
-    start = slot.start + place * rows * math.prod(slot.shape[1:])
-    return Slot(slot.name, (rows, *slot.shape[1:]), start)
-
-
 def _padding(module: nn.Conv2d) -> tuple[int, ...]:
     """Return a convolution's padding on each side, in numbers."""
     if not isinstance(module.padding, str):
@@ -754,96 +428,6 @@ def _padding(module: nn.Conv2d) -> tuple[int, ...]:
     return tuple(dilation * (size - 1) // 2 for dilation, size in sizes)
 
 
-def _even(module: nn.Conv2d) -> bool:
-    """Whether padding is the same on both sides."""
-    sizes = zip(module.dilation, module.kernel_size, strict=True)
-    return module.padding != "same" or all(d * (k - 1) % 2 == 0 for d, k in sizes)
-
-
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, fourier.Conv2d)
-_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-
-
-def _stand_in(
-    module: Any, own: Parameters, tape: Tape, channels_last: bool
-) -> Callable[..., Any] | None:
-    """Return a layer that hands over the gradients of this module's parameters, if one is known."""
-    kind = type(module)
-    if kind is nn.Linear:
-        return Affine(module, own, tape)
-    if kind in _CONVOLUTIONS and _even(module):
-        return Convolution(module, own, tape, channels_last)
-    if kind is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq:
-        return Embedding(module, own, tape)
-    if kind in (nn.RNN, nn.LSTM, nn.GRU) and not module.proj_size:
-        return Recurrent(module, own, tape)
-    if kind is nn.MultiheadAttention and module.bias_k is None and not module.add_zero_attn:
-        return Attention(module, own, tape)
-    if getattr(module, "weight", None) is None:
-        return None
-
-    def scale(normalised: Callable[[Tensor], Tensor], behind: Callable[[Tensor], int]) -> Scale:
-        return Scale(module, own, tape, normalised, behind)
-
-    if kind is nn.LayerNorm:
-        shape, tiny = module.normalized_shape, module.eps
-        return scale(lambda x: functional.layer_norm(x, shape, None, None, tiny), lambda x: 0)
-    if kind is nn.RMSNorm:
-        shape, tiny = module.normalized_shape, module.eps
-        return scale(lambda x: functional.rms_norm(x, shape, None, tiny), lambda x: 0)
-    if kind is nn.GroupNorm:
-        groups, tiny = module.num_groups, module.eps
-        return scale(
-            lambda x: functional.group_norm(x, groups, None, None, tiny), lambda x: x.dim() - 2
-        )
-    if kind in _INSTANCE_NORMS and not module.track_running_stats:
-        axes, tiny, channels = _INSTANCE_NORMS.index(kind) + 1, module.eps, module.num_features
-
-        def instances(x: Tensor) -> Tensor:
-            images = x if x.dim() == axes + 2 else x[None]
-            found = functional.group_norm(images, channels, None, None, tiny)
-            return found if x.dim() == axes + 2 else found[0]
-
-        return scale(instances, lambda x: axes)
-    return None
-
-
-def hand_over(module: nn.Module, layout: Layout, tape: Tape, channels_last: bool) -> list[str]:
-    """Put layers in the place of modules that are known, in a module of one's own.
-
-    A module is known if it is of a type above, nothing is attached to it, and none of its
-    parameters is another module's as well.
-
-    Args:
-        module: A private copy; the `forward` of known modules in it is replaced.
-        layout: Where trained parameters stand.
-        tape: Where layers find weights and leave gradients.
-        channels_last: Whether images are best kept with the channels of a pixel together.
-
-    Returns:
-        The names of trained parameters that no layer hands over.
-    """
-    slots = {slot.name: slot for slot in layout}
-    owners: dict[int, int] = {}
-    for child in module.modules():
-        for parameter in child._parameters.values():
-            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
-    rest = dict(slots)
-    for path, child in list(module.named_modules()):
-        lead = f"{path}." if path else ""
-        own = {
-            name: slots[lead + name]
-            for name, parameter in child.named_parameters()
-            if lead + name in slots and parameter.requires_grad
-        }
-        shared = any(owners[id(parameter)] > 1 for parameter in child.parameters())
-        inner: Sequence[nn.Module] = list(child.modules())
-        if not own or shared or not all(as_written(one) for one in inner):
-            continue
-        found = _stand_in(child, own, tape, channels_last)
-        if found is None:
-            continue
-        child.forward = found
-        for slot in own.values():
-            rest.pop(slot.name, None)
-    return list(rest)
+def _split(images: Tensor, inputs: Tensor) -> Tensor:
+    """Return images `[examples * images, ...]` with the first two axes of the inputs."""
+    return images.view(*inputs.shape[:2], *images.shape[1:])
