@@ -18,6 +18,7 @@ from fedveil.training.engines.contract import Engine, Job, Threaded
 from fedveil.training.engines.cost import Prediction, Workload, cores, predict
 from fedveil.training.engines.distributed_env import under_torchrun, why_not_elsewhere
 from fedveil.training.engines.dual import costs, dual_applies
+from fedveil.training.engines.example_gradients import ExampleWay, example_way
 from fedveil.training.engines.gradients import AutogradGradients, VmapGradients, why_not_vmap
 from fedveil.training.engines.isolated import OneByOne, SideBySide
 from fedveil.training.engines.isolated_gradients import ApartGradients
@@ -227,10 +228,10 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
     if not isinstance(stack, str) and device.type == "cpu" and together:
         return SideBySide(_together(job, name, chunk, device, stack))
     # What fails in `vmap` by its nature must not count as zero, example by example.
-    loop = job.rule.per_example and name == "sequential" and why_not_vmap(job) is not None
+    way = example_way(job) if job.rule.per_example and name in ("sequential", "generic") else None
 
     def make(own: Job) -> Engine:
-        return _together(own, name, 1, device, stack, one_by_one=loop)
+        return _together(own, name, 1, device, stack, way)
 
     return OneByOne(job, name, make, device)
 
@@ -241,21 +242,19 @@ def _together(
     chunk: int | None,
     device: torch.device,
     stack: Stack | str,
-    one_by_one: bool = False,
+    way: ExampleWay | str | None = None,
 ) -> Engine:
     """Make an engine that trains clients together, at most `chunk` of them."""
     if name not in ENGINES:
         return OUTSIDE[name].build(job, chunk, device)
     if name == "sequential":
-        gradients = in_pieces(
-            job, AutogradGradients(job, device, one_by_one=one_by_one), autograd=True
-        )
+        gradients = in_pieces(job, AutogradGradients(job, device, way=way), autograd=True)
         return RowEngine(name, job, gradients, 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
         most = chunk or _chunk(job, batch, 100)
-        gradients = in_pieces(job, VmapGradients(job, device), autograd=True)
+        gradients = in_pieces(job, VmapGradients(job, device, way), autograd=True)
         return RowEngine(name, job, gradients, most, device, draws=True)
     if isinstance(stack, str):
         raise ConfigError(f"engine.name: {name!r} cannot run this: {stack}")
