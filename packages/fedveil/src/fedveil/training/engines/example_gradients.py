@@ -19,8 +19,8 @@ instructions do not depend on values). An example of which anything is not finit
 Norms are computed in double precision, where no square of a single-precision number over- or
 underflows, and factors f_i such that |f_i g_i| is at most the clip, rounding included. The sum of
 f_i g_i over b examples is accumulated in single precision; it is off by at most
-(b + 4) * 2^-24 * b * clip, which is what `methods.parts.gradient_noise` accounts for. Secret batches
-may hold all records of a client, and are accumulated in double precision (see `pieces`).
+(b + 4) * 2^-24 * b * clip, which is what `methods.parts.gradient_noise` accounts for.
+Secret batches may hold all records of a client, and are accumulated in double precision (`pieces`).
 """
 
 from __future__ import annotations
