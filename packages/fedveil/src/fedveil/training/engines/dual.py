@@ -120,17 +120,18 @@ class Dual:
         self._most, self._isolated = most, isolated
         weight, bias = layer.weight_of(start), layer.bias_of(start)
         self.targets = functional.pad(targets, (0, width - most))
+        # X w0, [clients, width, outputs]
         if isolated:
             self.outputs = inputs.new_zeros(clients, width, layer.outputs)
             for own, into, size in zip(inputs, self.outputs, sizes.tolist(), strict=True):
                 into[:size] = torch.mm(own[:size], weight.t())
+            self.outputs += 0 if bias is None else bias
         else:
-            outputs = (inputs.flatten(0, 1) @ weight.t()).view(clients, most, -1)
-            self.outputs = functional.pad(outputs, (0, 0, 0, width - most))  # X w0
+            flat, none = inputs.flatten(0, 1), start.new_zeros(layer.outputs)
+            outputs = torch.addmm(none if bias is None else bias, flat, weight.t())
+            self.outputs = functional.pad(outputs.view(clients, most, -1), (0, 0, 0, width - most))
         # Beyond a client's size, ones in the matrix meet coefficients that stay zero.
         self.gram = gram if bias is None else gram.add_(1)
-        if bias is not None:
-            self.outputs += bias
         self._sizes = sizes
         self._start_square = float(start.square().sum(dtype=torch.float64))
 

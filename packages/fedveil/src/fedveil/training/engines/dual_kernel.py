@@ -47,6 +47,7 @@ class StepBatch(NamedTuple):
     start: Tensor  # outputs at the shared weights, [clients, batch, outputs]
     targets: Tensor  # [clients, batch]
     shares: Tensor  # of each example in its client's mean, [clients, batch, 1]
+    even: float | None  # the share of every example, if all are real
 
 
 class DualSupply:
@@ -71,6 +72,8 @@ class DualSupply:
         self._places = torch.from_numpy(places)
         counts = np.maximum(1, batches.mask.sum(axis=2)).T[:, :, None]
         self._shares = torch.from_numpy(mask / counts.astype(np.float32))[..., None]
+        taken = batches.mask if batches.full else batches.mask[batches.mask.any(axis=2)]
+        self._even = 1 / width if drawn == width and bool(taken.all()) else None
         self._width, self._block = width, range(0)
         self._gathered: list[StepBatch] = []
 
@@ -92,7 +95,7 @@ class DualSupply:
         parts = (dual.gram, dual.outputs, dual.targets)
         if self._full:
             gram, start, targets = (part[:active] for part in parts)
-            whole = StepBatch(None, gram, start, targets, self._shares[0, :active])
+            whole = StepBatch(None, gram, start, targets, self._shares[0, :active], self._even)
             self._gathered = [whole] * count
             return
         steps = slice(first, first + count)
@@ -104,7 +107,7 @@ class DualSupply:
             for part in parts
         )
         lists = places.flatten(1), gram, start, targets, self._shares[steps, :active]
-        self._gathered = [StepBatch(*each) for each in zip(*lists, strict=True)]
+        self._gathered = [StepBatch(*each, self._even) for each in zip(*lists, strict=True)]
 
 
 class DualKernel:
@@ -169,7 +172,10 @@ class DualKernel:
             parts = [(w[:active], None if b is None else b[:active]) for w, b in parts]
             states = _rise(scores, self._dual.layer, layers, parts)
         error, losses = self._errors(states[-1], batch.targets)
-        error = error * (batch.shares * -rate)
+        if batch.even is None or self._isolated:  # others decide whether all examples are real
+            error = error * (batch.shares * -rate)
+        else:
+            error = error * (batch.even * -rate)
         if parts:
             error = _fall([*states[:-1], error], self._dual.layer, layers, parts, keep)
         if keep != 1:

@@ -51,7 +51,7 @@ class MomentClients:
         self.moments = Moments(job.federation, layer)
         self.unrolled: UnrolledSteps | None = None
         if UnrolledSteps.apply(job):
-            self.unrolled = UnrolledSteps(job.federation.clients, job.rule, self.moments)
+            self.unrolled = UnrolledSteps(job, self.moments)
 
     def costs(self, rule: LocalTraining, sizes: Cohort) -> npt.NDArray[np.int64]:
         """Return the multiplications that clients of these sizes take, `[clients]`."""
@@ -76,7 +76,7 @@ class MomentClients:
             if len(where) < len(clients) or len(where) > most:
                 where = places[begin : begin + most]
                 clients, sizes = clients[where], sizes[where]
-            updates, losses = self.unrolled(task.weights, clients, sizes, task.job.isolated)
+            updates, losses = self.unrolled(task.weights, clients, sizes)
             yield task.block(where, updates, losses)
 
     def train(self, task: CohortTask, places: Cohort) -> Iterator[Block]:
@@ -233,9 +233,10 @@ class UnrolledSteps:
     comes, and kept.
     """
 
-    def __init__(self, clients: int, rule: LocalTraining, moments: Moments) -> None:
-        self._moments, self._rule, self._size = moments, rule, moments.size
-        self._steps = rule.steps or rule.epochs or 0  # a step takes all records
+    def __init__(self, job: Job, moments: Moments) -> None:
+        self._moments, self._rule, self._isolated = moments, job.rule, job.isolated
+        self._steps = job.rule.steps or job.rule.epochs or 0  # a step takes all records
+        self._size, clients = moments.size, job.federation.clients
         size = moments.size
         # Pages of clients that never come are never touched.
         # Columns one after the other: a tall product by columns takes a third of the time.
@@ -259,9 +260,7 @@ class UnrolledSteps:
         takes: Mask = 2 * 4 * width <= sizes * self._moments.record
         return takes
 
-    def __call__(
-        self, start: Tensor, clients: Cohort, sizes: Cohort, isolated: bool
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, start: Tensor, clients: Cohort, sizes: Cohort) -> tuple[Tensor, Tensor]:
         """Return updates `[clients, size]` and mean losses `[clients]` of a round from `start`."""
         if not self._all_known:
             self._learn(clients, sizes)
@@ -270,7 +269,7 @@ class UnrolledSteps:
             where = torch.from_numpy(clients)
             slopes, levels = slopes.index_select(1, where), levels.index_select(0, where)
             constants = constants.index_select(0, where)
-        if isolated:
+        if self._isolated:
             reached = tree_sum(slopes * start[:, None, None, None]).add_(levels)
         else:
             tall = slopes.view(len(start), -1).t()
