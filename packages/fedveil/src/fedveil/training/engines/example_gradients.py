@@ -48,7 +48,7 @@ from fedveil.training.engines.layer_gradients import (
     power_sums,
 )
 from fedveil.training.models.flat import Slot, flatten
-from fedveil.training.models.losses import example_losses
+from fedveil.training.models.losses import ClassWeights, example_losses
 from fedveil.training.models.tensors import as_tensor
 
 # Numbers that one piece of a batch may take: 32 MB, or 256 MB for a piece of 32 examples.
@@ -87,7 +87,8 @@ class ExampleGradients:
         self._exact, self._piece = way.exact, way.piece
         self._contained = contained if job.isolated else nullcontext
         known = is_known(job.module)
-        self._tape = Tape(self._eager, whole=way.layers and known)
+        apart = self._loss is None or type(self._loss) is ClassWeights  # others may mix examples
+        self._tape = Tape(self._eager, whole=way.layers and known and apart)
         self._module = tuned(job.module).train().to(device)
         self._rest = [slot.name for slot in job.layout]
         if way.layers:
@@ -161,7 +162,8 @@ class ExampleGradients:
         self, inputs: Tensor, target: Tensor, anchor: Tensor, rest: dict[str, Tensor]
     ) -> Tensor:
         self._tape.anchor = anchor
-        outputs = functional_call(self._module, rest, (inputs[None],))
+        batch = inputs[None]
+        outputs = functional_call(self._module, rest, (batch,)) if rest else self._module(batch)
         return example_losses(self._task, outputs, target[None], self._loss)[0]
 
     def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -246,57 +248,46 @@ class _Sum:
         slack = (size + 64) * 2.0**-52 + 2.0**-21
         factors = clip_factors(norms, Clip(clip.norm, order), relative_error=slack)
         factors = factors.to(counts.device) * counts
-        zero = factors == 0
         for slot, part in parts:
-            self._add(slot, part, factors, zero)
+            self._add(slot, part, factors)
         self._rows += len(counts)
         if self._rows >= _MOST_ROWS:
             self._flush()
 
-    def _add(self, slot: Slot, part: Part, factors: Tensor, zero: Tensor) -> None:
+    def _add(self, slot: Slot, part: Part, factors: Tensor) -> None:
         into = self._total[slot.start : slot.stop]
         if isinstance(part, Rows):
-            values = part.values.masked_fill(zero[part.examples][:, None], 0.0)
-            values = (values * factors[part.examples][:, None]).to(values.dtype)
+            values = _times(part.values, factors[part.examples])
             into.view(slot.shape).index_add_(0, part.tokens, values)
         elif isinstance(part, Dense):
             rows, single = part.gradients.flatten(1), factors.to(part.gradients.dtype)
             odd = factors < _TINY
-            if bool(odd.any()):
-                # Infinity times zero is no zero, and a tiny factor has few digits.
-                rows = torch.where(odd[:, None], rows * factors[:, None], rows).to(single.dtype)
-                rows, single = rows.masked_fill_(zero[:, None], 0.0), single.masked_fill(odd, 1.0)
+            if bool(odd.any()):  # a tiny factor has few digits, and infinity times zero is no zero
+                rows = torch.where(odd[:, None], _times(rows, factors), rows)
+                single.masked_fill_(odd, 1.0)
             into.addmv_(rows.t(), single)
         elif isinstance(part, Pair) and part.states.shape[1] == 1:
-            self._add_outer(slot, part, factors, zero)
+            self._add_outer(slot, part, factors)
         elif isinstance(part, Pair):
-            errors = (part.errors * factors[:, None, None].to(part.errors.dtype)).masked_fill_(
-                zero[:, None, None], 0.0
-            )
-            states = part.states.masked_fill(zero[:, None, None], 0.0)
+            errors, states = _times(part.errors, factors), _times(part.states, factors > 0)
             into.view(slot.shape).addmm_(errors.flatten(0, 1).t(), states.flatten(0, 1))
         elif isinstance(part, Patches):
-            apart = (...,) + (None,) * (part.errors.dim() - 1)
-            errors = part.errors * factors[apart].to(part.errors.dtype)
-            errors = errors.masked_fill_(zero[apart], 0.0).flatten(0, 1)
-            images = part.images.masked_fill(zero[apart], 0.0).flatten(0, 1)
-            into.view(slot.shape).add_(part.layer.kernel_gradient(images, errors))
+            images, errors = _times(part.images, factors > 0), _times(part.errors, factors)
+            gradient = part.layer.kernel_gradient(images.flatten(0, 1), errors.flatten(0, 1))
+            into.view(slot.shape).add_(gradient)
 
-    def _add_outer(self, slot: Slot, part: Pair, factors: Tensor, zero: Tensor) -> None:
+    def _add_outer(self, slot: Slot, part: Pair, factors: Tensor) -> None:
         """Keep both sides of outer products until there are many.
 
         States are scaled to a length between a half and one by a power of two, and errors the other
         way, so that neither the scaled numbers nor their products over- or underflow.
         """
-        sides = part.states[:, 0], part.errors[:, 0]
-        states, errors = (side.masked_fill(zero[:, None], 0.0) for side in sides)
-        exponents = torch.frexp(power_sums(states, 2).sqrt()).exponent
-        scale = torch.ldexp(torch.ones_like(factors), -exponents)
-        shorter = (errors * (factors / scale)[:, None]).to(errors.dtype)
-        longer = (states * scale[:, None]).to(states.dtype)
+        states, errors = part.states[:, 0], part.errors[:, 0]
+        lengths = power_sums(states, 2).sqrt().nan_to_num_(1.0, 1.0)  # those count as zero
+        scale = torch.ldexp(torch.ones_like(factors), -torch.frexp(lengths).exponent)
         _, lefts, rights = self._outer.setdefault(slot.start, (slot, [], []))
-        lefts.append(shorter)
-        rights.append(longer)
+        lefts.append(_times(errors, factors / scale))
+        rights.append(_times(states, torch.where(factors > 0, scale, 0.0)))
 
     def _flush(self) -> None:
         for slot, errors, states in self._outer.values():
@@ -308,6 +299,14 @@ class _Sum:
         """Return the sum."""
         self._flush()
         return self._total
+
+
+def _times(values: Tensor, factors: Tensor) -> Tensor:
+    """Multiply the values of each example by a factor; where that is zero, they become zero."""
+    apart = (...,) + (None,) * (values.dim() - 1)
+    found = values if factors.dtype is torch.bool else (values * factors[apart]).to(values.dtype)
+    zero = factors == 0
+    return found.masked_fill(zero[apart], 0.0) if bool(zero.any()) else found
 
 
 def _powers(part: Part, order: int, count: int) -> Tensor:
