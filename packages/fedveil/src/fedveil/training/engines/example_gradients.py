@@ -17,9 +17,10 @@ is for `outer` in exact arithmetic. It depends on the example, its place, the ba
 and what the module draws, never on the values of other examples (`vmap`, and kernels whose
 instructions do not depend on values). An example of which anything is not finite counts as zero.
 Norms are computed in double precision, where no square of a single-precision number over- or
-underflows, and factors f_i such that |f_i g_i| is at most the clip, rounding included. The sum of
-f_i g_i over b examples is accumulated in single precision; it is off by at most
-(b + 4) * 2^-24 * b * clip, which is what `methods.parts.gradient_noise` accounts for.
+underflows, and factors f_i such that |f_i g_i| is at most the clip, rounding included. The f_i g_i
+of b examples are added up in double precision and rounded once by the caller: the sum is off by at
+most (b + 4) * 2^-53 * b * clip, and the rounding by 2^-24 * b * clip. In simulations they are added
+up in single precision.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ from fedveil.training.models.tensors import as_tensor
 # Numbers that one piece of a batch may take: 32 MB, or 256 MB for a piece of 32 examples.
 _VALUES, _VALUES_OF_FEW, _FEW = 8_000_000, 64_000_000, 32
 _MOST_ROWS = 512  # examples whose outer products are added up in one product
+_BLOCK = 1 << 16  # numbers that are widened to double precision at once
 _TINY = 2.0**-60  # factors below are applied in double precision
 
 
@@ -111,10 +113,12 @@ class ExampleGradients:
             clip: The bound on each example's gradient, all parameters jointly.
 
         Returns:
-            The sum `[parameters]` and each example's loss `[examples]`.
+            The sum `[parameters]`, in double precision if it must be exact, and each example's loss
+            `[examples]`.
         """
         self._tape.weights, self._order = weights, clip.order
-        total, losses = _Sum(torch.zeros_like(weights)), weights.new_zeros(len(inputs))
+        kind = torch.float64 if self._exact else weights.dtype
+        total, losses = _Sum(torch.zeros_like(weights, dtype=kind)), weights.new_zeros(len(inputs))
         for begin in range(0, len(inputs), self._piece):
             part = slice(begin, begin + self._piece)
             losses[part] = self._add(total, inputs[part], targets[part], clip)
@@ -258,14 +262,14 @@ class _Sum:
         into = self._total[slot.start : slot.stop]
         if isinstance(part, Rows):
             values = _times(part.values, factors[part.examples])
-            into.view(slot.shape).index_add_(0, part.tokens, values)
+            into.view(slot.shape).index_add_(0, part.tokens, values.to(into.dtype))
         elif isinstance(part, Dense):
             rows, single = part.gradients.flatten(1), factors.to(part.gradients.dtype)
             odd = factors < _TINY
             if bool(odd.any()):  # a tiny factor has few digits, and infinity times zero is no zero
                 rows = torch.where(odd[:, None], _times(rows, factors), rows)
                 single.masked_fill_(odd, 1.0)
-            into.addmv_(rows.t(), single)
+            self._add_rows(into, rows, single)
         elif isinstance(part, Pair) and part.states.shape[1] == 1:
             self._add_outer(slot, part, factors)
         elif isinstance(part, Pair):
@@ -275,6 +279,13 @@ class _Sum:
             images, errors = _times(part.images, factors > 0), _times(part.errors, factors)
             gradient = part.layer.kernel_gradient(images.flatten(0, 1), errors.flatten(0, 1))
             into.view(slot.shape).add_(gradient)
+
+    def _add_rows(self, into: Tensor, rows: Tensor, factors: Tensor) -> None:
+        """Add rows times factors; they are widened a few columns at a time, in the cache."""
+        width = rows.shape[1] if into.dtype is rows.dtype else max(1, _BLOCK // len(rows))
+        columns = zip(torch.split(into, width), torch.split(rows, width, 1), strict=True)
+        for total, part in columns:
+            total.addmv_(part.to(into.dtype).t(), factors.to(into.dtype))
 
     def _add_outer(self, slot: Slot, part: Pair, factors: Tensor) -> None:
         """Keep both sides of outer products until there are many.
@@ -292,7 +303,8 @@ class _Sum:
     def _flush(self) -> None:
         for slot, errors, states in self._outer.values():
             into = self._total[slot.start : slot.stop].view(slot.shape)
-            into.addmm_(torch.cat(errors).t(), torch.cat(states))
+            left, right = (torch.cat(side).to(into.dtype) for side in (errors, states))
+            into.addmm_(left.t(), right)
         self._outer, self._rows = {}, 0
 
     def result(self) -> Tensor:

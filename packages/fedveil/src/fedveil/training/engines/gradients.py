@@ -197,7 +197,8 @@ class ExampleLoop:
         self, weights: Tensor, inputs: Tensor, targets: Tensor, clip: GradientClip
     ) -> tuple[Tensor, Tensor]:
         """Compute the sum of clipped gradients and losses, as `ExampleGradients` does."""
-        total, losses = torch.zeros_like(weights), weights.new_zeros(len(inputs))
+        total = torch.zeros_like(weights, dtype=torch.float64)
+        losses = weights.new_zeros(len(inputs))
         for place, (x, y) in enumerate(zip(inputs, targets, strict=True)):
             one = x[None, None], y[None, None], None
             gradient, losses[place : place + 1] = self._gradients(weights[None], one, None, 0.0)
