@@ -264,6 +264,8 @@ def test_clipped_sums_are_those_of_autograd_one_by_one(
     scale = count * min(norm, 1e6) if norm < 1e6 else float(wanted.abs().sum())
     assert float((found.double() - wanted).abs().max()) <= 256 * 2.0**-24 * (scale + 1e-6)
     assert len(losses) == count
+    # What is accounted for secret batches rests on sums in double precision.
+    assert found.dtype is (torch.float64 if isolated else torch.float32)
     if norm < 1e6:
         each = float(torch.linalg.vector_norm(found.double(), ord=order))
         assert each <= count * norm * (1 + count * 2.0**-23)

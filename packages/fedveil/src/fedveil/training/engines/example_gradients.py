@@ -17,10 +17,10 @@ is for `outer` in exact arithmetic. It depends on the example, its place, the ba
 and what the module draws, never on the values of other examples (`vmap`, and kernels whose
 instructions do not depend on values). An example of which anything is not finite counts as zero.
 Norms are computed in double precision, where no square of a single-precision number over- or
-underflows, and factors f_i such that |f_i g_i| is at most the clip, rounding included. The sum of
-f_i g_i over b examples is accumulated in single precision; it is off by at most
-(b + 4) * 2^-24 * b * clip, which is what `methods.parts.gradient_noise` accounts for.
-Secret batches may hold all records of a client, and are accumulated in double precision (`pieces`).
+underflows, and factors f_i such that |f_i g_i| is at most the clip, rounding included. The f_i g_i
+of b examples are added up in double precision and rounded once by the caller: the sum is off by at
+most (b + 4) * 2^-53 * b * clip, and the rounding by 2^-24 * b * clip. In simulations they are added
+up in single precision.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ from fedveil.training.engines.layer_gradients import (
     power_sums,
 )
 from fedveil.training.models.flat import Slot, flatten
-from fedveil.training.models.losses import example_losses
+from fedveil.training.models.losses import ClassWeights, example_losses
 from fedveil.training.models.tensors import as_tensor
 
 # Numbers that one piece of a batch may take: 32 MB, or 256 MB for a piece of 32 examples.
 _VALUES, _VALUES_OF_FEW, _FEW = 8_000_000, 64_000_000, 32
 _MOST_ROWS = 512  # examples whose outer products are added up in one product
+_BLOCK = 1 << 16  # numbers that are widened to double precision at once
 _TINY = 2.0**-60  # factors below are applied in double precision
 
 
@@ -86,11 +87,10 @@ class ExampleGradients:
     def __init__(self, job: Job, device: torch.device, way: ExampleWay) -> None:
         self._layout, self._task, self._loss = job.layout, job.federation.task, job.rule.loss
         self._exact, self._piece = way.exact, way.piece
-        secret = job.isolated and job.rule.batch_rate is not None
-        self._wide = torch.float64 if secret else None
         self._contained = contained if job.isolated else nullcontext
         known = is_known(job.module)
-        self._tape = Tape(self._eager, whole=way.layers and known)
+        apart = self._loss is None or type(self._loss) is ClassWeights  # others may mix examples
+        self._tape = Tape(self._eager, whole=way.layers and known and apart)
         self._module = tuned(job.module).train().to(device)
         self._rest = [slot.name for slot in job.layout]
         if way.layers:
@@ -113,11 +113,12 @@ class ExampleGradients:
             clip: The bound on each example's gradient, all parameters jointly.
 
         Returns:
-            The sum `[parameters]` and each example's loss `[examples]`.
+            The sum `[parameters]`, in double precision if it must be exact, and each example's loss
+            `[examples]`.
         """
         self._tape.weights, self._order = weights, clip.order
-        total = _Sum(torch.zeros_like(weights, dtype=self._wide or weights.dtype))
-        losses = weights.new_zeros(len(inputs))
+        kind = torch.float64 if self._exact else weights.dtype
+        total, losses = _Sum(torch.zeros_like(weights, dtype=kind)), weights.new_zeros(len(inputs))
         for begin in range(0, len(inputs), self._piece):
             part = slice(begin, begin + self._piece)
             losses[part] = self._add(total, inputs[part], targets[part], clip)
@@ -165,7 +166,8 @@ class ExampleGradients:
         self, inputs: Tensor, target: Tensor, anchor: Tensor, rest: dict[str, Tensor]
     ) -> Tensor:
         self._tape.anchor = anchor
-        outputs = functional_call(self._module, rest, (inputs[None],))
+        batch = inputs[None]
+        outputs = functional_call(self._module, rest, (batch,)) if rest else self._module(batch)
         return example_losses(self._task, outputs, target[None], self._loss)[0]
 
     def _backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -250,68 +252,73 @@ class _Sum:
         slack = (size + 64) * 2.0**-52 + 2.0**-21
         factors = clip_factors(norms, Clip(clip.norm, order), relative_error=slack)
         factors = factors.to(counts.device) * counts
-        zero = factors == 0
         for slot, part in parts:
-            self._add(slot, part, factors, zero)
+            self._add(slot, part, factors)
         self._rows += len(counts)
         if self._rows >= _MOST_ROWS:
             self._flush()
 
-    def _add(self, slot: Slot, part: Part, factors: Tensor, zero: Tensor) -> None:
+    def _add(self, slot: Slot, part: Part, factors: Tensor) -> None:
         into = self._total[slot.start : slot.stop]
         if isinstance(part, Rows):
-            values = part.values.masked_fill(zero[part.examples][:, None], 0.0)
-            values = (values * factors[part.examples][:, None]).to(values.dtype)
+            values = _times(part.values, factors[part.examples])
             into.view(slot.shape).index_add_(0, part.tokens, values.to(into.dtype))
         elif isinstance(part, Dense):
             rows, single = part.gradients.flatten(1), factors.to(part.gradients.dtype)
             odd = factors < _TINY
-            if bool(odd.any()):
-                # Infinity times zero is no zero, and a tiny factor has few digits.
-                rows = torch.where(odd[:, None], rows * factors[:, None], rows).to(single.dtype)
-                rows, single = rows.masked_fill_(zero[:, None], 0.0), single.masked_fill(odd, 1.0)
-            into.addmv_(rows.t().to(into.dtype), single.to(into.dtype))
+            if bool(odd.any()):  # a tiny factor has few digits, and infinity times zero is no zero
+                rows = torch.where(odd[:, None], _times(rows, factors), rows)
+                single.masked_fill_(odd, 1.0)
+            self._add_rows(into, rows, single)
         elif isinstance(part, Pair) and part.states.shape[1] == 1:
-            self._add_outer(slot, part, factors, zero)
+            self._add_outer(slot, part, factors)
         elif isinstance(part, Pair):
-            errors = (part.errors * factors[:, None, None].to(part.errors.dtype)).masked_fill_(
-                zero[:, None, None], 0.0
-            )
-            states = part.states.masked_fill(zero[:, None, None], 0.0)
+            errors, states = _times(part.errors, factors), _times(part.states, factors > 0)
             into.view(slot.shape).addmm_(errors.flatten(0, 1).t(), states.flatten(0, 1))
         elif isinstance(part, Patches):
-            apart = (...,) + (None,) * (part.errors.dim() - 1)
-            errors = part.errors * factors[apart].to(part.errors.dtype)
-            errors = errors.masked_fill_(zero[apart], 0.0).flatten(0, 1)
-            images = part.images.masked_fill(zero[apart], 0.0).flatten(0, 1)
-            into.view(slot.shape).add_(part.layer.kernel_gradient(images, errors))
+            images, errors = _times(part.images, factors > 0), _times(part.errors, factors)
+            gradient = part.layer.kernel_gradient(images.flatten(0, 1), errors.flatten(0, 1))
+            into.view(slot.shape).add_(gradient)
 
-    def _add_outer(self, slot: Slot, part: Pair, factors: Tensor, zero: Tensor) -> None:
+    def _add_rows(self, into: Tensor, rows: Tensor, factors: Tensor) -> None:
+        """Add rows times factors; they are widened a few columns at a time, in the cache."""
+        width = rows.shape[1] if into.dtype is rows.dtype else max(1, _BLOCK // len(rows))
+        columns = zip(torch.split(into, width), torch.split(rows, width, 1), strict=True)
+        for total, part in columns:
+            total.addmv_(part.to(into.dtype).t(), factors.to(into.dtype))
+
+    def _add_outer(self, slot: Slot, part: Pair, factors: Tensor) -> None:
         """Keep both sides of outer products until there are many.
 
         States are scaled to a length between a half and one by a power of two, and errors the other
         way, so that neither the scaled numbers nor their products over- or underflow.
         """
-        sides = part.states[:, 0], part.errors[:, 0]
-        states, errors = (side.masked_fill(zero[:, None], 0.0) for side in sides)
-        exponents = torch.frexp(power_sums(states, 2).sqrt()).exponent
-        scale = torch.ldexp(torch.ones_like(factors), -exponents)
-        shorter = (errors * (factors / scale)[:, None]).to(errors.dtype)
-        longer = (states * scale[:, None]).to(states.dtype)
+        states, errors = part.states[:, 0], part.errors[:, 0]
+        lengths = power_sums(states, 2).sqrt().nan_to_num_(1.0, 1.0)  # those count as zero
+        scale = torch.ldexp(torch.ones_like(factors), -torch.frexp(lengths).exponent)
         _, lefts, rights = self._outer.setdefault(slot.start, (slot, [], []))
-        lefts.append(shorter)
-        rights.append(longer)
+        lefts.append(_times(errors, factors / scale))
+        rights.append(_times(states, torch.where(factors > 0, scale, 0.0)))
 
     def _flush(self) -> None:
         for slot, errors, states in self._outer.values():
             into = self._total[slot.start : slot.stop].view(slot.shape)
-            into.addmm_(torch.cat(errors).t().to(into.dtype), torch.cat(states).to(into.dtype))
+            left, right = (torch.cat(side).to(into.dtype) for side in (errors, states))
+            into.addmm_(left.t(), right)
         self._outer, self._rows = {}, 0
 
     def result(self) -> Tensor:
         """Return the sum."""
         self._flush()
         return self._total
+
+
+def _times(values: Tensor, factors: Tensor) -> Tensor:
+    """Multiply the values of each example by a factor; where that is zero, they become zero."""
+    apart = (...,) + (None,) * (values.dim() - 1)
+    found = values if factors.dtype is torch.bool else (values * factors[apart]).to(values.dtype)
+    zero = factors == 0
+    return found.masked_fill(zero[apart], 0.0) if bool(zero.any()) else found
 
 
 def _powers(part: Part, order: int, count: int) -> Tensor:
