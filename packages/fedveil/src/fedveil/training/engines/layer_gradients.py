@@ -113,7 +113,7 @@ class Patches(Part):
         errors: `[examples, images, channels, *size]`, after the convolution.
     """
 
-    layer: Convolution
+    layer: ConvolutionLayer
     images: Tensor
     errors: Tensor
 
@@ -248,7 +248,7 @@ class _Batched(torch.autograd.Function):
         return ctx.layer.back(inputs, ctx.kept, errors, ctx.needs_input_grad[0]), None, None
 
 
-class Affine(Layer):
+class AffineLayer(Layer):
     """`nn.Linear`, or a matrix and a bias of another module."""
 
     names = ("weight", "bias")
@@ -273,7 +273,7 @@ class Affine(Layer):
         return (each.flatten(0, 1) @ cast(Tensor, self.value(weight))).view_as(inputs)
 
 
-class Convolution(Layer):
+class ConvolutionLayer(Layer):
     """`nn.Conv1d`, `nn.Conv2d` and `nn.Conv3d`."""
 
     def __init__(
