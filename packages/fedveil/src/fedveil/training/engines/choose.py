@@ -23,6 +23,7 @@ from fedveil.training.engines.isolated import OneByOne, SideBySide
 from fedveil.training.engines.isolated_gradients import ApartGradients
 from fedveil.training.engines.mlp import MlpGradients
 from fedveil.training.engines.moments import moments_apply
+from fedveil.training.engines.pieces import in_pieces
 from fedveil.training.engines.registry import OUTSIDE
 from fedveil.training.engines.shared_memory import bytes_to_copy
 
@@ -222,7 +223,8 @@ def _build(job: Job, name: str, chunk: int | None, device: torch.device) -> Engi
     stack = _stack(job) if name in ("algebra", "mlp") else ""
     if not job.isolated:
         return _together(job, name, chunk, device, stack)
-    if not isinstance(stack, str) and device.type == "cpu":
+    secret = job.rule.batch_rate is not None  # pieces of a batch, one client after the other
+    if not isinstance(stack, str) and device.type == "cpu" and not secret:
         return SideBySide(_together(job, name, chunk, device, stack))
     # What fails in `vmap` by its nature must not count as zero, example by example.
     loop = job.rule.per_example and name == "sequential" and why_not_vmap(job) is not None
@@ -245,17 +247,20 @@ def _together(
     if name not in ENGINES:
         return OUTSIDE[name].build(job, chunk, device)
     if name == "sequential":
-        gradients = AutogradGradients(job, device, one_by_one=one_by_one)
+        gradients = in_pieces(
+            job, AutogradGradients(job, device, one_by_one=one_by_one), autograd=True
+        )
         return RowEngine(name, job, gradients, 1, device, draws=True)
     if name == "generic":
         # Gradients of single examples take a batch as much.
         batch = (job.rule.batch_size or 1) if job.rule.per_example else 1
         most = chunk or _chunk(job, batch, 100)
-        return RowEngine(name, job, VmapGradients(job, device), most, device, draws=True)
+        gradients = in_pieces(job, VmapGradients(job, device), autograd=True)
+        return RowEngine(name, job, gradients, most, device, draws=True)
     if isinstance(stack, str):
         raise ConfigError(f"engine.name: {name!r} cannot run this: {stack}")
     kind = ApartGradients if job.isolated else MlpGradients
-    by_hand = kind(stack, job.federation.task)
+    by_hand = in_pieces(job, kind(stack, job.federation.task), autograd=False)
     rows = RowEngine("mlp", job, by_hand, chunk or _chunk(job, 1, 1000), device)
     if name == "algebra":
         return AlgebraEngine(job, stack, rows)
