@@ -72,7 +72,8 @@ class DualSupply:
         self._places = torch.from_numpy(places)
         counts = np.maximum(1, batches.mask.sum(axis=2)).T[:, :, None]
         self._shares = torch.from_numpy(mask / counts.astype(np.float32))[..., None]
-        taken = batches.mask if batches.full else batches.mask[batches.mask.any(axis=2)]
+        own = np.arange(steps) < batches.steps[:, None]
+        taken = batches.mask if batches.full else batches.mask[own]
         self._even = 1 / width if drawn == width and bool(taken.all()) else None
         self._width, self._block = width, range(0)
         self._gathered: list[StepBatch] = []

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from fedveil.training.engines import fourier
 from fedveil.training.engines.layer_gradients import (
-    Affine,
-    Convolution,
+    AffineLayer,
+    ConvolutionLayer,
     Embedding,
     Layer,
     Parameters,
@@ -33,7 +33,7 @@ class Attention:
         joint = module.in_proj_weight is not None
         self._into = [_Projection(module, parameters, tape, place, joint) for place in range(3)]
         inner = {n.removeprefix("out_proj."): s for n, s in parameters.items() if "out_proj" in n}
-        self._out = Affine(module.out_proj, inner, tape)
+        self._out = AffineLayer(module.out_proj, inner, tape)
 
     def __call__(
         self,
@@ -78,7 +78,7 @@ class Attention:
         return outputs if batched else outputs[0], weights
 
 
-class _Projection(Affine):
+class _Projection(AffineLayer):
     """The matrix of queries, keys or values: one of three, or a third of one."""
 
     def __init__(
@@ -127,9 +127,9 @@ def _stand_in(
     """Return a layer that hands over the gradients of this module's parameters, if one is known."""
     kind = type(module)
     if kind is nn.Linear:
-        return Affine(module, own, tape)
+        return AffineLayer(module, own, tape)
     if kind in _CONVOLUTIONS and _even(module):
-        return Convolution(module, own, tape, channels_last)
+        return ConvolutionLayer(module, own, tape, channels_last)
     if kind is nn.Embedding and module.max_norm is None and not module.scale_grad_by_freq:
         return Embedding(module, own, tape)
     if kind in (nn.RNN, nn.LSTM, nn.GRU) and not module.proj_size:

@@ -41,7 +41,7 @@ def moments_apply(job: Job) -> bool:
     """Return whether second moments can stand for the data: squared loss, no single examples."""
     rule = job.rule
     squared = job.federation.task is Task.REGRESSION and rule.loss is None
-    return squared and not rule.per_example and rule.step is None
+    return squared and not rule.per_example and rule.step is None and rule.batch_rate is None
 
 
 class MomentClients:
