@@ -159,7 +159,7 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
         return
     for round_number in range(one.plan.method.rounds):
         where = f"round {round_number + 1}"
-        if isinstance(releases[0].mechanism, NoisyGradients):
+        if one.plan.noise.local.gradient_noise and one.plan.noise.local.last_step_noise:
             yield from _gradients(one, two, change, round_number, releases[0], steps[0])
             continue
         yield from _without_noise(one, change, round_number)
@@ -272,7 +272,10 @@ def _gradients(
 ) -> Iterator[Violation]:
     """Noisy local steps: each one's mean gradient, and all of the round's together."""
     allowed = _times(one.plan.privacy_model, change) / step.noise
-    each = allowed / math.sqrt(release.mechanism.record_uses)
+    if isinstance(release.mechanism, NoisyGradients):
+        each = allowed / math.sqrt(release.mechanism.record_uses)
+    else:  # secret batches: every step is an event of its own
+        each, allowed = allowed, math.inf
     total = 0.0
     yield from _without_noise(one, change, round_number)
     for key, draw in one.notes.draws.items():
