@@ -64,19 +64,22 @@ def compare(one: World, two: World, change: Change) -> list[Violation]:
     privacy_model = one.plan.privacy_model
     if privacy_model is None or not (claimed(one) or claimed(two)):
         return []
+    others = set(one.names) != set(two.names)
+    by_presence = privacy_model.adjacency is Adjacency.ADD_REMOVE
+    if others and not by_presence and change.kind in ("removed", "added"):
+        # Who is there, and with how many records, is public: grids, turns and the proof itself may
+        # follow from it, but nobody's training. The first client with several batches moves noise
+        # into steps, which is a proof of its own and may be none.
+        placed = [world.plan.local.gradient_noise == 0 for world in (one, two)]
+        if placed[0] != placed[1] or not (claimed(one) and claimed(two)):
+            return []
+        return list(_isolation(one, two, change, rounds=1, floats_only=True))
     if not (claimed(one) and claimed(two)):
         said = [world.plan.guarantee.reason for world in (one, two) if not claimed(world)]
         return [Violation("c", f"only one world is certified: {said[0]}")]
-    if set(one.names) != set(two.names) and privacy_model.adjacency is not Adjacency.ADD_REMOVE:
-        if change.kind in ("replaced", "record", "zeroed"):
-            gone = ", ".join(sorted(set(one.names) ^ set(two.names)))
-            return [Violation("c", f"clients come and go with their values: {gone}")]
-        # Who is there is public: grids and turns may follow it, but nobody's training; except that
-        # the first client with several batches, whose number is public too, moves noise into steps.
-        placed = [world.plan.local.gradient_noise == 0 for world in (one, two)]
-        if placed[0] != placed[1]:
-            return []
-        return list(_isolation(one, two, change, rounds=1, floats_only=True))
+    if others and not by_presence:
+        gone = ", ".join(sorted(set(one.names) ^ set(two.names)))
+        return [Violation("c", f"clients come and go with their values: {gone}")]
     return [
         *_public(one, two),
         *_isolation(one, two, change, one.plan.method.rounds),
@@ -119,22 +122,9 @@ def _as_bytes(rows: dict[tuple[int, str], Ints]) -> dict[tuple[int, str], bytes]
 
 def _public(one: World, two: World) -> Iterator[Violation]:
     """(c): everything that is decided before the first round, and each round's clip and grid."""
-    for what in ("sampling", "privacy_model", "layout"):
-        first, second = getattr(one.plan, what), getattr(two.plan, what)
-        if first != second:
+    for what, first in one.public.items():
+        if first != (second := two.public[what]):
             yield Violation("c", f"{what} differs: {first} and {second}")
-    for what in ("notes", "class_names", "features", "classes", "unprotected"):
-        first, second = (getattr(world.plan.federation, what) for world in (one, two))
-        if first != second:
-            yield Violation("c", f"{what} of the data differ: {first} and {second}")
-    if one.warnings != two.warnings:
-        yield Violation("c", f"warnings differ: {one.warnings} and {two.warnings}")
-    if one.releases != two.releases:
-        yield Violation("c", "accounted releases differ")
-    if one.promise != two.promise:
-        yield Violation("c", "guarantees differ")
-    if one.shapings != two.shapings:
-        yield Violation("c", f"clips or grids differ: {one.shapings} and {two.shapings}")
     for key in one.notes.draws.keys() & two.notes.draws.keys():
         first, second = one.notes.draws[key], two.notes.draws[key]
         if (first.std, first.granularity) != (second.std, second.granularity):

@@ -68,6 +68,7 @@ class Shown:
     certified: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     world: World | None = None
+    unit: Unit | None = None  # of whom it speaks, whether or not anybody has said
     bought: int = 0  # releases on the ledgers of purchases that came to nothing
 
 
@@ -179,6 +180,10 @@ def show(job: Job, rows: Sequence[Row], folder: Path, first: Shown | None) -> Sh
     if shown.notes.plan is not None:
         names = [str(name) for name in shown.notes.plan.federation.owners]
         shown.world = World(names, shown.notes.plan, shown.notes)
+        model = shown.notes.plan.privacy_model
+        shown.unit = None if model is None else model.unit
+    elif job.command == "plan" and shown.certified:
+        shown.unit = Unit(json.loads(out.getvalue())["guarantee"]["unit"])
     return shown
 
 
@@ -343,9 +348,9 @@ def examine_job(seed: int, count: int) -> Iterator[tuple[str, str, list[Violatio
     folder = Path(tempfile.mkdtemp(prefix="neighbours-", dir=scratch()))
     try:
         first = show(job, rows, folder, None)
-        if first.notes.plan is not None and first.notes.plan.privacy_model is not None:
-            unit = first.notes.plan.privacy_model.unit  # of whom it speaks, if nobody has said
-            job = replace(job, sheet=replace(job.sheet, by_record=unit is Unit.RECORD))
+        if first.unit is not None:
+            by_record = first.unit is Unit.RECORD
+            job = replace(job, sheet=replace(job.sheet, by_record=by_record))
         again = show(job, rows, folder, first)
         keys = first.facts.keys() | again.facts.keys()
         random = {key for key in keys if first.facts.get(key) != again.facts.get(key)}

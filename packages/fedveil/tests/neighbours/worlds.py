@@ -72,12 +72,17 @@ class World:
         return [step_of(release, self.plan.privacy_model) for release in self.releases]
 
     @cached_property
-    def warnings(self) -> tuple[str, ...]:
-        return self.plan.warnings
-
-    @cached_property
-    def promise(self) -> dict[str, Any]:
-        return self.plan.guarantee.to_dict()
+    def public(self) -> dict[str, Any]:
+        """What is decided before the first round, by name."""
+        of_plan = ("sampling", "privacy_model", "layout", "warnings")
+        of_data = ("notes", "class_names", "features", "classes", "unprotected")
+        return {
+            **{name: getattr(self.plan, name) for name in of_plan},
+            **{name: getattr(self.plan.federation, name) for name in of_data},
+            "accounted releases": self.releases,
+            "guarantee": self.plan.guarantee.to_dict(),
+            "clips and grids": self.shapings,
+        }
 
 
 def play(

@@ -8,11 +8,13 @@ from __future__ import annotations
 import csv as lines
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
@@ -194,7 +196,13 @@ def _joined(
     files, tables, forms = files_of(path), [], set()
     for name, file in files.items():
         typed, zipped = form_of(file)
-        table = _parquet(file) if typed else _csv(file, zipped, column_names(file), by_cell)
+        if typed:
+            table = _parquet(file)
+        else:
+            found = column_names(file)
+            # With a schema no cell stops it, not even one of a column that the schema leaves out.
+            alone = by_cell and [name for name in found if name not in texts or name in by_cell]
+            table = _csv(file, zipped, found, alone)
         if not table.num_rows and named:  # a client without rows is still a client
             table = pa.table(
                 [pa.nulls(1, column.type) for column in table.columns], schema=table.schema
@@ -261,7 +269,8 @@ def _csv(
     """The columns of a CSV file, or `only` some by their written names.
 
     `texts` stay text. Of those `by_cell`, a cell that is not UTF-8 is missing; of others it is an
-    error.
+    error. With `by_cell` or `only`, a row with too few or too many cells keeps its place, and of
+    its cells the client's name alone: the one text that is not read cell by cell.
     """
     found, delimiter = header_of(path, zipped)
     kinds = {name: pa.binary() if name.strip() in by_cell else pa.string() for name in found}
@@ -270,7 +279,9 @@ def _csv(
         f"{path}: the column names in the first line cannot be read; simplify them"
     )
     try:
-        table = _typed(path, zipped, delimiter, types, only)
+        # Where columns are guessed from all rows nothing is certified, and a mistake may be shown.
+        header = found if by_cell or only is not None else None
+        table = _typed(path, zipped, delimiter, types, only, header)
     except KeyError:
         raise unclear from None
     for place, field in enumerate(table.schema):
@@ -287,37 +298,89 @@ def _typed(
     zipped: bool,
     delimiter: str,
     types: Mapping[str, Any],
-    only: list[str] | None = None,
+    only: list[str] | None,
+    header: list[str] | None,
 ) -> Any:
-    try:
-        return _parse(path, zipped, delimiter, types, only, threads=True)
-    except pa.ArrowInvalid:
-        pass
-    except OSError as error:
-        raise ConfigError(f"{path}: damaged gzip file ({first_line(error)})") from None
-    try:  # one thread knows the number of the bad row
-        return _parse(path, zipped, delimiter, types, only, threads=False)
-    except pa.ArrowInvalid as error:
-        raise ConfigError(f"{path}: {complaint(str(error))}") from None
+    """Parse a file; rows that do not fit its `header` are an error if there is none."""
+    for read in (_parse, _parse_slowly if header is None else partial(_parse_ragged, header)):
+        try:
+            with pa.OSFile(str(path)) as raw:
+                stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
+                return read(stream, delimiter, types, only)
+        except pa.ArrowInvalid as error:
+            found = error
+        except OSError as error:
+            raise ConfigError(f"{path}: damaged gzip file ({first_line(error)})") from None
+    raise ConfigError(f"{path}: {complaint(str(found))}")
 
 
 def _parse(
-    path: Path,
-    zipped: bool,
+    stream: Any,
     delimiter: str,
     types: Mapping[str, Any],
     only: list[str] | None,
-    threads: bool,
+    misfit: Callable[[Any], str] | None = None,
 ) -> Any:
-    with pa.OSFile(str(path)) as raw:
-        stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
-        return csv.read_csv(
-            stream,
-            # One block: a type that is guessed is decided by all rows.
-            read_options=csv.ReadOptions(use_threads=threads, block_size=2**31 - 1),
-            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=convert_options(types, only),
-        )
+    """Parse a stream of CSV; rows with more or fewer cells than the header go to `misfit`."""
+    return csv.read_csv(
+        stream,
+        # One block: a type that is guessed is decided by all rows. One thread knows their numbers.
+        read_options=csv.ReadOptions(use_threads=misfit is None, block_size=2**31 - 1),
+        parse_options=csv.ParseOptions(
+            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=misfit
+        ),
+        convert_options=convert_options(types, only),
+    )
+
+
+def _parse_slowly(*given: Any) -> Any:
+    return _parse(*given, lambda row: "error")
+
+
+def _parse_ragged(
+    header: list[str],
+    stream: Any,
+    delimiter: str,
+    types: Mapping[str, Any],
+    only: list[str] | None,
+) -> Any:
+    """Parse a file in which some rows have too few or too many cells.
+
+    To stop there, or to leave such a row out, would tell everybody that it exists and would move
+    other rows. It keeps its place and its client, and all its other cells are missing; without a
+    label the example is unusable. Every other row is read as it would be without it.
+    """
+    text = stream.read().decode(errors="surrogateescape")
+    # Arrow hands over rows as text: bytes that are not UTF-8 become a letter that is nowhere else.
+    broken = next(chr(code) for code in range(0x10FFFD, 0, -1) if chr(code) not in text)
+    data = re.sub("[\udc80-\udcff]", broken, text).encode()
+    rows: dict[int, list[str]] = {}
+
+    def keep(row: Any) -> str:
+        try:
+            cells_there = next(lines.reader([row.text], delimiter=delimiter), [])
+        except lines.Error:  # a cell of enormous length
+            cells_there = []
+        rows[row.number - 2] = cells_there  # 1 is the header
+        return "skip"
+
+    table = _parse(pa.BufferReader(data), delimiter, types, only, keep)
+    columns = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        own: list[str | None] = [None] * len(rows)
+        if name in types:
+            wrong = pc.match_substring(column.cast(pa.string()), broken)
+            column = pc.if_else(wrong, None, column)
+        if types.get(name) == pa.string():
+            place = header.index(name)
+            if pc.any(wrong).as_py():
+                raise pa.ArrowInvalid(f"In CSV column #{place}: invalid UTF8 data")
+            names = (there[place] if place < len(there) else broken for there in rows.values())
+            own = [None if broken in name else name for name in names]
+        columns.append(pa.chunked_array([*column.chunks, pa.array(own, column.type)]))
+    places = np.delete(np.arange(table.num_rows + len(rows)), list(rows))
+    order = np.argsort(np.concatenate([places, np.fromiter(rows, np.int64)]))
+    return pa.table(columns, names=table.column_names).take(order)
 
 
 def convert_options(types: Mapping[str, Any] | None = None, only: list[str] | None = None) -> Any:

@@ -7,13 +7,14 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 import fedveil as fv
 from fedveil import Federation
 from fedveil.core.errors import ConfigError
-from fedveil.data import columns, federation, storage, table
-from fedveil.data.tablefile import read_table
+from fedveil.data import columns, federation, pieces, storage, table, tablefile
+from fedveil.data.tablefile import _parse_slowly, read_table
 from fedveil.tune import defaults, estimator
 
 from ..doors.rows import Sheet
@@ -34,13 +35,13 @@ def _without_labels() -> Any:
     return patch.object(table, "_read", read)
 
 
-@plant(150, lambda sheet: _tabular(sheet) and sheet.artificial, among="sheets")
+@plant(600, lambda sheet: _tabular(sheet) and sheet.artificial, among="sheets")
 def a_blank_label_deals_all_rows_anew() -> Any:
     """Rows without a label are left out before the others are dealt to shares."""
     return _without_labels()
 
 
-@plant(150, lambda sheet: _tabular(sheet) and not sheet.artificial, among="sheets")
+@plant(600, lambda sheet: _tabular(sheet) and not sheet.artificial, among="sheets")
 def a_client_without_labels_is_no_client() -> Any:
     """How many clients there are is public, and so is that one of them has no label."""
     return _without_labels()
@@ -83,6 +84,18 @@ def a_value_that_does_not_fit_is_refused() -> Any:
         return found
 
     return patch.object(federation, "marked", marked)
+
+
+@plant(400, lambda sheet: sheet.door in ("csv", "files"), among="sheets")
+def a_line_of_another_length_is_refused() -> Any:
+    """With its number."""
+    return patch.object(tablefile, "_parse_ragged", lambda header, *given: _parse_slowly(*given))
+
+
+@plant(1500, lambda sheet: sheet.door == "pandas" and sheet.objects, among="sheets")
+def a_column_without_values_has_no_type() -> Any:
+    """Then it does not fit its schema, until somebody has a value in it."""
+    return patch.object(pieces, "_texts", lambda column: pa.array(map(pieces._text, column)))
 
 
 @plant(250, lambda sheet: sheet.door == "lists", among="sheets")
