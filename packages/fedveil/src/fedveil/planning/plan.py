@@ -144,7 +144,8 @@ class Plan(Displayed):
         else:
             check_model(self.module, self.federation, protected=self.seed is None)
             check_isolation(self.module, self.federation, self.method.local.per_example)
-            check_loss(self.method.local.loss, self.module, self.federation)
+            local = self.method.local
+            check_loss(local.loss, self.module, self.federation, local.batch_size)
             noise, summed = context.noise_multiplier, context.secure is not None
             context = fitted(*basis, placement, context.arithmetic, noise, summed)
             check_central(placement, context)
@@ -333,7 +334,7 @@ def plan(
             raise ConfigError(f"{name}: need a list of sentences, got {given!r}")
     placement, start = method.placement, flatten(model)
     check_model(model, federation, protected=seed is None and placement is not None)
-    check_loss(method.local.loss, model, federation)
+    check_loss(method.local.loss, model, federation, method.local.batch_size)
     if placement is None:
         if budget is not None:
             raise PrivacyRefusal(
