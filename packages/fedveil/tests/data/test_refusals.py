@@ -69,6 +69,24 @@ def test_a_line_of_another_length_deals_no_other_row_anew(tmp_path: Path) -> Non
     assert sum(first != second for first, second in pairs) == 1
 
 
+@pytest.mark.parametrize("client", ["a", "b", "c"])
+@pytest.mark.parametrize("left", [b"", b"x,y\n", b"x,y\n1", b"\xef\xbb\xbfx,y\r\n1,no,\r\n"])
+def test_a_client_whose_file_says_nothing_is_still_a_client(
+    tmp_path: Path, client: str, left: bytes
+) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.csv").write_bytes(b"x,y\n1,no\n2,yes\n")
+    settings = {"label": "y", "schema": SCHEMA, "test_fraction": 0.0}
+    usual, facts = fv.from_table(tmp_path, **settings), public_facts(tmp_path, "file")
+    (tmp_path / f"{client}.csv").write_bytes(left)
+    odd, again = fv.from_table(tmp_path, **settings), public_facts(tmp_path, "file")
+    assert (facts.columns, facts.clients) == (again.columns, again.clients)
+    assert usual.owners.tolist() == odd.owners.tolist() == ["a", "b", "c"]
+    assert (usual.notes, usual.unprotected) == (odd.notes, odd.unprotected)
+    for name, one, two in zip("abc", _parts(usual), _parts(odd), strict=True):
+        assert (one == two) is (name != client)
+
+
 def test_without_a_schema_the_line_is_named(tmp_path: Path) -> None:
     """Nothing is certified there, and a mistake in the file should be seen."""
     with pytest.raises(ConfigError, match="line 3"):

@@ -23,6 +23,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from pyarrow import parquet
 
 import fedveil as fv
 from fedveil.cli import main
@@ -38,7 +39,7 @@ from fedveil.tune.trials import Outcome, ProxyTrials, Trial
 from .checks import Change, Violation, compare
 from .coupling import Streams
 from .doors.rows import TEXTS, Generator, Row, Sheet
-from .doors.sources import label_text, schema_of, write_csv
+from .doors.sources import arrow_table, label_text, schema_of, write_csv, write_files
 from .recording import Notes, Recorder, recording
 from .worlds import World, scratch
 from .written import leaves
@@ -161,7 +162,8 @@ def show(job: Job, rows: Sequence[Row], folder: Path, first: Shown | None) -> Sh
         stack.enter_context(patch.object(defaults, "ProxyTrials", _Trials))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
-        stack.enter_context(warnings.catch_warnings(record=True))
+        warned = stack.enter_context(warnings.catch_warnings(record=True))
+        warnings.simplefilter("always")
         rows = sorted(rows, key=lambda row: row.place)
         try:
             shown.certified, shown.end = COMMANDS[job.command](job, rows, folder, shown.facts)
@@ -169,6 +171,7 @@ def show(job: Job, rows: Sequence[Row], folder: Path, first: Shown | None) -> Sh
             shown.end = f"{type(error).__name__}: {error}"
     if job.command == "callback":  # which may say what it has seen, and that is not covered
         err = io.StringIO()
+    shown.facts["warnings"] = sorted({str(one.message) for one in warned})
     for name, stream in (("stdout", out), ("stderr", err)):
         for number, line in enumerate(stream.getvalue().splitlines()):
             shown.facts[f"{name}:{number + 1}"] = line
@@ -198,8 +201,18 @@ class _Trials(ProxyTrials):
 
 
 def _table(job: Job, rows: Sequence[Row], folder: Path) -> list[str]:
-    write_csv(job.sheet, rows, folder / "rows.csv")
-    options = ["--data", str(folder / "rows.csv"), "--client-column", "who", "--label", "y"]
+    """A CSV file, a Parquet file, or a file for each client."""
+    form = job.sheet.seed // 8 % 4
+    if form == 2:
+        parquet.write_table(arrow_table(job.sheet, rows), folder / "rows.parquet")
+        options = ["--data", str(folder / "rows.parquet"), "--client-column", "who"]
+    elif form == 3:
+        write_files(job.sheet, rows, folder / "clients")
+        options = ["--data", str(folder / "clients")]
+    else:
+        write_csv(job.sheet, rows, folder / "rows.csv")
+        options = ["--data", str(folder / "rows.csv"), "--client-column", "who"]
+    options += ["--label", "y"]
     if job.known == "schema":
         (folder / "schema.toml").write_text(_toml(schema_of(job.sheet)))
         options += ["--schema", str(folder / "schema.toml")]
@@ -221,9 +234,13 @@ def _toml(schema: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_SHOWN = (["--no-report"], ["--json"], ["--explain"], ["--quiet", "--json", "--explain"])
+
+
 def _run(job: Job, rows: Any, folder: Path, facts: dict[str, Any]) -> tuple[bool, str]:
     options = _table(job, rows, folder)
-    code = main(["run", *options, "--output", str(folder / "out"), "--no-report"])
+    shown = _SHOWN[job.sheet.seed // 32 % len(_SHOWN)]
+    code = main(["run", *options, "--output", str(folder / "out"), *shown])
     return _certified(folder / "out"), f"exit code {code}"
 
 

@@ -81,7 +81,7 @@ def read_column(path: Path, name: str) -> Any:
     Returns:
         The column as `read_table(path, exact=name)` has it.
     """
-    files = list(files_of(path).values()) if is_many(path) else [path]
+    files = list(_written_files(path).values()) if is_many(path) else [path]
     parts, typed = [], False
     for file in files:
         typed, zipped = form_of(file)
@@ -99,7 +99,7 @@ def read_column(path: Path, name: str) -> Any:
 def count_rows(path: Path) -> int:
     """Count the rows of a file, or of several, without reading what is in them."""
     rows = 0
-    for file in files_of(path).values() if is_many(path) else [path]:
+    for file in _written_files(path).values() if is_many(path) else [path]:
         typed, zipped = form_of(file)
         first, written = next(iter(_written_names(file, typed, zipped).items()))
         # Cell by cell no value can stop it.
@@ -155,7 +155,7 @@ def column_names(source: Path | pa.Table) -> list[str]:
     if not isinstance(source, Path):
         return unique_names(path, source.column_names)
     if is_many(source):
-        return column_names(next(iter(files_of(source).values())))
+        return column_names(next(iter(_written_files(source).values())))
     return list(_written_names(path, *form_of(path)))
 
 
@@ -188,12 +188,18 @@ def _neighbours(path: Path) -> list[str]:
         return []
 
 
+def _written_files(path: Path) -> dict[str, Path]:
+    """The files with anything in them: one without a single byte is a client without rows."""
+    files = files_of(path)
+    return {name: file for name, file in files.items() if file.stat().st_size} or files
+
+
 def _joined(
     path: Path, texts: Collection[str], by_cell: Collection[str], named: bool
 ) -> tuple[bool, Any]:
     """Whether several files are Parquet, and the rows of all of them as if they were one file;
     `named`: each row with the name of its own."""
-    files, tables, forms = files_of(path), [], set()
+    files, tables, forms = _written_files(path), [], set()
     for name, file in files.items():
         typed, zipped = form_of(file)
         if typed:
@@ -222,6 +228,13 @@ def _joined(
         raise ConfigError(f"{path}: holds CSV and Parquet files; name one kind, as '*.csv'")
     for file, table in zip(files.values(), tables, strict=True):
         _need_alike(file, table, next(iter(files.values())), tables[0])
+    if named:  # nor is a client without a header somebody else
+        nothing = [pa.nulls(1, column.type) for column in tables[0].columns[:-1]]
+        tables += [
+            pa.table([*nothing, pa.array([name], pa.string())], schema=tables[0].schema)
+            for name in files_of(path)
+            if name not in files
+        ]
     whole = pa.concat_tables([table.select(tables[0].column_names) for table in tables])
     if forms == {True}:
         return True, whole

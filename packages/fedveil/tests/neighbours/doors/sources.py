@@ -108,6 +108,14 @@ def write_csv(sheet: Sheet, rows: Sequence[Row], path: Path, owners: bool = True
     path.write_bytes(gzip.compress(written, 1) if sheet.seed % 7 == 0 else written)
 
 
+def write_files(sheet: Sheet, rows: Sequence[Row], here: Path) -> None:
+    """Write a file for each owner."""
+    here.mkdir(exist_ok=True)
+    for owner in {row.owner for row in rows}:
+        own = [row for row in rows if row.owner == owner]
+        write_csv(sheet, own, here / f"{owner}.csv", owners=False)
+
+
 def columns_of(sheet: Sheet, rows: Sequence[Row]) -> dict[str, list[Any]]:
     """Columns as frames hold them: typed by what is public, or Python objects as they come."""
     columns: dict[str, list[Any]] = {"who": [row.owner for row in rows]}
@@ -141,22 +149,20 @@ def _csv(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.Fede
 
 def _files(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.Federation:
     """A file for each owner."""
-    here = folder / "clients"
-    here.mkdir(exist_ok=True)
-    for owner in {row.owner for row in rows}:
-        own = [row for row in rows if row.owner == owner]
-        write_csv(sheet, own, here / f"{owner}.csv", owners=False)
+    write_files(sheet, rows, folder / "clients")
     schema = schema_of(sheet) if sheet.declared else None
     owner = None if sheet.artificial else FILE
-    return fv.from_table(here, label="y", client_column=owner, schema=schema, **_settings(sheet))
+    return fv.from_table(
+        folder / "clients", label="y", client_column=owner, schema=schema, **_settings(sheet)
+    )
 
 
 def _parquet(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.Federation:
-    parquet.write_table(_arrow_table(sheet, rows), folder / "rows.parquet")
+    parquet.write_table(arrow_table(sheet, rows), folder / "rows.parquet")
     return _table(sheet, folder / "rows.parquet")
 
 
-def _arrow_table(sheet: Sheet, rows: Sequence[Row]) -> pa.Table:
+def arrow_table(sheet: Sheet, rows: Sequence[Row]) -> pa.Table:
     columns = columns_of(sheet, rows)
     if sheet.objects:  # a file has no column of anything: text
         columns |= {
@@ -170,7 +176,7 @@ def _arrow_table(sheet: Sheet, rows: Sequence[Row]) -> pa.Table:
 
 
 def _arrow(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.Federation:
-    return _table(sheet, _arrow_table(sheet, rows))
+    return _table(sheet, arrow_table(sheet, rows))
 
 
 # The types in which a frame keeps text and numbers.
@@ -189,7 +195,7 @@ def _pandas(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.F
 
 
 def _polars(sheet: Sheet, rows: Sequence[Row], folder: Path, other: Any) -> fv.Federation:
-    frame = pl.DataFrame(_arrow_table(sheet, rows))
+    frame = pl.DataFrame(arrow_table(sheet, rows))
     if sheet.seed % 3 == 0:
         frame = frame.with_columns(pl.col("who", "word").cast(pl.Categorical))
     return _table(sheet, frame)
