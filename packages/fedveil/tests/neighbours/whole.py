@@ -135,6 +135,8 @@ def neighbours(job: Job, rows: Sequence[Row], count: int) -> Iterator[tuple[str,
 
 def _odd(draw: Generator, sheet: Sheet, row: Row) -> Row:
     way = draw.random()
+    if draw.random() < 0.1:
+        return replace(row, cells=int(draw.choice((-2, -1, 1))))
     if way < 0.3:
         labels = (None, "", "k9", "1", "inf", "nan", "0", "-1")
         return replace(row, label=labels[int(draw.integers(len(labels)))])
@@ -261,7 +263,11 @@ def _estimator(job: Job, rows: Any, folder: Path, facts: dict[str, Any]) -> tupl
     settings = {key: _value(value) for key, _, value in keys if not key.startswith("data.test")}
     epsilon = settings.pop("privacy.epsilon")
     unit = settings.pop("privacy.unit", None)
-    inputs = np.array([[_float(x) for x in row.inputs] for row in rows])
+    inputs: Any = [list(row.inputs) for row in rows]  # as a person types them
+    if sheet.seed // 8 % 3 == 1:
+        inputs = np.array(inputs, object)
+    elif sheet.seed // 8 % 3 == 2:  # whose type is public
+        inputs = np.array([[_float(x) for x in row] for row in inputs])
     labels: Any = [row.label for row in rows]
     kind: Any = fv.DPFedRegressor
     more: dict[str, Any] = {}

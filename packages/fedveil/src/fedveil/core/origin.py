@@ -18,6 +18,12 @@ def _own_packages() -> tuple[Path, ...]:
     return tuple(folders)
 
 
+@cache
+def _file(origin: str) -> Path:
+    """Return where a module was loaded from; files do not move while they are in use."""
+    return Path(origin).resolve()
+
+
 def is_own(thing: object, package: Path | None = None) -> bool:
     """Return whether a class or function is the very one that a module of the package defines.
 
@@ -41,7 +47,7 @@ def is_own(thing: object, package: Path | None = None) -> bool:
     found: object = sys.modules.get(name)
     origin = getattr(getattr(found, "__spec__", None), "origin", None)
     packages = _own_packages() if package is None else (package,)
-    if not isinstance(origin, str) or not any(map(Path(origin).resolve().is_relative_to, packages)):
+    if not isinstance(origin, str) or not any(map(_file(origin).is_relative_to, packages)):
         return False
     for step in place.split("."):
         found = getattr(found, "__dict__", {}).get(step)

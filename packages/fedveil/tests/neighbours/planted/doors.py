@@ -124,6 +124,16 @@ def labels_given_to_an_estimator_agree_on_a_type() -> Any:
     return patch.object(estimator._Estimator, "_targets", lambda self, y: np.asarray(y))
 
 
+@plant(
+    100,
+    lambda job: job.command in ("classifier", "regressor") and job.known == "schema",
+    among="jobs",
+)
+def inputs_given_to_an_estimator_agree_on_a_type() -> Any:
+    """One text in a list of numbers ends the fit, and the message holds the text."""
+    return patch.object(estimator, "_by_entry", lambda inputs: inputs)
+
+
 @plant(200, lambda sheet: sheet.door == "stored" and sheet.test != "", among="sheets")
 def a_saved_federation_forgets_that_it_tests_on_training_rows() -> Any:
     """In files of their own, nobody sees that they are the same."""
