@@ -346,8 +346,11 @@ def _parse(
     )
 
 
-def _parse_slowly(*given: Any) -> Any:
-    return _parse(*given, lambda row: "error")
+def _parse_slowly(
+    stream: Any, delimiter: str, types: Mapping[str, Any], only: list[str] | None
+) -> Any:
+    """Parse a stream of CSV by one thread, whose error has the number of the row."""
+    return _parse(stream, delimiter, types, only, lambda row: "error")
 
 
 def _parse_ragged(
