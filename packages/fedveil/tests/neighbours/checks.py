@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -18,9 +18,12 @@ from fedveil.core.units import Adjacency, Unit
 from fedveil.privacy.accountants.discrete_sums import DiscreteSumStep
 from fedveil.privacy.accountants.laplace import LaplaceStep
 from fedveil.privacy.accountants.steps import Step
+from fedveil.privacy.contract import Mechanism
 from fedveil.privacy.correlated import CorrelatedGaussian
 from fedveil.privacy.gradient_perturbation import NoisyGradients
+from fedveil.privacy.poisson_sampled import PoissonSampled
 from fedveil.privacy.releases import PrivacyModel, Release
+from fedveil.privacy.translation import step_of
 
 from .recording import COUNT, GRADIENTS, UPDATES, Draw, Ints, Notes, mixed
 from .worlds import World
@@ -69,8 +72,10 @@ def compare(one: World, two: World, change: Change) -> list[Violation]:
     if others and not by_presence and change.kind in ("removed", "added"):
         # Who is there, and with how many records, is public: grids, turns and the proof itself may
         # follow from it, but nobody's training. The first client with several batches moves noise
-        # into steps, which is a proof of its own and may be none.
-        placed = [world.plan.local.gradient_noise == 0 for world in (one, two)]
+        # into steps, which is a proof of its own and may be none; and the rate of secret batches
+        # follows from the number of records.
+        rules = [world.plan.local for world in (one, two)]
+        placed = [(rule.gradient_noise == 0, rule.batch_rate) for rule in rules]
         if placed[0] != placed[1] or not (claimed(one) and claimed(two)):
             return []
         return list(_isolation(one, two, change, rounds=1, floats_only=True))
@@ -135,8 +140,8 @@ def _afterwards(one: World, two: World, change: Change) -> Iterator[Violation]:
     """(e): from the same noisy values follow the same weights, and private uploads too."""
     if one.states != two.states:
         yield Violation("e", "weights differ although all noisy values are the same")
-    alone = [isinstance(item.mechanism, NoisyGradients) for item in one.releases]
-    if all(alone) and one.notes.updates != two.notes.updates:
+    purposes = {key[0] for world in (one, two) for key in world.notes.draws}
+    if purposes == {GRADIENTS} and one.notes.updates != two.notes.updates:
         yield Violation("e", f"upload of {change.name} depends on more than noisy gradients")
 
 
@@ -147,10 +152,17 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
     if isinstance(releases[0].mechanism, CorrelatedGaussian):
         yield from _correlated(one, two, change, releases[0], steps[0])
         return
+    law = releases[0].mechanism
+    if isinstance(law, PoissonSampled):
+        # Coins are the same in both worlds: of a unit in a batch, its noise hides all there is.
+        releases = tuple(replace(releases[0], mechanism=inner) for inner in law.mechanisms)
+        steps = [step_of(release, privacy_model) for release in releases]
     for round_number in range(one.plan.method.rounds):
         where = f"round {round_number + 1}"
-        if isinstance(releases[0].mechanism, NoisyGradients):
-            yield from _gradients(one, two, change, round_number, releases[0], steps[0])
+        if isinstance(law, NoisyGradients) or any(
+            key[:2] == (GRADIENTS, round_number) for key in one.notes.draws
+        ):
+            yield from _gradients(one, two, change, round_number, law, steps[0])
             continue
         yield from _without_noise(one, change, round_number)
         moved = [_moved(one, two, change, purpose, round_number) for purpose in (UPDATES, COUNT)]
@@ -161,7 +173,8 @@ def _sensitivity(one: World, two: World, change: Change) -> Iterator[Violation]:
                     yield from _by_itself(distance, step, times, privacy_model.colluders, where)
         else:  # one Gaussian for updates and count together
             spent = math.hypot(*(distance.l2 for distance in moved if distance is not None))
-            yield from _within(spent, _allowed(releases[0], steps[0]), where)
+            allowed = _times(privacy_model, change) * _allowed(releases[0], steps[0])
+            yield from _within(spent, allowed, where)
 
 
 def _without_noise(world: World, change: Change, round_number: int) -> Iterator[Violation]:
@@ -258,12 +271,16 @@ def _others(
 
 
 def _gradients(
-    one: World, two: World, change: Change, round_number: int, release: Release, step: Step
+    one: World, two: World, change: Change, round_number: int, law: Mechanism, step: Step
 ) -> Iterator[Violation]:
-    """Noisy local steps: each one's mean gradient, and all of the round's together."""
+    """Noisy local steps: each one's mean gradient, and all of the round's together.
+
+    Of secret batches every step is accounted by itself, and how many there are.
+    """
     allowed = _times(one.plan.privacy_model, change) / step.noise
-    each = allowed / math.sqrt(release.mechanism.record_uses)
-    total = 0.0
+    secret = isinstance(law, PoissonSampled)
+    each = allowed if secret else allowed / math.sqrt(law.record_uses)
+    total, taken = 0.0, 0
     yield from _without_noise(one, change, round_number)
     for key, draw in one.notes.draws.items():
         if key[:3] != (GRADIENTS, round_number, change.name):
@@ -274,9 +291,13 @@ def _gradients(
             return
         apart = (draw.entered - other.entered).astype(np.float64) * draw.granularity / draw.std
         moved = float(np.linalg.norm(apart))
-        total += moved**2
+        total, taken = total + moved**2, taken + 1
         yield from _within(moved, each, f"round {round_number + 1}, step {key[3] + 1}")
-    yield from _within(math.sqrt(total), allowed, f"round {round_number + 1}, all steps")
+    if not secret:
+        yield from _within(math.sqrt(total), allowed, f"round {round_number + 1}, all steps")
+    elif taken > law.local_steps:
+        said = f"{taken} steps, accounted {law.local_steps}"
+        yield Violation("d", f"round {round_number + 1}: {change.name} takes {said}")
 
 
 def _times(privacy_model: PrivacyModel, change: Change) -> int:
