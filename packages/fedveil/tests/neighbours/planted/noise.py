@@ -29,7 +29,7 @@ from ..cases import Case
 from .registry import correlated, plant, tracked
 
 
-@plant(700, tracked, near=230)
+@plant(1100, tracked, near=372)
 def noise_of_the_first_clip() -> Any:
     """A tracked clip moves, and the noise stays."""
     real = central_noise.CentralNoise.protect
@@ -149,7 +149,7 @@ def _dp_sgd(case: Case) -> bool:
     return bool(case.table["training"]["method"] == "dp-sgd")
 
 
-@plant(600, lambda case: _dp_sgd(case) and case.table["privacy"]["trust"] == "local")
+@plant(2200, lambda case: _dp_sgd(case) and case.table["privacy"]["trust"] == "local", near=202)
 def a_fifth_less_noise_on_secret_batches() -> Any:
     """Accounted with noise that nobody draws, behind coins that stay secret."""
     return _claimed(SecretStepsNoise, noise=1.25)
