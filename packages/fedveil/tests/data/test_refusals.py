@@ -61,6 +61,19 @@ def test_a_line_of_another_length_is_an_unusable_row_of_its_client(
     assert np.array_equal(odd.train.usable, [True, True, False, True, True, True])
 
 
+@pytest.mark.parametrize("odd", [b'b,"2,yes', b'b,2,"yes', b'"b,2,yes', b'b,2,yes,"'])
+def test_a_quote_that_nobody_closes_swallows_no_row(tmp_path: Path, odd: bytes) -> None:
+    """Where its cell ends nobody knows: the file is damaged, and no other client may vanish."""
+    settings = {"label": "y", "schema": SCHEMA, "client_column": "who", "test_fraction": 0.0}
+    path = _written(tmp_path, [ROWS[0], odd, *ROWS[2:]], False)
+    with pytest.raises(ConfigError, match="quote"):
+        fv.from_table(path, **settings)
+    with pytest.raises(ConfigError, match="quote"):
+        public_facts(path, "who")
+    inches = fv.from_table(_written(tmp_path, [ROWS[0], b'b,2",yes', *ROWS[2:]], False), **settings)
+    assert inches.sizes.tolist() == [2, 2, 2]
+
+
 def test_a_line_of_another_length_deals_no_other_row_anew(tmp_path: Path) -> None:
     settings = {"label": "y", "schema": SCHEMA, "partition": IID(clients=3), "test_fraction": 0.0}
     usual = fv.from_table(_written(tmp_path, ROWS, False), **settings)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import csv as lines
 import re
+import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -293,8 +293,8 @@ def _csv(
     )
     try:
         # Where columns are guessed from all rows nothing is certified, and a mistake may be shown.
-        header = found if by_cell or only is not None else None
-        table = _typed(path, zipped, delimiter, types, only, header)
+        lenient = bool(by_cell) or only is not None
+        table = _typed(path, zipped, lenient, found, delimiter, types, only)
     except KeyError:
         raise unclear from None
     for place, field in enumerate(table.schema):
@@ -306,56 +306,83 @@ def _csv(
     return table.replace_schema_metadata({DECIMAL: "," if delimiter == ";" else "."})
 
 
-def _typed(
-    path: Path,
-    zipped: bool,
-    delimiter: str,
-    types: Mapping[str, Any],
-    only: list[str] | None,
-    header: list[str] | None,
-) -> Any:
-    """Parse a file; rows that do not fit its `header` are an error if there is none."""
-    for read in (_parse, _parse_slowly if header is None else partial(_parse_ragged, header)):
-        try:
-            with pa.OSFile(str(path)) as raw:
-                stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
-                return read(stream, delimiter, types, only)
-        except pa.ArrowInvalid as error:
-            found = error
-        except OSError as error:
-            raise ConfigError(f"{path}: damaged gzip file ({first_line(error)})") from None
-    raise ConfigError(f"{path}: {complaint(str(found))}")
+def _typed(path: Path, zipped: bool, lenient: bool, *given: Any) -> Any:
+    """Parse a file; a `lenient` reader lets no row stop it."""
+    try:
+        with pa.OSFile(str(path)) as raw:
+            data = (pa.CompressedInputStream(raw, "gzip") if zipped else raw).read()
+    except OSError as error:
+        raise ConfigError(f"{path}: damaged gzip file ({first_line(error)})") from None
+    text = _is_text(data)  # Arrow says loudly that it cannot show us a row that is none
+    try:
+        if text or not lenient:
+            return _parse(data, *given, misfit=_stop if text else None)
+    except pa.ArrowInvalid:
+        pass
+    try:
+        if lenient:
+            return _parse_ragged(data, *given)
+        return _parse(data, *given, misfit=_stop if text else None, threads=False)
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{path}: {complaint(str(error))}") from None
+
+
+def _is_text(data: bytes) -> bool:
+    """Whether these bytes are UTF-8."""
+    ends = pa.py_buffer(np.array([0, len(data)], np.int64))
+    try:
+        pa.LargeStringArray.from_buffers(1, ends, pa.py_buffer(data)).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _stop(row: Any) -> str:
+    return "error"
 
 
 def _parse(
-    stream: Any,
+    data: bytes,
+    header: list[str],
     delimiter: str,
     types: Mapping[str, Any],
     only: list[str] | None,
-    misfit: Callable[[Any], str] | None = None,
+    misfit: Callable[[Any], str] | None,
+    threads: bool = True,
 ) -> Any:
-    """Parse a stream of CSV; rows with more or fewer cells than the header go to `misfit`."""
-    return csv.read_csv(
-        stream,
+    """Parse CSV; rows with more or fewer cells than the header go to `misfit`, if there is one.
+
+    A row of our own is the last one, with a cell too many. If it does not come out, somebody's cell
+    opens a quote that nobody closes, and would swallow the rows of everybody behind it.
+    """
+    last, seen = secrets.token_hex(8) + delimiter * len(header), False
+
+    def judged(row: Any) -> str:
+        nonlocal seen
+        if row.text == last:
+            seen = True
+            return "skip"
+        return misfit(row) if misfit is not None else _stop(row)
+
+    table = csv.read_csv(
+        pa.BufferReader(data if misfit is None else data + f"\n{last}\n".encode()),
         # One block: a type that is guessed is decided by all rows. One thread knows their numbers.
-        read_options=csv.ReadOptions(use_threads=misfit is None, block_size=2**31 - 1),
+        read_options=csv.ReadOptions(use_threads=threads, block_size=2**31 - 1),
         parse_options=csv.ParseOptions(
-            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=misfit
+            delimiter=delimiter,
+            newlines_in_values=True,
+            invalid_row_handler=None if misfit is None else judged,
         ),
         convert_options=convert_options(types, only),
     )
-
-
-def _parse_slowly(
-    stream: Any, delimiter: str, types: Mapping[str, Any], only: list[str] | None
-) -> Any:
-    """Parse a stream of CSV by one thread, whose error has the number of the row."""
-    return _parse(stream, delimiter, types, only, lambda row: "error")
+    if misfit is not None and not seen:
+        raise pa.ArrowInvalid("a quote is opened and never closed")
+    return table
 
 
 def _parse_ragged(
+    given: bytes,
     header: list[str],
-    stream: Any,
     delimiter: str,
     types: Mapping[str, Any],
     only: list[str] | None,
@@ -366,7 +393,7 @@ def _parse_ragged(
     other rows. It keeps its place and its client, and all its other cells are missing; without a
     label the example is unusable. Every other row is read as it would be without it.
     """
-    text = stream.read().decode(errors="surrogateescape")
+    text = given.decode(errors="surrogateescape")
     # Arrow hands over rows as text: bytes that are not UTF-8 become a letter that is nowhere else.
     broken = next(chr(code) for code in range(0x10FFFD, 0, -1) if chr(code) not in text)
     data = re.sub("[\udc80-\udcff]", broken, text).encode()
@@ -380,7 +407,7 @@ def _parse_ragged(
         rows[row.number - 2] = cells_there  # 1 is the header
         return "skip"
 
-    table = _parse(pa.BufferReader(data), delimiter, types, only, keep)
+    table = _parse(data, header, delimiter, types, only, keep, threads=False)
     columns = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         own: list[str | None] = [None] * len(rows)

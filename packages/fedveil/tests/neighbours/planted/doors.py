@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -14,7 +15,7 @@ import fedveil as fv
 from fedveil import Federation
 from fedveil.core.errors import ConfigError
 from fedveil.data import columns, federation, pieces, storage, table, tablefile
-from fedveil.data.tablefile import _parse_slowly, read_table
+from fedveil.data.tablefile import read_table
 from fedveil.tune import defaults, estimator
 
 from ..doors.rows import Sheet
@@ -89,7 +90,8 @@ def a_value_that_does_not_fit_is_refused() -> Any:
 @plant(400, lambda sheet: sheet.door in ("csv", "files"), among="sheets")
 def a_line_of_another_length_is_refused() -> Any:
     """With its number."""
-    return patch.object(tablefile, "_parse_ragged", lambda header, *given: _parse_slowly(*given))
+    stops = partial(tablefile._parse, misfit=tablefile._stop, threads=False)
+    return patch.object(tablefile, "_parse_ragged", stops)
 
 
 @plant(1500, lambda sheet: sheet.door == "pandas" and sheet.objects, among="sheets")
