@@ -347,6 +347,7 @@ def _parse(
     delimiter: str,
     types: Mapping[str, Any],
     only: list[str] | None,
+    *,
     misfit: Callable[[Any], str] | None,
     threads: bool = True,
 ) -> Any:
@@ -407,7 +408,7 @@ def _parse_ragged(
         rows[row.number - 2] = cells_there  # 1 is the header
         return "skip"
 
-    table = _parse(data, header, delimiter, types, only, keep, threads=False)
+    table = _parse(data, header, delimiter, types, only, misfit=keep, threads=False)
     columns = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         own: list[str | None] = [None] * len(rows)
