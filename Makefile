@@ -35,7 +35,7 @@ coverage: .venv/tested
 mutants: .venv/tested
 	$(BIN)/python tools/mutants.py --cover --sample 100 --seed 1
 
-# A million pairs of neighbours (tests/neighbours): hours of CPU time, half as long on two cores. A
+# A million pairs of neighbours (tests/neighbours): about 40 minutes of CPU time, half as long on two quiet cores. A
 # violation stops it at once and says how to run its case again. `FUZZ="--minutes 10"` stops earlier;
 # with `FUZZ="--state FILE"` it can be interrupted, and the same command goes on.
 fuzz: .venv/tested

@@ -229,7 +229,10 @@ class Recorder:
     def shaped(self, updates, pipeline, layout, senders, gradient=None):
         """Around `shape_rows`: what each client computed, and what it sends."""
         names = [self.streams.name(senders.randomness, client) for client in senders.clients]
-        before = [row.tobytes() for row in updates.detach().cpu().numpy()]
+        computed = updates.detach().cpu().numpy()
+        # A NaN's sign and payload depend on the SIMD lane it was computed in. Any NaN makes an
+        # update zero, and the integers that leave are compared bit for bit.
+        before = [row.tobytes() for row in np.where(np.isnan(computed), np.nan, computed)]
         shaped = self._real.shape(updates, pipeline, layout, senders, gradient)
         for name, update, row in zip(names, before, shaped.rows.numpy(), strict=True):
             self.notes.updates[senders.round_number, name] = update

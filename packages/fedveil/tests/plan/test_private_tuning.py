@@ -19,7 +19,7 @@ from tests.plan.test_proxy import private_file, private_recipe
 
 from fedveil import cli
 from fedveil.core.errors import ConfigError, PrivacyRefusal
-from fedveil.data.federation import Examples, Federation
+from fedveil.data.federation import Federation
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.recipe import Recipe
 from fedveil.privacy.guarantee import Guarantee
@@ -148,21 +148,6 @@ def test_noise_without_a_curve_is_refused() -> None:
     )
     with pytest.raises(PrivacyRefusal, match="no noise is known"):
         tune(capped, [Candidate(2, 8, 1.0, 1.0, 30)])
-
-
-@pytest.mark.parametrize("share", [1.0, 0.3])
-def test_protected_rows_are_no_public_score(share: float) -> None:
-    """Not even if only some of the public examples are clients' own."""
-    recipe = small_recipe()
-    federation = federation_of(recipe.data)
-    proxy = strangers(federation)
-    rows = np.arange(round(share * len(federation.train)))
-    mixed = np.concatenate([proxy.federation.train.inputs, federation.train.inputs[rows]])
-    targets = np.concatenate([proxy.federation.train.targets, federation.train.targets[rows]])
-    train = Examples(mixed, targets)
-    public = replace(proxy.federation, train=train, offsets=np.array([0, len(train)]))
-    with pytest.raises(PrivacyRefusal, match="are also in the protected data"):
-        tuned(recipe, plan_of(recipe, federation), CANDIDATES, Proxy(public, "public"), 3.0)
 
 
 def test_what_scored_the_runs_is_declared() -> None:

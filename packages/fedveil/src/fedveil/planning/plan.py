@@ -151,7 +151,8 @@ class Plan(Displayed):
         if not known:
             check_model(self.module, self.federation, protected=self.seed is None)
             check_isolation(self.module, self.federation, self.method.local.per_example)
-            check_loss(self.method.local.loss, self.module, self.federation)
+            local = self.method.local
+            check_loss(local.loss, self.module, self.federation, local.batch_size)
         if self.secure_sums is not None:
             sums = chosen_sums(self.method, self.federation, self.secure_sums, same_method=known)
             settle(self, secure_sums=sums)
@@ -340,7 +341,7 @@ def plan(
             raise ConfigError(f"{name}: need a list, got {given!r}")
     placement, start = method.placement, flatten(model)
     check_model(model, federation, protected=seed is None and placement is not None)
-    check_loss(method.local.loss, model, federation)
+    check_loss(method.local.loss, model, federation, method.local.batch_size)
     if placement is None:
         if budget is not None:
             raise PrivacyRefusal(
