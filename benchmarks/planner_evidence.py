@@ -46,7 +46,7 @@ _DELTA = 2e-5  # of Hu's recipes: the paper's is above one over the number of re
 def measured(name: str, sweep: str, **where: Label) -> dict[Label, float]:
     """Return what an experiment has measured, by the label that is swept; less is better."""
     document = json.loads((RESULTS / f"{name}.json").read_text())
-    accuracy = document["metric"] == "accuracy"
+    accuracy = document["metric"]["name"] == "accuracy"
     found = {}
     for row in document["rows"]:
         labels, value = row["labels"], row["ours"]["mean"]

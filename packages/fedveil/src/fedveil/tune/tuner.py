@@ -90,7 +90,7 @@ class Tuner:
         seeds: Seeds of each rung of the race; the last number also judges small steps.
         steps: Sizes of the small steps.
         better: Gain in the logarithm of the measure that a step must bring.
-        measure: What to make small of an outcome: its error, or its loss.
+        measure: What to make small of an outcome: its score, or its loss.
         share: Largest share of the cohort that takes part in a trial.
         noise: Factor on the noise of all trials.
         seed: Public seed of the race's settings.
@@ -106,7 +106,7 @@ class Tuner:
     seeds: Sequence[int] = _SEEDS
     steps: Sequence[float] = _STEPS
     better: float = _BETTER
-    measure: Callable[[Outcome], float] = attrgetter("error")
+    measure: Callable[[Outcome], float] = attrgetter("score")
     share: float = 1.0
     noise: float = 1.0
     seed: int = 0
