@@ -101,6 +101,12 @@ def test_effort_is_limited() -> None:
         assert 0.3 * effort < search.spent <= effort
 
 
+def test_where_nothing_can_be_compared_the_start_stays() -> None:
+    search = in_bowl(0.1, effort=10)
+    assert search.run() == BOWL.base
+    assert len(search.outcomes) == 1
+
+
 def test_time_is_limited_even_in_the_middle_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever looks at this clock moves it on by 10 ms; every round of a trial looks."""
     ticks = itertools.count(1)

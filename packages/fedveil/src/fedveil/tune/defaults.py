@@ -126,6 +126,8 @@ def choose(
     search, space = _tuner(recipe, federation, clients, given)
     search.show = show
     candidate = search.run()
+    if search.interrupted:  # whoever presses Ctrl-C wants no training either
+        raise KeyboardInterrupt
     chosen, runs = _with_candidate(recipe, candidate, given), len(search.outcomes)
     notes = (*notes, _sentence(chosen, runs, by_record=space.by_record))
     warning = _warning(search, candidate, clients, by_record=space.by_record)

@@ -142,11 +142,13 @@ class Tuner:
                 self._improve(points[self.race(list(points))[0]])
         except KeyboardInterrupt:
             self.interrupted = True
-        if self.best is None:
+        if not self.outcomes:
             raise ConfigError(
                 f"the search ended after {self.elapsed:.1f} s, before its first result; give it "
                 "more --time"
             )
+        if self.best is None:  # nothing is known to be better
+            self.best = self.space.candidate(self.space.start)
         return self.best
 
     def race(self, candidates: Sequence[Candidate]) -> list[Candidate]:
