@@ -18,8 +18,8 @@ from fedveil.tune.space import space_of
 from fedveil.tune.trials import Candidate, ProxyTrials, Trial, recipe_with_settings
 from fedveil.tune.tuner import Expected, Tuner
 
-EFFORT = 15_000.0  # of a plan: about a quarter of a minute
-PILOT = 60_000.0  # of a pilot: about a minute
+EFFORT = 25_000.0  # of a plan: about a quarter of a minute
+PILOT = 100_000.0  # of a pilot: about a minute
 _LEAST_TRIALS = 60  # of the recipe's own settings that the effort must allow for
 _LOSS_TOLERANCE, _ACCURACY_TOLERANCE = 0.05, 0.01  # within which a cheaper choice is as good
 _LEARNT = 0.02  # of the trivial answer's error must be gone before anything counts as learnt

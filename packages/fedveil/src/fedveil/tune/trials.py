@@ -93,8 +93,8 @@ def recipe_with_settings(recipe: Recipe, candidate: Candidate) -> Recipe:
 
 _LEAST_COHORT = 8  # of a trial: fewer clients say nothing about an average
 _ENOUGH = 1000  # clients of a trial's round: their average says as much as that of more
-_ROUND, _STEP = 5e6, 5e3  # multiplications that take as long as an empty round, or step of a client
-_BEGIN = 15  # rounds that take as long as it takes to begin and to score a trial
+_ROUND, _STEP = 5e6, 2e3  # multiplications that take as long as an empty round, or step of a client
+_BEGIN = 10  # rounds that take as long as it takes to begin and to score a trial
 _FAR = 1e6  # a clip that never clips
 _LITTLE = 0.05  # of a loss between 0 and 1 that counts beside the share of wrong answers
 _SMALL, _TOGETHER = 1000, 500  # models of so few weights train so many clients at once

@@ -165,10 +165,13 @@ class Tuner:
             try:
                 for candidate in left:
                     scores[candidate] = self.score(candidate, seeds, share, _RACE)
-            except (OutOfTime, KeyboardInterrupt):
-                if self.best is None and scores:
-                    self.best = min(scores, key=lambda c: scores[c])
-                raise
+            except (OutOfTime, KeyboardInterrupt) as stop:
+                if rung == 0 and scores:
+                    left.sort(key=lambda c: scores.get(c, math.inf))
+                    self.best = left[0]
+                if isinstance(stop, KeyboardInterrupt) or self.best is None:
+                    raise
+                break  # this rung is not complete: the order of the one before holds
             left.sort(key=lambda c: scores[c])
             self.best = left[0]
             if seeds != self.seeds[-1]:
@@ -183,9 +186,9 @@ class Tuner:
         if self.spread == 1:
             return found
         for point in self.space.spread(self.spread or _MOST_SPREAD, self.seed):
-            # Each rung keeps a third and doubles the seeds: all of them cost little more than two.
+            # Each rung keeps a third and doubles the seeds: together they cost 1 + 2/3 + 4/9 + ...
             trial = self._trial(self.space.candidate(point), 0, self.share)
-            cost += 2 * sum(proxy.cost(trial) for proxy in self.proxies)
+            cost += 2.5 * sum(proxy.cost(trial) for proxy in self.proxies)
             if self.spread is None and cost > _RACE * self.effort and len(found) > 3:
                 break
             found.append(point)
