@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Adjacency
-from fedveil.tune import bounds
 from fedveil_lab.reproduction.claims import Claim, fu, uploads
+from fedveil_lab.theorems import bounds
 
 REPLACE, ZERO_OUT = Adjacency.REPLACE, Adjacency.ZERO_OUT
 near = pytest.approx

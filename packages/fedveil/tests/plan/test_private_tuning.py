@@ -14,7 +14,7 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 from scipy.stats import chisquare, geom
-from tests.plan.pilots import search_of, small_recipe
+from tests.plan.searches import small_recipe, tuner_of
 from tests.plan.test_proxy import private_file, private_recipe
 
 from fedveil import cli
@@ -168,7 +168,7 @@ def test_scores_need_public_data_of_the_same_shape() -> None:
 
 
 def test_settings_are_drawn_with_the_recipes_own_rounds_and_cohort() -> None:
-    space = search_of(small_recipe(**POISSON)).space
+    space = tuner_of(small_recipe(**POISSON)).space
     drawn = settings_to_draw(space)
     assert len(drawn) == private_tuning.SETTINGS
     assert {(c.rounds, c.cohort) for c in drawn} == {(8, 30)}
@@ -213,7 +213,6 @@ def test_the_command_keeps_one_model_and_its_guarantee(
     [
         (["--write", "again.toml"], "one more run"),
         (["--time", "10"], "drawn beforehand"),
-        (["--journal", "trials.jsonl"], "stay secret"),
         (["--plot", "trials.png"], "stay secret"),
         (["--tuning-mean", "0.5"], "mean"),
         (["--spent-epsilon", "1"], "privacy.epsilon"),

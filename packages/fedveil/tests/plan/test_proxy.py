@@ -10,20 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
-from tests.plan.pilots import small_recipe
+from tests.plan.searches import small_recipe
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Examples, Federation, Task
+from fedveil.data.partition import SortedSlices
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.recipe import Recipe
-from fedveil.tune.from_recipe import local_steps_of
-from fedveil.tune.pilot import Search
+from fedveil.tune.advice import advise, local_steps_of, prepare
 from fedveil.tune.proxy import NotPublic, proxy_of, some_clients, with_look
-from fedveil.tune.recommend import findings
-from fedveil.tune.space import space_of
-from fedveil.tune.synthetic_proxy import synthetic_proxy
-from fedveil.tune.trials import ProxyTrials
+from fedveil.tune.synthetic_proxy import Scales, synthetic_proxy
 
 SCHEMA = """
 [columns.x]
@@ -69,30 +66,29 @@ def private_recipe(folder: Path, seed: int = 0, records: int = 6, **changes: obj
     return recipes.with_defaults(recipes.parse(table))
 
 
-def test_a_pilot_knows_nothing_of_private_values_and_sizes(tmp_path: Path) -> None:
+def test_a_plan_knows_nothing_of_private_values_and_sizes(tmp_path: Path) -> None:
     """Two files of the same columns and clients, everything else different: the same answer."""
-    answers = []
+    answers, sizes = [], []
     for seed, records in ((0, 6), (1, 20)):
         recipe = private_recipe(tmp_path, seed, records)
-        federation = federation_of(recipe.data)
-        proxy = proxy_of(recipe, "synthetic", federation)
-        trials = ProxyTrials(recipe, plan_of(recipe, federation), proxy)
-        search = Search(trials, space_of(trials, 2), 4.0, work=20_000)
-        found = findings(search)
-        answers.append((found.options, found.warnings, len(federation.train)))
-    assert answers[0][:2] == answers[1][:2]
-    assert answers[0][2] != answers[1][2]  # they did differ
+        sizes.append(len(federation_of(recipe.data).train))
+        found = advise(prepare(recipe, effort=1_500))
+        answers.append((found.options, found.warnings))
+        assert found.looked_at == ()
+        assert found.proxy.startswith("synthetic")
+    assert answers[0] == answers[1]
+    sizes = [
+        len(federation_of(private_recipe(tmp_path, s, r).data).train) for s, r in ((0, 6), (1, 20))
+    ]
+    assert sizes[0] != sizes[1]  # they did differ
 
 
-def test_a_private_file_is_no_proxy(tmp_path: Path) -> None:
+def test_what_is_no_proxy(tmp_path: Path) -> None:
     recipe = private_recipe(tmp_path)
     federation = federation_of(recipe.data)
-    with pytest.raises(ConfigError, match=r"is private.*synthetic"):
-        proxy_of(recipe, None, federation)
-    with pytest.raises(ConfigError, match="no such file"):
-        proxy_of(recipe, "nowhere.csv", federation)
-    with pytest.raises(ConfigError, match="unknown"):
-        proxy_of(recipe, "nowhere", federation)
+    for name in ("nowhere.csv", "nowhere"):
+        with pytest.raises(ConfigError, match="nowhere"):
+            proxy_of(recipe, name, federation)
 
 
 def test_the_private_file_is_no_proxy_under_another_name(tmp_path: Path) -> None:
@@ -226,6 +222,39 @@ def test_made_up_targets_can_partly_be_predicted(task: Task) -> None:
     assert 0.05 < left < 0.7
     if task is Task.REGRESSION:
         assert np.std(made.train.targets) == pytest.approx(1.0, rel=0.5)
+
+
+def test_made_up_targets_have_the_scale_and_the_dealing_of_the_recipe() -> None:
+    """Sorted by a target of mean 12: clients agree within themselves, and not with each other."""
+    like = shaped(50, (6,), Task.REGRESSION, 0)
+    scales = Scales(np.array([np.arange(6.0), 1 + np.arange(6.0)]), (12.0, 3.0))
+    plain = synthetic_proxy(like, 20, scales=scales)
+    dealt = synthetic_proxy(like, 20, scales=scales, partition=SortedSlices(50))
+    for made in (plain, dealt):
+        assert np.mean(made.train.targets) == pytest.approx(12, abs=1.5)
+        assert np.std(made.train.targets) == pytest.approx(3, rel=0.2)
+        assert made.train.inputs.mean(axis=0) == pytest.approx(np.arange(6.0), abs=1)
+        assert made.train.inputs.std(axis=0) == pytest.approx(1 + np.arange(6.0), rel=0.25)
+        assert made.clients == 50
+    within = [made.train.targets.reshape(50, 20).std(axis=1).mean() for made in (plain, dealt)]
+    assert within[1] < 0.2 < 2 < within[0]
+    again = Scales.of(dealt)
+    assert again.target == pytest.approx((12, 3), rel=0.2)
+
+
+def test_a_source_s_own_dealing_is_the_proxy_s() -> None:
+    recipe = small_recipe(data__source="digits", data__clients=20, data__partition="dirichlet")
+    recipe = recipes.parse(recipes.to_table(recipe), ["data.alpha=0.05"])
+    skewed = proxy_of(recipe, "synthetic", federation_of(recipe.data)).federation
+    even = recipes.parse(recipes.to_table(recipe), ["data.partition=iid"])
+    even = replace(even, data=replace(even.data, alpha=None))
+    mixed = proxy_of(even, "synthetic", federation_of(even.data)).federation
+
+    def classes(made: Federation) -> float:
+        parts = _parts(made.offsets)
+        return float(np.mean([len(set(made.train.targets[a:b].tolist())) for a, b in parts]))
+
+    assert classes(skewed) < 0.6 * classes(mixed)
 
 
 def test_no_made_up_sequences() -> None:

@@ -18,9 +18,11 @@ import numpy.typing as npt
 from fedveil.core.errors import ConfigError, PrivacyRefusal
 from fedveil.data.assignment import generator, offsets_of
 from fedveil.data.federation import Federation
+from fedveil.data.partition import PARTITIONS, Partition, named
+from fedveil.data.sources import SOURCES
 from fedveil.planning.assemble import federation_of
 from fedveil.planning.recipe import DataSection, Recipe
-from fedveil.tune.synthetic_proxy import synthetic_proxy
+from fedveil.tune.synthetic_proxy import MOST_CLIENTS, Scales, synthetic_proxy
 
 
 class NotPublic(PrivacyRefusal):
@@ -56,26 +58,29 @@ class Proxy:
 def proxy_of(
     recipe: Recipe, name: str | None, federation: Federation, records: int | None = None
 ) -> Proxy:
-    """The proxy of this name for a recipe whose real data is `federation`.
+    """Return public data for the trials of a recipe.
 
-    None stands for the recipe's own source if it is a public one; `synthetic` for made-up data,
-    `records` a client; anything else is a public source or a file read as the recipe reads its own.
+    Args:
+        recipe: The recipe.
+        name: A public source, or a public file that is read as the recipe reads its own, or
+            `synthetic` for made-up data. None is the recipe's own source, which is public; where
+            the recipe reads a file, which counts as private, None is `synthetic`.
+        federation: The recipe's real data.
+        records: Records of a made-up client, if publicly known.
+
+    Raises:
+        NotPublic: The named data are the protected ones.
     """
-    if name is None and recipe.data.file is not None:
-        raise ConfigError(
-            f"--proxy: {recipe.data.file} is private, so nothing may be tried out on it; name a "
-            "public source (fedveil data list), a public file, or synthetic"
-        )
+    if name == SYNTHETIC or (name is None and recipe.data.file is not None):
+        return _made_up(recipe, federation, records)
     if name is None or (recipe.data.file is None and name == recipe.data.source):
         # The true test part stays unseen, or the expected result would flatter itself.
         own = recipe.data.source
         return Proxy(_scored_on_train(federation), f"{own} (public)", looked_at=(own,))
-    if name == SYNTHETIC:
-        return _made_up(recipe, federation, records)
-    named = federation_of(_public_section(recipe, name))
-    source = f"{named.name} (public)"
+    found = federation_of(_public_section(recipe, name))
+    source = f"{found.name} (public)"
     where = str(Path(name).absolute()) if Path(name).exists() else name
-    return Proxy(named, source, _differences(named, federation), (where,))
+    return Proxy(found, source, _differences(found, federation), (where,))
 
 
 def with_look(recipe: Recipe, looked_at: Iterable[str]) -> Recipe:
@@ -113,21 +118,42 @@ def _public_section(recipe: Recipe, name: str) -> DataSection:
 
 
 def _made_up(recipe: Recipe, federation: Federation, records: int | None) -> Proxy:
-    notes = [
-        "made-up data rank settings roughly; what is reached on them says little about real data"
-    ]
+    """Make data up in the recipe's shape.
+
+    Of a named source, its clients' sizes and the scale of its values are taken too, unless the user
+    says how many records a client has: then nothing of the source is looked at.
+    """
+    notes = ["made-up data rank settings; what is reached on them says little about real data"]
     looked_at: tuple[str, ...] = ()
+    scales: Scales | None = None
     if records is None and recipe.data.file is None:
-        looked_at = (recipe.data.source,)  # at how many records its clients have
+        looked_at = (recipe.data.source,)
         records = max(1, round(len(federation.train) / federation.clients))
+        scales = Scales.of(federation)
     if records is None:
         records = _SOME_RECORDS
         notes.append(
             f"clients were taken to have {records} records each; how many they have is private, so "
             "say --records if you know it from elsewhere"
         )
-    made = synthetic_proxy(federation, records, clients=recipe.privacy.public_clients)
+    clients = recipe.privacy.public_clients or min(federation.clients, MOST_CLIENTS)
+    partition = _partition(recipe.data, clients)
+    made = synthetic_proxy(federation, records, clients=clients, scales=scales, partition=partition)
     return Proxy(made, f"synthetic, {records} records a client", tuple(notes), looked_at)
+
+
+def _partition(data: DataSection, clients: int) -> Partition | None:
+    """Return the rule by which a recipe deals records to this many artificial clients.
+
+    None where clients are real owners, or made up themselves.
+    """
+    own = SOURCES[data.source].partition if data.file is None and data.source in SOURCES else None
+    usual = next((name for name, kind in PARTITIONS.items() if type(own) is kind), "owner")
+    name = data.partition or usual
+    if name == "owner":
+        return None
+    alpha = getattr(own, "alpha", None) if data.alpha is None else data.alpha
+    return named(name, clients=clients, **({"alpha": alpha} if name == "dirichlet" else {}))
 
 
 def _differences(proxy: Federation, real: Federation) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 from fedveil.core.arguments import count
 from fedveil.core.errors import ConfigError
-from fedveil.tune.bounds import noise_constant_laplace
 from fedveil_lab.reproduction.claims.claim import (
     Claim,
     claim,
@@ -21,6 +20,7 @@ from fedveil_lab.reproduction.claims.claim import (
     not_negative,
     positive,
 )
+from fedveil_lab.theorems.bounds import noise_constant_laplace
 
 PAPER = "Fu et al."
 

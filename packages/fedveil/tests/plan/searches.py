@@ -1,17 +1,19 @@
-"""Small jobs for tests of the pilot: made-up clients whose trials take milliseconds."""
+"""Small jobs for tests of the tuner: made-up clients whose trials take milliseconds."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
+
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.recipe import Recipe
-from fedveil.tune.pilot import Search
 from fedveil.tune.proxy import proxy_of
-from fedveil.tune.space import Space, space_of
+from fedveil.tune.space import RecipeSpace, space_of
 from fedveil.tune.trials import Candidate, Outcome, ProxyTrials, Trial
+from fedveil.tune.tuner import Tuner
 
 
 def small_recipe(**changes: Any) -> Recipe:
@@ -39,34 +41,36 @@ def trials_of(recipe: Recipe) -> ProxyTrials:
     return ProxyTrials(recipe, plan_of(recipe, federation), proxy_of(recipe, None, federation))
 
 
-def search_of(recipe: Recipe, **limits: Any) -> Search:
+def tuner_of(recipe: Recipe, **limits: Any) -> Tuner:
     trials = trials_of(recipe)
     space = space_of(trials, recipe.training.local_steps or 1)
-    return Search(trials, space, recipe.privacy.epsilon or 0.0, **limits)
+    return Tuner([trials], space, recipe.privacy.epsilon or 0.0, **limits)
 
 
-BOWL = Space(Candidate(1, 64, 0.1, 1.0, 40), 64, 400, 1.0, clips_gradients=True)
+BOWL = RecipeSpace(small_recipe(), Candidate(1, 64, 0.1, 1.0, 40), 64, 400, 1.0, True)
 BOTTOM = Candidate(4, 8, 0.4, 0.5, 80)
 
 
 class Bowl:
     """Stands in for trials: a smooth bowl in the logarithms of the settings, with noise.
 
-    Its lowest error is 1, at BOTTOM; twice or half of one setting costs a tenth or so.
+    Its lowest loss is 1, at BOTTOM; twice or half of one setting costs a tenth or so. Seeds that
+    choose nothing may have a luck of their own.
     """
 
     everyone, classifies = 400, False
 
-    def __init__(self, noise: float) -> None:
-        self.noise, self.asked = noise, 0
-
-    def trivial(self) -> float:
-        return 10.0
+    def __init__(self, noise: float, fresh: float = 0.0) -> None:
+        self.noise, self.fresh = noise, fresh
+        self.asked: list[Trial] = []
 
     def share(self, candidate: Candidate, share: float) -> float:
         return share
 
-    def error(self, candidate: Candidate) -> float:
+    def cost(self, trial: Trial) -> float:
+        return trial.share * trial.candidate.total_steps
+
+    def loss(self, candidate: Candidate) -> float:
         squares = math.log2(_stride(candidate) / _stride(BOTTOM)) ** 2
         for name in ("local_steps", "rounds", "clip_norm", "cohort"):
             ratio = getattr(candidate, name) / getattr(BOTTOM, name)
@@ -74,12 +78,11 @@ class Bowl:
         return 1 + squares / 10
 
     def __call__(self, trial: Trial, deadline: float = math.inf) -> Outcome:
-        import numpy as np
-
-        self.asked += 1
+        self.asked.append(trial)
         luck = np.random.default_rng(trial.seed).standard_normal()
-        error = self.error(trial.candidate) * math.exp(self.noise * luck)
-        return Outcome(error, None, trial.candidate.total_steps, 0.001)
+        luck += self.fresh if trial.seed >= 1000 else 0.0
+        loss = self.loss(trial.candidate) * math.exp(self.noise * luck)
+        return Outcome(loss, None, trial.candidate.total_steps)
 
 
 def _stride(candidate: Candidate) -> float:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedveil.core.errors import ConfigError
-from fedveil.tune.bounds import (
+from fedveil_lab.theorems.bounds import (
     ChengScore,
     FuBound,
     HuScore,
@@ -18,7 +18,7 @@ from fedveil.tune.bounds import (
     noise_constant_gaussian,
     noise_constant_laplace,
 )
-from fedveil.tune.iterations import (
+from fedveil_lab.theorems.iterations import (
     advise,
     asymptotic_rule,
     best_iterations,

@@ -8,7 +8,7 @@ from scipy.optimize import check_grad
 
 from fedveil.core.errors import ConfigError
 from fedveil.data.federation import Federation
-from fedveil.tune.constants import _loss, estimate
+from fedveil_lab.theorems.constants import _loss, estimate
 
 near = pytest.approx
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from fedveil.core.arguments import count, not_negative
 from fedveil.core.errors import ConfigError
-from fedveil.tune.bounds import FuBound, Numbers, Score
-from fedveil.tune.spending import about
+from fedveil.tune.feasible import about
+from fedveil_lab.theorems.bounds import FuBound, Numbers, Score
 
 DEFAULT_MAX_STEPS = 100_000
 MOST_TOTAL_STEPS = 10**12  # divisors are found by trial up to the square root
@@ -94,14 +94,6 @@ def best_rounds(score: Score, local_steps: int, max_steps: int) -> Iterations:
         for first in range(1, most + 1, _CHUNK)
     )
     return _least(_best_of(score, np.full_like(rounds, local_steps), rounds) for rounds in chunks)
-
-
-def best_rounds_within(score: Score, best: Iterations, slack: float) -> Iterations:
-    """The fewest rounds of as many local steps whose score is at most `slack` times the best."""
-    rounds = np.arange(1, best.rounds + 1, dtype=np.float64)
-    values = score(np.full_like(rounds, best.local_steps), rounds)
-    at = int(np.argmax(values <= slack * best.bound))
-    return Iterations(best.local_steps, at + 1, float(values[at]))
 
 
 def best_iterations(score: Score, max_steps: int) -> Iterations:
