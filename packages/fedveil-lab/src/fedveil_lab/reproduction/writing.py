@@ -11,9 +11,11 @@ from fedveil.cli import console
 from fedveil.core.files import write_atomically
 from fedveil.report import compared
 from fedveil.report.spread import Spread
+from fedveil_lab.reproduction.case import Case, at_hand
 from fedveil_lab.reproduction.charts import charts_of
 from fedveil_lab.reproduction.experiment import Experiment, Scale
 from fedveil_lab.reproduction.ridges import ridges_of
+from fedveil_lab.reproduction.run_case import probe_of, same_probe
 from fedveil_lab.reproduction.summary import Row
 
 _LINES = ",\n"
@@ -72,8 +74,31 @@ def _row(experiment: Experiment, row: Row, common: Mapping[str, Any]) -> dict[st
         "delta": cost["delta"],
         "noise_multiplier": cost["noise_multiplier"],
         "digest": row.case.digest(),
+        "probe": row.outcomes[0].get("probe"),
         "recipe": {key: value for key, value in row.case.values if key not in common},
     }
+
+
+def stale_rows(experiment: Experiment, written: Mapping[str, Any]) -> list[str]:
+    """Return the labels of written rows that today's settings, data or code would give otherwise.
+
+    Rows whose data are not on this machine cannot be judged and are left out.
+    """
+    cases = {str(dict(case.labels)): case for case in experiment.cases(Scale(written["scale"]))}
+    return [
+        ", ".join(f"{name} {value}" for name, value in row["labels"].items())
+        for row in written["rows"]
+        if not _is_current(experiment, cases.get(str(row["labels"])), row)
+    ]
+
+
+def _is_current(experiment: Experiment, case: Case | None, row: Mapping[str, Any]) -> bool:
+    if case is None:
+        return False
+    if not at_hand(case.data):
+        return True
+    probe = None if experiment.run else probe_of(case)
+    return row["digest"] == case.digest() and same_probe(row["probe"], probe)
 
 
 def html(described: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ __all__ = [
     "DataSection",
     "Recipe",
     "as_run",
+    "assigned",
     "parse",
     "read",
     "shipped",
@@ -111,24 +112,36 @@ def parse(
     merged = {key: dict(v) if isinstance(v, Mapping) else v for key, v in table.items()}
     if isinstance(merged.get("aggregation"), str):
         merged["aggregation"] = {"secure": merged["aggregation"]}
-    changes: dict[str, Any] = {}
-    for assignment in assignments:
-        name, equals, text = assignment.partition("=")
-        if not equals or not name.strip():
-            raise ConfigError(f"--set {assignment}: write section.key=value")
-        changes[name.strip()] = _value(text.strip())
-    changes |= values or {}
+    changes = {**assigned(assignments), **(values or {})}
     if isinstance(changes.get("aggregation"), str):
         changes["aggregation.secure"] = changes.pop("aggregation")
     for section, one, other in _ALTERNATIVES:
         for changed, replaced in ((one, other), (other, one)):
             if f"{section}.{changed}" in changes and isinstance(merged.get(section), dict):
                 merged[section].pop(replaced, None)
+    sums = merged.get("aggregation")
+    if changes.get("privacy.trust") in ("local", "central") and isinstance(sums, dict):
+        sums.pop("secure", None)  # the recipe's secure sums were for another trust
     for name, value in changes.items():
         _assign(merged, name, value)
     _choose_by_unit(merged)
     _name_clients(merged)
     return typing.cast(Recipe, build(Recipe, merged, ""))
+
+
+def assigned(assignments: Sequence[str]) -> dict[str, Any]:
+    """Return the values by name of `name=value` assignments, each read as TOML or as a word.
+
+    Raises:
+        ConfigError: An assignment has no name or no equals sign.
+    """
+    changes: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"--set {assignment}: write section.key=value")
+        changes[name.strip()] = _value(text.strip())
+    return changes
 
 
 def _choose_by_unit(table: dict[str, Any]) -> None:

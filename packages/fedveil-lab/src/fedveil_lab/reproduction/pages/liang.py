@@ -39,21 +39,26 @@ STEPS, RATE, STD, POINTS = 100, 0.1, 0.3, 100  # of the demonstration; points of
 
 
 @cache
-def mnist_noise(noise: str, sampling: str, epsilon: float) -> Noise:
+def mnist_noise(
+    noise: str,
+    sampling: str,
+    epsilon: float,
+    rate: float = TABLE["mnist"]["recipe"]["training.rate"],
+    rounds: int = TABLE["mnist"]["recipe"]["training.rounds"],
+) -> Noise:
     """Return the paper's noise on MNIST, or the least that is proved, at the same budget."""
-    recipe, delta = TABLE["mnist"]["recipe"], CLIENTS**-1.1
+    delta = CLIENTS**-1.1
     if noise == "certified":
         return Certified(epsilon, delta)
-    clip = recipe["privacy.clip_norm"]
     claim = paper_liang_nu_real(
         epsilon=epsilon,
         delta=delta,
-        rate=recipe["training.rate"],
-        rounds=recipe["training.rounds"],
+        rate=rate,
+        rounds=rounds,
         sampling=sampling,
-        sensitivity=2 * clip,
+        sensitivity=2.0,  # in units of the clip
     )
-    return Claimed(epsilon, delta, claim.value / clip)
+    return Claimed(epsilon, delta, claim.value)
 
 
 def mnist(
@@ -83,7 +88,9 @@ def mnist(
         labels=labelled(labels, known),
         data=Data("mnist", (("pixels", pixels),)),
         values=tuple(values.items()),
-        noise=mnist_noise(noise, sampling, epsilon),
+        noise=mnist_noise(
+            noise, sampling, epsilon, values["training.rate"], values["training.rounds"]
+        ),
         published=row[EPSILONS.index(epsilon)] if row and noise == "paper" else None,
         every=every,
     )
@@ -103,6 +110,7 @@ def network(
     method: str = "",
     every: int | None = None,
     published: Sequence[float] = (),
+    seeds: int | None = None,
 ) -> Case:
     """Return one run of a network. A server `step` below 1 shrinks noise as smoothing does."""
     own = TASKS[task].get(str(scale), TASKS[task]["quick"])
@@ -118,23 +126,36 @@ def network(
         labels=labelled(labels, known),
         data=Data(data["source"], tuple(data.get("settings", {}).items()), data.get("partition")),
         values=tuple(values.items()),
-        noise=network_noise(task, scale, sampling, z, noise),
+        noise=network_noise(
+            task, scale, sampling, z, noise, values["training.rate"], values["training.rounds"]
+        ),
         published=row[-1 - published.index(z)] if row and published and noise == "paper" else None,
         every=own.get("every", every),
+        seeds=seeds,
     )
 
 
 @cache
-def network_noise(task: str, scale: Scale, sampling: str, z: float, noise: str) -> Noise:
+def network_noise(
+    task: str,
+    scale: Scale,
+    sampling: str,
+    z: float,
+    noise: str,
+    rate: float | None = None,
+    rounds: int | None = None,
+) -> Noise:
     """Return noise in proportion to the cohort, with the epsilon that the paper prints for it.
 
-    Where it prints none, the epsilon is what its accountant would have printed.
+    Where it prints none, the epsilon is what its accountant would have printed. Rate and rounds are
+    the task's unless given.
     """
     if noise == "none":
         return Without()
     own = TASKS[task].get(str(scale), TASKS[task]["quick"])
-    clients, rounds = own["clients"], own["recipe"]["training.rounds"]
-    cohort, delta = round(own["recipe"]["training.rate"] * clients), clients**-1.1
+    clients, rounds = own["clients"], rounds or own["recipe"]["training.rounds"]
+    cohort = round((rate or own["recipe"]["training.rate"]) * clients)
+    delta = clients**-1.1
     multiplier = z * cohort / own["paper_cohort"]
     epsilon = PUBLISHED["epsilon"].get(f"{task} {sampling}", {}).get(str(z))
     if epsilon is None or (cohort, rounds) != (own["paper_cohort"], own["paper_rounds"]):
