@@ -56,16 +56,15 @@ def planned(
             raise ConfigError(f"method {method.name!r}: has no noise to leave out")
         silent = replace(made, context=replace(made.context, noise_multiplier=_NOTHING), delta=None)
         return silent, Cost(None, None, None, "no noise, no guarantee", None)
-    claimed = isinstance(noise, Claimed)
-    budget = Budget(
-        None if claimed else noise.epsilon,
-        noise.delta,
-        noise.noise_multiplier if claimed else None,
+    claimed = noise.epsilon if isinstance(noise, Claimed) else None
+    budget = (
+        Budget(delta=noise.delta, noise_multiplier=noise.noise_multiplier)
+        if isinstance(noise, Claimed)
+        else Budget(noise.epsilon, noise.delta)
     )
     made = _plan(method, federation, model, budget, seed)
     proved = made.guarantee
     if proved is None:
         raise ConfigError(f"method {method.name!r}: a plan with noise has a guarantee")
     shown = f"{proved.theorem}; {proved.accountant}"
-    epsilon = noise.epsilon if claimed else None
-    return made, Cost(epsilon, proved.epsilon, noise.delta, shown, made.noise_multiplier)
+    return made, Cost(claimed, proved.epsilon, noise.delta, shown, made.noise_multiplier)

@@ -78,6 +78,7 @@ class Case:
     every: int | None = None  # rounds between evaluations; None: at the end only
     measures: tuple[Measure, ...] = ()
     seeds: int | None = None
+    part: str = ""  # of the method that no recipe names, where the page exchanges one
     _label_of: Mapping[str, Label] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -111,6 +112,7 @@ class Case:
             "noise": {"kind": kind, **noise},
             "every": self.every,
             "measures": self.measures,
+            **({"part": self.part} if self.part else {}),
         }
 
     def digest(self) -> str:
@@ -143,7 +145,7 @@ def federation_of(data: Data) -> Federation:
 
 def at_hand(data: Data) -> bool:
     """Tell whether the source's files are on this machine; made-up data always are."""
-    source = SOURCES[data.source] if data.source in SOURCES else None
+    source = SOURCES.get(data.source)
     if source is None or not source.copies:
         return True
     return available(source.name, source.copies) is not None

@@ -83,7 +83,7 @@ class Experiment:
     title: str
     setting: tuple[str, ...]  # of the paper, one line each
     differences: tuple[Difference, ...]
-    cases: Callable[[Scale], tuple[Case, ...]]
+    cases: Callable[..., tuple[Case, ...]]  # of a scale
     metric: str
     unit: str
     panels: tuple[Panel, ...]

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 from torch.func import functional_call
 
 from fedveil.core.files import write_atomically
+from fedveil.methods.parts.method import Method
 from fedveil.methods.registry import method_of
 from fedveil.planning.recipe import Recipe, parse, with_defaults
 from fedveil.report.store import Outcome
@@ -32,8 +33,8 @@ from fedveil_lab.reproduction.case import (
     Claimed,
     Data,
     Noise,
-    first_clients,
     federation_of,
+    first_clients,
 )
 from fedveil_lab.reproduction.norms import NormRecorder
 from fedveil_lab.reproduction.together import drawn_together
@@ -58,12 +59,20 @@ def recipe_of(case: Case, seed: int) -> Recipe:
 
 
 def run_case(
-    case: Case, seed: int, tick: Tick = lambda share: None, kept: Path | None = None
+    case: Case,
+    seed: int,
+    tick: Tick = lambda share: None,
+    kept: Path | None = None,
+    adapt: Callable[[Method], Method] = lambda method: method,
 ) -> Outcome:
     """Train a case to its end: final metrics, the curve on the way, noise and both epsilons.
 
-    The seed draws cohorts, batches, noise and initial weights; who owns what stays. An interrupted
-    run goes on from its last evaluation if it is `kept` in a file, which is gone at the end.
+    Args:
+        case: What to train.
+        seed: Draws cohorts, batches, noise and initial weights; who owns what stays.
+        tick: Called after each round with the share that is done.
+        kept: A file from which an interrupted run goes on; it is gone at the end.
+        adapt: Exchanges a part of the method that no recipe names.
     """
     began = time.perf_counter()
     federation, recipe = federation_of(case.data), recipe_of(case, seed)
@@ -71,7 +80,7 @@ def run_case(
     model = build(
         chosen.name, federation, hidden=chosen.hidden, input_norm=chosen.input_norm, seed=seed
     )
-    method = drawn_together(method_of(recipe))
+    method = adapt(drawn_together(method_of(recipe)))
     plan, cost = planned(method, federation, model, case.noise, seed)
     run = Run(
         plan,

@@ -270,8 +270,8 @@ class Plan(Displayed):
         if model is None or self.delta is None or self.delta * (model.population or 0) < 1:
             return self._drowned
         said = (
-            f"privacy.delta {self.delta:g} is not below 1/{model.population}: publishing one random "
-            f"{model.unit} whole would satisfy it. This is a simulation; a protected run refuses it"
+            f"privacy.delta {self.delta:g} is not below 1/{model.population}: publishing one "
+            f"random {model.unit} whole would satisfy it. A protected run refuses it"
         )
         return (said, *self._drowned)
 

@@ -18,7 +18,13 @@ from typing import Any
 from fedveil.core.errors import ConfigError
 from fedveil.core.units import Trust
 from fedveil.data.folder import FILE, is_many
-from fedveil.methods.recipes.sections import AggregationSection, DataSection, PrivacySection, Recipe
+from fedveil.methods.recipes.sections import (
+    AggregationSection,
+    DataSection,
+    PrivacySection,
+    Recipe,
+    VotingSection,
+)
 from fedveil.methods.recipes.values import build
 from fedveil.methods.registry import METHODS
 from fedveil.privacy.secure_sums.mode import EARLIER_WORDS
@@ -119,6 +125,9 @@ def parse(
         for changed, replaced in ((one, other), (other, one)):
             if f"{section}.{changed}" in changes and isinstance(merged.get(section), dict):
                 merged[section].pop(replaced, None)
+    method = str(changes.get("training.method"))
+    if method in METHODS and not METHODS[method].private:
+        merged = {key: v for key, v in merged.items() if key not in ("privacy", "aggregation")}
     sums = merged.get("aggregation")
     if changes.get("privacy.trust") in ("local", "central") and isinstance(sums, dict):
         sums.pop("secure", None)  # the recipe's secure sums were for another trust
@@ -238,6 +247,7 @@ def without_privacy(recipe: Recipe) -> Recipe:
         method={},
         aggregation=AggregationSection(),
         privacy=PrivacySection(),
+        voting=VotingSection(),
     )
 
 

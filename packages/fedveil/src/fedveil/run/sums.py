@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fedveil.methods.parts.adaptive_clipping import AdaptiveClipping
+from fedveil.methods.parts.central_noise import CentralNoise
+from fedveil.methods.parts.local_noise import LocalNoise
 from fedveil.methods.parts.noise_placement import RoundContext
 from fedveil.methods.parts.private_sum import PrivateSum
 from fedveil.planning.plan import Plan
@@ -46,6 +48,14 @@ def divisor(plan: Plan, pipeline: UpdatePipeline, clients: Cohort) -> float:
     if plan.context is not None and plan.context.secure is not None:
         return len(clients)
     return plan.sampling.expected_cohort
+
+
+def noise_deviation(updates: PrivateSum, clients: int, divisor: float) -> float | None:
+    """Return the standard deviation of the noise on a coordinate of the average; None: unknown."""
+    placement = updates.placement
+    if not isinstance(placement, CentralNoise | LocalNoise) or not placement.white:
+        return None
+    return placement.deviation(updates.noise, clients) / divisor
 
 
 def next_clip(

@@ -13,6 +13,7 @@ from fedveil.core.units import Arithmetic, Trust, Unit
 from fedveil.data.federation import Federation
 from fedveil.methods.parts.from_recipe import clip_norm
 from fedveil.methods.parts.noise_placement import Noise
+from fedveil.methods.registry import METHODS
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.plan import Plan
 from fedveil.planning.recipe import Recipe
@@ -58,6 +59,19 @@ class Situation:
         return self.local_steps * self.rounds
 
 
+def refuse_without_noise(recipe: Recipe) -> None:
+    """Refuse recipes whose method adds no noise: there is no budget to spend.
+
+    Raises:
+        ConfigError: The method is not private.
+    """
+    if not METHODS[recipe.training.method].private:
+        raise ConfigError(
+            f"training.method: {recipe.training.method!r} adds no noise, so there is nothing to "
+            "plan"
+        )
+
+
 def situation_of(
     recipe: Recipe,
     spent_epsilon: float = 0.0,
@@ -70,6 +84,7 @@ def situation_of(
     are used; how many `records` a client has is private where clients are protected.
 
     whole_clients: refuse recipes that protect single records, which most scores are not about."""
+    refuse_without_noise(recipe)
     if recipe.privacy.epsilon is None:
         raise ConfigError("privacy.epsilon: set the budget to plan for")
     plan = plan_of(recipe, federation_of(recipe.data))

@@ -15,7 +15,7 @@ from fedveil.core.units import Trust, Unit
 from fedveil.planning import recipe as recipes
 from fedveil.planning.assemble import federation_of, plan_of
 from fedveil.planning.recipe import Recipe
-from fedveil.tune.from_recipe import local_steps_of, sizes_looked_at
+from fedveil.tune.from_recipe import local_steps_of, refuse_without_noise, sizes_looked_at
 from fedveil.tune.pilot import Expected, Search, TrialJournal, mean_error
 from fedveil.tune.proxy import proxy_of
 from fedveil.tune.space import space_of
@@ -48,6 +48,7 @@ def prepare(
     records: of a client, if publicly known. max_steps: largest total of local steps.
     spent_epsilon, spent_delta: used up on the same clients before. journal: keeps the trials.
     """
+    refuse_without_noise(recipe)
     if recipe.privacy.epsilon is None:
         raise ConfigError("privacy.epsilon: set the budget to plan for")
     federation = federation_of(recipe.data)

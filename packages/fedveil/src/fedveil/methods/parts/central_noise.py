@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -36,6 +37,7 @@ class CentralNoise:
     noise: Noise = Noise.GAUSSIAN
     adjacency: Adjacency | None = None  # None: the one that the sampling's proof is about
     colluders: int = 0
+    white: ClassVar[bool] = True  # independent between coordinates and rounds, of known size
 
     def __post_init__(self) -> None:
         check_fields(self, noise=one_of(Noise), adjacency=optional(one_of(Adjacency)))
@@ -57,6 +59,10 @@ class CentralNoise:
 
     def noise_steps(self, at: RoundNoise) -> float | None:
         return None if at.grid is None else at.scale / at.grid
+
+    def deviation(self, at: RoundNoise, clients: int) -> float:
+        """Return the standard deviation of the noise on a coordinate of the sum."""
+        return at.scale * self.noise.deviation
 
     def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
         return noisy_sum(self.noise, total, at.scale, at.grid, this_round.stream())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class CorrelatedNoise(CentralNoise):
     kind: FactorKind = FactorKind.OPTIMISED
     bands: int | None = None
     momentum: float = 0.0
+    white: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

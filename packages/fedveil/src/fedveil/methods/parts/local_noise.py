@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -35,6 +37,7 @@ class LocalNoise:
 
     noise: Noise = Noise.GAUSSIAN
     adjacency: Adjacency = Adjacency.REPLACE
+    white: ClassVar[bool] = True  # independent between coordinates and rounds, of known size
 
     def __post_init__(self) -> None:
         check_fields(self, noise=one_of(Noise), adjacency=one_of(Adjacency))
@@ -57,6 +60,10 @@ class LocalNoise:
 
     def noise_steps(self, at: RoundNoise) -> float | None:
         return None if at.grid is None else at.scale / at.grid
+
+    def deviation(self, at: RoundNoise, clients: int) -> float:
+        """Return the standard deviation of the noise on a coordinate of the sum of uploads."""
+        return at.scale * self.noise.deviation * math.sqrt(clients)
 
     def protect(self, at: RoundNoise, total: Tensor, this_round: RoundContext) -> Tensor:
         """The sum of noisy uploads: each client's noise is drawn by itself, from its own stream."""

@@ -6,6 +6,7 @@ event that is accounted for it. Both follow from the same `NoiseContext`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -44,6 +45,11 @@ class Noise(StrEnum):
 
     GAUSSIAN = "gaussian"
     LAPLACE = "laplace"
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of noise of scale 1."""
+        return 1.0 if self is Noise.GAUSSIAN else math.sqrt(2)
 
 
 @dataclass(frozen=True)
