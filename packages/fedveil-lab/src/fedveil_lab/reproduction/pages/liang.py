@@ -218,7 +218,7 @@ class OfEachRound(Smoothing):
         whole, std = average.numpy(), float(deviation or 0.0)
         if self.shorter:
             parts = [
-                part * max(0.0, 1 - part.size * std**2 / float(np.square(part).sum()))
+                part * max(0.0, 1 - part.size * std**2 / max(float(np.square(part).sum()), 1e-30))
                 for part in (whole[slot.start : slot.stop] for slot in layout)
             ]
             return torch.from_numpy(np.concatenate(parts).astype(np.float32)), {}

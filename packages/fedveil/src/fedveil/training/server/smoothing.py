@@ -145,7 +145,7 @@ def best_strength(released: Floats, deviation: float) -> float:
         0.0 where no strength shows anything beyond the noise.
     """
     signal, energy = _agreement(released, deviation, np.array(STRENGTHS))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(signal > 0, signal**2 / energy, 0.0)
     return STRENGTHS[int(np.argmax(gain))]
 
