@@ -79,11 +79,15 @@ def _tell_stale(stale: list[str], rows: int) -> None:
     if the others' runs are in the store."""
     if not stale:
         return
-    console.say(f"Of the {rows} written rows, {len(stale)} are stale: today's code or data differ.")
+    errors = console.stderr()
+    console.say(
+        f"Of the {rows} written rows, {len(stale)} are stale: today's code or data differ.",
+        to=errors,
+    )
     for line in stale[:_MOST_STALE]:
-        console.say(f"- {line}")
+        console.say(f"- {line}", to=errors)
     if len(stale) > _MOST_STALE:
-        console.say(f"- and {len(stale) - _MOST_STALE} more")
+        console.say(f"- and {len(stale) - _MOST_STALE} more", to=errors)
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -108,12 +108,17 @@ class Experiment:
             given: Recipe keys (with a dot) and settings of the page's cases (without).
         """
         told = ", ".join(f"{name} = {value}" for name, value in given.items())
+        free = (
+            replace(panel, where=tuple((k, v) for k, v in panel.where if k not in given))
+            for panel in self.panels
+        )
         return replace(
             self,
             name=f"{self.name}-changed",
             title=f"{self.title}; with {told}",
             differences=(*self.differences, Difference("set by hand", "as above", told)),
             cases=partial(self.cases, given=given),
+            panels=tuple(dict.fromkeys(free)),
         )
 
 

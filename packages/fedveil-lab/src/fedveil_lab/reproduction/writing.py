@@ -88,17 +88,17 @@ def stale_rows(experiment: Experiment, written: Mapping[str, Any]) -> list[str]:
     return [
         ", ".join(f"{name} {value}" for name, value in row["labels"].items())
         for row in written["rows"]
-        if not _is_current(experiment, cases.get(str(row["labels"])), row)
+        if not _is_current(cases.get(str(row["labels"])), row)
     ]
 
 
-def _is_current(experiment: Experiment, case: Case | None, row: Mapping[str, Any]) -> bool:
+def _is_current(case: Case | None, row: Mapping[str, Any]) -> bool:
     if case is None:
         return False
     if not at_hand(case.data):
         return True
-    probe = None if experiment.run else probe_of(case)
-    return row["digest"] == case.digest() and same_probe(row["probe"], probe)
+    probe = None if row.get("probe") is None else probe_of(case)  # a page's own runs have none
+    return row["digest"] == case.digest() and same_probe(row.get("probe"), probe)
 
 
 def html(described: Mapping[str, Any]) -> str:
@@ -130,6 +130,9 @@ def page(described: Mapping[str, Any]) -> str:
     lines = [f"# {described['paper']}, {described['title']}", ""]
     if missing:
         lines += [f"**Missing runs: {missing}**; the command below goes on.", ""]
+    older = sum(row["digest"] is None for row in described["rows"])
+    if older:
+        lines += [f"**Of older code: {older} rows**; today's may give other numbers.", ""]
     lines += [
         f"Scale {scale}, {seeds} seeds. Again with "
         f"`fedveil reproduce {name} --scale {scale} --seeds {seeds}`.",
