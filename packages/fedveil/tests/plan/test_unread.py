@@ -29,6 +29,8 @@ VALUES: dict[str, Any] = {
     "training.local_steps": 3,
     "training.local_epochs": 3,
     "training.batch_size": 7,
+    "training.batches": "poisson",
+    "training.batch_rate": 0.3,
     "training.learning_rate": 0.07,
     "training.schedule": "inverse",
     "training.decay": 3.0,
@@ -61,6 +63,7 @@ VALUES: dict[str, Any] = {
     "privacy.bands": 2,
     "privacy.arithmetic": "exact",
     "privacy.tuned_on": ("mnist",),
+    "privacy.trusted_parts": ("decimal:Decimal",),
     "aggregation.secure": "masked",
     "aggregation.dropout": 0.05,
     "aggregation.max_dropout": 0.2,
@@ -118,6 +121,7 @@ def same(one: Plan, other: Plan) -> bool:
     def of(plan: Plan) -> tuple[Any, ...]:
         arithmetic = plan.context and plan.context.arithmetic
         said = (plan.noise_multiplier, plan.delta, plan.declared, plan.unprotected)
+        said = (*said, plan.trusted_parts)
         return (plan.method, plan.sampling, plan.pipeline, plan.optimizer, arithmetic, *said)
 
     return of(one) == of(other)

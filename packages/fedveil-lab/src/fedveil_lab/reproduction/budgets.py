@@ -38,9 +38,7 @@ def _plan(
     made = plan(
         method, federation, model, budget=budget, seed=seed, arithmetic=Arithmetic.IDEALISED
     )
-    return (
-        made if made.context is None else replace(made, context=replace(made.context, secure=None))
-    )
+    return replace(made, secure_sums=None)
 
 
 def planned(
@@ -52,9 +50,7 @@ def planned(
         return made, Cost(None, None, None, "no noise, no guarantee", None)
     if isinstance(noise, Without):
         made = _plan(method, federation, model, Budget(noise_multiplier=1.0), seed)
-        if made.context is None:
-            raise ConfigError(f"method {method.name!r}: has no noise to leave out")
-        silent = replace(made, context=replace(made.context, noise_multiplier=_NOTHING), delta=None)
+        silent = replace(made, noise_multiplier=_NOTHING, delta=None)
         return silent, Cost(None, None, None, "no noise, no guarantee", None)
     claimed = noise.epsilon if isinstance(noise, Claimed) else None
     budget = (
