@@ -105,6 +105,7 @@ CASES: dict[str, dict[str, Any]] = {
     "weighted classes": {"training__class_weights": {"0": 0.5, "1": 2.0}},
     "Laplace noise": {
         "training__method": "client-noise",
+        "training__batch_size": None,
         "aggregation__secure": None,
         "privacy__noise": "laplace",
         "privacy__delta": None,
@@ -148,7 +149,11 @@ CASES: dict[str, dict[str, Any]] = {
         "model__name": "mlp",
         "model__hidden": [5],
     },
-    "local noise": {"training__method": "client-noise", "aggregation__secure": None},
+    "local noise": {
+        "training__method": "client-noise",
+        "training__batch_size": None,
+        "aggregation__secure": None,
+    },
     "a trusted hub": {
         "training__method": "dp-fedavg",
         "privacy__trust": "central",

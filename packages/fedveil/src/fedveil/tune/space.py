@@ -256,7 +256,9 @@ def space_of(trials: ProxyTrials, local_steps: int, most_steps: int | None = Non
     for name in ("penalty", "sparsity"):
         if getattr(training, name) is not None:
             usual[name] = getattr(training, name)
-    if server.smoothing or method == "laplacian-smoothing":
+    if isinstance(server.smoothing, str):
+        pass  # the releases choose it
+    elif server.smoothing or method == "laplacian-smoothing":
         usual["smoothing"] = server.smoothing or _LIANG_SMOOTHING
     everyone = isinstance(real.sampling, Everyone)
     base = Candidate(
