@@ -168,11 +168,10 @@ def test_a_guessed_schema_is_agreed_on_by_nobody(here: Path, capsys: Any) -> Non
 def test_without_flare_it_is_said_how_to_get_it(
     here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    init(capsys)
+    init(capsys, "--courier", "flare")
     monkeypatch.setattr(courier_process, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'fedveil\[flare\]'"):
         CourierProcess(HubHome(here / "hospitals"))
-    assert "pip install" in refusal(capsys, "site", "courier", "nowhere")
 
 
 class NoCourier:
@@ -248,7 +247,7 @@ def test_a_second_process_for_one_directory_is_refused(here: Path, capsys: Any) 
     [
         (("[budget]", "budget = 3\n[bdget]"), "say what a run may cost"),
         (("epsilon = 50.0", "epsilon = -1.0"), "lifetime.epsilon = -1.0: need a number above 0"),
-        (('"record", "client"', '"patient"'), "unknown 'patient'; there are record, client"),
+        (('"record", "client"', '"patient"'), "policy: allow.units: unknown 'patient'"),
         (("[show]", '[ask]\nhubs = ["..."]\n[show]'), "ask.hubs names others than this"),
         (("[show]", "[show"), "not valid TOML"),
     ],

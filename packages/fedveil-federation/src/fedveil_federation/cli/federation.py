@@ -32,6 +32,7 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
             "--schema FILE": (Path, "what is publicly known about columns, or arrays"),
             "--label NAME": (str, "a table's column to predict; A,B: several, true or false each"),
             "--holdout SHARE": (float, "of each site's rows, to evaluate on (none)", 0.0),
+            "--courier KIND": (str, "what carries the bytes: https, or flare (https)", "https"),
             "--home DIR": (Path, "a new directory for the hub (./NAME)"),
         },
     ),
@@ -92,7 +93,7 @@ def _init(args: argparse.Namespace) -> int:
     schema = read_schema_file(args.schema)
     if "columns" in schema and args.label is None:
         raise ConfigError("--label: say which")
-    schema |= {"label": args.label or "", "holdout": args.holdout}
+    schema |= {"label": args.label or "", "holdout": args.holdout, "engine": args.courier}
     home = HubHome.create(path, args.name, args.hub, args.site, **schema)
     bundles = {site: str(path / "bundles" / f"{site}.bundle") for site in home.agreement.sites}
     document = {"home": str(path), "agreement": home.agreement.digest, "bundles": bundles}

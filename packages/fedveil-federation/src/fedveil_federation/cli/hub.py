@@ -40,9 +40,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    from fedveil_federation.deploy.courier_process import run_courier
+    if args.action == "start":
+        return _start(args)
+    from fedveil_federation.deploy.carry import carry
 
-    return run_courier(Path(args.dir)) if args.action == "courier" else _start(args)
+    carry(Path(args.dir))
+    return 0
 
 
 def _start(args: argparse.Namespace) -> int:

@@ -72,9 +72,10 @@ def execute(args: argparse.Namespace) -> int:
     if args.action == "join":
         return _join(args)
     if args.action == "courier":
-        from fedveil_federation.deploy.courier_process import run_courier
+        from fedveil_federation.deploy.carry import carry
 
-        return run_courier(Path(args.dir))
+        carry(Path(args.dir))
+        return 0
     from fedveil_federation.deploy.state_dirs import SiteHome
 
     home = SiteHome(args.home)
@@ -139,7 +140,12 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
             courier_process.separate_courier(home, args.courier or home.courier)
         process, service = courier_process.CourierProcess(home), SiteService(home)
         courier_process.write_kit(home)
-        courier = SocketCourier(home.socket, home.courier, separate=home.courier_is_separate)
+        courier = SocketCourier(
+            home.socket,
+            home.courier,
+            separate=home.courier_is_separate,
+            most=home.longest_request,
+        )
         courier.attach("fedveil", service.answer)
         service.welcome()
         courier_process.warn_of_readable_rows(home.data)

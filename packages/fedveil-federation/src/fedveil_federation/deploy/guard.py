@@ -34,7 +34,7 @@ from fedveil.privacy.secure_sums.errors import Doubted, SecureAggregationError
 from fedveil.privacy.secure_sums.params import Limits
 from fedveil_federation.client_ledger import LifetimeBudgetExceeded
 from fedveil_federation.deploy.envelope import BadFrame, Message, signature_of
-from fedveil_federation.deploy.facts import MAX_PLAN, plan_digest
+from fedveil_federation.deploy.facts import plan_digest
 from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.policy import Policy
 from fedveil_federation.deploy.responder import Handlers, Responder, UnknownRun
@@ -103,8 +103,7 @@ class Guard(Responder):
         self.site, self.members, self.store, self.policy = site, members, store, policy
         self.number = members.number(site)
         keys = store.enrol(members.secagg_name, self.number)
-        most = 4 * policy.allow.parameters + MAX_PLAN + (1 << 20)  # weights, or a plan
-        super().__init__(members.hub, keys, handlers, most)
+        super().__init__(members.hub, keys, handlers, policy.longest_request)
         if self.keys.identity.public_key().public_bytes_raw() != members.sites[site]:
             raise ConfigError(f"site {site!r}: the members' list holds another key for it")
         self._data, self._randomness = data, randomness or Randomness(None)

@@ -52,6 +52,7 @@ from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.releases import PrivacyModel
 from fedveil.privacy.rounding import at_most
 from fedveil.privacy.secure_sums.aggregation import SecureSums
+from fedveil_federation.deploy.facts import MAX_PLAN
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,11 @@ class Policy:
             return cast(Policy, build(Policy, table, "policy"))
         except ConfigError as error:
             raise ConfigError(str(error).replace("recipe: ", "", 1)) from None
+
+    @property
+    def longest_request(self) -> int:
+        """The bytes that a request of the hub may have: weights that are allowed, or a plan."""
+        return 4 * self.allow.parameters + MAX_PLAN + (1 << 20)
 
     def check_hub(self, hub: str) -> None:
         """Refuse a hub, by its public key, that the owner has not named while naming others."""

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -223,6 +224,11 @@ class SiteHome(Home):
     @property
     def policy(self) -> Policy:
         return Policy.read(self.path / "policy.toml")
+
+    @cached_property
+    def longest_request(self) -> int:
+        """The bytes that a request of the hub may have, by the policy as it is at the start."""
+        return self.policy.longest_request
 
     @property
     def number(self) -> int:
