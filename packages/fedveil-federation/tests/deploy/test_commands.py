@@ -170,7 +170,7 @@ def test_without_flare_it_is_said_how_to_get_it(
 ) -> None:
     init(capsys, "--courier", "flare")
     monkeypatch.setattr(courier_process, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'fedveil\[flare\]'"):
+    with pytest.raises(ConfigError, match=r"fedveil-federation\[flare\]"):
         CourierProcess(HubHome(here / "hospitals"))
 
 

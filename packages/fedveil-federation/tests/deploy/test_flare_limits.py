@@ -25,7 +25,7 @@ from fedveil_federation.deploy.sockets import SocketCourier
 
 __all__ = ["victims"]
 pytestmark = pytest.mark.skipif(
-    find_spec("nvflare") is None, reason="nvflare is not installed: pip install 'fedveil[flare]'"
+    find_spec("nvflare") is None, reason="nvflare is not installed: pip install 'fedveil-federation[flare]'"
 )
 ENGINE = "flare"
 MEGABYTE = 1 << 20

@@ -510,7 +510,7 @@ def test_the_demonstration(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory(prefix="fedveil-") as made:
         folder = Path(made)
         shown = demo.play(folder, rounds=4, rows=1500)
-        report = folder / "hospitals" / "runs" / "adult" / "report.html"
+        report = folder / "hospitals" / "runs" / "first" / "report.html"
         assert "Certified" in report.read_text()
     assert shown["certified"]
     assert shown["result"]["rounds"] == 4

@@ -189,7 +189,7 @@ def _check_installed(engine: str) -> None:
     if engine == "flare" and find_spec("nvflare") is None:
         raise ConfigError(
             "NVIDIA FLARE, which carries the bytes of this federation, is not installed. "
-            "Run: pip install 'fedveil[flare]'"
+            "Run: pip install 'fedveil-federation[flare]'"
         )
 
 

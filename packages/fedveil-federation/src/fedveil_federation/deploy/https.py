@@ -23,11 +23,13 @@ import base64
 import http.client
 import itertools
 import logging
+import math
 import socket
 import ssl
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -49,6 +51,7 @@ _BODY = 10.0  # seconds that any body may take, and one more for each of:
 _SLOWEST = 1 << 18  # bytes
 _CHUNK = 1 << 18  # bytes
 _MOST_CONNECTIONS = 2  # of a site: the one that counts, and one that it may have lost
+_GRACE = 1.0  # seconds in which a site that lost its connection makes another
 _PAUSE, _LONGEST_PAUSE = 0.1, 2.0  # seconds between two attempts to connect
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 25_000}
 
@@ -103,6 +106,18 @@ class _Box:
         self.connections: list[asyncio.Transport] = []
         self.polls = 0  # so far; the newest is the one that gets messages
         self.changed = asyncio.Condition()
+        self._left = -math.inf  # when the last connection was lost
+
+    def leave(self, connection: asyncio.Transport | None) -> None:
+        """Forget a connection that was lost, if it is one of these."""
+        if connection in self.connections:
+            self.connections.remove(connection)
+            self._left = monotonic()
+
+    @property
+    def present(self) -> bool:
+        """Whether the site is connected, or was a moment ago and may be about to be again."""
+        return bool(self.connections) or monotonic() - self._left < _GRACE
 
 
 class HubLink:
@@ -130,7 +145,7 @@ class HubLink:
 
     def present(self) -> tuple[str, ...]:
         """Return the sites that are connected now, sorted."""
-        return tuple(sorted(site for site, box in self._boxes.items() if box.connections))
+        return tuple(sorted(site for site, box in self._boxes.items() if box.present))
 
     def request(self, site: str, frame: bytes, seconds: float) -> bytes:
         """Send a request and wait for its answer.
@@ -147,7 +162,7 @@ class HubLink:
             Unreachable: the site is not connected, does not answer in time or could not answer.
         """
         box = self._boxes.get(site)
-        if box is None or not box.connections:
+        if box is None or not box.present:
             raise Unreachable(f"site {site!r} is not connected")
         delivery = asyncio.run_coroutine_threadsafe(self._deliver(box, frame, seconds), self._loop)
         try:
@@ -196,8 +211,7 @@ class HubLink:
             ) -> None:
                 transport = self._connections.get(handler)
                 for box in boxes.values():
-                    if transport in box.connections:
-                        box.connections.remove(transport)
+                    box.leave(transport)
                 super().connection_lost(handler, exc)
 
         server = Server(
@@ -227,7 +241,12 @@ class HubLink:
         else:
             return
         _log.info("listening at %s:%d", *address)
-        await self._ended.wait()
+        while not self._ended.is_set():
+            for box in boxes.values():
+                for letter in () if box.present else box.letters.values():
+                    letter.fail()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _GRACE / 4)
         listening.close()
         await server.shutdown(1.0)
 
@@ -305,6 +324,8 @@ def _refused(request: web.BaseRequest, status: int) -> web.StreamResponse:
     """Return a refusal after which the connection is closed, whatever was to come."""
     from aiohttp import web
 
+    if request.transport is not None:  # a peer that goes on sending does not keep it open
+        asyncio.get_running_loop().call_later(_GRACE / 4, request.transport.abort)
     response = web.Response(status=status)
     response.force_close()
     return response
