@@ -14,7 +14,8 @@ from tests.deploy.engine_suite import EngineSuite, connected
 from benchmarks.deploy_engines import Homes
 
 pytestmark = pytest.mark.skipif(
-    find_spec("nvflare") is None, reason="nvflare is not installed: pip install 'fedveil-federation[flare]'"
+    find_spec("nvflare") is None,
+    reason="nvflare is not installed: pip install 'fedveil-federation[flare]'",
 )
 
 

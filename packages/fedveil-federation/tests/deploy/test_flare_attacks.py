@@ -18,7 +18,8 @@ from tests.deploy.victims import CANARY, Victims, of_hub, running, victims, wait
 
 __all__ = ["victims"]
 pytestmark = pytest.mark.skipif(
-    find_spec("nvflare") is None, reason="nvflare is not installed: pip install 'fedveil-federation[flare]'"
+    find_spec("nvflare") is None,
+    reason="nvflare is not installed: pip install 'fedveil-federation[flare]'",
 )
 ENGINE = "flare"
 

@@ -25,7 +25,8 @@ from fedveil_federation.deploy.sockets import SocketCourier
 
 __all__ = ["victims"]
 pytestmark = pytest.mark.skipif(
-    find_spec("nvflare") is None, reason="nvflare is not installed: pip install 'fedveil-federation[flare]'"
+    find_spec("nvflare") is None,
+    reason="nvflare is not installed: pip install 'fedveil-federation[flare]'",
 )
 ENGINE = "flare"
 MEGABYTE = 1 << 20

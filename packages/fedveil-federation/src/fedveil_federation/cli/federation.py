@@ -45,6 +45,7 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
             "--set KEY=VALUE": (list, "change one recipe entry"),
             "--test FILE": (Path, "public test rows, at the hub"),
             "--name NAME": (str, "of the run (the time)"),
+            "--lost ROUNDS": (int, "in a row that release nothing, until it stops (5)", 5),
             "--detach": (bool, "do not wait for its end"),
             "--watch": (bool, "serve the growing report on this machine, and say where"),
         },
@@ -154,7 +155,9 @@ def _run(args: argparse.Namespace) -> int:
     name = args.name or datetime.now().strftime("%Y%m%d-%H%M%S")
     test = None if args.test is None else str(args.test.absolute())
     queue = Queue(home)
-    queue.put(HubJob(name, recipes.to_table(recipe), test))
+    if args.lost < 1:
+        raise ConfigError(f"--lost {args.lost}: need 1 or more")
+    queue.put(HubJob(name, recipes.to_table(recipe), test, most_lost=args.lost))
     if args.detach:
         return console.answer(args, {"run": name}, lambda: console.say(name, heading="Queued:"))
     try:
@@ -170,7 +173,12 @@ def _run(args: argparse.Namespace) -> int:
     def show() -> None:
         guarantee = document["guarantee"]
         rows = [[key, f"{value:.4g}"] for key, value in document["figures"].items()]
-        rows.append(["rounds", f"{document['rounds']} of {document['planned_rounds']}"])
+        released, planned = document["released_rounds"], document["planned_rounds"]
+        rows.append(["rounds released", f"{released} of {planned}"])
+        if lost := document["rounds"] - released:
+            rows.append(["rounds that released nothing", str(lost)])
+        if document.get("reason"):
+            rows.append(["stopped", document["reason"]])
         rows.append(["certified", "yes" if guarantee["certified"] else "no"])
         rows += [["files", document["directory"]], ["report", str(document["report"])]]
         console.table(f"run {name}: {document['outcome']}", ["result", ""], rows)
@@ -218,10 +226,13 @@ def _show_rounds(home: HubHome, name: str, shown: int) -> int:
 
 def _document(home: HubHome, queue: Queue, name: str) -> dict[str, Any]:
     from fedveil.cli.load_guarantee import guarantee_of
+    from fedveil.run.evidence import METRICS, metrics
     from fedveil.run.result import read_result
 
     path = home.runs / name
     guarantee, progress = guarantee_of(path)
+    lines = metrics(path) if (path / METRICS).exists() else []
+    lost = sum(bool((line.get("dropouts") or {}).get("not_released")) for line in lines)
     result = read_result(path) or {}
     report = path / "report.html"
     names = ("accuracy", "loss", "rmse")
@@ -229,7 +240,8 @@ def _document(home: HubHome, queue: Queue, name: str) -> dict[str, Any]:
         "run": name,
         **(queue.ended(name) or {}),
         "figures": {key: result[key] for key in names if result.get(key) is not None},
-        "rounds": None if progress is None else progress.reserved,
+        "rounds": len(lines),
+        "released_rounds": len(lines) - lost,
         "planned_rounds": None if progress is None else progress.planned,
         "directory": str(path),
         "report": str(report) if report.exists() else None,

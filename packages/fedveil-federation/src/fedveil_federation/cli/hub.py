@@ -72,8 +72,8 @@ def _start(args: argparse.Namespace) -> int:
             courier_process.warn_of_one_account()
         idle = threading.Event()
         try:
+            process.start_watching()  # a run may take hours
             while True:
-                process.keep_running()
                 if not service.step():
                     idle.wait(_PAUSE)
         finally:

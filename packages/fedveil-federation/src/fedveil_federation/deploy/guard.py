@@ -40,7 +40,7 @@ from fedveil_federation.deploy.policy import Policy
 from fedveil_federation.deploy.responder import Handlers, Responder, UnknownRun
 from fedveil_federation.deploy.state_dirs import read_json, write_json
 from fedveil_federation.secagg.device import DeviceRound
-from fedveil_federation.secagg.device_store import DeviceStore
+from fedveil_federation.secagg.device_store import DeviceStore, StoreFault
 from fedveil_federation.secagg.journal import Claim
 from fedveil_federation.secagg.keys import signed
 from fedveil_federation.secagg.messages import RoundPlan
@@ -147,6 +147,8 @@ class Guard(Responder):
             return self._begin(run, request)
         if not run.begun:
             raise BadFrame("this run was not begun: show that all sites have accepted its plan")
+        if kind == "ready":
+            return self._ready(run, request.number("round"))
         steps: dict[str, Callable[[_Run, Message, bytes], Message]] = {
             "open": self._open,
             "train": self._train,
@@ -173,6 +175,8 @@ class Guard(Responder):
         spent = any(isinstance(reason, LifetimeBudgetExceeded) for reason in reasons)
         if spent and not self.policy.show.budget:
             return "this site's lifetime budget does not allow it"
+        if any(isinstance(reason, StoreFault) for reason in reasons):
+            return "this site's store cannot be used; its owner's log says why"
         return str(error)
 
     # --- before a run -----------------------------------------------------------------------------
@@ -256,6 +260,14 @@ class Guard(Responder):
 
     # --- one round --------------------------------------------------------------------------------
 
+    def _ready(self, run: _Run, number: int) -> Message:
+        """Say whether this site could take part in a round (from 0), before anybody pays for it."""
+        if number > run.round_number:
+            self.store.check_room()
+            releases = [terms.release for terms in run.work.terms.values()]
+            self.store.ledger.afford(releases, next(iter(run.work.terms.values())).privacy_model)
+        return Message({"status": "done"})
+
     def _enter(self, run: _Run, number: int) -> None:
         """Go to a round (from 0) of a run; those before it are over."""
         work = run.work
@@ -283,8 +295,6 @@ class Guard(Responder):
                 f"this site has taken part {taken} times, as often as the plan counts",
                 "keep to the schedule",
             )
-        about = {"run": work.document.digest, "round": number + 1, "of": work.rounds}
-        _log.info("takes part in a round", extra={"about": about})
         run.before = (run.round_number, dict(run.devices))
         run.round_number = number
         work.new_round()
@@ -316,6 +326,7 @@ class Guard(Responder):
         if list(asked.members) != (work.schedule(number) or list(asked.members)):
             raise PrivacyRefusal("the round has another cohort", "keep to the schedule")
         run.devices[purpose] = run.participant.join(frame)
+        self._note_round(run, number)
         return Message({"status": "done"}, (run.devices[purpose].shares,))
 
     def _train(self, run: _Run, request: Message, digest: bytes) -> Message:
@@ -363,7 +374,14 @@ class Guard(Responder):
         own = derive.digest(b"members", derive.id_bytes(self.number))
         at, terms = run.work.document.first_round + number, run.work.terms[UPDATE]
         claim = Claim(self.members.secagg_name, at, UPDATE, own, Limits().round_step, terms)
-        return self.store.claim(claim)
+        paid = self.store.claim(claim)
+        self._note_round(run, number)
+        return paid
+
+    @staticmethod
+    def _note_round(run: _Run, number: int) -> None:
+        about = {"run": run.work.document.digest, "round": number + 1, "of": run.work.rounds}
+        _log.info("takes part in a round", extra={"about": about})
 
     def _confirm(self, run: _Run, request: Message, digest: bytes) -> Message:
         device = self._joined(run, request)

@@ -219,6 +219,7 @@ class HubLink:
             handler_cancellation=True,
             keepalive_timeout=_IDLE,
             lingering_time=0,
+            read_bufsize=_CHUNK,
             auto_decompress=False,
             access_log=None,
             logger=_log,

@@ -43,6 +43,7 @@ from fedveil.privacy.secure_sums.dropouts import Dropouts
 from fedveil.privacy.secure_sums.errors import NotReleased, SecureAggregationError
 from fedveil.run.aggregator import Aggregator, OpenSum, Summands
 from fedveil.run.directory import RunDirectory, stored_recipe
+from fedveil.run.round_report import RoundReport
 from fedveil.run.run import Run
 from fedveil.training.engines.contract import Cohort, RoundRequest
 from fedveil_federation.deploy.courier import Courier, Reply, Unreachable
@@ -64,8 +65,15 @@ _ASK = 10.0  # seconds for one request; longer work is asked for again
 _SLOWEST = 1 << 19  # bytes a second that a connection carries at least, there and back
 _PAUSE = 0.1  # seconds until a site that is away is asked again
 _HASHING = 4  # threads
+_READY = 4.0  # seconds in which sites say whether they can take part
+_BACK_OFF, _LONGEST_BACK_OFF = 1.0, 60.0  # seconds until sites are asked again whether they can
+MOST_LOST = 5  # rounds in a row that release nothing, until a run stops
 
 Known = Callable[[Facts], Federation]
+
+
+class RoundsLost(PrivacyRefusal):
+    """Rounds were paid for and released nothing, as many in a row as a run may lose."""
 
 
 class SitesAway(PrivacyRefusal):
@@ -118,9 +126,12 @@ class Sites:
                     self.introduce(number)
                     continue
                 waiting.discard(number)
-                if status in ("refused", "unknown"):
-                    self.refusals[names[number]] = plain(reply.header.get("reason"))
+                if status == "refused":
+                    self.refusals[site] = plain(reply.header.get("reason"))
+                elif status == "unknown":  # unless it has said why it does not take the plan
+                    self.refusals.setdefault(site, plain(reply.header.get("reason")))
                 else:
+                    self.refusals.pop(site, None)
                     replies[number] = reply
             if waiting and not working:
                 self._pause.wait(min(_PAUSE, max(0.0, until - monotonic())))
@@ -208,6 +219,7 @@ class RemoteAggregator(Aggregator):
         self.now = _RoundNow()
         self.server: Server | None = None
         self._logged: list[ServerRound] = []  # of the round under way
+        self._uploaded: list[int] = []  # sites in the last sum without masks
         # By round of the run (from 0) and purpose.
         self._unfinished: dict[tuple[int, str], ServerRound] = {}
         if self.sums is not None:
@@ -227,6 +239,33 @@ class RemoteAggregator(Aggregator):
     def dropouts(self, cohort: Cohort, randomness: Randomness, round_number: int) -> Dropouts:
         """Nobody is simulated to drop out: some really do."""
         return Dropouts()
+
+    def took_part(self, cohort: Cohort, dropouts: Dropouts) -> int:
+        """Return how many sites shared in the round under way, or in the last one."""
+        return len(self.shared)
+
+    @property
+    def shared(self) -> list[int]:
+        """The sites that shared secrets for the last secure sum, or are in the last open one."""
+        opened = self.now.server
+        return self._uploaded if opened is None else opened.sharers
+
+    def joined(self, number: int) -> bool:
+        """Whether enough sites have joined a round (from 0) while they unmasked the one before."""
+        opened = self._unfinished.get((number, UPDATE))
+        return opened is not None and len(opened.sharers) >= self.fewest
+
+    @property
+    def fewest(self) -> int:
+        """How many sites a sum needs at least."""
+        return 1 if self.sums is None else self.sums.fewest
+
+    def ready(self, number: int) -> set[int]:
+        """Return the sites that could take part in a round (from 0) now; others say why not."""
+        members = self._schedule(number)
+        asked = range(len(self.sites.members.sites)) if members is None else members
+        header = {"kind": "ready", "run": self._document.digest, "round": number}
+        return set(self.sites.leg(dict.fromkeys(asked, Message(header)), _READY))
 
     def ask(
         self, kind: str, parts: Mapping[int, tuple[bytes, ...]], wait: float
@@ -432,6 +471,7 @@ class _Uploads(_RemoteSum):
 
     def release(self) -> Tensor:
         uploads, summands = self._rows, self._summands
+        self._hub._uploaded = sorted(uploads)
         if not uploads:
             raise NotReleased("no site has sent anything")
         if not isinstance(summands, PrivateSum) or summands.pipeline.granularity is None:
@@ -604,6 +644,63 @@ class Hub:
         if isinstance(run.aggregator, RemoteAggregator):
             run.aggregator.go_on_from(run.next_round)
         return run
+
+    def rounds(
+        self, run: Run, wait: Callable[[str, float], bool], most_lost: int = MOST_LOST
+    ) -> Iterator[RoundReport]:
+        """Play a run's rounds, each as soon as enough sites are ready for it.
+
+        A round is paid for when it begins, whatever comes of it. So none begins before the sites
+        that it needs have said that they can take part, and after one that released nothing there
+        is a pause.
+
+        Args:
+            run: started or resumed by this hub.
+            wait: is told for whom the run waits and for how many seconds it should; returns whether
+                to go on.
+            most_lost: rounds in a row that may release nothing.
+
+        Raises:
+            RoundsLost: so many released nothing. The rest of the run's rounds is kept for later.
+        """
+        rounds, lost = iter(run), 0
+        while True:
+            seconds = _BACK_OFF
+            while reason := self._not_ready(run):
+                if not wait(reason, seconds):
+                    return
+                seconds = min(2 * seconds, _LONGEST_BACK_OFF)
+            report = next(rounds, None)
+            if report is None:
+                return
+            reason = "" if report.dropouts is None else report.dropouts.not_released
+            lost = lost + 1 if reason else 0
+            yield report
+            if lost >= most_lost:
+                raise RoundsLost(
+                    f"{lost} rounds in a row released nothing: {self._why() or reason}",
+                    f"the other {run.rounds_left} rounds are kept; resume the run when that is "
+                    "mended",
+                )
+            if lost and run.rounds_left:
+                said = f"round {report.round_number} released nothing: {self._why() or reason}"
+                if not wait(said, min(_BACK_OFF * 2**lost, _LONGEST_BACK_OFF)):
+                    return
+
+    def _not_ready(self, run: Run) -> str:
+        """For whom the next round would be lost; empty if it can begin."""
+        sums, number = run.aggregator, run.next_round
+        if not isinstance(sums, RemoteAggregator) or not run.rounds_left:
+            return ""
+        if run.unfinished is not None or sums.joined(number):
+            return ""
+        self.sites.refusals.clear()
+        return "" if len(sums.ready(number)) >= sums.fewest else self._why()
+
+    def _why(self) -> str:
+        """What sites said that did not take part."""
+        said = sorted(self.sites.refusals.items())
+        return "; ".join(f"{site}: {reason}" for site, reason in said)
 
     def _agree(self, document: PlanDocument) -> list[bytes]:
         """Show every site the plan, and then every site that all have signed it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +26,16 @@ from fedveil_federation.deploy.counters import Counters
 from fedveil_federation.deploy.courier import Courier, Unreachable
 from fedveil_federation.deploy.envelope import BadFrame, Message, claimed, seal, unseal
 from fedveil_federation.deploy.facts import Facts
-from fedveil_federation.deploy.hub import DOCUMENT, Hub, Known, SitesAway, plain
+from fedveil_federation.deploy.hub import (
+    DOCUMENT,
+    MOST_LOST,
+    Hub,
+    Known,
+    RemoteAggregator,
+    RoundsLost,
+    SitesAway,
+    plain,
+)
 from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.plan_document import PlanDocument, planned
 from fedveil_federation.deploy.scoring import Scoring
@@ -46,6 +56,7 @@ _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,99}")
 _HELLO = 4.0  # seconds: what is asked before the other side is ready hangs until then
 _MEET, _SETTLED = 2.0, 30.0  # seconds between two rounds of hellos, before and after all agree
+_SLICE = 0.5  # seconds between two looks whether a run that waits is to stop
 _QUEUED, _ENDED, _STOP, _WAITING = ".job.json", ".ended.json", ".stop", ".waiting"
 
 EVALUATION = "federated-evaluation.json"
@@ -62,6 +73,7 @@ class HubJob:
     test: str | None = None  # a file of public test rows
     evaluate: str | None = None  # a run whose model sites are to evaluate
     noise: float = 10.0  # std on every count of that
+    most_lost: int = MOST_LOST  # rounds in a row that release nothing, until it stops
 
 
 class Queue:
@@ -166,6 +178,7 @@ class HubService:
         certificates.check(own.certificate, authority, home.agreement.host, own.key)
         self._identities: dict[str, bytes] = {}
         self._next_meeting = 0.0
+        self._pause = threading.Event()  # never set
 
     def welcome(self) -> None:
         """The process is up."""
@@ -173,10 +186,8 @@ class HubService:
         _log.info("started at %s", self.home.agreement.address, extra={"about": about})
 
     def step(self) -> bool:
-        """One thing, if there is one to do."""
-        if time.monotonic() > self._next_meeting:
-            settled = self._meet()
-            self._next_meeting = time.monotonic() + (_SETTLED if settled else _MEET)
+        """Do one thing, if there is one to do; return whether there was."""
+        self._meet_if_due()
         members, job = self.home.members, self.queue.next()
         if members is None or job is None:
             return False
@@ -184,6 +195,9 @@ class HubService:
             outcome = self._carry_out(job, members)
         except SitesAway as away:  # the run stays in the queue
             self.queue.wait(job.name, str(away.reason))
+        except RoundsLost as lost:  # the rest of its rounds is kept
+            _log.warning("run: stopped: %s", lost, extra={"about": {"run": job.name}})
+            self.queue.end(job, "stopped", str(lost))
         except (FedveilError, OSError) as error:
             outcome = "failed" if (self.home.runs / job.name).exists() else "refused"
             _log.warning("run: %s: %s", outcome, error, extra={"about": {"run": job.name}})
@@ -192,6 +206,11 @@ class HubService:
             _log.info("run: %s", outcome, extra={"about": {"run": job.name}})
             self.queue.end(job, outcome)
         return True
+
+    def _meet_if_due(self) -> None:
+        if time.monotonic() > self._next_meeting:
+            settled = self._meet()
+            self._next_meeting = time.monotonic() + (_SETTLED if settled else _MEET)
 
     def hellos(self) -> dict[str, Message | str]:
         """What each site says of itself; a word on who does not."""
@@ -278,10 +297,25 @@ class HubService:
         else:
             run = hub.start(recipe, self._facts(hub, recipe), output, known)
         self.queue.wait(job.name, "")
+
+        def wait(reason: str, seconds: float) -> bool:
+            """Say for whom the run waits, meet the sites meanwhile, and end early if told to."""
+            _log.warning("run: waits for %s", reason, extra={"about": {"run": job.name}})
+            self.queue.wait(job.name, reason)
+            until = time.monotonic() + seconds
+            while not self.queue.stopping(job.name) and time.monotonic() < until:
+                self._meet_if_due()
+                self._pause.wait(min(_SLICE, max(0.0, until - time.monotonic())))
+            return not self.queue.stopping(job.name)
+
         try:
-            for report in run:
+            for report in hub.rounds(run, wait, job.most_lost):
+                self.queue.wait(job.name, "")
                 lost = report.dropouts is not None and report.dropouts.not_released
                 self.counters.add("rounds", released="no" if lost else "yes")
+                if isinstance(run.aggregator, RemoteAggregator):
+                    for number in run.aggregator.shared:
+                        self.counters.add("rounds_shared", site=members.names[number])
                 about = {"run": job.name, "round": report.round_number}
                 _log.info("round: %s", lost or "released", extra={"about": about})
                 self.counters.write(self.home.path / "metrics.prom")

@@ -67,7 +67,7 @@ class Responder(ABC):
 
 KINDS = (
     *("hello", "members", "certificate", "plan", "begin"),
-    *("open", "train", "count", "confirm", "unmask", "abort", "disclose"),
+    *("ready", "open", "train", "count", "confirm", "unmask", "abort", "disclose"),
 )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from fedveil_federation.secagg.roster import Known
 VERSION = 1
 _SCRYPT_COST = 1 << 15  # 32 MB and a tenth of a second for every guess
 _CHECK = b"device store"
+_ROOM = 1 << 20  # bytes that are free on the disk before a round begins
 _SCHEMA = (
     "CREATE TABLE store (version INTEGER NOT NULL, salt BLOB NOT NULL, sealed BLOB NOT NULL)",
     "CREATE TABLE keys (federation TEXT PRIMARY KEY, device INTEGER NOT NULL,"
@@ -45,6 +47,10 @@ _SCHEMA = (
     "CREATE TABLE known (federation TEXT, device INTEGER, identity BLOB NOT NULL,"
     " version INTEGER NOT NULL, withdrawn INTEGER NOT NULL, PRIMARY KEY (federation, device))",
 )
+
+
+class StoreFault(RuleBroken):
+    """The store cannot be read or written; what it says names files of its owner."""
 
 
 @dataclass(frozen=True)
@@ -248,6 +254,18 @@ class DeviceStore:
         with self._transaction():
             (self.ledger.commit if left else self.ledger.cancel)(reservation)
 
+    def check_room(self) -> None:
+        """Check that a round could be written down now.
+
+        Raises:
+            StoreFault: the disk has no room for it, or cannot be written.
+        """
+        try:
+            with tempfile.TemporaryFile(dir=self.path.parent) as file:
+                os.posix_fallocate(file.fileno(), 0, _ROOM)
+        except OSError as error:
+            raise StoreFault(f"device store {self.path}: {error.strerror}") from None
+
     def last_round(self, federation: str) -> int:
         """The last round that was claimed in a federation; -1 if there was none."""
         with self._transaction() as database:
@@ -289,7 +307,7 @@ class DeviceStore:
         except PrivacyRefusal as refusal:
             raise RuleBroken(f"this device's ledger refuses: {refusal}") from refusal
         except (FedveilError, sqlite3.Error, OSError, ValueError, ArithmeticError) as error:
-            raise RuleBroken(f"device store {self.path}: {error}; no round without it") from None
+            raise StoreFault(f"device store {self.path}: {error}; no round without it") from None
 
 
 class StoredMemory:
