@@ -51,6 +51,7 @@ from fedveil_federation.deploy.envelope import BadFrame, Message, seal, unseal
 from fedveil_federation.deploy.facts import Facts
 from fedveil_federation.deploy.members import Members
 from fedveil_federation.deploy.plan_document import PlanDocument, planned, resolved, terms_at
+from fedveil_federation.deploy.plausible import implausible
 from fedveil_federation.deploy.schemas import RowSchema
 from fedveil_federation.deploy.scoring import CountSum, Scoring, figures
 from fedveil_federation.deploy.work import scheduled
@@ -439,9 +440,13 @@ class _MaskedUploads(_RemoteSum):
                     with suppress(NotReleased):  # `open` will say so; this round goes on
                         hub.take(following, joined, part=1)
                 private: Tensor = self._summands.decode(opened.finish())
-                return private
         finally:
             hub.judge(opened)
+        if isinstance(self._summands, PrivateSum) and (
+            reason := implausible(self._summands, private, len(self.clients), None)
+        ):
+            raise NotReleased(reason)
+        return private
 
     def _confirm(self, survivors: Collection[int]) -> None:
         hub, opened = self._hub, self._round
@@ -467,7 +472,19 @@ class _Uploads(_RemoteSum):
         with self._hub.sites.dropping(block.number):
             if len(row := block.reply.part()) != 8 * self._summands.width:
                 raise BadFrame(f"upload: {len(row)} bytes, need 8 for each weight")
-            self._rows[block.number] = np.frombuffer(row, "<i8")
+            upload = np.frombuffer(row, "<i8")
+            self._check(upload)
+            self._rows[block.number] = upload
+
+    def _check(self, upload: Ints) -> None:
+        """Refuse an upload that no honest site sends, by itself: others are not held up."""
+        summands = self._summands
+        if isinstance(summands, PrivateSum) and summands.pipeline.granularity is not None:
+            local = isinstance(summands.placement, LocalNoise)
+            values = torch.from_numpy(unsnap(upload, summands.pipeline.granularity))
+            noise = summands.placement.noise if local else None
+            if reason := implausible(summands, values, 1, noise):
+                raise BadFrame(reason)
 
     def release(self) -> Tensor:
         uploads, summands = self._rows, self._summands
