@@ -59,6 +59,14 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         [],
         {**_HOME, "--certificate FILE": (Path, "take this certificate from the hub instead")},
     ),
+    "restore": (
+        "bring a directory from a backup up to date, and charge what was spent since",
+        [],
+        {
+            **_HOME,
+            "--exhaust": (bool, "allow nothing any more: it is not known what was spent since"),
+        },
+    ),
     "leave": ("leave the federation for good; the ledger stays", [], _HOME),
 }
 
@@ -236,11 +244,14 @@ def _about(plan: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _change(args: argparse.Namespace, home: SiteHome) -> int:
-    """Pause, resume, renew, leave."""
+    """Pause, resume, renew, restore, leave."""
     from fedveil_federation.deploy.state_dirs import read_text
 
     if args.action == "leave":
         home.leave()
+    elif args.action == "restore":
+        with home.lock():
+            missing = home.restore(args.exhaust)
     elif args.action == "renew":
         with home.lock():  # a guard that runs would go on with the old one
             if args.certificate is None:
@@ -249,7 +260,13 @@ def _change(args: argparse.Namespace, home: SiteHome) -> int:
                 raise ConfigError(f"{args.certificate}: lasts no longer than what is here")
     else:
         home.pause(args.action == "pause")
-    document = {"site": home.site, "stopped": home.stopped}
+    document: dict[str, Any] = {"site": home.site, "stopped": home.stopped}
+    if args.action == "restore":
+        document["events"] = missing
+        said = (
+            "allows nothing any more" if args.exhaust else f"lacked {missing} events of its ledger"
+        )
+        return console.answer(args, document, lambda: console.say(said, heading=f"{home.site}:"))
     fresh = "has a fresh key" if vars(args).get("certificate") is None else "can be started again"
     said = home.stopped or ("takes part" if args.action == "resume" else fresh)
     return console.answer(args, document, lambda: console.say(said, heading=f"{home.site}:"))

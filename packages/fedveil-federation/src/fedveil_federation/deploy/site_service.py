@@ -29,6 +29,7 @@ class SiteService:
         self.heard = False  # anything from the hub
         own = home.certificate
         certificates.check(own.certificate, home.authority, home.site, own.key)
+        home.check_anchor()
         self._store = home.store()
         self._handlers = {"members": self._proposed, "certificate": self._renewed}
         agreement = home.agreement

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
 from fedveil.core.units import Adjacency, Trust, Unit
+from fedveil_federation import client_events
 from fedveil_federation.deploy import certificates
 from fedveil_federation.deploy.agreement import Agreement
 from fedveil_federation.deploy.certificates import Pair
@@ -251,9 +252,34 @@ class SiteHome(Home):
         """The store; a lifetime's budget that the policy has lowered is lowered in it."""
         found = DeviceStore(self.path / "store.db", _lock_of(self.path))
         allowed, kept = self.policy.lifetime, found.ledger.budget_epsilon
-        if allowed.epsilon is not None and allowed.epsilon != kept:
+        exhausted = kept == client_events.EXHAUSTED
+        if allowed.epsilon is not None and allowed.epsilon != kept and not exhausted:
             found.ledger = _reopened(found, allowed.epsilon)
         return found
+
+    def check_anchor(self) -> None:
+        """Refuse to go on where an older copy of the ledger would not be noticed."""
+        client_events.check_anchor(self.path / "store.db")
+
+    def restore(self, exhaust: bool) -> int:
+        """Bring a store that was put back from a backup up to date.
+
+        What was spent since is charged, and what was begun counts as spent. The key for masks is
+        renewed: the old one may have been used further than the backup knows.
+
+        Args:
+            exhaust: allow nothing any more, where nobody knows what was spent since.
+
+        Returns:
+            How many events of the ledger it lacked.
+        """
+        path, missing = self.path / "store.db", 0
+        if exhaust:
+            client_events.exhaust(path)
+        else:
+            missing = client_events.restore(path)
+        DeviceStore(path, _lock_of(self.path)).renew(f"fedveil/{self.agreement.name}")
+        return missing
 
     def keys(self, store: DeviceStore) -> DeviceKeys:
         """This site's own, made when it joined."""
