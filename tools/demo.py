@@ -46,6 +46,7 @@ rounds = 100
 [cohort]
 minimum = 3
 honest_shares = 2
+colluders = 1       # one hospital may work with the hub: its noise does not count
 
 [show]
 budget = true
@@ -76,6 +77,7 @@ learning_rate = 2.0
 epsilon = 2.0
 delta = 1e-6
 clip_norm = 1.0
+colluders = 1
 
 [aggregation]
 secure = "masked"

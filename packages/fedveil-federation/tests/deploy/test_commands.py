@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -303,3 +304,17 @@ def test_only_a_run_that_has_ended_is_evaluated(here: Path, capsys: Any) -> None
     init(capsys)
     said = refusal(capsys, "federation", "evaluate", "nothing", "--home", "hospitals")
     assert "run 'nothing': no such run has ended" in said
+
+
+@pytest.mark.parametrize("key", ["site", "authority", "certificate", "key", "federation"])
+@pytest.mark.parametrize("value", [None, 3, ["a"]])
+def test_a_bundle_with_a_wrong_type_is_refused_by_name(
+    here: Path, capsys: Any, key: str, value: Any
+) -> None:
+    init(capsys)
+    path = here / "hospitals" / "bundles" / "north.bundle"
+    table = tomllib.loads(path.read_text())
+    table[key] = value
+    path.write_text(tomli_w.dumps({name: one for name, one in table.items() if one is not None}))
+    words = ("site", "join", str(path), "--data", "patients.csv", "--policy", "policy.toml")
+    assert key in refusal(capsys, *words)

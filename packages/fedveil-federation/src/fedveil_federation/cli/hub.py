@@ -24,6 +24,7 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         {
             "--home DIR": (Path, "the hub's directory (here)", Path()),
             "--courier DIR": (Path, "shared with the courier's own account, which runs it"),
+            "--metrics DIR": (Path, "for counters that node_exporter can read"),
             "--watch": (bool, "serve the newest run's growing report on this machine"),
         },
     ),
@@ -66,14 +67,16 @@ def _start(args: argparse.Namespace) -> int:
         process = courier_process.CourierProcess(home)
         if not home.courier_is_separate:
             check_free(home.agreement.port)
-        service = HubService(home, SocketCourier(home.socket, home.courier), finish)
+        courier = SocketCourier(home.socket, home.courier)
+        service = HubService(home, courier, finish, metrics=args.metrics)
+        service.tend = process.keep_running  # a run may take hours
         service.welcome()
         if not home.courier_is_separate:
             courier_process.warn_of_one_account()
         idle = threading.Event()
         try:
-            process.start_watching()  # a run may take hours
             while True:
+                process.keep_running()
                 if not service.step():
                     idle.wait(_PAUSE)
         finally:

@@ -37,6 +37,7 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         {
             **_HOME,
             "--courier DIR": (Path, "shared with the courier's own account, which runs it"),
+            "--metrics DIR": (Path, "for counters that node_exporter can read"),
             "--rest SECONDS": (float, "without a run, to give memory back (3600)", 3600.0),
         },
     ),
@@ -146,7 +147,8 @@ def _start(args: argparse.Namespace, home: SiteHome) -> int:
     with home.lock():
         if args.courier is not None or home.courier_is_separate:
             courier_process.separate_courier(home, args.courier or home.courier)
-        process, service = courier_process.CourierProcess(home), SiteService(home)
+        process = courier_process.CourierProcess(home)
+        service = SiteService(home, metrics=args.metrics)
         courier_process.write_kit(home)
         courier = SocketCourier(
             home.socket,

@@ -21,13 +21,12 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
 
-from fedveil.core.errors import ConfigError, FedveilError
+from fedveil.core.errors import ConfigError
 from fedveil.core.files import write_atomically
 from fedveil_federation.deploy.courier import HUB, MAX_FRAME, Settings
 from fedveil_federation.deploy.state_dirs import HubHome, SiteHome
@@ -35,7 +34,6 @@ from fedveil_federation.deploy.state_dirs import HubHome, SiteHome
 _log = logging.getLogger(__name__)
 
 _AGAIN = 5.0  # seconds between two starts
-_LOOK = 1.0  # seconds between two looks
 _LONGEST_LOG = 10_000_000  # bytes: peers must not be able to fill the owner's disk
 
 
@@ -140,7 +138,6 @@ class CourierProcess:
     def __init__(self, home: HubHome | SiteHome) -> None:
         self._home, self._started = home, 0.0
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopped = threading.Event()
         if not home.courier_is_separate:
             _check_installed(home.agreement.engine)
 
@@ -180,22 +177,8 @@ class CourierProcess:
                 umask=0o077,
             )
 
-    def start_watching(self) -> None:
-        """Start the courier, and keep it running from a thread of its own until `stop`."""
-        self.keep_running()
-
-        def watch() -> None:
-            while not self._stopped.wait(_LOOK):
-                try:
-                    self.keep_running()
-                except (FedveilError, OSError) as error:  # such as a full disk: try again
-                    _log.warning("The courier cannot be looked after: %s", error)
-
-        threading.Thread(target=watch, daemon=True).start()
-
     def stop(self) -> None:
         """End the child process, if there is one: it keeps nothing that lasts."""
-        self._stopped.set()
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()

@@ -120,7 +120,7 @@ class Guard(Responder):
         if not self._lock.acquire(blocking=False):  # it is looking at one, or answers
             return False
         try:
-            return "_examiner" in vars(self) and monotonic() - self._worked >= seconds
+            return self.worked and monotonic() - self._worked >= seconds
         finally:
             self._lock.release()
 
@@ -188,13 +188,16 @@ class Guard(Responder):
         if Unit.RECORD in self.policy.allow.units:  # such plans state it
             said["records"] = len(self._data.train)
         if self.policy.show.budget:
-            said["epsilon"], said["spent"] = self.store.ledger.budget_epsilon, self._spent()
+            said["epsilon"], said["spent"] = self.store.ledger.budget_epsilon, self.spent()
         return Message(said, (self.keys.card(),))
 
-    def _spent(self) -> float:
-        """The lifetime's epsilon so far, worked out again only when something was charged.
+    def spent(self, anew: bool = True) -> float | None:
+        """Return the lifetime's epsilon so far, worked out again only when something was charged.
 
         It is kept in a file, for a site that waits does without the accountants' memory.
+
+        Args:
+            anew: whether to work it out if that was not done yet; None is returned otherwise.
         """
         ledger = self.store.ledger
         about = {"charges": ledger.charges, "version": version("fedveil")}
@@ -202,10 +205,17 @@ class Guard(Responder):
             kept = read_json(self._kept)
             if about == {name: kept[name] for name in about}:
                 return float(kept["epsilon"])
+        if not anew:
+            return None
         spent = ledger.spent()
         with suppress(OSError):
             write_json(self._kept, {**about, "epsilon": spent})
         return spent
+
+    @property
+    def worked(self) -> bool:
+        """Whether it has looked at a plan since it was started."""
+        return "_examiner" in vars(self)
 
     def _accept(self, data: bytes) -> Message:
         """Work a plan out, hold it to the policy, and sign it."""

@@ -166,11 +166,26 @@ def _job(path: Path) -> HubJob:
 
 
 class HubService:
-    """Call `step` again and again. `finish` writes what a run has ended with."""
+    """Carries out a hub's runs: call `step` again and again.
+
+    Args:
+        home: the hub's directory.
+        courier: reaches the sites.
+        finish: writes what a run has ended with.
+        waits: how long sites have in each phase of a round.
+        metrics: a directory for counters that node_exporter can read.
+    """
 
     def __init__(
-        self, home: HubHome, courier: Courier, finish: Finish, waits: Deadlines | None = None
+        self,
+        home: HubHome,
+        courier: Courier,
+        finish: Finish,
+        waits: Deadlines | None = None,
+        metrics: Path | None = None,
     ) -> None:
+        shown = [] if metrics is None else [metrics / f"fedveil_hub_{home.agreement.name}.prom"]
+        self._metrics = (home.path / "metrics.prom", *shown)
         self.home, self.courier, self.queue = home, courier, Queue(home)
         self.counters = Counters("fedveil_hub")
         self._finish, self._waits, self._key = finish, waits, home.key
@@ -179,6 +194,7 @@ class HubService:
         self._identities: dict[str, bytes] = {}
         self._next_meeting = 0.0
         self._pause = threading.Event()  # never set
+        self.tend: Callable[[], None] = lambda: None  # is called now and then during a run
 
     def welcome(self) -> None:
         """The process is up."""
@@ -253,7 +269,7 @@ class HubService:
             host = self.home.agreement.host
             fresh = certificates.renewed(self.home.authority, own.certificate, host)
             keep_pair(self.home.path, "hub", Pair(fresh, own.key))
-        self.counters.write(self.home.path / "metrics.prom")
+        self.counters.write(*self._metrics)
         trusting = [one for one in said.values() if one.header.get("trusts")]
         return len(trusting) == len(self.home.agreement.sites)
 
@@ -304,6 +320,7 @@ class HubService:
             self.queue.wait(job.name, reason)
             until = time.monotonic() + seconds
             while not self.queue.stopping(job.name) and time.monotonic() < until:
+                self.tend()
                 self._meet_if_due()
                 self._pause.wait(min(_SLICE, max(0.0, until - time.monotonic())))
             return not self.queue.stopping(job.name)
@@ -318,7 +335,8 @@ class HubService:
                         self.counters.add("rounds_shared", site=members.names[number])
                 about = {"run": job.name, "round": report.round_number}
                 _log.info("round: %s", lost or "released", extra={"about": about})
-                self.counters.write(self.home.path / "metrics.prom")
+                self.counters.write(*self._metrics)
+                self.tend()
                 if self.queue.stopping(job.name):
                     break
             run.close()

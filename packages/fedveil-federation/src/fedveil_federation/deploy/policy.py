@@ -23,7 +23,7 @@ starts = []         # files of public weights that models may start from: full p
 [cohort]
 minimum = 3         # sites in a round
 honest_shares = 2   # noise shares that the guarantee may count on, at least
-colluders = 0       # sites that it must allow for, at least
+colluders = 1       # sites that may work with the hub, and whose noise does not count, at least
 
 [ask]
 hubs = ["..."]      # public keys; none: the hub of the members' list

@@ -178,12 +178,13 @@ class Bundle:
     @staticmethod
     def read(path: Path) -> Bundle:
         table = read_toml(path)
-        try:
-            site, authority = table["site"], table["authority"]
-            pair = Pair(table["certificate"], table["key"])
-            found = Bundle(site, Agreement.of(table["federation"]), pair, authority)
-        except KeyError as error:
-            raise ConfigError(f"bundle {path}: no {error} in it") from None
+        kinds = dict.fromkeys(("site", "authority", "certificate", "key"), str)
+        for name, kind in {**kinds, "federation": dict}.items():
+            if not isinstance(table.get(name), kind):
+                raise ConfigError(f"bundle {path}: {name} is missing or damaged; ask for another")
+        site, authority = table["site"], table["authority"]
+        pair = Pair(table["certificate"], table["key"])
+        found = Bundle(site, Agreement.of(table["federation"]), pair, authority)
         if site not in found.agreement.sites:
             raise ConfigError(f"bundle {path}: site {site!r} is none of the federation's")
         certificates.check(pair.certificate, authority, site, pair.key)
