@@ -104,7 +104,7 @@ class Timed(Courier):
 def measure(folder: Path, sites: int, model: str, rounds: int, inner: Courier) -> dict[str, Any]:
     """Medians over the rounds."""
     names = [f"site-{number}" for number in range(sites)]
-    key, lock = Ed25519PrivateKey.generate(), Lock(bytes(32), cost=2)
+    key, lock = Ed25519PrivateKey.generate(), Lock(bytes(32))
     stores, identities = {}, {}
     for number, name in enumerate(names):
         stores[name] = DeviceStore.create(

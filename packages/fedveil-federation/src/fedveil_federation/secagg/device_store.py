@@ -4,7 +4,7 @@ The file is a client ledger (`privacy/client_ledger.py`) with more tables. Every
 in the ledger's chain, whose head is kept apart, so a file that was cut or put back from a backup is
 noticed and allows nothing any more. Taking part in a round is one transaction: the cost is checked
 against the lifetime budget and reserved, and the round is claimed, or nothing happens. Private keys
-are encrypted under a passphrase or a key file. A copy of the file on another machine is not
+are encrypted under a key file. A copy of the file on another machine is not
 noticed: a device lives in one place.
 """
 
@@ -35,7 +35,6 @@ from fedveil_federation.secagg.keys import DeviceKeys, new_keys
 from fedveil_federation.secagg.roster import Known
 
 VERSION = 1
-_SCRYPT_COST = 1 << 15  # 32 MB and a tenth of a second for every guess
 _CHECK = b"device store"
 _ROOM = 1 << 20  # bytes that are free on the disk before a round begins
 _SCHEMA = (
@@ -55,16 +54,9 @@ class StoreFault(RuleBroken):
 
 @dataclass(frozen=True)
 class Lock:
-    """What private keys are encrypted under: a passphrase, or the content of a key file."""
+    """What private keys are encrypted under: the content of a key file."""
 
     secret: bytes = field(repr=False)
-    cost: int = _SCRYPT_COST
-
-    @staticmethod
-    def passphrase(text: str) -> Lock:
-        if len(text) < 12:
-            raise ConfigError("passphrase: need 12 characters or more")
-        return Lock(text.encode())
 
     @staticmethod
     def key_file(path: Path) -> Lock:
@@ -77,10 +69,11 @@ class Lock:
             raise ConfigError(f"key file {path}: {error.strerror}") from None
         if len(content) < 32:
             raise ConfigError(f"key file {path}: need 32 random bytes or more")
-        return Lock(content, cost=2)  # it cannot be guessed: nothing to slow down
+        return Lock(content)
 
     def key(self, salt: bytes) -> bytes:
-        return Scrypt(salt=salt, length=32, n=self.cost, r=8, p=1).derive(self.secret)
+        # The content cannot be guessed, so there is nothing to slow down.
+        return Scrypt(salt=salt, length=32, n=2, r=8, p=1).derive(self.secret)
 
 
 class DeviceStore:
@@ -164,12 +157,6 @@ class DeviceStore:
         with self._transaction() as database:
             return self._keep(database, self._enrolled(database, federation).renewed())
 
-    def certified(self, federation: str, certificate: bytes) -> DeviceKeys:
-        """The keys with what an authority has said about their identity."""
-        with self._transaction() as database:
-            keys = replace(self._enrolled(database, federation), certificate=certificate)
-            return self._keep(database, keys)
-
     def forget(self, federation: str) -> None:
         """Take the X25519 key off the disk; the next `enrol` makes a new one."""
         with self._transaction() as database:
@@ -224,9 +211,7 @@ class DeviceStore:
         try:
             return AESGCM(self._key).decrypt(sealed[:12], sealed[12:], about)
         except (InvalidTag, ValueError):
-            raise RuleBroken(
-                f"device store {self.path}: wrong passphrase or key file, or damaged"
-            ) from None
+            raise RuleBroken(f"device store {self.path}: wrong key file, or damaged") from None
 
     # --- rounds -----------------------------------------------------------------------------------
 
