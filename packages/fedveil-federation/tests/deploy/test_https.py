@@ -441,6 +441,19 @@ def test_a_site_reaches_the_hub_through_a_proxy(
     assert b"Proxy-Authorization: Basic bm9ydGg6cyBjcmV0" in seen[0]
 
 
+def test_a_revoked_site_is_let_in_no_more(victims: Victims, capsys: Any) -> None:
+    """While the hub runs, and although its certificate is valid."""
+    with running(victims.hub, victims.site) as (hub, _):
+        wait_for(lambda: of_hub(victims).sites() == ("north",))
+        assert main(["federation", "revoke", "north", "--home", str(victims.hub.path)]) == 0
+        hub.keep_running()  # as `hub start` does all the time
+        wait_for(lambda: of_hub(victims).sites() == ())
+        assert "north" in victims.hub.revoked
+    assert main(["federation", "renew", "north", "--home", str(victims.hub.path)]) == 2
+    assert main(["federation", "revoke", "west", "--home", str(victims.hub.path)]) == 2
+    capsys.readouterr()
+
+
 def test_a_taken_port_is_listened_at_as_soon_as_it_is_free(victims: Victims) -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -431,3 +431,25 @@ def test_counters_that_others_can_read_show_what_was_spent(made: Hospitals, tmp_
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     spent = made.homes["north"].store().ledger.spent()
     assert f"fedveil_site_lifetime_epsilon_spent {spent:.6g}" in path.read_text()
+
+
+def test_a_bundle_expires_soon_and_a_site_that_came_is_known_for_a_year(made: Hospitals) -> None:
+    bundle = Bundle.read(made.hub.path / "bundles" / "north.bundle")
+    assert 13 < certificates.days_left(bundle.pair.certificate) < 15
+    made.meet()
+    for home in made.homes.values():
+        own = home.certificate
+        assert certificates.days_left(own.certificate) > 300
+        certificates.check(own.certificate, home.authority, home.site, own.key)
+
+
+def test_no_run_begins_with_a_revoked_site(made: Hospitals) -> None:
+    made.meet()
+    made.hub.revoke("east")
+    made.queue()
+    service = made.service()
+    service.step()
+    ended = service.queue.ended("first")
+    assert ended is not None
+    assert ended["outcome"] == "refused"
+    assert "east" in ended["reason"]

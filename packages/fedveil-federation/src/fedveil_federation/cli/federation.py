@@ -60,6 +60,11 @@ _ACTIONS: dict[str, tuple[str, list[str], console.Options]] = {
         ["SITE by name"],
         _HOME,
     ),
+    "revoke": (
+        "let a site in no more, such as after its bundle was stolen",
+        ["SITE by name"],
+        _HOME,
+    ),
     "resume": ("go on with a run that was stopped or has failed", ["RUN by name"], _HOME),
     "stop": ("end a run after the round under way", ["RUN by name"], _HOME),
 }
@@ -77,6 +82,7 @@ def execute(args: argparse.Namespace) -> int:
         "run": _run,
         "evaluate": _evaluate,
         "renew": _renew,
+        "revoke": _revoke,
         "stop": _change,
         "resume": _change,
     }
@@ -292,6 +298,13 @@ def _renew(args: argparse.Namespace) -> int:
         console.say("there: fedveil site renew --certificate FILE", heading="Next:")
 
     return console.answer(args, document, show)
+
+
+def _revoke(args: argparse.Namespace) -> int:
+    _home(args).revoke(args.site)
+    said = "is let in no more; a run under way goes on if its plan can spare it"
+    document = {"site": args.site, "state": said}
+    return console.answer(args, document, lambda: console.say(said, heading=f"{args.site}:"))
 
 
 def _change(args: argparse.Namespace) -> int:

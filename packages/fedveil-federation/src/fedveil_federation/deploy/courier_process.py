@@ -48,7 +48,7 @@ def write_kit(home: HubHome | SiteHome) -> None:
     settings = Settings(
         engine=agreement.engine,
         name=HUB if site is None else site.site,
-        sites=agreement.sites,
+        sites=_let_in(home),
         host=agreement.host,
         port=agreement.port,
         socket=os.fspath(home.socket),
@@ -70,6 +70,12 @@ def write_kit(home: HubHome | SiteHome) -> None:
                 write_atomically(path, text.encode())
     finally:
         os.umask(before)
+
+
+def _let_in(home: HubHome | SiteHome) -> tuple[str, ...]:
+    """Return the sites that may connect."""
+    revoked = home.revoked if isinstance(home, HubHome) else set[str]()
+    return tuple(site for site in home.agreement.sites if site not in revoked)
 
 
 def separate_courier(home: HubHome | SiteHome, directory: Path) -> None:

@@ -282,6 +282,7 @@ class HubService:
         return members
 
     def _renew(self, site: str) -> None:
+        """Send a site a certificate for another year; its first one, of the bundle, is short."""
         old = self.home.site_certificate(site)
         if certificates.days_left(old) < certificates.RENEW_DAYS:
             fresh = certificates.renewed(self.home.authority, old)
@@ -306,6 +307,11 @@ class HubService:
         hub = Hub(members, self._key, self.courier, self.home.path, self._waits)
         hub.stopping = lambda: self.queue.stopping(job.name)
         output, known = self.home.runs / job.name, self._known(job.test)
+        if (revoked := self.home.revoked) and not (output / DOCUMENT).exists():
+            raise ConfigError(
+                f"site {', '.join(sorted(revoked))} was revoked, and a new run needs every site of "
+                "the members' list. Found a new federation without it."
+            )
         if output.exists() and not (output / DOCUMENT).exists():
             shutil.rmtree(output)  # the hub ended before any site was asked for a round
         if output.exists():

@@ -120,7 +120,7 @@ class HubHome(Home):
             keep_pair(path, "authority", authority)
             keep_pair(path, "hub", own)
             for site in agreement.sites:
-                pair = certificates.new_pair(authority, site)
+                pair = certificates.new_pair(authority, site, days=certificates.BUNDLE_DAYS)
                 keep_secret(path / "bundles" / f"{site}.crt", pair.certificate)
                 bundle = Bundle(site, agreement, pair, authority.certificate)
                 keep_secret(path / "bundles" / f"{site}.bundle", tomli_w.dumps(bundle.to_table()))
@@ -151,11 +151,29 @@ class HubHome(Home):
 
     def renew_certificate(self, site: str) -> Path:
         """A certificate for another year, for a site that cannot be reached to get it."""
-        if site not in self.agreement.sites:
-            raise ConfigError(f"site {site!r} is none of {', '.join(self.agreement.sites)}")
+        self._check_site(site)
         fresh = certificates.renewed(self.authority, self.site_certificate(site))
         self.keep_site_certificate(site, fresh)
         return self._of_site(site)
+
+    @property
+    def revoked(self) -> set[str]:
+        """The sites that are not let in any more."""
+        return {site for site in self.agreement.sites if self._revocation(site).exists()}
+
+    def revoke(self, site: str) -> None:
+        """Let a site in no more, whatever certificate it shows; runs may go on without it."""
+        self._check_site(site)
+        keep_secret(self._revocation(site), "")
+
+    def _check_site(self, site: str) -> None:
+        if site not in self.agreement.sites:
+            raise ConfigError(f"site {site!r} is none of {', '.join(self.agreement.sites)}")
+        if site in self.revoked:
+            raise ConfigError(f"site {site!r} was revoked; found a new federation for it")
+
+    def _revocation(self, site: str) -> Path:
+        return self.path / "bundles" / f"{site}.revoked"
 
     def _of_site(self, site: str) -> Path:
         return self.path / "bundles" / f"{site}.crt"
